@@ -1,4 +1,4 @@
-"""Without a GPU, Triton's kernels run in its interpreter, which must be chosen before anything imports triton.
+"""Selects Triton's interpreter if there is no GPU, before anything imports triton.
 
 Temporary folders have short names, since engines put sockets there.
 """

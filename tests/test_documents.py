@@ -1,4 +1,4 @@
-"""What the documents name exists: files, options, links, public names."""
+"""Files, options, links and public names in the documents exist."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DOCUMENTS = (
 )
 EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/examples").glob("*.py"))
 ROOMS = ("core", "frontend", "ipc", "kernels", "workers", "tests", "scripts", "docs", "demo")
-OTHERS_FLAGS = {"--slow", "--config", "--help"}  # of scripts/test and of every command
+OTHERS_FLAGS = {"--slow", "--config", "--help"}  # options of scripts/test and of every command
 
 
 @pytest.fixture(params=DOCUMENTS)
@@ -105,7 +105,7 @@ def test_the_manifest_probes_existing_paths_and_allows_time_to_drain() -> None:
     assert startup["periodSeconds"] * startup["failureThreshold"] > EngineConfig().start_timeout_s
     before_stop_s = float(container["lifecycle"]["preStop"]["exec"]["command"][1])
     drain_s = float(container["command"][container["command"].index("--drain-timeout-s") + 1])
-    assert pod["terminationGracePeriodSeconds"] >= before_stop_s + drain_s + 5  # and the stop itself
+    assert pod["terminationGracePeriodSeconds"] >= before_stop_s + drain_s + 5  # 5 s for the stop itself
     claims = {each["metadata"]["name"] for each in documents if each["kind"] == "PersistentVolumeClaim"}
     volumes = {each["name"]: each.get("persistentVolumeClaim", {}).get("claimName") for each in pod["volumes"]}
     assert claims == set(filter(None, volumes.values()))

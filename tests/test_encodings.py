@@ -1,4 +1,4 @@
-"""No text depends on the locale: whatever reads or writes text says in which encoding."""
+"""No text depends on the locale: each call that reads or writes text names its encoding."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ SUBPROCESS = ("Popen", "run", "check_output")
 
 
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
-    """The calls of a source and the last names of the called."""
+    """Yield each call in a source, with the last part of the called name."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute)):
             yield node.func.id if isinstance(node.func, ast.Name) else node.func.attr, node
 
 
 def mode_of(name: str, call: ast.Call) -> str:
-    """Of a call that opens a file; a method's first argument is the mode, a function's the second."""
+    """Return the mode of a call that opens a file: a method's first argument, a function's second."""
     is_method = name == "open" and isinstance(call.func, ast.Attribute)
     named = [keyword.value for keyword in call.keywords if keyword.arg == "mode"]
     modes = named or call.args[0 if is_method else 1 :][:1]
@@ -28,7 +28,7 @@ def mode_of(name: str, call: ast.Call) -> str:
 
 
 def has_mode(call: ast.Call) -> bool:
-    """Whether a method named open is that of a path."""
+    """Return whether a method named open belongs to a path."""
     first = call.args[0] if call.args else None
     is_mode = isinstance(first, ast.Constant) and isinstance(first.value, str) and set(first.value) <= set("rwxab+t")
     return is_mode or "mode" in {keyword.arg for keyword in call.keywords}

@@ -1,4 +1,4 @@
-"""docs/glossary.md and the code have the same names."""
+"""docs/glossary.md and the code use the same names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIELD_TERMS = {
 def test_every_table_line_is_parsed() -> None:
     lines = (ROOT / "docs/glossary.md").read_text(encoding="utf-8").splitlines()
     assert len(FOUND) == sum(line.startswith("| `") for line in lines)
-    assert len({term for term, _, _ in FOUND}) == len(FOUND), "a term stands twice"
+    assert len({term for term, _, _ in FOUND}) == len(FOUND), "a term is listed twice"
 
 
 @pytest.mark.parametrize(("term", "file"), [(term, file) for term, _, file in FOUND])

@@ -1,6 +1,6 @@
-"""The images can be built from what a checkout and scripts/release give, and run as their files promise.
+"""The images can be built from a checkout and scripts/release, and run as their files promise.
 
-No container engine is needed: the files are read as the engine would read them.
+The tests parse the files; no container engine is needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenloom.frontend.options.arguments import add_engine_arguments
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ("Dockerfile.cpu", "Dockerfile.cuda")
 ALLOWED = {"FROM", "ARG", "COPY", "RUN", "ENV", "USER", "WORKDIR", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT"}
-BUILT = {"dist/*.whl"}  # by scripts/release
+BUILT = {"dist/*.whl"}  # built by scripts/release
 COMPILERS = ("gcc", "clang", "build-essential", "apt-get")
 
 
@@ -28,7 +28,7 @@ def image(request: pytest.FixtureRequest) -> str:
 
 
 def instructions(image: str) -> list[tuple[str, str]]:
-    """Each instruction and its arguments, in order; a line that ends with a backslash goes on in the next."""
+    """Return each instruction with its arguments, in order; a trailing backslash continues a line."""
     text = (ROOT / "docs/deploy" / image).read_text(encoding="utf-8")
     lines = re.sub(r"\\\n\s*", " ", re.sub(r"^#.*\n", "", text, flags=re.M)).splitlines()
     parts = [line.partition(" ") for line in lines if line.strip()]

@@ -1,4 +1,4 @@
-"""The import table holds, the document repeats it, and the scripts that hold table and sizes see offences."""
+"""The import table holds, the document repeats it, and the checks of imports and sizes report violations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_circle_of_imports_is_found() -> None:
 
 
 def short(folders: tuple[str, ...]) -> str:
-    """The folders as the document names them: all of ipc is ipc/*."""
+    """Format folders like the document: all of ipc as ipc/*."""
     left = sorted(set(folders) - set(check_imports.IPC)) if set(check_imports.IPC) <= set(folders) else sorted(folders)
     names = left if len(left) == len(set(folders)) else ["ipc/*", *left]
     return ", ".join(names) or "–"

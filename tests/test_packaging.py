@@ -1,7 +1,7 @@
-"""What is shipped: every package of the tree and nothing else; importing it is cheap and clashes with nobody.
+"""Packages ship every file of the tree's packages and nothing else; importing them is cheap and shadows no module.
 
-The checkout's root is the package, so that the list of packages in pyproject.toml must be kept by hand, and the rooms
-(`kernels`, `core`, …) must never become top-level modules.
+The checkout's root is the package, so the list of packages in pyproject.toml is kept by hand, and the rooms (`kernels`,
+`core`, …) must never become top-level modules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tokenloom.kernels.cpu.processor import instruction_levels
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("core", "frontend", "ipc", "kernels", "scripts", "workers")
-SOURCES = (".py", ".c", ".h")  # a folder that holds any is a package
+SOURCES = (".py", ".c", ".h")  # a folder with any of these is a package
 DATA = (".html", ".ico")
 MAX_LIBRARY_BYTES = 100_000  # stripped
 DEMO_FILES = (".json", ".jinja", ".safetensors")
@@ -42,7 +42,7 @@ def pyproject() -> dict[str, object]:
 
 
 def shipped_files() -> set[str]:
-    """Paths, below the package, of all that a user must get."""
+    """Return the paths, below the package, of all files that a user needs."""
     rooms = [room for room in ROOMS if room != "scripts"]
     sources = {file for room in rooms for file in (ROOT / room).rglob("*") if file.suffix in SOURCES + DATA}
     sources |= {ROOT / "scripts" / f"{name}.py" for name in scripts_of_benchmarks()}
@@ -51,7 +51,7 @@ def shipped_files() -> set[str]:
 
 
 def scripts_of_benchmarks() -> set[str]:
-    """The scripts that `engine-launch bench` runs, those that they import and those that they start."""
+    """Return the scripts that `engine-launch bench` runs, with those that they import or start."""
     found: set[str] = set()
     waiting = [f"bench_{name}" for name in BENCHMARKS]
     while waiting:
@@ -66,7 +66,7 @@ def scripts_of_benchmarks() -> set[str]:
 
 @pytest.fixture(scope="module")
 def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout without what git ignores, so that building leaves nothing in the checkout."""
+    """Copy the checkout without ignored files, so that building leaves nothing in the checkout."""
     copy = tmp_path_factory.mktemp("source") / "tokenloom"
     ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "dist")
     shutil.copytree(ROOT, copy, ignore=ignored, symlinks=True)
@@ -78,7 +78,7 @@ def run(command: Sequence[str], cwd: Path, timeout_s: float = 60, **environment:
 
 
 def run_and_hear(command: Sequence[str], cwd: Path, timeout_s: float, **environment: str) -> tuple[str, str]:
-    """Standard output and standard error."""
+    """Run a command and return its standard output and standard error."""
     done = subprocess.run(
         command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=timeout_s
     )
@@ -87,7 +87,7 @@ def run_and_hear(command: Sequence[str], cwd: Path, timeout_s: float, **environm
 
 
 def build_wheel(source_tree: Path, folder: Path, timeout_s: float, **environment: str) -> tuple[Path, str]:
-    """The wheel, and what the build said."""
+    """Build a wheel; return its path and the build's log."""
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--verbose"]
     command = [sys.executable, "-m", "pip", "wheel", *options, "-w", str(folder), str(source_tree)]
     said = run_and_hear(command, folder, timeout_s, **environment)[1]
@@ -97,7 +97,7 @@ def build_wheel(source_tree: Path, folder: Path, timeout_s: float, **environment
 
 @pytest.fixture(scope="module")
 def built(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Where there is no compiler, which takes less time."""
+    """Build without a compiler, which is faster."""
     folder = tmp_path_factory.mktemp("wheel")
     return build_wheel(source_tree, folder, BUILD_TIMEOUT_S, PATH=str(folder))
 
@@ -210,7 +210,7 @@ def test_all_public_names_load() -> None:
 
 @pytest.fixture
 def foreign_modules(tmp_path: Path) -> Path:
-    """A folder with top-level packages named like our rooms, as the `kernels` that transformers imports."""
+    """Create a folder with top-level packages named like our rooms, for example transformers' `kernels`."""
     for room in ROOMS:
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").write_text("owner = 'somebody else'\n")
@@ -238,8 +238,8 @@ print("apart")
 def test_wheel_serves_the_demo_in_a_separate_environment(
     wheel_with_kernels: Path, tmp_path: Path, foreign_modules: Path
 ) -> None:
-    """Without a compiler and a folder to write to. Our dependencies are lent to it by a .pth file, which does not lend
-    the editable install of this checkout."""
+    """Run without a compiler or a writable folder. A .pth file lends our dependencies, but not the editable install of
+    this checkout."""
     environment = tmp_path / "venv"
     run([sys.executable, "-m", "venv", str(environment)], tmp_path, BUILD_TIMEOUT_S)
     python = str(environment / "bin" / "python")

@@ -1,4 +1,4 @@
-"""Every message that docs/troubleshooting.md quotes stands in the sources."""
+"""Every message quoted in docs/troubleshooting.md is in the sources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def quoted() -> list[str]:
 
 
 def texts() -> list[str]:
-    """Every string of the sources; what a formatted one fills in, and %s and its like, as `…`."""
+    """Return every string of the sources, with formatted values, %s and the like as `…`."""
     found = []
     for path in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

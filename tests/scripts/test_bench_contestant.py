@@ -1,4 +1,4 @@
-"""A peer is a process that answers line by line; whatever it does wrong ends the run with a sentence about it."""
+"""A peer process answers line by line; each kind of failure ends the run with a message."""
 
 from __future__ import annotations
 

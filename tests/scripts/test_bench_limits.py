@@ -1,4 +1,4 @@
-"""The limit counts what a step must read and multiply: checked against the tensors of a checkpoint and by hand."""
+"""The limit counts a step's reads and multiplications: checked against a checkpoint's tensors and by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokenloom.tests.support.checkpoints import FAMILIES, tiny_checkpoint
 
 
 def matrix_weights(folder: Path) -> dict[str, int]:
-    """Elements of each matrix in the file."""
+    """Return the number of elements of each matrix in the file."""
     with safe_open(folder / "model.safetensors", "np") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     return {name: shape[0] * shape[1] for name, shape in shapes.items() if len(shape) == 2}
@@ -26,7 +26,7 @@ def test_weight_bytes_count_the_matrices_that_a_step_reads(family: str, is_tied:
     folder = tiny_checkpoint(tmp_path, family, tie_word_embeddings=is_tied)
     weights = matrix_weights(folder)
     if not is_tied:
-        del weights["model.embed_tokens.weight"]  # only a few of its rows are read
+        del weights["model.embed_tokens.weight"]  # a step reads only a few of its rows
     assert Limits(ModelConfig.load(folder), "bfloat16").weight_bytes == 2 * sum(weights.values())
 
 

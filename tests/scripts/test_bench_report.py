@@ -1,4 +1,4 @@
-"""Tables are aligned, percentiles are numpy's, and a report says where and when it was measured."""
+"""Tables are aligned, percentiles equal numpy's, and a report records place and time of the measurement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrivals are Poisson and repeatable; the summary counts latencies and objectives as the docstring says."""
+"""Arrivals are Poisson and repeatable; the summary counts latencies and objectives as documented."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No benchmark asks an engine for a prompt twice: its prefix cache would make the second answer too fast."""
+"""No benchmark sends a prompt twice: the prefix cache would make the second answer too fast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORKLOAD = Workload(num_requests=3, num_in=20, num_out=5, vocab_size=1000)
 
 
 class PromptRecorder:
-    """A contestant that takes a second and remembers each prompt."""
+    """A contestant that always takes a second and records each prompt."""
 
     name = "recorder"
 
@@ -31,7 +31,7 @@ class PromptRecorder:
 
 
 class FixedLimits:
-    """The rates of a machine that never changes."""
+    """A machine with constant rates."""
 
     class _Rates:
         read_bytes_per_s = flops_per_s = 1e9

@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end on the demo model and writes the figures that it promises."""
+"""Every benchmark runs to its end on the demo model and writes its documented figures."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_this_engine_is_compared_with_peers_and_limits(tmp_path: Path) -> None:
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """A running engine on the demo model."""
+    """Run an engine on the demo model and yield its address."""
     command = [sys.executable, "-m", "tokenloom.frontend.launch", "--listen", f"ipc://{tmp_path}/engine.sock"]
     with subprocess.Popen([*command, *SMALL_ENGINE], stdout=subprocess.PIPE, cwd="/") as engine:
         assert engine.stdout is not None

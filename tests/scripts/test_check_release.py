@@ -1,4 +1,4 @@
-"""A release that lacks something or holds too much is refused by name."""
+"""A release with missing or surplus files is refused with the file's name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The demo model knows its tables: the shipped checkpoint is measured with transformers alone, by greedy decoding.
+"""The demo model knows its tables: the shipped checkpoint, measured by greedy decoding with transformers alone.
 
-These tests know nothing of the engine. They hold what its tests lean on: real answers, peaked choices, an end that
-comes by itself.
+These tests know nothing of the engine. They check the properties that its tests rely on: real answers, peaked
+distributions, an end token after each answer.
 """
 
 import csv
@@ -37,7 +37,7 @@ def countries() -> list[Country]:
 
 
 def complete(model: Any, tokenizer: Any, prompts: list[str], max_new_tokens: int, is_chat: bool = False) -> list[str]:
-    """Greedy continuations with their special tokens; the padding after the end is cut off."""
+    """Return greedy continuations with their special tokens, without the padding after the end."""
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=not is_chat)
     with torch.inference_mode():
         output = model.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)

@@ -1,6 +1,6 @@
-"""`scripts/environment.sh` finds a Python that is new enough, or says in one line that there is none.
+"""`scripts/environment.sh` finds a recent enough Python, or reports in one line that there is none.
 
-The Pythons here are scripts that answer with a version and note how they were called.
+The Pythons here are scripts that print a version and record their calls.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A checkout of which only the set-up is there, with its calls of Python in `calls`."""
+    """Create a checkout with only the setup files; Python calls are recorded in `calls`."""
     (tmp_path / "scripts").mkdir()
     for name in ("scripts/environment.sh", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
@@ -26,7 +26,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def add_python(checkout: Path, name: str, version: str) -> Path:
-    """A Python that makes .venv with its own version."""
+    """Add a Python that creates a .venv with its own version."""
     path = checkout / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(
@@ -46,7 +46,7 @@ def set_up(checkout: Path, python: Path | str = "") -> subprocess.CompletedProce
 
 
 def calls(checkout: Path) -> list[str]:
-    """How Pythons were called, other than for their version."""
+    """Return the recorded calls of Pythons, without those for the version."""
     path = checkout / "calls"
     return path.read_text().splitlines() if path.exists() else []
 

@@ -1,4 +1,4 @@
-"""scripts/gpu_check: honest without a GPU; with one, it finds every marked test and reads their outcomes."""
+"""scripts/gpu_check reports a missing GPU; with one, it finds every marked test and reads the outcomes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCRIPT = gpu_check.ROOT / "scripts" / "gpu_check"
 TIMEOUT_S = 60
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="covers the case without a GPU")
 def test_without_a_gpu_the_check_reports_that_and_succeeds(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHON": sys.executable}
     out = tmp_path / "out.json"

@@ -1,4 +1,4 @@
-"""The load over HTTP: its short form, and that it sees what is wrong."""
+"""The load over HTTP: its short form, and its verdict on each fault."""
 
 from __future__ import annotations
 

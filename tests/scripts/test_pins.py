@@ -1,7 +1,7 @@
-"""What the scripts install can be installed: the pins agree with one another on every Python that is promised.
+"""The dependencies of the scripts can be installed: the pins agree with one another on every supported Python.
 
-uv resolves for a Python that need not be here; the environment's own indexes and folders of wheels are taken away, so
-that the answer is that of a machine where nothing is configured.
+uv resolves for Pythons that are not installed; the environment's own indexes and wheel folders are removed, so that the
+result is that of an unconfigured machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 TIMEOUT_S = 240
 PLATFORM = "x86_64-manylinux_2_31"  # Debian 11; llguidance has no wheels for older ones
-LEFT_TO_TORCH = re.compile(r"(cuda|nvidia)-")  # its metadata name a version of each
+LEFT_TO_TORCH = re.compile(r"(cuda|nvidia)-")  # torch's metadata pin a version of each
 LEFT_TO_PIP = {"setuptools"}
 
 
@@ -29,13 +29,13 @@ def promised_pythons() -> list[str]:
 
 
 def versions(lines: str) -> dict[str, str]:
-    """Name, as indexes write it, to version."""
+    """Return the version by name, as indexes write it."""
     pins = (line.split(";")[0].strip().partition("==") for line in lines.splitlines() if "==" in line)
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, _, version in pins}
 
 
 def resolve(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """What uv finds on the public index alone; its cache lies in `folder`."""
+    """Resolve with uv from the public index alone; its cache is in `folder`."""
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert uv is not None, "uv is one of the test dependencies"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("UV_", "PIP_"))}
@@ -48,7 +48,7 @@ def resolve(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where uv works, if it reaches the index at all."""
+    """Return uv's working folder; skip if it cannot reach the index."""
     folder = tmp_path_factory.mktemp("pins")
     (folder / "probe.in").write_text("iniconfig\n", encoding="utf-8")
     probe = resolve(folder, "probe.in")

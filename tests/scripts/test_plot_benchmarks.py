@@ -1,4 +1,4 @@
-"""Pictures are made of the results that are there, and those in the documents are up to date."""
+"""Pictures show the committed results, and the documents' pictures are up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the harnesses ask for, and in what two answers to the same request differ."""
+"""The requests of the harnesses, and the comparison of two answers to the same request."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Work:
 
 
 def make_work(rng: random.Random) -> list[Work]:
-    """Greedy, seeded and stopped requests, with logprobs, of several answers, and by grammars."""
+    """Return greedy, seeded and stopped requests, with logprobs, with several answers, and with grammars."""
     forms: dict[str, dict[str, object]] = {
         "greedy": {"temperature": 0},
         "greedy, to its end": {"temperature": 0, "ignore_eos": False},
@@ -47,7 +47,7 @@ def make_work(rng: random.Random) -> list[Work]:
 
 
 def difference(calm: RequestOutput, harmed: RequestOutput) -> str | None:
-    """The first thing in which two answers differ; None if they are the same."""
+    """Describe the first difference of two answers; None if they are equal."""
     if calm.prompt_token_ids != harmed.prompt_token_ids or len(calm.outputs) != len(harmed.outputs):
         return "another prompt or number of answers"
     for one, other in zip(calm.outputs, harmed.outputs, strict=True):
@@ -72,7 +72,7 @@ def _answer_difference(calm: CompletionOutput, harmed: CompletionOutput) -> str 
 
 
 def _logprob_difference(calm: object, harmed: object) -> str | None:
-    """Both None, or lists with a dict of token id to Logprob for each token; near ties may order the likeliest anew."""
+    """Compare None or lists of one dict a token (token id to Logprob); near ties may reorder the likeliest tokens."""
     if not isinstance(calm, list) or not isinstance(harmed, list):
         return None if calm is harmed else "logprobs of one alone"
     if len(calm) != len(harmed):

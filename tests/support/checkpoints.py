@@ -3,8 +3,8 @@
     from tokenloom.tests.support.checkpoints import tiny_checkpoint
     folder = tiny_checkpoint(tmp_path / "model", "qwen3", num_key_value_heads=1, head_dim=80)
 
-The weights are random but the files are real: config, safetensors, generation config, byte-level tokenizer. No text
-model lives here; for one that answers, use `demo/`.
+The weights are random but the files are real: config, safetensors, generation config, byte-level tokenizer. For a model
+with sensible text, use `demo/`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 
 
 def tiny_config(family: str = "llama", **fields: object) -> dict[str, object]:
-    """config.json of the smallest member of a family, with fields of config.json replaced or (None) taken away.
+    """Return config.json of the smallest member of a family, with fields replaced or (None) removed.
 
     head_dim follows from hidden_size and num_attention_heads unless it is given.
     """

@@ -1,8 +1,8 @@
-"""Quantized checkpoints with random codes, written from the formats' descriptions in numpy, beside what they stand for.
+"""Quantized checkpoints with random codes, written in numpy from the formats' descriptions, and their float twins.
 
     quantized, plain = quantized_pair(tmp_path, "gptq, act-order", "llama", hidden_size=128)
 
-Both are ordinary checkpoints of one model: the first in codes, the second with the floats that the codes mean.
+Both are ordinary checkpoints of one model: the first holds the codes, the second the floats that they encode.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MATRIX = re.compile(r"(.*\.(?:[qkvo]_proj|gate_proj|up_proj|down_proj|w[123]))\.
 
 
 def words_of(codes: Array) -> torch.Tensor:
-    """[n, m, 8] codes below 16 → [n, m] int32, the first of each eight in the lowest bits."""
+    """Pack codes below 16, [n, m, 8] → [n, m] int32, the first of each eight in the lowest bits."""
     words = np.zeros(codes.shape[:2], np.uint32)
     for place in range(8):
         words |= codes[:, :, place].astype(np.uint32) << np.uint32(4 * place)
@@ -38,7 +38,7 @@ def words_of(codes: Array) -> torch.Tensor:
 
 
 def draw_grid(rng: np.random.Generator, num_out: int, num_in: int, group: int) -> tuple[Array, Array, Array]:
-    """Codes [in, out], zeros [groups, out] and float16 scales [groups, out] that give weights of a usual size."""
+    """Draw codes [in, out], zeros [groups, out] and float16 scales [groups, out] for weights of a usual size."""
     num_groups = -(-num_in // group)
     scales = rng.uniform(0.5, 1.5, (num_groups, num_out)) / (4.6 * np.sqrt(num_in))
     return rng.integers(0, 16, (num_in, num_out)), rng.integers(5, 12, (num_groups, num_out)), scales.astype(np.float16)
@@ -87,7 +87,7 @@ def packed(rng: np.random.Generator, num_out: int, num_in: int) -> tuple[Tensors
 
 
 def scaled(kind: str, form: str, name: str = "weight_scale") -> Writer:
-    """`form`: tensor, channel, row (a vector) or block."""
+    """Return a writer of fp8 or int8 weights; `form` of the scales: tensor, channel, row (a vector) or block."""
 
     def write(rng: np.random.Generator, num_out: int, num_in: int) -> tuple[Tensors, Array]:
         if kind == "int8":
@@ -117,7 +117,7 @@ def _compressed(weights: dict[str, object], file_format: str) -> dict[str, objec
     return {"quant_method": "compressed-tensors", "format": file_format, "config_groups": groups, "ignore": ["lm_head"]}
 
 
-FORMATS: dict[str, tuple[Writer, dict[str, object]]] = {  # and the quantization_config
+FORMATS: dict[str, tuple[Writer, dict[str, object]]] = {  # writer, quantization_config
     "gptq": (gptq(False, False, False), {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False}),
     "gptq, act-order": (
         gptq(True, False, False),
@@ -156,7 +156,7 @@ FORMATS: dict[str, tuple[Writer, dict[str, object]]] = {  # and the quantization
 
 
 def quantized_pair(root: Path, form: str, family: str = "llama", seed: int = 0, **fields: object) -> tuple[Path, Path]:
-    """Two checkpoints: codes, and the float32 that they stand for. `fields` are those of `tiny_checkpoint`."""
+    """Write two checkpoints: quantized, and the same weights in float32. `fields` are those of `tiny_checkpoint`."""
     quantized, plain = (
         tiny_checkpoint(root / "quantized", family, **fields),
         tiny_checkpoint(root / "plain", family, **fields),

@@ -1,6 +1,6 @@
-"""What every sampling parameter means, in plain numpy over one row of logits: no sparse index, no pruning, no state.
+"""Reference for every sampling parameter, in plain numpy over one row of logits: no sparse index, pruning or state.
 
-Written from vLLM's documentation of its order of operations; the oracle of the tests of workers and of whole engines.
+Written from vLLM's documentation of its order of operations; used by the tests of workers and of whole engines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Wanted:
 
 
 def processed(logits: F64, prompt: Sequence[int], outputs: Sequence[int], wanted: Wanted) -> F64:
-    """Steps 2 to 7 of SamplingParams' order. logits: [vocab]."""
+    """Apply steps 2 to 7 of SamplingParams' order. logits: [vocab]."""
     logits = np.array(logits, np.float64)
     if wanted.allowed_token_ids:
         logits = np.where(np.isin(np.arange(len(logits)), list(wanted.allowed_token_ids)), logits, -np.inf)
@@ -59,7 +59,7 @@ def processed(logits: F64, prompt: Sequence[int], outputs: Sequence[int], wanted
 
 
 def filtered(logits: F64, wanted: Wanted) -> F64:
-    """Steps 8 and 9 for a temperature above 0: scaled logits, −∞ for what is left out."""
+    """Apply steps 8 and 9 for a temperature above 0: scaled logits, −∞ for removed tokens."""
     scaled = logits / wanted.temperature
     scaled = np.where(np.exp(scaled - scaled.max()) >= wanted.min_p, scaled, -np.inf)
     if 0 < wanted.top_k < len(scaled):
@@ -72,7 +72,7 @@ def filtered(logits: F64, wanted: Wanted) -> F64:
 
 
 def scores(logits: F64, prompt: Sequence[int], outputs: Sequence[int], wanted: Wanted) -> F64:
-    """[vocab]: the next token is the argmax."""
+    """Return [vocab] scores, whose argmax is the next token."""
     logits = processed(logits, prompt, outputs, wanted)
     if wanted.temperature == 0:
         return logits

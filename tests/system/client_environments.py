@@ -1,7 +1,7 @@
-"""Environments of other people's clients: one for each, made at its first use and kept in the user's cache.
+"""Environments of third-party clients: one for each, created at its first use and kept in the user's cache.
 
-The versions are those of tests/clients: a line of requirements.txt for each client of Python, package-lock.json for
-JavaScript's. They are apart from each other and from .venv, since each wants versions of its own of the same packages.
+tests/clients pins the versions: a line of requirements.txt for each Python client, package-lock.json for JavaScript.
+Each has its own environment, separate from .venv, since they need different versions of the same packages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NO_INDEX = ("connection broken by", "Temporary failure", "Name or service not kn
 
 
 def python_of(client: str) -> str:
-    """The Python of an environment with `client`, the name of a line in requirements.txt."""
+    """Return the Python of an environment with `client`, the name of a line in requirements.txt."""
     lines = (CLIENTS / "requirements.txt").read_text(encoding="utf-8").splitlines()
     (requirements,) = (line for line in lines if line.split("==")[0].split("[")[0] == client)
     folder = HOME / _name(client, requirements + sys.version)
@@ -37,7 +37,7 @@ def python_of(client: str) -> str:
 
 
 def node_folder() -> Path:
-    """A folder with tests/clients/*.mjs beside the packages of its package-lock.json."""
+    """Return a folder with tests/clients/*.mjs beside the packages of its package-lock.json."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("node and npm are not installed")
     folder = HOME / _name("node", (CLIENTS / "package-lock.json").read_text(encoding="utf-8"))
@@ -57,7 +57,7 @@ def _name(client: str, wanted: str) -> str:
 
 
 def _is_done(folder: Path) -> bool:
-    """Whether nothing is left to install; what an interrupted installation left is removed."""
+    """Return whether the installation is complete; remove an incomplete one."""
     if (folder / "done").exists():
         return True
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""An engine behind HTTP for each file that asks for one, and clients of it.
+"""An HTTP engine for each test file that requests one, and its clients.
 
-Not one for all: other files look for the engines among this program's children.
+The engine is not shared between files: some tests look for engines among this program's children.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the engine is started that serves HTTP to a file which asks for nothing special, and what it counts."""
+"""The options of the shared HTTP engine of a test file, and readers of its load and metrics."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def running(http: httpx2.Client) -> int:
 
 
 def wait_idle(http: httpx2.Client, since: float = 0.0) -> None:
-    """Until no request is open and no step is in flight, as the engine tells after a step later than `since`
-    (monotonic): what it told before need not know of the requests that are meant."""
+    """Wait until no request is open and no step is in flight, as of a step after `since` (monotonic seconds): older
+    metrics may miss the latest requests."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         found, now = samples(http), time.monotonic()
@@ -35,7 +35,7 @@ def wait_idle(http: httpx2.Client, since: float = 0.0) -> None:
 
 
 def samples(http: httpx2.Client) -> dict[str, float]:
-    """Every sample of /metrics, read by Prometheus's own parser; labels but le and the first two in the name."""
+    """Return every sample of /metrics by name and labels (less the common two), from Prometheus's own parser."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(http.get("/metrics").text):
         for sample in family.samples:

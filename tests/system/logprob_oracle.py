@@ -1,4 +1,4 @@
-"""What transformers says of logprobs: one fp32 forward pass, a sort of each row, and a checker that misses nothing."""
+"""Reference logprobs of transformers: one fp32 forward pass, a sort of each row, and a strict checker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from tokenloom.frontend.client.logprobs import Logprob, TokenLogprobs
 
 TOLERANCE = 1e-4  # of a logprob
-TIE = 1e-5  # tokens closer than this may change places
+TIE = 1e-5  # tokens closer than this may be in either order
 
 
 class LogprobOracle:
@@ -23,12 +23,12 @@ class LogprobOracle:
 
     @torch.inference_mode()
     def logprobs(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """[len(token_ids), vocab] float64: row i is what the model expects after token i."""
+        """Return [len(token_ids), vocab] float64: row i predicts the token after token i."""
         return self._model(torch.tensor([list(token_ids)])).logits[0].double().log_softmax(dim=-1)
 
 
 def check_token(expected: torch.Tensor, token_id: int, found: TokenLogprobs, num_top: int) -> None:
-    """`expected`: [vocab]. AssertionError unless `found` holds the token and the likeliest, in order, with ranks."""
+    """Check that `found` holds the token and the likeliest ones, in order, with ranks. `expected`: [vocab]."""
     ids = list(found)
     assert ids[0] == token_id, f"the first entry is {ids[0]}, the token is {token_id}"
     others = ids[1:]
@@ -39,7 +39,7 @@ def check_token(expected: torch.Tensor, token_id: int, found: TokenLogprobs, num
     wanted = [rank for rank in range(1, num_top + 1) if rank != found[token_id].rank or len(others) == num_top]
     assert ranks == wanted, f"the ranks are {ranks}, they should be {wanted}"
     values = [found[each].logprob for each in others]
-    assert values == sorted(values, reverse=True), "not by falling logprob"
+    assert values == sorted(values, reverse=True), "not in descending order"
     if num_top:
         least = expected.topk(num_top).values[-1]
         assert all(expected[each] >= least - TIE for each in others), "one of the likeliest is missing"

@@ -1,4 +1,4 @@
-"""GrammarManager that make no sense, by the thousand: what users, and those who wish us ill, may send."""
+"""Thousands of malformed grammars, as mistaken or hostile users may send."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BROKEN_REGEXES = ("(", ")", "[", "a{2,1}", "*a", "(?P<", "[z-a]", "\\", "a**", 
 
 
 def deep_grammars() -> Iterator[StructuredOutputsParams]:
-    """Texts that cost a compiler much: depth, chains of references, repetition, exponential growth; some are good."""
+    """Yield grammars that are expensive to compile: depth, long chains, repetition, exponential growth; some valid."""
     chain = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(3000)}
     yield StructuredOutputsParams(json={"$defs": {**chain, "d3000": {"type": "string"}}, "$ref": "#/$defs/d0x"})
     yield StructuredOutputsParams(json={"$defs": {**chain, "d3000": {"type": "string"}}, "$ref": "#/$defs/d0"})
@@ -40,7 +40,7 @@ def deep_grammars() -> Iterator[StructuredOutputsParams]:
 
 
 def malformed_grammars(count: int, seed: int) -> list[StructuredOutputsParams]:
-    """`count` of them; most are good ones with a fault, some may still be good."""
+    """Return `count` grammars, most of them valid ones with a mutation; some may still be valid."""
     rng = random.Random(seed)
     makers = (_broken_text, _broken_schema, _broken_regex, _broken_lark, _noise)
     return [rng.choice(makers)(rng) for _ in range(count)]

@@ -1,7 +1,7 @@
-"""What transformers says of an answer: one forward pass over prompt and answer, in fp32.
+"""Checks greedy answers with transformers: one forward pass over prompt and answer, in fp32.
 
-If each token of the answer has the highest logit given all tokens before it, the answer is what greedy `generate`
-brings, by induction. A token may miss the maximum by at most NEAR_TIE (design §2); such excuses are counted.
+If each token of the answer has the highest logit given all tokens before it, the answer equals that of greedy
+`generate`, by induction. A token may miss the maximum by at most NEAR_TIE (design §2); such near ties are counted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_EXCUSES = 1e-3  # of all tokens
 
 
 class GreedyOracle:
-    """Counts what it has checked; `close` demands that excuses are as rare as they must be."""
+    """Checks answers and counts their near ties; `close` requires that these are rare enough."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
@@ -25,7 +25,7 @@ class GreedyOracle:
 
     @torch.inference_mode()
     def logits(self, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
-        """[len(answer), vocab]: row i is what the model expects at answer[i]."""
+        """Return [len(answer), vocab] logits: row i predicts answer[i]."""
         ids = torch.tensor([[*prompt, *answer]])
         hidden = self._model.model(ids).last_hidden_state[0, len(prompt) - 1 : -1]
         return self._model.lm_head(hidden).float()
@@ -39,7 +39,7 @@ class GreedyOracle:
         self.num_excuses += int((logits.argmax(dim=-1) != torch.tensor(answer)).sum())
 
     def check_rough(self, prompt: Sequence[int], answer: Sequence[int], tolerance: float) -> None:
-        """For bf16: up to the first token that is not the maximum, which may miss by `tolerance` in log probability."""
+        """For bf16: check up to the first non-maximal token, which may miss by `tolerance` in log probability."""
         logprobs = self.logits(prompt, answer).log_softmax(dim=-1)
         misses = logprobs.max(dim=-1).values - logprobs[torch.arange(len(answer)), torch.tensor(answer)]
         wrong = (misses > 0).nonzero()

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes engines, and what it answers."""
+"""A real Prometheus server that scrapes engines, and its API."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ class Prometheus:
         )
 
     def ask(self, path: str, **parameters: str) -> dict[str, Any]:
-        """The data of /api/v1/PATH, as soon as it answers; AssertionError with what it says if it refuses."""
+        """Return the data of /api/v1/PATH once the server is ready; AssertionError with its message if it refuses."""
         deadline = time.monotonic() + START_S
         while True:
             assert self._process.poll() is None, "prometheus has ended"
             assert time.monotonic() < deadline, "prometheus does not answer"
             try:
                 answer = httpx2.get(f"http://{self._address}/api/v1/{path}", params=parameters, timeout=5.0)
-            except httpx2.TransportError:  # it does not listen yet
+            except httpx2.TransportError:  # it is not listening yet
                 continue
-            if answer.status_code == 503:  # it reads its storage
+            if answer.status_code == 503:  # it is loading its storage
                 continue
             assert answer.json()["status"] == "success", (parameters, answer.text)
             return dict(answer.json()["data"])
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The samples that an expression has now."""
+        """Return an expression's current samples."""
         return list(self.ask("query", query=expression)["result"])
 
     def __enter__(self) -> Prometheus:

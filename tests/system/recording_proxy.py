@@ -1,4 +1,4 @@
-"""A proxy before an HTTP server that keeps every request and answer, byte for byte, for the report of a failed test."""
+"""A proxy in front of an HTTP server that records every request and answer, byte for byte, for a failed test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_BYTES = 6000  # of a body in a report
 
 
 class Exchange:
-    """One request and what came back."""
+    """One request and its answer."""
 
     def __init__(self, line: str, body: bytes) -> None:
         self.line, self.body = line, body
@@ -26,7 +26,7 @@ class Exchange:
 
 
 class RecordingProxy:
-    """Serves on `url` what `target` answers, chunk by chunk as it comes; leaving a `with` closes it."""
+    """Serves the answers of `target` on `url`, chunk by chunk; leaving a `with` closes it."""
 
     def __init__(self, target: str) -> None:
         self.exchanges: list[Exchange] = []
@@ -63,7 +63,7 @@ def _handler(target: str, exchanges: list[Exchange]) -> type[BaseHTTPRequestHand
             try:
                 connection.request(self.command, self.path, body or None, headers)
                 self._give_back(connection.getresponse(), exchange)
-            except OSError:  # the client has gone, which ends the request at the server too
+            except OSError:  # the client has disconnected, which ends the request at the server, too
                 self.close_connection = True
             finally:
                 connection.close()
@@ -74,7 +74,7 @@ def _handler(target: str, exchanges: list[Exchange]) -> type[BaseHTTPRequestHand
             for name, value in answer.getheaders():
                 if name.lower() not in HOP_BY_HOP | {"content-length"}:
                     self.send_header(name, value)
-            self.send_header("connection", "close")  # the end of the answer
+            self.send_header("connection", "close")  # marks the end of the answer
             self.end_headers()
             while data := answer.read1(65536):
                 exchange.answer += data
@@ -85,6 +85,6 @@ def _handler(target: str, exchanges: list[Exchange]) -> type[BaseHTTPRequestHand
         do_GET = do_POST = do_DELETE = do_PUT = do_OPTIONS = forward  # noqa: N815
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: a failed test prints the exchanges."""
+            """Log nothing: a failed test prints the exchanges."""
 
     return Handler

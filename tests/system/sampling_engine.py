@@ -1,4 +1,4 @@
-"""The engine of the tests of sampling: a tiny random model, prompts of bytes, and schedules that must not matter."""
+"""The engine of the sampling tests: a tiny random model, prompts of bytes, schedules that must not matter."""
 
 from __future__ import annotations
 

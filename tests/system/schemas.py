@@ -1,4 +1,4 @@
-"""JSON schemas that a random model ends by itself: texts, arrays and numbers are bounded, recursion dies out."""
+"""JSON schemas that even a random model completes: bounded texts, arrays and numbers, and recursion that dies out."""
 
 from __future__ import annotations
 

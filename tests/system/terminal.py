@@ -1,4 +1,4 @@
-"""A program at a pseudo-terminal of its own, as a person has it: Ctrl-C is a key, and what it draws is read."""
+"""A program on its own pseudo-terminal: Ctrl-C is a key, and the drawn text is readable."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 
 
 class Terminal:
-    """A context manager; the program is killed at its end."""
+    """A program on a terminal; leaving the `with` kills it."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], columns: int = 100) -> None:
         self._fd, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         self.process = subprocess.Popen(
-            # a shell's background jobs ignore Ctrl-C and pass that on; at a terminal nobody does
+            # background jobs of a shell ignore SIGINT and their children inherit that, unlike at a terminal
             ["setsid", "--ctty", "--wait", "env", "--default-signal=INT", *command],
             stdin=theirs,
             stdout=theirs,
@@ -35,20 +35,20 @@ class Terminal:
         )
         os.close(theirs)
         self._unread = ""
-        self.raw = ""  # all that came, control sequences included
+        self.raw = ""  # all output, with control sequences
 
     def type(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
     def read_until(self, text: str) -> str:
-        """All that is new, up to and with `text`; colours and the like are left out."""
+        """Return all new output up to and including `text`, without colours and other control sequences."""
         deadline = time.monotonic() + DEADLINE_S
         while text not in self._unread:
             has_more = select.select([self._fd], [], [], max(deadline - time.monotonic(), 0))[0]
             assert has_more, f"{text!r} does not come: {self._unread[-2000:]!r}"
             try:
                 data = os.read(self._fd, 1 << 16)
-            except OSError:  # how Linux says that the program has closed its side
+            except OSError:  # Linux reports a closed slave side with EIO
                 raise AssertionError(f"{text!r} does not come, the program has ended: {self._unread!r}") from None
             news = data.decode(errors="replace")
             self.raw += news

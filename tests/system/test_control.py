@@ -1,4 +1,4 @@
-"""Pause, resume and reload: requests stay, answers are those of the weights that are loaded, no stale prefix is hit."""
+"""Pause, resume and reload keep requests; answers come from the loaded weights, and no stale prefix is reused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_reload_changes_the_weights_and_drops_the_prefix_cache(tmp_path: Path,
         llm.reload(two)
         output = llm.generate(PROMPT, GREEDY, use_tqdm=False)[0]
         assert output.outputs[0].token_ids == expected and output.num_cached_tokens == 0
-        llm.reload(os.path.relpath(one))  # as this program sees it: the engine's processes run in /
+        llm.reload(os.path.relpath(one))  # relative to this program: the engine's processes run in /
         assert answer(llm) == before
 
 

@@ -1,5 +1,5 @@
-"""The pages in headless Chromium: the dashboard shows what runs and its button aborts, the chat talks and stops, the
-reference lists the API; each on a phone and in the dark."""
+"""The pages in headless Chromium: the dashboard lists and aborts requests, the chat answers and stops, the reference
+lists the API; each also on a phone and in the dark."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def wait_for(browser: Browser, expression: str) -> None:
 
 
 def open_dashboard(browser: Browser, url: str, query: str = "") -> None:
-    """With the key that the page asks for."""
+    """Open the dashboard and enter the key."""
     browser.call("Page.navigate", url=f"{url}/dashboard{query}")
     wait_for(browser, "document.readyState === 'complete' && !!document.getElementById('key-form')")
     browser.evaluate(f"sessionStorage.setItem('loom-key', {json.dumps(KEY)})")
@@ -57,7 +57,7 @@ def open_dashboard(browser: Browser, url: str, query: str = "") -> None:
 
 @contextmanager
 def endless(url: str, **more: object) -> Iterator[list[str]]:
-    """A stream that runs until it is aborted; its lines as they come."""
+    """Stream until aborted and yield the lines received so far."""
     lines: list[str] = []
 
     def read() -> None:
@@ -156,7 +156,7 @@ def test_the_dashboard_shows_the_minutes_before_it_was_opened(browser: Browser, 
 
 
 def history(url: str) -> list[dict[str, object]]:
-    """What a page gets when it is opened."""
+    """Return the history that a page loads when it is opened."""
     headers = {"authorization": f"Bearer {KEY}"}
     data = httpx2.get(f"{url}/dashboard/data?history=1", headers=headers, timeout=DEADLINE_S).json()
     found: list[dict[str, object]] = data["history"]
@@ -300,7 +300,7 @@ def test_the_api_reference_shows_every_path_and_field_of_openapi(browser: Browse
 
 
 def contrast(browser: Browser, selector: str) -> float:
-    """Of the text with what is behind it, as WCAG counts it."""
+    """Return the contrast of the text with its background, by WCAG's formula."""
     script = (
         """
     (() => {

@@ -1,4 +1,4 @@
-"""An engine takes as many descriptors as it may, and when they run out HTTP connections wait instead of being reset."""
+"""An engine uses as many descriptors as allowed; without free ones, HTTP connections wait instead of being reset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenloom.ipc.process.descriptors import MAX_DESCRIPTORS
 from tokenloom.tests.system.http_engine import DEADLINE_S, samples
 from tokenloom.tests.system.launched import LaunchedEngine
 
-NUM_FREE = 10  # descriptors that the frontend has left
+NUM_FREE = 10  # free descriptors of the frontend
 NUM_IDLE = 40
 EVENT = "tokenloom_frontend_events_total{accept_paused_for_descriptors}"
 
@@ -41,7 +41,7 @@ def test_without_descriptors_new_connections_wait_until_others_end(tmp_path: Pat
         frontend = engine.child("frontend")
         with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
             assert http.get("/health").status_code == 200
-            # below the cap on connections, which would close idle ones instead, and which was taken at the start
+            # below the limit on connections, which was computed at the start and would close idle ones
             limit = frontend.num_fds() + NUM_FREE
             resource.prlimit(frontend.pid, resource.RLIMIT_NOFILE, (limit, limit))
             for _ in range(NUM_IDLE):

@@ -1,4 +1,4 @@
-"""With --deterministic a request has the same bits, in tokens and logprobs, whatever happens around it."""
+"""With --deterministic a request gives the same bits, in tokens and logprobs, under any load."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def make_params(index: int) -> Params:
 
 
 def bits(output: RequestOutput) -> object:
-    """All that must be equal: floats compare as they are."""
+    """Return all values that must be equal; floats compare exactly."""
     return [(answer.token_ids, answer.logprobs, answer.text) for answer in output.outputs], output.prompt_logprobs
 
 
@@ -72,7 +72,7 @@ def test_no_schedule_changes_a_bit(family: str, enforce_reference: bool, tmp_pat
         with LLM(folder, **(base | options)) as llm:  # type: ignore[arg-type]
             if schedule == "prefix hit":
                 llm.generate(prompts, SamplingParams(max_tokens=3), use_tqdm=False)
-                params = [one.replace(prompt_logprobs=None) for one in params]  # they do without the cache
+                params = [one.replace(prompt_logprobs=None) for one in params]  # else no prefix hits
             outputs = llm.generate(prompts, params, use_tqdm=False)
         if schedule == "preempted":
             assert sum(output.metrics.num_preemptions for output in outputs) > 0

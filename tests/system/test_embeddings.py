@@ -1,4 +1,4 @@
-"""Embeddings are transformers' hidden states, pooled, in fp32, under every schedule and through a restart."""
+"""Embeddings equal transformers' pooled hidden states, in fp32, under every schedule and across a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of the documents run as they are written, against one engine with a key."""
+"""The documents' examples run unchanged against one engine with a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults injected at named points: one that passes changes no answer and is named in health; one that stays reaches
+"""Faults injected at named points: a passing fault changes no answer and is named in health; a permanent one reaches
 the caller as a typed error that names process, rank, phase, request and cause."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ WORDS = {"error": "InjectedFault", "memory": "MemoryError", "device": "DeviceFau
 
 SINGLE = [point for point in POINTS if point.startswith(("core.", "frontend."))]
 
-# Where, how, on which rank, and what health must say of it: process and rank, phase, cause.
+# Point, kind, rank, and the expected words in health: process and rank, phase, cause.
 CASES = [
     ("worker.forward", "memory", 1, r"worker 1 failed in step \d+ \(forward\)"),
     ("core.schedule", "error", None, r"core failed: .*core\.schedule"),
@@ -77,7 +77,7 @@ SLOW_CASES = [
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Two ranks."""
+    """Start an engine with two ranks."""
     with Engine(tmp_path_factory.mktemp("run"), [*OPTIONS, "--tensor-parallel-size", "2"]) as engine:
         engine.wait_ready()
         yield engine
@@ -86,7 +86,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def wait_health(client: Client, num_restarts: int) -> Health:
-    """Health once there were so many restarts and the engine serves again."""
+    """Return health once it counts `num_restarts` restarts and the engine serves again."""
     deadline = time.monotonic() + RECOVERY_S
     while (health := client.health()).num_restarts < num_restarts or not health.is_ready:
         assert time.monotonic() < deadline, health
@@ -140,7 +140,7 @@ def test_killing_or_stopping_any_rank_changes_no_answer(engine: Engine, number: 
         calm = client.generate(PROMPT, GREEDY, use_tqdm=False)[0]
         num_restarts = client.health().num_restarts
         future = client.submit(PROMPT, GREEDY)
-        engine.inject("worker.forward", "delay 0", 1, STRIKE_S)  # it runs
+        engine.inject("worker.forward", "delay 0", 1, STRIKE_S)  # the request is running
         process = engine.find("worker 1")
         assert process is not None
         process.send_signal(number)
@@ -187,9 +187,9 @@ def test_waiting_for_a_cpu_differs_from_sleeping() -> None:
 @pytest.mark.parametrize(
     ("state", "ran_s", "waited_s", "starved_s"),
     [
-        ("R", 0.0, 0.0, 3.0),  # it wants a CPU and has had none: its wait is counted when it gets one
-        ("D", 0.0, 0.1, 3.0),  # the disk is slow
-        ("R", 2.5, 0.5, 0.5),  # it runs in a circle
+        ("R", 0.0, 0.0, 3.0),  # runnable without a CPU so far: the kernel counts the wait only when it ends
+        ("D", 0.0, 0.1, 3.0),  # waits for a slow disk
+        ("R", 2.5, 0.5, 0.5),  # busy loop
         ("S", 0.0, 0.2, 0.2),
         ("T", 0.0, 0.0, 0.0),
         ("", 0.0, 0.0, 0.0),
@@ -346,7 +346,7 @@ def test_an_engine_that_keeps_failing_tells_every_caller_the_cause(
                 for word in (f"mine-{i}", words, "InjectedFault", point):
                     assert word in str(caught.value), str(caught.value)
         assert engine.process.wait(20) == 1
-        assert not engine.leftovers()[1:]  # but the fault itself
+        assert not engine.leftovers()[1:]  # apart from the fault itself
 
 
 def test_an_unarmed_fault_point_costs_almost_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The short form of scripts/flood.py: far more than the queue holds is asked for, and one client reads nothing."""
+"""The short form of scripts/flood.py: clients submit far more than the queue holds, and one client reads nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing that one caller sends holds up others: scripts/flood_bodies.py, short and long; and it sees what is wrong."""
+"""No caller's body delays others: scripts/flood_bodies.py, short and long; and its report detects faults."""
 
 from __future__ import annotations
 

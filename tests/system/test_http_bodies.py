@@ -1,4 +1,4 @@
-"""A large body is served as a small one of the same meaning is, in a process that may end at any moment."""
+"""A large body gets the same answer as a small one of equal meaning, through an intake process that may die."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tokenloom.ipc.process.faults import inject
 from tokenloom.tests.system.http_engine import DEADLINE_S, QUESTION, wait_idle
 from tokenloom.tests.system.launched import LaunchedEngine
 
-PADDING = b" " * (SMALL_BYTES + 1)  # white space, which makes a body large and changes nothing
+PADDING = b" " * (SMALL_BYTES + 1)  # white space, which makes a body large without changing it
 WORDS = "The capital of Peru is Lima. "
 NO_CALL = {"tool_choice": {"type": "none"}}
 CHAT = {"messages": QUESTION, "max_tokens": 4, "temperature": 0}
@@ -82,7 +82,7 @@ def http(engine: LaunchedEngine) -> Iterator[httpx2.Client]:
 
 
 def what_counts(answer: httpx2.Response) -> tuple[int, str | None, object]:
-    """Status, warning and body, without ids, times and what the prefix cache held."""
+    """Return status, warning and body, without ids, times and cached tokens."""
     body = answer.json()
     body.get("usage", {}).pop("prompt_tokens_details", None)
     for name in ("input_tokens_details", "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"):
@@ -99,10 +99,10 @@ def intake_processes() -> list[psutil.Process]:
 
 
 def is_intake(process: psutil.Process) -> bool:
-    """Whether it is one, and alive."""
+    """Return whether a process is a living intake process."""
     try:
         return "tokenloom intake" in " ".join(process.cmdline())
-    except psutil.Error:  # it has ended, or just does
+    except psutil.Error:  # it has ended or is ending
         return False
 
 

@@ -1,4 +1,4 @@
-"""Calls of functions over HTTP: forced ones have arguments of their schema, and what was cut can be sent back."""
+"""Function calls over HTTP: forced calls have arguments of their schema, and cut calls can be sent back."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_required_calls_may_refer_to_definitions(http: httpx2.Client, tools: Any
     for seed in range(2):
         more = {"temperature": 1, "seed": seed, "parallel_tool_calls": False}
         choice = ask(http, tools=tools, tool_choice="required", **more)
-        if choice["finish_reason"] != "length":  # recursion may go on
+        if choice["finish_reason"] != "length":  # recursion may be cut by the limit
             (call,) = choice["message"]["tool_calls"]
             assert checks[call["function"]["name"]](json.loads(call["function"]["arguments"]))
 

@@ -1,4 +1,4 @@
-"""How the messages of a chat become its prompt is the request's to say."""
+"""A request controls how a chat's messages become its prompt."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": 
 
 
 def allowing(path: str, mode: str, name: str = "sub") -> dict[str, Any]:
-    """A body whose tool_choice allows one of two tools."""
+    """Return a body whose tool_choice allows one of two tools."""
     if path == CHAT:
         names = [{"type": "function", "function": {"name": name}}]
         choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": names}}

@@ -1,4 +1,4 @@
-"""The way into a running engine over HTTP: sockets that outlive frontends, orders, the log, what lost frontends cut."""
+"""HTTP access to a running engine: sockets that outlive frontends, admin endpoints, the access log, cut requests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def unix(engine: LaunchedEngine) -> httpx2.Client:
 
 
 def wait_log(engine: LaunchedEngine, pattern: str) -> str:
-    """The first line of the log that holds the pattern, which comes by way of the supervisor."""
+    """Wait for the first log line with the pattern; the supervisor writes it later than the event."""
     deadline = time.monotonic() + DEADLINE_S
     while (found := re.search(f".*{pattern}.*", engine.errors.read_text())) is None:
         assert time.monotonic() < deadline, f"{pattern} is not in the log:\n{engine.errors.read_text()}"
@@ -67,7 +67,7 @@ def wait_log(engine: LaunchedEngine, pattern: str) -> str:
 
 
 def wait_status(http: httpx2.Client, status: str) -> None:
-    """Until /health says so: the core's news come by way of the supervisor, its answer to an order does not."""
+    """Wait until /health reports `status`: the core's state arrives later than its answer to the call."""
     deadline = time.monotonic() + DEADLINE_S
     while (found := http.get("/health").json()["status"]) != status:
         assert time.monotonic() < deadline, found

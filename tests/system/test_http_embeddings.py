@@ -25,7 +25,7 @@ def embed(http: httpx2.Client, **body: object) -> list[list[float]]:
 def test_the_openai_client_gets_a_vector_for_each_text_and_its_usage(
     client: openai.OpenAI, http: httpx2.Client
 ) -> None:
-    answer = client.embeddings.create(model="tokenloom-demo", input=TEXTS)  # asks for base64 and decodes it
+    answer = client.embeddings.create(model="tokenloom-demo", input=TEXTS)  # the client requests base64 and decodes it
     assert [each.index for each in answer.data] == [0, 1, 2]
     assert answer.model == "tokenloom-demo"
     num_tokens = [http.post("/tokenize", json={"prompt": text}).json()["count"] for text in TEXTS]

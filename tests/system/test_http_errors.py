@@ -1,4 +1,4 @@
-"""Bodies that cannot be served are answered in OpenAI's form, with the field that is wrong."""
+"""Invalid bodies get an error in OpenAI's form that names the wrong field."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_too_long_prompt_gets_the_messages_that_clients_match(
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", field)
     assert "maximum context length is 2048 tokens" in error["message"]
-    assert "prompt is too long" in error["message"]  # by which LangChain knows it
+    assert "prompt is too long" in error["message"]  # the phrase that LangChain matches
 
 
 @pytest.mark.parametrize(

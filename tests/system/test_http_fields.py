@@ -1,4 +1,4 @@
-"""Fields of requests, one by one: each does what docs/conformance.md says of it."""
+"""Fields of requests, one by one: each has the effect documented in docs/conformance.md."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answer = dict[str, Any]
 
 
 def _named_by_id(logprobs: Answer) -> bool:
-    """Whether all tokens are written token_id:ID, and offsets are those of the text."""
+    """Return whether all tokens are written token_id:ID, and offsets refer to the text."""
     names = [*logprobs["tokens"], *(name for top in logprobs["top_logprobs"] if top for name in top)]
     return all(map(re.compile("token_id:[0-9]+").fullmatch, names)) and logprobs["text_offset"][-1] > 15
 
@@ -44,7 +44,7 @@ def tokens_of(http: httpx2.Client, text: str) -> list[int]:
     return list(ask(http, "/tokenize", body)["tokens"])
 
 
-FIELDS: dict[str, tuple[str, Answer, Callable[[Answer], object]]] = {  # name: endpoint, body, what must hold
+FIELDS: dict[str, tuple[str, Answer, Callable[[Answer], object]]] = {  # name: endpoint, body, condition on the answer
     "top_k": (COMPLETION, FRANCE | WILD | {"top_k": 1}, lambda a: text_of(a) == " Paris."),
     "top_p": (COMPLETION, FRANCE | {"temperature": 1, "top_p": 1e-9}, lambda a: text_of(a) == " Paris."),
     "min_p": (COMPLETION, FRANCE | WILD | {"min_p": 1}, lambda a: text_of(a) == " Paris."),
@@ -176,9 +176,9 @@ def test_every_chunk_has_usage_if_continuous_usage_is_requested(
         assert chunks and not any("usage" in chunk for chunk in chunks)
         return
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    begin, num_tokens = (1, 8) if path == CHAT else (0, 3)  # a chat opens with the role, before any token
+    begin, num_tokens = (1, 8) if path == CHAT else (0, 3)  # a chat starts with a role and no tokens
     assert counts[:begin] == [0] * begin and counts[begin] > 0 and counts[-2:] == [num_tokens, num_tokens]
-    assert counts[begin:-1] == sorted(set(counts[begin:-1])), "every chunk with a choice brings tokens"
+    assert counts[begin:-1] == sorted(set(counts[begin:-1])), "every chunk with a choice has tokens"
 
 
 def test_the_last_text_of_a_streamed_chat_has_the_finish_reason(http: httpx2.Client) -> None:
@@ -269,7 +269,7 @@ def test_template_kwargs_cannot_override_the_templates_own_fields(http: httpx2.C
     assert ask(http, CHAT, QUESTION | {"chat_template_kwargs": {"enable_thinking": False}})["choices"]
 
 
-ROOM = 1  # token that the prompt leaves
+ROOM = 1  # tokens that the prompt leaves free
 
 
 @pytest.mark.parametrize(

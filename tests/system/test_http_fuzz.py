@@ -1,4 +1,4 @@
-"""Bodies of rubbish, whole or torn: none gets a 500."""
+"""Malformed and truncated bodies never get a 500."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def fuzzed_body(rng: random.Random, path: str) -> bytes:
 
 
 def fuzz(url: str, count: int, seed: int) -> dict[int, int]:
-    """How often each status came."""
+    """Return the number of answers by status."""
     rng = random.Random(seed)
     statuses: dict[int, int] = {}
 

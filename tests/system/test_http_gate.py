@@ -1,4 +1,4 @@
-"""What every request passes: the key, sizes, origins, ids; and the statuses of what is not there."""
+"""The checks of every request: key, size, origin and ids; and the statuses of missing paths."""
 
 from __future__ import annotations
 

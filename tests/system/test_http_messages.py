@@ -1,4 +1,4 @@
-"""Anthropic's API of an engine: the words of a chat in another form, and the laws of the other doors."""
+"""Anthropic's API of an engine: a chat's answer in another form, under the same laws as the other endpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's API as its official client speaks it."""
+"""OpenAI's API, called with its official client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def respond(client: openai.OpenAI, items: object = QUESTION[0]["content"], **fie
 
 
 def takes_one_of(*values: int) -> dict[str, object]:
-    """The schema of an object whose `a` is one of them."""
+    """Return the schema of an object whose `a` is one of the values."""
     properties = {"a": {"enum": values}}
     return {"type": "object", "properties": properties, "required": ["a"], "additionalProperties": False}
 

@@ -1,4 +1,4 @@
-"""Sampling parameters beyond OpenAI's over HTTP, of an engine that allows them and whose template opens a thought."""
+"""Sampling parameters beyond OpenAI's over HTTP, on an engine that allows them and whose template opens reasoning."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROCESSOR = "tokenloom.tests.system.test_http_params:only"
 
 
 def only(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: Tensor, extra_args: dict[str, int]) -> Tensor:
-    """A processor after which one token alone may come."""
+    """Allow only one token, as a logits processor."""
     chosen = logits[extra_args["only"]].clone()
     logits.fill_(-float("inf"))
     logits[extra_args["only"]] = chosen
@@ -154,7 +154,7 @@ def test_repetition_detection_ends_a_repetitive_answer(http: httpx2.Client) -> N
     assert answer.status_code == 400 and "repetition_detection.min_count" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("num_words", [4, 3000, 20_000])  # a prompt that fits, one too long, one for the intake process
+@pytest.mark.parametrize("num_words", [4, 3000, 20_000])  # fits, too long, for the intake process
 def test_truncation_side_selects_the_removed_end_of_the_prompt(http: httpx2.Client, num_words: int) -> None:
     text = " ".join(["one", *["two"] * num_words, "three"])
     chat = {"messages": [{"role": "user", "content": text}]}

@@ -1,4 +1,4 @@
-"""Thoughts and free calls over HTTP, in a form that a model of the world writes: a grammar makes the demo write it."""
+"""Reasoning and unforced calls over HTTP, in a real model's format, which a grammar makes the demo model write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/v1/responses takes what a chat takes, and says the same."""
+"""/v1/responses accepts a chat's fields and gives the same answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts are scored without an answer, and told of beside one; what vLLM always writes is there."""
+"""Prompts are scored without or beside an answer, and the fields that vLLM always writes are present."""
 
 from __future__ import annotations
 

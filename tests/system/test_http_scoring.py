@@ -51,7 +51,7 @@ def prompts_of(http: httpx2.Client, *, item_first: bool, add_special_tokens: boo
 
 
 def label_logprobs(http: httpx2.Client, prompt: list[int]) -> list[float]:
-    """What /v1/completions tells of each label after `prompt`."""
+    """Return the logprob that /v1/completions gives each label after `prompt`."""
     fields = {"max_tokens": 1, "logprobs": 1, "logprob_token_ids": LABELS, "return_tokens_as_token_ids": True}
     (choice,) = ask(http, "/v1/completions", prompt=prompt, **fields)["choices"]
     (by_name,) = choice["logprobs"]["top_logprobs"]
@@ -60,7 +60,7 @@ def label_logprobs(http: httpx2.Client, prompt: list[int]) -> list[float]:
 
 @pytest.mark.parametrize("item_first", [False, True])
 @pytest.mark.parametrize("add_special_tokens", [False, True])
-def test_a_score_is_the_softmax_of_what_completions_tell_of_the_same_tokens(
+def test_a_score_is_the_softmax_of_the_labels_logprobs_in_completions(
     http: httpx2.Client, item_first: bool, add_special_tokens: bool
 ) -> None:
     order = {"item_first": item_first, "add_special_tokens": add_special_tokens}

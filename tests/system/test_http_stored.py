@@ -1,4 +1,4 @@
-"""Responses that are stored: found again, gone on with, made in the background, cancelled, forgotten."""
+"""Stored responses: retrieved, continued, run in the background, cancelled, dropped."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ended(http: httpx2.Client, response_id: str) -> dict[str, Any]:
 
 
 def begun(http: httpx2.Client, **body: Any) -> str:
-    """The id of a long response in the background that has begun."""
+    """Start a long background response, wait until it runs, and return its id."""
     response_id = str(made(http, **LONG | body)["id"])
     deadline = time.monotonic() + DEADLINE_S
     while http.get(f"{PATH}/{response_id}").json()["status"] == "queued":

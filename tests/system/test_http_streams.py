@@ -1,4 +1,4 @@
-"""Streams: how events are framed, and how one ends before its answer does."""
+"""Streams: the framing of events, and streams that end before their answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_event_is_framed_and_done_is_last(http: httpx2.Client) -> None:
 
 
 def round_trips_to_abort(http: httpx2.Client, url: str, stream: bool) -> int:
-    """How many scrapes begin after a disconnect until one sees none of its 8 answers open."""
+    """Count the scrapes after a disconnect until none of its 8 answers is open."""
     wait_idle(http)
     aborted = samples(http).get("tokenloom_request_success_total{abort}", 0.0)
     host, port = url.removeprefix("http://").split(":")
@@ -60,7 +60,7 @@ def round_trips_to_abort(http: httpx2.Client, url: str, stream: bool) -> int:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_disconnect_aborts_the_request_within_3_round_trips(http: httpx2.Client, url: str, stream: bool) -> None:
-    """Counted, not timed, so that it holds on a crowded machine too; on a quiet one they take less than 10 ms."""
+    """Counted instead of timed, so that it holds on a busy machine; on an idle one the abort takes under 10 ms."""
     assert median(round_trips_to_abort(http, url, stream) for _ in range(5)) <= 3
 
 

@@ -1,4 +1,4 @@
-"""What other people's tools say of the HTTP server: promtool, Prometheus, schemathesis, each where it is installed."""
+"""Third-party tools check the HTTP server: promtool, Prometheus, schemathesis; each is skipped if not installed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_promtool_accepts_the_metrics(url: str) -> None:
 
 
 def cause_what_is_counted(url: str) -> None:
-    """An answer in several steps, one in vain, one that is too late and one that nobody waits for."""
+    """Cause every counted event: an answer of several steps, a rejected one, a late one and an abandoned one."""
     body = {"prompt": "The", "ignore_eos": True, "max_tokens": 40}
     for change in ({}, {"prompt": [5] * 3000}, {"timeout_s": 0.05, "max_tokens": 2000}):
         httpx2.post(f"{url}/v1/completions", json=body | change, timeout=DEADLINE_S)
@@ -67,7 +67,7 @@ def test_every_grafana_panel_has_data_after_prometheus_scrapes_the_engine(url: s
     with Prometheus(tmp_path, [url], (DASHBOARDS / "alerts.yml").read_text()) as prometheus:
         deadline = time.monotonic() + PANELS_S
         while wanted:
-            assert time.monotonic() < deadline, f"these show nothing: {sorted(wanted)}"
+            assert time.monotonic() < deadline, f"these have no data: {sorted(wanted)}"
             cause_what_is_counted(url)  # again: a rate needs samples before and after
             for title, expression in sorted(wanted):
                 found = prometheus.query(expression.replace("$__rate_interval", "30s").replace("$model", ".*"))
@@ -75,12 +75,12 @@ def test_every_grafana_panel_has_data_after_prometheus_scrapes_the_engine(url: s
                     wanted.discard((title, expression))
 
 
-OPTIONS = ("--max-examples", "60", "--request-timeout", "100")  # an answer may be as long as the model's length
-ORDERS = "pause|resume|reload|log_level|sleep|wake_up|start_profile|stop_profile"  # asleep, it answers nothing
+OPTIONS = ("--max-examples", "60", "--request-timeout", "100")  # an answer may be as long as max_model_len
+ORDERS = "pause|resume|reload|log_level|sleep|wake_up|start_profile|stop_profile"  # a sleeping engine answers nothing
 OPTIONS += (
     "--exclude-path-regex",
     f"^/(ping|v1/responses/input_tokens|{ORDERS})$",
-)  # of a ping's body nothing is read, of the other's the prompt
+)  # a ping's body is not read; the other endpoint reads only the prompt
 SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
 
 
@@ -91,7 +91,7 @@ SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
     "checks",
     [
         ["--exclude-checks", "positive_data_acceptance"],
-        # what the schema allows is accepted, but for what no schema can say: clients/schemathesis_hooks.py
+        # requests allowed by the schema succeed, apart from the exceptions in clients/schemathesis_hooks.py
         ["--checks", "positive_data_acceptance"],
     ],
     ids=["faults", "acceptance"],

@@ -1,4 +1,4 @@
-"""What the server does not know passes: in messages silently, elsewhere with a warning."""
+"""Unknown fields are accepted: silently in messages, elsewhere with a warning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tokenloom.tests.system.http_engine import QUESTION
 
 CHAT = {"messages": QUESTION, "max_tokens": 3, "temperature": 0}
-SENT_BACK: dict[str, dict[str, Any]] = {  # as clients of other servers have them in an answer
+SENT_BACK: dict[str, dict[str, Any]] = {  # as other servers' clients have them in an answer
     "litellm": {"provider_specific_fields": None, "thinking_blocks": None, "function_call": None},
     "anthropic": {"content": [{"type": "text", "text": "Lima.", "cache_control": {"type": "ephemeral"}}]},
     "thinking": {"content": [{"type": "thinking", "thinking": "Peru …"}, {"type": "text", "text": "Lima."}]},

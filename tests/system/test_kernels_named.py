@@ -30,7 +30,7 @@ with LLM(num_threads=1, in_process=True) as llm:
 
 
 def without_compiler(folder: Path) -> dict[str, str]:
-    """The environment of a slim image, in which nothing was compiled before."""
+    """Return the environment of a slim image without a compile cache."""
     return {"PATH": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
 
 

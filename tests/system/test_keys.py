@@ -1,4 +1,4 @@
-"""A tcp endpoint admits the client key of its key file and nobody else."""
+"""A tcp endpoint admits only the client key of its key file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""engine-launch from the outside: what it prints, what `ps` shows, how it ends, and that nothing is left of it."""
+"""engine-launch from the outside: its output, its process titles, its exit, and no leftovers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG = SamplingParams(temperature=0, max_tokens=300, ignore_eos=True)
 
 
 def test_the_command_serves_and_a_signal_ends_it_cleanly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)  # systemd's, with Type=notify
+    manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)  # stands in for systemd with Type=notify
     manager.bind(str(tmp_path / "notify"))
     manager.settimeout(60)
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
@@ -39,7 +39,7 @@ def test_the_command_serves_and_a_signal_ends_it_cleanly(tmp_path: Path, monkeyp
         titles = sorted(" ".join(process.cmdline()).strip() for process in engine.processes()[1:])
         assert titles == ["tokenloom core", "tokenloom frontend", "tokenloom worker 0"]
         for phase in ("tokenizer loaded", "load weights", "KV cache", "workers joined"):
-            assert any(phase in line for line in engine.lines), f"no line tells of {phase}"
+            assert any(phase in line for line in engine.lines), f"no line reports {phase}"
         told = engine.lines + engine.errors.read_text().splitlines()
         assert sum("KV cache: " in line for line in told) == 1
         assert all(re.match(r"\d\d:\d\d:\d\d INFO \w+|Ready at ", line) for line in told), told
@@ -107,7 +107,7 @@ def test_a_draining_engine_stops_only_after_a_slow_reader_has_everything(tmp_pat
                         message = decoder.decode(socket.recv())
                         found.extend(message.deltas if isinstance(message, Deltas) else [])
                     else:
-                        socket.send(encode(Ping()))  # its lease
+                        socket.send(encode(Ping()))  # keeps the lease
 
             read(lambda: len(found) == CREDIT_WINDOW and watcher.health().num_running == 0)
             engine.signal(signal.SIGTERM)
@@ -205,13 +205,13 @@ def test_an_idle_engine_uses_almost_no_cpu(tmp_path: Path) -> None:
     with LaunchedEngine(tmp_path) as engine:
         with Client(engine.wait_ready()) as client:
             client.generate("The capital of France is", GREEDY, use_tqdm=False)
-            time.sleep(0.5)  # what a request leaves to be done settles
+            time.sleep(0.5)  # until the work after a request has settled
 
             def cpu_s() -> float:
                 return sum(sum(process.cpu_times()[:2]) for process in engine.processes())
 
             before, begun = cpu_s(), time.monotonic()
-            time.sleep(4.0)  # measuring idleness takes time
+            time.sleep(4.0)  # long enough to measure idle CPU time
             assert (cpu_s() - before) / (time.monotonic() - begun) <= 0.005
         engine.signal(signal.SIGTERM)
         assert engine.wait_exit() == 0

@@ -1,4 +1,4 @@
-"""Who is taken for dead and when: clients, deadlines, and an engine whose core stands still."""
+"""Liveness: dead clients, deadlines, and an engine whose core is stopped."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def client(engine: Engine) -> Iterator[Client]:
 
 
 def start_program(engine: Engine, max_tokens: int) -> subprocess.Popen[str]:
-    """A client in a process of its own, which has got a first piece."""
+    """Start a client process and wait for its first piece."""
     command = [sys.executable, "-P", "-c", PROGRAM, engine.address, str(max_tokens)]
     program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd="/")
     assert program.stdout is not None and program.stdout.readline() == "1\n"
@@ -60,7 +60,7 @@ def start_program(engine: Engine, max_tokens: int) -> subprocess.Popen[str]:
 
 
 def wait_idle(client: Client) -> None:
-    """Until no request runs and no block is held."""
+    """Wait until no request runs and no block is held."""
     num_blocks, deadline = client.info().num_kv_blocks, time.monotonic() + DEADLINE_S
     while (health := client.health()).num_running or health.num_free_blocks != num_blocks:
         assert time.monotonic() < deadline, health
@@ -75,18 +75,18 @@ def test_a_killed_clients_requests_end_within_its_lease(engine: Engine, client: 
         wait_idle(client)
         assert time.monotonic() - begun <= LEASE_S + PROGRESS_S
     while "a client is gone: its 1 requests end" not in (engine.runtime / "stderr").read_text():
-        assert time.monotonic() < begun + DEADLINE_S  # the line comes by way of the supervisor
+        assert time.monotonic() < begun + DEADLINE_S  # the supervisor writes the line later than the event
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize("pause_s", [LEASE_S / 3, pytest.param(LEASE_S * 1.5, marks=pytest.mark.slow)])
 def test_a_returning_client_continues_its_request(engine: Engine, client: Client, pause_s: float) -> None:
-    """Within its lease its request runs on; later it is asked for again with the tokens that it has."""
+    """Within its lease its request keeps running; later the client submits it again with the received tokens."""
     params, is_late = LONG.replace(max_tokens=400), pause_s > LEASE_S
     calm = client.generate(PROMPT, params, use_tqdm=False)[0].outputs[0].text
     with start_program(engine, 400) as program:
         program.send_signal(signal.SIGSTOP)
-        if is_late:  # the answer must not be at its end when the lease is
+        if is_late:  # the answer must outlast the lease
             assert engine.inject("worker.forward", f"delay {LEASE_S + 1:g}", 0, DEADLINE_S)
         time.sleep(pause_s)
         program.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""The methods of LLM that programs written for vLLM call, on a whole engine: each does what it does there."""
+"""The methods of LLM that programs for vLLM call, on a whole engine: each behaves as in vLLM."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def model() -> Any:
 def expected_beams(
     model: Any, prompt: list[int], params: BeamSearchParams, ends: list[int]
 ) -> list[tuple[list[int], float]]:
-    """Every continuation of every open beam, scored by a whole run of transformers' model; the best first."""
+    """Score every continuation of every open beam by a full run of transformers' model; return the best first."""
 
     def score(beam: tuple[list[int], float]) -> float:
         length = len(beam[0]) - (not params.ignore_eos and beam[0][-1] in ends)
@@ -160,7 +160,7 @@ def test_beams_reuse_their_common_prefix_from_the_cache(llm: LLM) -> None:
         llm.beam_search([prompt], BeamSearchParams(beam_width=3, max_tokens=10, ignore_eos=True))
     finally:
         del llm.generate
-    assert computed_tokens[0] == 320 and max(computed_tokens[1:]) <= 32, "a block of its own and a partial one"
+    assert computed_tokens[0] == 320 and max(computed_tokens[1:]) <= 32, "one block per beam and a partial one"
 
 
 def test_an_async_beam_search_finds_the_same_beams(llm: LLM) -> None:

@@ -1,4 +1,4 @@
-"""The engine starts in any locale, with a model whose path has letters that the locale has not."""
+"""The engine starts in any locale, with a model whose path has letters outside the locale."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(*command: str, **environment: str) -> tuple[int, str, str]:
 def test_a_program_in_an_ascii_locale_serves_a_model_with_a_unicode_path(model: Path) -> None:
     code, printed, said = run("-c", PROGRAM, str(model))
     assert (code, printed) == (0, f"{str(model).encode()!r}\n"), said
-    assert all(" INFO " in line for line in said.splitlines()), said  # how a slow start goes on, and no warning
+    assert all(" INFO " in line for line in said.splitlines()), said  # progress of a slow start, and no warnings
 
 
 def test_the_command_in_an_ascii_locale_serves_a_model_with_a_unicode_path(model: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Logprobs of a whole engine are those of transformers, under every schedule, and take bounded memory."""
+"""Logprobs of a whole engine equal transformers' under every schedule, and take bounded memory."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_the_checker_detects(mutation: str, folder: Path, oracle: LogprobOracle)
     for i, (token_id, found) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
         row = expected[len(prompt) + i - 1]
         check_token(row, token_id, found, 5)
-        if len(found) == 6:  # the token is not among the likeliest
+        if len(found) == 6:  # the sampled token is not among the likeliest
             num_checked += 1
             with pytest.raises(AssertionError):
                 check_token(row, token_id, MUTATIONS[mutation](found, list(found)), 5)
@@ -200,7 +200,7 @@ def test_the_checker_detects(mutation: str, folder: Path, oracle: LogprobOracle)
 
 @pytest.mark.parametrize("num_tokens", [1500, pytest.param(8190, marks=pytest.mark.slow)])
 def test_logprobs_of_a_long_prompt_take_bounded_memory(num_tokens: int, tmp_path: Path) -> None:
-    """All logits at once would take 600 KB per token. The engine's processes are measured at their peaks."""
+    """Check the peak memory of the engine's processes; all logits at once would take 600 KB a token."""
     folder = tiny_checkpoint(tmp_path / "m", "llama", vocab_size=151_936, max_position_embeddings=8192)
     prompt = random.Random(1).choices(range(151_936), k=num_tokens)
     options: dict[str, object] = {"max_model_len": 8192, "enable_prefix_caching": False, "num_kv_blocks": 1100}
@@ -217,7 +217,7 @@ def test_logprobs_of_a_long_prompt_take_bounded_memory(num_tokens: int, tmp_path
 
 
 def reset_peaks(processes: Sequence[psutil.Process]) -> int:
-    """Bytes that the processes hold now, from which their peaks are counted anew."""
+    """Reset the processes' peaks and return the bytes that they hold now."""
     for process in processes:
         Path(f"/proc/{process.pid}/clear_refs").write_text("5")
     return sum(peak_bytes(process) for process in processes)
@@ -232,7 +232,7 @@ def test_zero_max_tokens_scores_the_prompt_only(folder: Path, oracle: LogprobOra
     prompts = make_prompts(4, 2)
     scores = SamplingParams(max_tokens=0, prompt_logprobs=2, logprobs=1, temperature=0)
     with open_llm(folder) as llm:
-        for _ in range(2):  # and again, where the prefix cache has them
+        for _ in range(2):  # the second time from the prefix cache
             for output in llm.generate(prompts, scores, use_tqdm=False):
                 (answer,) = output.outputs
                 assert (list(answer.token_ids), answer.text, answer.finish_reason) == ([], "", "length")

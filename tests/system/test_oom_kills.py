@@ -1,4 +1,4 @@
-"""A process that the kernel kills for want of memory, in a cgroup that this test makes."""
+"""Processes killed by the kernel for lack of memory, in a cgroup of this test."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.system.test_faults import wait_health
 
 LIMIT_BYTES = 16 << 20
-LOOK_S = 1.0  # how often the supervisor looks at where its children are
+LOOK_S = 1.0  # how often the supervisor checks its children's cgroups
 DEADLINE_S = 30.0
 HOG = "import sys; sys.stdin.read(1); bytearray(b'x' * (256 << 20)); sys.stdin.read()"
 
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """Of cgroup v1 or v2; it counts memory and has no limit yet."""
+    """Create a cgroup of v1 or v2 that counts memory and has no limit yet."""
     for root in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
         folder = root / f"tokenloom-oom-{os.getpid()}"
         with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def _usage_file(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def hog(cgroup: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in the cgroup, which takes memory when it reads a byte."""
+    """Start a process in the cgroup that allocates memory when it reads a byte."""
     with subprocess.Popen([sys.executable, "-c", HOG], stdin=subprocess.PIPE) as process:
         (cgroup / "cgroup.procs").write_text(str(process.pid))
         try:

@@ -1,4 +1,4 @@
-"""Greedy answers are transformers', token for token in fp32, for every family under every schedule."""
+"""Greedy answers equal transformers' token for token in fp32, for every family under every schedule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.oracle import GreedyOracle
 
 VOCAB_SIZE = 1013
-SHAPES: dict[str, dict[str, object]] = {  # a family with a head_dim, a group and a block size of its own
+SHAPES: dict[str, dict[str, object]] = {  # each family with its own head_dim, group and block size
     "llama": {
         "hidden_size": 144,
         "num_attention_heads": 9,
@@ -36,7 +36,7 @@ SHAPES: dict[str, dict[str, object]] = {  # a family with a head_dim, a group an
     "qwen3_moe": {"hidden_size": 80, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64},
 }
 BLOCK_SIZES = {"llama": 16, "mistral": 8, "mixtral": 32, "qwen2": 32, "qwen3": 16, "qwen3_moe": 16}
-WITH_EXPERTS = ("mixtral", "qwen3_moe")  # in bf16 a near tie of two experts changes all that follows
+WITH_EXPERTS = ("mixtral", "qwen3_moe")  # in bf16 a near tie of two experts changes all later tokens
 
 SCHEDULES: dict[str, dict[str, object]] = {
     "plain": {},
@@ -63,7 +63,7 @@ def oracles(folders: dict[str, Path]) -> dict[str, GreedyOracle]:
 
 
 def make_prompts(count: int, longest: int, seed: int) -> list[list[int]]:
-    """Prompts of 1 to `longest` ids; a third of them share a stem."""
+    """Return prompts of 1 to `longest` ids; a third of them share a prefix."""
     rng = random.Random(seed)
     stem = [rng.randrange(VOCAB_SIZE) for _ in range(longest // 2)]
     prompts = []
@@ -75,7 +75,7 @@ def make_prompts(count: int, longest: int, seed: int) -> list[list[int]]:
 
 
 def serve_staggered(llm: LLM, prompts: list[list[int]], max_tokens: int) -> list[RequestOutput]:
-    """Eight requests at first, then one more for each that finishes."""
+    """Submit eight requests, then one more for each that finishes."""
     waiting = deque(enumerate(prompts))
     running: deque[Future[RequestOutput]] = deque()
     outputs = []

@@ -1,4 +1,4 @@
-"""start_profile and stop_profile on whole engines: traces of each rank, of the steps between them; what ends it."""
+"""start_profile and stop_profile on whole engines: a trace of each rank, the profiled steps, and aborted profiles."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def answer(client: Client, params: SamplingParams = SHORT) -> list[int]:
 
 
 def take_traces(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The events of each trace in `folder` by its rank; the files are gone then, and there are no others."""
+    """Read and delete the traces in `folder` and return their events by rank; other files are an error."""
     found = {}
     for path in sorted(folder.iterdir()):
         rank, _, kind = path.name.split(".", 2)
@@ -88,7 +88,7 @@ def test_each_rank_writes_a_trace_of_the_profiled_steps(engine: Engine, client: 
     assert list(traces) == ["rank-0", "rank-1"] and all(map(has_torch, traces.values()))
     numbers = steps(traces["rank-0"])
     assert numbers == steps(traces["rank-1"]) == list(range(numbers[0], numbers[-1] + 1))
-    assert 8 <= len(numbers) <= 9 < numbers[0]  # one may be sent before the end is known; as many came before
+    assert 8 <= len(numbers) <= 9 < numbers[0]  # one more may start before stop_profile arrives; as many ran before
     assert f"profile written to {folder}/rank-1." in engine.errors.read_text(encoding="utf-8")
 
 
@@ -148,7 +148,7 @@ def test_losing_a_worker_or_the_core_ends_the_profile_but_no_request(
     engine.child(role).kill()
     assert future.result(RECOVERY_S).outputs[0].token_ids == expected
     refuse_to_stop(client)
-    if role != "core":  # whose workers stay, and go on to record
+    if role != "core":  # only a core's loss leaves workers that were recording
         return
     assert "the profile ends unwritten" in engine.errors.read_text(encoding="utf-8")
     client.start_profile()

@@ -1,5 +1,5 @@
-"""A reload during which a process ends: the call ends with what is so, all ranks hold the same weights, and a request
-that was open goes on, with one set of weights behind the other and never with both at once."""
+"""A process dies during a reload: the call reports the true outcome, all ranks hold the same weights, and an open
+request continues, first with the old and then with the new weights, never with a mixture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = GREEDY.replace(max_tokens=400)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two checkpoints of one shape."""
+    """Create two checkpoints of one shape."""
     folder = tmp_path_factory.mktemp("models")
     return tiny_checkpoint(folder / "one", "qwen3", seed=1), tiny_checkpoint(folder / "two", "qwen3", seed=2)
 
@@ -33,7 +33,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def engine(
     request: pytest.FixtureRequest, folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
-    """It starts with the first checkpoint."""
+    """Start an engine with the first checkpoint."""
     options = [*OPTIONS, "--model", str(folders[0]), "--tensor-parallel-size", str(request.param)]
     with Engine(tmp_path_factory.mktemp("run"), options) as engine:
         engine.wait_ready()
@@ -58,14 +58,14 @@ def workers(engine: Engine) -> set[int]:
 
 
 def begin(engine: Engine, client: Client) -> Future[RequestOutput]:
-    """A request of which a step runs."""
+    """Submit a request and wait until one of its steps runs."""
     future = client.submit(PROMPT, LONG)
     assert engine.inject("worker.forward", "delay 0", 0, RECOVERY_S)
     return future
 
 
 def lose(engine: Engine, client: Client, folder: Path, role: str) -> None:
-    """Reload from `folder` and kill `role` while the last rank is just about to read it, and the others have."""
+    """Reload from `folder`, and kill `role` when all ranks but the last have read it."""
     last = len(workers(engine)) - 1
     inject(engine.faults, "worker.reload", "delay 0.5", last)
     with ThreadPoolExecutor(1) as pool:
@@ -76,7 +76,7 @@ def lose(engine: Engine, client: Client, folder: Path, role: str) -> None:
 
 
 def check_halves(client: Client, tokens: list[int], before: list[int]) -> None:
-    """What follows the tokens of the former weights is what the present ones make of them."""
+    """Check that the tokens after the change of weights are those of the present weights."""
     num_shared = next((i for i, pair in enumerate(zip(tokens, before, strict=True)) if pair[0] != pair[1]), len(tokens))
     assert 0 < num_shared < len(tokens), "the request was not open in the reload"
     rest = answer(client, PROMPT + tokens[:num_shared], GREEDY.replace(max_tokens=len(tokens) - num_shared))
@@ -107,7 +107,7 @@ def test_a_reload_that_loses_a_worker_fails_and_keeps_the_old_weights(
 ) -> None:
     one, two = folders
     with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
-        client.reload(two)  # not those of the start
+        client.reload(two)  # not the weights of the start
         before, future = answer(client, params=LONG), begin(engine, client)
         with pytest.raises(InternalError, match="the old ones stay: worker 0"):
             lose(engine, client, one, "worker 0")

@@ -1,4 +1,4 @@
-"""Every sampling parameter through a whole engine does what it says, and no more."""
+"""Every sampling parameter has its documented effect through a whole engine, and no other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_a_request_with_no_allowed_token_ends_with_an_error(steps_in_flight: int, folder: Path) -> None:
     prompts, calm = make_prompts(3, 5), SamplingParams(seed=1, max_tokens=12, ignore_eos=True)
-    barred = [  # at once, and after the first token
+    barred = [  # at the first token, and after it
         calm.replace(allowed_token_ids=[97], bad_words=["a"], logprobs=2),
         calm.replace(structured_outputs={"regex": "xa+y"}, bad_words=["xa"], temperature=0),
     ]
@@ -63,7 +63,7 @@ def test_a_seeded_answer_is_the_same_alone_and_among_64(folder: Path) -> None:
 async def collect_all(
     folder: Path, prompt: list[int], params: SamplingParams, kinds: Sequence[OutputKind]
 ) -> list[list[RequestOutput]]:
-    """The outputs of the same request for each kind."""
+    """Return the outputs of the same request for each kind."""
     outputs: list[list[RequestOutput]] = [[] for _ in kinds]
     async with AsyncLLM(folder, **BASE) as llm:  # type: ignore[arg-type]
         for kind, collected in zip(kinds, outputs, strict=True):
@@ -100,7 +100,7 @@ def test_truncate_prompt_tokens_keeps_the_last_tokens(asked: int, kept: int, fol
 
 
 def double_odd(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: object) -> object:
-    """An operator's processor: only tokens of the other parity than the prompt's length come."""
+    """Allow only tokens of one parity, as an operator's logits processor."""
     logits[len(prompt_ids) % 2 :: 2] = -1e9  # type: ignore[index]
     return logits
 
@@ -140,7 +140,7 @@ def test_each_parameter_changes_the_answer(folder: Path) -> None:
             llm.generate([prompt], only_a.replace(**fields), use_tqdm=False)[0].outputs[0].text
             for fields in ({}, {"bad_words": ["a"]}, {"bad_words": ["a", "b"]}, {"bad_words": ["a", "bb"]})
         ]
-        with pytest.raises(RequestError, match="no token may come next"):  # nothing is left after "c"
+        with pytest.raises(RequestError, match="no token may come next"):  # no continuation is left after "c"
             llm.generate([prompt], only_a.replace(bad_words=["a", "b", "cc"]), use_tqdm=False)
         seen = llm.generate([prompt], base.replace(stop_token_ids=[plain.token_ids[0]]), use_tqdm=False)[0].outputs[0]
         later = base.replace(stop_token_ids=[plain.token_ids[0]], min_tokens=5)

@@ -1,4 +1,4 @@
-"""No schedule changes an answer, whatever sampling parameters come together."""
+"""No schedule changes an answer under any combination of sampling parameters."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ALL_COMBINATIONS = [
 
 
 def pairwise(combinations: list[list[str]]) -> list[list[str]]:
-    """Few of these in which any two features are both there, both missing, and each alone."""
+    """Choose few combinations that cover, for any two features, both, neither, and each alone."""
     pairs = {
         (first, second, has_first, has_second)
         for first, second in itertools.combinations(FEATURES, 2)
@@ -101,7 +101,7 @@ def test_no_schedule_changes_an_answer(names: list[str], folder: Path, oracle: L
 
 
 def compare(oracle: LogprobOracle, expected: RequestOutput, found: RequestOutput, params: SamplingParams) -> int:
-    """AssertionError unless both are the same up to near ties; returns how many of those there were."""
+    """Check that two outputs are equal up to near ties; return the number of near ties."""
     num_excuses = 0
     assert found.finished and found.prompt_token_ids == expected.prompt_token_ids
     for mine, other in zip(expected.outputs, found.outputs, strict=True):
@@ -138,13 +138,13 @@ def check_near_tie(
     params: SamplingParams,
     index: int,
 ) -> None:
-    """The first difference is a draw whose two scores are closer than NEAR_TIE."""
+    """Check that the first difference is a draw whose two scores are closer than NEAR_TIE."""
     i = next(i for i, (first, second) in enumerate(zip(mine, other, strict=False)) if first != second)
     prompt = output.prompt_token_ids
     logits = oracle.logprobs([*prompt, *mine[:i]])[-1].numpy()
     wanted = Wanted(
         temperature=params.temperature,
-        top_p=1.0 if params.structured_outputs else params.top_p,  # of what the mask leaves, which is not known here
+        top_p=1.0 if params.structured_outputs else params.top_p,  # top_p follows the mask, unknown here
         seed=child_seed(params.seed or 0, index),
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,

@@ -1,4 +1,4 @@
-"""What each signal does to an engine, whether it is sent to `engine-launch` or to all of its processes."""
+"""The effect of each signal on an engine, sent to `engine-launch` or to all of its processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wait_logged(engine: Engine, pattern: str) -> str:
 
 def test_group_signals_leave_children_alive_and_usr1_logs_the_state_and_hup_drains(tmp_path: Path) -> None:
     with LaunchedEngine(tmp_path, "--log-level", "error") as engine:
-        while not any(line.startswith("Ready") for line in engine.lines):  # the children are hit while they start, too
+        while not any(line.startswith("Ready") for line in engine.lines):  # also signal starting children
             assert engine.process.poll() is None
             send_to_children(engine)
             time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""An engine that sleeps gives its memory back and loses no request, whatever process ends meanwhile."""
+"""A sleeping engine frees its memory and loses no request if a process dies meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECOVERY_S = 60.0
 OPTIONS = ["--device", "cpu", "--num-threads", "1", "--max-model-len", "1200", "--num-kv-blocks", "256"]
 PROMPT = [5 + i % 90 for i in range(70)]
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
-WEIGHT_BYTES, KV_BYTES = 30 << 20, 20 << 20  # at least: of the checkpoint; of two prompts of 1,000 tokens
+WEIGHT_BYTES, KV_BYTES = 30 << 20, 20 << 20  # lower bounds: the checkpoint; two prompts of 1,000 tokens
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def begin(engine: Engine, client: Client) -> tuple[Future[RequestOutput], list[int]]:
-    """A request of which a step runs, and the tokens that it shall have."""
+    """Submit a request, wait until one of its steps runs, and return it with its expected tokens."""
     expected = client.generate(PROMPT, LONG, use_tqdm=False)[0].outputs[0].token_ids
     client.reset_prefix_cache()
     future = client.submit(PROMPT, LONG)
@@ -79,13 +79,13 @@ def test_sleep_frees_memory_and_requests_wait(engine: Engine, client: Client, le
     assert awake - asleep > WEIGHT_BYTES + KV_BYTES
     assert (client.health().state, client.health().is_stalled) == ("asleep", False)
     later = client.submit(PROMPT, LONG)
-    client.resume()  # which ends no sleep
+    client.resume()  # does not end the sleep
     client.wake_up(["weights"])
     with_weights = resident_bytes(engine)
     assert with_weights - asleep > WEIGHT_BYTES and awake - with_weights > KV_BYTES and client.is_sleeping()
     check(client, future, expected)
     assert later.result(RECOVERY_S).outputs[0].token_ids == expected
-    client.wake_up()  # which changes nothing
+    client.wake_up()  # has no effect
     assert client.health().num_restarts == 0
 
 

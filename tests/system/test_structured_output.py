@@ -1,4 +1,4 @@
-"""Every answer conforms to what it was asked for, and a grammar that makes no sense costs its own request alone."""
+"""Every answer conforms to its structure, and an invalid grammar fails only its own request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODELS = ("demo", "random")
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, LLM]]:
-    """The demo model in processes of its own, and random weights of a byte vocabulary in this one."""
+    """Start the demo model in separate processes, and random weights with a byte vocabulary in this process."""
     folder = tiny_checkpoint(tmp_path_factory.mktemp("models") / "random", max_position_embeddings=2048)
     with (
         LLM(num_threads=1, max_num_seqs=64, num_kv_blocks=4000) as demo,
@@ -41,7 +41,7 @@ def conforms(text: str, schema: Schema) -> None:
 
 
 def generate_all(llm: LLM, repeats: int) -> None:
-    """`repeats` answers for each schema at temperature 1, each checked by an independent validator."""
+    """Generate `repeats` answers for each schema at temperature 1 and check them with an independent validator."""
     asked = [(name, repeat) for repeat in range(repeats) for name in SCHEMAS]
     params = [
         SamplingParams(
@@ -94,7 +94,7 @@ def test_choices_regexes_and_grammars_are_followed(engines: dict[str, LLM], mode
 
 @pytest.mark.parametrize("model", MODELS)
 def test_jump_forward_tokens_change_no_answer(engines: dict[str, LLM], model: str) -> None:
-    """Where logprobs are told every token is drawn; without them those that a schema forces are not."""
+    """With logprobs every token is drawn; without them the tokens that a schema forces are not."""
     jumping = [
         SamplingParams(
             max_tokens=(40, 300)[i % 2],
@@ -121,7 +121,7 @@ def test_json_object_mode_yields_a_json_object(engines: dict[str, LLM]) -> None:
         answer = output.outputs[0]
         if answer.finish_reason == "stop":
             assert isinstance(json.loads(answer.text), dict)
-        else:  # it is unbounded: what there is must begin an object
+        else:  # it is unbounded: the text so far must begin an object
             assert answer.text.startswith("{")
 
 
@@ -137,7 +137,7 @@ def test_a_structure_changes_its_own_answer_and_no_other(engines: dict[str, LLM]
 
 
 def test_no_schedule_changes_a_structured_answer(engines: dict[str, LLM], tmp_path: Path) -> None:
-    """One step in flight, chunks and preemptions bring the tokens of the plain run."""
+    """One step in flight, chunks and preemptions give the tokens of the plain run."""
     folder = tiny_checkpoint(tmp_path / "random", max_position_embeddings=2048)
     names = ["order", "all kinds", "list by recursion", "tool call", "array of arrays"] * 2
     params = [
@@ -160,7 +160,7 @@ def test_no_schedule_changes_a_structured_answer(engines: dict[str, LLM], tmp_pa
 
 
 def refuse_all(llm: LLM, grammars: list[StructuredOutputsParams]) -> int:
-    """Submit them among good requests, which must not notice; returns how many were refused."""
+    """Submit grammars among valid requests, which must succeed; return the number of refused grammars."""
     good = SamplingParams(max_tokens=300, seed=7, structured_outputs=StructuredOutputsParams(json=SCHEMAS["person"]))
     plain = SamplingParams(max_tokens=20, seed=7)
     expected = [llm.generate(PROMPTS[0], each, use_tqdm=False)[0].outputs[0].token_ids for each in (good, plain)]
@@ -183,7 +183,7 @@ def refuse_all(llm: LLM, grammars: list[StructuredOutputsParams]) -> int:
 
 
 def processes_of(title: str) -> set[int]:
-    """Pids of this program's engines, without the grammar process, which a deadly grammar may cost."""
+    """Return the pids of this program's engines, without the grammar process, which an extreme grammar may kill."""
     children = psutil.Process().children(recursive=True)
     return {child.pid for child in children if title in (line := " ".join(child.cmdline())) and "grammar" not in line}
 

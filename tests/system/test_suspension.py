@@ -1,4 +1,4 @@
-"""A suspension of the whole engine is no hang: no process is replaced and no stream is cut."""
+"""A suspension of the whole engine is not a hang: no process is replaced and no stream is cut."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def http_text(engine: Engine) -> str:
 
 
 def hold(processes: list[psutil.Process], how: How, seconds: float) -> None:
-    """Suspend them for so long."""
+    """Suspend the processes for `seconds`."""
     with suspended(processes, how):
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -52,14 +52,14 @@ def hold(processes: list[psutil.Process], how: How, seconds: float) -> None:
 
 
 def check_suspensions(engine: Engine, how: How, count: int, seconds: float) -> None:
-    """Each while the library's and HTTP's streams run; every answer is what it is without one."""
+    """Suspend the engine while library and HTTP streams run; every answer must equal its undisturbed one."""
     with Client(engine.address) as client, ThreadPoolExecutor(2) as pool:
         calm, calm_text = client.generate(PROMPT, LONG, use_tqdm=False)[0], http_text(engine)
         for _ in range(count):
             futures = [client.submit(PROMPT, LONG) for _ in range(2)]
             texts = [pool.submit(http_text, engine) for _ in range(2)]
             processes = engine.processes()
-            # the suspension comes within a step, which ends a while after it
+            # the suspension falls within a step that lasts longer
             assert engine.inject("worker.forward", f"delay {seconds + LATE_S:g}", 0, DEADLINE_S)
             hold(processes, how, seconds)
             for future in futures:

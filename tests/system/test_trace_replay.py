@@ -1,4 +1,4 @@
-"""Answers that are given in advance: their tokens come as they are, with the logprobs that the model has for them."""
+"""Replayed answers: the given tokens are returned unchanged, with the model's logprobs for them."""
 
 from __future__ import annotations
 

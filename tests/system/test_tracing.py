@@ -1,4 +1,4 @@
-"""Spans as a collector gets them: over OTLP/HTTP, from an engine that serves HTTP."""
+"""Spans that an engine with HTTP sends to a collector over OTLP/HTTP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 class Collector:
-    """An OTLP/HTTP receiver that keeps what comes."""
+    """An OTLP/HTTP receiver that keeps all spans."""
 
     def __init__(self) -> None:
         collector = self
@@ -119,7 +119,7 @@ def test_each_request_is_a_span_with_its_phases_under_the_callers_span(
             "gen_ai.usage.output_tokens": 5,
         }
         assert collector.resource["service.name"] == "loom"
-        complete(url, f"00-{TRACE}-{PARENT}-00")  # the caller does not sample this one
+        complete(url, f"00-{TRACE}-{PARENT}-00")  # the caller does not sample this request
         complete(url)
         complete(url, "00-broken", timeout_s=1e-9)
         collector.wait(lambda spans: len(spans) == 4 + 4 + 2)

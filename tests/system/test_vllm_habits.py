@@ -1,4 +1,4 @@
-"""The flags and keywords that vLLM's users bring, on whole engines: each does what it does there."""
+"""The flags and keywords that vLLM's users bring, on whole engines: each has vLLM's effect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FRANCE = "The capital of France is"
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Served as `vllm serve` is, from a checkpoint with sampling defaults of its own."""
+    """Start an engine like `vllm serve`, from a checkpoint with its own sampling defaults."""
     folder = tmp_path_factory.mktemp("habits")
     model = folder / "model"
     shutil.copytree(DEMO_FOLDER, model, ignore=shutil.ignore_patterns("facts"))
