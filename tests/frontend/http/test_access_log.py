@@ -1,4 +1,4 @@
-"""The access log: a line for each request at its end, with nothing that anybody wrote, and what it costs."""
+"""The access log writes one line per finished request, without user content, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IDS = [(b"x-request-id", b"id-1")]
 
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-    """What the path says."""
+    """An app whose path chooses how the request ends."""
     if scope["path"] == "/bad":
         raise RequestError("no")
     if scope["path"] == "/full":
@@ -53,7 +53,7 @@ async def ask(app: ASGIApp, path: str) -> None:
 
 
 def lines(capfd: pytest.CaptureFixture[str], log: AccessLog, *paths: str) -> list[str]:
-    """What is logged of these requests, without the time of day and the like."""
+    """Return the lines logged for requests of these paths, without time and level."""
     capfd.readouterr()
     for path in paths:
         asyncio.run(ask(log, path))
@@ -69,7 +69,7 @@ def info() -> Iterator[None]:
     logging.getLogger("tokenloom.http").setLevel(logging.NOTSET)
 
 
-def test_a_line_says_who_asked_for_what_and_what_came_of_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_line_has_client_path_status_size_times_tokens_and_id(capfd: pytest.CaptureFixture[str]) -> None:
     (line,) = lines(capfd, new_log(has_all=True), "/v1/completions")
     words = line.split()
     assert words[:6] == ["10.0.0.9:4242", "POST", "/v1/completions", "200", "8", "bytes"]
@@ -77,7 +77,7 @@ def test_a_line_says_who_asked_for_what_and_what_came_of_it(capfd: pytest.Captur
     assert words[10:] == ["s", "tokens", "12+34", "id", "id-1"] and "secret" not in line
 
 
-def test_refusals_and_torn_answers_are_logged_too(capfd: pytest.CaptureFixture[str]) -> None:
+def test_refused_and_cut_off_answers_are_logged(capfd: pytest.CaptureFixture[str]) -> None:
     bad, full, gone, torn = lines(capfd, new_log(has_all=True), "/bad", "/full", "/gone", "/torn")
     assert " 400 " in bad and " 503 " in full and " 499 " in gone and " cut " in gone and " 200 8 " in torn
     assert " cut " in torn and " cut " not in bad + full
@@ -85,13 +85,13 @@ def test_refusals_and_torn_answers_are_logged_too(capfd: pytest.CaptureFixture[s
     assert " 401 " in refused and refused.endswith("id id-1")
 
 
-def test_errors_leaves_out_what_went_well_and_probes(capfd: pytest.CaptureFixture[str]) -> None:
+def test_level_errors_omits_successes_and_probes(capfd: pytest.CaptureFixture[str]) -> None:
     log = new_log(has_all=False, api_key="KEY")
     assert [line.split()[2:4] for line in lines(capfd, log, "/health", "/v1/models")] == [["/v1/models", "401"]]
     assert lines(capfd, new_log(has_all=False), "/v1/completions", "/torn") == []
 
 
-def test_a_flood_of_errors_costs_so_many_lines_a_second_and_is_summed_up(
+def test_a_flood_of_errors_logs_limited_lines_per_second_and_the_number_dropped(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = new_log(has_all=False)
@@ -104,14 +104,14 @@ def test_a_flood_of_errors_costs_so_many_lines_a_second_and_is_summed_up(
     assert first == "7 failed HTTP requests more" and " 400 " in second
 
 
-def test_a_log_level_above_info_silences_it(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_log_level_above_info_turns_the_access_log_off(capfd: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("tokenloom.http").setLevel(logging.WARNING)
     assert lines(capfd, new_log(has_all=True), "/bad") == []
 
 
 @pytest.mark.parametrize(("has_all", "max_calls"), [(True, 65), (False, 12)])  # 47 and 6 by Python 3.11
-def test_a_request_costs_a_few_calls(capfd: pytest.CaptureFixture[str], has_all: bool, max_calls: int) -> None:
-    """Beside those of the application."""
+def test_a_logged_request_costs_few_calls(capfd: pytest.CaptureFixture[str], has_all: bool, max_calls: int) -> None:
+    """Count the calls beyond those of the app."""
 
     async def count(app: ASGIApp) -> int:
         with Calls() as calls:

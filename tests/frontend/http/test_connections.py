@@ -1,5 +1,4 @@
-"""Limits of an HTTP client's time, and of connections: uvicorn's parser on real sockets, before an application of the
-test's own."""
+"""Time limits of HTTP clients and the limit of connections, with uvicorn's parser on real sockets and a test app."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ GET = b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 class Server:
-    """Answers with the length of the body; a path `/slow` as soon as `finish` is set."""
+    """Server that answers with the length of the body; on `/slow` only once `finish` is set."""
 
     def __init__(self) -> None:
         self.refused: list[tuple[int, str]] = []
@@ -89,21 +88,21 @@ class Client:
         self._writer.write(data)
 
     async def dribble(self, data: bytes, interval_s: float) -> None:
-        """Byte by byte, until the server has had enough."""
-        with contextlib.suppress(ConnectionError, RuntimeError):  # which is how uvloop says that it is closed
+        """Send byte by byte until the server closes the connection."""
+        with contextlib.suppress(ConnectionError, RuntimeError):  # uvloop raises RuntimeError if it is closed
             for byte in data:
                 self._writer.write(bytes([byte]))
                 await asyncio.sleep(interval_s)
 
     async def answer(self) -> tuple[int, bytes]:
-        """Status and body of the next answer."""
+        """Read status and body of the next answer."""
         head = await self._reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         return int(head.split(b" ")[1]), await self._reader.readexactly(length)
 
     async def rest(self) -> bytes:
-        """All that comes until the server closes."""
-        with contextlib.suppress(ConnectionError):  # what it has not read when it closes
+        """Read until the server closes the connection."""
+        with contextlib.suppress(ConnectionError):  # reset, because it closed with unread data
             return await self._reader.read()
         return b""
 
@@ -126,7 +125,7 @@ def run(test: Callable[[Server], Awaitable[None]], max_connections: int = 100) -
         runner.run(limited())
 
 
-def test_a_head_that_dribbles_is_answered_408_and_closed() -> None:
+def test_a_head_sent_byte_by_byte_gets_408_and_is_closed() -> None:
     async def test(server: Server) -> None:
         client, begun = await server.connect(), time.monotonic()
         dribbling = asyncio.ensure_future(client.dribble(b"GET / HTTP/1.1\r\nx: " + b"y" * 500, 0.02))
@@ -142,7 +141,7 @@ def test_a_head_that_dribbles_is_answered_408_and_closed() -> None:
 
 
 @pytest.mark.parametrize("interval_s", [0.02, 2 * DEADLINE_S])
-def test_a_body_that_dribbles_or_stands_still_is_answered_408_and_closed(interval_s: float) -> None:
+def test_a_body_that_trickles_or_stalls_gets_408_and_is_closed(interval_s: float) -> None:
     async def test(server: Server) -> None:
         client = await server.connect(HEAD % 100_000)
         dribbling = asyncio.ensure_future(client.dribble(b"x" * 1000, interval_s))
@@ -154,7 +153,7 @@ def test_a_body_that_dribbles_or_stands_still_is_answered_408_and_closed(interva
     run(test)
 
 
-def test_a_body_may_take_longer_than_the_limit_at_a_fair_rate() -> None:
+def test_a_body_at_the_minimum_rate_may_take_longer_than_the_limit() -> None:
     async def test(server: Server) -> None:
         num_pieces, piece = 15, b"x" * int(MIN_BYTES_PER_S * LIMIT_S)
         client = await server.connect(HEAD % (num_pieces * len(piece)))
@@ -174,7 +173,7 @@ def test_a_connection_that_never_sends_is_closed_without_an_answer() -> None:
     run(test)
 
 
-def test_what_stalls_between_two_requests_is_no_matter_but_half_a_second_request_is() -> None:
+def test_an_idle_connection_stays_open_but_half_a_second_request_gets_408() -> None:
     async def test(server: Server) -> None:
         client = await server.connect(GET % b"/")
         assert (await client.answer())[0] == 200
@@ -187,7 +186,7 @@ def test_what_stalls_between_two_requests_is_no_matter_but_half_a_second_request
     run(test)
 
 
-def test_an_answer_may_take_as_long_as_it_takes_even_with_half_a_request_behind_it() -> None:
+def test_an_answer_has_no_time_limit_even_with_half_a_request_behind_it() -> None:
     async def test(server: Server) -> None:
         client = await server.connect(GET % b"/slow" + b"GET / HT")
         await asyncio.sleep(3 * LIMIT_S)
@@ -198,7 +197,7 @@ def test_an_answer_may_take_as_long_as_it_takes_even_with_half_a_request_behind_
     run(test)
 
 
-def test_the_timer_runs_only_while_a_client_is_waited_for() -> None:
+def test_the_timer_runs_only_while_a_connection_waits_for_its_client() -> None:
     async def test(server: Server) -> None:
         assert not server.connections.has_timer
         idle, slow = await server.connect(GET % b"/"), await server.connect(GET % b"/slow")
@@ -217,18 +216,18 @@ def test_the_timer_runs_only_while_a_client_is_waited_for() -> None:
     run(test)
 
 
-def test_the_time_for_which_the_process_stood_still_is_no_clients_fault() -> None:
+def test_time_in_which_the_loop_was_blocked_does_not_count() -> None:
     async def test(server: Server) -> None:
         client = await server.connect(b"GET / HTTP/1.1\r\n")
         await asyncio.sleep(LIMIT_S / 2)
         client.send(b"host: x\r\n\r\n")
-        time.sleep(5 * LIMIT_S)  # the rest of the request lies in the socket meanwhile
+        time.sleep(5 * LIMIT_S)  # the rest of the request waits in the socket
         assert (await client.answer())[0] == 200
 
     run(test)
 
 
-def test_the_longest_idle_makes_room_for_a_new_connection() -> None:
+def test_a_new_connection_at_the_limit_closes_the_one_idle_for_longest() -> None:
     async def test(server: Server) -> None:
         first, second = await server.connect(GET % b"/"), await server.connect(GET % b"/")
         for each in (first, second):
@@ -244,7 +243,7 @@ def test_the_longest_idle_makes_room_for_a_new_connection() -> None:
     run(test, max_connections=2)
 
 
-def test_when_all_connections_have_requests_a_new_one_is_refused_but_for_probes() -> None:
+def test_if_all_connections_are_busy_a_new_one_gets_503_except_for_probes() -> None:
     async def test(server: Server) -> None:
         busy = [await server.connect(GET % b"/slow") for _ in range(2)]
         for _ in range(3):
@@ -264,7 +263,7 @@ def test_when_all_connections_have_requests_a_new_one_is_refused_but_for_probes(
     run(test, max_connections=2)
 
 
-def test_what_is_no_http_is_answered_400_in_openais_form() -> None:
+def test_a_request_that_is_not_http_gets_400_in_openais_form() -> None:
     async def test(server: Server) -> None:
         client = await server.connect(b"\x16\x03\x01 this is TLS\r\n\r\n")
         status, body = await client.answer()

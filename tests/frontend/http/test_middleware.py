@@ -1,4 +1,4 @@
-"""What every request passes first: the key, the root path, the count of open ones; and one that never comes whole."""
+"""HttpMiddleware: key, root path, number of open requests, disconnects and the limit of connections."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
     await BodyReader(background, PromptLimits.of(new_spec(), None)).read(Request(scope, receive), msgspec.Struct)
 
 
-def test_a_client_that_leaves_in_the_midst_of_its_body_is_neither_answered_nor_logged(
+def test_a_disconnect_within_the_body_is_neither_answered_nor_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     arriving: list[Message] = [
@@ -52,7 +52,7 @@ def test_a_client_that_leaves_in_the_midst_of_its_body_is_neither_answered_nor_l
 def answer_of(
     middleware: HttpMiddleware, path: str = "/v1/models", **changes: object
 ) -> tuple[int, dict[str, str], str]:
-    """Status, headers and the error's message of a GET."""
+    """GET a path; return status, headers, and the error message or the path that the app got."""
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -68,7 +68,7 @@ def answer_of(
     return sent[0]["status"], headers, body["error"]["message"] if "error" in body else body["path"]
 
 
-async def tell_path(scope: Scope, receive: Receive, send: Send) -> None:
+async def echo_path(scope: Scope, receive: Receive, send: Send) -> None:
     await json_response({"path": scope["path"]})(scope, receive, send)
 
 
@@ -89,11 +89,11 @@ async def tell_path(scope: Scope, receive: Receive, send: Send) -> None:
         ("Bearer KEY\u00e9", "the API key is wrong"),
     ],
 )
-def test_a_key_follows_bearer_in_any_case_and_what_is_wrong_is_said(
+def test_a_key_follows_bearer_in_any_case_and_an_error_names_the_fault(
     authorization: str | None, message: str | None
 ) -> None:
     refused: list[str] = []
-    middleware = HttpMiddleware(tell_path, "KEY", 100, refused.append)
+    middleware = HttpMiddleware(echo_path, "KEY", 100, refused.append)
     headers = [] if authorization is None else [(b"authorization", authorization.encode())]
     status, told, text = answer_of(middleware, headers=headers)
     if message is None:
@@ -113,17 +113,17 @@ def test_a_key_follows_bearer_in_any_case_and_what_is_wrong_is_said(
         (None, "", 401),
     ],
 )
-def test_a_key_may_stand_in_anthropics_header(authorization: str | None, key: str, status: int) -> None:
+def test_a_key_may_come_in_x_api_key(authorization: str | None, key: str, status: int) -> None:
     headers = [(b"x-api-key", key.encode())]
     headers += [] if authorization is None else [(b"authorization", authorization.encode())]
-    middleware = HttpMiddleware(tell_path, "KEY", 100, lambda why: None)
+    middleware = HttpMiddleware(echo_path, "KEY", 100, lambda why: None)
     found, _, text = answer_of(middleware, headers=headers)
     assert found == status
     assert status == 200 or text.startswith("the API key is wrong" if key else "no API key was given")
 
 
-def test_errors_and_ids_below_messages_have_anthropics_form() -> None:
-    middleware = HttpMiddleware(tell_path, "KEY", 100, lambda why: None, "/llm")
+def test_errors_and_ids_on_anthropics_paths_have_anthropics_form() -> None:
+    middleware = HttpMiddleware(echo_path, "KEY", 100, lambda why: None, "/llm")
     sent = [(b"x-request-id", b"mine")]
     status, headers, _ = answer_of(middleware, "/llm/v1/messages/count_tokens", headers=sent)
     assert (status, headers["request-id"], headers["x-request-id"]) == (401, "mine", "mine")
@@ -136,28 +136,28 @@ def test_errors_and_ids_below_messages_have_anthropics_form() -> None:
     ("path", "seen"),
     [
         ("/llm/v1/models", "/v1/models"),
-        ("/v1/models", "/v1/models"),  # the proxy has taken it away
+        ("/v1/models", "/v1/models"),  # the proxy has removed it
         ("/llm", "/"),
         ("/llmx/y", "/llmx/y"),
     ],
 )
-def test_the_root_path_of_a_proxy_is_taken_away_where_it_is(path: str, seen: str) -> None:
-    assert answer_of(HttpMiddleware(tell_path, None, 100, lambda why: None, "/llm"), path)[2] == seen
+def test_the_proxys_root_path_is_removed_if_present(path: str, seen: str) -> None:
+    assert answer_of(HttpMiddleware(echo_path, None, 100, lambda why: None, "/llm"), path)[2] == seen
 
 
-def test_the_probes_are_open_below_the_root_path_too() -> None:
-    assert answer_of(HttpMiddleware(tell_path, "KEY", 100, lambda why: None, "/llm"), "/llm/health")[0] == 200
+def test_probes_need_no_key_below_the_root_path() -> None:
+    assert answer_of(HttpMiddleware(echo_path, "KEY", 100, lambda why: None, "/llm"), "/llm/health")[0] == 200
 
 
-def test_a_connection_too_many_is_refused_but_for_probes() -> None:
+def test_a_connection_above_the_limit_gets_503_except_for_probes() -> None:
     refused: list[str] = []
-    middleware = HttpMiddleware(tell_path, None, 100, refused.append)
+    middleware = HttpMiddleware(echo_path, None, 100, refused.append)
     status, headers, _ = answer_of(middleware, **{OVER_LIMIT: True})
     assert (status, headers["connection"], headers["retry-after"], refused) == (503, "close", "1", ["connections"])
     assert answer_of(middleware, "/health", **{OVER_LIMIT: True})[0] == 200
 
 
-def test_a_request_is_open_until_it_has_been_answered_however_it_ends() -> None:
+def test_a_request_counts_as_open_until_its_answer_or_error_is_sent() -> None:
     requests = OpenRequests()
     counts: list[int] = []
 

@@ -1,4 +1,4 @@
-"""A conversation and a frontend, with the wires between them in the test's hands."""
+"""A conversation and a frontend, whose messages the test delivers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELLO = Welcome(protocol_version=1, run_id="run-1")
 
 
 class Rig:
-    """What is said lies in `to_frontend` and in the service's outbox until `carry` or `settle`; `now` is the test's."""
+    """Messages wait in `to_frontend` and in the service's outbox until `carry` or `settle`. Tests set `now`."""
 
     def __init__(self) -> None:
         self.to_frontend: list[ClientMessage] = []
@@ -32,13 +32,13 @@ class Rig:
         return submit
 
     def reopen(self) -> None:
-        """A fresh connection: what was on its way is gone."""
+        """Reconnect; undelivered messages are lost."""
         self.to_frontend.clear()
         self.service.outbox.clear()
         self.protocol.greet(self.now)
 
     def carry(self, num_up: int = 1 << 30, num_down: int = 1 << 30) -> None:
-        """Bring so many messages to the other side, in order."""
+        """Deliver up to this many messages in each direction, in order."""
         for _ in range(min(num_up, len(self.to_frontend))):
             self.service.take(IDENTITY, self.to_frontend.pop(0))
         for _ in range(min(num_down, len(self.service.outbox))):
@@ -52,7 +52,7 @@ class Rig:
             self.service.generate()
             if not (self.to_frontend or self.service.outbox or self.service.has_work):
                 return
-        raise AssertionError("still talking")
+        raise AssertionError("messages are still exchanged")
 
     def sent(self, kind: type[ClientMessage]) -> list[ClientMessage]:
         return [message for message in self.to_frontend if isinstance(message, kind)]

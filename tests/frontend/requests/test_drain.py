@@ -1,4 +1,4 @@
-"""Before the engine stops everybody has all that was asked for: when the Frontend takes itself for drained."""
+"""Draining: when the Frontend counts as drained before the engine stops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def drain(bench: Bench, clients_return_s: float = 0.0) -> None:
     bench.turn()
 
 
-def test_while_draining_only_resumed_requests_are_taken(bench: Bench) -> None:
+def test_while_draining_only_resumed_requests_are_accepted(bench: Bench) -> None:
     drain(bench)
     error = bench.refusal(new_submit())
     assert error.kind == "draining" and error.retry_after_s > 0
@@ -29,29 +29,29 @@ def test_while_draining_only_resumed_requests_are_taken(bench: Bench) -> None:
     assert not bench.frontend.is_drained
 
 
-def test_who_drains_is_not_ready_and_says_why(bench: Bench) -> None:
+def test_a_draining_frontend_is_not_ready_and_its_health_says_draining(bench: Bench) -> None:
     assert bench.frontend.health().state == "ready"
     drain(bench)
     (health,) = bench.say(GetHealth(query_id=1))
     assert isinstance(health, Health) and not health.is_ready and health.state == "draining"
 
 
-def test_a_frontend_that_is_not_asked_to_end_is_never_drained(bench: Bench) -> None:
+def test_without_a_drain_message_a_frontend_is_never_drained(bench: Bench) -> None:
     assert not bench.frontend.is_drained
 
 
-def test_drained_is_when_the_last_answer_is_in_the_outbox_and_not_when_the_core_has_ended_it(bench: Bench) -> None:
+def test_draining_ends_when_the_last_delta_is_in_the_outbox(bench: Bench) -> None:
     key = bench.submit()
     drain(bench)
     bench.tokens((key, 0, ids("The")))
     assert not bench.frontend.is_drained
     bench.frontend.on_core_message(EngineCoreOutputs(finished=[Finished(key=key, reason="length")]))
-    assert not bench.frontend.is_drained, "the client has not been sent the end"
+    assert not bench.frontend.is_drained, "the last delta has not been sent"
     bench.frontend.tick(bench.now)
     assert bench.frontend.is_drained and len(bench.frontend.outbox.to_clients) == 1
 
 
-def test_a_slow_reader_holds_the_drain_until_it_has_everything(bench: Bench) -> None:
+def test_draining_waits_for_a_slow_reader(bench: Bench) -> None:
     key = bench.submit()
     for position in range(CREDIT_WINDOW + 5):
         bench.tokens((key, position, [40]))
@@ -62,14 +62,14 @@ def test_a_slow_reader_holds_the_drain_until_it_has_everything(bench: Bench) -> 
     assert last.finish_reason == "length" and bench.frontend.is_drained
 
 
-def test_a_client_that_is_gone_does_not_hold_the_drain(bench: Bench) -> None:
+def test_draining_does_not_wait_for_a_client_that_is_gone(bench: Bench) -> None:
     bench.submit()
     drain(bench)
     bench.wait(LEASE_S + 1)
     assert bench.frontend.is_drained
 
 
-def test_a_prompt_that_is_still_tokenized_holds_the_drain() -> None:
+def test_draining_waits_for_a_prompt_in_tokenization() -> None:
     bench = Bench(max_model_len=100_000)
     bench.say(new_submit(prompt="The capital " * 1000))
     drain(bench)
@@ -80,7 +80,7 @@ def test_a_prompt_that_is_still_tokenized_holds_the_drain() -> None:
     assert bench.frontend.is_drained
 
 
-def test_clients_of_a_lost_frontend_have_the_time_to_come_back(bench: Bench) -> None:
+def test_draining_waits_for_clients_of_a_lost_frontend_to_reconnect(bench: Bench) -> None:
     drain(bench, clients_return_s=3.0)
     assert not bench.frontend.is_drained
     assert bench.frontend.seconds_to_tick(bench.now) == pytest.approx(1.0), "no later than a ping"
@@ -90,7 +90,7 @@ def test_clients_of_a_lost_frontend_have_the_time_to_come_back(bench: Bench) -> 
     assert bench.frontend.is_drained
 
 
-def test_an_http_answer_that_is_being_written_holds_the_drain(bench: Bench) -> None:
+def test_draining_waits_for_an_http_answer_in_progress(bench: Bench) -> None:
     turns: list[None] = []
 
     async def ask() -> None:
@@ -102,6 +102,6 @@ def test_an_http_answer_that_is_being_written_holds_the_drain(bench: Bench) -> N
             bench.core(finished=[Finished(key=key, reason="length")])
             assert bench.frontend.num_open_requests == 0 and not bench.frontend.is_drained
             turns.clear()
-        assert bench.frontend.is_drained and turns, "a turn must see it"
+        assert bench.frontend.is_drained and turns, "the loop must have been woken"
 
     asyncio.run(ask())

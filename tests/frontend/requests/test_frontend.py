@@ -1,4 +1,4 @@
-"""The life of a request between a client and a core that the test plays itself, message by message."""
+"""The life of a request; the test sends the messages of client and core."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def test_a_request_goes_to_the_core_and_its_text_comes_back(bench: Bench) -> Non
     assert bench.frontend.num_open_requests == 0 and bench.aborted() == []
 
 
-def test_all_requests_of_a_client_share_one_message_per_turn(bench: Bench) -> None:
+def test_all_requests_of_a_client_share_one_deltas_message_per_turn(bench: Bench) -> None:
     keys = [bench.submit(f"r{i}") for i in range(5)]
     bench.tokens(*((key, 0, ids("The")) for key in keys))
     (message,) = bench.heard()
     assert isinstance(message, Deltas) and [delta.request_id for delta in message.deltas] == [f"r{i}" for i in range(5)]
 
 
-def test_end_token_ends_without_reason_and_a_stop_token_is_named(bench: Bench) -> None:
+def test_only_a_stop_token_is_the_stop_reason_not_the_end_token(bench: Bench) -> None:
     for stop, reason in ((2, None), (50, 50)):
         key = bench.submit(params={"stop_token_ids": [50]})
         bench.tokens((key, 0, [*ids("The"), stop]), finished=[Finished(key=key, reason="stop")])
@@ -68,7 +68,7 @@ def test_end_token_ends_without_reason_and_a_stop_token_is_named(bench: Bench) -
         assert decode_ids(delta.token_ids).tolist() == [*ids("The"), stop]
 
 
-def test_a_stop_string_cuts_the_text_keeps_its_token_and_tells_the_core(bench: Bench) -> None:
+def test_a_stop_string_cuts_the_text_keeps_its_tokens_and_aborts_in_the_core(bench: Bench) -> None:
     key = bench.submit(params={"stop": ["pan", "nic"]})
     tokens = [ids(character)[0] for character in "Don't panic!"]
     bench.tokens((key, 0, tokens[:7]))
@@ -83,7 +83,7 @@ def test_a_stop_string_cuts_the_text_keeps_its_token_and_tells_the_core(bench: B
     assert bench.heard() == [] and bench.frontend.num_open_requests == 0
 
 
-def test_requests_that_have_ended_leave_nothing_to_the_garbage_collector(bench: Bench) -> None:
+def test_finished_requests_leave_no_cycles_for_the_garbage_collector(bench: Bench) -> None:
     gc.collect()
     gc.disable()
     try:
@@ -100,7 +100,7 @@ def test_requests_that_have_ended_leave_nothing_to_the_garbage_collector(bench: 
         gc.enable()
 
 
-def test_a_stop_string_is_not_seen_before_min_tokens(bench: Bench) -> None:
+def test_a_stop_string_is_ignored_before_min_tokens(bench: Bench) -> None:
     key = bench.submit(params={"stop": "a", "min_tokens": 4, "include_stop_str_in_output": True})
     tokens = [ids(character)[0] for character in "ababa"]
     bench.tokens((key, 0, tokens))
@@ -108,7 +108,7 @@ def test_a_stop_string_is_not_seen_before_min_tokens(bench: Bench) -> None:
     assert (delta.text, delta.stop_reason) == ("ababa", "a")
 
 
-def test_text_held_back_comes_out_at_the_end(bench: Bench) -> None:
+def test_held_back_text_is_sent_at_the_end(bench: Bench) -> None:
     key = bench.submit(params={"stop": "Paris!"})
     bench.tokens((key, 0, ids("Paris")))
     assert [delta.text for delta in bench.deltas()] == [""]
@@ -116,7 +116,7 @@ def test_text_held_back_comes_out_at_the_end(bench: Bench) -> None:
     assert [(delta.text, delta.finish_reason) for delta in bench.deltas()] == [("Paris", "length")]
 
 
-def test_ids_alone_are_served_without_a_tokenizer() -> None:
+def test_token_ids_are_served_without_a_tokenizer() -> None:
     bench = Bench(tokenizer=None)
     key = bench.submit(prompt_token_ids=encode_ids([5, 6, 7]), params={"stop_token_ids": [9]})
     bench.tokens((key, 0, [8, 9]), finished=[Finished(key=key, reason="stop")])
@@ -131,7 +131,7 @@ def test_a_chat_is_rendered_and_its_text_reported(bench: Bench) -> None:
     assert isinstance(accepted, Accepted) and accepted.prompt == "The test"
 
 
-def test_a_long_prompt_is_tokenized_aside_and_short_ones_go_past_it() -> None:
+def test_a_long_prompt_is_tokenized_in_a_thread_and_short_ones_overtake_it() -> None:
     bench = Bench(max_model_len=100_000)
     text = "The capital of France is Paris. " * 300
     assert bench.say(new_submit("long", prompt=text)) == [] and bench.to_core == []
@@ -142,7 +142,7 @@ def test_a_long_prompt_is_tokenized_aside_and_short_ones_go_past_it() -> None:
 
 
 def occupy_threads(bench: Bench) -> Callable[[], None]:
-    """Give the background enough to do that what follows waits; returns what ends it."""
+    """Occupy all background threads, so that later jobs wait; returns a function that frees them."""
     end, begun = threading.Event(), threading.Semaphore(0)
 
     def work() -> None:
@@ -155,7 +155,7 @@ def occupy_threads(bench: Bench) -> Callable[[], None]:
     return end.set
 
 
-def test_timeouts_count_while_a_long_prompt_waits_to_be_tokenized(bench: Bench) -> None:
+def test_timeouts_run_while_a_long_prompt_waits_for_a_thread(bench: Bench) -> None:
     text, release = "x " * 3000, occupy_threads(bench)
     bench.say(new_submit("own", prompt=text, params={"timeout_s": 5, "n": 2}))
     bench.say(new_submit("queue", prompt=text, params={"queue_timeout_s": 6, "timeout_s": 50}))
@@ -179,7 +179,7 @@ def test_timeouts_count_while_a_long_prompt_waits_to_be_tokenized(bench: Bench) 
     release()
 
 
-def test_a_long_prompt_that_was_aborted_while_it_waits_is_not_tokenized() -> None:
+def test_an_aborted_prompt_that_waits_for_a_thread_is_not_tokenized() -> None:
     encoded: list[str] = []
 
     def encode(text: str, add_special_tokens: bool) -> list[int]:
@@ -196,7 +196,7 @@ def test_a_long_prompt_that_was_aborted_while_it_waits_is_not_tokenized() -> Non
     assert encoded == ["b" * 5000]
 
 
-def test_a_long_prompt_that_was_aborted_or_fails_ends_as_such(bench: Bench) -> None:
+def test_a_long_prompt_ends_with_abort_or_its_error(bench: Bench) -> None:
     text = "x " * 3000
     assert [d.finish_reason for d in bench.news(new_submit("a", prompt=text), Abort(request_id="a"))] == ["abort"]
     bench.say(new_submit("b", prompt=text))

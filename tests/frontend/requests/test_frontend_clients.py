@@ -1,4 +1,4 @@
-"""Clients that read slowly, fall silent, come back and repeat themselves, as the Frontend sees them."""
+"""Clients that read slowly, fall silent, reconnect, abort, or submit a request again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tokenloom.ipc.messages.core import Finished
 from tokenloom.tests.frontend.bench import TOKENIZER, Bench, deltas_of, ids, new_submit
 
 
-def test_a_client_that_does_not_read_gets_its_news_merged_and_slows_nobody(bench: Bench) -> None:
+def test_a_slow_client_gets_merged_updates_and_does_not_delay_others(bench: Bench) -> None:
     bench.hello(b"slow")
     slow, quick = bench.submit("s", client=b"slow"), bench.submit("q")
     tokens = [random.Random(1).randrange(4, 400) for _ in range(1000)]
@@ -31,7 +31,7 @@ def test_a_negative_credit_is_refused(bench: Bench) -> None:
     assert isinstance(refused, Refused) and "-5" in refused.error.message
 
 
-def test_silence_counts_only_while_requests_are_open(bench: Bench) -> None:
+def test_the_lease_runs_only_while_requests_are_open(bench: Bench) -> None:
     bench.now += 100 * LEASE_S
     assert bench.frontend.seconds_to_tick(bench.now) is None
     key = bench.submit()
@@ -44,7 +44,7 @@ def test_silence_counts_only_while_requests_are_open(bench: Bench) -> None:
     assert bench.say(Ping()) == [Unknown()]
 
 
-def test_a_client_without_requests_outlives_the_leases_of_others(bench: Bench) -> None:
+def test_a_client_without_requests_has_no_lease(bench: Bench) -> None:
     bench.hello(b"idle")
     bench.submit()
     for _ in range(10):
@@ -53,7 +53,7 @@ def test_a_client_without_requests_outlives_the_leases_of_others(bench: Bench) -
     assert bench.say(Ping(), client=b"idle") == [Pong()]
 
 
-def test_no_client_is_silent_before_all_is_read(bench: Bench) -> None:
+def test_leases_are_not_checked_before_all_messages_are_read(bench: Bench) -> None:
     bench.submit()
     for _ in range(10):
         bench.now += 1
@@ -63,7 +63,7 @@ def test_no_client_is_silent_before_all_is_read(bench: Bench) -> None:
     assert bench.frontend.num_open_requests == 0
 
 
-def test_a_loop_that_stood_still_holds_nobodys_silence_against_it(bench: Bench) -> None:
+def test_leases_restart_if_the_loop_was_stopped(bench: Bench) -> None:
     bench.submit()
     for _ in range(5):
         bench.now += 10 * LEASE_S
@@ -81,7 +81,7 @@ def test_the_loop_wakes_for_the_next_lease_or_ping(bench: Bench) -> None:
     assert bench.frontend.seconds_to_tick(bench.now) is None
 
 
-def test_a_client_that_is_gone_loses_its_requests_and_no_other(bench: Bench) -> None:
+def test_losing_a_client_ends_only_its_requests(bench: Bench) -> None:
     bench.hello(b"d")
     mine, other = bench.submit(), bench.submit(client=b"d")
     bench.to_core.clear()
@@ -92,7 +92,7 @@ def test_a_client_that_is_gone_loses_its_requests_and_no_other(bench: Bench) -> 
     assert bench.heard() == [] and len(bench.deltas(b"d")) == 1
 
 
-def test_abort_answers_with_the_last_delta_and_unknown_ids_with_nothing(bench: Bench) -> None:
+def test_abort_sends_the_last_delta_and_ignores_unknown_ids(bench: Bench) -> None:
     key = bench.submit()
     (delta,) = bench.news(Abort(request_id="r"))
     assert delta.finish_reason == "abort" and bench.aborted() == [key]
@@ -109,7 +109,7 @@ def test_an_equal_attempt_changes_nothing_and_is_accepted_again(bench: Bench) ->
     assert isinstance(again, Accepted) and bench.to_core == []
 
 
-def test_another_request_under_an_open_id_is_refused_and_the_first_goes_on(bench: Bench) -> None:
+def test_another_request_with_an_open_id_is_refused_and_the_first_continues(bench: Bench) -> None:
     key = bench.submit()
     (refused,) = bench.say(new_submit(prompt="something else"))
     assert isinstance(refused, Refused) and "is already open" in refused.error.message
@@ -117,7 +117,7 @@ def test_another_request_under_an_open_id_is_refused_and_the_first_goes_on(bench
     assert len(bench.deltas()) == 1
 
 
-def test_a_higher_attempt_replaces_silently(bench: Bench) -> None:
+def test_a_higher_attempt_replaces_the_request_without_a_final_delta(bench: Bench) -> None:
     first = bench.submit(accept=False)
     second = bench.submit(attempt=1)
     assert bench.aborted() == [first]
@@ -125,7 +125,7 @@ def test_a_higher_attempt_replaces_silently(bench: Bench) -> None:
     assert [delta.text for delta in bench.deltas()] == ["The"]
 
 
-def test_news_of_a_replaced_attempt_that_were_not_sent_yet_are_never_sent(bench: Bench) -> None:
+def test_unsent_updates_of_a_replaced_attempt_are_dropped(bench: Bench) -> None:
     first = bench.submit()
     for start in range(CREDIT_WINDOW + 1):
         bench.tokens((first, start, [40]))
@@ -136,7 +136,7 @@ def test_news_of_a_replaced_attempt_that_were_not_sent_yet_are_never_sent(bench:
     assert delta.start == 0 and delta.text == "The"
 
 
-def test_the_same_id_of_two_clients_is_two_requests(bench: Bench) -> None:
+def test_one_request_id_of_two_clients_is_two_requests(bench: Bench) -> None:
     bench.hello(b"d")
     mine, other = bench.submit(), bench.submit(client=b"d")
     bench.tokens((mine, 0, ids("The")), (other, 0, ids("Don")))

@@ -1,4 +1,4 @@
-"""The Frontend and a core that is not there yet, repeats itself, forgets or talks nonsense; and answers that resume."""
+"""The Frontend with a core that is down, repeats tokens, forgets or sends malformed columns; resumed answers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tokenloom.tests.frontend.bench import Bench, ids, new_submit
 
 
 @pytest.mark.parametrize("params", [{}, {"stop": ["is P", "Madrid."]}, {"min_tokens": 9, "stop": "is"}])
-def test_a_resumed_answer_goes_on_where_it_was_at_any_cut(params: dict[str, Any]) -> None:
-    """The text that the client has plus what comes after the resume is the text of a calm run."""
+def test_an_answer_resumed_at_any_token_has_the_same_text(params: dict[str, Any]) -> None:
+    """The client's text before the cut plus the text after the resume is the text of an undisturbed run."""
     tokens = [token_id for character in "漢 France is Paris, Spain is Madrid." for token_id in ids(character)]
     calm = Bench()
     key = calm.submit(params={**params, "max_tokens": 200, "seed": 3})
@@ -45,7 +45,7 @@ def joined(deltas: list[Delta]) -> tuple[bytes, str]:
     return b"".join(delta.token_ids for delta in deltas), "".join(delta.text for delta in deltas)
 
 
-def test_resumed_tokens_that_meet_a_stop_string_end_at_once_without_the_core(bench: Bench) -> None:
+def test_resumed_tokens_with_a_stop_string_end_without_the_core(bench: Bench) -> None:
     bench.to_core.clear()
     child = Child(seed=1, output_token_ids=encode_ids(ids("Paris")))
     accepted, deltas = bench.say(new_submit(params={"stop": "Par"}, attempt=1, children=[child]))
@@ -53,7 +53,7 @@ def test_resumed_tokens_that_meet_a_stop_string_end_at_once_without_the_core(ben
     assert isinstance(deltas, Deltas) and (deltas.deltas[0].finish_reason, deltas.deltas[0].text) == ("stop", "")
 
 
-def test_each_of_several_answers_is_resumed_and_ends_alone(bench: Bench) -> None:
+def test_several_answers_are_resumed_and_end_separately(bench: Bench) -> None:
     children = [Child(index=i, seed=i, output_token_ids=encode_ids(ids("The")[:i])) for i in range(2)]
     key = bench.submit(attempt=1, children=children)
     (zero, one) = (child.key for child in bench.to_core[-1].children)
@@ -65,7 +65,7 @@ def test_each_of_several_answers_is_resumed_and_ends_alone(bench: Bench) -> None
     assert bench.deltas()[0].index == 0 and bench.frontend.num_open_requests == 0
 
 
-def test_tokens_that_are_known_are_dropped_and_a_gap_ends_that_request_alone(bench: Bench) -> None:
+def test_known_tokens_are_dropped_and_a_gap_ends_only_its_request(bench: Bench) -> None:
     mine, other = bench.submit("a"), bench.submit("b")
     bench.tokens((mine, 0, [40, 41]), (other, 0, [40]))
     bench.tokens((mine, 1, [41, 42]), (mine, 0, [40]))
@@ -78,7 +78,7 @@ def test_tokens_that_are_known_are_dropped_and_a_gap_ends_that_request_alone(ben
     assert whole.finish_reason is None and bench.aborted() == [mine]
 
 
-def test_a_core_that_does_not_know_us_gets_everything_again_with_its_tokens(bench: Bench) -> None:
+def test_a_core_that_forgot_the_frontend_gets_all_requests_with_their_tokens(bench: Bench) -> None:
     key = bench.submit(params={"seed": 9})
     bench.tokens((key, 0, [40, 41, 42]))
     bench.heard()
@@ -100,7 +100,7 @@ def test_a_core_that_does_not_know_us_gets_everything_again_with_its_tokens(benc
     assert bench.deltas()[0].start == 3
 
 
-def test_columns_that_disagree_are_counted_and_change_nothing(bench: Bench) -> None:
+def test_columns_of_unequal_length_are_counted_and_change_nothing(bench: Bench) -> None:
     key = bench.submit()
     good = {
         "keys": encode_ids([key]),
@@ -116,7 +116,7 @@ def test_columns_that_disagree_are_counted_and_change_nothing(bench: Bench) -> N
     assert len(bench.deltas()) == 1
 
 
-def test_a_request_that_the_core_refuses_ends_with_its_error(bench: Bench) -> None:
+def test_a_request_refused_by_the_core_ends_with_its_error(bench: Bench) -> None:
     key = bench.submit(accept=False)
     error = ErrorInfo("overloaded", "65536 requests wait", 2.5)
     bench.core(finished=[Finished(key=key, reason="error", error=error)])
@@ -124,7 +124,7 @@ def test_a_request_that_the_core_refuses_ends_with_its_error(bench: Bench) -> No
     assert (delta.finish_reason, delta.error) == ("error", error)
 
 
-def test_requests_wait_for_a_core_that_is_not_up_yet() -> None:
+def test_requests_wait_for_the_welcome_of_the_core() -> None:
     bench = Bench(is_core_up=False)
     bench.say(new_submit())
     assert bench.to_core == []

@@ -1,4 +1,4 @@
-"""A large frame that would become too many objects is refused before it is decoded, under its request's id."""
+"""A large frame with too many values is refused under its request's id before it is decoded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TURN = ChatMessage("user", "a")
         ({"chat": [TURN, ChatMessage("user", "a", {"x": [0] * 600_000})] * 2}, "chat[…].more has 1200"),
     ],
 )
-def test_too_many_values_are_refused_with_their_number(bench: Bench, fields: dict[str, Any], reason: str) -> None:
+def test_too_many_values_are_refused_with_field_and_number(bench: Bench, fields: dict[str, Any], reason: str) -> None:
     submit = Submit(**{"request_id": "mine", "params": SamplingParams(), **fields})
     assert len(encode(submit)) > LARGE_BYTES
     error = bench.refusal(submit)
@@ -52,13 +52,13 @@ def test_large_texts_and_token_ids_pass(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "frame", [b"", b"\xc1" * LARGE_BYTES, b"\xdd\xff\xff\xff\xff", b"\x81\xa4chat\xdd\xff\xff\xff\xff"]
 )
-def test_what_is_no_message_is_a_protocol_error(frame: bytes) -> None:
+def test_an_invalid_frame_is_a_protocol_error(frame: bytes) -> None:
     with pytest.raises(ProtocolError):
         check_large_frame(frame)
     assert message_id(frame) is None
 
 
-def test_the_id_of_a_message_is_found_though_the_rest_is_wrong() -> None:
+def test_the_id_of_a_malformed_message_is_found() -> None:
     assert message_id(msgspec.msgpack.encode({"params": [1] * 100, "request_id": "r", "type": "submit"})) == "r"
     assert message_id(msgspec.msgpack.encode({"type": "tokenize", "query_id": 7, "prompt": 5})) == 7
     assert message_id(msgspec.msgpack.encode({"type": "submit", "request_id": 5})) is None

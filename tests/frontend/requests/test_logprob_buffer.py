@@ -1,4 +1,4 @@
-"""Logprobs reach the client in step with their tokens: none twice, none of tokens after the end, whatever came when."""
+"""LogprobBuffer keeps each token's logprobs once, and none of tokens after the end of the answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tokenloom.tests.frontend.text.samples import new_tokenizer
 
 
 def columns(entries: list[tuple[int, int, list[int]]]) -> LogprobColumns:
-    """Of (key, position, token ids): logprob −i/4 for the i-th id, rank 2 for the token itself."""
+    """Encode (key, position, token ids): logprob −i/4 for the i-th id, rank 2 for the token itself."""
     return LogprobColumns(
         owners=encode_ids([key for key, _, _ in entries]),
         positions=encode_ids([position for _, position, _ in entries]),
@@ -37,7 +37,7 @@ def taken_ids(buffer: LogprobBuffer) -> list[int]:
     return [] if taken is None else decode_ids(taken.token_ids).tolist()[:: taken.num_top + 1]
 
 
-def test_runs_join_what_follows_in_one_key_and_nothing_else() -> None:
+def test_a_run_joins_consecutive_positions_of_one_key_and_width() -> None:
     entries = [(1, 0, [5, 6]), (1, 1, [7, 8]), (2, 2, [9, 9]), (2, 4, [1, 2]), (2, 5, [3])]
     runs = [(each.key, each.position, each.num_tokens, each.width) for each in runs_of(columns(entries))]
     assert runs == [(1, 0, 2, 2), (2, 2, 1, 2), (2, 4, 1, 2), (2, 5, 1, 1)]
@@ -45,7 +45,7 @@ def test_runs_join_what_follows_in_one_key_and_nothing_else() -> None:
     assert flat == [5, 6, 7, 8, 9, 9, 1, 2, 3]
 
 
-def test_what_comes_twice_is_dropped_and_what_comes_too_early_is_not_taken() -> None:
+def test_repeated_tokens_are_dropped_and_runs_after_a_gap_are_rejected() -> None:
     buffer = LogprobBuffer(3)
     assert not buffer.append(run(5, 2)), "token 3 and 4 are missing"
     assert buffer.append(run(1, 4)), "tokens 3 and 4 are new"
@@ -64,14 +64,14 @@ def test_tokens_after_the_end_of_the_answer_are_trimmed() -> None:
 
 
 @pytest.mark.parametrize("field", ["positions", "widths", "ranks", "token_ids", "logprobs"])
-def test_columns_that_disagree_are_refused(field: str) -> None:
+def test_columns_of_unequal_length_are_refused(field: str) -> None:
     good = columns([(1, 0, [5, 6]), (1, 1, [7, 8])])
     fields = {name: getattr(good, name) for name in good.__struct_fields__}
     with pytest.raises(ProtocolError):
         list(runs_of(LogprobColumns(**fields | {field: fields[field][:-4]})))
 
 
-def test_the_caller_gets_one_dict_per_token_with_the_token_first_and_its_text() -> None:
+def test_unpacked_logprobs_are_one_dict_per_token_with_the_token_first() -> None:
     tokenizer = new_tokenizer("byte_level")
     ids = tokenizer.encode("The capital of France is", add_special_tokens=False)[:3]
     buffer = LogprobBuffer(0)
@@ -89,5 +89,5 @@ def test_the_caller_gets_one_dict_per_token_with_the_token_first_and_its_text() 
     assert list(first) == [ids[1], ids[0], ids[2]] and list(second) == [ids[2], ids[0], ids[1]]
 
 
-def test_a_logprob_may_be_made_of_its_number_alone() -> None:
+def test_rank_and_text_of_a_logprob_default_to_none() -> None:
     assert Logprob(-0.1) == Logprob(-0.1, None, None)

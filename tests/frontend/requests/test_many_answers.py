@@ -1,4 +1,4 @@
-"""n answers and logprobs between core, frontend and client: in step with their tokens, resumed without repetition."""
+"""n answers and their logprobs between core, frontend and client, also after a resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenloom.tests.frontend.text.samples import new_tokenizer
 
 
 def scored(*entries: tuple[int, int, int]) -> LogprobColumns:
-    """Of (key, position, token): its logprob is −token/8; the likeliest is token 1."""
+    """Encode (key, position, token): the token's logprob is −token/8, the top token is 1."""
     return LogprobColumns(
         owners=encode_ids([key for key, _, _ in entries]),
         positions=encode_ids([position for _, position, _ in entries]),
@@ -34,7 +34,7 @@ def own_ids(logprobs: Logprobs | None) -> list[int]:
     return [] if logprobs is None else decode_ids(logprobs.token_ids).tolist()[:: logprobs.num_top + 1]
 
 
-def test_n_answers_are_one_request_with_seeds_in_a_row(bench: Bench) -> None:
+def test_n_answers_are_one_request_with_consecutive_seeds(bench: Bench) -> None:
     bench.submit(params={"n": 3, "seed": 2**64 - 2}, accept=False)
     (request,) = bench.to_core
     assert isinstance(request, EngineCoreRequest)
@@ -53,7 +53,7 @@ def test_n_answers_are_one_request_with_seeds_in_a_row(bench: Bench) -> None:
     assert sorted(ends) == [(1, "abort"), (2, "abort")] and bench.frontend.num_open_requests == 0
 
 
-def test_logprobs_come_with_their_tokens_merged_when_the_client_is_slow(bench: Bench) -> None:
+def test_merged_deltas_have_the_logprobs_of_exactly_their_tokens(bench: Bench) -> None:
     key = bench.submit(params={"logprobs": 1})
     for i in range(200):
         bench.tokens((key, i, [i + 4]), logprobs=scored((key, i, i + 4)))
@@ -64,7 +64,7 @@ def test_logprobs_come_with_their_tokens_merged_when_the_client_is_slow(bench: B
     assert all(own_ids(delta.logprobs) == decode_ids(delta.token_ids).tolist() for delta in deltas)
 
 
-def test_tokens_behind_a_stop_string_take_their_logprobs_with_them(bench: Bench) -> None:
+def test_tokens_after_a_stop_string_have_no_logprobs(bench: Bench) -> None:
     key = bench.submit(params={"stop": "b", "logprobs": 1})
     tokens = [ids(character)[0] for character in "abcd"]
     entries = [(key, i, token) for i, token in enumerate(tokens)]
@@ -73,7 +73,7 @@ def test_tokens_behind_a_stop_string_take_their_logprobs_with_them(bench: Bench)
     assert delta.stop_reason == "b" and own_ids(delta.logprobs) == decode_ids(delta.token_ids).tolist() == tokens[:2]
 
 
-def test_a_new_core_is_told_what_is_known_and_asked_only_for_the_rest(bench: Bench) -> None:
+def test_a_new_core_gets_known_tokens_and_computes_only_missing_logprobs(bench: Bench) -> None:
     bench.submit(params={"n": 2, "logprobs": 1, "prompt_logprobs": 1, "seed": 1}, prompt_token_ids=encode_ids([5] * 9))
     keys = [child.key for child in bench.to_core[-1].children]
     bench.core(prompt_logprobs=scored(*((keys[0], i, 5) for i in range(1, 6))))
@@ -98,7 +98,7 @@ def test_a_new_core_is_told_what_is_known_and_asked_only_for_the_rest(bench: Ben
     assert child.key == keys[1] and child.output_token_ids == encode_ids([7, 8]) and child.seed == 2
 
 
-def test_a_client_resumes_each_answer_that_is_open(bench: Bench) -> None:
+def test_a_client_resumes_all_open_answers(bench: Bench) -> None:
     submit = new_submit(params={"n": 3, "prompt_logprobs": 0, "logprobs": 0}, prompt_token_ids=encode_ids([5, 6, 7]))
     updates: list[Update] = []
     request = OpenRequest(submit, updates.append)
@@ -137,7 +137,7 @@ def _frame(submit: Submit) -> bytes:
     return encode(submit)
 
 
-def test_an_abort_or_an_error_ends_all_answers_at_the_client() -> None:
+def test_an_abort_or_error_ends_all_answers_at_the_client() -> None:
     for has_error in (False, True):
         rig = Rig()
         rig.carry()
@@ -165,7 +165,7 @@ def test_an_abort_or_an_error_ends_all_answers_at_the_client() -> None:
             assert reasons == [("abort", []), ("abort", [4]), ("abort", [])]
 
 
-def test_a_new_part_shows_each_token_once_and_each_end_once() -> None:
+def test_delta_outputs_have_each_token_and_each_end_once() -> None:
     builder = OutputBuilder(Submit(request_id="r", params=SamplingParams(n=2, output_kind="delta")))
     builder.add(Delta(request_id="r", token_ids=encode_ids([1, 2]), text="ab"))
     assert [(part.index, part.token_ids, part.text) for part in builder.build_delta().outputs] == [(0, [1, 2], "ab")]
@@ -177,7 +177,7 @@ def test_a_new_part_shows_each_token_once_and_each_end_once() -> None:
     assert new.finished and not builder.has_delta
 
 
-def test_special_tokens_stand_close_where_no_space_is_wanted() -> None:
+def test_special_tokens_have_no_spaces_if_spaces_between_special_tokens_is_off() -> None:
     tokenizer = new_tokenizer("word_piece")
     factory = DetokenizerFactory(tokenizer)
     special = sorted(tokenizer.special_ids)[-2:]

@@ -1,4 +1,4 @@
-"""Questions to the Frontend beside requests: health, info, tokens."""
+"""Queries to the Frontend: health, info, tokenize; and control commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tokenloom.tests.frontend.bench import TOKENIZER, Bench, ids
 
 
 def health_after(bench: Bench, seconds: float, **progress: object) -> Health:
-    """What is said of an engine that has reported its progress so long ago."""
+    """Return the health of an engine that reported its progress `seconds` ago."""
     bench.frontend.on_control_message(msgspec.convert({"num_running": 3, "num_waiting": 4} | progress, Progress))
     bench.wait(seconds)
     (health,) = bench.say(GetHealth(query_id=1))
@@ -33,7 +33,7 @@ def health_after(bench: Bench, seconds: float, **progress: object) -> Health:
     return health
 
 
-def test_health_is_that_of_the_last_progress_and_ages(bench: Bench) -> None:
+def test_health_shows_the_last_progress_and_its_age(bench: Bench) -> None:
     health = health_after(bench, 2, step=5, step_age_s=0.5)
     assert health.is_ready and not health.is_stalled
     assert (health.step, health.step_age_s, health.num_running, health.num_waiting) == (5, 2.5, 3, 4)
@@ -41,26 +41,26 @@ def test_health_is_that_of_the_last_progress_and_ages(bench: Bench) -> None:
     assert not health_after(bench, 0, step=6, step_age_s=0.0).is_stalled
 
 
-def test_the_first_step_after_a_long_idle_time_is_no_stall(bench: Bench) -> None:
+def test_an_idle_engine_that_gets_a_request_is_not_stalled(bench: Bench) -> None:
     assert not health_after(bench, 1000, step=5, step_age_s=0.0, num_running=0, num_waiting=0).is_stalled
     assert not health_after(bench, 1, step=5, step_age_s=1000.0, num_running=1, num_waiting=0).is_stalled
 
 
-def test_an_engine_that_was_suspended_is_not_called_stalled(bench: Bench) -> None:
+def test_a_suspended_engine_is_not_stalled(bench: Bench) -> None:
     assert not health_after(bench, 5, step=5, step_age_s=0.0).is_stalled
     bench.now += 1000  # no turn meanwhile
     assert not health_after(bench, 0, step=5, step_age_s=1000.0).is_stalled
-    assert health_after(bench, 5, step=5, step_age_s=1005.0).is_stalled, "what it stood still before counts"
+    assert health_after(bench, 5, step=5, step_age_s=1005.0).is_stalled, "time before the suspension counts"
 
 
-def test_info_tells_what_is_served(bench: Bench) -> None:
+def test_info_describes_the_served_model(bench: Bench) -> None:
     bench.frontend.on_control_message(Initialize(num_blocks=65))
     (info,) = bench.say(GetInfo(query_id=4))
     assert isinstance(info, Info) and (info.query_id, info.model, info.num_kv_blocks) == (4, "sample", 64)
     assert (info.max_model_len, info.vocab_size, info.eos_token_ids) == (512, 1000, [2])
 
 
-def test_tokenize_and_detokenize_answer_short_and_long(bench: Bench) -> None:
+def test_tokenize_and_detokenize_work_for_short_and_long_texts(bench: Bench) -> None:
     for text in ("The capital", "The capital " * 1000):
         token_ids = TOKENIZER.encode(text)
         heard = bench.say(Tokenize(query_id=1, prompt=text), Detokenize(query_id=2, token_ids=encode_ids(token_ids)))
@@ -72,7 +72,7 @@ def test_tokenize_and_detokenize_answer_short_and_long(bench: Bench) -> None:
         assert by_type[Text] == Text(query_id=2, text=text)
 
 
-def test_a_query_that_cannot_be_answered_says_why(bench: Bench) -> None:
+def test_an_invalid_query_fails_with_a_request_error(bench: Bench) -> None:
     failed = bench.say(
         Tokenize(query_id=7),
         Detokenize(query_id=8, token_ids=b"abc"),
@@ -82,7 +82,7 @@ def test_a_query_that_cannot_be_answered_says_why(bench: Bench) -> None:
     assert kinds == dict.fromkeys((7, 8, 9), "request")
 
 
-def test_what_ended_before_a_pause_is_told_before_it_though_both_come_in_one_turn(bench: Bench) -> None:
+def test_outputs_before_a_pause_are_sent_before_its_reply(bench: Bench) -> None:
     key = bench.submit()
     bench.say(Control(query_id=7, action="pause", mode="wait"))
     (order,) = [message for message in bench.to_core if isinstance(message, EngineControl)]
@@ -95,7 +95,7 @@ def test_what_ended_before_a_pause_is_told_before_it_though_both_come_in_one_tur
     assert [type(message) for message in bench.heard()] == [Deltas, Done]
 
 
-def test_a_pause_is_no_stall_and_neither_is_the_moment_after_it(bench: Bench) -> None:
+def test_a_paused_engine_is_not_stalled_nor_one_just_resumed(bench: Bench) -> None:
     busy = {"num_running": 1, "num_waiting": 2}
     health_after(bench, 0, step=5, step_age_s=0.0, **busy)
     paused = health_after(bench, 1, step=5, step_age_s=1.0, is_paused=True, **busy)
@@ -107,7 +107,7 @@ def test_a_pause_is_no_stall_and_neither_is_the_moment_after_it(bench: Bench) ->
     assert health_after(bench, 11, step=5, step_age_s=111.0, **busy).is_stalled
 
 
-def test_a_log_level_is_set_when_the_supervisor_says_so(bench: Bench) -> None:
+def test_a_log_level_command_is_answered_by_the_supervisors_broadcast(bench: Bench) -> None:
     assert bench.say(Control(query_id=3, action="log_level", level="debug")) == []
     assert bench.frontend.outbox.to_supervisor == [SetLogLevel(level="debug")] and bench.frontend.log_level == "info"
     bench.frontend.on_control_message(SetLogLevel(level="warning"))  # another's

@@ -1,4 +1,4 @@
-"""What the Frontend refuses, and that nothing else is touched by it."""
+"""Messages that the Frontend refuses, without an effect on other requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tokenloom.ipc.messages.client import Child, Deltas, QueryFailed
 from tokenloom.tests.frontend.bench import Bench, ids, new_submit
 
 
-def test_another_protocol_version_is_refused_with_both_named(bench: Bench) -> None:
+def test_another_protocol_version_is_refused_and_both_are_named(bench: Bench) -> None:
     (refused,) = bench.say(Hello(protocol_version=99), client=b"other")
     assert isinstance(refused, Refused) and "99" in refused.error.message
     assert f"speaks {PROTOCOL_VERSION}" in refused.error.message
@@ -38,7 +38,7 @@ def test_a_message_before_hello_is_answered_with_unknown(bench: Bench) -> None:
         ({"prompt": 5}, r"\$\.prompt"),
     ],
 )
-def test_a_bad_field_is_named_under_the_id_of_its_request(bench: Bench, change: dict[str, Any], reason: str) -> None:
+def test_an_invalid_field_fails_its_request_and_is_named(bench: Bench, change: dict[str, Any], reason: str) -> None:
     raw = {"type": "submit", "request_id": "mine", "params": {}, "prompt": "x", **change}
     bench.frontend.on_client_frame(b"c", msgspec.msgpack.encode(raw))
     bench.turn()
@@ -48,7 +48,7 @@ def test_a_bad_field_is_named_under_the_id_of_its_request(bench: Bench, change: 
 
 
 @pytest.mark.parametrize("change", [{"mode": "bogus"}, {"model": 5}, {"type": "tokenize", "prompt": 5}])
-def test_a_question_with_a_bad_field_fails_under_its_id(bench: Bench, change: dict[str, Any]) -> None:
+def test_a_query_with_an_invalid_field_fails_under_its_id(bench: Bench, change: dict[str, Any]) -> None:
     raw = {"type": "control", "query_id": 7, "action": "pause", **change}
     bench.frontend.on_client_frame(b"c", msgspec.msgpack.encode(raw))
     bench.turn()
@@ -57,7 +57,7 @@ def test_a_question_with_a_bad_field_fails_under_its_id(bench: Bench, change: di
     assert re.search(r"\$\.(mode|model|prompt)", failed.error.message)
 
 
-def test_a_bad_message_under_an_open_id_does_not_end_that_request(bench: Bench) -> None:
+def test_a_malformed_submit_with_an_open_id_does_not_end_that_request(bench: Bench) -> None:
     key = bench.submit()
     bench.frontend.on_client_frame(b"c", msgspec.msgpack.encode({"type": "submit", "request_id": "r", "params": 5}))
     bench.tokens((key, 0, ids("The")))
@@ -66,11 +66,11 @@ def test_a_bad_message_under_an_open_id_does_not_end_that_request(bench: Bench) 
 
 
 @pytest.mark.parametrize("request_id", ["", "x" * 257])
-def test_a_request_id_must_have_a_sensible_length(bench: Bench, request_id: str) -> None:
+def test_a_request_id_has_1_to_256_characters(bench: Bench, request_id: str) -> None:
     assert "must have 1 to 256" in bench.refusal(new_submit(request_id)).message
 
 
-def test_a_request_for_too_large_a_share_of_the_queue_is_refused_before_any_work() -> None:
+def test_a_request_above_its_share_of_the_queue_is_refused_before_tokenization() -> None:
     bench = Bench(config=EngineConfig(max_waiting_requests=40, max_waiting_tokens=4096))
     long_text = "x " * 3000  # it would be tokenized in a thread
     error = bench.refusal(new_submit("n", prompt=long_text, params={"n": 11}))
@@ -81,7 +81,7 @@ def test_a_request_for_too_large_a_share_of_the_queue_is_refused_before_any_work
     bench.submit("resumed", params={"n": 11}, children=[Child(index=index, seed=1) for index in range(11)])
 
 
-def test_a_request_error_touches_no_other_request(bench: Bench) -> None:
+def test_a_request_error_does_not_affect_other_requests(bench: Bench) -> None:
     key = bench.submit("good")
     assert "5000" in bench.refusal(new_submit("bad", prompt_token_ids=encode_ids([5000]))).message
     assert bench.aborted() == []
@@ -89,7 +89,7 @@ def test_a_request_error_touches_no_other_request(bench: Bench) -> None:
     assert bench.deltas()[0].text == "The"
 
 
-def test_a_client_to_which_too_many_refusals_wait_is_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_with_too_many_unsent_refusals_is_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_manager, "MAX_REFUSALS", 3)
     for num_refused in range(1, 5):
         assert bench.frontend.counts["clients_slow"] == 0
@@ -98,7 +98,7 @@ def test_a_client_to_which_too_many_refusals_wait_is_dropped(bench: Bench, monke
     assert bench.frontend.counts["clients_slow"] == 1 and bench.say(Ping()) == [Unknown()]
 
 
-def test_when_the_engine_stops_every_open_request_is_told_why(bench: Bench) -> None:
+def test_when_the_engine_stops_every_open_request_fails_with_the_reason(bench: Bench) -> None:
     bench.submit()
     bench.frontend.stop("stopped by the operator")
     assert bench.refusal() == ErrorInfo("dead", "request r: stopped by the operator")

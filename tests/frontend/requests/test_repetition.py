@@ -1,4 +1,4 @@
-"""An answer is found to repeat itself at the token that completes the pattern, and at no other."""
+"""repeats detects the token that completes a repeated pattern, and no other token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tokenloom.ipc.sampling_params import RepetitionDetectionParams
 
 
 def repeats_slowly(tokens: Sequence[int], params: RepetitionDetectionParams) -> bool:
-    """By writing the pattern out."""
+    """Compare the tokens with the repeated pattern, for each size."""
     sizes = range(max(params.min_pattern_size, 1), params.max_pattern_size + 1)
     return any(
         len(tokens) >= size * params.min_count
@@ -23,7 +23,7 @@ def repeats_slowly(tokens: Sequence[int], params: RepetitionDetectionParams) -> 
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_repetitions_are_those_that_are_written_out(seed: int) -> None:
+def test_repeats_agrees_with_a_direct_comparison(seed: int) -> None:
     rng, num_found = random.Random(seed), 0
     for _ in range(200):
         most = rng.randrange(1, 6)

@@ -1,4 +1,4 @@
-"""The table of clients has a limit, and makes room by forgetting those that need nothing."""
+"""SessionTable is bounded and evicts only sessions without open work."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from tokenloom.frontend.requests.session_table import MAX_SESSIONS, SessionTable
 from tokenloom.ipc.messages.client import Delta
 
 
-def test_the_longest_silent_without_requests_are_forgotten_first() -> None:
+def test_the_longest_silent_sessions_without_requests_are_evicted_first() -> None:
     table = SessionTable()
     for number in range(MAX_SESSIONS):
         session = table.add(b"%d" % number, now=float(number))
         if number % 2:
-            session.refusals.append(Delta(request_id="r"))  # it is owed something
+            session.refusals.append(Delta(request_id="r"))  # it has open work
     table.add(b"one more", now=1e6)
     assert len(list(table)) == MAX_SESSIONS - MAX_SESSIONS // 4 + 1
     assert table.get(b"0") is None and table.get(b"1") is not None
     assert table.get(b"%d" % (MAX_SESSIONS - 2)) is not None
 
 
-def test_clients_come_and_go_without_end_in_bounded_memory() -> None:
+def test_the_number_of_sessions_is_bounded() -> None:
     table = SessionTable()
     for number in range(3 * MAX_SESSIONS):
         table.add(b"%d" % number, now=float(number))
     assert len(list(table)) <= MAX_SESSIONS
 
 
-def test_a_session_is_sent_to_only_after_it_was_marked_with_news() -> None:
+def test_only_a_marked_session_with_updates_yields_frames() -> None:
     table = SessionTable()
     session = table.add(b"c", now=0.0)
     table.mark(session)

@@ -1,4 +1,4 @@
-"""What the frontend does for a token: counted in calls, messages and writes, not in time."""
+"""The frontend's work per token, measured in Python calls, messages and writes instead of time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_CALLS_PER_EVENT = 70  # 57 by Python 3.11, the HTTP server's own not counted
 
 
 @pytest.mark.parametrize(("stop", "max_calls"), [([], 18), (["\n\n", "User:"], 28)])  # 15, 24 by Python 3.11
-def test_a_token_costs_a_few_calls_and_a_turn_a_few_more(stop: list[str], max_calls: int) -> None:
+def test_calls_per_token_and_per_turn_are_bounded(stop: list[str], max_calls: int) -> None:
     counts = []
     for num_answers in (8, 256):
         steps = FrontendSteps(CONFIG, num_answers, stop)
@@ -47,7 +47,7 @@ def test_a_token_costs_a_few_calls_and_a_turn_a_few_more(stop: list[str], max_ca
 
 
 @pytest.mark.parametrize("num_answers", [1, 256])
-def test_a_turn_is_one_message_to_the_client(num_answers: int) -> None:
+def test_a_turn_sends_one_message_to_the_client(num_answers: int) -> None:
     steps = FrontendSteps(CONFIG, num_answers)
     ((identity, frame),) = steps.turn(steps.message())
     assert identity == CLIENT
@@ -55,7 +55,7 @@ def test_a_turn_is_one_message_to_the_client(num_answers: int) -> None:
 
 
 class _Streams:
-    """An application and the streams that are open in it; counts what it writes to each."""
+    """Open streams of an app; counts the writes to each."""
 
     def __init__(self) -> None:
         self.writes: Counter[int] = Counter()
@@ -85,7 +85,7 @@ class _Streams:
 
 @contextlib.asynccontextmanager
 async def _open_streams(num_streams: int) -> AsyncGenerator[tuple[Frontend, _Streams, list[int]], None]:
-    """As many as given, none with a token yet, and the keys of their answers."""
+    """Open streams without tokens yet; yields frontend, streams and the keys of their answers."""
     frontend, spec = new_frontend(CONFIG)
     engine = LocalEngine(frontend, lambda: None)
     app = new_app(
@@ -108,7 +108,7 @@ async def _open_streams(num_streams: int) -> AsyncGenerator[tuple[Frontend, _Str
 
 
 async def _stream(num_streams: int, num_turns: int) -> list[int]:
-    """The calls of each turn in which every stream gets one token."""
+    """Return the calls of each turn in which every stream gets one token."""
     counts = []
     async with _open_streams(num_streams) as (frontend, streams, keys):
         for turn in range(num_turns):
@@ -123,7 +123,7 @@ async def _stream(num_streams: int, num_turns: int) -> list[int]:
     return counts
 
 
-def test_a_turn_writes_once_to_each_stream_and_costs_a_few_calls_for_each() -> None:
+def test_a_turn_writes_once_to_each_stream_with_a_bounded_number_of_calls() -> None:
     async def both() -> tuple[list[int], list[int]]:
         return await _stream(4, 4), await _stream(64, 4)
 
@@ -132,9 +132,9 @@ def test_a_turn_writes_once_to_each_stream_and_costs_a_few_calls_for_each() -> N
 
 
 async def _probe_within_a_turn(num_streams: int, num_iterations: int) -> int:
-    """To how many of the streams a turn has written after so many of the loop's looks at its sockets."""
+    """Return to how many streams a turn has written after `num_iterations` iterations of the event loop."""
     async with _open_streams(num_streams) as (frontend, streams, keys):
-        for turn in range(2):  # the first brings the heads of the answers
+        for turn in range(2):  # the first turn writes the response heads
             before = streams.writes.total()
             frontend.on_core_message(one_token_each(keys, turn))
             frontend.tick(time.monotonic())
@@ -145,6 +145,6 @@ async def _probe_within_a_turn(num_streams: int, num_iterations: int) -> int:
     return num_written
 
 
-def test_the_loop_looks_at_its_sockets_between_groups_of_streams() -> None:
+def test_the_loop_polls_its_sockets_between_groups_of_streams() -> None:
     num_written = asyncio.run(asyncio.wait_for(_probe_within_a_turn(256, 4), DEADLINE_S))
     assert 0 < num_written <= 4 * RUNS_PER_GROUP < 256
