@@ -1,8 +1,8 @@
-"""Background: work too long for the frontend's loop, done by a few threads, whose results come back to the loop.
+"""Background: runs work that is too long for the frontend's loop in a few threads, and returns results to the loop.
 
-Each thread takes jobs up to a size, so that short ones never wait for the longest, and may ask an intake process of
-its own (`host.py`). A job that nobody waits for any more is dropped or interrupted; one that waits longer than
-it may is refused. Knows nothing of what the work is.
+Each thread takes jobs up to a size, so that short jobs never wait for the longest, and has an intake process of its own
+(`host.py`), started when needed. A cancelled job is dropped or interrupted; a job that waits too long for a thread is
+refused. Knows nothing of the work itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 logger = logging.getLogger("tokenloom.frontend")
 
 THREAD_BYTES = (1 << 20, 8 << 20, 1 << 40)  # the largest job of each thread
-WAIT_S = 120.0  # that a job may wait for a thread
+WAIT_S = 120.0  # limit of a job's wait for a thread
 
 
 class Host(Protocol):
@@ -33,18 +33,18 @@ class Host(Protocol):
     def ask(self, question: IntakeQuestion, body: Sequence[bytes] = ()) -> IntakeAnswer: ...
 
     def interrupt(self) -> None:
-        """Give up what is being asked; from any thread."""
+        """Abort the current question; callable from any thread."""
 
     def stop(self) -> None: ...
 
 
 Then: TypeAlias = Callable[[T | TokenloomError], None]
-Work: TypeAlias = Callable[[Host], Callable[[], None]]  # returns what is to be done in the loop
+Work: TypeAlias = Callable[[Host], Callable[[], None]]  # runs in a thread; the loop calls its result
 BackgroundJob: TypeAlias = Job[Work]
 
 
 class Background:
-    """Its threads start with the first job. All methods but `_serve` belong to the loop."""
+    """Owns the threads, which start with the first job, and the queue. The loop calls all methods but `_serve`."""
 
     def __init__(
         self, wake: Callable[[], None], new_host: Callable[[], Host], monotonic: Callable[[], float] = time.monotonic
@@ -70,8 +70,8 @@ class Background:
         owner: str = "",
         wait_s: float = WAIT_S,
     ) -> BackgroundJob | None:
-        """Do `work`, if it `is_long` in a thread, else now; `then` gets what it returns or raises, in the loop.
-        Overloaded comes at once if too much waits, and after `wait_s`."""
+        """Run `work` in a thread, or at once if not `is_long`. The loop calls `then` with its result or error, or with
+        Overloaded: at once if the queue is full, or after `wait_s` in the queue."""
         if is_long:
             return self._add(lambda _: partial(then, _outcome(work)), then, num_bytes, owner, wait_s)
         then(_outcome(work))
@@ -88,7 +88,7 @@ class Background:
         owner: str = "",
         wait_s: float = WAIT_S,
     ) -> BackgroundJob | None:
-        """The same for a question to an intake process; `read` makes the result of the answer, in the thread."""
+        """Ask an intake process, as `run` for work; `read` converts the answer to the result, in the thread."""
 
         def work(host: Host) -> Callable[[], None]:
             return partial(then, _outcome(lambda: read(host.ask(question, body))))
@@ -112,23 +112,23 @@ class Background:
         return job
 
     def cancel(self, job: BackgroundJob | None) -> None:
-        """Nobody waits for `job` any more; None is no job, and one that has ended is not touched."""
+        """Drop a waiting job, or interrupt its question if it runs. Ignores None and jobs that have ended."""
         if job is not None:
             with self._changed:
                 if not self._queue.remove(job) and job in self._running:
                     self._running[job].interrupt()
 
     def take(self) -> list[Callable[[], None]]:
-        """What is to be done now, in the order in which the jobs ended."""
+        """Return the callbacks of ended jobs, for the loop to call, in the order of their ends."""
         return [self._done.popleft() for _ in range(len(self._done))]
 
     @property
     def next_expiry(self) -> float:
-        """Monotonic seconds of the next `expire`."""
+        """Time of the next `expire`, monotonic seconds."""
         return self._queue.next_expiry
 
     def expire(self, now: float) -> None:
-        """Refuse the jobs that have waited too long; `now` in monotonic seconds."""
+        """Refuse the jobs that have waited too long. `now`: monotonic seconds."""
         if now < self._queue.next_expiry:
             return
         with self._changed:
@@ -143,7 +143,7 @@ class Background:
             )
 
     def close(self) -> None:
-        """Drop what has not begun and interrupt what is being asked; other work ends by itself."""
+        """Drop the waiting jobs and interrupt the questions; running work ends by itself."""
         with self._changed:
             self._is_closed = True
             self._queue.clear()
@@ -167,7 +167,7 @@ class Background:
             with self._changed:
                 del self._running[job]
             self._done.append(rest)
-            del job, rest  # a body that has been read is not kept while this waits
+            del job, rest  # frees the body before the next wait
             self._wake()
         host.stop()
 
@@ -187,6 +187,6 @@ def _outcome(work: Callable[[], T]) -> T | TokenloomError:
         return work()
     except TokenloomError as error:
         return error
-    except Exception as error:  # which nobody foresaw: the thread and all others who wait for it go on
+    except Exception as error:  # a bug must not end the thread
         logger.exception("work in the background failed")
         return InternalError(f"{type(error).__name__}: {error}")

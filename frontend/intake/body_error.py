@@ -1,6 +1,6 @@
-"""BodyError: an HTTP body that cannot be read, in words that name the field and the mend.
+"""BodyError: the error of an unreadable HTTP body, with the field and the mend.
 
-Decoders say some things of a body in words that its sender cannot use; these are found again here, in the body.
+Some errors of the decoder do not name the field; this module searches the body for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNKNOWN_FIELD = "unknown_field"
 
 
 class BodyError(RequestError):
-    """What an HTTP client is answered that sent a body which cannot be read."""
+    """HTTP error of an unreadable body: status, and OpenAI's `param` and `code`."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class BodyError(RequestError):
 
 
 def invalid_body(error: Exception, raw: bytes | bytearray) -> BodyError:
-    """A body that is no JSON, or not of the schema: msgspec's text says which field and why."""
+    """Make the error of a body that is not JSON or does not match the schema, from msgspec's `error` and the body."""
     message = f"the body cannot be read: {error}"
     if isinstance(error, RecursionError):
         field = _deepest_field(raw)
@@ -57,7 +57,7 @@ def invalid_body(error: Exception, raw: bytes | bytearray) -> BodyError:
 
 
 def _surrogates(path: str, value: object) -> Iterator[tuple[str, int]]:
-    """Where the surrogates without their other half are: path of the text, and character."""
+    """Yield path and character position of each lone surrogate in `value`."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -73,7 +73,7 @@ def _surrogates(path: str, value: object) -> Iterator[tuple[str, int]]:
 
 
 def _deepest_field(raw: bytes | bytearray) -> str | None:
-    """The field of the body that is nested deepest."""
+    """Return the top-level field with the deepest nesting."""
     depth, deepest, last, field, result = 0, 0, b"", b"", b""
     for found in _TOKENS.finditer(raw):
         text, opening, _ = found.groups()

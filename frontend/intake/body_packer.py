@@ -1,8 +1,8 @@
-"""BodyPacker: a large body, parsed → what the frontend's loop can take in within milliseconds. For the intake process.
+"""BodyPacker: reduces a large parsed body, so that the frontend's loop decodes it within milliseconds.
 
-The prompts leave the body. A text that cannot fit the model is refused, a long one and a chat become token ids, token
-ids become bytes. What is left of the body is bounded in bytes and in values; a body of SMALL_BYTES cannot pass these
-bounds, so that the frontend need not hold them.
+Runs in the intake process. Prompts are taken out of the body: a text that cannot fit the model is refused, long texts
+and chats become token ids, token ids become bytes. The rest of the body is bounded in bytes and in values. A body of at
+most SMALL_BYTES is always within these bounds, so the frontend does not check them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from .body_parser import ParsedBody
 if TYPE_CHECKING:
     from .input_processor import InputProcessor
 
-LONG_CHARACTERS = 64 << 10  # of a text that is tokenized here
-MAX_VALUES = 64 << 10  # numbers, texts, lists and objects of a body without its prompts: 20 ms of the loop
-MAX_REST_BYTES = 8 << 20  # of a body without its prompts: 10 ms of the loop
-_EMPTIED: dict[type[Body], dict[str, object]] = {  # the fields that hold prompts
+LONG_CHARACTERS = 64 << 10  # longer texts are tokenized here
+MAX_VALUES = 64 << 10  # numbers, texts, lists and objects beside the prompts: 20 ms of the loop
+MAX_REST_BYTES = 8 << 20  # of JSON beside the prompts: 10 ms of the loop
+_EMPTIED: dict[type[Body], dict[str, object]] = {  # empty values of the fields with prompts
     ChatRequest: {"messages": []},
     MessagesRequest: {"messages": [], "system": None},
     CountTokensRequest: {"messages": [], "system": None},
@@ -59,21 +59,21 @@ LARGE_TYPES: dict[str, type[Body]] = {each.__name__: each for each in _EMPTIED}
 
 
 class BodyPacker:
-    """Knows the limits of the model; `new_inputs` is called with the first text that must be tokenized."""
+    """Packs bodies for one model. `new_inputs` loads the tokenizer; it is called only if there is text to tokenize."""
 
     def __init__(self, limits: PromptLimits, new_inputs: Callable[[], InputProcessor]) -> None:
         self._limits = limits
         self._new_inputs = new_inputs
 
     def pack(self, parsed: ParsedBody[Body]) -> BodyRead:
-        """RequestError for a body that is too long or too large."""
+        """Pack a body. RequestError if a prompt is too long for the model or the rest is too large for the loop."""
         body = parsed.body
         rest = _rest(body)
         if isinstance(body, ResponsesRequest):
-            is_part = body.previous_response_id is not None  # the whole of it is packed later
+            is_part = body.previous_response_id is not None  # packed later, joined with the stored response
             inputs = [] if is_part else [self._chat(chat_request(body), body)]
         elif isinstance(body, CohereEmbedRequest | GenerativeScoringRequest):
-            inputs = parsed.inputs  # which come back as texts
+            inputs = parsed.inputs  # remain texts; the frontend tokenizes them
         elif isinstance(body, BatchChatRequest):
             inputs = [self._chat(each, body) for each in body.chats]
         elif isinstance(body, EmbeddingRequest) and body.messages is not None:
@@ -88,7 +88,7 @@ class BodyPacker:
         return BodyRead(rest=rest, inputs=inputs, ignored=list(parsed.ignored))
 
     def _chat(self, of_body: ChatRequest | TokenizeRequest, body: Body) -> BodyInput:
-        """The prompt of a body's chat. Its text stays here, but for whether it ends inside a thought."""
+        """Tokenize a body's chat. The rendered text is dropped, except whether it ends inside a thought."""
         cut_side = self._cut_side(body)
         chat, inputs = chat_input(of_body), self._new_inputs()
         inputs.check_template(chat.form)
@@ -117,14 +117,14 @@ class BodyPacker:
         return self._limits.cut_side(body.truncate_prompt_tokens, body.truncation_side)
 
     def _fitting(self, token_ids: bytes, cut_side: CutSide | None, body: Body) -> bytes:
-        """`token_ids`, or all that a truncation may keep of them."""
+        """Return the tokens that a truncation may keep; without one, raise RequestError if they do not fit."""
         if cut_side is None and isinstance(body, Scheduled):
             self._limits.check_length(num_ids(token_ids), is_answered=not isinstance(body, EmbeddingRequest))
         return self._limits.kept(token_ids, cut_side)
 
 
 def _rest(body: Body) -> bytes:
-    """The body without its prompts, as JSON."""
+    """Encode the body without its prompts as JSON; BodyError if it has too many values or bytes."""
     if isinstance(body, BatchChatRequest):
         bare: Body = msgspec.structs.replace(body, messages=[[] for _ in body.messages])
     elif isinstance(body, EmbeddingRequest):
@@ -149,7 +149,7 @@ def _rest(body: Body) -> bytes:
 
 
 def _num_values(body: Body) -> tuple[str, int]:
-    """The values in the fields that are given, counted up to MAX_VALUES and a few; and the field of the last."""
+    """Count the values in the body's fields, and stop soon after MAX_VALUES. Also returns the last field counted."""
     num_values, name = 0, ""
     for name in body.__struct_fields__:
         stack: list[object] = [value for value in (getattr(body, name),) if value is not None]

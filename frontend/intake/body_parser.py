@@ -1,6 +1,6 @@
-"""The bodies of HTTP requests, decoded and checked as far as that needs no model.
+"""Decodes HTTP bodies and checks them as far as possible without the model.
 
-The frontend's loop does it for small ones, the intake process for large ones, so that an error has the same words.
+The frontend's loop calls it for small bodies, the intake process for large ones, so that their errors are the same.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from .unknown_fields import without_unknown
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
-SMALL_BYTES = 128 << 10  # of a body that the loop decodes: 16 ms for the worst of them, a list of lists of one token
+SMALL_BYTES = 128 << 10  # the loop decodes bodies up to this size: at worst 16 ms, for a list of lists of one token
 
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 
 class ParsedBody(NamedTuple, Generic[BodyT]):
-    """A body and its prompts, or the tokens to detokenize; none for a chat whose messages are in `body`."""
+    """A decoded body and its prompts, or the tokens to detokenize. A chat has no inputs: its messages are in `body`."""
 
     body: BodyT
     inputs: list[BodyInput]
-    ignored: Sequence[str] = ()  # fields that are unknown, as `without_unknown` names them
-    raw: bytes = b""  # as it came, of a response
+    ignored: Sequence[str] = ()  # unknown fields, in the form of `without_unknown`
+    raw: bytes = b""  # the undecoded body, for /v1/responses only
 
 
 def parse_body(
     raw: bytes | bytearray, body_type: type[BodyT], limits: PromptLimits, *, is_strict: bool = False
 ) -> ParsedBody[BodyT]:
-    """BodyError for what is not of the schema, RequestError for a value that cannot be; both name the field. Unknown
-    fields are refused if `is_strict`, and in an order, else left out."""
+    """Decode and check a body. BodyError if it does not match the schema, RequestError for a bad value; both name the
+    field. Unknown fields are refused if `is_strict` or if the type is no Body (an admin order), and dropped otherwise.
+    """
     try:
         return _parse(raw, body_type, limits)
     except BodyError as error:
@@ -50,7 +51,7 @@ def parse_body(
             raise
         try:
             known, ignored = without_unknown(raw, body_type)
-        except _UNREADABLE as broken:  # behind the unknown field
+        except _UNREADABLE as broken:  # a syntax error after the unknown field
             raise invalid_body(broken, raw) from None
         parsed = _parse(known, body_type, limits)
         return ParsedBody(parsed.body, parsed.inputs, ignored)

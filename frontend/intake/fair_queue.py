@@ -1,8 +1,8 @@
-"""FairQueue: jobs that wait for a thread, in an order in which no owner's many or long jobs hold up another's.
+"""FairQueue: waiting jobs in an order that is fair to their owners.
 
-Start-time fair queueing: an owner's job counts as done when its bytes would be, at BYTES_PER_S, after the owner's
-earlier jobs; the job that counts as done first is next. So a short job overtakes a long one that came shortly before,
-an owner with many jobs goes behind those with few, and nobody waits for ever. Knows no thread and no clock.
+Fair queueing by virtual finish time: a job's finish time is its owner's previous one, or now if that is later, plus its
+bytes at BYTES_PER_S; the job with the earliest finish time is next. So a short job overtakes a long one that came
+shortly before, owners with few jobs overtake those with many, and no job starves. Knows no thread and no clock.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ...ipc.errors import Overloaded
 
 W = TypeVar("W")
 
-BYTES_PER_S = 1 << 20  # that tokenizing is taken to reach; only the order depends on it
-MAX_BYTES = 256 << 20  # of the jobs that wait
+BYTES_PER_S = 1 << 20  # assumed speed of tokenizing; only the order depends on it
+MAX_BYTES = 256 << 20  # of all waiting jobs
 MAX_OWNER_BYTES = MAX_BYTES // 2
 MAX_JOBS = 1 << 16
 NEVER = float("inf")
@@ -27,7 +27,7 @@ NEVER = float("inf")
 
 @dataclass(eq=False)
 class Job(Generic[W]):
-    """What waits: `work` until it leaves the queue."""
+    """Work of a given size; `refuse` is called if it expires in the queue."""
 
     work: W
     num_bytes: int
@@ -38,29 +38,29 @@ class Job(Generic[W]):
 
 @dataclass
 class _Owner:
-    busy_until: float = 0.0  # when all jobs that came would be done
-    num_bytes: int = 0  # of those that wait
+    busy_until: float = 0.0  # virtual finish time of the last job
+    num_bytes: int = 0  # of the waiting jobs
 
 
 class FairQueue(Generic[W]):
-    """Each waiting job is here once. Jobs are of the smallest class whose limit they do not pass."""
+    """Owns the waiting jobs, each exactly once. A job belongs to the smallest size class that it fits."""
 
     def __init__(self, class_bytes: Sequence[int]) -> None:
-        """`class_bytes`: the limits, rising."""
+        """`class_bytes`: largest job of each size class, ascending."""
         self._class_bytes = class_bytes
-        # by when they count as done; those that have left are skipped
+        # (virtual finish time, tie, job); removed jobs stay until they are popped
         self._heaps: list[list[tuple[float, int, Job[W]]]] = [[] for _ in class_bytes]
         self._waiting: dict[Job[W], None] = {}
         self._owners: dict[str, _Owner] = {}
         self._tie = itertools.count()
         self._num_bytes = 0
-        self.next_expiry = NEVER  # monotonic seconds; may be too early, never too late
+        self.next_expiry = NEVER  # monotonic seconds; may be too early, never too late; NEVER without jobs
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, job: Job[W], now: float) -> None:
-        """Overloaded if too much waits; `now` in monotonic seconds."""
+        """Append a job; Overloaded if the queue, or the owner's share of it, is full. `now`: monotonic seconds."""
         owner = self._owners.get(job.owner) or _Owner()
         self._check_room(job, owner)
         self._owners[job.owner] = owner
@@ -85,7 +85,7 @@ class FairQueue(Generic[W]):
             )
 
     def pop(self, size_class: int) -> Job[W] | None:
-        """The next job of this class or a smaller one; None if there is none."""
+        """Remove and return the next job of this size class or a smaller one; None if there is none."""
         heaps = self._heaps[: size_class + 1]
         for heap in heaps:
             while heap and heap[0][2] not in self._waiting:
@@ -97,7 +97,7 @@ class FairQueue(Generic[W]):
         return first[2]
 
     def remove(self, job: Job[W]) -> bool:
-        """`job` waits no more; False if it did not."""
+        """Remove a job; False if it does not wait here."""
         if job not in self._waiting:
             return False
         del self._waiting[job]
@@ -110,7 +110,7 @@ class FairQueue(Generic[W]):
         return True
 
     def take_expired(self, now: float) -> list[Job[W]]:
-        """Those that have waited too long leave."""
+        """Remove and return the jobs that have waited too long."""
         if now < self.next_expiry:
             return []
         late = [job for job in self._waiting if job.expires_at <= now]

@@ -1,6 +1,6 @@
-"""Frames on the stream socket between the frontend and its intake process: 8 bytes of length, then the bytes.
+"""Frames on the stream socket between frontend and intake process: 8 bytes of length, then the bytes.
 
-Both sides block. A peer that is gone raises ConnectionError, a deadline that passes TimeoutError.
+All calls block. They raise ConnectionError if the peer has ended, TimeoutError after the deadline.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def send_frame(channel: socket.socket, parts: Sequence[bytes], deadline: float |
 
 
 def receive_frame(channel: socket.socket, deadline: float | None = None) -> bytearray:
-    """The next frame; `deadline` in monotonic seconds."""
+    """Receive the next frame; `deadline` in monotonic seconds."""
     length = _receive_bytes(channel, LENGTH_BYTES, deadline)
     return _receive_bytes(channel, int.from_bytes(length, "little"), deadline)
 
@@ -41,7 +41,7 @@ def _receive_bytes(channel: socket.socket, num_bytes: int, deadline: float | Non
 
 
 def _set_deadline(channel: socket.socket, deadline: float | None) -> None:
-    """Let the next call wait until then; TimeoutError if that has passed."""
+    """Set the socket's timeout to end at the deadline; TimeoutError if it has passed."""
     if deadline is not None:
         left_s = deadline - time.monotonic()
         if left_s <= 0:

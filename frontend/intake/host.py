@@ -1,8 +1,8 @@
-"""The intake process as one thread of the frontend reaches it: a question goes in, its answer comes out.
+"""IntakeHost: an intake process as seen by its thread in the frontend: sends a question, returns the answer.
 
-The process is started with the first question. It is killed, and the next question starts another one, when a question
-takes longer than ANSWER_S, when nobody waits for the answer any more, or when it has grown beyond IDLE_BYTES. What
-ends it costs the request that brought it and nothing else: a question that finds it dead is asked once more.
+The first question starts the process. It is killed if a question takes longer than ANSWER_S or is interrupted, or if it
+has grown beyond IDLE_BYTES; the next question starts another one. A question that ends the process fails alone: a
+question that finds the process dead is sent again to a new one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .frames import receive_frame, send_frame
 logger = logging.getLogger("tokenloom.frontend")
 
 ANSWER_S = 60.0  # for a question, the start of the process included
-IDLE_BYTES = 512 << 20  # of memory that it may keep when it has answered
+IDLE_BYTES = 512 << 20  # limit of its memory between questions
 
 
 class IntakeHost:
-    """Owns the process and the socket to it. `ask` belongs to one thread; `interrupt` may come from any."""
+    """Owns the process and the socket to it. One thread calls `ask`; any thread may call `interrupt`."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -39,11 +39,11 @@ class IntakeHost:
         self._socket: socket.socket | None = None
         self._decoder: Decoder[IntakeAnswer] = Decoder(IntakeAnswer)
         self._num_ended = 0
-        self._has_answered = False  # this process, anything
+        self._has_answered = False  # the current process has answered a question
         self._is_interrupted = False
 
     def ask(self, question: IntakeQuestion, body: Sequence[bytes] = ()) -> IntakeAnswer:
-        """The answer to `question`, which `body` follows. RequestError when it ends the process or takes too long."""
+        """Send `question` and `body`, and return the answer. RequestError if it ends the process or takes too long."""
         frame = encode(question)
         num_bytes = sum(map(len, body)) or len(frame)
         while True:
@@ -54,9 +54,9 @@ class IntakeHost:
                 text = f"the request's {num_bytes} bytes could not be read within {ANSWER_S:g} s: send less"
                 raise RequestError(text) from None
             except OSError:
-                may_be_innocent = self._has_answered and not self._is_interrupted  # somebody killed it before
+                may_retry = self._has_answered and not self._is_interrupted  # it may have died before this question
                 loss = self._loss(num_bytes)
-                if not may_be_innocent:
+                if not may_retry:
                     raise loss from None
                 continue
             self._has_answered = True
@@ -72,7 +72,7 @@ class IntakeHost:
         return self._decoder.decode(receive_frame(channel, deadline))
 
     def interrupt(self) -> None:
-        """Nobody waits for the answer to the question that is being asked."""
+        """Kill the process, so that the current question fails; callable from any thread."""
         self._is_interrupted = True
         process = self._process
         if process is not None:
@@ -89,7 +89,7 @@ class IntakeHost:
 
     def _started(self) -> socket.socket:
         if self._is_interrupted or (self._process is not None and self._process.poll() is not None):
-            self.stop()  # killed for an earlier question, or by somebody while it was idle
+            self.stop()  # it was interrupted, or killed while idle
         self._is_interrupted = False
         if self._socket is None:
             self._has_answered = False
@@ -105,7 +105,7 @@ class IntakeHost:
         return self._socket
 
     def _loss(self, num_bytes: int) -> TokenloomError:
-        """What a question that ended the process is answered."""
+        """Remove the ended process, and return the error of the question that ended it."""
         process = self._process
         if process is None:
             return InternalError("the process that reads large requests could not be started")

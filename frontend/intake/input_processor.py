@@ -1,8 +1,8 @@
-"""InputProcessor: what a client submits → a validated request for the core.
+"""InputProcessor: converts a client's Submit to a validated request for the core.
 
-Checks everything that needs the model (vocabulary, length, end tokens); the ranges of the parameters were checked when
-they were decoded. Every refusal is a RequestError with the numbers and the mend. Keeps nothing of a request; its
-`tokenize` may run in any thread, the rest belongs to the frontend's loop.
+Checks everything that needs the model (vocabulary, length, end tokens); decoding has already checked the ranges of the
+parameters. Every refusal is a RequestError with the numbers and the mend. Keeps no state of requests. `tokenize` may
+run in any thread, all else in the frontend's loop.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from ..text.prompt_limits import PromptLimits
 from ..text.tokenizer import Tokenizer, head_of
 
 MAX_DETOKENIZED = 1 << 20  # tokens at once
-MAX_NAMED_IDS = 32  # bad token ids in one error
+MAX_NAMED_IDS = 32  # bad token ids listed in one error
 MAX_STOP_CHARACTERS = 4096  # of all stop strings of a request together
-MAX_STEP_LOGPROBS = 6 << 20  # of a prompt's tokens in one step: with 8 bytes each they go in a message of 64 MiB
+MAX_STEP_LOGPROBS = 6 << 20  # of a prompt's tokens in one step: at 8 bytes each they fit a message of 64 MiB
 MAX_OPENING_TOKENS = 16  # of the marker that opens a thought and the white space after it
-MAX_LOGPROBS = 32 << 20  # of an answer, or of a prompt: they may wait for their reader together
+MAX_LOGPROBS = 32 << 20  # of an answer, or of a prompt: a slow reader makes us keep all of them
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A tokenized prompt; `text` is None where it came as token ids."""
+    """A tokenized prompt; `text` is None if the client sent token ids."""
 
     token_ids: bytes
     text: str | None
 
 
 class ProcessedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is fixed about a request for its whole life, restarts of any process included."""
+    """The part of a request that never changes, not even when a process is replaced."""
 
     prompt: Prompt
     children: list[Child]  # at least one, with their seeds
-    core: EngineCoreRequest  # but for its children; prompt + max_tokens ≤ max_model_len
+    core: EngineCoreRequest  # without children; prompt + max_tokens ≤ max_model_len
 
 
 class InputProcessor:
-    """Owns the generator that draws the seeds of unseeded requests."""
+    """Validates and tokenizes requests for one model; owns the generator of the seeds of unseeded requests."""
 
     def __init__(self, spec: EngineSpec, tokenizer: Tokenizer | None, chat_template: ChatTemplate | None) -> None:
         self._vocab_size = spec.model.vocab_size
@@ -75,11 +75,11 @@ class InputProcessor:
 
     @property
     def max_model_len(self) -> int:
-        """As the pool has settled it."""
+        """Largest number of tokens of a request that the model and the KV pool allow."""
         return self.limits.max_model_len
 
     def shorten(self, max_model_len: int) -> None:
-        """The pool holds no longer request, now that its size is known."""
+        """Lower max_model_len to the capacity of the KV pool, once its size is known."""
         self.limits = msgspec.structs.replace(self.limits, max_model_len=max_model_len)
 
     @property
@@ -89,8 +89,8 @@ class InputProcessor:
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def encode(self, text: str, add_special_tokens: bool, *, cut_side: CutSide | None = None) -> Prompt:
-        """The prompt of a text, with or without what the checkpoint puts around one. RequestError if it is certain
-        not to fit max_model_len, unless it is to be cut off at one side."""
+        """Tokenize a text, with or without the checkpoint's special tokens around it. `cut_side`: side that a
+        truncation will cut off; without one, RequestError if the text is certain not to fit max_model_len."""
         tokenizer, needed = self._text_tokenizer(), text
         if cut_side is not None:
             needed = tokenizer.kept(text, self.max_model_len, cut_side)
@@ -109,7 +109,7 @@ class InputProcessor:
         add_special_tokens: bool = True,
         cut_side: CutSide | None = None,
     ) -> Prompt:
-        """The prompt's tokens. Exactly one of the three is given; `form` is of the chat."""
+        """Tokenize a prompt. Exactly one of `prompt`, `token_ids` and `chat` is given; `form` belongs to the chat."""
         num_given = sum(each is not None for each in (prompt, token_ids, chat))
         if num_given != 1:
             raise RequestError(f"{num_given} of prompt, prompt_token_ids and chat are given: give exactly one")
@@ -122,22 +122,22 @@ class InputProcessor:
         return self.encode(check_text(prompt or ""), add_special_tokens, cut_side=cut_side)
 
     def check_template(self, form: ChatForm) -> None:
-        """RequestError for a template of a caller over HTTP, unless the operator allows these."""
+        """Raise RequestError for a chat template in an HTTP request, unless --trust-request-chat-template is set."""
         if form.template is not None and not self._trusts_templates:
             raise RequestError(
                 "chat_template is not taken from requests: leave it out, or start with --trust-request-chat-template"
             )
 
     def token_string(self, token_id: int) -> str:
-        """A token as the vocabulary has it."""
+        """Return a token's spelling in the vocabulary."""
         return self._text_tokenizer().token_string(token_id)
 
     def cut_side(self, params: SamplingParams) -> CutSide | None:
-        """The side at which truncate_prompt_tokens cuts a prompt of any length; None: it may not be too long."""
+        """Return the side at which truncate_prompt_tokens cuts a prompt of any length; None if prompts must fit."""
         return self.limits.cut_side(params.truncate_prompt_tokens, params.truncation_side)
 
     def detokenize(self, token_ids: bytes) -> str:
-        """The text of `token_ids`, special tokens included."""
+        """Decode `token_ids` with special tokens."""
         if num_ids(token_ids) > MAX_DETOKENIZED:
             raise RequestError(f"{num_ids(token_ids)} tokens are to become text, at most {MAX_DETOKENIZED}: send fewer")
         ids = _decode_ids(token_ids, "token_ids")
@@ -158,7 +158,7 @@ class InputProcessor:
         return self._tokenizer
 
     def _check_ids(self, frame: bytes, name: str) -> None:
-        """That `frame` holds whole ids, and only such as the model knows: a tokenizer may know more."""
+        """Raise RequestError unless `frame` holds ids of the model's vocabulary; the tokenizer's may be larger."""
         token_ids = _decode_ids(frame, name)
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
             position, bad = next(
@@ -172,13 +172,14 @@ class InputProcessor:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def process(self, submit: Submit, prompt: Prompt, now: float) -> ProcessedRequest:
-        """Check and complete `submit`, whose prompt has been tokenized; `now` in unix seconds."""
+        """Check `submit` and add the defaults, seeds and tokens that the core needs. `prompt`: its tokenized prompt;
+        `now`: unix seconds."""
         params = submit.params if submit.pooling is None else self._pooling_params(submit.params, submit.pooling)
         prompt = self._truncated(prompt, params, num_reserved=0 if submit.pooling else max(params.max_tokens or 0, 1))
         num_prompt_tokens = num_ids(prompt.token_ids)
         if not prompt.token_ids:
             raise RequestError("the prompt has no tokens: give at least one")
-        self.limits.check_length(num_prompt_tokens, is_answered=submit.pooling is None)  # before a look at all ids
+        self.limits.check_length(num_prompt_tokens, is_answered=submit.pooling is None)  # before the ids are decoded
         if not submit.children:
             self.limits.check_share(1, params.n, num_prompt_tokens)
         self._check_ids(prompt.token_ids, "prompt_token_ids")
@@ -215,7 +216,7 @@ class InputProcessor:
         return ProcessedRequest(prompt=prompt, children=self._children(submit, max_tokens), core=core)
 
     def _pooling_params(self, params: SamplingParams, pooling: PoolingParams) -> SamplingParams:
-        """What counts of `params` for a prompt to embed: its length, when it runs and what it may share."""
+        """Reduce `params` to those that apply to an embedding: truncation, priority, timeouts and cache_salt."""
         if params.n != 1:
             raise RequestError(f"n is {params.n}: a prompt has one embedding, leave it out")
         if pooling.dimensions is not None and pooling.dimensions > self._hidden_size:
@@ -231,7 +232,7 @@ class InputProcessor:
         )
 
     def _truncated(self, prompt: Prompt, params: SamplingParams, num_reserved: int) -> Prompt:
-        """The prompt's last or first tokens, as truncate_prompt_tokens asks; -1 leaves room for `num_reserved`."""
+        """Apply truncate_prompt_tokens to the prompt; -1 leaves room for `num_reserved` tokens."""
         if params.truncate_prompt_tokens is None:
             return prompt
         num_kept = params.truncate_prompt_tokens
@@ -242,7 +243,7 @@ class InputProcessor:
         return Prompt(kept, prompt.text)
 
     def _check_tokens(self, params: SamplingParams) -> None:
-        """That parameters name tokens of this model."""
+        """Raise RequestError for parameters with token ids outside the vocabulary, or that allow only end tokens."""
         named = (
             ("logit_bias has {},", params.logit_bias),
             ("allowed_token_ids has {},", params.allowed_token_ids),
@@ -250,13 +251,13 @@ class InputProcessor:
             ("logprob_token_ids has {},", params.logprob_token_ids),
             ("trace_decode_token_ids has {}, which are out-of-vocab:", params.trace_decode_token_ids),
         )
-        for what, token_ids in named:
+        for message, token_ids in named:
             bad = [str(token_id) for token_id in token_ids or () if token_id >= self._vocab_size]
             if bad:
                 named_ids = ", ".join(bad[:MAX_NAMED_IDS]) + " …" * (len(bad) > MAX_NAMED_IDS)
                 raise RequestError(
-                    f"{what.format(named_ids)} the model's ids are 0 to {self._vocab_size - 1}, its vocabulary size is "
-                    f"{self._vocab_size}"
+                    f"{message.format(named_ids)} the model's ids are 0 to {self._vocab_size - 1}, its vocabulary size "
+                    f"is {self._vocab_size}"
                 )
         allowed = frozenset(params.allowed_token_ids or ())
         if allowed and params.min_tokens and allowed <= self.eos_token_ids.union(params.stop_token_ids or ()):
@@ -266,7 +267,8 @@ class InputProcessor:
             )
 
     def _with_logprobs(self, params: SamplingParams, num_prompt_tokens: int, max_tokens: int) -> SamplingParams:
-        """`params` with numbers for -1, if they are no more than the operator and messages allow."""
+        """Replace -1 by the vocabulary's size in logprobs and prompt_logprobs; RequestError above --max-logprobs or the
+        limits of messages."""
         step_tokens = min(num_prompt_tokens, self._max_step_tokens)
         for name, num_tokens, num_at_once, mend in (
             ("logprobs", max_tokens, 1, "lower max_tokens"),
@@ -292,7 +294,7 @@ class InputProcessor:
         return params
 
     def _bad_words(self, params: SamplingParams) -> list[bytes]:
-        """The tokens of each bad word, as it stands at the beginning of a text and after a space."""
+        """Tokenize each bad word twice: as at the begin of a text, and after a space."""
         if not params.bad_words:
             return []
         if self._tokenizer is None:
@@ -315,7 +317,7 @@ class InputProcessor:
         return self._processor_paths.index(path)
 
     def opens_thought(self, prompt_token_ids: bytes) -> bool:
-        """Whether the answer to this prompt begins inside a thought."""
+        """Whether the answer to this prompt begins inside a reasoning block."""
         if self._tokenizer is None or not self._has_thoughts:
             return False
         opening, closing = self._markers
@@ -324,15 +326,16 @@ class InputProcessor:
         return text.endswith(opening) or (self._begins_inside and not text.endswith(closing))
 
     def _thought_end(self, params: SamplingParams, prompt_token_ids: bytes) -> bytes:
-        """The tokens after which structured_outputs hold: those that end the thought with which the answer begins."""
+        """Return the tokens after which structured_outputs apply: the end marker of the thought that the prompt opens.
+        Empty if they apply from the first token."""
         structured = params.structured_outputs
         if structured is None or structured.includes_thought or self._tokenizer is None:
             return b""
         return self._marker(self._tokenizer, self._markers[1]) if self.opens_thought(prompt_token_ids) else b""
 
     def _thought_markers(self, params: SamplingParams, thought_end: bytes) -> list[bytes]:
-        """The tokens that begin and end a thought, if those between are to be counted. Where structured_outputs hold,
-        from the first token on, there is no thought."""
+        """Return the markers that begin and end a thought, if thinking_token_budget needs them. Empty if
+        structured_outputs apply from the first token, since there is no thought then."""
         if params.thinking_token_budget is None or (params.structured_outputs is not None and not thought_end):
             return []
         if self._tokenizer is None:
@@ -347,13 +350,13 @@ class InputProcessor:
         return marker
 
     def wait_s(self, params: SamplingParams) -> float:
-        """How long a request may wait until its tokens are known, as its own timeouts say."""
+        """Return the limit of a request's wait for tokenization in seconds, from its timeouts."""
         default_s = self._max_timeout_s if self._default_timeout_s is None else self._default_timeout_s
         timeout_s = default_s if params.timeout_s is None else params.timeout_s
         return min((each for each in (timeout_s, params.queue_timeout_s) if each is not None), default=math.inf)
 
     def _with_timeout(self, params: SamplingParams) -> SamplingParams:
-        """The request's own timeout_s, else the engine's default, never beyond the engine's maximum."""
+        """Set timeout_s to the engine's default if the request has none; RequestError above the engine's maximum."""
         default_s, max_s = self._default_timeout_s, self._max_timeout_s
         if params.timeout_s is not None:
             if max_s is not None and params.timeout_s > max_s:
@@ -373,7 +376,7 @@ class InputProcessor:
             )
 
     def _children(self, submit: Submit, max_tokens: int) -> list[Child]:
-        """The answers of a resumed request as they came, or the n of a new request with their seeds."""
+        """Check the answers of a resumed request, or make the n answers of a new one with their seeds."""
         if not submit.children:
             seed = self._seeds.getrandbits(63) if submit.params.seed is None else submit.params.seed
             return [Child(index=i, seed=child_seed(seed, i)) for i in range(submit.params.n)]

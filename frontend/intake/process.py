@@ -1,10 +1,10 @@
 """The intake process: python -m tokenloom.frontend.intake.process --fd N
 
-Reads what is too large for the frontend's loop: decodes and checks large HTTP bodies, and tokenizes long texts. A
-thread of the frontend starts it (`host.py`) and asks one question at a time. Python's lock, memory and time that
-a body takes are those of this process; it may be killed at any moment.
+Decodes and checks HTTP bodies, and tokenizes texts, that are too large for the frontend's loop. A thread of the
+frontend starts the process (`host.py`) and asks one question at a time. A body costs the GIL, memory and time of this
+process alone, which may be killed at any moment.
 
-The tokenizer and the chat template are loaded with the first text, so that a body which needs neither waits for none.
+The first text loads tokenizer and chat template, so that bodies without text do not wait for them.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from .frames import receive_frame, send_frame
 if TYPE_CHECKING:
     from .input_processor import InputProcessor
 
-ADDRESS_SPACE_BYTES = 8 << 30  # a text of 32 MB takes up to 6 GB while it is tokenized
-MAX_TEXT_CHARACTERS = 256 << 10  # of a chat's prompt that is sent back
-NICENESS = 5  # the engine's other processes go first
+ADDRESS_SPACE_BYTES = 8 << 30  # tokenizing a text of 32 MB takes up to 6 GB
+MAX_TEXT_CHARACTERS = 256 << 10  # of a rendered chat in the answer; longer ones are left out
+NICENESS = 5  # below the engine's other processes
 
 
 class IntakeProcess:
-    """Answers questions until the socket ends."""
+    """Answers the frontend's questions until the socket closes."""
 
     def __init__(self, spec: EngineSpec, channel: socket.socket) -> None:
         self._spec, self._channel = spec, channel
@@ -91,7 +91,7 @@ class IntakeProcess:
 
     @cached_property
     def _inputs(self) -> InputProcessor:
-        from ..text.chat_template import ChatTemplate  # these bring tokenizers and jinja2
+        from ..text.chat_template import ChatTemplate  # these import tokenizers and jinja2
         from ..text.tokenizer import Tokenizer
         from .input_processor import InputProcessor
 
@@ -112,7 +112,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # before any other process of the engine
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # the OOM killer's first choice
     os.nice(NICENESS)
     IntakeProcess(EngineSpec.from_environment(), socket.socket(fileno=arguments.fd)).run()
 

@@ -1,8 +1,8 @@
-"""PromptReader: where a prompt is tokenized: at once, in a thread, or in an intake process, by its length.
+"""PromptReader: tokenizes prompts at once, in a thread, or in an intake process, by their length.
 
-Up to SHORT_CHARACTERS it takes a millisecond. Up to LONG_CHARACTERS a thread does it, without Python's lock but for
-a few milliseconds. Beyond, it takes seconds and hundreds of bytes of memory for each of the text, and is given to a
-process that can be killed. So is a chat with a template of its caller's, which may run for ever.
+Up to SHORT_CHARACTERS take a millisecond in the loop. Up to LONG_CHARACTERS a thread tokenizes, and holds the GIL for a
+few milliseconds only. Longer texts take seconds and hundreds of bytes of memory per byte: they go to a process that can
+be killed. So does a chat with a template from the request, which may never end.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .input_processor import InputProcessor, Prompt
 
 SHORT_CHARACTERS = 4096
 LONG_CHARACTERS = 256 << 10
-TURN_CHARACTERS = 16  # that a template adds to each turn
+TURN_CHARACTERS = 16  # added to each turn by a template, about
 
 
 class PromptReader:
-    """`then` is called once, in the loop, with the outcome, unless the job that is returned is cancelled first."""
+    """The loop calls `then` once with the result or error, unless the returned job is cancelled before."""
 
     def __init__(self, inputs: InputProcessor, background: Background) -> None:
         self._inputs = inputs
@@ -44,15 +44,15 @@ class PromptReader:
         owner: str = "",
         wait_s: float = WAIT_S,
     ) -> BackgroundJob | None:
-        """The tokens of a prompt, or with `cut_side` all of them that may be kept. Exactly one of the three is given;
-        `form` is of the chat."""
+        """Tokenize a prompt; with `cut_side` only the tokens that a truncation may keep. Exactly one of `prompt`,
+        `token_ids` and `chat` is given; `form` belongs to the chat."""
         num_characters = characters_of(prompt, chat, form)
         is_foreign = chat is not None and form is not None and form.template is not None
         is_whole = token_ids is None and (prompt is None or chat is None)
         if is_whole and (is_foreign or num_characters > LONG_CHARACTERS):
             if prompt is not None and cut_side is None:
                 try:
-                    self._inputs.limits.check_characters(len(prompt))  # which costs nothing
+                    self._inputs.limits.check_characters(len(prompt))
                 except RequestError as error:
                     then(error)
                     return None
@@ -85,7 +85,7 @@ class PromptReader:
         )
 
     def detokenize(self, token_ids: bytes, then: Then[str], *, owner: str) -> BackgroundJob | None:
-        """The text of tokens."""
+        """Decode tokens, in a thread if they are many."""
         return self._background.run(
             lambda: self._inputs.detokenize(token_ids),
             then,
@@ -96,7 +96,7 @@ class PromptReader:
 
 
 def characters_of(prompt: str | None, chat: Sequence[ChatMessage] | None, form: ChatForm | None = None) -> int:
-    """About as many as will be tokenized."""
+    """Estimate the number of characters to tokenize."""
     in_chat = sum(len(message.content) + TURN_CHARACTERS for message in chat or ())
     others = [message.more for message in chat or () if message.more]
     if form is not None and form.variables:
@@ -105,8 +105,8 @@ def characters_of(prompt: str | None, chat: Sequence[ChatMessage] | None, form: 
 
 
 def _prompt_of(answer: IntakeAnswer, prompt: str | None) -> Prompt:
-    """What an intake process has made of a prompt or a chat, or its error."""
+    """Convert an intake process's answer to a prompt; raises its error."""
     if isinstance(answer, PromptRead):
         return Prompt(answer.token_ids, answer.text if prompt is None else prompt)
-    assert isinstance(answer, NotRead), "it answers what it is asked"
+    assert isinstance(answer, NotRead), "a ReadPrompt is answered by PromptRead or NotRead"
     raise RequestError(answer.message)

@@ -1,7 +1,6 @@
-"""The fields of an HTTP body that no struct knows: found, named, and taken out before the rest is decoded.
+"""Removes unknown fields from an HTTP body before it is decoded, and names them.
 
-Only structs that refuse unknown fields are looked at. A message is none of them, since clients send back whatever
-another server has put into one.
+Applies to structs that forbid unknown fields. Messages allow them, since clients send back the fields of other servers.
 """
 
 from __future__ import annotations
@@ -12,20 +11,20 @@ from functools import cache
 import msgspec
 from msgspec import inspect
 
-MAX_NAMED = 8  # unknown fields of a body that its sender reads of
+MAX_NAMED = 8  # unknown fields named in the answer
 MAX_NAME_CHARACTERS = 64
-CLOSE = 0.75  # difflib's ratio, from which a field may have been meant
+CLOSE = 0.75  # least difflib ratio of a suggested field
 
 
 def without_unknown(raw: bytes | bytearray, body_type: type[msgspec.Struct]) -> tuple[bytes, list[str]]:
-    """A body without its unknown fields, and the paths of at most MAX_NAMED of them with what may have been meant."""
+    """Return a body without its unknown fields, and the paths of at most MAX_NAMED of them with similar names."""
     found: list[str] = []
     return bytes(_known(msgspec.Raw(raw.strip()), body_type, "", found)), found
 
 
 def _known(raw: msgspec.Raw, kind: type[msgspec.Struct], path: str, found: list[str]) -> msgspec.Raw:
-    """`raw`, an object of this kind or a list of them, without unknown fields; anything else as it is. `path` is that
-    of the objects, with a dot behind it."""
+    """Remove unknown fields from `raw` if it is an object of this struct or a list of them, and append their paths to
+    `found`. `path`: prefix of the paths, with a dot at its end."""
     value: object
     match bytes(memoryview(raw)[:1]):
         case b"[":
@@ -52,7 +51,7 @@ def _named(name: str, known: dict[str, type[msgspec.Struct] | None]) -> str:
 
 @cache
 def _nested(kind: type[msgspec.Struct]) -> dict[str, type[msgspec.Struct] | None]:
-    """The fields of a struct, and of those that hold structs which refuse unknown fields, their type."""
+    """Map the fields of a struct to the struct type inside them if it forbids unknown fields, else to None."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     return {field.encode_name: _strict_in(field.type) for field in info.fields}

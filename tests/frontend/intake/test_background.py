@@ -1,4 +1,4 @@
-"""Long work leaves the loop free; what nobody waits for is dropped, what waits too long refused."""
+"""Long work leaves the loop free; cancelled jobs are dropped, and jobs that wait too long refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUESTION = ReadPrompt(prompt="x")
 
 
 class FakeHost:
-    """Answers when it is told to, or interrupted."""
+    """Answers when `may_answer` is set, or fails when interrupted."""
 
     def __init__(self) -> None:
         self.is_asked, self.may_answer = threading.Event(), threading.Event()
@@ -41,7 +41,7 @@ class FakeHost:
 
 
 class Bench:
-    """A Background whose clock and loop are the test's; all threads share one host."""
+    """Holds a Background with a fake clock, one host for all threads, and the test as its loop."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -51,7 +51,7 @@ class Bench:
         self.background = Background(self._is_awake.set, lambda: self.host, lambda: self.now)
 
     def occupy(self) -> Callable[[], None]:
-        """Give each thread something to do; returns what ends it."""
+        """Occupy each thread with a job; returns the function that ends them."""
         end, begun = threading.Event(), threading.Semaphore(0)
 
         def work() -> None:
@@ -79,14 +79,14 @@ def bench() -> Iterator[Bench]:
     bench.background.close()
 
 
-def test_short_work_is_done_at_once_and_long_work_comes_back_to_the_loop(bench: Bench) -> None:
+def test_short_work_runs_at_once_and_the_result_of_long_work_returns_to_the_loop(bench: Bench) -> None:
     bench.background.run(lambda: 1, bench.outcomes.append, is_long=False)
     assert bench.outcomes == [1]
     bench.background.run(lambda: 2, bench.outcomes.append)
     assert bench.outcomes == [1] and bench.wait(2) == [1, 2]
 
 
-def test_an_error_is_an_outcome_and_ends_no_thread(bench: Bench) -> None:
+def test_an_error_is_returned_as_outcome_and_the_thread_goes_on(bench: Bench) -> None:
     def fail(error: Exception) -> None:
         raise error
 
@@ -97,7 +97,7 @@ def test_an_error_is_an_outcome_and_ends_no_thread(bench: Bench) -> None:
         assert isinstance(found, RequestError if number % 2 else InternalError)
 
 
-def test_a_job_that_is_cancelled_while_it_waits_is_never_begun(bench: Bench) -> None:
+def test_a_job_cancelled_in_the_queue_never_runs(bench: Bench) -> None:
     release = bench.occupy()
     begun: list[int] = []
     jobs = [bench.background.run(lambda i=i: begun.append(i), bench.outcomes.append) for i in range(3)]  # type: ignore[misc]
@@ -109,7 +109,7 @@ def test_a_job_that_is_cancelled_while_it_waits_is_never_begun(bench: Bench) -> 
     assert sorted(begun) == [0, 2]
 
 
-def test_a_question_that_is_cancelled_is_interrupted_and_another_one_is_not(bench: Bench) -> None:
+def test_cancel_interrupts_the_question_of_the_job_only(bench: Bench) -> None:
     ask = bench.background.ask
     job = ask(QUESTION, [b"1234"], lambda answer: answer, bench.outcomes.append, num_bytes=4)
     assert bench.host.is_asked.wait(DEADLINE_S)
@@ -123,7 +123,7 @@ def test_a_question_that_is_cancelled_is_interrupted_and_another_one_is_not(benc
     assert bench.wait(2)[1] == PromptRead(token_ids=b"1234")
 
 
-def test_a_job_that_waits_too_long_is_refused_and_not_begun(bench: Bench) -> None:
+def test_a_job_that_waits_too_long_is_refused_and_never_runs(bench: Bench) -> None:
     release = bench.occupy()
     bench.background.run(lambda: 1, bench.outcomes.append, wait_s=5.0, num_bytes=77)
     bench.background.run(lambda: 2, bench.outcomes.append)
@@ -139,14 +139,14 @@ def test_a_job_that_waits_too_long_is_refused_and_not_begun(bench: Bench) -> Non
     assert [type(each) for each in bench.outcomes[:2]] == [Overloaded, Overloaded]
 
 
-def test_closing_drops_what_waits_and_stops_the_intake_processes(bench: Bench) -> None:
+def test_close_drops_waiting_jobs_and_stops_the_intake_processes(bench: Bench) -> None:
     bench.background.ask(QUESTION, [], lambda answer: answer, bench.outcomes.append, num_bytes=4)
     assert bench.host.is_asked.wait(DEADLINE_S)
     bench.background.close()
     assert bench.host.was_interrupted
 
 
-def test_a_long_text_leaves_pythons_lock_to_others_while_it_is_tokenized() -> None:
+def test_tokenizing_a_long_text_releases_the_gil() -> None:
     tokenizer = Tokenizer.load(DEMO_FOLDER)
     assert tokenizer is not None
     text, has_begun, has_ended = "a word " * 100_000, threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""A body that cannot be read is answered with the field and the mend, in words of the body that was sent."""
+"""The error of an unreadable body names the field and the mend."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def nested(depth: int) -> bytes:
         ),
     ],
 )
-def test_an_unreadable_body_is_explained(raw: bytes, message: str, param: str | None) -> None:
+def test_the_error_of_an_unreadable_body_names_field_and_mend(raw: bytes, message: str, param: str | None) -> None:
     with pytest.raises(BodyError) as caught:
         parse_body(raw, CompletionRequest, LIMITS, is_strict=True)
     assert (str(caught.value), caught.value.param) == (message, param)
@@ -66,13 +66,13 @@ def test_an_unreadable_body_is_explained(raw: bytes, message: str, param: str | 
         ),
     ],
 )
-def test_a_schema_nested_too_deep_is_refused_under_the_name_of_its_field(field: str, start: bytes, end: bytes) -> None:
+def test_the_error_of_too_deep_nesting_names_the_field(field: str, start: bytes, end: bytes) -> None:
     body = parse_body(b'{"prompt":"x",' + start + nested(300) + end + b"}", CompletionRequest, LIMITS).body
     with pytest.raises(RequestError, match=rf"^{field} is nested 300 levels deep, at most 124 .*: use fewer levels"):
         structured_outputs(body)
 
 
-def test_prompts_times_answers_are_counted_before_anything_else() -> None:
+def test_prompts_times_answers_are_limited_before_prompts_are_checked() -> None:
     raw = b'{"prompt":[%s],"n":128}' % b",".join([b'""'] * 200)  # an empty prompt would be refused too
     with pytest.raises(RequestError, match=r"n is 128 and the prompts are 200: .* at most 16384 answers"):
         parse_body(raw, CompletionRequest, LIMITS)

@@ -1,4 +1,4 @@
-"""Jobs wait in an order in which nobody's many or long ones hold up another's, and no more of them than stated."""
+"""FairQueue orders jobs fairly between owners, and bounds their number and bytes."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def drained(queue: FairQueue[str], size_class: int = 1) -> list[str]:
     return found
 
 
-def test_jobs_of_equal_length_come_in_turn() -> None:
+def test_jobs_of_equal_length_keep_their_order() -> None:
     assert drained(filled(*(new_job(str(i), 5, owner=str(i)) for i in range(9)))) == [str(i) for i in range(9)]
 
 
-def test_a_short_job_overtakes_a_long_one_and_a_caller_with_one_those_with_many() -> None:
+def test_short_jobs_overtake_long_ones_and_owners_with_few_jobs_those_with_many() -> None:
     queue = filled(new_job("long", 8 * MB, "a"), new_job("short", 1, "b"))
     assert drained(queue) == ["short", "long"]
     queue = filled(*(new_job(f"many {i}", MB, "a") for i in range(50)), new_job("one", MB, "b"))
     assert drained(queue)[:3] == ["many 0", "one", "many 1"]
 
 
-def test_nobody_waits_for_ever_behind_jobs_that_come_later() -> None:
+def test_later_jobs_do_not_starve_an_earlier_one() -> None:
     queue = filled(new_job("long", 8 * MB, "a"))
     late = 8 * MB / BYTES_PER_S + 1
     queue.add(new_job("short", 1, "b"), late)
@@ -54,7 +54,7 @@ def test_a_thread_for_short_jobs_takes_no_long_one() -> None:
     assert drained(queue, size_class=0) == ["short"] and drained(queue) == ["long"]
 
 
-def test_what_waits_is_bounded_in_all_and_for_each_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_bytes_are_bounded_in_all_and_for_each_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_queue, "MAX_BYTES", 10)
     monkeypatch.setattr(fair_queue, "MAX_OWNER_BYTES", 5)
     queue = filled(new_job("1", 5, "a"), new_job("2", 4, "b"))
@@ -69,7 +69,7 @@ def test_what_waits_is_bounded_in_all_and_for_each_caller(monkeypatch: pytest.Mo
         queue.add(new_job("7", 1, "d"), 0.0)
 
 
-def test_a_job_that_waits_too_long_leaves() -> None:
+def test_take_expired_removes_jobs_that_wait_too_long() -> None:
     jobs = [new_job("soon", expires_at=5.0), new_job("later", expires_at=7.0), new_job("last", expires_at=9.0)]
     queue = filled(*jobs)
     assert queue.next_expiry == 5.0 and queue.take_expired(4.9) == []
@@ -79,7 +79,7 @@ def test_a_job_that_waits_too_long_leaves() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3 * MB), st.booleans()), max_size=200))
-def test_every_job_that_is_not_removed_comes_once(specs: list[tuple[str, int, bool]]) -> None:
+def test_every_job_that_is_not_removed_is_popped_once(specs: list[tuple[str, int, bool]]) -> None:
     jobs = [new_job(str(i), num_bytes, owner) for i, (owner, num_bytes, _) in enumerate(specs)]
     queue = filled(*jobs)
     for job, (_, _, is_removed) in zip(jobs, specs, strict=True):

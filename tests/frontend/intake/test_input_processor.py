@@ -1,4 +1,4 @@
-"""What a client submits is completed as it says, or refused with the field, the numbers and the mend."""
+"""InputProcessor completes a Submit, or refuses it with the field, the numbers and the mend."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_text_gets_the_special_tokens_and_a_chat_only_those_of_its_template() ->
     assert inputs.tokenize(None, encode_ids([5, 6]), None) == Prompt(encode_ids([5, 6]), None)
 
 
-def test_an_answer_may_grow_to_max_model_len_and_no_further() -> None:
+def test_max_tokens_is_limited_by_max_model_len() -> None:
     inputs = new_inputs(max_model_len=100)
     assert process(inputs, SamplingParams(max_tokens=None)).max_tokens == 90
     assert process(inputs, SamplingParams(max_tokens=1000)).max_tokens == 90
@@ -59,7 +59,7 @@ def test_an_answer_may_grow_to_max_model_len_and_no_further() -> None:
     ("side", "num_kept", "kept"),
     [("left", 4, [13, 14, 15, 2]), (None, 4, [13, 14, 15, 2]), ("right", 4, [1, 10, 11, 2]), ("right", 1, [2])],
 )
-def test_a_prompt_is_cut_at_its_side_and_keeps_what_ends_a_text(side: Any, num_kept: int, kept: list[int]) -> None:
+def test_a_truncated_prompt_keeps_the_tokens_that_end_a_text(side: Any, num_kept: int, kept: list[int]) -> None:
     tokenizer = new_tokenizer("byte_fallback")
     assert tokenizer.backend is not None
     tokenizer.backend.post_processor = TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
@@ -71,19 +71,19 @@ def test_a_prompt_is_cut_at_its_side_and_keeps_what_ends_a_text(side: Any, num_k
     assert decode_ids(embedded.prompt_token_ids).tolist()[-1] == kept[-1]
 
 
-def test_end_tokens_stop_unless_ignored() -> None:
+def test_eos_tokens_stop_unless_ignore_eos() -> None:
     inputs = new_inputs()
     assert process(inputs, SamplingParams(stop_token_ids=[9, 7])).stop_token_ids == [2, 7, 9]
     assert process(inputs, SamplingParams(stop_token_ids=[9, 2], ignore_eos=True)).stop_token_ids == [2, 9]
     assert process(inputs, SamplingParams(ignore_eos=True)).stop_token_ids == []
 
 
-def test_the_tokenizers_end_token_serves_where_the_model_names_none() -> None:
+def test_the_tokenizers_eos_token_is_used_if_the_model_names_none() -> None:
     model = msgspec.structs.replace(new_spec().model, eos_token_ids=[])
     assert InputProcessor(new_spec(model=model), new_tokenizer("byte_level"), None).eos_token_ids == {2}
 
 
-def test_unseeded_requests_draw_seeds_that_the_engines_seed_fixes() -> None:
+def test_the_engines_seed_determines_the_seeds_of_unseeded_requests() -> None:
     def seeds(seed: int) -> list[int]:
         inputs = new_inputs(config=EngineConfig(seed=seed))
         return [process_whole(inputs).children[0].seed for _ in range(20)]
@@ -92,7 +92,7 @@ def test_unseeded_requests_draw_seeds_that_the_engines_seed_fixes() -> None:
     assert process_whole(new_inputs(), SamplingParams(seed=-7)).children == [Child(index=0, seed=-7)]
 
 
-def test_a_resumed_request_keeps_its_children_and_its_arrival() -> None:
+def test_a_resumed_request_keeps_its_children_and_arrival_time() -> None:
     children = [Child(index=1, seed=5, output_token_ids=encode_ids([3, 4]))]
     processed = process_whole(new_inputs(), children=children, arrival_time=99.0)
     assert processed.children == children and processed.core.arrival_time == 99.0
@@ -147,17 +147,17 @@ def test_parameters_that_this_model_cannot_serve_are_refused(params: SamplingPar
         process(new_inputs(), params)
 
 
-def test_nothing_given_is_refused() -> None:
+def test_a_submit_without_a_prompt_is_refused() -> None:
     with pytest.raises(RequestError, match="0 of prompt"):
         new_inputs().tokenize(None, None, None)
 
 
-def test_ids_that_only_the_tokenizer_knows_are_refused_in_a_text_too() -> None:
+def test_ids_above_the_models_vocabulary_are_refused_in_a_text_too() -> None:
     with pytest.raises(RequestError, match="the model's ids are 0 to 99"):
         process(new_inputs(vocab_size=100), prompt="The")
 
 
-def test_a_model_without_tokenizer_serves_token_ids_and_says_so_of_the_rest() -> None:
+def test_a_model_without_tokenizer_serves_only_token_ids() -> None:
     inputs = InputProcessor(new_spec(), None, None)
     assert process(inputs).max_tokens == 16
     for fields in ({"prompt": "x"}, {"chat": [ChatMessage("user", "x")]}):
@@ -167,7 +167,7 @@ def test_a_model_without_tokenizer_serves_token_ids_and_says_so_of_the_rest() ->
         process(inputs, SamplingParams(stop="x"))
 
 
-def test_a_deadline_is_the_requests_own_else_the_engines_and_never_beyond_its_maximum() -> None:
+def test_timeout_s_is_the_requests_or_the_engines_and_limited_by_the_engines_maximum() -> None:
     def timeout_s(own: float | None, **limits: float) -> float | None:
         inputs = InputProcessor(new_spec(config=EngineConfig(**limits)), None, None)  # type: ignore[arg-type]
         return process(inputs, SamplingParams(timeout_s=own)).params.timeout_s
@@ -180,7 +180,7 @@ def test_a_deadline_is_the_requests_own_else_the_engines_and_never_beyond_its_ma
         timeout_s(9.0, max_timeout_s=8.0)
 
 
-def test_a_budget_for_thoughts_names_the_tokens_of_their_markers() -> None:
+def test_a_thinking_token_budget_sets_the_tokens_of_the_thought_markers() -> None:
     inputs, tokenizer = new_inputs(), new_tokenizer("byte_fallback")
     markers = process(inputs, SamplingParams(thinking_token_budget=4)).thought_markers
     assert [tokenizer.decode(decode_ids(each).tolist(), skip_special_tokens=False) for each in markers] == [
@@ -203,13 +203,13 @@ def test_a_budget_for_thoughts_names_the_tokens_of_their_markers() -> None:
         ("Why?", "deepseek_r1", {}, True),
         ("Why?<think>\n", "deepseek_r1", {}, True),
         ("Why?<think>\n\n</think>\n\n", "deepseek_r1", {}, False),
-        ("Why?<think>", "auto", {}, False),  # the template knows no thoughts
+        ("Why?<think>", "auto", {}, False),  # the template has no thoughts
         ("What is <think> for?", "think", {}, False),
         ("Why?<think></think>", "think", {}, False),
         ("Why?<think>", "think", {"includes_thought": True}, False),
     ],
 )
-def test_structured_outputs_wait_for_the_end_of_a_thought_that_the_prompts_end_opens(
+def test_structured_outputs_begin_after_a_thought_that_the_prompt_opens(
     prompt: str, parser: str, fields: dict[str, object], is_awaited: bool
 ) -> None:
     inputs = new_inputs(config=EngineConfig(reasoning_parser=parser))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The intake process: what it reads is as if it had been read here; what ends it costs one request."""
+"""The intake process reads as the frontend would, and a request that ends it fails alone."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def intake_pid() -> int:
 def command_of(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
-    except psutil.Error:  # it has ended
+    except psutil.Error:  # ended
         return ""
 
 
@@ -105,9 +105,7 @@ def kill_when_gone(fault: Path) -> None:
     os.kill(intake_pid(), signal.SIGKILL)
 
 
-def test_a_process_that_is_killed_costs_one_request(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: IntakeHost
-) -> None:
+def test_a_killed_process_fails_one_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: IntakeHost) -> None:
     monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
     fault = inject(tmp_path, "intake.read", "hang")
     thread = threading.Thread(target=kill_when_gone, args=(fault,))
@@ -117,12 +115,14 @@ def test_a_process_that_is_killed_costs_one_request(
     thread.join()
     read(host)
     second = intake_pid()
-    os.kill(second, signal.SIGKILL)  # while nothing is asked
+    os.kill(second, signal.SIGKILL)  # while idle
     read(host)
     assert intake_pid() != second
 
 
-def test_a_template_that_never_ends_costs_its_own_request(monkeypatch: pytest.MonkeyPatch, host: IntakeHost) -> None:
+def test_a_template_that_never_ends_fails_only_its_own_request(
+    monkeypatch: pytest.MonkeyPatch, host: IntakeHost
+) -> None:
     read(host)
     monkeypatch.setattr(intake_host, "ANSWER_S", 2.0)
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
@@ -145,9 +145,7 @@ def test_a_question_that_takes_too_long_ends_the_process(
     read(host)
 
 
-def test_a_question_that_nobody_waits_for_is_interrupted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: IntakeHost
-) -> None:
+def test_a_cancelled_question_is_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: IntakeHost) -> None:
     monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
     fault = inject(tmp_path, "intake.read", "hang")
     errors: list[Exception] = []
@@ -167,14 +165,14 @@ def test_a_question_that_nobody_waits_for_is_interrupted(
     assert len(errors) == 1 and read(host).token_ids
 
 
-def test_it_imports_nothing_that_a_body_does_not_need(host: IntakeHost) -> None:
+def test_the_process_imports_only_modules_that_a_body_needs(host: IntakeHost) -> None:
     question = ReadBody(body_type="CompletionRequest", max_bytes_per_token=17)
     assert isinstance(host.ask(question, [b'{"prompt": "%s"}' % (b"a " * 40_000)]), NotRead)
     libraries = Path(f"/proc/{intake_pid()}/maps").read_text()
     assert "msgspec" in libraries and "tokenizers" not in libraries and "torch" not in libraries
 
 
-# ── what is left of a body ───────────────────────────────────────────────────────────────────────────────────────────
+# ── packed bodies ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def pack(body_type: type[Body], **fields: Any) -> BodyRead:
@@ -228,12 +226,12 @@ def test_a_long_text_that_is_truncated_becomes_its_last_tokens(num_characters: i
         (CompletionRequest, {"prompt": "a", "user": "u" * MAX_REST_BYTES}, f"user has {MAX_REST_BYTES + 2} bytes"),
     ],
 )
-def test_what_cannot_be_served_is_refused(body_type: type[Body], fields: dict[str, Any], reason: str) -> None:
+def test_a_body_that_cannot_be_served_is_refused(body_type: type[Body], fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         pack(body_type, **fields)
 
 
-def test_no_small_body_can_pass_the_limit_of_values() -> None:
+def test_no_small_body_can_exceed_the_limit_of_values() -> None:
     body = {"prompt": "a", "guided_json": {"enum": [1] * ((SMALL_BYTES - 100) // 2)}}
     raw = json.dumps(body, separators=(",", ":")).encode()
     assert SMALL_BYTES - 100 < len(raw) <= SMALL_BYTES

@@ -1,4 +1,4 @@
-"""Unknown fields are taken out of a body, and named; --strict-fields refuses them."""
+"""Unknown fields are removed from a body and named; --strict-fields refuses them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_unknown_field_is_named_and_the_rest_is_what_it_would_be_without(name: str) -> None:
+def test_an_unknown_field_is_named_and_the_rest_decodes_as_without_it(name: str) -> None:
     more, named = CASES[name]
     raw = json.dumps({"messages": MESSAGES, "seed": 3} | more, ensure_ascii=False).encode()
-    if name == "in a list":  # whose second tool is none, as before
+    if name == "in a list":  # the second tool stays invalid
         with pytest.raises(BodyError, match=r"missing required field `type` - at `\$.tools\[1\]`"):
             parse_body(raw, ChatRequest, LIMITS)
         raw = raw.replace(b", {}", b"")
@@ -46,7 +46,7 @@ def test_an_unknown_field_is_named_and_the_rest_is_what_it_would_be_without(name
     assert refused.value.code == UNKNOWN_FIELD
 
 
-def test_no_more_are_named_than_a_header_has_room_for() -> None:
+def test_at_most_max_named_unknown_fields_are_named() -> None:
     body = {"messages": MESSAGES} | {f"{number}{'x' * 200}": 0 for number in range(50)}
     ignored = parse_body(json.dumps(body).encode(), ChatRequest, LIMITS).ignored
     assert len(ignored) == MAX_NAMED and sum(map(len, ignored)) < 1000
@@ -58,7 +58,7 @@ def test_an_order_with_an_unknown_field_is_refused() -> None:
 
 
 @pytest.mark.parametrize("broken", [b"]", b"", b'"\xff"}', b'"\\ud800"}', b"[" * 100_000])
-def test_what_is_broken_behind_an_unknown_field_is_the_bodys_error(broken: bytes) -> None:
+def test_a_syntax_error_after_an_unknown_field_is_the_bodys_error(broken: bytes) -> None:
     with pytest.raises(BodyError):
         parse_body(b'{"messages": [], "nope": 1, "user": ' + broken, ChatRequest, LIMITS)
     with pytest.raises(BodyError):
