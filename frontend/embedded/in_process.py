@@ -128,7 +128,7 @@ class InProcessEngine:
         return [self._decoder.decode(frame) for _, frame in frames]
 
     def close(self) -> None:
-        self._frontend.background.close()
+        self._frontend.thread_pool.close()
         self._run_directory.remove()
 
     # ── between the parts ────────────────────────────────────────────────────────────────────────────────────────

@@ -16,8 +16,8 @@ from ...ipc.errors import RequestError
 from ...ipc.messages.client import ChatForm, ChatMessage
 from ...ipc.messages.intake import IntakeAnswer, NotRead, PromptRead, ReadPrompt
 from ...ipc.sampling_params import CutSide
-from .background import WAIT_S, Background, BackgroundJob, Then
 from .input_processor import InputProcessor, Prompt
+from .thread_pool import WAIT_S, PoolJob, Then, ThreadPool
 
 SHORT_CHARACTERS = 4096
 LONG_CHARACTERS = 256 << 10
@@ -27,9 +27,9 @@ TURN_CHARACTERS = 16  # added to each turn by a template, about
 class PromptReader:
     """The loop calls `then` once with the result or error, unless the returned job is cancelled before."""
 
-    def __init__(self, inputs: InputProcessor, background: Background) -> None:
+    def __init__(self, inputs: InputProcessor, thread_pool: ThreadPool) -> None:
         self._inputs = inputs
-        self._background = background
+        self._thread_pool = thread_pool
 
     def read(
         self,
@@ -43,7 +43,7 @@ class PromptReader:
         cut_side: CutSide | None = None,
         owner: str = "",
         wait_s: float = WAIT_S,
-    ) -> BackgroundJob | None:
+    ) -> PoolJob | None:
         """Tokenize a prompt; with `cut_side` only the tokens that a truncation may keep. Exactly one of `prompt`,
         `token_ids` and `chat` is given; `form` belongs to the chat."""
         num_characters = characters_of(prompt, chat, form)
@@ -64,7 +64,7 @@ class PromptReader:
                 cut_side=cut_side,
                 max_bytes_per_token=self._inputs.limits.max_bytes_per_token,
             )
-            return self._background.ask(
+            return self._thread_pool.ask(
                 question,
                 (),
                 lambda answer: _prompt_of(answer, prompt),
@@ -73,7 +73,7 @@ class PromptReader:
                 owner=owner,
                 wait_s=wait_s,
             )
-        return self._background.run(
+        return self._thread_pool.run(
             lambda: self._inputs.tokenize(
                 prompt, token_ids, chat, form=form, add_special_tokens=add_special_tokens, cut_side=cut_side
             ),
@@ -84,9 +84,9 @@ class PromptReader:
             wait_s=wait_s,
         )
 
-    def detokenize(self, token_ids: bytes, then: Then[str], *, owner: str) -> BackgroundJob | None:
+    def detokenize(self, token_ids: bytes, then: Then[str], *, owner: str) -> PoolJob | None:
         """Decode tokens, in a thread if they are many."""
-        return self._background.run(
+        return self._thread_pool.run(
             lambda: self._inputs.detokenize(token_ids),
             then,
             is_long=num_ids(token_ids) > SHORT_CHARACTERS,

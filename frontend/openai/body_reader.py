@@ -18,10 +18,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from ...ipc.errors import Overloaded, RequestError, TokenloomError
 from ...ipc.messages.intake import BodyRead, IntakeAnswer, NotRead, ReadBody
-from ..intake.background import Background, BackgroundJob, Then
 from ..intake.body_error import BodyError
 from ..intake.body_packer import LARGE_TYPES
 from ..intake.body_parser import SMALL_BYTES, BodyT, ParsedBody, parse_body
+from ..intake.thread_pool import PoolJob, Then, ThreadPool
 from ..text.prompt_limits import PromptLimits
 from .events import until_disconnect
 from .forms.errors import HttpError
@@ -41,9 +41,9 @@ MAX_HELD_BYTES = 1 << 30  # of bodies that are being received or decoded
 class BodyReader:
     """Reader of request bodies. Limits the bytes of all bodies that are being received or decoded."""
 
-    def __init__(self, background: Background, limits: PromptLimits, *, is_strict: bool = False) -> None:
+    def __init__(self, thread_pool: ThreadPool, limits: PromptLimits, *, is_strict: bool = False) -> None:
         """`is_strict`: refuse unknown fields."""
-        self._background = background
+        self._thread_pool = thread_pool
         self._limits = limits
         self._is_strict = is_strict
         self._log_at = 0.0  # when unknown fields are logged again
@@ -117,15 +117,15 @@ class BodyReader:
             raise HttpError(413, f"the body has {num_bytes} bytes, at most {SMALL_BYTES} are read here: send less")
         question = ReadBody(body_type=body_type.__name__, max_bytes_per_token=self._limits.max_bytes_per_token)
 
-        def start(then: Then[ParsedBody[BodyT]]) -> BackgroundJob | None:
-            return self._background.ask(
+        def start(then: Then[ParsedBody[BodyT]]) -> PoolJob | None:
+            return self._thread_pool.ask(
                 question, chunks, lambda answer: _unpacked(answer, body_type), then, num_bytes=num_bytes, owner=owner
             )
 
-        return await in_background(self._background, start)
+        return await in_thread_pool(self._thread_pool, start)
 
 
-async def in_background(background: Background, start: Callable[[Then[T]], BackgroundJob | None]) -> T:
+async def in_thread_pool(thread_pool: ThreadPool, start: Callable[[Then[T]], PoolJob | None]) -> T:
     """Await the result of the job that `start` starts; cancelling this coroutine cancels the job."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
@@ -141,7 +141,7 @@ async def in_background(background: Background, start: Callable[[Then[T]], Backg
     try:
         return await future
     finally:
-        background.cancel(job)
+        thread_pool.cancel(job)
 
 
 def _unpacked(answer: IntakeAnswer, body_type: type[BodyT]) -> ParsedBody[BodyT]:

@@ -41,7 +41,7 @@ from ..intake.input_processor import Prompt
 from ..metrics.access_record import access_record
 from ..metrics.tracing import TraceContext, incoming_trace
 from ..requests.frontend import Frontend
-from .body_reader import BodyReader, in_background
+from .body_reader import BodyReader, in_thread_pool
 from .forms.messages import chat_input
 from .forms.schema import ChatRequest, TokenizeRequest
 from .forms.timings import timings
@@ -150,7 +150,7 @@ class LocalEngine:
         self.has_timings = has_timings
         self._frontend = frontend
         self.inputs = frontend.inputs
-        self.bodies = BodyReader(frontend.background, frontend.inputs.limits, is_strict=has_strict_fields)
+        self.bodies = BodyReader(frontend.thread_pool, frontend.inputs.limits, is_strict=has_strict_fields)
         self.wake = wake
         self._session = frontend.open_local(self._deliver)
         self._run_by_id: dict[str, tuple[Run, int]] = {}  # with the position of the prompt in the run
@@ -170,7 +170,7 @@ class LocalEngine:
 
         read = partial(self._frontend.prompts.read, owner=secrets.token_hex(8))
         start = partial(read, None, None, chat.turns, form=chat.form, cut_side=cut_side)
-        prompt: Prompt = await in_background(self._frontend.background, start)
+        prompt: Prompt = await in_thread_pool(self._frontend.thread_pool, start)
         ids, is_inside = prompt.token_ids, ends_inside(prompt.text or "")
         return BodyInput(text=chat.echoed, token_ids=ids, is_of_chat=True, is_inside_thought=is_inside)
 
@@ -180,13 +180,13 @@ class LocalEngine:
             return given.token_ids
         read = partial(self._frontend.prompts.read, owner=secrets.token_hex(8))
         start = partial(read, given.text, None, None, add_special_tokens=add_special_tokens, cut_side=cut_side)
-        prompt: Prompt = await in_background(self._frontend.background, start)
+        prompt: Prompt = await in_thread_pool(self._frontend.thread_pool, start)
         return prompt.token_ids
 
     async def text_of(self, token_ids: bytes) -> str:
         """Return the text of tokens."""
         start = partial(self._frontend.prompts.detokenize, token_ids, owner=secrets.token_hex(8))
-        return await in_background(self._frontend.background, start)
+        return await in_thread_pool(self._frontend.thread_pool, start)
 
     @contextlib.contextmanager
     def run(self, submits: Sequence[Submit]) -> Iterator[Run]:

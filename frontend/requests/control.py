@@ -21,7 +21,7 @@ from ...ipc.messages.client import Control, Done, QueryFailed, Reply
 from ...ipc.messages.core import ControlDone, EngineControl
 from ...ipc.messages.supervisor import SetLogLevel
 from ...ipc.process.log import LogLevel
-from ..intake.background import Background
+from ..intake.thread_pool import ThreadPool
 from ..supervisor.hub import find_checkpoint
 from .core_client import CoreClient, Outbox
 
@@ -31,8 +31,8 @@ Send: TypeAlias = Callable[[Reply], None]
 class ControlProxy:
     """Owner of the commands that have no reply yet."""
 
-    def __init__(self, spec: EngineSpec, core: CoreClient, background: Background, outbox: Outbox) -> None:
-        self._spec, self._core, self._background, self._outbox = spec, core, background, outbox
+    def __init__(self, spec: EngineSpec, core: CoreClient, thread_pool: ThreadPool, outbox: Outbox) -> None:
+        self._spec, self._core, self._thread_pool, self._outbox = spec, core, thread_pool, outbox
         self._numbers = itertools.count()
         self._open: dict[int, tuple[EngineControl, int, Send]] = {}  # by control id: command, query id, reply callback
         self._level_changes: list[tuple[Control, Send]] = []  # commands without a reply
@@ -43,7 +43,7 @@ class ControlProxy:
             self._level_changes.append((control, send))
             self._outbox.to_supervisor.append(SetLogLevel(level=control.level))
         elif control.action == "reload":
-            self._background.run(
+            self._thread_pool.run(
                 lambda: self._find_checkpoint(control.model), lambda folder: self._forward(control, folder, send)
             )
         else:

@@ -42,10 +42,10 @@ from ...ipc.messages.supervisor import (
 from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.process.log import is_worth_a_line
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
-from ..intake.background import Background
 from ..intake.host import IntakeHost
 from ..intake.input_processor import InputProcessor
 from ..intake.prompt_reader import PromptReader
+from ..intake.thread_pool import ThreadPool
 from ..metrics.tracing import new_tracing
 from ..text.chat_template import ChatTemplate
 from ..text.detokenizer import DetokenizerFactory
@@ -86,12 +86,12 @@ class Frontend:
         self.inputs = InputProcessor(spec, tokenizer, chat_template)
         detokenizers = None if tokenizer is None else DetokenizerFactory(tokenizer)
         self._outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids)
-        self.background = Background(wake, lambda: IntakeHost(spec), monotonic)
-        self.prompts = PromptReader(self.inputs, self.background)
+        self.thread_pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic)
+        self.prompts = PromptReader(self.inputs, self.thread_pool)
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._sessions = SessionTable()
         self._core = CoreClient(spec, self.outbox)
-        self._controls = ControlProxy(spec, self._core, self.background, self.outbox)
+        self._controls = ControlProxy(spec, self._core, self.thread_pool, self.outbox)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts)
         self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # read in each turn
@@ -102,7 +102,7 @@ class Frontend:
             self._sessions,
             self.inputs,
             self._outputs,
-            self.background,
+            self.thread_pool,
             self.prompts,
             self._core,
             self.counts,
@@ -301,7 +301,7 @@ class Frontend:
 
     def on_wakeup(self) -> None:
         """Run the completions of jobs that threads have finished."""
-        for complete in self.background.take():
+        for complete in self.thread_pool.take():
             complete()
 
     def stop(self, reason: str) -> None:
@@ -311,7 +311,7 @@ class Frontend:
                 error = ErrorInfo("dead", f"request {request.request_id}: {reason}")
                 self._requests.end(request, "error", error)
         self.outbox.to_clients += self._sessions.take_frames()
-        self.background.close()
+        self.thread_pool.close()
         if self._tracing is not None:
             self._tracing.close()
 
@@ -330,12 +330,12 @@ class Frontend:
                 self._requests.drop(session, "silent")
         if self._outputs.answer_by_key:
             self._core.keep_alive(now)
-        self.background.expire(now)
+        self.thread_pool.expire(now)
         self.outbox.to_clients += self._sessions.take_frames()
 
     def seconds_to_tick(self, now: float) -> float | None:
         """Seconds for which the loop may sleep without new messages; None: no limit."""
-        next_at = min(self._sessions.next_lease_end, self.background.next_expiry)
+        next_at = min(self._sessions.next_lease_end, self.thread_pool.next_expiry)
         if now < self._drains_at:
             next_at = min(next_at, self._drains_at)
         if self._outputs.answer_by_key and self._core.is_up:

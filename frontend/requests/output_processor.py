@@ -21,8 +21,8 @@ from ...ipc.messages.base import BulkArray, FinishReason
 from ...ipc.messages.client import Child, Delta, RequestMetrics, Submit
 from ...ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, Finished
 from ...ipc.sampling_params import RepetitionDetectionParams
-from ..intake.background import BackgroundJob
 from ..intake.input_processor import ProcessedRequest
+from ..intake.thread_pool import PoolJob
 from ..text.detokenizer import Detokenizer, DetokenizerFactory
 from ..text.stop_strings import StopChecker
 from ..text.token_texts import TokenTexts
@@ -42,7 +42,7 @@ class RequestState:
         self.processed: ProcessedRequest | None = None  # None while its prompt is tokenized
         self.answers: list[AnswerState] = []
         self.is_accepted = False
-        self.tokenizing: BackgroundJob | None = None  # the job that tokenizes its prompt
+        self.tokenizing: PoolJob | None = None  # the job that tokenizes its prompt
         self.prompt_logprobs = LogprobBuffer(max(submit.num_prompt_logprobs, 1))
 
     @property

@@ -16,9 +16,9 @@ from ...ipc.messages.base import FinishReason, Refused
 from ...ipc.messages.client import Accepted, Delta, FrontendMessage, Submit
 from ...ipc.messages.core import EngineCoreOutputs
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
-from ..intake.background import Background
 from ..intake.input_processor import InputProcessor, Prompt
 from ..intake.prompt_reader import PromptReader
+from ..intake.thread_pool import ThreadPool
 from .core_client import CoreClient
 from .engine_metrics import EngineMetrics
 from .output_processor import OutputProcessor, RequestState, Session
@@ -41,7 +41,7 @@ class RequestManager:
     _sessions: SessionTable
     _inputs: InputProcessor
     _outputs: OutputProcessor
-    _background: Background
+    _thread_pool: ThreadPool
     _prompts: PromptReader
     _core: CoreClient
     _counts: Counter[str]  # for the metrics
@@ -162,7 +162,7 @@ class RequestManager:
         is a label of the metrics."""
         session, now = request.session, self._unix_time()
         del session.request_by_id[request.request_id]
-        self._background.cancel(request.tokenizing)
+        self._thread_pool.cancel(request.tokenizing)
         self._core.abort(self._outputs.remove(request))
         for answer in request.answers:
             if answer.finish_reason is None:
@@ -202,7 +202,7 @@ class RequestManager:
     def forget(self, request: RequestState, cause: str) -> None:
         """Remove a request without a message to its client, which has replaced it or is gone."""
         del request.session.request_by_id[request.request_id]
-        self._background.cancel(request.tokenizing)
+        self._thread_pool.cancel(request.tokenizing)
         self._core.abort(self._outputs.remove(request))
         for answer in request.answers:
             self._metrics.on_end(answer, cause)

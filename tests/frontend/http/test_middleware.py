@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from tokenloom.frontend.http.middleware import OVER_LIMIT, HttpMiddleware
-from tokenloom.frontend.intake.background import Background
 from tokenloom.frontend.intake.host import IntakeHost
+from tokenloom.frontend.intake.thread_pool import ThreadPool
 from tokenloom.frontend.listening.open_requests import OpenRequests
 from tokenloom.frontend.openai.body_reader import BodyReader
 from tokenloom.frontend.openai.forms.errors import json_response
@@ -23,8 +23,8 @@ from tokenloom.tests.support.engine_specs import new_spec
 
 
 async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
-    background = Background(lambda: None, lambda: IntakeHost(new_spec()))
-    await BodyReader(background, PromptLimits.of(new_spec(), None)).read(Request(scope, receive), msgspec.Struct)
+    thread_pool = ThreadPool(lambda: None, lambda: IntakeHost(new_spec()))
+    await BodyReader(thread_pool, PromptLimits.of(new_spec(), None)).read(Request(scope, receive), msgspec.Struct)
 
 
 def test_a_disconnect_within_the_body_is_neither_answered_nor_logged(

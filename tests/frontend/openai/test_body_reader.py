@@ -9,9 +9,9 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from tokenloom.frontend.intake.background import Background
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES
 from tokenloom.frontend.intake.host import IntakeHost
+from tokenloom.frontend.intake.thread_pool import ThreadPool
 from tokenloom.frontend.openai import body_reader
 from tokenloom.frontend.openai.body_reader import BodyReader
 from tokenloom.frontend.openai.forms.errors import HttpError
@@ -33,8 +33,8 @@ def read(reader: BodyReader, body_type: type[msgspec.Struct], *chunks: bytes) ->
 
 
 def new_reader() -> BodyReader:
-    background = Background(lambda: None, lambda: IntakeHost(new_spec()))
-    return BodyReader(background, PromptLimits.of(new_spec(), None))
+    thread_pool = ThreadPool(lambda: None, lambda: IntakeHost(new_spec()))
+    return BodyReader(thread_pool, PromptLimits.of(new_spec(), None))
 
 
 def test_a_small_body_may_come_in_chunks() -> None:

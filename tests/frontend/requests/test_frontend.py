@@ -7,7 +7,7 @@ import gc
 import threading
 from collections.abc import Callable
 
-from tokenloom.frontend.intake.background import THREAD_BYTES, WAIT_S
+from tokenloom.frontend.intake.thread_pool import THREAD_BYTES, WAIT_S
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.client import Abort, Accepted, ChatMessage, Deltas
 from tokenloom.ipc.messages.core import Finished, Started
@@ -142,7 +142,7 @@ def test_a_long_prompt_is_tokenized_in_a_thread_and_short_ones_overtake_it() -> 
 
 
 def occupy_threads(bench: Bench) -> Callable[[], None]:
-    """Occupy all background threads, so that later jobs wait; returns a function that frees them."""
+    """Occupy all threads of the pool, so that later jobs wait; returns a function that frees them."""
     end, begun = threading.Event(), threading.Semaphore(0)
 
     def work() -> None:
@@ -150,7 +150,7 @@ def occupy_threads(bench: Bench) -> Callable[[], None]:
         assert end.wait(DEADLINE_S)
 
     for _ in THREAD_BYTES:
-        bench.frontend.background.run(work, lambda outcome: None)
+        bench.frontend.thread_pool.run(work, lambda outcome: None)
     assert all(begun.acquire(timeout=DEADLINE_S) for _ in THREAD_BYTES)
     return end.set
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from tokenloom.frontend.intake.background import THREAD_BYTES, WAIT_S, Background
+from tokenloom.frontend.intake.thread_pool import THREAD_BYTES, WAIT_S, ThreadPool
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.errors import InternalError, Overloaded, RequestError
@@ -41,14 +41,14 @@ class FakeHost:
 
 
 class Bench:
-    """Holds a Background with a fake clock, one host for all threads, and the test as its loop."""
+    """Holds a ThreadPool with a fake clock, one host for all threads, and the test as its loop."""
 
     def __init__(self) -> None:
         self.now = 100.0
         self.host = FakeHost()
         self.outcomes: list[object] = []
         self._is_awake = threading.Event()
-        self.background = Background(self._is_awake.set, lambda: self.host, lambda: self.now)
+        self.thread_pool = ThreadPool(self._is_awake.set, lambda: self.host, lambda: self.now)
 
     def occupy(self) -> Callable[[], None]:
         """Occupy each thread with a job; returns the function that ends them."""
@@ -59,7 +59,7 @@ class Bench:
             assert end.wait(DEADLINE_S)
 
         for _ in THREAD_BYTES:
-            self.background.run(work, self.outcomes.append)
+            self.thread_pool.run(work, self.outcomes.append)
         assert all(begun.acquire(timeout=DEADLINE_S) for _ in THREAD_BYTES)
         return end.set
 
@@ -67,7 +67,7 @@ class Bench:
         while len(self.outcomes) < num_outcomes:
             assert self._is_awake.wait(DEADLINE_S)
             self._is_awake.clear()
-            for complete in self.background.take():
+            for complete in self.thread_pool.take():
                 complete()
         return self.outcomes
 
@@ -76,13 +76,13 @@ class Bench:
 def bench() -> Iterator[Bench]:
     bench = Bench()
     yield bench
-    bench.background.close()
+    bench.thread_pool.close()
 
 
 def test_short_work_runs_at_once_and_the_result_of_long_work_returns_to_the_loop(bench: Bench) -> None:
-    bench.background.run(lambda: 1, bench.outcomes.append, is_long=False)
+    bench.thread_pool.run(lambda: 1, bench.outcomes.append, is_long=False)
     assert bench.outcomes == [1]
-    bench.background.run(lambda: 2, bench.outcomes.append)
+    bench.thread_pool.run(lambda: 2, bench.outcomes.append)
     assert bench.outcomes == [1] and bench.wait(2) == [1, 2]
 
 
@@ -92,7 +92,7 @@ def test_an_error_is_returned_as_outcome_and_the_thread_goes_on(bench: Bench) ->
 
     for number in range(2 * len(THREAD_BYTES)):
         error = RequestError("no") if number % 2 else KeyError("odd")
-        bench.background.run(partial(fail, error), bench.outcomes.append)
+        bench.thread_pool.run(partial(fail, error), bench.outcomes.append)
         found = bench.wait(number + 1)[number]
         assert isinstance(found, RequestError if number % 2 else InternalError)
 
@@ -100,24 +100,24 @@ def test_an_error_is_returned_as_outcome_and_the_thread_goes_on(bench: Bench) ->
 def test_a_job_cancelled_in_the_queue_never_runs(bench: Bench) -> None:
     release = bench.occupy()
     begun: list[int] = []
-    jobs = [bench.background.run(lambda i=i: begun.append(i), bench.outcomes.append) for i in range(3)]  # type: ignore[misc]
-    bench.background.cancel(jobs[1])
-    bench.background.cancel(jobs[1])
-    bench.background.cancel(None)
+    jobs = [bench.thread_pool.run(lambda i=i: begun.append(i), bench.outcomes.append) for i in range(3)]  # type: ignore[misc]
+    bench.thread_pool.cancel(jobs[1])
+    bench.thread_pool.cancel(jobs[1])
+    bench.thread_pool.cancel(None)
     release()
     bench.wait(len(THREAD_BYTES) + 2)
     assert sorted(begun) == [0, 2]
 
 
 def test_cancel_interrupts_the_question_of_the_job_only(bench: Bench) -> None:
-    ask = bench.background.ask
+    ask = bench.thread_pool.ask
     job = ask(QUESTION, [b"1234"], lambda answer: answer, bench.outcomes.append, num_bytes=4)
     assert bench.host.is_asked.wait(DEADLINE_S)
-    bench.background.cancel(job)
+    bench.thread_pool.cancel(job)
     assert bench.host.was_interrupted
     bench.wait(1)
     bench.host.was_interrupted = False
-    bench.background.cancel(job)
+    bench.thread_pool.cancel(job)
     assert not bench.host.was_interrupted
     ask(QUESTION, [b"12", b"34"], lambda answer: answer, bench.outcomes.append, num_bytes=4)
     assert bench.wait(2)[1] == PromptRead(token_ids=b"1234")
@@ -125,24 +125,24 @@ def test_cancel_interrupts_the_question_of_the_job_only(bench: Bench) -> None:
 
 def test_a_job_that_waits_too_long_is_refused_and_never_runs(bench: Bench) -> None:
     release = bench.occupy()
-    bench.background.run(lambda: 1, bench.outcomes.append, wait_s=5.0, num_bytes=77)
-    bench.background.run(lambda: 2, bench.outcomes.append)
-    bench.background.expire(bench.now + 4.9)
+    bench.thread_pool.run(lambda: 1, bench.outcomes.append, wait_s=5.0, num_bytes=77)
+    bench.thread_pool.run(lambda: 2, bench.outcomes.append)
+    bench.thread_pool.expire(bench.now + 4.9)
     assert bench.outcomes == []
-    bench.background.expire(bench.now + 5)
+    bench.thread_pool.expire(bench.now + 5)
     (refused,) = bench.outcomes
     assert isinstance(refused, Overloaded) and "77 bytes" in str(refused) and "1 more" in str(refused)
-    assert bench.background.next_expiry == bench.now + WAIT_S
-    bench.background.expire(bench.now + WAIT_S)
+    assert bench.thread_pool.next_expiry == bench.now + WAIT_S
+    bench.thread_pool.expire(bench.now + WAIT_S)
     release()
     bench.wait(2 + len(THREAD_BYTES))
     assert [type(each) for each in bench.outcomes[:2]] == [Overloaded, Overloaded]
 
 
 def test_close_drops_waiting_jobs_and_stops_the_intake_processes(bench: Bench) -> None:
-    bench.background.ask(QUESTION, [], lambda answer: answer, bench.outcomes.append, num_bytes=4)
+    bench.thread_pool.ask(QUESTION, [], lambda answer: answer, bench.outcomes.append, num_bytes=4)
     assert bench.host.is_asked.wait(DEADLINE_S)
-    bench.background.close()
+    bench.thread_pool.close()
     assert bench.host.was_interrupted
 
 

@@ -1,4 +1,4 @@
-"""Background: runs work that is too long for the frontend's loop in a few threads, and returns results to the loop.
+"""ThreadPool: runs work that is too long for the frontend's loop in a few threads, and returns results to the loop.
 
 Each thread takes jobs up to a size, so that short jobs never wait for the longest, and has an intake process of its own
 (`host.py`), started when needed. A cancelled job is dropped or interrupted; a job that waits too long for a thread is
@@ -40,10 +40,10 @@ class Host(Protocol):
 
 Then: TypeAlias = Callable[[T | TokenloomError], None]
 Work: TypeAlias = Callable[[Host], Callable[[], None]]  # runs in a thread; the loop calls its result
-BackgroundJob: TypeAlias = Job[Work]
+PoolJob: TypeAlias = Job[Work]
 
 
-class Background:
+class ThreadPool:
     """Owns the threads, which start with the first job, and the queue. The loop calls all methods but `_serve`."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Background:
         self._done: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()  # guards the next two
         self._queue: FairQueue[Work] = FairQueue(THREAD_BYTES)
-        self._running: dict[BackgroundJob, Host] = {}
+        self._running: dict[PoolJob, Host] = {}
         self._is_closed = False
         self._threads: list[threading.Thread] = []
 
@@ -69,7 +69,7 @@ class Background:
         num_bytes: int = 0,
         owner: str = "",
         wait_s: float = WAIT_S,
-    ) -> BackgroundJob | None:
+    ) -> PoolJob | None:
         """Run `work` in a thread, or at once if not `is_long`. The loop calls `then` with its result or error, or with
         Overloaded: at once if the queue is full, or after `wait_s` in the queue."""
         if is_long:
@@ -87,7 +87,7 @@ class Background:
         num_bytes: int,
         owner: str = "",
         wait_s: float = WAIT_S,
-    ) -> BackgroundJob | None:
+    ) -> PoolJob | None:
         """Ask an intake process, as `run` for work; `read` converts the answer to the result, in the thread."""
 
         def work(host: Host) -> Callable[[], None]:
@@ -97,7 +97,7 @@ class Background:
 
     def _add(
         self, work: Work, refuse: Callable[[Overloaded], None], num_bytes: int, owner: str, wait_s: float
-    ) -> BackgroundJob | None:
+    ) -> PoolJob | None:
         now = self._monotonic()
         job = Job(work, num_bytes, owner, now + min(wait_s, WAIT_S), refuse)
         try:
@@ -111,7 +111,7 @@ class Background:
             self._start()
         return job
 
-    def cancel(self, job: BackgroundJob | None) -> None:
+    def cancel(self, job: PoolJob | None) -> None:
         """Drop a waiting job, or interrupt its question if it runs. Ignores None and jobs that have ended."""
         if job is not None:
             with self._changed:
@@ -156,7 +156,7 @@ class Background:
     def _start(self) -> None:
         for size_class in range(len(THREAD_BYTES)):
             self._threads.append(
-                threading.Thread(target=self._serve, args=(size_class,), name=f"background-{size_class}", daemon=True)
+                threading.Thread(target=self._serve, args=(size_class,), name=f"thread-pool-{size_class}", daemon=True)
             )
             self._threads[-1].start()
 
@@ -171,7 +171,7 @@ class Background:
             self._wake()
         host.stop()
 
-    def _next(self, size_class: int, host: Host) -> BackgroundJob | None:
+    def _next(self, size_class: int, host: Host) -> PoolJob | None:
         with self._changed:
             while not self._is_closed:
                 job = self._queue.pop(size_class)
@@ -188,5 +188,5 @@ def _outcome(work: Callable[[], T]) -> T | TokenloomError:
     except TokenloomError as error:
         return error
     except Exception as error:  # a bug must not end the thread
-        logger.exception("work in the background failed")
+        logger.exception("work in the thread pool failed")
         return InternalError(f"{type(error).__name__}: {error}")
