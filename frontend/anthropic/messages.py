@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from ...ipc.codec import JsonObject
 from ...ipc.messages.client import Delta
 from ..openai.chat import ChatCompletion
+from ..openai.events import event
 from ..openai.forms.errors import encode_json, to_http_error
 from ..openai.local_engine import Run
 from .forms.blocks import BlockWriter, Event
@@ -44,12 +45,12 @@ class MessageCreation:
         try:
             async with contextlib.aclosing(self._progress()) as progress:
                 async for events in progress:
-                    yield b"".join(_encode(kind, {"type": kind, **fields}) for kind, fields in events)
+                    yield b"".join(event({"type": kind, **fields}, kind) for kind, fields in events)
                     has_begun = True
         except Exception as error:
             if not has_begun:
                 raise
-            yield _encode("error", message_error(to_http_error(error))[0])
+            yield event(message_error(to_http_error(error))[0], "error")
 
     async def _progress(self) -> AsyncGenerator[list[Event], None]:
         """Yield the events in order, one list per turn. Until the first tokens the request may be refused."""
@@ -84,10 +85,6 @@ class MessageCreation:
             sequence = last.stop_reason if isinstance(last.stop_reason, str) else None
             reason = "end_turn" if sequence is None else "stop_sequence"
         return {"stop_reason": reason, "stop_sequence": sequence}
-
-
-def _encode(kind: str, body: object) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + encode_json(body) + b"\n\n"
 
 
 def _usage(run: Run, block_size: int) -> JsonObject:

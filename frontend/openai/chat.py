@@ -183,19 +183,17 @@ class ChatChoice(Choice):
 
     def _call_deltas(self, parts: list[Part]) -> list[JsonObject]:
         """Return one delta per call that the parts begin or continue: a call's first one has its name and id."""
-        deltas: list[JsonObject] = []
+        functions: dict[int, dict[str, str]] = {}
+        heads: dict[int, JsonObject] = {}
         index = self._text.num_calls - sum(isinstance(part, CallBegin) for part in parts) - 1
         for part in parts:
             if isinstance(part, CallBegin):
                 index += 1
-                function = {"name": part.name, "arguments": ""}
-                deltas.append({"index": index, "id": part.id, "type": "function", "function": function})
+                heads[index] = {"id": part.id, "type": "function"}
+                functions[index] = {"name": part.name, "arguments": ""}
             elif isinstance(part, Arguments):
-                if not deltas or deltas[-1]["index"] != index:
-                    function = {"arguments": ""}
-                    deltas.append({"index": index, "function": function})
-                function["arguments"] += part.text
-        return deltas
+                functions.setdefault(index, {"arguments": ""})["arguments"] += part.text
+        return [{"index": i, **heads.get(i, {}), "function": function} for i, function in functions.items()]
 
     def _thought(self, parts: list[Part]) -> JsonObject:
         """Return the thought under vLLM's current and its former name, unless the request excludes it."""

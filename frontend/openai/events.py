@@ -28,9 +28,10 @@ _HEADERS = [
 ]
 
 
-def event(body: object) -> bytes:
-    """Encode one event of a chat or completion."""
-    return b"data: " + encode_json(body) + b"\n\n"
+def event(body: object, kind: str = "") -> bytes:
+    """Encode one event; `kind`, if given, is its name."""
+    name = b"event: " + kind.encode() + b"\n" if kind else b""
+    return name + b"data: " + encode_json(body) + b"\n\n"
 
 
 class TextEvents:

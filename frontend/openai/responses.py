@@ -13,6 +13,7 @@ from typing import Any
 
 from ...ipc.codec import JsonObject, decode_ids
 from .chat import ChatCompletion
+from .events import event
 from .forms.errors import encode_json
 from .forms.items import Event, ItemWriter
 from .forms.logprobs import chat_logprobs
@@ -140,8 +141,7 @@ def response_id(chat_id: str) -> str:
 def encode_events(events: Iterable[Event], first: int) -> Iterator[bytes]:
     """Encode server-sent events, numbered from `first`."""
     for number, (kind, fields) in enumerate(events, first):
-        body = {"type": kind, "sequence_number": number, **fields}
-        yield b"event: " + kind.encode() + b"\ndata: " + encode_json(body) + b"\n\n"
+        yield event({"type": kind, "sequence_number": number, **fields}, kind)
 
 
 def _usage(run: Run) -> JsonObject:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import get_args, get_type_hints
 
 import pytest
 from hypothesis import example, given
@@ -17,7 +18,11 @@ from tokenloom.frontend.openai.parsers.names import TOOL_PARSERS, find_reasoning
 from tokenloom.frontend.openai.parsers.parts import Arguments, CallBegin, Parser, held_back
 from tokenloom.frontend.openai.parsers.pythonic import PythonicParser
 from tokenloom.frontend.openai.parsers.qwen3_coder import Qwen3CoderParser
+from tokenloom.frontend.openai.parsers.thoughts import MARKERS
+from tokenloom.frontend.options.synonyms import REASONING_PARSERS as REASONING_SYNONYMS
+from tokenloom.frontend.options.synonyms import TOOL_PARSERS as TOOL_SYNONYMS
 from tokenloom.ipc.codec import JsonObject
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.tests.frontend.openai.parsers.cuts import check_cuts, parse
 
 SCHEMAS: dict[str, JsonObject] = {
@@ -235,6 +240,15 @@ def test_a_deeply_nested_object_is_read_by_character() -> None:
 )
 def test_a_template_implies_its_parsers(template: str, tools: str, reasoning: str) -> None:
     assert (find_tool_parser(template), find_reasoning_parser(template)) == (tools, reasoning)
+
+
+def test_options_and_parsers_have_the_same_names() -> None:
+    hints = get_type_hints(EngineConfig)
+    reasoning = {*MARKERS, "gpt_oss"}
+    assert set(get_args(hints["tool_call_parser"])) - {"auto", "none"} == TOOL_PARSERS.keys()
+    assert set(get_args(hints["reasoning_parser"])) - {"auto", "none"} == reasoning
+    assert TOOL_SYNONYMS.keys().isdisjoint(TOOL_PARSERS) and set(TOOL_SYNONYMS.values()) <= TOOL_PARSERS.keys()
+    assert REASONING_SYNONYMS.keys().isdisjoint(reasoning) and set(REASONING_SYNONYMS.values()) <= reasoning
 
 
 def test_the_beginning_of_a_marker_at_the_end_is_held_back() -> None:
