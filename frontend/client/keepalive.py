@@ -21,7 +21,7 @@ class Keepalive:
         self._silent_since: float | None = None
 
     def reset_silence(self) -> None:
-        """Call it for each message from the frontend."""
+        """Reset the silence timer; the owner calls this for each message from the frontend."""
         self._silent_since = None
 
     def stop(self) -> None:

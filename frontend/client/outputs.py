@@ -104,7 +104,7 @@ class OutputBuilder:
 
     @property
     def has_delta(self) -> bool:
-        """Whether `build_delta` would contain tokens, text or a finish reason."""
+        """Whether `build_delta` would return new tokens, text or a finish reason."""
         return any(answer.has_delta for answer in self._answers)
 
     def add(self, update: Update) -> None:
@@ -123,7 +123,7 @@ class OutputBuilder:
             self._num_cached_tokens = update.num_cached_tokens or self._num_cached_tokens
 
     def build(self) -> RequestOutput:
-        """All that there is so far."""
+        """Return the output with all updates so far."""
         return self._build([answer.build() for answer in self._answers])
 
     def build_delta(self) -> RequestOutput:

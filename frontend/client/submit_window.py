@@ -51,7 +51,7 @@ class SubmitWindow:
         return request
 
     def note_answered(self, request: OpenRequest) -> None:
-        """Take an answered request out of the window; in the queue it stays."""
+        """Remove an answered request from the window; a request that is queued again stays queued."""
         self._unanswered_bytes -= self._bytes_by_unanswered.pop(request, 0)
 
     def remove(self, request: OpenRequest) -> None:

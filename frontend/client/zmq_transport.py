@@ -95,7 +95,7 @@ class ZmqTransport(Transport):
         check_reply(replies.get(), Info)
 
     def fail(self, error: TokenloomError) -> None:
-        """End open and later requests with `error`, for an engine whose process has ended."""
+        """End open and later requests with `error`, after the end of the engine's process."""
         with contextlib.suppress(RequestError):
             self._command(partial(self._protocol.end, error))
 

@@ -76,7 +76,7 @@ class ChildEngine:
         return self._process.pid
 
     def on_death(self, callback: Callable[[TokenloomError], None]) -> None:
-        """Call `callback` with EngineDead, in a thread, when the engine ends without `stop`."""
+        """Call `callback` with EngineDead if the engine ends without `stop`; at once if it has ended already."""
         with self._lock:
             self._on_death = callback
             death = self._death

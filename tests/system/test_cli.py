@@ -65,7 +65,7 @@ def test_chat_keeps_its_turns_runs_commands_and_exits_at_end_of_input(engine: La
     code, output, _ = run("chat", "--address", address, "--temperature", "0", text="\n".join(lines))
     assert code == 0
     assert "Lima" in output and "tokens/s" in output
-    assert "temperature must be in [0, 100]" in output and "/nonsense is unknown" in output
+    assert "temperature must be in [0, 100]" in output and "/nonsense is not a command" in output
 
 
 def test_status_prints_text_or_json_and_fails_if_no_engine_runs(engine: LaunchedEngine) -> None:
