@@ -213,7 +213,7 @@ class CoreProcess:
             self._supervisor.tell(Reloaded(generation=self._workers.generation))
         elif self._workers is not None and done is not None:
             self._controls.on_profiled(self._workers.order_error)
-        if self._workers is not None and self._controls.has_orders:
+        if self._workers is not None and self._controls.orders:
             self._frontends.send_outputs(self._engine)  # requests that end before a control is done are reported first
             self._controls.tick()
 

@@ -216,10 +216,12 @@ class InputBatch:
         self._num_slots[rows] = np.minimum(ends[rows] * self._block_size, self._token_ids.shape[1] - 1)
         self._tables = None
 
-    def layout(self, rows: I32, counts: I32) -> StepLayout:
-        """Return the layout of a step that computes the next `counts[i]` tokens of each `rows[i]`; at least one row."""
-        key = rows.tobytes(), counts.tobytes()
+    def layout(self, row_frame: bytes, count_frame: bytes) -> StepLayout:
+        """Return the layout of a step that computes the next `counts[i]` tokens of each `rows[i]`, in frames of int32;
+        at least one row."""
+        key = row_frame, count_frame
         if self._layout is None or self._layout_key != key:
+            rows, counts = ids_of(row_frame), ids_of(count_frame)
             self._check_active(rows, "scheduled")
             if len(rows) != len(counts) or counts.min() < 1 or len(set(rows.tolist())) != len(rows):
                 raise ProtocolError(

@@ -36,7 +36,7 @@ from .sampling.logits_processors import apply_processors
 from .sampling.logprobs import score_tokens, to_columns
 from .sampling.pooler import Pooler
 from .sampling.sampler import Sampler
-from .sampling.token_mask import MaskSource, apply_mask, no_mask
+from .sampling.token_mask import MaskSource, apply_mask
 from .step_layout import StepLayout
 
 if TYPE_CHECKING:
@@ -73,10 +73,6 @@ class _StartedStep(NamedTuple):
     tokens: _SampledTokens | _DeviceTokens
 
 
-def no_earlier_steps() -> None:
-    """Stand for `finish_all` of a caller that finishes each step before it starts the next."""
-
-
 class ModelRunner:
     """Owns the rows and the started steps. `stage` names the current stage of a step, for error reports."""
 
@@ -106,7 +102,7 @@ class ModelRunner:
         self._pooler = Pooler()
         self.stage = "idle"
 
-    def execute(self, step: SchedulerOutput, receive_mask: MaskSource = no_mask) -> ModelRunnerOutput:
+    def execute(self, step: SchedulerOutput, receive_mask: MaskSource | None = None) -> ModelRunnerOutput:
         """Start and finish one step while no other is started."""
         self.start(step, receive_mask)
         return self.finish()
@@ -114,13 +110,13 @@ class ModelRunner:
     def start(
         self,
         step: SchedulerOutput,
-        receive_mask: MaskSource = no_mask,
-        finish_all: Callable[[], None] = no_earlier_steps,
+        receive_mask: MaskSource | None = None,
+        finish_all: Callable[[], None] | None = None,
     ) -> PendingTokens | None:
         """Begin one step; return the tokens that `finish` would wait for, if any. ProtocolError if the rows forbid it.
 
         `receive_mask` waits for the TokenMask of a step that says it is pending; rank 0 calls it once the logits exist.
-        `finish_all` finishes all earlier steps; it is called before a step that the host samples.
+        `finish_all` finishes all earlier steps; it is called before a step that the host samples, if there are any.
         """
         start_time = time.monotonic()
         with self._trace(step.step):
@@ -180,27 +176,27 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _run(
-        self, step: SchedulerOutput, receive_mask: MaskSource, finish_all: Callable[[], None]
+        self, step: SchedulerOutput, receive_mask: MaskSource | None, finish_all: Callable[[], None] | None
     ) -> _SampledTokens | _DeviceTokens:
         """Apply the step's changes and compute its tokens, on the host or, without a wait, on the device."""
         self._enter("update rows")
         self._apply_changes(step)
-        rows, counts = ids_of(step.rows), ids_of(step.counts)
-        if len(rows) == 0:
+        if not step.rows:
             return _SampledTokens(_NO_ROWS, np.empty(0, np.int64))
         self._enter("prepare inputs")
-        layout = self._batch.layout(rows, counts)
+        layout = self._batch.layout(step.rows, step.counts)
         spans = self._batch.prompt_spans(layout)
         if self._device_runner is not None and not self._needs_host(step, layout, spans):
             return self._start_on_device(self._device_runner, self._batch.prepare(layout), layout)
-        finish_all()
+        if self._started and finish_all is not None:
+            finish_all()
         assert not self._started, "the host samples only after all earlier steps are finished"
         inputs = self._batch.prepare(layout)
         self._enter("forward")
         hidden, logits = self._forward(inputs, has_spans=bool(spans))
         self._batch.advance(layout)
         self._enter("sample")
-        sampled = self._sample(hidden, logits, inputs, spans, receive_mask if step.is_mask_pending else no_mask)
+        sampled = self._sample(hidden, logits, inputs, spans, receive_mask if step.is_mask_pending else None)
         self._batch.append_tokens(inputs.sampled_rows, sampled.token_ids)
         self.stage = "idle"
         return sampled
@@ -259,22 +255,31 @@ class ModelRunner:
         return compute(self._model, inputs, self._kv_cache)
 
     def _sample(
-        self, hidden: Tensor, logits: Tensor, inputs: StepInputs, spans: list[PromptSpan], receive_mask: MaskSource
+        self,
+        hidden: Tensor,
+        logits: Tensor,
+        inputs: StepInputs,
+        spans: list[PromptSpan],
+        receive_mask: MaskSource | None,
     ) -> _SampledTokens:
         """Return the token of each sampled row, equal on every rank; on rank 0 also logprobs and vectors.
 
         hidden: [T, hidden_size]; logits: [s, vocab] float32 on rank 0.
         """
-        prompt_logprobs = LogprobColumns.join([part for span in spans for part in self._score_prompt(hidden, span)])
+        prompt_logprobs = None
+        if spans:
+            prompt_logprobs = LogprobColumns.join(part for span in spans for part in self._score_prompt(hidden, span))
         rows = inputs.sampled_rows
         pooled = self._pooler.pool(hidden, inputs) if self._group.rank == 0 else []
         if len(rows) == 0:
             return _SampledTokens(rows, np.empty(0, np.int64), None, prompt_logprobs, pooled)
         token_ids, masked_rows, logprobs = np.empty(len(rows), np.int64), _NO_ROWS, None
         if self._group.rank == 0:
-            self._enter("wait for mask")
-            mask = receive_mask()
-            self._enter("sample")
+            mask = None
+            if receive_mask is not None:
+                self.stage = "wait for mask"
+                mask = receive_mask()
+                self.stage = "sample"
             token_ids, masked_rows, logprobs = self._draw(logits, inputs, mask)
         if self._group.size > 1:
             shared = self._group.broadcast(torch.from_numpy(token_ids).to(hidden.device))

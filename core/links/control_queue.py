@@ -31,19 +31,19 @@ class ControlQueue:
         profile: Callable[[bool], None],
     ) -> None:
         self._engine, self._reply, self._reload, self._profile = engine, reply, reload, profile
-        self._orders: deque[tuple[int, EngineControl]] = deque()
+        self.orders: deque[tuple[int, EngineControl]] = deque()
         self._is_at_work = False  # the workers carry out a control
         self._is_recording = False  # the workers record a profile
         self._num_losses = 0  # of workers during the current control
         self._was_paused = False
 
     def add(self, frontend_id: int, order: EngineControl) -> None:
-        self._orders.append((frontend_id, order))
-        if len(self._orders) == 1:
+        self.orders.append((frontend_id, order))
+        if len(self.orders) == 1:
             self._begin()
 
     def _begin(self) -> None:
-        _, order = self._orders[0]
+        _, order = self.orders[0]
         self._was_paused, self._num_losses = self._engine.is_paused, 0
         if order.action == "resume":
             self._engine.resume()
@@ -52,14 +52,10 @@ class ControlQueue:
         elif order.action != "wake_up":  # asleep workers run no steps
             self._engine.pause(order.mode if order.action in ("pause", "sleep") else "keep")
 
-    @property
-    def has_orders(self) -> bool:
-        return bool(self._orders)
-
     def tick(self) -> None:
         """Continue with the controls as far as the engine is quiet. Workers are present."""
-        while self._orders and not self._is_at_work:
-            _, order = self._orders[0]
+        while self.orders and not self._is_at_work:
+            _, order = self.orders[0]
             if order.action not in ("resume", "wake_up", "reset_prefix_cache") and not self._engine.is_quiet:
                 return
             asleep = self._asleep_after(order)
@@ -85,7 +81,7 @@ class ControlQueue:
     def on_reloaded(self) -> None:
         """Finish the reload: every rank has the new holding, and so will workers that replace them."""
         if self._is_at_work:
-            self._engine.asleep = self._asleep_after(self._orders[0][1])
+            self._engine.asleep = self._asleep_after(self.orders[0][1])
             self._end_pause(None)
 
     def _go_on_with_profile(self, *, records: bool) -> None:
@@ -100,7 +96,7 @@ class ControlQueue:
 
     def on_profiled(self, error: str) -> None:
         """Finish a profile control: every rank has started or written its profile, or `error` says why not."""
-        action = self._orders[0][1].action
+        action = self.orders[0][1].action
         self._is_recording = action == "start_profile" and not error
         self._end_pause(InternalError(f"{action} failed: {error}") if error else None)
 
@@ -110,7 +106,7 @@ class ControlQueue:
         self._is_recording = False
         if not self._is_at_work:
             return
-        action = self._orders[0][1].action
+        action = self.orders[0][1].action
         self._num_losses += 1
         if action == "reload":
             what = "the workers ended while they read the new weights, the old ones stay"
@@ -130,9 +126,9 @@ class ControlQueue:
         self._finish(error)
 
     def _finish(self, error: TokenloomError | None = None) -> None:
-        frontend_id, order = self._orders.popleft()
+        frontend_id, order = self.orders.popleft()
         self._reply(
             frontend_id, ControlDone(control_id=order.control_id, error=None if error is None else error_info(error))
         )
-        if self._orders:
+        if self.orders:
             self._begin()

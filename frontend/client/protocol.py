@@ -155,7 +155,8 @@ class ClientProtocol:
                 self._end_query(message.query_id, message.error.to_exception())
             case _:
                 self._end_query(message.query_id, message)
-        self._submit_waiting()
+        if self._window.waiting:
+            self._submit_waiting()
 
     def tick(self, now: float) -> float | None:
         """Handle timeouts and pings; return the time of the next call, None if only an event requires one."""
@@ -254,7 +255,7 @@ class ClientProtocol:
             self._finish(request, error.to_exception())
             return
         outcome = request.apply(delta)
-        if outcome == "applied" and not request.unfinished:
+        if outcome == "applied" and delta.finish_reason is not None and not request.unfinished:
             self._finish(request, delta)
         elif outcome == "applied":
             request.sink(delta)

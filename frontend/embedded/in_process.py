@@ -107,10 +107,10 @@ class InProcessEngine:
         if self._wakeup.is_set():
             self._wakeup.clear()
             self._frontend.on_wakeup()
-        self._frontend.tick(time.monotonic())
         self._deliver()
         self._core.take_grammars()
-        self._tick_controls()
+        if self._controls.orders:
+            self._tick_controls()
         self._core.expire(time.time())
         self._core.step()
         self._core.take_grammars()

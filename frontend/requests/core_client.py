@@ -50,7 +50,7 @@ class CoreClient:
         self._outbox.to_core.append(command)
 
     def keep_alive(self, now: float) -> None:
-        """Send a ping if one is due. Call in each turn in which the core has requests of this frontend."""
-        if self.is_up and now >= self.next_ping_at:
+        """Send a ping. Call at `next_ping_at`, in a turn in which the core has requests of this frontend."""
+        if self.is_up:
             self.next_ping_at = now + PING_INTERVAL_S
             self._outbox.to_core.append(Ping())

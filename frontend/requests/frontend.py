@@ -325,10 +325,10 @@ class Frontend:
         if now - self._ticked_at > LEASE_S / 2:
             self._sessions.renew_leases(now)
         self._ticked_at = now
-        if check_leases:
+        if check_leases and now >= self._sessions.next_lease_end:
             for session in self._sessions.take_expired(now):
                 self._requests.drop(session, "silent")
-        if self._outputs.answer_by_key:
+        if self._outputs.answer_by_key and now >= self._core.next_ping_at:
             self._core.keep_alive(now)
         self.thread_pool.expire(now)
         self.outbox.to_clients += self._sessions.take_frames()

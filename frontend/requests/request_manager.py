@@ -251,4 +251,5 @@ class RequestManager:
                     finished.append(request)
         for request in finished:
             request.close()
-        self._core.abort(result.to_abort)
+        if result.to_abort:
+            self._core.abort(result.to_abort)

@@ -49,8 +49,7 @@ class SessionTable:
 
     def mark(self, session: Session) -> None:
         """Note that a session has new updates, or new credits for updates."""
-        if session.has_updates:
-            self._with_updates[session.identity] = session
+        self._with_updates[session.identity] = session
 
     def take_frames(self) -> list[tuple[bytes, bytes]]:
         """Return (identity, frame) of updates, as credits allow: one message per client, unless it is very large."""
@@ -67,9 +66,7 @@ class SessionTable:
             session.last_seen = now
 
     def take_expired(self, now: float) -> list[Session]:
-        """Return the sessions with an expired lease."""
-        if now < self.next_lease_end:
-            return []
+        """Return the sessions with an expired lease; there are none before `next_lease_end`."""
         leased = [session for session in self if session.has_lease]
         self.next_lease_end = min((each.lease_end for each in leased if each.lease_end > now), default=NEVER)
         return [session for session in leased if session.lease_end <= now]

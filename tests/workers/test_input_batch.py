@@ -47,7 +47,7 @@ def grow(batch: InputBatch, records: dict[int, Record], rng: np.random.Generator
 
 def check_step(batch: InputBatch, records: dict[int, Record], rows: list[int], counts: list[int]) -> list[int]:
     """Compare one step with the records; returns the rows that sample."""
-    inputs = batch.prepare(batch.layout(ints(*rows), ints(*counts)))
+    inputs = batch.prepare(batch.layout(ints(*rows).tobytes(), ints(*counts).tobytes()))
     pairs = list(zip(rows, counts, strict=True))
     ordered = [pair for pair in pairs if pair[1] == 1] + [pair for pair in pairs if pair[1] != 1]
     assert inputs.num_decode_rows == sum(count == 1 for count in counts)
@@ -95,7 +95,7 @@ def test_random_admissions_steps_and_frees_match_plain_records(seed: int) -> Non
         ends = {row: records[row].num_computed + count for row, count in zip(rows, counts, strict=True)}
         grow(batch, records, rng, ends)
         sampling = check_step(batch, records, rows, counts)
-        batch.advance(batch.layout(ints(*rows), ints(*counts)))
+        batch.advance(batch.layout(ints(*rows).tobytes(), ints(*counts).tobytes()))
         sampled = rng.integers(0, 1000, len(sampling))
         if rng.random() < 0.5:
             batch.append_tokens(ints(*sampling), sampled)
@@ -132,12 +132,12 @@ def test_cached_step_state_is_dropped_when_its_row_is_freed() -> None:
         sampling = RowSampling(temperature=temperature, num_prompt_logprobs=num_spans - 1)
         batch.admit(new_row(2, [1, 2], sampling=sampling))
         batch.append_blocks(np.array([[2, 0, 1]], np.int32))
-        layout = batch.layout(rows, ints(2))
+        layout = batch.layout(rows.tobytes(), ints(2).tobytes())
         assert batch.prepare(layout).sampled_rows.tolist() == [2] and len(batch.prompt_spans(layout)) == num_spans
         assert batch.sampling_metadata(rows).sampling.temperature.tolist() == [np.float32(temperature)]
         forget() if forget is not None else batch.free(rows)
         with pytest.raises(ProtocolError, match="not in use"):
-            batch.layout(rows, ints(1))
+            batch.layout(rows.tobytes(), ints(1).tobytes())
 
 
 def test_a_freed_row_leaves_no_blocks_in_the_table_of_the_next_request() -> None:
@@ -149,7 +149,7 @@ def test_a_freed_row_leaves_no_blocks_in_the_table_of_the_next_request() -> None
     batch.append_blocks(np.array([[0, 0, 99]], np.int32))
     batch.admit(new_row(1, list(range(20))))
     batch.append_blocks(np.array([[1, 0, 20 + i] for i in range(5)], np.int32))
-    tables = batch.prepare(batch.layout(ints(0, 1), ints(3, 20))).block_tables
+    tables = batch.prepare(batch.layout(ints(0, 1).tobytes(), ints(3, 20).tobytes())).block_tables
     assert tables.tolist() == [[99, 0, 0, 0, 0], [20, 21, 22, 23, 24]]
 
 
@@ -178,7 +178,7 @@ def started() -> InputBatch:
 def test_a_step_that_contradicts_the_rows_raises(rows: list[int], counts: list[int], reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
         batch = started()
-        batch.prepare(batch.layout(ints(*rows), ints(*counts)))
+        batch.prepare(batch.layout(ints(*rows).tobytes(), ints(*counts).tobytes()))
 
 
 @pytest.mark.parametrize(

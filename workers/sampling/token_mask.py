@@ -20,10 +20,6 @@ from ..input_batch import ids_of
 MaskSource = Callable[[], TokenMask | None]  # waits for the mask; None: nobody needs the step's result any more
 
 
-def no_mask() -> TokenMask | None:
-    return None
-
-
 def apply_mask(logits: Tensor, sampled_rows: npt.NDArray[np.int32], mask: TokenMask) -> None:
     """Mask logits [s, vocab] in place. sampled_rows: [s], the row of each."""
     rows, vocab_size = ids_of(mask.rows), logits.shape[1]
