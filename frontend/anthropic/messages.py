@@ -88,7 +88,7 @@ class MessageCreation:
 
 
 def _usage(run: Run, block_size: int) -> JsonObject:
-    """Return the usage. A prompt token is read from the cache, created there for the next equal prompt, or input."""
+    """Return the usage, with prompt tokens split into read from the cache, newly cached, and neither."""
     num_prompt, num_read = run.num_prompt_tokens, run.num_cached_tokens
     num_kept = (num_prompt - 1) // block_size * block_size if block_size else 0
     num_created = max(0, num_kept - num_read)

@@ -69,7 +69,7 @@ class Choice(ABC):
 
 
 class Answers(ABC):
-    """Response to one request. Use `whole` or `events`, once."""
+    """Response to one completion or chat. Use `whole` or `events`, once."""
 
     stream_end = DONE
     kind: ClassVar[str]

@@ -26,7 +26,7 @@ OPEN = ("queued", "in_progress")
 
 
 class BackgroundResponse:
-    """Response in the background. `response` is its newest form; one task executes `run`."""
+    """Response that is generated without a waiting client. `response` is its newest form; one task executes `run`."""
 
     stream_end = b""
     task: asyncio.Task[None]

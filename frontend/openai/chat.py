@@ -22,7 +22,7 @@ from .forms.schema import ChatRequest, NamedTool
 from .forms.text import AnswerStyle, AnswerText
 from .local_engine import LocalEngine, Run
 from .parsers.forced import forcing_schema
-from .parsers.names import shows_special_tokens
+from .parsers.names import needs_special_tokens
 from .parsers.parts import Arguments, CallBegin, Content, Part, Thought, whole_calls
 
 _UNSAID: JsonObject = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))  # vLLM's keys
@@ -56,7 +56,7 @@ class ChatCompletion(Answers):
         forced, params = _forced_tools(body), chat_params(body)
         has_tools = shows_tools(body)
         tool_parser = tool_parser if has_tools else "none"
-        if shows_special_tokens(tool_parser if forced is None else "none", reasoning_parser):
+        if needs_special_tokens(tool_parser if forced is None else "none", reasoning_parser):
             params = params.replace(skip_special_tokens=False)
         template = engine.inputs.chat_template
         source = body.chat_template or (None if template is None else template.source)
@@ -212,7 +212,7 @@ class ChatChoice(Choice):
 
 
 def chat_params(body: ChatRequest) -> SamplingParams:
-    """Return the parameters of a chat after `with_allowed_tools`."""
+    """Return the sampling parameters of a chat. `body`: result of `with_allowed_tools`."""
     forced = _forced_tools(body)
     if forced is not None and structured_outputs(msgspec.structs.replace(body, response_format=None)) is not None:
         raise RequestError("tool_choice forces a call while structured_outputs wants something else: give one")

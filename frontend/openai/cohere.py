@@ -20,7 +20,7 @@ from .slices import in_slices
 
 
 class CohereEmbeddings(Embeddings):
-    """Response to one request. Use `whole` once."""
+    """Response to one request for embeddings in Cohere's form. Use `whole` once."""
 
     def __init__(
         self, engine: LocalEngine, parsed: ParsedBody[CohereEmbedRequest], spec: EngineSpec, version: int
@@ -51,7 +51,7 @@ class CohereEmbeddings(Embeddings):
             return encode_json(body)
 
     def _check_lengths(self, run: Run) -> None:
-        """Raise RequestError for a text longer than max_tokens that truncate NONE forbids to cut."""
+        """Raise RequestError if a text is longer than max_tokens, after any truncation."""
         for index, prompt in enumerate(map(run.prompt_of, range(run.num_choices))):
             num_tokens, most = 0 if prompt is None else num_ids(prompt.prompt_token_ids), self._request.max_tokens
             if most and num_tokens > most:

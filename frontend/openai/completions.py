@@ -17,7 +17,7 @@ from .local_engine import LocalEngine, Run
 
 
 class Completion(Answers):
-    """Response to one request."""
+    """Response to one request for completions."""
 
     kind, chunk_kind, prompt_field, streams_empty_text = "text_completion", "text_completion", "prompt", True
 

@@ -30,7 +30,7 @@ MAX_DESCRIBED = 512  # vectors per metadata header: clients accept lines up to 6
 
 
 class Embeddings:
-    """Response to one request. Created by `start`; use `whole` once."""
+    """Response to one request for embeddings. Created by `start`; use `whole` once."""
 
     def __init__(self, engine: LocalEngine, parsed: ParsedBody[EmbeddingRequest], model: str) -> None:
         body = parsed.body

@@ -24,7 +24,7 @@ from .slices import in_slices
 
 
 class GenerativeScoring:
-    """Response to one request. Created by `start`; use `whole` once."""
+    """Response to one request for scores. Created by `start`; use `whole` once."""
 
     def __init__(
         self, engine: LocalEngine, body: GenerativeScoringRequest, prompts: Sequence[BodyInput], model: str

@@ -53,7 +53,7 @@ ChoiceDeltas = list[tuple[int, Delta]]
 
 
 class Run:
-    """Generation for one HTTP request: the deltas of its choices and its usage. LocalEngine calls `put` and `wake`, one
+    """Deltas and usage of the choices of one HTTP request. LocalEngine calls `put` and `wake`, one
     task the rest, both in one event loop."""
 
     def __init__(self, num_prompts: int, num_answers: int) -> None:
@@ -217,7 +217,7 @@ class LocalEngine:
             self._frontend.on_message(self._session, traced)
 
     def _do_all(self, work: Iterable[Callable[[], None]]) -> None:
-        """Do SLICE_S seconds of the work now, and the rest in later turns, after work that is queued already."""
+        """Do as much of `work` as SLICE_S seconds allow; queue the rest for later turns of the event loop."""
         pending, is_idle = iter(work), not self._to_do
         _do_slice(pending)
         self._to_do.extend(pending)

@@ -51,7 +51,7 @@ class MessageToolChoice(Sent, frozen=True, kw_only=True):
 
 
 class Thinking(Sent, frozen=True, kw_only=True):
-    """Switch of the chat template's thought, and the number of tokens after which the thought ends."""
+    """Reasoning: whether the chat template enables it, and its largest number of tokens."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None

@@ -70,7 +70,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the parts of a conversation. Unknown fields pass: clients send back the messages of any server."""
+    """Base of structs in a conversation. Unknown fields are ignored: clients send back messages of other servers."""
 
 
 class StreamOptions(Body, frozen=True, kw_only=True):
@@ -360,7 +360,7 @@ class EmbeddingRequest(Scheduled, frozen=True, kw_only=True):
 
 
 class DetokenizeRequest(Body, frozen=True, kw_only=True):
-    """POST /detokenize."""
+    """POST /detokenize: token ids to text."""
 
     model: str | None = None
     tokens: list[Natural]

@@ -51,7 +51,7 @@ def find_reasoning_parser(template: str) -> str:
     return next(named, "none")
 
 
-def shows_special_tokens(tool_parser: str, reasoning_parser: str) -> bool:
+def needs_special_tokens(tool_parser: str, reasoning_parser: str) -> bool:
     """Return whether these parsers need the special tokens in the text."""
     return not _SPECIAL.isdisjoint((tool_parser, reasoning_parser))
 
