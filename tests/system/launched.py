@@ -1,8 +1,9 @@
-"""An engine started by the command, of which nothing may be left."""
+"""Engines started by the command for tests, which must leave nothing behind."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -10,13 +11,13 @@ from tokenloom.scripts.engine_process import Engine
 
 
 class LaunchedEngine(Engine):
-    """On one thread of the CPU. Leaving a `with` demands that nothing is left."""
+    """An engine on one CPU thread. Leaving a `with` checks that no process and no file is left."""
 
     def __init__(self, runtime: Path, *arguments: str) -> None:
         super().__init__(runtime, ["--num-threads", "1", "--device", "cpu", *arguments])
 
     def wait_http(self) -> str:
-        """The URL of its HTTP server."""
+        """Wait until the engine is ready and return the URL of its HTTP server."""
         self.wait_ready()
         return self.url
 
@@ -31,3 +32,12 @@ class LaunchedEngine(Engine):
     ) -> None:
         super().__exit__(kind, error, traceback)
         self.check_nothing_is_left()
+
+
+def serve(engine: Engine) -> Iterator[Engine]:
+    """Yield the engine once it is ready, for a fixture; at the end check that it exits with 0 and leaves nothing."""
+    with engine:
+        engine.wait_ready()
+        yield engine
+        engine.processes()
+        assert engine.stop() == 0 and not engine.leftovers()

@@ -25,6 +25,7 @@ from tokenloom.ipc.messages.client import Accepted, Delta, Health, Submit
 from tokenloom.ipc.process.faults import POINTS, maybe_fail
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.chaos_work import difference
+from tokenloom.tests.system.launched import serve
 
 RECOVERY_S = 30.0
 STRIKE_S = 20.0
@@ -78,11 +79,7 @@ SLOW_CASES = [
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Start an engine with two ranks."""
-    with Engine(tmp_path_factory.mktemp("run"), [*OPTIONS, "--tensor-parallel-size", "2"]) as engine:
-        engine.wait_ready()
-        yield engine
-        engine.processes()
-        assert engine.stop() == 0 and not engine.leftovers()
+    yield from serve(Engine(tmp_path_factory.mktemp("run"), [*OPTIONS, "--tensor-parallel-size", "2"]))
 
 
 def wait_health(client: Client, num_restarts: int) -> Health:

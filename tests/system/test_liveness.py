@@ -16,6 +16,7 @@ from tokenloom import Client, SamplingParams
 from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.chaos_work import difference
+from tokenloom.tests.system.launched import serve
 
 OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--hang-timeout-s", "60"]
 PROGRESS_S = 0.75  # the core reports every 0.5 s
@@ -38,11 +39,7 @@ client.close()
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(tmp_path_factory.mktemp("run"), OPTIONS) as engine:
-        engine.wait_ready()
-        yield engine
-        engine.processes()
-        assert engine.stop() == 0 and not engine.leftovers()
+    yield from serve(Engine(tmp_path_factory.mktemp("run"), OPTIONS))
 
 
 @pytest.fixture

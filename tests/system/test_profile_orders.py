@@ -15,6 +15,7 @@ import pytest
 from tokenloom import LLM, AsyncClient, Client, InternalError, RequestError, SamplingParams
 from tokenloom.ipc.process.faults import inject
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.system.launched import serve
 
 RECOVERY_S = 60.0
 OPTIONS = ["--device", "cpu", "--num-threads", "1", "--num-kv-blocks", "256", "--http", "0"]
@@ -32,11 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     options = [*OPTIONS, "--tensor-parallel-size", "2", "--profile-dir", str(folder)]
-    with Engine(tmp_path_factory.mktemp("run"), options) as engine:
-        engine.wait_ready()
-        yield engine
-        engine.processes()
-        assert engine.stop() == 0 and not engine.leftovers()
+    yield from serve(Engine(tmp_path_factory.mktemp("run"), options))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from tokenloom import Client, InternalError, RequestOutput, SamplingParams
 from tokenloom.ipc.process.faults import inject
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.system.launched import serve
 
 RECOVERY_S = 60.0
 OPTIONS = ["--device", "cpu", "--num-threads", "1", "--max-model-len", "500", "--step-timeout-s", "5"]
@@ -35,11 +36,7 @@ def engine(
 ) -> Iterator[Engine]:
     """Start an engine with the first checkpoint."""
     options = [*OPTIONS, "--model", str(folders[0]), "--tensor-parallel-size", str(request.param)]
-    with Engine(tmp_path_factory.mktemp("run"), options) as engine:
-        engine.wait_ready()
-        yield engine
-        engine.processes()
-        assert engine.stop() == 0 and not engine.leftovers()
+    yield from serve(Engine(tmp_path_factory.mktemp("run"), options))
 
 
 def answer(client: Client, prompt: list[int] = PROMPT, params: SamplingParams = GREEDY) -> list[int]:

@@ -13,6 +13,7 @@ from tokenloom import LLM, Client, InternalError, RequestError, RequestOutput, S
 from tokenloom.ipc.process.faults import inject
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.system.launched import serve
 
 RECOVERY_S = 60.0
 OPTIONS = ["--device", "cpu", "--num-threads", "1", "--max-model-len", "1200", "--num-kv-blocks", "256"]
@@ -29,11 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(tmp_path_factory.mktemp("run"), [*OPTIONS, "--model", str(folder), "--http", "0"]) as engine:
-        engine.wait_ready()
-        yield engine
-        engine.processes()
-        assert engine.stop() == 0 and not engine.leftovers()
+    yield from serve(Engine(tmp_path_factory.mktemp("run"), [*OPTIONS, "--model", str(folder), "--http", "0"]))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from tokenloom import Client, SamplingParams
 from tokenloom.scripts.engine_freezer import How, can_freeze, suspended
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.chaos_work import difference
+from tokenloom.tests.system.launched import serve
 
 OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--http", "0"]
 LIMITS = ["--step-timeout-s", "1", "--hang-timeout-s", "2"]
@@ -30,11 +31,7 @@ HOWS = [
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(tmp_path_factory.mktemp("run"), [*OPTIONS, *LIMITS]) as engine:
-        engine.wait_ready()
-        yield engine
-        engine.processes()
-        assert engine.stop() == 0 and not engine.leftovers()
+    yield from serve(Engine(tmp_path_factory.mktemp("run"), [*OPTIONS, *LIMITS]))
 
 
 def http_text(engine: Engine) -> str:
