@@ -76,7 +76,7 @@ class Faults:
         return True
 
     def _delay(self) -> Fault:
-        """Stop a process for a moment too short to count as a hang."""
+        """Return a fault that stops a process for a moment too short to count as a hang."""
         role, seconds = self._rng.choice(self._roles), self._rng.uniform(0.05, 0.5)
 
         def strike() -> bool:
@@ -88,7 +88,7 @@ class Faults:
         return Fault(f"delay {_without_rank(role)}", strike)
 
     def _freeze(self) -> Fault:
-        """Suspend the whole engine for longer than a step or a heartbeat may take."""
+        """Return a fault that suspends the whole engine for longer than a step or a heartbeat may take."""
         how, seconds = self._rng.choice(self._freezers), self._rng.uniform(0.5, 5.0)
 
         def strike() -> bool:
@@ -108,7 +108,7 @@ class Faults:
         )
 
     def _start_fails(self) -> Fault:
-        """Kill a worker and let its replacement fail while it loads."""
+        """Return a fault that kills a worker and lets its replacement fail while it loads."""
         rank = self._rng.randrange(self._num_ranks)
 
         def strike() -> bool:
@@ -119,7 +119,7 @@ class Faults:
         return Fault("exception in a worker's start", strike)
 
     def _lost_in_reload(self) -> Fault:
-        """Reload the served weights and kill a process while a rank begins to read them."""
+        """Return a fault that reloads the served weights and kills a process while a rank begins to read them."""
         role, rank = self._rng.choice(self._roles[:-1]), self._rng.randrange(self._num_ranks)
 
         def strike() -> bool:
@@ -135,7 +135,7 @@ class Faults:
         return Fault(f"{_without_rank(role)} killed in a reload", strike)
 
     def _socket_delay(self) -> Fault:
-        """Delay the traffic between a client and the engine, within the client's lease or past it."""
+        """Return a fault that delays a client's traffic, within the client's lease or past it."""
         client = self._rng.randrange(self._clients.num)
         is_long = self._rng.random() < 0.3
         seconds = LEASE_S * 1.5 if is_long else self._rng.uniform(0.05, 1.0)

@@ -36,7 +36,7 @@ _ASGI = _parties("msgspec starlette")
 
 
 def _frontend(names: str) -> tuple[str, ...]:
-    """All folders of ipc, and these folders of the frontend."""
+    """Return all folders of ipc, and these folders of the frontend."""
     return (*IPC, *(f"frontend/{name}" for name in names.split()))
 
 

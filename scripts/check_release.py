@@ -51,7 +51,7 @@ def check_wheel(wheel: Path) -> None:
 
 
 def check_source(source: Path) -> None:
-    """Check the source distribution's contents likewise."""
+    """Check that the source distribution holds every needed file and no tests."""
     with tarfile.open(source) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     missing = {"setup.py", "constraints.txt", "docs/operations.md", "docs/deploy/Dockerfile.cpu", "LICENSE"} - names

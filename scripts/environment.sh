@@ -1,6 +1,6 @@
-# Sourced by the other scripts: makes .venv and installs the project with the extras in $1, unless that is done.
-# PYTHON names the Python that .venv is made with (default: python3). A .venv whose Python is of another version than
-# PYTHON's, too old or gone is made anew.
+# Sourced by the other scripts: creates .venv and installs the project with the extras in $1, unless that is done.
+# PYTHON names the Python for .venv (default: python3). A .venv is recreated if its Python is missing, too old or of
+# another version than PYTHON.
 # shellcheck shell=bash
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 extras="${1:-}"
@@ -20,7 +20,7 @@ if [ -n "${PYTHON:-}" ] || is_too_old "$version"; then
         exit 1
     fi
     if [ "$version" != "$base_version" ]; then
-        "$base" -m venv --clear .venv || { rm -rf .venv && exit 1; } # else half of one would pass for whole
+        "$base" -m venv --clear .venv || { rm -rf .venv && exit 1; } # an incomplete .venv would look complete
     fi
 fi
 stamp=".venv/installed${extras//[^a-z]/-}"

@@ -301,7 +301,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def learning_rate(step: int, num_steps: int) -> float:
-    """Return the rate after a short warm-up and half a cosine down to zero."""
+    """Return a step's learning rate: a short linear warm-up, then half a cosine down to zero."""
     warm_up = min(100, num_steps // 10)
     if step < warm_up:
         return PEAK_LEARNING_RATE * (step + 1) / warm_up
