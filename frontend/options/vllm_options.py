@@ -51,7 +51,7 @@ IGNORED = {
     "lora_target_modules* lora_extra_vocab_size specialize_active_lora? enable_tower_connector_lora?",
     "grammars are compiled by llguidance": "guided_decoding_backend",
     "tool calls are read whenever tools are given": "enable_auto_tool_choice? exclude_tools_when_tool_choice_none?",
-    "--reasoning-parser says it": "enable_reasoning?",
+    "--reasoning-parser enables it": "enable_reasoning?",
     "the tokenizer is always there": "skip_tokenizer_init?",
     "sleeping needs no preparation": "enable_sleep_mode? enable_cumem_allocator? sleep_mode_offload_cudagraph?",
     "--access-log has lines for requests, none of them shows a prompt": "enable_log_requests? disable_log_requests? "

@@ -11,7 +11,7 @@ logger = logging.getLogger("tokenloom.supervisor")
 
 
 class Holdings:
-    """The workers hold the weights in `model_folder` and the KV pool, except the parts named in `asleep`.
+    """Content of the workers' memory: the weights in `model_folder` and the KV pool, except the parts in `asleep`.
 
     During a change (reload, sleep, wake-up) both attributes keep the old values until all ranks have finished.
     """

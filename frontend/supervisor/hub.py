@@ -56,11 +56,11 @@ def _fetch(name: str, revision: str | None, option: str, config: EngineConfig) -
         )
         return Path(folder)
     except GatedRepoError:
-        why = "the hub asks for its licence to be accepted: do so on its page and give HF_TOKEN or --hf-token"
+        why = "the hub requires its licence to be accepted: do so on its page and give HF_TOKEN or --hf-token"
     except RepositoryNotFoundError:
-        why = "no such folder, and the hub knows no such repository; a private one needs HF_TOKEN or --hf-token"
+        why = "it is neither a folder nor a repository of the hub; a private one needs HF_TOKEN or --hf-token"
     except RevisionNotFoundError:
-        why = f"the hub knows no revision {revision} of it"
+        why = f"the hub has no revision {revision} of it"
     except OSError as error:  # base class of the hub's and the network's errors
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         if constants.HF_HUB_OFFLINE:
@@ -69,6 +69,6 @@ def _fetch(name: str, revision: str | None, option: str, config: EngineConfig) -
         else:
             why = (
                 f"it is no folder and cannot be fetched from {constants.ENDPOINT} ({reason}): check the network "
-                "or give a folder; HF_ENDPOINT names a mirror, HF_TOKEN a key, HF_HUB_OFFLINE=1 asks the cache alone"
+                "or give a folder; HF_ENDPOINT names a mirror, HF_TOKEN a key, HF_HUB_OFFLINE=1 uses the cache alone"
             )
     raise ConfigError(f"{option} {name}: {why}")

@@ -89,25 +89,24 @@ def check_parallel(model: ModelConfig, size: int) -> None:
 
 
 def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
-    asked, stored = config.quantization, model.quantization
-    if stored is not None and asked != "none":
-        is_so = stored.layout in _STORED_AS.get(asked, ()) and (asked != "fp8" or stored.weight_dtype == "fp8")
-        if not is_so:
-            how = "rounds matrices of floats, this" if asked in ("int8", "fp8") else "is not how this"
+    method, stored = config.quantization, model.quantization
+    if stored is not None and method != "none":
+        is_same = stored.layout in _STORED_AS.get(method, ()) and (method != "fp8" or stored.weight_dtype == "fp8")
+        if not is_same:
             raise ConfigError(
-                f"--quantization {asked} {how} checkpoint's are quantized already ({stored.weight_dtype}): leave it out"
+                f"--quantization {method}: the checkpoint is quantized already ({stored.weight_dtype}): leave it out"
             )
     if config.load_format == "dummy" and stored is not None:
         if stored.weight_dtype == "int4":
             raise ConfigError(
-                "--load-format dummy makes no codes of 4 bits: give --hf-overrides and 8 bits, or weights"
+                "--load-format dummy cannot make 4-bit weights: give 8 bits with --hf-overrides, or weights"
             )
-        asked = stored.weight_dtype
-    elif stored is not None or asked == "none":
+        method = stored.weight_dtype
+    elif stored is not None or method == "none":
         return model
-    if asked not in ("int8", "fp8"):
-        raise ConfigError(f"--quantization {asked}: the checkpoint's matrices are not quantized so: leave it out")
-    on_load = QuantizationConfig(layout="on_load", weight_dtype=asked)
+    if method not in ("int8", "fp8"):
+        raise ConfigError(f"--quantization {method}: the checkpoint is not quantized in this format: leave it out")
+    on_load = QuantizationConfig(layout="on_load", weight_dtype=method)
     return msgspec.structs.replace(model, quantization=on_load)
 
 

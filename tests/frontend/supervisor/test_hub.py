@@ -50,7 +50,10 @@ class _Refusal:
             ConnectionError("name or service not known"),
             r"from https://\S+ \(name or service .* HF_TOKEN .*HF_HUB_OFFLINE",
         ),
-        (RepositoryNotFoundError("404", response=_Refusal()), "knows no such repository; a private one needs HF_TOKEN"),
+        (
+            RepositoryNotFoundError("404", response=_Refusal()),
+            "nor a repository of the hub; a private one needs HF_TOKEN",
+        ),
         (GatedRepoError("403", response=_Refusal()), "licence to be accepted"),
     ],
 )

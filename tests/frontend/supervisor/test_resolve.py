@@ -64,7 +64,7 @@ def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
     assert spec.model.quantization == QuantizationConfig(layout="on_load", weight_dtype="int8")
     config = json.loads((DEMO_FOLDER / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
-    with pytest.raises(ConfigError, match=r"--quantization int8 .* quantized already \(fp8\): leave it out"):
+    with pytest.raises(ConfigError, match=r"--quantization int8: .* quantized already \(fp8\): leave it out"):
         resolve(EngineConfig(model=str(tmp_path), quantization="int8", device="cpu"), RunDirectory(tmp_path))
 
 
