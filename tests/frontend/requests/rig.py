@@ -1,4 +1,4 @@
-"""A conversation and a frontend, whose messages the test delivers."""
+"""A conversation and a frontend, with messages delivered by the test."""
 
 from __future__ import annotations
 
