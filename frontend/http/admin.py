@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,13 +18,9 @@ from ..openai.forms.schema import AbortRequest, DetokenizeRequest, TokenizeReque
 from ..openai.local_engine import LocalEngine
 from ..openai.slices import in_slices
 from ..requests.frontend import Frontend
-from .endpoint import Endpoint
+from .endpoint import AnyBody, Endpoint
 
 IDS_PER_PIECE = 1 << 14  # token ids encoded without yielding to the event loop
-
-
-class AnyBody(msgspec.Struct, frozen=True):
-    """Body that is accepted and not read."""
 
 
 class AdminEndpoints:

@@ -17,6 +17,10 @@ from ..anthropic.forms.errors import MessageErrorBody, has_message_errors
 from ..openai.forms.errors import ErrorBody
 
 
+class AnyBody(msgspec.Struct, frozen=True):
+    """Body that is accepted and not read."""
+
+
 class Endpoint(NamedTuple):
     """Route with its documentation: a POST if it has a `body_type`, else a GET, unless `other_method` is set."""
 

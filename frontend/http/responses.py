@@ -18,13 +18,9 @@ from ..openai.forms.messages import with_allowed_tools
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.local_engine import LocalEngine
 from ..openai.stored_responses import StoredResponses
-from .endpoint import Endpoint
+from .endpoint import AnyBody, Endpoint
 
 MAX_LISTED = 100  # items per page, as at OpenAI
-
-
-class CancelRequest(msgspec.Struct, frozen=True):
-    """Body that may be empty."""
 
 
 class ResponseEndpoints:
@@ -43,7 +39,7 @@ class ResponseEndpoints:
                 "/v1/responses/{response_id}/cancel",
                 self.cancel,
                 "Cancel a background response",
-                CancelRequest,
+                AnyBody,
                 needs_body=False,
             ),
             Endpoint(

@@ -23,7 +23,7 @@ from ...ipc.messages.supervisor import SetLogLevel
 from ...ipc.process.log import LogLevel
 from ..intake.thread_pool import ThreadPool
 from ..supervisor.hub import find_checkpoint
-from .core_client import CoreClient, Outbox
+from .core_client import CoreClient, FrontendOutbox
 
 Send: TypeAlias = Callable[[Reply], None]
 
@@ -31,7 +31,7 @@ Send: TypeAlias = Callable[[Reply], None]
 class ControlProxy:
     """Owner of the commands that have no reply yet."""
 
-    def __init__(self, spec: EngineSpec, core: CoreClient, thread_pool: ThreadPool, outbox: Outbox) -> None:
+    def __init__(self, spec: EngineSpec, core: CoreClient, thread_pool: ThreadPool, outbox: FrontendOutbox) -> None:
         self._spec, self._core, self._thread_pool, self._outbox = spec, core, thread_pool, outbox
         self._numbers = itertools.count()
         self._open: dict[int, tuple[EngineControl, int, Send]] = {}  # by control id: command, query id, reply callback

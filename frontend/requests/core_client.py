@@ -1,4 +1,4 @@
-"""CoreClient: the frontend's messages to the core and the state of that connection. Outbox: all unsent messages.
+"""CoreClient: the frontend's messages to the core, and whether it is connected. FrontendOutbox: all unsent messages.
 
 A core that is new, or has forgotten this frontend, needs a Hello and then all open requests. Until its Welcome only
 Hello and control commands are sent. Knows no client.
@@ -15,7 +15,7 @@ from ...ipc.messages.supervisor import SetLogLevel
 
 
 @dataclass
-class Outbox:
+class FrontendOutbox:
     """Messages that the frontend wants sent. The owner of its sockets empties it after each turn, clients first:
     a send to a client that is gone adds aborts for the core."""
 
@@ -27,7 +27,7 @@ class Outbox:
 class CoreClient:
     """Connection to the core. Messages wait in the outbox."""
 
-    def __init__(self, spec: EngineSpec, outbox: Outbox) -> None:
+    def __init__(self, spec: EngineSpec, outbox: FrontendOutbox) -> None:
         self._hello = spec.hello
         self._outbox = outbox
         self.is_up = False  # Frontend sets it on Welcome

@@ -52,7 +52,7 @@ from ..text.detokenizer import DetokenizerFactory
 from ..text.tokenizer import Tokenizer
 from .client_session import NEVER, LocalSession
 from .control import ControlProxy
-from .core_client import CoreClient, Outbox
+from .core_client import CoreClient, FrontendOutbox
 from .engine_metrics import EngineMetrics
 from .large_frame import LARGE_BYTES, check_large_frame, message_id
 from .output_processor import OutputProcessor, RequestState, Session
@@ -77,7 +77,7 @@ class Frontend:
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         """`wake` is called from other threads and must cause a call of `on_wakeup`."""
-        self.outbox = Outbox()
+        self.outbox = FrontendOutbox()
         self.counts: Counter[str] = Counter()
         self.start_phases: list[StartPhase] = []
         self.log_level = spec.config.log_level  # of all processes; set by the supervisor
