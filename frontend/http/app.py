@@ -34,12 +34,12 @@ from ..openai.cohere import CohereEmbeddings
 from ..openai.completions import Completion
 from ..openai.embeddings import Embeddings
 from ..openai.events import EventStream, until_disconnect
-from ..openai.forms.cohere_body import CohereEmbedRequest
 from ..openai.forms.defaults import with_defaults
+from ..openai.forms.embedding_body import CohereEmbedRequest, EmbeddingRequest
 from ..openai.forms.errors import HttpError, json_response, refusal_kind
 from ..openai.forms.params import errors_about, prompt_errors_about
 from ..openai.forms.response_body import ResponsesRequest, chat_request
-from ..openai.forms.schema import BatchChatRequest, ChatRequest, CompletionRequest, EmbeddingRequest
+from ..openai.forms.schema import BatchChatRequest, ChatRequest, CompletionRequest
 from ..openai.forms.scoring_body import GenerativeScoringRequest
 from ..openai.generative_scoring import GenerativeScoring
 from ..openai.local_engine import LocalEngine

@@ -11,8 +11,9 @@ from ...ipc.codec import JsonObject
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.sampling_params import RANGES
 from ...ipc.version import tokenloom_version
+from ..openai.forms.embedding_body import EmbeddingRequest
 from ..openai.forms.errors import ErrorBody
-from ..openai.forms.schema import TOKEN_ID, Body, EmbeddingRequest
+from ..openai.forms.schema import TOKEN_ID, Body
 from .endpoint import Endpoint
 from .middleware import OPEN_PATHS
 

@@ -17,7 +17,7 @@ from ...ipc.messages.intake import BodyInput, BodyRead
 from ...ipc.sampling_params import CutSide
 from ..anthropic.forms.request_body import CountTokensRequest, MessagesRequest, tokenize_request
 from ..anthropic.forms.request_body import chat_request as chat_of_messages
-from ..openai.forms.cohere_body import CohereEmbedRequest
+from ..openai.forms.embedding_body import CohereEmbedRequest, EmbeddingRequest
 from ..openai.forms.messages import chat_input
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import (
@@ -26,7 +26,6 @@ from ..openai.forms.schema import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    EmbeddingRequest,
     Scheduled,
     TokenizeRequest,
 )

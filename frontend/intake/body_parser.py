@@ -13,9 +13,9 @@ import msgspec
 from ...ipc.errors import RequestError
 from ...ipc.messages.intake import BodyInput
 from ..client.prompts import check_text, check_token_ids
-from ..openai.forms.cohere_body import CohereEmbedRequest
+from ..openai.forms.embedding_body import CohereEmbedRequest, EmbeddingRequest
 from ..openai.forms.prompts import body_inputs
-from ..openai.forms.schema import Body, CompletionRequest, DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from ..openai.forms.schema import Body, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ..openai.forms.scoring_body import GenerativeScoringRequest
 from ..text.prompt_limits import PromptLimits
 from .body_error import UNKNOWN_FIELD, BodyError, invalid_body

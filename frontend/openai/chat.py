@@ -18,7 +18,7 @@ from .forms.logprobs import chat_logprobs, prompt_logprob_dicts
 from .forms.messages import shows_tools, with_allowed_tools
 from .forms.params import chat_max_tokens, errors_about, sampling_params, structured_outputs
 from .forms.prompts import answer_id
-from .forms.schema import ChatRequest, NamedTool
+from .forms.schema import ChatRequest, CustomTool, NamedTool
 from .forms.text import AnswerStyle, AnswerText
 from .local_engine import LocalEngine, Run
 from .parsers.forced import forcing_schema
@@ -53,7 +53,7 @@ class ChatCompletion(Answers):
     ) -> ChatCompletion:
         """Check all fields and make the prompt; generation starts with `whole` or `events`."""
         body = with_allowed_tools(parsed.body)
-        forced, params = _forced_tools(body), chat_params(body)
+        forced, params = _forced_calls(body), chat_params(body)
         has_tools = shows_tools(body)
         tool_parser = tool_parser if has_tools else "none"
         if needs_special_tokens(tool_parser if forced is None else "none", reasoning_parser):
@@ -72,9 +72,11 @@ class ChatCompletion(Answers):
         style = AnswerStyle(
             tool_parser=tool_parser,
             reasoning_parser=reasoning_parser,
-            schemas={tool.function.name: tool.function.schema for tool in body.tools or ()},
+            schemas={tool.called.name: tool.called.schema for tool in body.tools or ()},
+            custom_names=frozenset(tool.called.name for tool in body.tools or () if tool.type == "custom"),
             is_forced=forced is not None,
-            forced_name=body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None,
+            is_text=forced is not None and not forced.json,
+            forced_name=body.tool_choice.called.name if isinstance(body.tool_choice, NamedTool) else None,
             is_inside_thought=is_inside,
             max_calls=1 if body.parallel_tool_calls is False else None,
         )
@@ -85,7 +87,8 @@ class ChatCompletion(Answers):
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Run]:
-        with errors_about("top_logprobs", r"logprobs\b"), super().run() as run:
+        constraint = errors_about("tools" if self._style.is_forced else "structured_outputs")
+        with constraint, errors_about("top_logprobs", r"logprobs\b"), super().run() as run:
             yield run
 
     def _prompt_fields(self, run: Run, choice: Choice) -> JsonObject:
@@ -183,17 +186,19 @@ class ChatChoice(Choice):
 
     def _call_deltas(self, parts: list[Part]) -> list[JsonObject]:
         """Return one delta per call that the parts begin or continue: a call's first one has its name and id."""
-        functions: dict[int, dict[str, str]] = {}
+        calls: dict[int, dict[str, dict[str, str]]] = {}
         heads: dict[int, JsonObject] = {}
         index = self._text.num_calls - sum(isinstance(part, CallBegin) for part in parts) - 1
         for part in parts:
             if isinstance(part, CallBegin):
                 index += 1
-                heads[index] = {"id": part.id, "type": "function"}
-                functions[index] = {"name": part.name, "arguments": ""}
+                kind, text = part.form
+                heads[index] = {"id": part.id, "type": kind}
+                calls[index] = {kind: {"name": part.name, text: ""}}
             elif isinstance(part, Arguments):
-                functions.setdefault(index, {"arguments": ""})["arguments"] += part.text
-        return [{"index": i, **heads.get(i, {}), "function": function} for i, function in functions.items()]
+                kind, text = part.form
+                calls.setdefault(index, {kind: {text: ""}})[kind][text] += part.text
+        return [{"index": i, **heads.get(i, {}), **call} for i, call in calls.items()]
 
     def _thought(self, parts: list[Part]) -> JsonObject:
         """Return the thought under vLLM's current and its former name, unless the request excludes it."""
@@ -213,33 +218,42 @@ class ChatChoice(Choice):
 
 def chat_params(body: ChatRequest) -> SamplingParams:
     """Return the sampling parameters of a chat. `body`: result of `with_allowed_tools`."""
-    forced = _forced_tools(body)
+    forced = _forced_calls(body)
     if forced is not None and structured_outputs(msgspec.structs.replace(body, response_format=None)) is not None:
         raise RequestError("tool_choice forces a call while structured_outputs wants something else: give one")
     if body.top_logprobs and not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true")
-    with errors_about("tools"):
-        constraint = None if forced is None else StructuredOutputsParams(json=forced)
     max_tokens = chat_max_tokens(body)
     with errors_about("top_logprobs", r"logprobs\b"):
         params = sampling_params(
             body,
             max_tokens=max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            structured_outputs=constraint,
+            structured_outputs=forced,
         )
     return params if max_tokens is not None else params.replace(max_tokens=None)  # up to the model's length
 
 
-def _forced_tools(body: ChatRequest) -> JsonObject | None:
-    """Return the schema that forces calls; None if tool_choice leaves the model free."""
+def _forced_calls(body: ChatRequest) -> StructuredOutputsParams | None:
+    """Return the constraint that forces calls; None if tool_choice leaves the model free. The call of a named custom
+    tool with a grammar is text of that grammar; other calls are JSON."""
     choice = body.tool_choice
     if choice is None or choice in ("none", "auto"):
         return None
-    parameters_by_name = {tool.function.name: tool.function.schema for tool in body.tools or ()}
-    name = choice.function.name if isinstance(choice, NamedTool) else None
-    if not parameters_by_name:
+    tool_by_name = {tool.called.name: tool.called for tool in body.tools or ()}
+    name = choice.called.name if isinstance(choice, NamedTool) else None
+    if not tool_by_name:
         raise RequestError("tool_choice forces a call, but tools is empty: give the tools")
-    if name is not None and name not in parameters_by_name:
-        raise RequestError(f"tool_choice names {name!r:.80}, tools has {', '.join(parameters_by_name)}")
-    return forcing_schema(parameters_by_name, name, is_parallel=body.parallel_tool_calls is not False)
+    if name is not None and name not in tool_by_name:
+        raise RequestError(f"tool_choice names {name!r:.80}, tools has {', '.join(tool_by_name)}")
+    constraints = {each: tool.constraint for each, tool in tool_by_name.items() if isinstance(tool, CustomTool)}
+    with errors_about("tools"):
+        if name is not None and constraints.get(name):
+            return StructuredOutputsParams.of(constraints[name])
+        if lark := [each for each, found in constraints.items() if name is None and "grammar" in found]:
+            raise RequestError(
+                f"tools: {lark[0]!r:.80} has a lark grammar, which a list cannot hold: name it in tool_choice"
+            )
+        schemas = {each: tool.schema for each, tool in tool_by_name.items()}
+        is_parallel = body.parallel_tool_calls is not False
+        return StructuredOutputsParams(json=forcing_schema(schemas, name, is_parallel=is_parallel))

@@ -11,7 +11,7 @@ from ...ipc.messages.intake import BodyInput
 from ..intake.body_parser import ParsedBody
 from ..text.tokenizer import read_prefixes
 from .embeddings import Embeddings, vectors_of
-from .forms.cohere_body import CohereEmbedRequest
+from .forms.embedding_body import CohereEmbedRequest
 from .forms.errors import encode_json
 from .forms.params import errors_about, prompt_errors_about, refuse_unserved
 from .forms.vectors import COHERE_TYPES

@@ -17,10 +17,10 @@ from ...ipc.messages.client import Delta
 from ...ipc.pooling_params import PoolingParams
 from ..client.outputs import floats
 from ..intake.body_parser import ParsedBody
+from .forms.embedding_body import EmbeddingRequest
 from .forms.errors import encode_json
 from .forms.params import given_params, prompt_errors_about
 from .forms.prompts import answer_id, prompt_submits
-from .forms.schema import EmbeddingRequest
 from .forms.vectors import packed
 from .local_engine import LocalEngine, Run
 from .slices import in_slices

@@ -118,7 +118,7 @@ def test_allowing_an_unknown_tool_is_refused(http: httpx2.Client, path: str) -> 
     assert (found["message"], found["param"]) == ("tool_choice allows mul; tools has add, sub", "tool_choice")
 
 
-@pytest.mark.parametrize("kind", ["web_search", "mcp", "code_interpreter", "custom"])
+@pytest.mark.parametrize("kind", ["web_search", "mcp", "code_interpreter", "file_search"])
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
 def test_a_tool_of_another_type_is_refused_by_name(http: httpx2.Client, path: str, kind: str) -> None:
     body = {"messages": QUESTION} if path == CHAT else {"input": "x"}

@@ -108,9 +108,8 @@ def chat_request(body: MessagesRequest) -> ChatRequest:
     """Return the chat that answers a request."""
     fields = {name: getattr(body, name) for name in _SAME} | _prompt(body)
     if body.tool_choice is not None:
-        kind, function = body.tool_choice.type, openai.NamedFunction(name=body.tool_choice.name)
-        named = openai.NamedTool(type="function", function=function)
-        fields["tool_choice"] = named if kind == "tool" else _CHOICES[kind]
+        function, choice = openai.NamedFunction(name=body.tool_choice.name), _CHOICES.get(body.tool_choice.type)
+        fields["tool_choice"] = choice or openai.NamedTool(type="function", function=function)
         fields["parallel_tool_calls"] = not body.tool_choice.disable_parallel_tool_use
     if body.thinking is not None and body.thinking.type == "enabled":
         fields["thinking_token_budget"] = body.thinking.budget_tokens

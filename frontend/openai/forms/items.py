@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ....ipc.codec import JsonObject
-from ..parsers.parts import Arguments, CallBegin, CallEnd, Content, Part, Thought, is_json
+from ..parsers.parts import Arguments, CallBegin, CallEnd, Content, CustomBegin, Part, Thought, is_json
 
 Event = tuple[str, JsonObject]  # type, fields
 _TEXT_EVENTS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}  # by kind of item
@@ -48,7 +48,7 @@ class ItemWriter:
                 yield from self._begin(part)
             elif isinstance(part, Arguments):
                 self._text += part.text
-                yield "response.function_call_arguments.delta", {**self._call_where(), "delta": part.text}
+                yield f"{self._call_event}.delta", {**self._call_where(), "delta": part.text}
             elif isinstance(part, CallEnd):
                 yield from self.close()
 
@@ -99,22 +99,18 @@ class ItemWriter:
         yield from self.close()
         self._kind = "call"
         unique = f"{self._unique}{len(self.items)}"
-        self._call = {
-            "type": "function_call",
-            "id": f"fc_{unique}",
-            "call_id": f"call_{unique}",
-            "name": call.name,
-            "arguments": "",
-            "status": "in_progress",
-        }
+        kind, prefix = ("custom_tool_call", "ctc") if isinstance(call, CustomBegin) else ("function_call", "fc")
+        self._call_event = f"response.{kind}_{call.form[1]}"
+        ids = {"id": f"{prefix}_{unique}", "call_id": f"call_{unique}"}
+        self._call = {"type": kind, **ids, "name": call.name, call.form[1]: "", "status": "in_progress"}
         yield "response.output_item.added", {"output_index": len(self.items), "item": self._call}
 
     def _end(self) -> Iterator[Event]:
-        """Close the open call; it is incomplete if its arguments are not valid JSON."""
-        status = "completed" if is_json(self._text) else "incomplete"
-        item = self._call | {"arguments": self._text, "status": status}
-        done = {**self._call_where(), "name": item["name"], "arguments": self._text}
-        yield "response.function_call_arguments.done", done
+        """Close the open call; that of a function is incomplete if its arguments are not valid JSON."""
+        is_custom = "input" in self._call
+        said = {"input" if is_custom else "arguments": self._text}
+        item = self._call | said | {"status": "completed" if is_custom or is_json(self._text) else "incomplete"}
+        yield f"{self._call_event}.done", self._call_where() | {"name": item["name"]} | said
         yield "response.output_item.done", {"output_index": len(self.items), "item": item}
         self.items.append(item)
         self._kind = self._text = ""

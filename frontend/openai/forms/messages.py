@@ -13,7 +13,7 @@ import msgspec
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.messages.client import ChatForm, ChatMessage
-from .schema import ChatRequest, Message, NamedTool, TextPart, TokenizeRequest, Tool
+from .schema import CUSTOM_INPUT, ChatRequest, FunctionCall, Message, NamedTool, TextPart, TokenizeRequest, Tool
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
@@ -68,17 +68,13 @@ def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
 def with_allowed_tools(body: ChatRequest) -> ChatRequest:
     """Apply a tool_choice of allowed_tools: keep only these tools, and replace the choice by its mode."""
     choice = body.tool_choice
-    if not isinstance(choice, NamedTool):
-        return body
-    if choice.type == "function":
-        if not choice.function.name:
-            raise RequestError("tool_choice has no function.name: name one of tools")
+    if not isinstance(choice, NamedTool) or choice.type != "allowed_tools":
         return body
     allowed = () if choice.allowed_tools is None else choice.allowed_tools.tools
-    names, tools = {each.function.name for each in allowed}, body.tools or []
-    kept = [tool for tool in tools if tool.function.name in names]
-    if not kept or names - {tool.function.name for tool in kept}:
-        given = ", ".join(tool.function.name for tool in tools)
+    names, tools = {each.called.name for each in allowed}, body.tools or []
+    kept = [tool for tool in tools if tool.called.name in names]
+    if not kept or names - {tool.called.name for tool in kept}:
+        given = ", ".join(tool.called.name for tool in tools)
         raise RequestError(f"tool_choice allows {', '.join(sorted(names)) or 'nothing'}; tools has {given or 'none'}")
     assert choice.allowed_tools is not None, "it allows what is kept"
     return msgspec.structs.replace(body, tools=kept, tool_choice=choice.allowed_tools.mode)
@@ -93,10 +89,10 @@ def tools_for_template(tools: Sequence[Tool]) -> list[JsonObject]:
     """Return tools as Hugging Face's templates expect them: {type, function: {name, description, parameters}}."""
     listed: list[JsonObject] = []
     for tool in tools:
-        function: JsonObject = {"name": tool.function.name}
-        if tool.function.description is not None:
-            function["description"] = tool.function.description
-        function["parameters"] = tool.function.schema
+        function: JsonObject = {"name": tool.called.name}
+        if tool.called.description is not None:
+            function["description"] = tool.called.description
+        function["parameters"] = tool.called.schema
         listed.append({"type": "function", "function": function})
     return listed
 
@@ -116,7 +112,7 @@ def _turn(position: int, message: Message) -> ChatMessage:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+                "function": {"name": call.called.name, "arguments": _arguments(call.called)},
             }
             for call in message.tool_calls
         ]
@@ -151,9 +147,10 @@ def content_of(
     return "\n".join(texts), "\n".join(filter(None, thoughts)) or None
 
 
-def _arguments(given: str | JsonObject | None) -> JsonObject:
+def _arguments(call: FunctionCall) -> JsonObject:
     """Return the arguments of a call as an object. Text that is not a JSON object counts as {}: a call that was cut off
     does not end the conversation."""
+    given: str | JsonObject | None = call.arguments if call.input is None else {CUSTOM_INPUT: call.input}
     if isinstance(given, dict):
         return given
     try:

@@ -15,6 +15,8 @@ from .schema import (
     Body,
     ChatRequest,
     Conversation,
+    CustomFormat,
+    CustomTool,
     Function,
     FunctionCall,
     Generation,
@@ -35,40 +37,45 @@ LOGPROBS = "message.output_text.logprobs"  # in `include`
 
 
 class InputItem(Sent, frozen=True, kw_only=True):
-    """Message, function call, its output, or reasoning of an earlier answer, which does not enter the prompt."""
+    """Message, tool call, its output, or reasoning of an earlier answer, which does not enter the prompt."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal[
+        "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning"
+    ] = "message"
     role: str | None = None
     content: str | list[TextPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | JsonObject | None = None
+    input: str | None = None
     output: str | list[TextPart] | None = None
 
 
 class ResponseTool(Function, frozen=True, kw_only=True):
-    """Function tool, with the function's fields beside the type."""
+    """Function or custom tool, with its fields beside the type."""
 
-    type: Literal["function"]
+    type: Literal["function", "custom"]
+    format: CustomFormat | None = None
 
 
 class ResponseToolName(NamedFunction, frozen=True, kw_only=True):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
 
 
 class ResponseToolChoice(Body, frozen=True, kw_only=True, omit_defaults=True):
-    """Function that must be called, or a list of allowed ones."""
+    """Tool that must be called, or a list of allowed ones."""
 
-    type: Literal["function", "allowed_tools"]
+    type: Literal["function", "custom", "allowed_tools"]
     name: str = ""
     mode: Literal["auto", "required"] = "auto"
     tools: list[ResponseToolName] | None = None
 
     def to_chat(self) -> NamedTool:
         """Return the tool_choice of a chat."""
-        allowed = [AllowedTool(type="function", function=NamedFunction(name=each.name)) for each in self.tools or ()]
+        named = NamedFunction(name=self.name)
+        allowed = [AllowedTool(type=each.type, function=each, custom=each) for each in self.tools or ()]
         lists = AllowedTools(mode=self.mode, tools=allowed) if self.type == "allowed_tools" else None
-        return NamedTool(type=self.type, function=NamedFunction(name=self.name), allowed_tools=lists)
+        return NamedTool(type=self.type, function=named, custom=named, allowed_tools=lists)
 
 
 class TextFormat(JsonSchemaFormat, frozen=True, kw_only=True):
@@ -120,7 +127,9 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
     refuse_unserved(body)
     tools = [
         Tool(
-            type="function", function=Function(name=each.name, description=each.description, parameters=each.parameters)
+            type=each.type,
+            function=Function(name=each.name, description=each.description, parameters=each.parameters),
+            custom=CustomTool(name=each.name, description=each.description, format=each.format),
         )
         for each in body.tools or ()
     ]
@@ -155,10 +164,10 @@ def _messages(body: ResponsesRequest) -> list[Message]:
     if not body.input:
         raise RequestError("input is empty: give a text or at least one item")
     for position, item in enumerate(body.input):
-        if item.type == "function_call":
-            call = FunctionCall(name=item.name or "", arguments=item.arguments)
+        if item.type in ("function_call", "custom_tool_call"):
+            call = FunctionCall(name=item.name or "", arguments=item.arguments, input=item.input)
             messages.append(Message(role="assistant", tool_calls=[ToolCall(id=item.call_id, function=call)]))
-        elif item.type == "function_call_output":
+        elif item.type in ("function_call_output", "custom_tool_call_output"):
             messages.append(
                 Message(
                     role="tool",

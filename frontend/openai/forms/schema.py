@@ -10,12 +10,13 @@ directions (`tests/system/test_http_tools.py`).
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from ....ipc.codec import JsonObject
+from ....ipc.errors import RequestError
 from ....ipc.sampling_params import (
     MAX_BAD_WORDS,
     MAX_LOGITS_PROCESSORS,
@@ -25,6 +26,7 @@ from ....ipc.sampling_params import (
     MAX_STOP_TOKEN_IDS,
 )
 
+CUSTOM_INPUT = "input"  # the argument of a custom tool
 TOKEN_ID = "token id"  # title of integers below the vocabulary size of the loaded model
 
 
@@ -177,12 +179,27 @@ class TextPart(Sent, frozen=True, kw_only=True):
 class FunctionCall(Sent, frozen=True, kw_only=True):
     name: str
     arguments: str | JsonObject | None = None
+    input: str | None = None  # in place of arguments, for a custom tool
 
 
-class ToolCall(Sent, frozen=True, kw_only=True):
+class Called(msgspec.Struct, frozen=True, kw_only=True):
+    """Root of what names a tool in the field of its type."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self, Body) and (kind := getattr(self, "type", "")) != "allowed_tools" and not self.called.name:
+            raise RequestError(f"{getattr(self, 'FIELD', 'tool_choice')}: type {kind} must have {kind}.name: give it")
+
+    @property
+    def called(self) -> Any:
+        """The function, or the custom tool in its place."""
+        return getattr(self, "custom" if getattr(self, "type", "") == "custom" else "function")
+
+
+class ToolCall(Called, Sent, frozen=True, kw_only=True):
     id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
+    type: Literal["function", "custom"] = "function"
+    function: FunctionCall = FunctionCall(name="")
+    custom: FunctionCall = FunctionCall(name="")
     index: int | None = None
 
 
@@ -214,18 +231,54 @@ class Function(Body, frozen=True, kw_only=True):
         return self.parameters or {"type": "object", "properties": {}}
 
 
-class Tool(Body, frozen=True, kw_only=True):
-    type: Literal["function"]
-    function: Function
+class CustomFormat(Body, frozen=True, kw_only=True):
+    """The text that a custom tool takes. A chat has the fields of its grammar in `grammar`, a response here."""
+
+    type: Literal["text", "grammar"] = "grammar"
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str = ""
+    grammar: CustomFormat | None = None
+
+
+class CustomTool(Function, frozen=True, kw_only=True):
+    """A tool that takes a text. The model sees a function with one argument."""
+
+    format: CustomFormat | None = None
+
+    @property
+    def constraint(self) -> dict[str, object]:
+        """The structured_outputs of its input; {}: any text."""
+        if self.format is None or self.format.type == "text":
+            return {}
+        given = self.format.grammar or self.format
+        if given.syntax is None or not given.definition:
+            raise RequestError(f"tools: the grammar of {self.name!r:.80} needs syntax and definition: give both")
+        return {"grammar" if given.syntax == "lark" else "regex": given.definition}
+
+    @property
+    def schema(self) -> JsonObject:
+        text: JsonObject = {"type": "string"}
+        for kind, definition in self.constraint.items():
+            text["description"] = f"Text that meets this {kind}:\n{definition}"
+            text |= {"pattern": f"^(?:{definition})$"} if kind == "regex" else {}
+        return {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
+
+
+class Tool(Called, Body, frozen=True, kw_only=True):
+    FIELD: ClassVar = "tools"
+    type: Literal["function", "custom"]
+    function: Function = Function(name="")
+    custom: CustomTool = CustomTool(name="")
 
 
 class NamedFunction(Body, frozen=True, kw_only=True):
     name: str
 
 
-class AllowedTool(Body, frozen=True, kw_only=True):
-    type: Literal["function"]
-    function: NamedFunction
+class AllowedTool(Called, Body, frozen=True, kw_only=True):
+    type: Literal["function", "custom"]
+    function: NamedFunction = NamedFunction(name="")
+    custom: NamedFunction = NamedFunction(name="")
 
 
 class AllowedTools(Body, frozen=True, kw_only=True):
@@ -235,11 +288,12 @@ class AllowedTools(Body, frozen=True, kw_only=True):
     tools: Annotated[list[AllowedTool], items(1)]
 
 
-class NamedTool(Body, frozen=True, kw_only=True):
-    """Function that must be called, or a list of allowed ones."""
+class NamedTool(Called, Body, frozen=True, kw_only=True):
+    """Tool that must be called, or a list of allowed ones."""
 
-    type: Literal["function", "allowed_tools"]
+    type: Literal["function", "custom", "allowed_tools"]
     function: NamedFunction = NamedFunction(name="")
+    custom: NamedFunction = NamedFunction(name="")
     allowed_tools: AllowedTools | None = None
 
 
@@ -330,33 +384,6 @@ class TokenizeRequest(Body, frozen=True, kw_only=True):
     return_token_strs: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: JsonObject | None = None
-
-
-class EmbeddingRequest(Scheduled, frozen=True, kw_only=True):
-    """POST /v1/embeddings: texts or token ids, or a chat."""
-
-    input: Prompts | None = None  # as prompt of a completion
-    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
-    dimensions: int | None = None
-    # beyond OpenAI
-    messages: Annotated[list[Message], items(1)] | None = None
-    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None  # of packed numbers
-    endianness: Literal["native", "big", "little"] | None = None  # likewise
-    pooling: Literal["last", "mean"] | None = None
-    use_activation: bool | None = None
-    normalize: bool | None = None  # the older name
-    add_special_tokens: bool | None = None  # null: with texts, but not with a chat
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: JsonObject | None = None
-
-    @property
-    def chat(self) -> TokenizeRequest:
-        """Return the chat to embed as a TokenizeRequest. Its default is no generation prompt."""
-        names = ("messages", "continue_final_message", "chat_template", "chat_template_kwargs", "add_special_tokens")
-        given = {name: getattr(self, name) for name in names}
-        return TokenizeRequest(**given, add_generation_prompt=bool(self.add_generation_prompt))
 
 
 class DetokenizeRequest(Body, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ import msgspec
 
 from ....ipc.codec import JsonObject, num_ids
 from ....ipc.messages.client import Delta
+from ..parsers.custom import CustomCalls
 from ..parsers.forced import ForcedParser
 from ..parsers.names import new_parsers
 from ..parsers.parts import Arguments, CallBegin, CallEnd, Content, Parser, Part, Thought
@@ -22,6 +23,8 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_parser: str
     schemas: Mapping[str, JsonObject]  # schema of the arguments by name of the tool
     is_forced: bool  # a schema allows only calls, with at most a thought before them
+    is_text: bool = False  # the forced call is the input of a custom tool
+    custom_names: frozenset[str] = frozenset()  # names of custom tools
     forced_name: str | None
     is_inside_thought: bool  # the answer begins inside a thought
     max_calls: int | None  # 1 without parallel calls; further calls are dropped
@@ -42,6 +45,7 @@ class AnswerText:
     def __init__(self, style: AnswerStyle) -> None:
         self._style = style
         self._parsers = style.new_parsers()
+        self._custom_calls = CustomCalls(style.custom_names, is_text=style.is_text)
         self._is_dropping = False  # inside a call beyond max_calls
         self._num_held_tokens = 0  # tokens with text that is held back
         self.num_calls = 0
@@ -58,7 +62,7 @@ class AnswerText:
             return [Content(delta.text)] if delta.text else []
         parts = self._parse(delta.text, is_last=delta.finish_reason is not None)
         self._count(delta, parts)
-        return [part for part in parts if self._is_admitted(part)]
+        return self._custom_calls.read([part for part in parts if self._is_admitted(part)])
 
     def _parse(self, text: str, *, is_last: bool) -> list[Part]:
         parts: list[Part] = [Content(text)] if text else []

@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import msgspec
 
@@ -28,12 +28,24 @@ class Content(msgspec.Struct, frozen=True):
 class CallBegin(msgspec.Struct, frozen=True):
     """Begin of a function call. Its Arguments follow, JSON text in pieces, and then its CallEnd."""
 
+    form: ClassVar = ("function", "arguments")  # names of its type and its text
     name: str
     id: str = msgspec.field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
 
 
 class Arguments(msgspec.Struct, frozen=True):
+    form: ClassVar = CallBegin.form
     text: str
+
+
+class CustomBegin(CallBegin, frozen=True):
+    """A call of a custom tool. Its input follows in pieces, then its end."""
+
+    form: ClassVar = ("custom", "input")
+
+
+class CustomInput(Arguments, frozen=True):
+    form: ClassVar = CustomBegin.form
 
 
 class CallEnd(msgspec.Struct, frozen=True):
@@ -66,14 +78,16 @@ def call(name: str, arguments: str, raw: str) -> list[Part]:
 
 
 class ToolUse(msgspec.Struct, frozen=True):
-    """Whole function call. `arguments` is JSON text."""
+    """Whole call. `arguments` is JSON text, or the input of a custom tool."""
 
     id: str
     name: str
     arguments: str
+    form: tuple[str, str]
 
     def to_json(self) -> JsonObject:
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        kind, text = self.form
+        return {"id": self.id, "type": kind, kind: {"name": self.name, text: self.arguments}}
 
 
 def whole_calls(parts: Iterable[Part]) -> tuple[str, list[ToolUse]]:
@@ -89,8 +103,8 @@ def whole_calls(parts: Iterable[Part]) -> tuple[str, list[ToolUse]]:
         elif isinstance(part, Arguments):
             arguments.append(part.text)
         elif isinstance(part, CallEnd):
-            use = ToolUse(begin.id, begin.name, "".join(arguments))
-            if is_json(use.arguments):
+            use = ToolUse(begin.id, begin.name, "".join(arguments), begin.form)
+            if isinstance(begin, CustomBegin) or is_json(use.arguments):
                 calls.append(use)
             else:
                 texts.append(part.raw)

@@ -18,13 +18,13 @@ from tokenloom.frontend.intake.body_packer import MAX_REST_BYTES, MAX_VALUES, Bo
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES, parse_body
 from tokenloom.frontend.intake.host import IntakeHost
 from tokenloom.frontend.intake.input_processor import InputProcessor
+from tokenloom.frontend.openai.forms.embedding_body import EmbeddingRequest
 from tokenloom.frontend.openai.forms.response_body import ResponsesRequest
 from tokenloom.frontend.openai.forms.schema import (
     Body,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
-    EmbeddingRequest,
     TokenizeRequest,
 )
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from tokenloom.frontend.anthropic.forms.request_body import CountTokensRequest, MessagesRequest
-from tokenloom.frontend.openai.forms.schema import ChatRequest, CompletionRequest, EmbeddingRequest
+from tokenloom.frontend.openai.forms.embedding_body import EmbeddingRequest
+from tokenloom.frontend.openai.forms.schema import ChatRequest, CompletionRequest
 from tokenloom.frontend.openai.responses import ResponsesRequest
 
 TESTS = Path(__file__).parents[2]

@@ -37,3 +37,26 @@ def test_arguments_are_text_or_objects_and_incomplete_ones_count_as_empty(given:
 def test_thoughts_of_earlier_answers_have_either_name(name: str) -> None:
     chat = msgspec.convert({"messages": [{"role": "assistant", "content": "x", name: "why"}]}, ChatRequest)
     assert chat_input(chat).turns[0].more == {"reasoning_content": "why"}
+
+
+def test_a_custom_tool_and_its_calls_are_a_function_of_one_text_to_a_template() -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "go", "input": "north"}}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "a wall"}]
+    form = {"syntax": "regex", "definition": "[a-z]+"}
+    tool = {"type": "custom", "custom": {"name": "go", "format": {"type": "grammar", "grammar": form}}}
+    chat = msgspec.convert({"messages": messages, "tools": [tool]}, ChatRequest)
+    items = [
+        {"type": "custom_tool_call", "call_id": "c", "name": "go", "input": "north"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "a wall"},
+    ]
+    flat = {"type": "custom", "name": "go", "format": {"type": "grammar", **form}}
+    response = chat_request(msgspec.convert({"input": items, "tools": [flat]}, ResponsesRequest))
+    sent = msgspec.convert(msgspec.json.decode(msgspec.json.encode(chat)), ChatRequest)
+    for body in (chat, response, sent):
+        found = chat_input(body)
+        assert [turn.content for turn in found.turns] == ["", "a wall"]
+        (called,) = found.turns[0].more["tool_calls"]  # type: ignore[misc]
+        assert called == {"id": "c", "type": "function", "function": {"name": "go", "arguments": {"input": "north"}}}
+        (shown,) = found.form.variables["tools"]  # type: ignore[misc]
+        text = shown["function"]["parameters"]["properties"]["input"]
+        assert text["pattern"] == "^(?:[a-z]+)$" and "[a-z]+" in text["description"]

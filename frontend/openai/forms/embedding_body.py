@@ -1,4 +1,4 @@
-"""Define the body of Cohere's embedding requests and rewrite it as an EmbeddingRequest."""
+"""Bodies of embeddings: of OpenAI's form, and of Cohere's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,36 @@ from typing import Annotated, ClassVar, Literal
 
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
-from .schema import MAX_PROMPTS, Body, EmbeddingRequest, RequestId, Text, items
+from .schema import MAX_PROMPTS, Body, Message, Prompts, RequestId, Scheduled, Text, TokenizeRequest, items
 
 INPUT_TYPES = ("search_document", "search_query", "classification", "clustering")  # Cohere's
+
+
+class EmbeddingRequest(Scheduled, frozen=True, kw_only=True):
+    """POST /v1/embeddings: texts or token ids, or a chat."""
+
+    input: Prompts | None = None  # as prompt of a completion
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = None
+    dimensions: int | None = None
+    # beyond OpenAI
+    messages: Annotated[list[Message], items(1)] | None = None
+    embed_dtype: Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"] | None = None  # of packed numbers
+    endianness: Literal["native", "big", "little"] | None = None  # likewise
+    pooling: Literal["last", "mean"] | None = None
+    use_activation: bool | None = None
+    normalize: bool | None = None  # the older name
+    add_special_tokens: bool | None = None  # null: with texts, but not with a chat
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: JsonObject | None = None
+
+    @property
+    def chat(self) -> TokenizeRequest:
+        """Return the chat to embed as a TokenizeRequest. Its default is no generation prompt."""
+        names = ("messages", "continue_final_message", "chat_template", "chat_template_kwargs", "add_special_tokens")
+        given = {name: getattr(self, name) for name in names}
+        return TokenizeRequest(**given, add_generation_prompt=bool(self.add_generation_prompt))
 
 
 class CohereEmbedRequest(Body, frozen=True, kw_only=True):
