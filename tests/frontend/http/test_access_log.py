@@ -20,7 +20,7 @@ IDS = [(b"x-request-id", b"id-1")]
 
 
 async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-    """An app whose path chooses how the request ends."""
+    """Answer, fail or end early, as the path of the request says."""
     if scope["path"] == "/bad":
         raise RequestError("no")
     if scope["path"] == "/full":

@@ -33,7 +33,7 @@ def test_an_answer_resumed_at_any_token_has_the_same_text(params: dict[str, Any]
         child = Child(index=0, seed=3, output_token_ids=b"".join(delta.token_ids for delta in had))
         key = bench.submit(params={**params, "max_tokens": 200, "seed": 3}, attempt=1, children=[child])
         assert bench.to_core[-1].children[0].output_token_ids == child.output_token_ids
-        bench.tokens((key, max(cut - 2, 0), tokens[max(cut - 2, 0) :]))  # a core may repeat what is known
+        bench.tokens((key, max(cut - 2, 0), tokens[max(cut - 2, 0) :]))  # a core may repeat known tokens
         bench.core(finished=[Finished(key=key, reason="length")])
         rest = bench.deltas()
         assert rest[0].start == cut
