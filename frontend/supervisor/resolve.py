@@ -98,9 +98,7 @@ def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
             )
     if config.load_format == "dummy" and stored is not None:
         if stored.weight_dtype == "int4":
-            raise ConfigError(
-                "--load-format dummy cannot make 4-bit weights: give 8 bits with --hf-overrides, or weights"
-            )
+            raise ConfigError("--load-format dummy makes no 4-bit weights: give 8 bits with --hf-overrides")
         method = stored.weight_dtype
     elif stored is not None or method == "none":
         return model

@@ -30,10 +30,8 @@ class StartReport:
         self._announce(log.info_line(process, text))
 
     def announce_progress(self, process: str, progress: PhaseProgress) -> None:
-        share = progress.num_done / max(progress.num_all, 1)
-        self.announce(
-            process, f"{progress.name}: {share:.0%}, {progress.num_done} of {progress.num_all} {progress.unit}"
-        )
+        share, done = progress.num_done / max(progress.num_all, 1), f"{progress.num_done} of {progress.num_all}"
+        self.announce(process, f"{progress.name}: {share:.0%}, {done} {progress.unit}")
 
     def announce_late(self, names: Iterable[str]) -> None:
         """Name the processes that are still starting, after SILENCE_S without a line."""
