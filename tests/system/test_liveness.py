@@ -71,7 +71,7 @@ def test_a_killed_clients_requests_end_within_its_lease(engine: Engine, client: 
         begun = time.monotonic()
         wait_idle(client)
         assert time.monotonic() - begun <= LEASE_S + PROGRESS_S
-    while "a client is gone: its 1 requests end" not in (engine.runtime / "stderr").read_text():
+    while "a client is gone: its 1 requests were ended" not in (engine.runtime / "stderr").read_text():
         assert time.monotonic() < begun + DEADLINE_S  # the supervisor writes the line later than the event
         time.sleep(0.01)
 
@@ -89,7 +89,7 @@ def test_a_returning_client_continues_its_request(engine: Engine, client: Client
         program.send_signal(signal.SIGCONT)
         words, _ = program.communicate(timeout=DEADLINE_S)
     assert bytes.fromhex(words.splitlines()[-1]).decode() == calm
-    assert ("a client is silent: its 1 requests end" in (engine.runtime / "stderr").read_text()) == is_late
+    assert ("a client is silent: its 1 requests were ended" in (engine.runtime / "stderr").read_text()) == is_late
 
 
 def test_a_deadline_is_exceeded_by_at_most_a_step(client: Client) -> None:
