@@ -37,6 +37,7 @@ class Embeddings:
         self._engine, self._body, self._model = engine, body, model
         self._created = int(time.time())
         self._id = answer_id("embd", body.request_id)
+        self._form = body.embed_dtype or "float32", body.endianness or "native"  # of the numbers of a packed vector
         if body.encoding_format == "bytes" and len(parsed.inputs) > MAX_DESCRIBED:
             raise RequestError(
                 f"encoding_format is bytes, whose header describes up to {MAX_DESCRIBED} vectors, and there are "
@@ -83,18 +84,16 @@ class Embeddings:
         return base64.b64encode(self._packed(vector)).decode() if is_text else vector.tolist()
 
     def _packed(self, vector: array[float]) -> bytes:
-        return packed(vector, self._body.embed_dtype or "float32", self._body.endianness or "native")
+        return packed(vector, *self._form)
 
     async def _as_bytes(self, vectors: list[array[float]], run: Run) -> Response:
         """Return the concatenated vectors; unless encoding_format is bytes_only, a header describes each of them."""
         pieces = await in_slices(map(self._packed, vectors))
         answer = Response(b"".join(pieces), media_type="application/octet-stream")
         if self._body.encoding_format == "bytes":
-            form: JsonObject = {
-                "embed_dtype": self._body.embed_dtype or "float32",
-                "endianness": self._body.endianness or "native",
-            }
-            form["shape"], size = [len(vectors[0])], len(pieces[0])
+            embed_dtype, endianness = self._form
+            form = {"embed_dtype": embed_dtype, "endianness": endianness, "shape": [len(vectors[0])]}
+            size = len(pieces[0])
             data = [{"index": i, "start": i * size, "end": (i + 1) * size, **form} for i in range(len(pieces))]
             usage = dict.fromkeys(("prompt_tokens", "total_tokens"), run.num_prompt_tokens)
             answer.headers["metadata"] = json.dumps({**self._head(), "data": data, "usage": usage})

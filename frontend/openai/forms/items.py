@@ -71,9 +71,7 @@ class ItemWriter:
         yield f"{event}.done", {**where, "content_index": 0, "text": self._text, **more}
         if self._kind == "message":
             yield "response.content_part.done", {**where, "content_index": 0, "part": self._text_part()}
-        yield "response.output_item.done", {"output_index": len(self.items), "item": item}
-        self.items.append(item)
-        self._kind = self._text = ""
+        yield self._close_with(item)
         self._logprobs = []
 
     def _append(self, kind: str, text: str) -> Iterator[Event]:
@@ -111,9 +109,13 @@ class ItemWriter:
         said = {"input" if is_custom else "arguments": self._text}
         item = self._call | said | {"status": "completed" if is_custom or is_json(self._text) else "incomplete"}
         yield f"{self._call_event}.done", self._call_where() | {"name": item["name"]} | said
-        yield "response.output_item.done", {"output_index": len(self.items), "item": item}
+        yield self._close_with(item)
+
+    def _close_with(self, item: JsonObject) -> Event:
+        """Add the final form of the open item to `items` and return the event that closes it."""
         self.items.append(item)
         self._kind = self._text = ""
+        return "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
 
     def _call_where(self) -> JsonObject:
         return {"item_id": self._call["id"], "output_index": len(self.items)}
