@@ -9,15 +9,17 @@ from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import Overloaded, RequestError
 from ..ipc.messages.base import FinishReason
 from ..ipc.messages.core import EngineCoreRequest
+from .kv.block_hash import random_namespace
 from .kv.manager import KVCacheManager
 from .request import Request
-from .scheduling.policy import sort_key_of
 from .scheduling.waiting_queue import WaitingQueue
 from .stats import CoreStats
 
+AGING_S = 60.0  # under the priority policy, waiting this long is worth one level, so that nothing starves
+
 
 class Admission:
-    """Owns nothing: the limits are the configuration's; the queue, the pool and the rates are the core's."""
+    """Checks requests against the configuration's limits and the core's queue, pool and rates; owns nothing."""
 
     def __init__(self, spec: EngineSpec, kv_cache: KVCacheManager, waiting: WaitingQueue, stats: CoreStats) -> None:
         self._config, self._max_model_len = spec.config, spec.max_model_len
@@ -53,7 +55,8 @@ class Admission:
             )
 
     def _check_size(self, num_prompt: int, max_tokens: int, *, is_pooled: bool) -> None:
-        """Raise RequestError unless the tokens fit. A prompt to embed has no output tokens."""
+        """Raise RequestError unless prompt and `max_tokens` fit into max_model_len and into an empty KV pool. A prompt
+        to embed has no output tokens: its `max_tokens` of 1 does not count."""
         num_needed = self._kv_cache.num_blocks_for(num_prompt + max_tokens - 1)
         if num_prompt < 1 or num_prompt + max_tokens - is_pooled > self._max_model_len:
             raise RequestError(
@@ -67,39 +70,45 @@ class Admission:
                 "raise --num-kv-blocks"
             )
 
-    def request_of(self, frontend_id: int, message: EngineCoreRequest, index: int, root: bytes | None) -> Request:
-        """Return the Request of one answer of a checked message; `root` is its `cache_root`."""
-        child, params = message.children[index], message.params
-        priority = params.priority if self._config.scheduling_policy == "priority" else 0
-        prompt, outputs = (np.frombuffer(ids, np.int32) for ids in (message.prompt_token_ids, child.output_token_ids))
-        request = Request(
-            frontend_id=frontend_id,
-            key=child.key,
-            attempt=message.attempt,
-            params=params,
-            seed=child.seed,
-            num_prompt_tokens=len(prompt),
-            max_tokens=message.max_tokens,
-            stop_token_ids=message.stop_token_ids,
-            arrival_time=message.arrival_time,
-            priority=priority,
-            sort_key=sort_key_of(priority, message.arrival_time),
-            tokens=np.concatenate([prompt, outputs]),
-            num_tokens=len(prompt) + len(outputs),
-            bad_words=message.bad_words,
-            logits_processors=message.logits_processors,
-            thought_markers=message.thought_markers,
-            thought_end=message.thought_end,
-            cache_root=root,
-            pooling=message.pooling,
-        )
-        if index == 0 and params.prompt_logprobs is not None:
-            request.note_prompt_logprobs(message.num_prompt_logprobs)
-        return request
+    def requests_of(self, frontend_id: int, message: EngineCoreRequest) -> list[Request]:
+        """Return the requests of a checked message, one for each answer. If they may not read the prefix cache, they
+        still share the blocks of their prompt, under a root of block keys of their own."""
+        params, config, prompt = message.params, self._config, np.frombuffer(message.prompt_token_ids, np.int32)
+        priority = params.priority if config.scheduling_policy == "priority" else 0
+        is_private = params.skip_reading_prefix_cache or not config.enable_prefix_caching
+        root = random_namespace() if is_private and len(message.children) > 1 else None
+        requests = []
+        for child in message.children:
+            tokens = np.concatenate([prompt, np.frombuffer(child.output_token_ids, np.int32)])
+            request = Request(
+                frontend_id=frontend_id,
+                key=child.key,
+                attempt=message.attempt,
+                params=params,
+                seed=child.seed,
+                num_prompt_tokens=len(prompt),
+                max_tokens=message.max_tokens,
+                stop_token_ids=message.stop_token_ids,
+                arrival_time=message.arrival_time,
+                priority=priority,
+                sort_key=message.arrival_time + AGING_S * priority,
+                tokens=tokens,
+                num_tokens=len(tokens),
+                bad_words=message.bad_words,
+                logits_processors=message.logits_processors,
+                thought_markers=message.thought_markers,
+                thought_end=message.thought_end,
+                cache_root=root,
+                pooling=message.pooling,
+            )
+            requests.append(request)
+        if params.prompt_logprobs is not None:
+            requests[0].note_prompt_logprobs(message.num_prompt_logprobs)
+        return requests
 
 
 def reason_to_stop(request: Request) -> FinishReason | None:
-    """Return why a resumed request's tokens end it already, if they do."""
+    """Return "stop" or "length" if the tokens of a resumed request end it already, else None."""
     count = request.num_output_tokens
     if count and count >= request.params.min_tokens and int(request.tokens[-1]) in request.stop_token_ids:
         return "stop"

@@ -1,4 +1,4 @@
-"""Deadlines of requests. Unix seconds from the first arrival, so that a resubmission does not extend them."""
+"""Deadlines of requests, in unix seconds. They count from the first arrival: a resubmission does not extend them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ MAX_EXPIRED = 256  # at once; others follow in the next turn
 
 
 class Deadlines:
-    """A heap with lazy removal: finished requests are skipped when they surface, and swept when the heap has
-    doubled."""
+    """Requests by deadline, in a heap with lazy removal: entries that no longer apply are skipped when they surface,
+    and swept when the heap has doubled."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, bool, Request]] = []
@@ -31,29 +31,27 @@ class Deadlines:
     def _push(self, request: Request, when: float, in_queue: bool) -> None:
         heapq.heappush(self._heap, (when, next(self._tie), in_queue, request))
         if len(self._heap) > self._sweep_at:
-            self._heap = [entry for entry in self._heap if _is_due(entry)]
+            self._heap = [entry for entry in self._heap if _is_live(entry)]
             heapq.heapify(self._heap)
             self._sweep_at = max(2 * len(self._heap), MIN_SWEEP)
 
     def expired(self, now: float) -> list[Request]:
-        """Return requests past their deadline, each once, at most MAX_EXPIRED. `next` stays in the past while there
-        are more."""
-        if not self._heap:
-            return []
+        """Remove the deadlines until `now`; return their requests, each once, at most MAX_EXPIRED. `next` stays in the
+        past while there are more."""
         found: dict[int, Request] = {}
-        while len(found) < MAX_EXPIRED and self._heap and (self._heap[0][0] <= now or not _is_due(self._heap[0])):
+        while len(found) < MAX_EXPIRED and self._heap and (self._heap[0][0] <= now or not _is_live(self._heap[0])):
             entry = heapq.heappop(self._heap)
-            if _is_due(entry):
+            if _is_live(entry):
                 found[id(entry[3])] = entry[3]
         return list(found.values())
 
     @property
     def next(self) -> float | None:
-        """Unix seconds of the earliest deadline."""
+        """When to call `expired` next, in unix seconds; None: there are no deadlines."""
         return self._heap[0][0] if self._heap else None
 
 
-def _is_due(entry: tuple[float, int, bool, Request]) -> bool:
+def _is_live(entry: tuple[float, int, bool, Request]) -> bool:
     """Whether the entry is still valid: its request is unfinished and, for a queue deadline, never had a row."""
     _, _, in_queue, request = entry
     if request.state is State.FINISHED:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from ..ipc.codec import decode_ids, encode_ids, num_ids
+from ..ipc.codec import num_ids
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ErrorInfo, InternalError, TokenloomError, error_info
-from ..ipc.messages.base import BulkArray, FinishReason, MemoryTag
+from ..ipc.messages.base import FinishReason, MemoryTag
 from ..ipc.messages.client import PauseMode
 from ..ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
 from ..ipc.messages.supervisor import Progress
@@ -20,14 +20,14 @@ from ..ipc.process.awake_clock import AwakeClock
 from .admission import Admission, reason_to_stop
 from .crash_isolation import CRASHES_TO_FAIL, CrashIsolation
 from .deadlines import Deadlines
-from .grammar.manager import GrammarHost, GrammarManager, RequestMask, may_jump
-from .hang_detector import StepTimer
-from .kv.block_hash import random_namespace
+from .grammar.host import GrammarHost
+from .grammar.manager import GrammarManager
+from .hang_detector import HangDetector, StepTimer
 from .kv.block_record import BlockRecord
 from .kv.manager import KVCacheManager
 from .outbox import Outbox
-from .request import Request, State, WaitReason
-from .result_processor import NewTokens
+from .request import Request
+from .result_processor import FinishedRequest, NewTokens
 from .scheduling.scheduler import Scheduler
 from .stats import CoreStats
 
@@ -35,14 +35,14 @@ BEAT_S = 0.5  # period of the clock for step and grammar limits
 
 
 class Executor(Protocol):
-    """The workers: steps go in, results come back through EngineCore.on_result."""
+    """The workers: steps and token masks go in, results come back through EngineCore.on_result."""
 
     def send(self, message: SchedulerOutput | TokenMask) -> None: ...
 
 
 class EngineCore:
-    """Invariant: each unfinished request is in the table, and in the scheduler. `step` sends steps; `take_outputs`
-    returns the messages for the frontends."""
+    """`step` sends steps, `on_result` applies their results, `take_outputs` returns the messages for the frontends.
+    Invariant: each unfinished request is in the table, and in the scheduler."""
 
     def __init__(
         self,
@@ -57,18 +57,17 @@ class EngineCore:
         clock: AwakeClock | None = None,
         asleep: list[MemoryTag] | None = None,
     ) -> None:
-        """record: of the blocks of this generation. clock: the caller reads it, too. asleep: tags of memory that the
-        workers do not hold."""
+        """record: file with the keys of the blocks that this generation of workers has computed. clock: given if the
+        caller advances it, too. asleep: parts of their memory that the workers do not hold."""
         config = spec.config
         self._config = config
         self._executor = executor
         self._outbox = Outbox()
         self._pause_mode: PauseMode | None = None
         self.asleep: list[MemoryTag] = asleep or []  # parts of the workers' memory; no step runs until all are awake
-        self._deadlines = Deadlines()
+        self.deadlines = Deadlines()
         self._crash_isolation = CrashIsolation()
         self._clock = clock or AwakeClock(BEAT_S)
-        self.step_timer = StepTimer(self._clock, config.step_timeout_s)
         self._request_by_id: dict[tuple[int, int], Request] = {}
         self.stats = CoreStats()
         self.scheduler = Scheduler(
@@ -82,93 +81,93 @@ class EngineCore:
             is_held=self._is_held,
             preempts_for_waiting=config.scheduling_policy == "priority",
         )
+        detector = HangDetector(config.step_timeout_s)
+        self.step_timer = StepTimer(self._clock, detector, self.scheduler.prefill_throttle)
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
-        self._grammar_host = grammar_host
-        self._grammars = GrammarManager(grammar_host, config.grammar_timeout_s, self.scheduler.output_tokens)
-        self._has_grammars = False  # of requests, of steps in flight or with the host
-        self._masked_step = 0  # the last step with requested masks
+        self.grammars = GrammarManager(
+            grammar_host,
+            config.grammar_timeout_s,
+            self._clock,
+            self.scheduler,
+            send=self._send_masks,
+            end=self._end,
+            append=self._append_jump_tokens,
+        )
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add_request(self, frontend_id: int, message: EngineCoreRequest) -> None:
-        """Accept a request, or finish it with an error. A resubmission (it has tokens) is never refused for load."""
+        """Queue the answers of a request, in place of those of an earlier attempt, or finish them with an error. An
+        attempt that is not newer is accepted again and changes nothing."""
         first = message.children[0].key
         known = self._request_by_id.get((frontend_id, first))
         if known is not None and known.attempt >= message.attempt:
-            self._outbox.accept(frontend_id, first)
+            self._outbox.of(frontend_id).accepted.append(first)
             return
         try:
             self._admission.check(message)
         except TokenloomError as error:
-            for child in message.children:
-                self._outbox.finish(frontend_id, Finished(key=child.key, reason="error", error=error_info(error)))
+            failed = [Finished(key=child.key, reason="error", error=error_info(error)) for child in message.children]
+            self._outbox.of(frontend_id).finished += failed
             return
-        is_alone = message.params.skip_reading_prefix_cache or not self._config.enable_prefix_caching
-        is_private = len(message.children) > 1 and is_alone
-        root = random_namespace() if is_private else None
-        requests = [self._admission.request_of(frontend_id, message, i, root) for i in range(len(message.children))]
-        if added := [request for request in requests if self._note(request)]:
+        requests = self._admission.requests_of(frontend_id, message)
+        if added := [request for request in requests if self._add_answer(request)]:
             self.scheduler.add_requests(added)
-        self._outbox.accept(frontend_id, first)
+        self._outbox.of(frontend_id).accepted.append(first)
 
-    def _note(self, request: Request) -> bool:
-        """Enter one answer in place of an earlier attempt. False if its tokens end it already."""
+    def _add_answer(self, request: Request) -> bool:
+        """Add one answer in place of an earlier attempt. If its tokens end it already, report that and return False."""
         place = request.frontend_id, request.key
         if (stale := self._request_by_id.pop(place, None)) is not None:
             self.scheduler.abort(stale)
-            self._grammars.drop(stale)
+            self.grammars.drop(stale)
         if (reason := reason_to_stop(request)) is not None:
-            self._outbox.finish(request.frontend_id, Finished(key=request.key, reason=reason))
+            self._outbox.of(request.frontend_id).finished.append(Finished(key=request.key, reason=reason))
             return False
         self._request_by_id[place] = request
-        self._deadlines.add(request)
+        self.deadlines.add(request)
         if request.params.structured_outputs is not None:
-            self._grammars.add(request, self._clock.now)
-            self._has_grammars = True
+            self.grammars.add(request)
         return True
 
     def abort(self, frontend_id: int, keys: list[int]) -> None:
-        """Abort requests. Unknown keys belong to requests that have finished."""
+        """End requests with "abort"; skip unknown keys, which belong to requests that have finished."""
         for key in keys:
             request = self._request_by_id.get((frontend_id, key))
             if request is not None:
                 self._end(request, "abort")
 
     def expire(self, now: float) -> None:
-        """Finish the requests past their deadlines; `now` in unix seconds."""
-        for request in self._deadlines.expired(now):
+        """End requests past their deadlines with "timeout", at most MAX_EXPIRED in a call; `now` in unix seconds."""
+        for request in self.deadlines.expired(now):
             self._end(request, "timeout")
 
-    @property
-    def next_deadline(self) -> float | None:
-        """When to call `expire` next, in unix seconds."""
-        return self._deadlines.next
-
     def _end(self, request: Request, reason: FinishReason, error: ErrorInfo | None = None) -> None:
-        del self._request_by_id[request.frontend_id, request.key]
+        """Abort an unfinished request in the scheduler, and report `reason` as its end."""
         self.scheduler.abort(request)
-        self._finish(request, reason, error)
+        self._on_finished(FinishedRequest(request, reason, error=error))
+
+    def _on_finished(self, done: FinishedRequest) -> None:
+        """Remove a finished request from the table, and queue the report of its end for its frontend."""
+        request = done.request
+        del self._request_by_id[request.frontend_id, request.key]
+        self.grammars.drop(request)
+        finished = Finished(
+            key=request.key,
+            reason=done.reason,
+            num_preemptions=request.num_preemptions,
+            error=done.error,
+            vector=done.vector,
+        )
+        self._outbox.of(request.frontend_id).finished.append(finished)
 
     def drop_frontend(self, frontend_id: int) -> int:
-        """End all requests of a frontend that has gone; return how many."""
+        """End all requests of a frontend that has gone, and drop its outputs; return the number of requests."""
         requests = [request for (of, _), request in self._request_by_id.items() if of == frontend_id]
         for request in requests:
-            del self._request_by_id[frontend_id, request.key]
-            self.scheduler.abort(request)
-            self._grammars.drop(request)
+            self._end(request, "abort")
         self._outbox.drop(frontend_id)
         return len(requests)
-
-    def _finish(
-        self,
-        request: Request,
-        reason: FinishReason,
-        error: ErrorInfo | None = None,
-        vector: BulkArray | None = None,
-    ) -> None:
-        finished = Finished(key=request.key, reason=reason, num_preemptions=request.num_preemptions, error=error)
-        self._outbox.finish(request.frontend_id, finished, vector)
-        self._grammars.drop(request)
 
     # ── pause and resume ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -177,8 +176,8 @@ class EngineCore:
         return self._pause_mode is not None
 
     def pause(self, mode: PauseMode) -> None:
-        """Stop admitting requests. keep: running requests stop where they are; wait: they finish first; abort: all
-        end."""
+        """Pause until `resume`; requests are still accepted. keep: no step is sent; abort: nor is one, and all
+        requests end now; wait: only requests that have run before go on, to their ends."""
         self._pause_mode = mode
         if mode == "abort":
             for request in list(self._request_by_id.values()):
@@ -203,16 +202,15 @@ class EngineCore:
                 request.block_keys = []
 
     def forget_computed(self) -> None:
-        """Drop all computed and cached blocks after new weights; requests continue from their tokens."""
+        """Drop all computed and cached blocks before weights change; requests then continue from their tokens."""
         self._reset_scheduler()
         self.scheduler.kv_cache.change_namespace()
         for request in self._request_by_id.values():
             request.block_keys = []
 
     def _reset_scheduler(self) -> None:
-        self.scheduler.reset(
-            shares_prompts=not self._crash_isolation.has_suspects
-        )  # a suspect must not wait for its prompt group
+        has_suspects = self._crash_isolation.has_suspects  # which must not wait for their prompt groups
+        self.scheduler.reset(shares_prompts=not has_suspects)
 
     def _is_held(self, request: Request) -> bool:
         is_new = request.num_cached_tokens < 0
@@ -225,13 +223,14 @@ class EngineCore:
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def step(self) -> int:
-        """Schedule and send steps until enough are in flight or nothing can be computed; return how many."""
+        """Schedule and send steps until `steps_in_flight` are in flight, nothing can be computed, or the oldest waits
+        for masks; return their number. None is sent while memory is asleep or a pause (keep, abort) holds."""
         scheduler = self.scheduler
         num_sent = 0
         if self._pause_mode in ("keep", "abort") or self.asleep:
             return 0
         while len(scheduler.ledger.entries) < self._config.steps_in_flight and scheduler.has_work():
-            if self._has_grammars and self._awaits_masks:
+            if self.grammars.is_active and self.grammars.delays_next_step:
                 break
             begun_at = time.monotonic()
             output = scheduler.schedule()
@@ -244,8 +243,8 @@ class EngineCore:
             self.step_timer.begin()
             self.stats.on_sent(scheduled_at - begun_at, time.monotonic() - scheduled_at)
             num_sent += 1
-        if self._has_grammars:
-            self._want_masks()
+        if self.grammars.is_active:
+            self.grammars.want_masks()
         return num_sent
 
     def _announce_started(self, output: SchedulerOutput) -> None:
@@ -253,124 +252,57 @@ class EngineCore:
             request = self.scheduler.rows.request(new_row.row)
             if request.num_preemptions == 0:
                 started = Started(key=request.key, num_cached_tokens=request.num_cached_tokens)
-                self._outbox.start(request.frontend_id, started)
+                self._outbox.of(request.frontend_id).started.append(started)
 
     def on_result(self, output: ModelRunnerOutput) -> None:
-        """Apply the result of a step."""
+        """Apply the result of the oldest step in flight, and queue its tokens and the ends of requests."""
         begun_at = time.monotonic()
         entry, new_tokens, finished = self.scheduler.update_from_output(output)
         batch = entry.batch
-        if self.step_timer.on_step(entry.step, batch.num_tokens, output.execute_s, scores_prompts=batch.scores_prompts):
-            num_decodes = batch.num_tokens - batch.num_prompt_tokens
-            self.scheduler.prefill_throttle.on_step(num_decodes, batch.num_prompt_tokens, output.execute_s)
+        self.step_timer.on_step(entry.step, batch, output.execute_s)
         self._outbox.add_tokens(new_tokens)
         for done in finished:
-            del self._request_by_id[done.request.frontend_id, done.request.key]
-            self._finish(done.request, done.reason, done.error, done.vector)
+            self._on_finished(done)
         if new_tokens.token_owners.has_grammar:
-            self._tell_grammars(new_tokens)
+            self.grammars.advance(new_tokens)
         if self._crash_isolation.is_watching:
             self._crash_isolation.on_progress(self.scheduler.known_tokens())
-        if self._has_grammars:
-            self._want_masks()
+        if self.grammars.is_active:
+            self.grammars.want_masks()
         now = time.monotonic()
         num_new = num_ids(new_tokens.token_ids)
         num_prefilled, execute_s = batch.num_prefilled_tokens, output.execute_s
         self.stats.on_step(len(batch.rows), batch.num_tokens, num_prefilled, num_new, execute_s, now)
         self.stats.host_s += now - begun_at
 
-    def _tell_grammars(self, new: NewTokens, *, are_jump_tokens: bool = False) -> None:
-        pairs = zip(new.token_owners.grammar_ids.tolist(), decode_ids(new.token_ids), strict=True)
-        self._grammars.advance([pair for pair in pairs if pair[0]], are_jump_tokens=are_jump_tokens)
-
-    # ── grammars ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _want_masks(self) -> None:
-        """Request the masks of the oldest step in flight: all tokens before its samples are known by now."""
-        entry = self.scheduler.ledger.oldest
-        if entry is not None and entry.step > self._masked_step and entry.batch.grammar_ids:
-            self._masked_step = entry.step
-            if not self._grammars.want_masks(entry.batch.grammar_ids):
-                self._send_masks([])
-        self._grammars.flush(self._clock.now)
-
-    def take_grammars(self) -> None:
-        """Apply the answers of the grammar host: admit, finish or fail requests, and send the masks of the oldest
-        step."""
-        if not (self._has_grammars or self._grammar_host.has_process):
-            return
-        news = self._grammars.take(self._clock.look())
-        for request in news.ready:
-            self.scheduler.waiting.release(request, WaitReason.GRAMMAR)
-        for request in news.complete:
-            if request.state is not State.FINISHED:
-                self._end(request, "stop")
-        for request, error in news.failed:
-            if request.state is not State.FINISHED:
-                self._end(request, "error", error)
-        if news.masks is not None:
-            self._send_masks(news.masks)
-            self._append_jump_tokens(news.masks)
-        is_in_step = any(entry.batch.grammar_ids for entry in self.scheduler.ledger.entries)
-        self._has_grammars = is_in_step or not self._grammars.is_idle
-
-    def _send_masks(self, masks: list[RequestMask]) -> None:
-        """Send the masks of requests that have a row. A row that got another request since the step ignores its
-        mask."""
-        placed = [mask for mask in masks if mask.request.row >= 0]
+    def _send_masks(self, masks: TokenMask) -> None:
         self.step_timer.begin()
-        self._executor.send(
-            TokenMask(
-                step=self._masked_step,
-                core_epoch=self.scheduler.core_epoch,
-                generation=self.scheduler.generation,
-                rows=encode_ids(mask.request.row for mask in placed),
-                bits=b"".join(mask.bits for mask in placed),
-            )
-        )
+        self._executor.send(masks)
 
-    def _append_jump_tokens(self, masks: list[RequestMask]) -> None:
-        """Append jump-forward tokens, so that the next step computes them together. A single token is left to the step
-        in flight, which samples it."""
-        forced = [(mask.request, mask.jump_tokens) for mask in masks if len(mask.jump_tokens) > 1]
-        if forced := [(request, token_ids) for request, token_ids in forced if may_jump(request.params)]:
-            new_tokens = self.scheduler.append_jump_tokens(forced)
-            self.stats.num_generated_tokens += num_ids(new_tokens.token_ids)
-            self._outbox.add_jump_tokens(new_tokens)
-            self._tell_grammars(new_tokens, are_jump_tokens=True)
-
-    @property
-    def _awaits_masks(self) -> bool:
-        """Whether the oldest step waits for masks. Its masks may make more tokens known, so no step is scheduled
-        before."""
-        entry = self.scheduler.ledger.oldest
-        if entry is None or not entry.batch.grammar_ids:
-            return False
-        return entry.step > self._masked_step or self._grammars.is_awaiting_masks
-
-    @property
-    def next_grammar_deadline(self) -> float | None:
-        """When to call `take_grammars` next if the host sends nothing; by the clock."""
-        return self._grammars.next_deadline
+    def _append_jump_tokens(self, jumps: list[tuple[Request, list[int]]]) -> NewTokens:
+        new_tokens = self.scheduler.processor.append_jump_tokens(jumps)
+        self.stats.num_generated_tokens += num_ids(new_tokens.token_ids)
+        self._outbox.add_tokens(new_tokens, are_jump_tokens=True)
+        return new_tokens
 
     @property
     def overdue_at(self) -> float | None:
-        """When the oldest step in flight counts as hung; by the clock."""
+        """When the oldest step in flight counts as hung, by the clock; None if there is none, or it waits for masks."""
         entry = self.scheduler.ledger.oldest
-        if entry is None or self._grammars.is_awaiting_masks:
+        if entry is None or self.grammars.is_awaiting_masks:
             return None
-        return self.step_timer.overdue_at(entry.batch.num_tokens, scores_prompts=entry.batch.scores_prompts)
+        return self.step_timer.overdue_at(entry.batch)
 
     def on_suspended(self) -> None:
-        """Restart the time limit of the oldest step, since the workers may have been suspended with this process."""
+        """Restart the time limit of the oldest step, at most MAX_EXCUSES times: the workers may have been suspended."""
         self.step_timer.on_suspended(self.scheduler.num_steps, has_step=len(self.scheduler.ledger) > 0)
 
     def lose_workers(self, reason: str) -> None:
         """Return every running request to the queue with nothing computed. A request that is proven to kill the
-        workers fails."""
+        workers fails with an error that quotes `reason`."""
         culprit = self._crash_isolation.on_loss(self.scheduler.known_tokens_in_oldest_step())
         self._reset_scheduler()
-        self._grammars.forget_masks()
+        self.grammars.forget_masks()
         if culprit is not None:
             message = f"this request has ended the workers {CRASHES_TO_FAIL} times and was given up; last: {reason}"
             self._end(culprit, "error", error_info(InternalError(message)))
@@ -379,17 +311,12 @@ class EngineCore:
         """Use a new worker group; its steps count from 1."""
         self._executor = executor
         self.scheduler.begin_generation(generation)
-        self._masked_step = 0
         self.step_timer.reset()
 
     def progress(self, now: float) -> Progress | None:
-        """Return the report for the supervisor and health answers if one is due; `now` in monotonic seconds."""
-        is_idle, is_paused, is_asleep = not self._request_by_id, self._pause_mode is not None, bool(self.asleep)
-        return self.stats.progress(self.scheduler, now, is_idle=is_idle, is_paused=is_paused, is_asleep=is_asleep)
-
-    def log_line(self, now: float) -> str | None:
-        """Return a log line every LOG_INTERVAL_S while there is work."""
-        return self.stats.log_line(self.scheduler, now)
+        """Return the report for the supervisor, or None if none is due; `now` in monotonic seconds."""
+        is_idle, is_asleep = not self._request_by_id, bool(self.asleep)
+        return self.stats.progress(self.scheduler, now, is_idle=is_idle, is_paused=self.is_paused, is_asleep=is_asleep)
 
     def take_outputs(self) -> list[tuple[int, EngineCoreOutputs]]:
         return self._outbox.take()

@@ -8,6 +8,8 @@ over the whole vocabulary are learned separately.
 from __future__ import annotations
 
 from ..ipc.process.awake_clock import AwakeClock
+from .scheduling.batch import Batch
+from .scheduling.prefill_throttle import PrefillThrottle
 
 MARGIN = 20.0  # a shared machine stalls a step by more than 10 × at times
 MIN_LIMIT_S = 5.0
@@ -16,7 +18,7 @@ MAX_EXCUSES = 3  # times that the oldest step gets its full time limit again aft
 
 
 class HangDetector:
-    """Owns the longest times. `fixed_s`: the operator's own limit, if any."""
+    """Learns the time limit of a step. `fixed_s`: the operator's limit, which replaces the learned one."""
 
     def __init__(self, fixed_s: float | None = None) -> None:
         self._fixed_s = fixed_s
@@ -38,25 +40,26 @@ class HangDetector:
 
 
 class StepTimer:
-    """Times the oldest step in flight; a suspension of this process excuses it."""
+    """Times the oldest step in flight, and lets detector and throttle learn from finished ones. A suspension of this
+    process excuses a step."""
 
-    def __init__(self, clock: AwakeClock, fixed_s: float | None = None) -> None:
-        self._clock, self._detector = clock, HangDetector(fixed_s)
+    def __init__(self, clock: AwakeClock, detector: HangDetector, throttle: PrefillThrottle) -> None:
+        self._clock, self._detector, self._throttle = clock, detector, throttle
         self._begun_at = clock.now  # when the wait for the oldest step began, or its limit was last restarted
         self._num_excuses = 0  # of the oldest step
         self._last_untimed_step = 0  # steps up to this one may have been suspended
 
     def begin(self) -> None:
-        """Start the time of the oldest step now."""
+        """Restart the time of the oldest step in flight."""
         self._begun_at = self._clock.now
 
-    def on_step(self, step: int, num_tokens: int, seconds: float, *, scores_prompts: bool) -> bool:
-        """Learn from a finished step; False if it may have been suspended, so its time means nothing."""
+    def on_step(self, step: int, batch: Batch, seconds: float) -> None:
+        """Restart the time for the next step in flight. Learn from the finished one, unless it may have been suspended,
+        so that its `seconds` mean nothing."""
         self._begun_at, self._num_excuses = self._clock.now, 0
-        if step <= self._last_untimed_step:
-            return False
-        self._detector.on_step(num_tokens, seconds, scores_prompts=scores_prompts)
-        return True
+        if step > self._last_untimed_step:
+            self._detector.on_step(batch.num_tokens, seconds, scores_prompts=batch.scores_prompts)
+            self._throttle.on_step(batch.num_tokens - batch.num_prompt_tokens, batch.num_prompt_tokens, seconds)
 
     def on_suspended(self, last_step: int, *, has_step: bool) -> None:
         """Restart the limit of the oldest step in flight, if there is one, MAX_EXCUSES times at most; steps up to
@@ -67,14 +70,14 @@ class StepTimer:
             self.begin()
 
     def reset(self) -> None:
-        """Expect the steps of a new worker group, which count from 1."""
+        """Forget suspensions and excuses: the steps of a new worker group count from 1."""
         self._last_untimed_step = self._num_excuses = 0
 
-    def overdue_at(self, num_tokens: int, *, scores_prompts: bool) -> float:
-        """When a step of this size counts as hung; by the clock."""
-        return self._begun_at + self._detector.limit_s(num_tokens, scores_prompts=scores_prompts)
+    def overdue_at(self, batch: Batch) -> float:
+        """Return when the oldest step, which is of this batch, counts as hung; by the clock."""
+        return self._begun_at + self._detector.limit_s(batch.num_tokens, scores_prompts=batch.scores_prompts)
 
     @property
     def age_s(self) -> float:
-        """Seconds since the oldest step in flight began; by the clock."""
+        """Seconds, by the clock, since the wait for the oldest step in flight began or its limit was restarted."""
         return self._clock.now - self._begun_at

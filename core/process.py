@@ -14,11 +14,11 @@ from pathlib import Path
 
 import zmq
 
+from ..ipc.child import run_child
 from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import ConfigError, EngineDead, ProtocolError, error_info
+from ..ipc.errors import EngineDead, ProtocolError
 from ..ipc.messages.base import Holding, MemoryTag
 from ..ipc.messages.supervisor import (
-    Failed,
     FrontendDown,
     Initialize,
     Phase,
@@ -31,13 +31,9 @@ from ..ipc.messages.supervisor import (
     WorkersUp,
 )
 from ..ipc.messages.workers import ReloadWeights
-from ..ipc.process import log
 from ..ipc.process.awake_clock import AwakeClock
 from ..ipc.process.faults import maybe_fail
-from ..ipc.process.lifeline import start_lifeline
 from ..ipc.process.malloc import return_large_blocks
-from ..ipc.process.signals import ignore_group_signals
-from ..ipc.process.title import set_title
 from .engine import BEAT_S, EngineCore
 from .grammar.process_host import GrammarProcessHost
 from .hang_detector import FIRST_LIMIT_S
@@ -61,7 +57,7 @@ class CoreProcess:
     def __init__(self, spec: EngineSpec, core_epoch: int, generation: int, asleep: list[MemoryTag]) -> None:
         self._spec, self._core_epoch, self._asleep = spec, core_epoch, asleep
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._supervisor = SupervisorLink(self._context, spec, core_epoch)
+        self.supervisor = SupervisorLink(self._context, spec, core_epoch)
         self._frontends = FrontendPort(self._context, spec)
         step_timeout_s = spec.config.step_timeout_s
         self._clock = AwakeClock(min(BEAT_S, (step_timeout_s or FIRST_LIMIT_S) / BEATS_PER_TIMEOUT))
@@ -78,7 +74,7 @@ class CoreProcess:
         poller, polled = zmq.Poller(), list[zmq.Socket[bytes] | int]()
         while not self._is_stopping:
             results = [] if self._workers is None else [self._workers.results]
-            sources = [self._supervisor.socket, self._frontends.socket, *self._grammar_host.wakers, *results]
+            sources = [self.supervisor.socket, self._frontends.socket, *self._grammar_host.wakers, *results]
             if sources != polled:
                 poller, polled = zmq.Poller(), sources
                 for source in sources:
@@ -87,8 +83,8 @@ class CoreProcess:
             self.turn()
 
     def _wait_for_initialize(self) -> bool:
-        """Serve the supervisor until the pool size is known and every rank listens. False if it sends Stop."""
-        while not isinstance(message := self._supervisor.wait(), Stop):
+        """Wait for the pool's size from the supervisor, then start the engine. False if it sends Stop instead."""
+        while not isinstance(message := self.supervisor.wait(), Stop):
             if isinstance(message, Initialize):
                 self._start(message)
                 return True
@@ -114,29 +110,29 @@ class CoreProcess:
             asleep=self._asleep,
         )
         self._controls = ControlQueue(self._engine, self._frontends.answer, self._ask_to_reload, self._profile)
-        self._supervisor.tell(Phase(name="workers joined", duration_s=time.monotonic() - begun))
-        self._supervisor.tell(Ready())
+        self.supervisor.send(Phase(name="workers joined", duration_s=time.monotonic() - begun))
+        self.supervisor.send(Ready())
         if failure is not None:
             self._lose_workers(failure)
 
     def _probe(self, workers: WorkerGroup) -> str | None:
-        """Wait until every rank listens; return the reason if that fails. The ranks may still run a step of an earlier
-        core."""
+        """Wait until every rank has answered a probe, at most for a step's time limit, since ranks may still run a step
+        of an earlier core. Return the reason of a failure, else None."""
         try:
             timeout_s = self._spec.config.step_timeout_s or FIRST_LIMIT_S
-            workers.probe(timeout_s, lambda: self._supervisor.put_off(workers.generation))
+            workers.probe(timeout_s, lambda: self.supervisor.put_off(workers.generation))
         except EngineDead as error:
             return str(error)
         return None
 
     def _patience_ms(self) -> int | None:
-        """Poll timeout until the next deadline."""
-        if self._supervisor.has_put_off:
+        """Return the time to poll, until the next deadline, in ms; None: without a limit."""
+        if self.supervisor.has_put_off:
             return 0
         waits = []
-        if (deadline := self._engine.next_deadline) is not None:
+        if (deadline := self._engine.deadlines.next) is not None:
             waits.append(deadline - time.time())
-        limits = [self._engine.next_grammar_deadline]
+        limits = [self._engine.grammars.next_deadline]
         if self._workers is not None:
             limits += [self._engine.overdue_at, self._workers.order_overdue_at]
         waits += [self._clock.patience_s(limit) for limit in limits if limit is not None]
@@ -153,7 +149,7 @@ class CoreProcess:
             self._take_results()
             self._frontends.receive(self._engine, self._controls)
             self._take_orders()
-            self._engine.take_grammars()
+            self._engine.grammars.take()
             self._engine.expire(time.time())
             maybe_fail("core.schedule")
             self._check_overdue(now)
@@ -177,8 +173,8 @@ class CoreProcess:
                 raise EngineDead(f"a worker's result makes no sense: {error}") from None
 
     def _check_overdue(self, now: float) -> None:
-        """Raise EngineDead if a step or a control takes too long. Read `now` before receiving: if this process was
-        suspended in between, a result may be waiting unread."""
+        """Raise EngineDead if a step or a control has taken too long at `now`. The caller takes `now` before it
+        receives: if this process was suspended in between, a result may be waiting unread."""
         if self._workers is None:
             return
         overdue_at, order_overdue_at = self._engine.overdue_at, self._workers.order_overdue_at
@@ -194,12 +190,13 @@ class CoreProcess:
             raise EngineDead(f"the workers hang: {what} {limit}")
 
     def _ask_to_reload(self, holding: Holding) -> None:
-        """Announce a reload. Once the supervisor has answered, it replaces the workers together with a dead core."""
+        """Announce a reload to the supervisor, which records it and sends it back for `_reload`. From then on, if this
+        core dies, the supervisor replaces the workers with it."""
         assert self._workers is not None, "controls are processed only with workers"
-        self._supervisor.tell(Reloading(generation=self._workers.generation, holding=holding))
+        self.supervisor.send(Reloading(generation=self._workers.generation, holding=holding))
 
     def _reload(self, order: Reloading) -> None:
-        """Send the reload to all ranks as the next step, once the supervisor has recorded it."""
+        """Send a recorded reload to all ranks, in place of the next step; drop it if its workers are lost."""
         if self._workers is not None and self._workers.generation == order.generation:
             self._workers.reload(self._engine.scheduler.take_step(), order.holding)
 
@@ -210,7 +207,7 @@ class CoreProcess:
     def _go_on_with_controls(self) -> None:
         done = None if self._workers is None else self._workers.take_done()
         if self._workers is not None and isinstance(done, ReloadWeights):
-            self._supervisor.tell(Reloaded(generation=self._workers.generation))
+            self.supervisor.send(Reloaded(generation=self._workers.generation))
         elif self._workers is not None and done is not None:
             self._controls.on_profiled(self._workers.order_error)
         if self._workers is not None and self._controls.orders:
@@ -218,17 +215,18 @@ class CoreProcess:
             self._controls.tick()
 
     def _lose_workers(self, reason: str) -> None:
-        """Close the worker group: every running request waits for the next one."""
+        """Close the failed worker group and ask the supervisor for another, for which running requests wait."""
         assert self._workers is not None
         logger.error("%s", reason)
         generation = self._workers.generation
         self._workers.close()
         self._workers = None
         self._engine.lose_workers(reason)
-        self._supervisor.tell(ReplaceWorkers(generation=generation, reason=reason))
+        self.supervisor.send(ReplaceWorkers(generation=generation, reason=reason))
 
     def _on_workers_down(self, message: WorkersDown) -> None:
-        """Handle the end of a worker, seen by the supervisor, or its answer to ReplaceWorkers."""
+        """Close the worker group that the supervisor reports as ended, unless `_lose_workers` did so; then fail the
+        control that its ranks carried out, or let it be tried again."""
         if self._workers is not None and self._workers.generation == message.generation:
             self._take_results()  # results sent before the end are valid
             self._workers.close()
@@ -252,7 +250,7 @@ class CoreProcess:
     # ── supervisor ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _take_orders(self) -> None:
-        for message in self._supervisor.receive():
+        for message in self.supervisor.receive():
             if isinstance(message, Stop):
                 self._is_stopping = True
             elif isinstance(message, FrontendDown):
@@ -270,14 +268,10 @@ class CoreProcess:
         engine, now = self._engine, time.monotonic()
         progress = engine.progress(now)
         if progress is not None:
-            self._supervisor.tell(progress)
-            line = engine.log_line(now)
+            self.supervisor.send(progress)
+            line = engine.stats.log_line(engine.scheduler, now)
             if line and not self._spec.config.disable_log_stats:
                 logger.info("%s", line)
-
-    def fail(self, error: Exception) -> None:
-        self._supervisor.tell(Failed(error=error_info(error)))
-        self.close()
 
     def close(self) -> None:
         self._grammar_host.stop()
@@ -285,27 +279,13 @@ class CoreProcess:
 
 
 def main() -> int:
-    ignore_group_signals()
     parser = argparse.ArgumentParser(prog="tokenloom.core.process")
     parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--generation", type=int, default=0)
     parser.add_argument("--asleep", nargs="*", default=[], help="what the workers do not hold in memory")
     arguments = parser.parse_args()
-    set_title("tokenloom core")
     return_large_blocks()
-    start_lifeline()
-    spec = EngineSpec.from_environment()
-    log.configure("core", spec.config.log_level)
-    process = CoreProcess(spec, arguments.epoch, arguments.generation, arguments.asleep)
-    try:
-        process.run()
-    except Exception as error:
-        if not isinstance(error, ConfigError):  # its message is complete without a traceback
-            logger.exception("the core failed")
-        process.fail(error)
-        return 1
-    process.close()
-    return 0
+    return run_child("core", lambda spec: CoreProcess(spec, arguments.epoch, arguments.generation, arguments.asleep))
 
 
 if __name__ == "__main__":

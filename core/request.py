@@ -27,7 +27,7 @@ class State(Enum):
 
 
 class WaitReason(Enum):
-    """Why a request cannot be admitted yet, beside rows and blocks. `WaitingQueue.release` takes a reason away."""
+    """Reason not to admit a request yet, even to a free row and blocks; `WaitingQueue.release` removes it."""
 
     GRAMMAR = auto()  # its grammar is being compiled
     PROMPT = auto()  # another answer of its prompt group computes the prompt
@@ -43,8 +43,8 @@ LEGAL_MOVES = {
 
 @dataclass(eq=False)
 class Request:
-    """`tokens[:num_tokens]` are the prompt and the outputs so far; while it runs, `tokens` is its row of the token
-    table."""
+    """One answer. While it waits, `tokens[:num_tokens]` are the prompt and the outputs so far. While it runs, `tokens`
+    is its row of the token table, Rows counts its tokens, and `num_tokens` stays as at its admission."""
 
     frontend_id: int  # the frontend connection that submitted it
     key: int  # that frontend's number for it
@@ -61,9 +61,7 @@ class Request:
     num_tokens: int
     bad_words: list[bytes] = field(default_factory=list)  # int32: the tokens of each
     logits_processors: list[int] = field(default_factory=list)
-    thought_markers: list[bytes] = field(
-        default_factory=list
-    )  # int32: the tokens that begin a thought, and those that end it
+    thought_markers: list[bytes] = field(default_factory=list)  # int32: tokens that begin a thought, and that end it
     thought_end: bytes = b""  # int32: its grammar holds after these tokens
     pooling: PoolingParams | None = None  # embed the prompt: it ends when all of it is computed
     num_prompt_logprobs: int = ALL_KNOWN  # prompt tokens with delivered logprobs; the first has none and counts

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from ..ipc.codec import num_ids
 from ..ipc.errors import ErrorInfo, ProtocolError, RequestError, error_info
 from ..ipc.messages.base import BulkArray, FinishReason
-from ..ipc.messages.core import LogprobColumns
-from ..ipc.messages.workers import ModelRunnerOutput
-from .logprob_table import LogprobTable
+from ..ipc.messages.workers import ModelRunnerOutput, RowLogprobs
+from .logprob_table import KeyLogprobsByFrontend, LogprobTable
 from .request import Ids, Request, State
 from .scheduling.batch import TokenOwners
 from .scheduling.ledger import LedgerEntry
@@ -39,8 +38,8 @@ class NewTokens(NamedTuple):
     token_owners: TokenOwners
     starts: bytes  # int32: output index of each token
     token_ids: bytes  # int32
-    logprobs: LogprobTable | None = None  # of requests that asked for them
-    prompt_logprobs: LogprobTable | None = None
+    logprobs: KeyLogprobsByFrontend = ()  # of requests that asked for them
+    prompt_logprobs: KeyLogprobsByFrontend = ()
 
 
 class FinishedRequest(NamedTuple):
@@ -51,7 +50,7 @@ class FinishedRequest(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Tokens by row, before any request is finished."""
+    """Tokens with their rows and positions, before any request is finished."""
 
     rows: npt.NDArray[np.integer]
     positions: Ids  # in the request, its first prompt token is 0
@@ -68,7 +67,8 @@ class ResultProcessor:
         self._rows, self._delta, self._release = rows, delta, release
 
     def process(self, output: ModelRunnerOutput, entry: LedgerEntry) -> tuple[NewTokens, list[FinishedRequest]]:
-        """Apply the result of the step in `entry`. ProtocolError if the result does not fit the step."""
+        """Apply the result of the step in `entry`; return the new tokens and the requests that it finishes.
+        ProtocolError if the result does not fit the step."""
         batch, state = entry.batch, self._rows
         finished: list[FinishedRequest] = []
         token_owners, may_be_full = batch.token_owners, entry.number + 1 == batch.num_steps
@@ -79,7 +79,8 @@ class ResultProcessor:
             counts: npt.NDArray[np.integer] = batch.sampled_counts
             new = _Columns(rows, state.num_tokens[rows], _decode(output.token_ids, len(rows), output.step))
             may_end = may_be_full or state.num_rows_by_stop_id
-            reason_by_row = self._end_reasons(new, may_be_full=may_be_full) if may_end else {}
+            reasons = self._end_reasons(new, may_be_full=may_be_full) if may_end else None
+            reason_by_row = {int(rows[index]): reason for index, reason in reasons.items()} if reasons else {}
         else:
             new = self._unknown_tokens(output, entry)
             new, finished = self._finish_masked(new, output.fully_masked_rows)
@@ -87,11 +88,10 @@ class ResultProcessor:
             token_owners, counts = TokenOwners(state, new.rows), np.bincount(new.rows, minlength=len(state.epoch))
         new_tokens = _new_tokens(token_owners, new)
         state.append(*new, counts)
-        if output.logprobs is not None or output.prompt_logprobs is not None:
-            new_tokens = new_tokens._replace(
-                logprobs=self._output_logprobs(output.logprobs, entry, None if is_plain else new),
-                prompt_logprobs=self._prompt_logprobs(output.prompt_logprobs, entry),
-            )
+        if output.logprobs is not None:
+            new_tokens = new_tokens._replace(logprobs=self._output_logprobs(output.logprobs, entry, new))
+        if output.prompt_logprobs is not None:
+            new_tokens = new_tokens._replace(prompt_logprobs=self._prompt_logprobs(output.prompt_logprobs, entry))
         if output.pooled or len(batch.pooled_rows):
             finished += self._finish_pooled(output, entry)
         if reason_by_row:
@@ -99,8 +99,8 @@ class ResultProcessor:
         return new_tokens, finished
 
     def _unknown_tokens(self, output: ModelRunnerOutput, entry: LedgerEntry) -> _Columns:
-        """Tokens that follow the known ones of requests that still have their rows. A row brings any number of tokens;
-        tokens at known positions must be equal to the known ones. A row without a token computes its last one again."""
+        """Return the new tokens of requests that still have their rows. A row may bring any number of tokens; one that
+        brings none computes its last token again. ProtocolError if a token differs from the one known there."""
         batch, state = entry.batch, self._rows
         rows = batch.sampled_rows
         counts = _counts_of(output, rows)
@@ -127,29 +127,24 @@ class ResultProcessor:
         return _Columns(rows[index[is_new]], positions[is_new], token_ids[is_new])
 
     def _finish_masked(self, new: _Columns, masked_rows: bytes) -> tuple[_Columns, list[FinishedRequest]]:
-        """Finish the requests whose rules leave no token; returns the tokens of the others."""
+        """Finish requests in `masked_rows` with an error: their rules leave no token. Return the other tokens, too."""
         is_masked = np.isin(new.rows, np.frombuffer(masked_rows, np.int32))
         rows = np.unique(new.rows[is_masked]).tolist()
         return new.select(~is_masked), [FinishedRequest(self._finish(row), "error", error=_NO_TOKEN) for row in rows]
 
     def _cut_at_ends(self, new: _Columns) -> tuple[_Columns, dict[int, FinishReason]]:
-        """Drop the tokens after the one that ends their request; returns the reasons by row, too."""
+        """Return the tokens without those after the one that ends their request, and the finish reasons by row."""
         reason_by_row: dict[int, FinishReason] = {}
         last = np.full(len(self._rows.epoch), len(new.rows))  # by row: index of the last token that counts
         rows = new.rows.tolist()
-        for index, reason in sorted(self._index_reasons(new).items()):
+        for index, reason in sorted(self._end_reasons(new).items()):
             if rows[index] not in reason_by_row:
                 reason_by_row[rows[index]], last[rows[index]] = reason, index
         is_kept = np.arange(len(rows)) <= last[new.rows]
         return new.select(is_kept), reason_by_row
 
-    def _end_reasons(self, new: _Columns, *, may_be_full: bool) -> dict[int, FinishReason]:
-        """Why rows end with their tokens, of which each row has one."""
-        reasons = self._index_reasons(new, may_be_full=may_be_full)
-        return {int(new.rows[index]): reason for index, reason in reasons.items()} if reasons else {}
-
-    def _index_reasons(self, new: _Columns, *, may_be_full: bool = True) -> dict[int, FinishReason]:
-        """By index of a token: why it ends its request. `may_be_full`: a row may have reached its limit."""
+    def _end_reasons(self, new: _Columns, *, may_be_full: bool = True) -> dict[int, FinishReason]:
+        """Return finish reasons by index of the tokens that end a request. may_be_full: rows may reach their limits."""
         reasons: dict[int, FinishReason] = {}
         state = self._rows
         if may_be_full:
@@ -163,8 +158,9 @@ class ResultProcessor:
         return reasons
 
     def append_jump_tokens(self, jumps: Iterable[tuple[Request, list[int]]]) -> NewTokens:
-        """Append tokens that need no sampling: the step in flight samples the first, and a later step computes all of
-        them. They stop before a stop token. A request with more than that step in flight gets none."""
+        """Append jump-forward tokens: the step in flight samples the first, and a later step computes all. They are cut
+        before a stop token and the last token of a request; it gets none if fewer than 2 are left or the next step is
+        in flight, too."""
         state, rows, positions, new_ids = self._rows, list[int](), list[int](), list[int]()
         for request, token_ids in jumps:
             row = request.row
@@ -183,33 +179,25 @@ class ResultProcessor:
         state.version += bool(rows)
         return _new_tokens(TokenOwners(state, new.rows), new)
 
-    def _output_logprobs(
-        self, columns: LogprobColumns | None, entry: LedgerEntry, new: _Columns | None
-    ) -> LogprobTable | None:
-        """Logprobs of output tokens under their requests' keys; of the tokens in `new` alone, unless it is None."""
-        if (table := self._live_logprobs(columns, entry)) is None:
-            return None
-        if new is not None:
-            places = new.rows.astype(np.int64) << 32 | new.positions
-            table = table.select(np.isin(table.rows.astype(np.int64) << 32 | table.positions, places))
+    def _output_logprobs(self, columns: RowLogprobs, entry: LedgerEntry, new: _Columns) -> KeyLogprobsByFrontend:
+        """Return the logprobs of the output tokens in `new` under their requests' keys."""
+        table = self._live_logprobs(columns, entry)
+        places = new.rows.astype(np.int64) << 32 | new.positions
+        table = table.select(np.isin(table.rows.astype(np.int64) << 32 | table.positions, places))
         rows, state = table.rows, self._rows
-        return table.label(
-            state.frontend_id[rows], state.request_key[rows], table.positions - state.num_prompt_tokens[rows]
-        )
+        positions = table.positions - state.num_prompt_tokens[rows]
+        return table.by_frontend(state.frontend_id[rows], state.request_key[rows], positions)
 
-    def _prompt_logprobs(self, columns: LogprobColumns | None, entry: LedgerEntry) -> LogprobTable | None:
-        """Logprobs of prompt tokens under their requests' keys; the requests note that they were delivered."""
-        if (table := self._live_logprobs(columns, entry)) is None:
-            return None
-        rows, state = table.rows, self._rows
+    def _prompt_logprobs(self, columns: RowLogprobs, entry: LedgerEntry) -> KeyLogprobsByFrontend:
+        """Return logprobs of prompt tokens under their requests' keys; note in the requests that they are delivered."""
+        table, state = self._live_logprobs(columns, entry), self._rows
+        rows = table.rows
         for row in np.unique(rows).tolist():
             state.request(row).note_prompt_logprobs(int(table.positions[rows == row].max()) + 1)
-        return table.label(state.frontend_id[rows], state.request_key[rows], table.positions)
+        return table.by_frontend(state.frontend_id[rows], state.request_key[rows], table.positions)
 
-    def _live_logprobs(self, columns: LogprobColumns | None, entry: LedgerEntry) -> LogprobTable | None:
-        """Logprobs of rows that still belong to the same request."""
-        if columns is None:
-            return None
+    def _live_logprobs(self, columns: RowLogprobs, entry: LedgerEntry) -> LogprobTable:
+        """Return the logprobs of rows that still belong to the same request. ProtocolError for rows not in the step."""
         table, batch = LogprobTable.of(columns), entry.batch
         index = np.searchsorted(batch.rows, table.rows)
         if (index == len(batch.rows)).any() or (batch.rows[index] != table.rows).any():
@@ -220,7 +208,7 @@ class ResultProcessor:
         """Finish the requests whose prompts the step has embedded, if they still have their rows."""
         batch = entry.batch
         rows, epochs = batch.pooled_rows.tolist(), batch.pooled_epochs.tolist()
-        vector_by_row = {pooled.owner: pooled.vector for pooled in output.pooled}
+        vector_by_row = {pooled.row: pooled.vector for pooled in output.pooled}
         if vector_by_row.keys() != set(rows):
             raise ProtocolError(f"step {entry.step}: {len(vector_by_row)} rows were embedded, {len(rows)} had to be")
         live = [row for row, epoch in zip(rows, epochs, strict=True) if self._rows.epoch[row] == epoch]
@@ -239,7 +227,7 @@ def _new_tokens(token_owners: TokenOwners, new: _Columns) -> NewTokens:
 
 
 def _counts_of(output: ModelRunnerOutput, asked_rows: npt.NDArray[np.intp]) -> Ids:
-    """[len(asked_rows)]: tokens of each row, -1 without a result. ProtocolError unless the rows were asked for."""
+    """Return the number of tokens of each asked row: [len(asked_rows)], -1 without a result. Others: ProtocolError."""
     rows, counts = np.frombuffer(output.rows, np.int32), np.frombuffer(output.counts, np.int32)
     index = np.searchsorted(asked_rows, rows)
     is_asked = len(rows) == 0 or (index[-1] < len(asked_rows) and np.array_equal(asked_rows[index], rows))

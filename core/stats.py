@@ -15,7 +15,7 @@ KV_MAP_BLOCKS = 256  # sampled for the map in Progress
 
 
 class CoreStats:
-    """Totals since the start; `log_line` also computes rates since its last call."""
+    """Totals since the core's start; `log_line` also computes rates since the last line."""
 
     def __init__(self) -> None:
         self.num_generated_tokens = 0
@@ -32,12 +32,9 @@ class CoreStats:
         self.num_refused_for_requests = 0
         self.num_refused_for_tokens = 0
         self.last_result_at = time.monotonic()
-        self._started_at = time.monotonic()
-        self._logged_at = self._started_at
+        self._logged = self.last_result_at, 0, 0  # time of the last line; tokens until then
         self._told_at = 0.0
         self._told_state = (False, False)
-        self._logged_generated = 0
-        self._logged_scheduled = 0
 
     def on_step(
         self, num_rows: int, num_tokens: int, num_prefilled: int, num_new_tokens: int, execute_s: float, now: float
@@ -56,20 +53,20 @@ class CoreStats:
         self.last_result_at = now
 
     def on_sent(self, schedule_s: float, send_s: float) -> None:
-        """Add the times to schedule and to send a step."""
+        """Add the seconds that it took to schedule and to send a step."""
         self.schedule_s += schedule_s
         self.send_s += send_s
 
     def seconds_to_drain(self, num_tokens: int) -> float:
-        """Return the seconds for `num_tokens` at the mean rate so far, within [0.1, 60]."""
+        """Estimate the seconds to compute `num_tokens` at the mean rate of all steps so far, within [0.1, 60]."""
         rate = self.num_scheduled_tokens / self.execute_s if self.execute_s > 0 else 1000.0
         return min(max(num_tokens / max(rate, 1.0), 0.1), 60.0)
 
     def progress(
         self, scheduler: Scheduler, now: float, *, is_idle: bool, is_paused: bool, is_asleep: bool
     ) -> Progress | None:
-        """Return a report, or None if the last one is recent and there is work. A pause is reported at once, since no
-        turn may follow it."""
+        """Return a report, or None if the last one is recent and there is work. A change of pause or sleep is reported
+        at once, since no turn may follow it."""
         is_recent = now - self._told_at < PROGRESS_INTERVAL_S and (is_paused, is_asleep) == self._told_state
         if is_recent and not is_idle:
             return None
@@ -103,14 +100,13 @@ class CoreStats:
         )
 
     def log_line(self, scheduler: Scheduler, now: float) -> str | None:
-        """Return the log line, or None if the last one is recent or nothing happened since."""
-        elapsed = now - self._logged_at
-        generated = self.num_generated_tokens - self._logged_generated
-        scheduled = self.num_scheduled_tokens - self._logged_scheduled
+        """Return the log line, or None if the last one is recent or no token was computed since."""
+        logged_at, num_generated, num_scheduled = self._logged
+        elapsed = now - logged_at
+        generated, scheduled = self.num_generated_tokens - num_generated, self.num_scheduled_tokens - num_scheduled
         if elapsed < LOG_INTERVAL_S or not scheduled:
             return None
-        self._logged_at, self._logged_generated = now, self.num_generated_tokens
-        self._logged_scheduled = self.num_scheduled_tokens
+        self._logged = now, self.num_generated_tokens, self.num_scheduled_tokens
         kv_cache = scheduler.kv_cache
         return (
             f"{generated / elapsed:.1f} tokens/s generated, {scheduled / elapsed:.1f} computed; "

@@ -31,6 +31,7 @@ from .options.help import HelpAction
 from .options.options import log_ignored, new_config
 from .options.parser import OptionParser
 from .supervisor.hub import is_model_name
+from .supervisor.local_launcher import LocalLauncher
 from .supervisor.resolve import resolve
 from .supervisor.signal_watch import StartInterrupted
 from .supervisor.start_report import ThrottledWriter, write_to_stderr
@@ -40,7 +41,7 @@ _WORDS = {SERVE: [], "version": ["--version"], "help": ["--help"]}  # first word
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command of the first argument, or serve; return the exit code."""
+    """Run the command that the first argument names, or else serve; return the exit code."""
     _open_standard_streams()
     if argv is None:
         _use_utf8()
@@ -101,7 +102,8 @@ def new_serve_parser(*, takes_model: bool = True) -> OptionParser:
 
 
 def serve(argv: Sequence[str], *, has_http: bool = False) -> int:
-    """Run an engine until it ends; the configuration comes from `argv`, or from the environment if a program set it."""
+    """Run an engine until it ends and return the exit code. If a program set the configuration in the environment, the
+    options of `argv` do not count. `has_http`: serve HTTP even if no option names an address."""
     parser = new_serve_parser()
     arguments = parser.parse(argv)
     if (named := arguments.named_model) is not None:
@@ -147,7 +149,8 @@ def _config_from_environment() -> EngineConfig:
 
 
 def _start(config: EngineConfig, is_private: bool) -> Supervisor:
-    """Start an engine; a private one ends when its standard input closes."""
+    """Start an engine and wait until it serves. A private one then prints its addresses for the program that started
+    it, and ends when its standard input closes."""
     run_directory = RunDirectory.create()
     announce: Callable[[str], None] = _print_line
     if is_private:
@@ -159,7 +162,9 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
             from .text.chat_template import check_template  # imports Jinja
 
             check_template(config)
-        supervisor = Supervisor(resolve(config, run_directory), run_directory, listeners, announce)
+        spec = resolve(config, run_directory)
+        launcher = LocalLauncher(spec.environment())
+        supervisor = Supervisor(spec, run_directory, listeners, launcher, announce)
     except BaseException:
         listeners.close()
         run_directory.remove()
@@ -181,7 +186,7 @@ def _print_line(line: str) -> None:
 
 
 def _print_start_result(result: dict[str, object]) -> None:
-    """Write the line that ChildEngine in the starting program waits for."""
+    """Write one line of JSON to standard output, for the ChildEngine of the program that started this engine."""
     _print_line(msgspec.json.encode(result).decode())
 
 

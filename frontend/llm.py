@@ -26,15 +26,15 @@ START_TIMEOUT_S = 30.0  # for the first reply of an engine that has reported Rea
 
 
 class LLM(Client):
-    """Engine and client of `model`, a folder or hub id; None: the demo model that comes with tokenloom."""
+    """Private engine and its synchronous client. `model`: a folder or hub id; None: the bundled demo model."""
 
     def __init__(
         self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: object
     ) -> None:
-        """Start an engine; each option of engine-launch is a keyword (`max_num_seqs=16`, `tensor_parallel_size=2`).
+        """Start an engine and wait until it serves. Each option of engine-launch is a keyword: `max_num_seqs=16`.
 
-        `in_process` runs the engine in this process, in the waiting thread: for debuggers and profilers. Raises
-        TypeError for an unknown keyword, ConfigError for an invalid configuration, EngineDead if the engine fails.
+        `in_process` runs the engine in this process, in the thread that waits for outputs: for debuggers and profilers.
+        Raises TypeError for an unknown keyword, ConfigError for a bad configuration, EngineDead if the start fails.
         """
         config = config_from_keywords("LLM", model, options)
         self._attach(*(open_in_process(config) if in_process else open_private(config)))
@@ -71,7 +71,7 @@ def open_in_process(config: EngineConfig, *, in_background: bool = False) -> tup
 
 
 class AsyncLLM(AsyncClient):
-    """Engine and client of `model`, a folder or hub id; None: the demo model that comes with tokenloom."""
+    """Private engine and its asyncio client. `model`: a folder or hub id; None: the bundled demo model."""
 
     def __init__(
         self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: object

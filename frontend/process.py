@@ -9,50 +9,31 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import logging
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import zmq
 
 from ..ipc.addresses import unlink_ipc_address
-from ..ipc.codec import Decoder, encode
+from ..ipc.channel import Channel
+from ..ipc.child import SupervisorChannel, run_child
 from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import ConfigError, ProtocolError, error_info
+from ..ipc.errors import ConfigError
 from ..ipc.keys import Keys
-from ..ipc.messages.base import Ping, Pong
-from ..ipc.messages.core import CoreToFrontend
-from ..ipc.messages.supervisor import (
-    ChildToSupervisor,
-    Drained,
-    Failed,
-    Phase,
-    Ready,
-    SetLogLevel,
-    Stop,
-    SupervisorToChild,
-)
-from ..ipc.process import log
+from ..ipc.messages.core import CoreToFrontend, FrontendToCore
+from ..ipc.messages.supervisor import Drained, Phase, Ready, Stop
 from ..ipc.process.faults import maybe_fail
-from ..ipc.process.lifeline import start_lifeline
 from ..ipc.process.malloc import return_large_blocks
-from ..ipc.process.signals import ignore_group_signals
-from ..ipc.process.title import set_title
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
 from .listening.open_requests import OpenRequests, path_of
 from .requests.client_auth import DOMAIN, ZapHandler
 from .requests.frontend import Frontend
 from .text.chat_template import ChatTemplate
 from .text.tokenizer import Tokenizer
-
-T = TypeVar("T")
-
-logger = logging.getLogger("tokenloom.frontend")
 
 INTAKE_S = 0.002  # longest time to receive from clients in one turn
 MAX_UNREAD_MESSAGES = 1 << 17  # queue to one client beyond the kernel's buffers: one Accepted for each open request
@@ -61,29 +42,27 @@ FAREWELL_MS = 800  # to send the last messages; with the HTTP server's 2 s less 
 
 
 class FrontendProcess:
-    """Owns the sockets; `run` serves until the supervisor sends Stop."""
+    """The frontend's sockets and loop; `run` serves until the supervisor sends Stop."""
 
     def __init__(self, spec: EngineSpec, identity: bytes, address: str, http_fds: Sequence[int] = ()) -> None:
-        """`identity` is the ZeroMQ identity towards supervisor and core, `address` the clients' address, `http_fds` are
-        inherited descriptors of listening HTTP sockets."""
+        """`identity`: ZeroMQ identity towards supervisor and core. `address`: where to listen for clients. `http_fds`:
+        inherited descriptors of listening HTTP sockets; without any there is no HTTP server."""
         self._spec, self._identity, self._address, self._http_fds = spec, identity, address, http_fds
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._control = new_socket(self._context, zmq.DEALER, identity=identity)
-        self._control.connect(spec.address("control"))
+        self.supervisor = SupervisorChannel(self._context, spec, identity)
         self._clients = new_socket(self._context, zmq.ROUTER, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES)
         self._clients.setsockopt(zmq.SNDHWM, MAX_UNREAD_MESSAGES)
         self._clients.setsockopt(zmq.RCVHWM, MAX_UNTAKEN_MESSAGES)
         self._zap = self._secure()
-        self._core = new_socket(self._context, zmq.DEALER, identity=identity)
+        socket = new_socket(self._context, zmq.DEALER, identity=identity)
+        self._core: Channel[CoreToFrontend, FrontendToCore] = Channel(socket, CoreToFrontend, "core")
         self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._from_core: Decoder[CoreToFrontend] = Decoder(CoreToFrontend)
-        self._from_supervisor: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
         self.is_stopping = False
         self._stop_reason = ""
         self._has_sent_ready = self._has_sent_drained = False
 
     def _secure(self) -> ZapHandler | None:
-        """With --key-file, encrypt the clients' socket and admit only the client key of the file."""
+        """With --key-file, encrypt the clients' socket and admit only the client key of the file; else do nothing."""
         if self._spec.config.key_file is None:
             return None
         keys = Keys.load(self._spec.config.key_file)
@@ -94,11 +73,11 @@ class FrontendProcess:
 
     def run(self) -> None:
         spec = self._spec
-        self._report(spec.hello)
         self._frontend = self._load()
+        self._core.counts = self.supervisor.counts = self._frontend.counts
         _tune_garbage_collector()
         self._listen()
-        self._core.connect(spec.address("core"))
+        self._core.socket.connect(spec.endpoints.core)
         self._frontend.connect()
         self._send()
         if self._http_fds:
@@ -122,20 +101,20 @@ class FrontendProcess:
         from .http.server import run_with_http
 
         open_requests = OpenRequests(path_of(self._spec.run_directory, self._identity.decode()))
-        self._report(Phase(name="http", duration_s=time.monotonic() - begun))
+        self.supervisor.send(Phase(name="http", duration_s=time.monotonic() - begun))
         run_with_http(self, self._frontend, self._spec, self._http_fds, open_requests)
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
         zap = () if self._zap is None else (self._zap.socket,)
-        return (self._control, self._clients, self._core, *zap)
+        return (self.supervisor.socket, self._clients, self._core.socket, *zap)
 
     def seconds_to_tick(self, now: float) -> float | None:
         """Return the time to the next deadline, None without one; `now` in monotonic seconds."""
         return self._frontend.seconds_to_tick(now)
 
     def stop(self) -> None:
-        """End all open requests with an error."""
+        """End all open requests with an error and send their last messages."""
         reason = f"the engine ended: {self._stop_reason}" if self._stop_reason else "the engine was stopped"
         self._frontend.stop(f"{reason}; start it again and repeat the request")
         self._send()
@@ -147,7 +126,7 @@ class FrontendProcess:
         chat_template = ChatTemplate.load(folder, tokenizer, spec.config)
         frontend = Frontend(spec, tokenizer, chat_template, self._wake)
         detail = "none: token ids only" if tokenizer is None else f"{tokenizer.size} tokens"
-        self._report(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
+        self.supervisor.send(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
         return frontend
 
     def _listen(self) -> None:
@@ -161,10 +140,10 @@ class FrontendProcess:
                 f"cannot listen on {self._address}: {error.strerror}; choose another --listen address"
             ) from None
         endpoint = _as_given(address, self._clients.getsockopt_string(zmq.LAST_ENDPOINT))
-        self._report(Phase(name="listen", duration_s=time.monotonic() - begun, detail=endpoint))
+        self.supervisor.send(Phase(name="listen", duration_s=time.monotonic() - begun, detail=endpoint))
 
     def turn(self) -> None:
-        """Run one turn of the loop: receive from all sockets, handle deadlines, send."""
+        """Run one turn of the loop: receive from all sockets, complete the threads' jobs, handle deadlines, send."""
         maybe_fail("frontend.receive")
         if self._zap is not None:
             self._zap.answer()
@@ -177,39 +156,26 @@ class FrontendProcess:
         self._send()
         if self._frontend.is_ready and not self._has_sent_ready:
             self._has_sent_ready = True
-            self._report(Ready())
+            self.supervisor.send(Ready())
         if self._frontend.is_drained and not self._has_sent_drained:  # after `_send`: Stop may follow
             self._has_sent_drained = True
-            self._report(Drained())
+            self.supervisor.send(Drained())
 
     # ── receive ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _receive_from_supervisor(self) -> None:
-        for message in self._decoded(self._control, self._from_supervisor, "supervisor"):
+        for message in self.supervisor.receive():
             if isinstance(message, Stop):
                 self.is_stopping, self._stop_reason = True, message.reason
-            elif isinstance(message, Ping):
-                self._report(Pong())
             else:
-                if isinstance(message, SetLogLevel):
-                    log.set_level(message.level)
                 self._frontend.on_control_message(message)
 
     def _receive_from_core(self) -> None:
-        for message in self._decoded(self._core, self._from_core, "core"):
+        for message in self._core.receive():
             self._frontend.on_core_message(message)
 
-    def _decoded(self, socket: zmq.Socket[bytes], decoder: Decoder[T], peer: str) -> Iterator[T]:
-        for (frame,) in receive(socket, num_parts=1):
-            try:
-                message = decoder.decode(frame)
-            except ProtocolError as error:
-                self._frontend.count_malformed(peer, error)
-                continue
-            yield message
-
     def _receive_from_clients(self) -> bool:
-        """Receive for at most INTAKE_S; return whether no message is left."""
+        """Receive from clients for at most INTAKE_S; return whether no message is left."""
         deadline = time.monotonic() + INTAKE_S
         for identity, frame in receive(self._clients, num_parts=2):
             self._frontend.on_client_frame(identity, frame)
@@ -235,14 +201,14 @@ class FrontendProcess:
                 self._frontend.on_client_gone(identity)
         outbox.to_clients.clear()
         for message in outbox.to_core:
-            self._core.send(encode(message))
+            self._core.send(message)
         outbox.to_core.clear()
         for order in outbox.to_supervisor:
-            self._report(order)
+            self.supervisor.send(order)
         outbox.to_supervisor.clear()
 
     def _send_to_client(self, identity: bytes, frame: bytes) -> bool:
-        """Return False if the client is disconnected or has MAX_UNREAD_MESSAGES unread messages."""
+        """Send a frame without waiting; False if the client is gone or has MAX_UNREAD_MESSAGES unread messages."""
         try:
             self._clients.send_multipart([identity, frame], zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -251,19 +217,13 @@ class FrontendProcess:
             return False
         return True
 
-    def _report(self, message: ChildToSupervisor) -> None:
-        self._control.send(encode(message))
-
-    def fail(self, error: Exception) -> None:
-        self._report(Failed(error=error_info(error)))
-
     def close(self) -> None:
-        self._core.close(linger=0)  # the core is stopped too
+        self._core.socket.close(linger=0)  # the core is stopped too
         self._context.destroy(linger=FAREWELL_MS)
 
 
 def _as_given(address: str, endpoint: str) -> str:
-    """Return `address` with the port that ZeroMQ chose; ZeroMQ would write the host as [::ffff:127.0.0.1]."""
+    """Return `address` with the port that ZeroMQ bound; its `endpoint` may show the host as [::ffff:127.0.0.1]."""
     if not address.startswith("tcp://"):
         return endpoint
     host, port = address.rpartition(":")[0], endpoint.rpartition(":")[2]
@@ -282,37 +242,24 @@ def _tune_garbage_collector() -> None:
 
 
 def main() -> int:
-    ignore_group_signals()
     parser = argparse.ArgumentParser(prog="tokenloom.frontend.process")
     parser.add_argument("--identity", default="frontend-0")
     parser.add_argument("--address", help="where to listen, if not the spec's client address")
     parser.add_argument("--http-fd", type=int, action="append", default=[], help="a socket that listens for HTTP")
     arguments = parser.parse_args()
-    spec = EngineSpec.from_environment()
-    set_title("tokenloom frontend")
     return_large_blocks()
-    start_lifeline(lambda: _remove_files(spec))
-    log.configure("frontend", spec.config.log_level)
-    address = arguments.address or spec.client_address
-    process = FrontendProcess(spec, arguments.identity.encode(), address, arguments.http_fd)
-    try:
-        process.run()
-        code = 0
-    except ConfigError as error:
-        process.fail(error)
-        code = 2
-    except Exception as error:
-        logger.exception("the frontend failed")
-        process.fail(error)
-        code = 1
-    process.close()
-    return code
+
+    def new_child(spec: EngineSpec) -> FrontendProcess:
+        address = arguments.address or spec.endpoints.clients
+        return FrontendProcess(spec, arguments.identity.encode(), address, arguments.http_fd)
+
+    return run_child("frontend", new_child, before_exit=_remove_files)
 
 
 def _remove_files(spec: EngineSpec) -> None:
-    """Remove the files of a dead supervisor: its run directory and the sockets outside of it."""
+    """Remove the files that a killed supervisor left: its run directory and the sockets outside of it."""
     shutil.rmtree(spec.run_directory, ignore_errors=True)
-    addresses = [spec.client_address] if spec.client_address.startswith("ipc://") else []
+    addresses = [spec.endpoints.clients] if spec.endpoints.clients.startswith("ipc://") else []
     addresses += [f"ipc://{spec.config.uds}"] if spec.config.uds is not None else []
     for address in addresses:
         with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
 """The run directory of an engine: socket paths, ownership by a lock, removal of dead engines' directories.
 
-Layout: <base>/<8 hex>/{lock,blocks,responses.sqlite,frontend-N.requests,group-G/,kernels/} and the sockets
+Layout: <base>/<8 hex>/{lock,blocks,responses.sqlite,frontend-N.requests,group-G/,kernels/,blobs/} and the sockets
 {core,control,client,workers-G,results-G,grammar-K}.sock; base is $XDG_RUNTIME_DIR/tokenloom or a per-user folder in the
 temp directory. Mode 0700. The owner holds a flock on `lock` while it lives; if the lock is free, the engine is dead.
 """
@@ -30,7 +30,7 @@ _NAME = re.compile(r"[0-9a-f]{8}")
 
 
 def base_directory() -> Path:
-    """Return the per-user folder of run directories; create it with mode 0700. ConfigError if it is not ours."""
+    """Return the per-user folder of run directories; create it with mode 0700. ConfigError if it is open to others."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime and os.path.isdir(runtime) and os.access(runtime, os.W_OK):
         base = Path(runtime) / "tokenloom"
@@ -71,12 +71,13 @@ class RunDirectory:
             raise ConfigError(f"{path} is too long for sockets (at most {most} bytes): set XDG_RUNTIME_DIR")
         return directory
 
-    def address(self, name: str) -> str:
-        """Return the ipc endpoint `name` of this engine: ipc://…/name.sock"""
-        return f"ipc://{self.path}/{name}.sock"
+    @property
+    def blobs(self) -> Path:
+        """Folder of this engine's BlobStores, created by the first put."""
+        return self.path / "blobs"
 
     def remove(self) -> None:
-        """Delete the directory, if it still exists."""
+        """Delete the directory, if it still exists, and release its lock."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock_fd is not None:
             os.close(self._lock_fd)
@@ -100,6 +101,7 @@ def sweep(base: Path) -> int:
 
 def lock_ipc_address(address: str, option: str = "--listen") -> int:
     """Lock the ipc path that the operator chose by `option`; return the lock's fd, to be held until the process ends.
+    Wait for FAREWELL_S while another socket listens there; then, or if an engine has the lock, raise ConfigError.
 
     The lock tells whether an address is in use: a second bind in ZeroMQ takes over an ipc path without an error.
     """

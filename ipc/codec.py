@@ -25,7 +25,7 @@ encode = _encoder.encode
 
 
 class Decoder(Generic[T]):
-    """A decoder of one channel's frames, messages of the tagged union `message_type`."""
+    """Decoder of one channel's frames, which hold messages of the tagged union `message_type`."""
 
     def __init__(self, message_type: object) -> None:
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(message_type)
@@ -43,7 +43,7 @@ def encode_ids(ids: Iterable[int]) -> bytes:
 
 
 def decode_ids(frame: bytes) -> array[int]:
-    """Decode the output of `encode_ids` to an array('i')."""
+    """Decode the output of `encode_ids` to an array('i'); ProtocolError if its length is not a multiple of 4."""
     try:
         return array("i", frame)
     except ValueError:

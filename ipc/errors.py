@@ -61,7 +61,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     retry_after_s: float = 0.0
 
     def to_exception(self) -> TokenloomError:
-        """Build the exception."""
+        """Build the exception; an unknown `kind` becomes an InternalError."""
         error_type = ERROR_BY_KIND.get(self.kind, InternalError)
         if issubclass(error_type, Overloaded):
             return error_type(self.message, self.retry_after_s)

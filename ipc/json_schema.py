@@ -46,7 +46,7 @@ def with_subschemas(schema: JsonObject, change: Callable[[object], object]) -> J
 
 
 def moved(schema: JsonObject, to: str) -> JsonObject:
-    """Return a copy for embedding in a larger schema at the pointer `to`, with its internal $ref rewritten."""
+    """Return a copy to embed in a larger schema at the pointer `to`: internal $ref rewritten, no $id or $schema."""
 
     def change(part: object) -> object:
         if not isinstance(part, dict):

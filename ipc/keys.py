@@ -65,7 +65,7 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         socket.curve_secretkey = self.server_secret.encode()
 
     def secure_client(self, socket: zmq.Socket[bytes]) -> None:
-        """Configure a client socket before connect."""
+        """Configure a client socket before connect: CURVE, with the server's public key and the client's pair."""
         socket.curve_serverkey = self.server_public.encode()
         socket.curve_publickey = self.client_public.encode()
         socket.curve_secretkey = self.client_secret.encode()

@@ -240,7 +240,7 @@ class SamplingParams(
 
     @property
     def num_logprobs(self) -> int | None:
-        """Number of alternatives per token that get logprobs; None: no logprobs."""
+        """Number of alternatives per token that get logprobs; -1: the whole vocabulary; None: no logprobs."""
         return len(self.logprob_token_ids) if self.logprob_token_ids else self.logprobs
 
     @property
@@ -248,7 +248,8 @@ class SamplingParams(
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     def traced(self, room: int) -> SamplingParams:
-        """These, with as much of the answer that is given, if one is, as has room; nothing else ends that answer."""
+        """Return a copy that a forced answer (trace_decode_token_ids) alone ends, after at most max_tokens and `room`
+        tokens; without such an answer, return these parameters."""
         trace = self.trace_decode_token_ids
         if trace is None:
             return self
@@ -262,7 +263,7 @@ class SamplingParams(
 
 
 def child_seed(seed: int, index: int) -> int:
-    """Return the seed of answer `index` of a request with this seed, given or drawn."""
+    """Return the seed of answer `index`: seed + index modulo 2^64. seed: the request's own, given or drawn."""
     return seed + index if seed + index < 2**64 else seed + index - 2**64
 
 

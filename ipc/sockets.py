@@ -42,7 +42,7 @@ def new_socket(
 
 
 def receive(socket: zmq.Socket[bytes], num_parts: int = 1) -> Iterator[list[bytes]]:
-    """Receive all waiting messages as lists of `num_parts` parts, without blocking.
+    """Yield all waiting messages as lists of `num_parts` parts, without blocking.
 
     Of a message with more parts the first num_parts - 1 and the last are kept; one with fewer parts is dropped.
     """

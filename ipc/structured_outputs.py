@@ -62,7 +62,7 @@ class StructuredOutputsParams(
 
     @classmethod
     def of(cls, value: StructuredOutputsParams | dict[str, object]) -> StructuredOutputsParams:
-        """Return `value`, converted if it is a dict of fields."""
+        """Return `value`, converted if it is a dict of fields; RequestError if these are invalid."""
         if isinstance(value, cls):
             return value
         try:

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def tokenloom_version() -> str:
-    """Return the installed version."""
+    """Return the installed version; "unknown" in a checkout that was never installed."""
     try:
         return version("tokenloom")
     except PackageNotFoundError:  # a checkout that was never installed

@@ -27,10 +27,6 @@ class BatchInvariantOps(ReferenceOps):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return _map_rows(lambda row: ReferenceOps.rms_norm(self, row, weight, eps), x)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        residual += x
-        return self.rms_norm(residual, weight, eps)
-
 
 def _map_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply `function` to each row of x [T, …], copied to fresh memory because sums depend on its alignment."""

@@ -38,6 +38,6 @@ def parts(tiles: Tensor, block_size: int) -> tuple[Tensor, Tensor]:
 
 
 def decode(tiles: Tensor, block_size: int, dtype: torch.dtype) -> Tensor:
-    """Dequantize tiles [..., block_size * (D + 4)] uint8 to [..., block_size, D]."""
+    """Dequantize tiles [..., block_size * (D + 4)] uint8 to [..., block_size, D] of `dtype`."""
     numbers, scales = parts(tiles, block_size)
     return (numbers.view(torch.float8_e4m3fn).float() * scales[..., None]).to(dtype)

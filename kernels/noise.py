@@ -70,7 +70,7 @@ def token_bits(
 
 
 def vocabulary_bits(vocab_size: int, position: int, seed: Bits, purpose: int = PURPOSE_TOKEN) -> Bits:
-    """Compute the bits of every token at one position: [vocab_size]. seed: [2], low word first."""
+    """Compute the noise bits of every token at one position: [vocab_size]. seed: [2], low word first."""
     num_counters = -(-vocab_size // 4)
     bits = np.empty((num_counters, 4), np.uint32)
     key = (np.asarray(seed[0], np.uint64), np.asarray(seed[1], np.uint64))

@@ -86,7 +86,8 @@ def quantize(weight: Tensor, kind: Literal["int8", "fp8"]) -> QuantizedWeight:
 def from_g_idx(
     qweight: Tensor, scales: Tensor, zeros: Tensor | None, g_idx: Tensor, dtype: torch.dtype
 ) -> QuantizedWeight:
-    """Build a weight from unpacked numbers [out, in] and g_idx [in] on the host; drop scales that no input uses."""
+    """Build a weight from unpacked numbers [out, in] (int4 if it has zeros) and g_idx [in] on the host; drop groups
+    that no input uses."""
     used, g_idx = g_idx.unique(return_inverse=True)
     columns = used.to(scales.device)
     scales, zeros = scales[:, columns].contiguous(), None if zeros is None else zeros[:, columns].contiguous()
@@ -120,11 +121,11 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 
 def pack_halves(qweight: Tensor) -> Tensor:
-    """Pack numbers [out, in] below 16 into [out, in / 2] uint8; `in` is even."""
+    """Pack numbers [out, in] below 16 into [out, in / 2] uint8, the second half of the inputs in the high bits."""
     low, high = qweight.to(torch.uint8).chunk(2, dim=1)
     return low | high << 4
 
 
 def unpack_halves(packed: Tensor) -> Tensor:
-    """Unpack [out, in / 2] uint8 into [out, in] uint8."""
+    """Undo `pack_halves`: [out, in / 2] uint8 → [out, in] uint8."""
     return torch.cat((packed & 15, packed >> 4), dim=1)

@@ -24,7 +24,7 @@ from .quantized import Weight, as_floats
 
 @dataclass(frozen=True)
 class PlainLinear:
-    """A weight [out, in] and bias [out], unchanged."""
+    """Linear layer of a float weight [out, in] and a bias [out]."""
 
     weight: Tensor
     bias: Tensor | None
@@ -45,7 +45,7 @@ class PlainLinear:
 
 @dataclass(frozen=True, eq=False)
 class PlainExperts:
-    """Two packed linear layers per expert."""
+    """Experts of a layer, each as two packed linear layers."""
 
     gate_up: list[PackedLinear]
     down: list[PackedLinear]
@@ -153,9 +153,9 @@ class ReferenceOps:
         return F.rms_norm(x, weight.shape, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Add x to `residual` in place, then return rms_norm(residual). Both [T, n]."""
+        """Add x to `residual` in place, then return rms_norm(residual). x, residual: [T, n]."""
         residual += x
-        return F.rms_norm(residual, weight.shape, weight, eps)
+        return self.rms_norm(residual, weight, eps)
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """Compute silu(gate) * up [..., n] of x [..., 2n], which holds gate, then up."""
@@ -245,7 +245,7 @@ class ReferenceOps:
 
 
 def plain_table(table: Tensor | PackedLinear) -> Tensor:
-    """Return an embedding table [n, hidden], unpacked if it is tied to the head."""
+    """Return an embedding table as a tensor [n, hidden]; one that is tied to the head is in a PlainLinear."""
     weight = table.weight if isinstance(table, PlainLinear) else table
     assert isinstance(weight, Tensor)
     return weight

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 
 from .batch_invariant import BatchInvariantOps
+from .cpu.processor import levels_up_to as levels_up_to
 from .reference import ReferenceOps
 
 logger = logging.getLogger("tokenloom.kernels")
@@ -26,16 +27,19 @@ def select_ops(
     is_batch_invariant: bool = False,
     has_fp8_cache: bool = False,
     spare_folder: Path | None = None,
+    cpu_isa: str = "auto",
 ) -> Ops:
-    """Choose the implementation for models of `dtype` on `device`, and log it; warn if it is plain torch.
+    """Choose the implementation for models of `dtype` on `device`. Log the kernels, or warn that plain torch must do;
+    `enforce_reference` chooses plain torch and logs nothing.
 
-    `spare_folder`: holds compiled C kernels if the user's cache folder cannot; created on demand.
+    `spare_folder`: holds compiled C kernels if the user's cache folder cannot; created on demand. `cpu_isa`: the
+    highest instruction level of the C kernels. Raises ValueError if the processor lacks it.
     """
     plain = BatchInvariantOps() if is_batch_invariant else ReferenceOps()
     if enforce_reference:
         plain.kernels = f"{plain.kernels}: --enforce-reference"
         return plain
-    ops = _fast_ops(device, dtype, is_batch_invariant, has_fp8_cache, spare_folder)
+    ops = _fast_ops(device, dtype, is_batch_invariant, has_fp8_cache, spare_folder, cpu_isa)
     if isinstance(ops, str):
         plain.kernels = f"{plain.kernels}: {ops}"
         logger.warning("using plain torch, at half the speed of the kernels or less: %s", ops)
@@ -45,19 +49,24 @@ def select_ops(
 
 
 def _fast_ops(
-    device: torch.device, dtype: torch.dtype, is_batch_invariant: bool, has_fp8_cache: bool, spare_folder: Path | None
+    device: torch.device,
+    dtype: torch.dtype,
+    is_batch_invariant: bool,
+    has_fp8_cache: bool,
+    spare_folder: Path | None,
+    cpu_isa: str,
 ) -> Ops | str:
     """Load the kernels for `device`, or return the reason why there are none."""
     if device.type == "cuda":
-        from .gpu.load import gpu_obstacle, load_gpu_ops
+        from .gpu.load import load_gpu_ops
 
-        return load_gpu_ops(device, is_batch_invariant) or gpu_obstacle(device)
+        return load_gpu_ops(device, is_batch_invariant)
     if has_fp8_cache:
         return "the C kernels do not support an fp8 KV cache: leave out --kv-cache-dtype"
     from .cpu.compiler import Unavailable
     from .cpu.cpu_ops import load_cpu_ops
 
     try:
-        return load_cpu_ops(dtype, is_batch_invariant, spare_folder)
+        return load_cpu_ops(dtype, is_batch_invariant, spare_folder, cpu_isa)
     except Unavailable as error:
         return str(error)

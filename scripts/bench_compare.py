@@ -67,7 +67,7 @@ def processes_of(contestant: Contestant) -> list[psutil.Process]:
 
 
 def openers(setup: Setup) -> Iterator[Callable[[], Contestant]]:
-    """Yield a function that starts each requested contestant, ours first."""
+    """Yield for each requested contestant a function that starts it, ours first."""
     arguments, folder, dtype, threads = setup.arguments, setup.folder, setup.dtype, num_cpu_threads(None, 1)
     yield lambda: Ours(LLM(folder, **setup.options))
     if arguments.transformers:
@@ -104,7 +104,7 @@ def llama_cpp_peer(python: str, folder: Path, threads: int) -> Peer:
 
 
 def compare(results: list[Result], workload: Workload, limits: LimitsPeer, arguments: argparse.Namespace) -> list[Json]:
-    """Append each round's results to `results`; return the machine's rates in each round."""
+    """Warm up and measure all contestants, in turn each round, into `results`; return the machine's rates by round."""
     for result in results:
         result.contestant.generate(workload.prompts("warm-up"), min(2, workload.num_out))
     rates_by_round: list[Json] = []

@@ -63,7 +63,7 @@ class Ours:
 def measure_in_turn(
     contestants: Sequence[Contestant], workload: Workload, rounds: int, report: Report, heading: str = "engine"
 ) -> dict[str, list[float]]:
-    """Return each contestant's seconds per round, after a short warm-up of the same shape; add a row for each."""
+    """Warm up, then measure the contestants in turn in each round; return their seconds by name and report rows."""
     seconds: dict[str, list[float]] = {each.name: [] for each in contestants}
     for each in contestants:
         each.generate(workload.prompts("warm-up"), min(WARM_UP_TOKENS, workload.num_out))

@@ -64,7 +64,7 @@ def measure_cpu(config: EngineConfig, workload: Workload, rounds: int, peer: Pee
 
 
 def measure_peer(peer: Peer, workload: Workload, number: int, report: Report) -> float:
-    """Return the CPU seconds per token of all of the peer's processes but the worker."""
+    """Run the workload, add a row, and return the CPU seconds per token of all the peer's processes but the worker."""
     num_tokens = workload.num_requests * workload.num_out
     processes = tree(peer.pid)
     before = cpu_by_process(processes)
@@ -99,7 +99,7 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def median_step_s(config: EngineConfig, num_rows: int, num_steps: int) -> float:
-    """Return the seconds of the core's median step while `num_rows` rows decode."""
+    """Run the core alone while `num_rows` rows decode; return the seconds of its median step."""
     steps = CoreSteps(config, num_rows, num_steps)
     seconds = []
     for _ in range(num_steps):

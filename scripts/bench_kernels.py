@@ -1,8 +1,8 @@
 """Time one step of a whole model on the CPU kernels, in this process: python scripts/bench_kernels.py [MODEL ...]
 
-The model is loaded as in a worker; a step is the worker's computation from embedding to logits, without sampling.
-Before each
-shared machine drifts by a factor of two. Models as in bench_workload.py.
+The model is loaded as in a worker; a step is the worker's computation from embedding to logits, without sampling. Each
+round measures the machine's limits and then every case, as the rates of a shared machine drift by a factor of two.
+`vs_one_row` compares decode steps at one context with that of one row. Models as in bench_workload.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.kernels.cpu.library import load_library
 from tokenloom.kernels.cpu.library_store import cached_library
-from tokenloom.kernels.cpu.processor import instruction_levels
+from tokenloom.kernels.cpu.processor import levels_up_to
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_report import Report, median, new_parser
@@ -32,16 +32,16 @@ from tokenloom.workers.profile import dummy_step
 CPU, DTYPE = torch.device("cpu"), "bfloat16"
 BLOCK_SIZE = 16
 CASES = {  # new tokens and context of each row
-    "decode 1 x 160": ([1], [160]),
-    "decode 16 x 60": ([1] * 16, [60] * 16),
-    "decode 32 x 160": ([1] * 32, [160] * 32),
-    "decode 16 x 60, 8 of 2048": ([1] * 16 + [8], [60] * 16 + [2048]),
+    **{f"decode {rows} x 128": ([1] * rows, [128] * rows) for rows in (1, 4, 8, 16, 32)},
+    "decode 16 x 128, 8 of 2048": ([1] * 16 + [8], [128] * 16 + [2048]),
+    "8 of 512": ([8], [512]),
     "prefill 1024": ([1024], [1024]),
 }
+ONE_ROW = "decode 1 x 128"
 
 
 def step_of(model: DecoderModel, counts: list[int], seq_lens: list[int]) -> Callable[[], object]:
-    """Return a step over rows whose blocks are scattered over the pool."""
+    """Return a function that computes a step over rows whose blocks are scattered over a pool of noise."""
     inputs = dummy_step(counts, seq_lens, BLOCK_SIZE)
     shape = inputs.block_tables.shape
     tables = np.random.default_rng(0).permutation(shape[0] * shape[1]).reshape(shape).astype(np.int32) + 1
@@ -57,9 +57,10 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def measure_model(name: str, num_rounds: int, report: Report) -> None:
+def measure_model(name: str, num_rounds: int, cpu_isa: str, report: Report) -> None:
     folder = find_checkpoint(name, DTYPE)
-    config, ops = ModelConfig.load(folder), select_ops(CPU, getattr(torch, DTYPE))
+    config, ops = ModelConfig.load(folder), select_ops(CPU, getattr(torch, DTYPE), cpu_isa=cpu_isa)
+    report.note("kernels", ops.kernels)
     model = load_model(folder, config, 2048, getattr(torch, DTYPE), CPU, ops, ParallelGroup())
     steps = {case: step_of(model, *rows) for case, rows in CASES.items()}
     took: dict[str, list[float]] = {case: [] for case in CASES}
@@ -79,7 +80,8 @@ def measure_model(name: str, num_rounds: int, report: Report) -> None:
         peer.close()
     for case, values in took.items():
         ms = {"least_ms": min(values) * 1e3, "median_ms": median(values) * 1e3}
-        report.add(model=name, case=case, **ms, share_of_limit=median(shares[case]))
+        ratios = [took_s / one_s for took_s, one_s in zip(values, took[ONE_ROW], strict=True)]
+        report.add(model=name, case=case, **ms, vs_one_row=median(ratios), share_of_limit=median(shares[case]))
 
 
 def main() -> int:
@@ -87,17 +89,18 @@ def main() -> int:
     parser.add_argument("models", nargs="*", default=["135m", "0.6b"], metavar="MODEL")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, help="none: torch's default")
+    parser.add_argument("--cpu-isa", default="auto", help="as of engine-launch")
     options = parser.parse_args()
     torch.set_num_threads(options.threads or torch.get_num_threads())
     report = Report("kernels", {"dtype": DTYPE, "threads": torch.get_num_threads(), "rounds": options.rounds})
-    for level in instruction_levels()[:1]:
+    for level in levels_up_to(options.cpu_isa)[:1]:
         with tempfile.TemporaryDirectory() as folder:
             for name in ("first", "later"):
                 load_s = seconds(lambda: load_library(cached_library(level, True, Path(folder))))  # noqa: B023
                 report.note(f"{name} load of the kernels for {level}, s", load_s)
     with torch.inference_mode():
         for name in options.models:
-            measure_model(name, options.rounds, report)
+            measure_model(name, options.rounds, options.cpu_isa, report)
     report.publish(options.json)
     return 0
 

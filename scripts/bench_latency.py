@@ -28,7 +28,7 @@ from tokenloom.workers.cpu_threads import num_cpu_threads
 
 
 def token_times(transport: Transport, prompt: list[int], num_out: int) -> list[float]:
-    """Return the seconds from the submit to each token's arrival; tokens of one message share a time."""
+    """Submit a prompt; return the seconds until each token arrived. Tokens of one message share a time."""
     load, begun = Load(transport), time.perf_counter()
     load.submit(prompt, num_out)
     load.run_until(lambda: len(load.times[0]) >= num_out)

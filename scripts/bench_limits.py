@@ -93,7 +93,7 @@ class Limits:
         return 2 * num_tokens * weights_per_token + 2 * num_sampled * self._head_weights + attention
 
     def seconds(self, workload: Workload, rates: Rates, budget: int) -> float:
-        """Return the least seconds for a whole workload."""
+        """Return the least seconds for a whole workload; `budget`: prompt tokens in a step."""
         return sum(
             max(self.read_bytes(num_tokens) / rates.read_bytes_per_s, flops / rates.flops_per_s)
             for num_tokens, flops in self._steps(workload, budget)

@@ -18,7 +18,7 @@ MIN_REPEATS, MIN_SECONDS = 5, 0.2  # of each measurement: small models need many
 def fastest_linear(
     shape: tuple[int, int], num_rows: int, dtype: torch.dtype, device: torch.device
 ) -> Callable[[], object]:
-    """Return a call of the fastest linear with a weight of `shape` (out, in) for `num_rows` rows."""
+    """Time each form of a linear with a weight of `shape` (out, in) on `num_rows` rows; return the fastest's call."""
     forms: list[Callable[[], object]] = []
     for form_dtype in {dtype, torch.float32} if device.type == "cpu" else {dtype}:
         x = torch.randn(num_rows, shape[1], device=device).to(form_dtype)

@@ -75,7 +75,7 @@ def first_token_s(transport: Transport, prompt: list[int]) -> float:
 
 
 def shared_prefix(transport: Transport, num_shared: int, ids: Callable[[int], list[int]]) -> tuple[float, float]:
-    """Return the seconds to first token of the request that computes the prefix and of the one that reuses it."""
+    """Send two requests with one prefix; return the seconds to first token of each: the second reuses the prefix."""
     prefix = ids(num_shared)
     return first_token_s(transport, prefix + ids(NUM_SUFFIX)), first_token_s(transport, prefix + ids(NUM_SUFFIX))
 
@@ -88,7 +88,8 @@ def between(times: list[float], begin: float, end: float) -> list[float]:
 def prompt_among_answers(
     transport: Transport, num_streams: int, num_prompt: int, num_out: int, ids: Callable[[int], list[int]]
 ) -> tuple[list[float], list[float], float]:
-    """Return the gaps in s between answer tokens without and with the prompt, and the prompt's time to first token."""
+    """Submit a prompt while `num_streams` answers run. Return the gaps in s between answer tokens without and with the
+    prompt, and the prompt's time to first token."""
     load = Load(transport)
     for _ in range(num_streams):
         load.submit(ids(NUM_STREAM_PROMPT), num_out)

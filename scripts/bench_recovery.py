@@ -49,7 +49,7 @@ class Streams:
                     return
 
     def wait_token(self, after: float) -> float:
-        """Return when the first token after `after` arrived, to 2 ms."""
+        """Wait for a token that arrives later than `after`; return its arrival time, to 2 ms."""
         while self.last_token_at <= after:
             if time.monotonic() > after + RECOVERY_S:
                 raise SystemExit(f"no token within {RECOVERY_S:g} s")
@@ -62,7 +62,7 @@ class Streams:
 
 
 def kill(engine: Engine, role: str, streams: Streams) -> float:
-    """Return the seconds from the kill to the next token, without those already on their way."""
+    """Kill a process; return the seconds to the next token, except those already on their way (0.1 s)."""
     process = engine.find(role)
     assert process is not None, f"{role} is not running"
     begun = time.monotonic()

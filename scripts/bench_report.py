@@ -19,6 +19,8 @@ from typing import TypeAlias
 
 import numpy as np
 
+from tokenloom.kernels.cpu.processor import instruction_levels
+
 Cell: TypeAlias = float | int | str | None
 Json: TypeAlias = "Cell | bool | Sequence[Json] | Mapping[str, Json]"
 
@@ -120,6 +122,7 @@ def machine() -> dict[str, Json]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "cpu": _cpu_model(),
+        "c_kernels": next(iter(instruction_levels()), None),  # unless --cpu-isa or --enforce-reference says otherwise
         "num_cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load_average": os.getloadavg()[0],

@@ -4,8 +4,7 @@
     python scripts/bench_sampling.py 135m --batch 32 --num-threads 1 --with-deterministic
 
 Frontend, core and worker in this process, without sockets; `--batch` requests decode at once, the rows of the table in
-turn for `--rounds` rounds. A step lasts from one delta of the answers to the next. All flags of engine-launch
-are taken.
+turn for `--rounds` rounds. A step lasts from one delta of the answers to the next. All engine-launch flags are taken.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Bench:
         self._num_requests = 0
 
     def step_times(self, workload: Workload, fields: dict[str, object]) -> list[float]:
-        """Return the seconds of each step in which every request got one token."""
+        """Run the workload; return the seconds of the steps, but the first, in which every request got one token."""
         params = SamplingParams(max_tokens=workload.num_out, ignore_eos=True, seed=1, **fields)  # type: ignore[arg-type]
         for prompt in workload.prompts(self._num_requests):
             self._num_requests += 1
@@ -72,7 +71,7 @@ class Bench:
 
 
 def measure(config: EngineConfig, workload: Workload, rounds: int, names: list[str]) -> dict[str, float]:
-    """Return each case's median step in seconds."""
+    """Run the cases in turn in each round; return the median step of each in seconds."""
     bench = Bench(config)
     try:
         seconds: dict[str, list[float]] = {name: [] for name in names}

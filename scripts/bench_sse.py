@@ -111,7 +111,7 @@ class Stream(asyncio.Protocol):
         return stream
 
     async def num_tokens(self, timeout_s: float) -> int:
-        """Return the whole answer's token count; raise ConnectionError if the answer is incomplete."""
+        """Wait for the end of the answer and return its token count; ConnectionError if it is incomplete."""
         return await asyncio.wait_for(self._done, timeout_s)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -36,7 +36,7 @@ def first_token_s(address: str, begun: float) -> float:
 
 
 def idle_cpu(processes: list[psutil.Process], seconds: float) -> float:
-    """Return the CPU seconds per second that all processes use together while no request runs."""
+    """Wait for `seconds`; return the CPU seconds per second that all processes together used meanwhile."""
 
     def used() -> float:
         return sum(sum(process.cpu_times()[:2]) for process in processes)
@@ -47,7 +47,7 @@ def idle_cpu(processes: list[psutil.Process], seconds: float) -> float:
 
 
 def measure_ours(number: int, setup: Setup) -> float:
-    """Measure one start and return the seconds to the first token; in the last round also memory and idle CPU."""
+    """Measure one start, add a row, return the seconds to the first token; the last round notes memory and idle CPU."""
     flags, start_timeout_s = flags_of(setup.options), float(str(setup.options.get("start_timeout_s", 600)))
     report, idle_s = setup.report, setup.arguments.idle_s
     with tempfile.TemporaryDirectory() as runtime:
@@ -77,7 +77,7 @@ def note_memory(memory: dict[str, int], folder: Path, report: Report) -> None:
 
 
 def vllm_first_token_s(python: str, folder: Path, is_eager: bool) -> float:
-    """Return the seconds from the command to the first token, with empty compile caches."""
+    """Start vLLM with empty compile caches; return the seconds from the command to the first token."""
     command = [python, str(SCRIPTS / "peer_vllm.py"), str(folder), *(["--eager"] if is_eager else [])]
     with tempfile.TemporaryDirectory() as cache:
         caches = {"VLLM_CACHE_ROOT": f"{cache}/vllm", "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor"}

@@ -18,10 +18,11 @@ from tokenloom import Client, InternalError, SamplingParams
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello
 from tokenloom.ipc.messages.client import Submit
-from tokenloom.ipc.process.faults import POINTS, inject
+from tokenloom.ipc.process.faults import POINTS
 from tokenloom.scripts.chaos_clients import Clients
 from tokenloom.scripts.engine_freezer import How, can_freeze, suspended
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.faults import inject
 
 STRIKE_S = 3.0  # longest wait for a process to pass the point where a fault is injected
 RELOAD_S = 60.0  # longest reload, with the replacement of a lost process

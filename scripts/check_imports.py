@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-IPC = ("ipc", "ipc/config", "ipc/messages", "ipc/process")
+IPC = ("ipc", "ipc/blobs", "ipc/config", "ipc/messages", "ipc/process")
 
 
 class Folder(NamedTuple):
@@ -42,6 +42,7 @@ def _frontend(names: str) -> tuple[str, ...]:
 
 FOLDERS = {
     "ipc": Folder((), _parties("msgspec zmq")),
+    "ipc/blobs": Folder(("ipc/messages",), _parties("zmq")),
     "ipc/config": Folder(("ipc/messages", "ipc/process"), _parties("msgspec")),
     "ipc/messages": Folder(("ipc/process",), _parties("msgspec")),
     "ipc/process": Folder((), _parties("setproctitle")),
@@ -52,7 +53,7 @@ FOLDERS = {
     "kernels/gpu/linear": Folder((), _parties("torch triton")),
     "kernels/gpu/sampling": Folder((), _parties("torch triton")),
     "core": Folder(IPC, _CORE),
-    "core/grammar": Folder(IPC, _CORE | _parties("llguidance tokenizers")),
+    "core/grammar": Folder((*IPC, "core/scheduling"), _CORE | _parties("llguidance tokenizers")),
     "core/kv": Folder(("ipc",), _CORE),
     "core/links": Folder(IPC, _CORE),
     "core/scheduling": Folder((*IPC, "core/kv"), _CORE),
@@ -78,16 +79,16 @@ FOLDERS = {
         _frontend(
             "anthropic anthropic/forms client intake listening metrics openai openai/forms openai/parsers requests"
         ),
-        _ASGI | _parties("zmq uvicorn uvloop"),
+        _ASGI | _parties("prometheus_client uvicorn uvloop zmq"),
     ),
     "frontend/intake": Folder(
         _frontend("anthropic/forms client openai/forms openai/parsers text"), _parties("msgspec zmq")
     ),
     "frontend/listening": Folder(IPC),
-    "frontend/metrics": Folder(IPC, _parties("msgspec opentelemetry")),
+    "frontend/metrics": Folder(IPC, _parties("msgspec opentelemetry prometheus_client")),
     "frontend/openai": Folder(_frontend("client intake metrics requests text"), _ASGI),
     "frontend/openai/forms": Folder(_frontend("client openai/parsers text"), _ASGI),
-    "frontend/openai/parsers": Folder(IPC, _parties("msgspec")),
+    "frontend/openai/parsers": Folder(_frontend("text"), _parties("msgspec")),
     "frontend/options": Folder(IPC, _parties("msgspec yaml")),
     "frontend/requests": Folder(_frontend("client intake metrics supervisor text"), _parties("msgspec zmq")),
     "frontend/supervisor": Folder(_frontend("listening"), _parties("msgspec zmq tqdm huggingface_hub")),

@@ -130,7 +130,7 @@ def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
     logsumexp(empty((4, 4096)))
     ones = empty(4, dtype=torch.float64)
     columns = empty(4), empty(4, dtype=torch.int32), ones, ones, empty((4, 2), dtype=torch.int32)
-    sample(empty((4, 4096)), ids, *columns, ids.int(), ids, ids)
+    sample(empty((4, 4096)), ids, columns, ids.int(), ids, ids)
     changes = ids, ids.int(), ids, ids, *columns, ids, ids.int()
     write_rows(changes, (rows.num_computed, rows.last_tokens, *columns, rows.block_tables))
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import psutil
 
-from tokenloom.ipc.process.faults import inject
+from tokenloom.tests.support.faults import inject
 
 EngineT = TypeVar("EngineT", bound="Engine")
 
@@ -59,7 +59,7 @@ class Engine:
         self._unheard.put(None)
 
     def wait_line(self, beginning: str, timeout_s: float = START_S) -> str:
-        """Return the next line of stdout that starts with `beginning`."""
+        """Wait for the next line of stdout that starts with `beginning`; return it. AssertionError at the timeout."""
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(queue.Empty):
             while (line := self._unheard.get(timeout=max(deadline - time.monotonic(), 0))) is not None:
@@ -77,14 +77,14 @@ class Engine:
         return self.address
 
     def processes(self) -> list[psutil.Process]:
-        """Return the supervisor and its descendants; `leftovers` reports those that outlive it."""
+        """Return the supervisor and its descendants, and note them: `leftovers` reports those that are still alive."""
         supervisor = psutil.Process(self.process.pid)
         found = [supervisor, *supervisor.children(recursive=True)]
         self._seen |= {process.pid: process for process in found}
         return found
 
     def find(self, role: str) -> psutil.Process | None:
-        """Return the living process titled `tokenloom ROLE`; None while it is being replaced."""
+        """Return the engine's process titled `tokenloom ROLE`; None if there is none, as during a replacement."""
         return next((process for process in self.processes() if _title(process) == f"tokenloom {role}"), None)
 
     def child(self, role: str) -> psutil.Process:
@@ -123,7 +123,7 @@ class Engine:
         return self.wait_exit()
 
     def leftovers(self) -> list[str]:
-        """Return the engine's processes and files that still exist, without the base directory's lock."""
+        """Return the noted processes that live, the engine's files but its lock, and the faults that did not strike."""
         alive = [str(process) for process in self._seen.values() if _is_alive(process)]
         tree = os.walk(self.runtime / "tokenloom")  # os.walk tolerates folders that vanish during the walk
         files = [f"{path}/{name}" for path, folders, names in tree for name in (*folders, *names) if name != ".lock"]

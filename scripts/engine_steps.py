@@ -90,7 +90,7 @@ class CoreSteps:
             self.update(self.execute())
 
     def schedule(self) -> bytes:
-        """Return the next step's message to the workers."""
+        """Schedule the next step and return its encoded message to the workers."""
         self.core.step()
         assert self._executor.step is not None, "rows are left"
         return encode(self._executor.step)
@@ -100,7 +100,7 @@ class CoreSteps:
         return self._worker.execute(self._executor.step)
 
     def update(self, result: ModelRunnerOutput) -> list[bytes]:
-        """Apply a step's result and return the messages to frontends."""
+        """Apply a step's result and return the encoded messages to frontends."""
         self.core.on_result(result)
         return [encode(outputs) for _, outputs in self.core.take_outputs()]
 
@@ -118,7 +118,7 @@ def _decode_request(key: int, max_tokens: int) -> EngineCoreRequest:
 
 
 def new_frontend(config: EngineConfig) -> tuple[Frontend, EngineSpec]:
-    """Return a frontend that is attached to a core."""
+    """Return a frontend in the state after a core's Welcome, though there is no core, and its spec."""
     spec = new_spec(config)
     folder = Path(spec.tokenizer_folder)
     tokenizer = Tokenizer.load(folder)
@@ -171,7 +171,7 @@ class FrontendSteps:
         self.frontend.on_client_frame(CLIENT, encode(message))
 
     def message(self) -> EngineCoreOutputs:
-        """Return the core's next message."""
+        """Return the message that a core would send next: one token for each request."""
         return one_token_each(self._keys, self._num_turns)
 
     def turn(self, outputs: EngineCoreOutputs) -> list[tuple[bytes, bytes]]:
@@ -179,6 +179,7 @@ class FrontendSteps:
         self._num_turns += 1
         self.frontend.on_core_message(outputs)
         self.frontend.tick(time.monotonic())
-        frames, self.frontend.outbox.to_clients = self.frontend.outbox.to_clients, []
+        frames = self.frontend.outbox.to_clients.copy()
+        self.frontend.outbox.to_clients.clear()
         self._tell(Credit(count=1))
         return frames

@@ -30,7 +30,7 @@ QUEUE = 512  # requests that may wait
 
 
 def ask(address: str, count: int, results: list[int]) -> None:
-    """Run one client's share: short greedy requests, each of which must return its four tokens."""
+    """Run one client's share of short greedy requests; append to `results` how many got all their four tokens."""
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     with Client(address) as client:
         outputs = client.generate([[5 + i % 50, 6, 7] for i in range(count)], params, use_tqdm=False)

@@ -74,13 +74,13 @@ def bodies(megabytes: float) -> Bodies:
 
 
 def many_answers(num_answers: int) -> Bodies:
-    """Return a request for `num_answers` answers, from as many prompts of 128 answers as needed."""
+    """Yield one request for `num_answers` answers, in whole prompts of 128 answers."""
     fields = {"prompt": ["a"] * (num_answers // 128), "n": 128, "max_tokens": 1}
     yield "/v1/completions", f"{num_answers} answers", json.dumps(fields).encode()
 
 
 def ask(url: str, path: str, body: bytes) -> tuple[int, str]:
-    """Return the status and the beginning of the answer; status 0 if the connection broke."""
+    """Send a body; return the status and the beginning of the answer, or status 0 and the error without an answer."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=PATIENCE_S)
     try:

@@ -36,7 +36,7 @@ from tokenloom.scripts.engine_steps import new_frontend
 
 
 class Channel(NamedTuple):
-    """A fuzzing target: its message type and its socket."""
+    """A fuzzing target: the type of its messages, and the kind of socket that sends them."""
 
     message_type: object
     socket_kind: int
@@ -84,6 +84,8 @@ class FrameFuzzer:
     def _raw(self, info: inspect.Type, depth: int) -> Any:
         """Return a random value of a type, in msgpack's own types."""
         pick = self._random
+        if isinstance(info, inspect.StructType) and info.array_like:
+            return [self._raw(field.type, depth + 1) for field in info.fields]
         if isinstance(info, inspect.StructType):
             share = pick.choice([0.0, 0.1, 0.5])  # of the optional fields: if few are set, more messages are valid
             given = [field for field in info.fields if field.required or pick.random() < share]

@@ -65,7 +65,7 @@ Row: TypeAlias = dict[str, Any]
 
 
 def device_step(folder: Path, num_rows: int, context: int, has_sampling: bool) -> Row:
-    """Time a decode step in this process, in ms; the memory is free again afterwards."""
+    """Time a decode step in this process, in ms; `has_sampling`: also with all parameters on, and sampling alone."""
     from tokenloom.scripts.gpu_goals import sampling_row
     from tokenloom.scripts.gpu_step import DeviceSteps
 
@@ -125,7 +125,7 @@ class ModelBench:
         return [self._draw.choices(ids, k=num_in) for num_in, _ in requests]
 
     def _seconds(self, requests: Requests) -> float:
-        """Return the seconds for these requests, with new prompts, submitted at once."""
+        """Submit these requests at once, with new prompts; return the seconds until all are answered."""
         prompts = self._prompts(requests)
         params = [SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=num_out) for _, num_out in requests]
         begun = time.perf_counter()
@@ -135,7 +135,7 @@ class ModelBench:
         return seconds
 
     def _roofline(self, *workloads: Requests) -> list[float]:
-        """Return the roofline seconds of each workload at the current rates."""
+        """Measure the machine's rates and return the roofline seconds of each workload at them."""
         rates = self._limits.measure()
         return [self._limits.limits.roofline_seconds(requests, rates) for requests in workloads]
 
@@ -181,7 +181,7 @@ class ModelBench:
 
 
 def with_goals(row: Row) -> Row:
-    """Add to a row whether it meets the goals of its case."""
+    """Return the row with the goals of its case, if it has any, and whether it meets them."""
     goals = [goal for goal in GOALS if goal[:2] == (row["model"], row["case"]) and goal[2] in row]
     words = [f"{name} at {'least' if low is not None else 'most'} {low or high}" for _, _, name, low, high in goals]
     is_met = [row[name] >= low if low is not None else row[name] <= high for _, _, name, low, high in goals]
@@ -189,7 +189,7 @@ def with_goals(row: Row) -> Row:
 
 
 def measure_model(name: str, options: argparse.Namespace, add: Callable[[Row], None]) -> bool:
-    """Measure a model's rows; return whether all succeeded. A failed row carries its error."""
+    """Measure a model's rows; return whether all succeeded or the device is too small. A failed row has its error."""
     needed = MIN_MEMORY_BYTES.get(name, 0)
     if options.device == "cuda" and torch.cuda.get_device_properties(0).total_memory < needed:
         add({"model": name, "case": "all", "not_measured": f"takes a device of {needed >> 30} GiB"})
@@ -215,7 +215,7 @@ def measure_model(name: str, options: argparse.Namespace, add: Callable[[Row], N
 
 @contextmanager
 def reported(name: str, case: str, add: Callable[[Row], None]) -> Iterator[None]:
-    """Report an error of any kind as a row, so that the other rows are still measured."""
+    """Catch an error of any kind inside the `with` and add it as a row, so that other rows are still measured."""
     try:
         yield
     except Exception:

@@ -4,8 +4,8 @@
 
 Opens --rate connections a second, each of which requests /health once; meanwhile the frontend is killed --kills times
 with SIGKILL. Prints the numbers of connections that were refused, cut after a killed frontend may have accepted them,
-cut otherwise (opened after its death, or long before the kill) and answered, and the longest
-wait. Exit code 1 if any was refused or cut otherwise.
+cut otherwise (opened after its death, or long before the kill) and answered, and the longest wait. Exit code 1 if any
+was refused or cut otherwise.
 """
 
 from __future__ import annotations

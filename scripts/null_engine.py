@@ -6,31 +6,18 @@ ChildEngine(config, command=(sys.executable, "-m", "tokenloom.scripts.null_engin
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from typing import ClassVar
 
 from tokenloom.frontend import launch
-from tokenloom.frontend.supervisor import supervisor
-from tokenloom.frontend.supervisor.children import Children
-
-NULL_WORKER = "tokenloom.scripts.null_worker"
+from tokenloom.frontend.supervisor.local_launcher import LocalLauncher
 
 
-class NullChildren(Children):
+class NullLauncher(LocalLauncher):
     """Starts the null worker in place of every worker."""
 
-    def spawn(
-        self,
-        role: str,
-        name: str,
-        module: str,
-        identity: str,
-        arguments: Sequence[str],
-        inherited_fds: Sequence[int] = (),
-    ) -> None:
-        module = NULL_WORKER if role == "worker" else module
-        super().spawn(role, name, module, identity, arguments, inherited_fds)
+    modules: ClassVar = {**LocalLauncher.modules, "worker": "tokenloom.scripts.null_worker"}
 
 
 if __name__ == "__main__":
-    supervisor.__dict__["Children"] = NullChildren
+    launch.__dict__["LocalLauncher"] = NullLauncher
     sys.exit(launch.main())

@@ -89,7 +89,7 @@ def _bar_lines(values: Mapping[str, float]) -> list[str]:
 
 
 def plot(folder: Path) -> list[Path]:
-    """Write the pictures and return their paths."""
+    """Draw each result in `folder` that has a figure, beside its JSON; return the pictures' paths."""
     written = []
     for file in sorted(folder.glob("*.json")):
         document = json.loads(file.read_text(encoding="utf-8"))

@@ -88,7 +88,7 @@ class Browser:
         self.call("Log.enable")
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of a JavaScript expression in the page."""
+        """Evaluate a JavaScript expression in the page and return its value."""
         done = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
@@ -115,7 +115,7 @@ class Browser:
 
 
 def chat_picture(browser: Browser, url: str) -> bytes:
-    """Return a picture of a short conversation."""
+    """Hold a short conversation on the page at `url`; return a picture of it."""
     browser.resize(*CHAT_SIZE, False)
     browser.call("Page.navigate", url=url)
     time.sleep(1.0)

@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def take(terminal: Terminal, out: Path) -> None:
-    """Take the chat first: its engine compiles the kernels into the folder that serves as home here."""
+    """Write chat.svg, then start.svg: the chat's engine compiles the kernels, which the start must find compiled."""
     terminal.wait_for(SHELL)
     terminal.run(f'engine-launch() {{ {LAUNCH} "$@"; }}; clear')
     terminal.run("engine-launch chat --temperature 0")

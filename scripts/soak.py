@@ -27,7 +27,7 @@ LIMIT_MB = {"core": 2.0, "frontend": 2.0, "worker 0": 16.0, "grammar": 16.0}
 
 
 def traffic(address: str, seed: int, stop: threading.Event, counts: Counter[str]) -> None:
-    """Send requests of all kinds: completed, aborted, timed out or in batches; now and then from a new client."""
+    """Send requests until `stop` is set: completed, aborted, timed out or in batches; a new client every 50 of them."""
     rng = random.Random(seed)
     work = make_work(rng)
     while not stop.is_set():

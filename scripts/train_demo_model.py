@@ -331,7 +331,7 @@ def train(model: LlamaForCausalLM, batches: Iterator[torch.Tensor], num_steps: i
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
-    """Write beside the target, then move file by file, so that a reader never sees an incomplete file."""
+    """Save both beside `output`, then move file by file into it, so that a reader never sees an incomplete file."""
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         model.save_pretrained(folder)

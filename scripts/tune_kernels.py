@@ -80,7 +80,7 @@ def metadata_of(lengths: list[int], counts: list[int]) -> AttentionMetadata:
 
 
 def milliseconds(run: Callable[[], object]) -> float:
-    """Return the median; infinite for a shape that does not fit the chip."""
+    """Return the median time of `run`; infinite if it fails, as for a shape that does not fit the chip."""
     try:
         return float(triton.testing.do_bench(run, warmup=10, rep=40, return_mode="median"))
     except (triton.OutOfResources, RuntimeError) as error:
@@ -89,12 +89,12 @@ def milliseconds(run: Callable[[], object]) -> float:
 
 
 def replay_milliseconds(run: Callable[[], object]) -> float:
-    """Return the median of `run` as a CUDA graph, which excludes Python's launch cost."""
+    """Return the median time of `run` in ms as a CUDA graph, which excludes Python's launch cost."""
     return float(triton.testing.do_bench_cudagraph(run, rep=40, return_mode="median"))
 
 
 def fastest(run_by_shape: dict[Shape, Callable[[], object]]) -> tuple[Shape, float]:
-    """Return the fastest shape and its milliseconds. All shapes are compiled in parallel first."""
+    """Compile all shapes in parallel, time them, and return the fastest and its milliseconds."""
     with suppress(Exception), ThreadPoolExecutor(os.cpu_count()) as threads, compiling(threads):
         for run in run_by_shape.values():  # a shape that fails to compile is skipped when it is timed
             run()
@@ -163,7 +163,7 @@ def tune(architecture: int, head_dim: int, group: int, dtype: torch.dtype) -> tu
 
 
 def write_entry(key: str, shapes: tuple[DecodeShape, PrefillShape]) -> None:
-    """Set one entry of the table; keep the others."""
+    """Write one entry of the table's file; keep the others."""
     merged = read_table() | {key: {"decode": asdict(shapes[0]), "prefill": asdict(shapes[1])}}
     TABLE_PATH.write_text(json.dumps(merged, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     read_table.cache_clear()

@@ -52,7 +52,7 @@ class Walk:
 
 
 def walk(llm: LLM, num_tokens: int) -> tuple[int, int, Counter[tuple[str, str]]]:
-    """Return calls, changes of file, and calls by place of one greedy answer."""
+    """Generate one greedy answer; return its calls, changes of file, and calls by place."""
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     with Walk() as steps:
         llm.generate([[7, 8, 9, num_tokens]], params, use_tqdm=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def num_cpu_threads(configured: int | None, local_ranks: int) -> int:
-    """Return the operator's number or this rank's share of the cores; at least 1."""
+    """Return `configured`, or (if None) this rank's share of the physical cores that a process may use, at least 1."""
     if configured is not None:
         return configured
     cores = min(num_physical_cores(os.sched_getaffinity(0)), int(min(cgroup_cpus(), 1 << 20)))
@@ -22,7 +22,7 @@ def prepare_openmp(num_threads: int) -> None:
     """Set the environment of the OpenMP runtime, before torch is imported.
 
     Waiting threads sleep instead of spinning: on busy cores a spinning thread uses up its time slice while the thread
-    that it waits for is not scheduled. A step of a small model takes 250 ms instead of 4 on two busy cores.
+    that it waits for is not scheduled. With spinning, a step of a small model takes 250 ms on two busy cores, not 4.
     """
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

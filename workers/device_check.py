@@ -12,7 +12,7 @@ MAX_DETERMINISTIC_RANKS = 2  # a sum of two has one order
 
 
 def check_options(spec: EngineSpec, num_ranks: int) -> None:
-    """Refuse options that no device supports."""
+    """Raise ConfigError for options that no device supports."""
     if spec.config.deterministic and num_ranks > MAX_DETERMINISTIC_RANKS:
         raise ConfigError(
             f"--deterministic runs with at most {MAX_DETERMINISTIC_RANKS} ranks, these are {num_ranks}: lower "
@@ -25,8 +25,18 @@ def check_options(spec: EngineSpec, num_ranks: int) -> None:
         )
 
 
+def check_cpu(spec: EngineSpec) -> None:
+    """Refuse an instruction level that this processor lacks."""
+    from ..kernels.select import levels_up_to
+
+    try:
+        levels_up_to(spec.config.cpu_isa)
+    except ValueError as error:
+        raise ConfigError(f"--cpu-isa: {error}") from None
+
+
 def select_gpu(device: torch.device) -> None:
-    """Make `device` the current one."""
+    """Make `device` torch's current GPU; ConfigError if there is none of its index."""
     rank = device.index or 0
     if rank >= torch.cuda.device_count():
         raise ConfigError(
@@ -37,7 +47,8 @@ def select_gpu(device: torch.device) -> None:
 
 
 def check_gpu(spec: EngineSpec, device: torch.device, *, has_kernels: bool) -> None:
-    """Refuse options that this GPU does not support. `has_kernels`: steps can sample on the device."""
+    """Raise ConfigError for options that this GPU does not support, and if Triton cannot launch the kernels.
+    `has_kernels`: steps can sample on the device."""
     from ..kernels.gpu.load import launch_obstacle
 
     if spec.config.deterministic and not has_kernels:

@@ -4,8 +4,8 @@ Tables and columns are numpy arrays indexed by row, so a step costs the same few
 Python loops only over rows that are admitted, freed or given blocks. Sampled tokens are appended here and feed the next
 step without a round trip to the core.
 
-Trusts no message: a row, block or count that the state does not allow raises ProtocolError before anything is written,
-because a wrong slot would silently corrupt another request's KV cache.
+Trusts no message: a row, block or count that the state does not allow raises ProtocolError, because a wrong slot would
+silently corrupt another request's KV cache.
 """
 
 from __future__ import annotations
@@ -15,17 +15,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..ipc.errors import ProtocolError
 from ..ipc.messages.workers import NewRow
+from .arrays import I32, I64
 from .sampling.logits_processors import LogitsProcessors
 from .sampling.row_processors import CustomLogitsProcessor, ids_in
 from .sampling.sampling_columns import SamplingColumns
 from .step_layout import SamplingMetadata, StepLayout
-
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
 
 
 class StepInputs(NamedTuple):
@@ -57,7 +54,7 @@ class PromptSpan:
 
 @dataclass(frozen=True)
 class ExpectedTokens:
-    """Where the tokens that a device samples belong, until the host receives them."""
+    """Places, in the rows, of tokens that the device samples and the host has not received."""
 
     rows: I32  # [n]
     positions: I64  # [n]
@@ -128,7 +125,7 @@ class InputBatch:
         return self._sampling_metadata
 
     def prompt_spans(self, layout: StepLayout) -> list[PromptSpan]:
-        """Return the prompt tokens that the step scores, before `advance`. Free if no row wants prompt logprobs."""
+        """Return the prompt tokens whose logprobs the step gives. Call it before `advance`."""
         if not self._prompt_logprobs:
             return []
         spans = []
@@ -232,11 +229,15 @@ class InputBatch:
         return self._layout
 
     def prepare(self, layout: StepLayout) -> StepInputs:
-        """Return the inputs of the step; change nothing."""
+        """Return the inputs of the step; change nothing. ProtocolError if a row has too few tokens or blocks for it."""
         computed, num_tokens = self._num_computed_tokens[layout.rows], self._num_tokens[layout.rows]
         seq_lens = computed + layout.counts
         self._check_ends(layout.rows, seq_lens, num_tokens)
         token_rows, positions = layout.tokens(computed)
+        blocks = positions // self._block_size
+        slots = (self._block_ids[token_rows, blocks] - blocks) * self._block_size + positions
+        if self._tables is None:
+            self._tables = self._block_ids[layout.rows, : self._num_blocks_of_row[layout.rows].max()]
         sampled_rows, sampled_positions, sampled_tokens = layout.rows, num_tokens, layout.last_tokens
         is_sampled = seq_lens == num_tokens
         if layout.can_sample is not None:
@@ -250,10 +251,10 @@ class InputBatch:
             rows=layout.rows,
             token_ids=self._token_ids[token_rows, positions],
             positions=positions,
-            slots=self._slots(token_rows, positions),
+            slots=slots,
             query_starts=layout.query_starts,
             seq_lens=seq_lens.astype(np.int32),
-            block_tables=self._tables_of(layout),
+            block_tables=self._tables,
             num_decode_rows=layout.num_decode_rows,
             sampled_rows=sampled_rows,
             sampled_positions=sampled_positions,
@@ -271,14 +272,14 @@ class InputBatch:
         self._processors.append(rows, token_ids)
 
     def expect_tokens(self, rows: I32) -> ExpectedTokens:
-        """Append a token to each row that the device samples and `fill_tokens` fills in. No row has processors."""
+        """Append a placeholder to each row for a token that the device samples. No row may have processors."""
         positions = self._num_tokens[rows]
         self._token_ids[rows, positions] = -1 - rows
         self._num_tokens[rows] += 1
         return ExpectedTokens(rows, positions, self._num_admissions[rows])
 
     def fill_tokens(self, expected: ExpectedTokens, token_ids: I64) -> None:
-        """Fill in the tokens, except in rows that were admitted again in the meantime."""
+        """Replace the placeholders of `expect_tokens`, except in rows that were admitted again in the meantime."""
         is_same = self._num_admissions[expected.rows] == expected.admissions
         self._token_ids[expected.rows[is_same], expected.positions[is_same]] = token_ids[is_same]
 
@@ -298,18 +299,8 @@ class InputBatch:
                 self.append_tokens(rows, token_ids[i : i + 1].astype(np.int64))
             start += 2 + count
 
-    def _tables_of(self, layout: StepLayout) -> I32:
-        if self._tables is None:
-            self._tables = self._block_ids[layout.rows, : self._num_blocks_of_row[layout.rows].max()]
-        return self._tables
-
     def _forget_step(self) -> None:
         self._layout = self._tables = self._sampling_metadata = None
-
-    def _slots(self, token_rows: I32, positions: I64) -> I64:
-        blocks = positions // self._block_size
-        slots: I64 = (self._block_ids[token_rows, blocks] - blocks) * self._block_size + positions
-        return slots
 
     def _check_active(self, rows: I32, verb: str) -> None:
         if len(rows) == 0:
@@ -330,7 +321,7 @@ class InputBatch:
 
 
 def ids_of(frame: bytes) -> I32:
-    """Decode a frame of ids as a read-only array."""
+    """Decode a frame of int32 ids as a read-only array."""
     if len(frame) % 4:
         raise ProtocolError(f"an id frame has {len(frame)} bytes, which is not a multiple of 4")
     return np.frombuffer(frame, np.int32)

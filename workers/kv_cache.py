@@ -14,7 +14,7 @@ from ..kernels import fp8_cache
 
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """The KV cache, on one rank, of a group of layers that share their block tables."""
+    """Shape of the KV cache, on one rank, of a group of layers that share their block tables."""
 
     num_layers: int
     num_kv_heads: int  # of this rank
@@ -23,7 +23,7 @@ class KVCacheSpec:
     dtype: torch.dtype  # fp8_cache.DTYPE: numbers of 8 bits, each vector with its scale
 
     def shape(self, num_blocks: int) -> tuple[int, ...]:
-        """Return [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], in fp8 wider by a scale."""
+        """Return [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim]; fp8 heads have SCALE_BYTES more."""
         width = self.head_dim + (fp8_cache.SCALE_BYTES if self.dtype == fp8_cache.DTYPE else 0)
         return (num_blocks, self.num_layers, 2, self.num_kv_heads, self.block_size, width)
 

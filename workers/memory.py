@@ -36,7 +36,9 @@ class KVCacheLimits:
         return self.max_num_seqs * self.max_blocks_per_row + 1
 
     def fit(self, free_bytes: int, share_bytes: int) -> int:
-        """Return how many blocks to allocate; `share_bytes` of `free_bytes` unless the operator set a number."""
+        """Return how many blocks to allocate: the operator's number, or as many as fit, at most `useful_blocks`, in the
+        operator's bytes or else in `share_bytes`, raised to one request of max_model_len if `free_bytes` allow it.
+        ConfigError if the operator's limit exceeds `free_bytes` or too few fit."""
         if self.num_blocks is not None:
             self._check(self.num_blocks * self.block_bytes, free_bytes, f"--num-kv-blocks {self.num_blocks} needs")
             return self.num_blocks
@@ -62,13 +64,13 @@ class KVCacheLimits:
 
 
 def fit_on_cpu(limits: KVCacheLimits, local_ranks: int) -> int:
-    """Return how many blocks each of `local_ranks` processes on this machine may have."""
+    """Return how many blocks each of `local_ranks` worker processes on this machine allocates."""
     available = available_bytes()
     return limits.fit(available // local_ranks, int(min(CPU_MAX_BYTES, available * CPU_SHARE)) // local_ranks)
 
 
 def fit_on_gpu(limits: KVCacheLimits, device: torch.device, activation_bytes: int, utilization: float) -> int:
-    """Return how many blocks fit beside the weights, the activations of the largest step and other programs."""
+    """Return how many blocks fit into `utilization` of the GPU beside weights, activations and other programs."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     reserve = activation_bytes + GPU_RESERVE_BYTES

@@ -20,15 +20,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..ipc.codec import encode_ids
 from ..ipc.errors import ProtocolError
-from ..ipc.messages.core import LogprobColumns, Pooled
-from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
+from ..ipc.messages.workers import ModelRunnerOutput, Pooled, RowLogprobs, SchedulerOutput, TokenMask
 from ..ipc.process.faults import maybe_fail
+from .arrays import I32, I64
 from .input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs, ids_of
 from .model_step import Model, compute
 from .parallel import ParallelGroup
@@ -52,12 +51,12 @@ _ONE = encode_ids([1])
 class _SampledTokens(NamedTuple):
     """The tokens of a step, rows in the order of its message, and everything else that rank 0 reports about them."""
 
-    rows: npt.NDArray[np.int32]  # [s]
-    token_ids: npt.NDArray[np.int64]  # [s]
-    logprobs: LogprobColumns | None = None  # of the rows that asked for them
-    prompt_logprobs: LogprobColumns | None = None
+    rows: I32  # [s]
+    token_ids: I64  # [s]
+    logprobs: RowLogprobs | None = None  # of the rows that asked for them
+    prompt_logprobs: RowLogprobs | None = None
     pooled: Sequence[Pooled] = ()
-    fully_masked_rows: npt.NDArray[np.int32] = _NO_ROWS  # mask and processors leave no token
+    fully_masked_rows: I32 = _NO_ROWS  # mask and processors leave no token
 
 
 class _DeviceTokens(NamedTuple):
@@ -113,7 +112,7 @@ class ModelRunner:
         receive_mask: MaskSource | None = None,
         finish_all: Callable[[], None] | None = None,
     ) -> PendingTokens | None:
-        """Begin one step; return the tokens that `finish` would wait for, if any. ProtocolError if the rows forbid it.
+        """Begin one step; return the tokens that `finish` would wait for, or None. ProtocolError if the rows forbid it.
 
         `receive_mask` waits for the TokenMask of a step that says it is pending; rank 0 calls it once the logits exist.
         `finish_all` finishes all earlier steps; it is called before a step that the host samples, if there are any.
@@ -156,17 +155,17 @@ class ModelRunner:
 
     @property
     def unfinished_step(self) -> int | None:
-        """The number of the oldest started step."""
+        """The number of the oldest started step, if any."""
         return self._started[0].step.step if self._started else None
 
     def clear(self) -> None:
-        """Forget all rows and the steps started for them."""
+        """Finish the started steps, drop their results and forget all rows."""
         while self._started:
             self.finish()
         self._batch.clear()
         self._pooler.clear()
         if self._device_runner is not None:
-            self._device_runner.clear()
+            self._device_runner.rows.clear()
 
     def _enter(self, stage: str) -> None:
         self.stage = stage
@@ -207,7 +206,7 @@ class ModelRunner:
             self._batch.free(freed)
             self._pooler.free(freed)
             if self._device_runner is not None:
-                self._device_runner.forget(freed)
+                self._device_runner.rows.forget(freed)
         for new_row in step.new_rows:
             self._batch.admit(new_row)
             self._pooler.admit(new_row)
@@ -220,7 +219,7 @@ class ModelRunner:
             self._batch.append_forced(ids_of(step.token_appends))
 
     def _needs_host(self, step: SchedulerOutput, layout: StepLayout, spans: list[PromptSpan]) -> bool:
-        """Whether a row of the step has a mask, processors, logprobs or pooling."""
+        """Whether the host must sample: a row has a mask, processors, logprobs, prompt logprobs or pooling."""
         sampling = self._batch.sampling_metadata(layout.rows)
         return bool(
             step.is_mask_pending
@@ -246,7 +245,7 @@ class ModelRunner:
         return _SampledTokens(tokens.expected.rows, token_ids)
 
     def _forward(self, inputs: StepInputs, has_spans: bool) -> tuple[Tensor, Tensor]:
-        """Return the same as `compute`; a graph, for steps without prompt spans, gives no hidden states."""
+        """Run the model as `compute` does, by graph if the step has one and no prompt spans: then hidden is empty."""
         if self._device_runner is not None and not has_spans:
             sampling = self._batch.sampling_metadata(inputs.sampled_rows).sampling
             logits = self._device_runner.decode_logits(inputs, sampling)
@@ -262,13 +261,13 @@ class ModelRunner:
         spans: list[PromptSpan],
         receive_mask: MaskSource | None,
     ) -> _SampledTokens:
-        """Return the token of each sampled row, equal on every rank; on rank 0 also logprobs and vectors.
+        """Sample a token for each sampled row, equal on every rank; return them and, on rank 0, logprobs and vectors.
 
         hidden: [T, hidden_size]; logits: [s, vocab] float32 on rank 0.
         """
         prompt_logprobs = None
         if spans:
-            prompt_logprobs = LogprobColumns.join(part for span in spans for part in self._score_prompt(hidden, span))
+            prompt_logprobs = RowLogprobs.join(part for span in spans for part in self._score_prompt(hidden, span))
         rows = inputs.sampled_rows
         pooled = self._pooler.pool(hidden, inputs) if self._group.rank == 0 else []
         if len(rows) == 0:
@@ -286,10 +285,8 @@ class ModelRunner:
             token_ids = shared.cpu().numpy()
         return _SampledTokens(rows, token_ids, logprobs, prompt_logprobs, pooled, masked_rows)
 
-    def _draw(
-        self, logits: Tensor, inputs: StepInputs, mask: TokenMask | None
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32], LogprobColumns | None]:
-        """Return the tokens, the fully masked rows and the requested logprobs of rank 0.
+    def _draw(self, logits: Tensor, inputs: StepInputs, mask: TokenMask | None) -> tuple[I64, I32, RowLogprobs | None]:
+        """Apply mask and processors, sample, and return the tokens, the fully masked rows and the requested logprobs.
 
         logits: [s, vocab] float32; mask and processors overwrite them.
         """
@@ -317,12 +314,12 @@ class ModelRunner:
         return token_ids, masked_rows, to_columns(scored, rows[indices].tolist(), positions)
 
     def _copy(self, logits: Tensor) -> Tensor:
-        """Copy logits to memory that is reused from step to step: fresh pages cost more than the copy."""
+        """Copy logits to memory that the next call reuses: fresh pages cost more than the copy."""
         if self._scratch.numel() < logits.numel():
             self._scratch = torch.empty(logits.numel(), dtype=logits.dtype, device=logits.device)
         return self._scratch[: logits.numel()].view(logits.shape).copy_(logits)
 
-    def _score_prompt(self, hidden: Tensor, span: PromptSpan) -> Iterator[LogprobColumns]:
+    def _score_prompt(self, hidden: Tensor, span: PromptSpan) -> Iterator[RowLogprobs]:
         """Yield logprobs of a prompt's tokens in chunks of bounded memory. Every rank computes; rank 0 yields."""
         num_rows = max(1, LOGITS_BYTES // (4 * self._vocab_size))
         for start in range(0, len(span.token_ids), num_rows):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,11 +12,18 @@ from torch import Tensor
 from ..kernels.contract import AttentionMetadata, BatchColumns
 from .input_batch import StepInputs
 from .kv_cache import KVCacheSpec
-from .step_context import StepContext
+
+
+@dataclass(frozen=True, eq=False)
+class StepContext:
+    """Inputs of the layers in one step, besides tokens and weights. A further input becomes a field here."""
+
+    metadata: AttentionMetadata
+    kv_cache: Tensor  # as in KVCacheSpec.shape; the layers write the step's keys and values
 
 
 class Model(Protocol):
-    """One rank of a model. DecoderModel documents the shapes."""
+    """Interface of a model on one rank. DecoderModel documents the shapes."""
 
     weight_bytes: int
 
@@ -35,8 +43,8 @@ class Model(Protocol):
 
 
 def compute(model: Model, inputs: StepInputs, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the hidden states [T, hidden_size] of the step's tokens and, on rank 0, logits [s, vocab] of the rows that
-    sample."""
+    """Run the model on a step. Return the hidden states [T, hidden_size] of its tokens, and logits of the rows that
+    sample: [s, vocab] on rank 0, [0, vocab] on the others."""
     arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
     tensors = [torch.from_numpy(array) for array in (inputs.token_ids, inputs.sampled_tokens, *arrays)]
     if kv_cache.device.type != "cpu":
@@ -48,7 +56,7 @@ def compute(model: Model, inputs: StepInputs, kv_cache: Tensor) -> tuple[Tensor,
 def step_metadata(
     inputs: StepInputs, positions: Tensor, slots: Tensor, query_starts: Tensor, seq_lens: Tensor, block_tables: Tensor
 ) -> AttentionMetadata:
-    """Return the step's metadata. The tensors hold the arrays of the same names in `inputs`."""
+    """Return the step's metadata. The tensors are copies, on the device, of the arrays of these names in `inputs`."""
     seq_lens_host: list[int] = inputs.seq_lens.tolist()
     query_starts_host: list[int] = inputs.query_starts.tolist()
     return AttentionMetadata(

@@ -34,7 +34,7 @@ class ParallelGroup:
     ) -> ParallelGroup:
         """Join the group through `store_file`, which must be new for each group; a group of one returns at once.
 
-        A call raises if a rank does not join it within `timeout_s`, and at once if a peer dies.
+        A collective raises if a rank does not join it within `timeout_s`, and at once if a peer dies.
         """
         group = cls(rank, size)
         if size == 1:
@@ -82,7 +82,7 @@ class ParallelGroup:
         return range(head, head + 1)
 
     def shard_vocab(self, vocab_size: int) -> range:
-        """Return this rank's token ids of the vocabulary, padded to a multiple of the ranks."""
+        """Return this rank's part of the token ids of a vocabulary padded to a multiple of the ranks."""
         return self.shard(-(-vocab_size // self.size) * self.size, "token ids")
 
     # ── collectives ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,25 +20,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 import zmq
 
-from ..ipc.codec import Decoder, encode
+from ..ipc.channel import Channel
+from ..ipc.child import EXIT_FAULT, SupervisorChannel, exit_code_of, run_child
+from ..ipc.codec import encode
 from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import ConfigError, ProtocolError, error_info
-from ..ipc.messages.base import MemoryTag
-from ..ipc.messages.supervisor import (
-    ChildToSupervisor,
-    Failed,
-    Initialize,
-    Phase,
-    PhaseProgress,
-    Ready,
-    SetLogLevel,
-    Stop,
-    SupervisorToChild,
-)
+from ..ipc.messages.base import MemoryTag, Rank
+from ..ipc.messages.supervisor import Initialize, Phase, PhaseProgress, Ready, Stop
 from ..ipc.messages.workers import (
     ControlAck,
     CoreToWorker,
@@ -51,11 +42,7 @@ from ..ipc.messages.workers import (
     WorkerError,
     WorkerToCore,
 )
-from ..ipc.process import log
 from ..ipc.process.faults import maybe_fail
-from ..ipc.process.lifeline import start_lifeline
-from ..ipc.process.signals import ignore_group_signals
-from ..ipc.process.title import set_title
 from ..ipc.sockets import new_socket
 from .cpu_threads import num_cpu_threads, prepare_openmp
 from .device.completion_notifier import CompletionNotifier
@@ -68,12 +55,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tokenloom.worker")
 
-EXIT_FAULT = 1
-EXIT_CONFIG = 2
 PROGRESS_INTERVAL_S = 2.0
 LINGER_MS = 1000  # how long a closing process waits for its last messages to leave
-
-Socket = zmq.Socket[bytes]
 
 
 class StepFailedError(Exception):
@@ -88,83 +71,78 @@ class WorkerProcess:
     """Owns the sockets and the order of messages. The Worker does the work."""
 
     def __init__(
-        self, spec: EngineSpec, rank: int, generation: int, model_folder: Path, asleep: list[MemoryTag]
+        self, spec: EngineSpec, rank: Rank, generation: int, model_folder: Path, asleep: list[MemoryTag]
     ) -> None:
         self._spec = spec
         self._model_folder, self._asleep = model_folder, asleep
         self._rank = rank
+        self._sends_results = rank == spec.ranks[0]
         self._generation = generation
         self._sequencer = StepSequencer(generation)
         self._backlog: deque[CoreToWorker] = deque()  # messages of the core that are not handled yet
         self._is_stopping = False
         self._progress_time = 0.0  # monotonic seconds, of the last progress message
         self._notifier = CompletionNotifier()
-        self._num_malformed = 0
         self._num_stale = 0
-        self._context: zmq.Context[Socket] = zmq.Context()
-        self._control = new_socket(self._context, zmq.DEALER, identity=b"worker-%d-%d" % (rank, generation))
-        self._control.connect(spec.address("control"))
-        self._steps = new_socket(self._context, zmq.SUB)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.supervisor = SupervisorChannel(self._context, spec, f"worker-{rank}-{generation}".encode())
+        self._steps: Channel[CoreToWorker, Never] = Channel(
+            new_socket(self._context, zmq.SUB), CoreToWorker, "core", self.supervisor.counts
+        )
         self._results = new_socket(self._context, zmq.PUSH)
         self._poller = zmq.Poller()
-        for source in (self._control, self._steps, self._notifier.fd):
+        for source in (self.supervisor.socket, self._steps.socket, self._notifier.fd):
             self._poller.register(source, zmq.POLLIN)
-        self._control_decoder: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
-        self._step_decoder: Decoder[CoreToWorker] = Decoder(CoreToWorker)
 
     def run(self) -> int:
         """Start a worker and serve until Stop or a fault; return the exit code."""
         try:
             worker = self._start()
         except Exception as error:
-            self._send_to_supervisor(Failed(error=error_info(error)))
+            self.supervisor.report(error)
             logger.debug("cannot start", exc_info=True)  # the supervisor logs the reason in one line
-            return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAULT
+            return exit_code_of(error)
         try:
             return 0 if worker is None else self._serve(worker)
-        except Exception as error:
-            logger.exception("cannot go on")
-            self._send_to_supervisor(Failed(error=error_info(error)))
-            return EXIT_FAULT
         finally:
-            logger.info("stops; dropped %d malformed and %d stale frames", self._num_malformed, self._num_stale)
+            num_malformed = self.supervisor.counts.total()
+            logger.info("stops; dropped %d malformed and %d stale frames", num_malformed, self._num_stale)
 
     def close(self) -> None:
-        """Close the sockets; the last messages have a moment to leave."""
-        self._control.close(LINGER_MS)
+        """Close the sockets; the last messages have LINGER_MS to leave."""
+        self.supervisor.socket.close(LINGER_MS)
         self._results.close(LINGER_MS)
-        self._steps.close()
+        self._steps.socket.close()
         self._context.term()
 
     # ── start ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self) -> Worker | None:
-        """Return a worker that is ready for steps, or None if Stop arrives first."""
-        self._send_to_supervisor(self._spec.hello)
+        """Load a worker and report its phases; return it ready for steps, or None if Stop arrives first."""
         if "weights" not in self._asleep:
             start_readahead(self._model_folder)
         start_time = time.monotonic()
         from .worker import Worker
 
-        self._send_to_supervisor(Phase(name="import torch", duration_s=time.monotonic() - start_time))
-        worker = Worker(self._spec, self._rank, self._generation)
+        self.supervisor.send(Phase(name="import torch", duration_s=time.monotonic() - start_time))
+        worker = Worker(self._spec, self._rank.tp, self._generation)
         worker.on_progress, self._progress_time = self._on_progress, time.monotonic()
         for phase in worker.load(self._model_folder, self._asleep):
-            self._send_to_supervisor(phase)
+            self.supervisor.send(phase)
         start_time = time.monotonic()
         measured = worker.measure()
         duration_s = time.monotonic() - start_time
-        self._send_to_supervisor(Phase(name="measure memory", duration_s=duration_s, detail=measured.device))
-        self._send_to_supervisor(measured)
+        self.supervisor.send(Phase(name="measure memory", duration_s=duration_s, detail=measured.device))
+        self.supervisor.send(measured)
         num_blocks = self._wait_for_size()
         if num_blocks is None:
             return None
         start_time = time.monotonic()
         worker.initialize(num_blocks)
-        self._send_to_supervisor(Phase(name="allocate KV cache", duration_s=time.monotonic() - start_time))
-        self._steps.connect(self._spec.address(f"workers-{self._generation}"))
-        self._results.connect(self._spec.address(f"results-{self._generation}"))
-        self._send_to_supervisor(Ready())
+        self.supervisor.send(Phase(name="allocate KV cache", duration_s=time.monotonic() - start_time))
+        self._steps.socket.connect(self._spec.endpoints.steps_of(self._generation))
+        self._results.connect(self._spec.endpoints.results_of(self._generation))
+        self.supervisor.send(Ready())
         return worker
 
     def _on_progress(self, num_done: int, num_all: int) -> None:
@@ -173,12 +151,12 @@ class WorkerProcess:
         if now - self._progress_time >= PROGRESS_INTERVAL_S:
             self._progress_time = now
             progress = PhaseProgress(name="load weights", num_done=num_done, num_all=num_all, unit="tensors")
-            self._send_to_supervisor(progress)
+            self.supervisor.send(progress)
 
     def _wait_for_size(self) -> int | None:
-        """Block until Initialize brings the number of KV blocks; None for Stop."""
+        """Block until Initialize arrives; return its number of KV blocks, or None if Stop arrives first."""
         while True:
-            message = self._receive_control(0)
+            message = self.supervisor.wait()
             if isinstance(message, Initialize):
                 return message.num_blocks
             if isinstance(message, Stop):
@@ -206,13 +184,13 @@ class WorkerProcess:
         self._send_results(worker)
 
     def _receive(self) -> CoreToWorker | None:
-        """Block until a message or a finished step arrives; return the core's message, if one came."""
+        """Block until a message arrives or the device ends a step; return the core's message, if any. Note a Stop."""
         ready = dict(self._poller.poll())
-        if self._control in ready and isinstance(self._receive_control(zmq.NOBLOCK), Stop):
+        if self.supervisor.socket in ready and isinstance(self.supervisor.receive_one(), Stop):
             self._is_stopping = True
         if self._notifier.fd in ready:
             self._notifier.clear()
-        return self._receive_step() if self._steps in ready else None
+        return self._steps.receive_one() if self._steps.socket in ready else None
 
     def _handle(self, worker: Worker, message: CoreToWorker) -> None:
         action = self._sequencer.classify(message)
@@ -221,7 +199,7 @@ class WorkerProcess:
         elif action is StreamAction.EXECUTE and isinstance(message, ReloadWeights):
             self._reload(worker, message)
         elif action is StreamAction.EXECUTE and isinstance(message, Profile):
-            maybe_fail("worker.profile", self._rank)
+            maybe_fail("worker.profile", self._rank.tp)
             self._acknowledge(message, worker.recorder.switch(message.records))
         if action is StreamAction.RESET:
             worker.reset()
@@ -246,7 +224,7 @@ class WorkerProcess:
             self._notifier.add(tokens.wait)
 
     def _send_results(self, worker: Worker) -> None:
-        """Send the results of the finished steps."""
+        """Finish the steps whose tokens are on the host; the group's first rank sends their results to the core."""
         runner = worker.runner
         if runner is None:
             return
@@ -262,13 +240,13 @@ class WorkerProcess:
 
     def _finish_step(self, runner: ModelRunner) -> None:
         result = runner.finish()
-        maybe_fail("worker.send", self._rank)
-        if self._rank == 0:
+        maybe_fail("worker.send", self._rank.tp)
+        if self._sends_results:
             self._send_to_core(result)
 
     def _reload(self, worker: Worker, order: ReloadWeights) -> None:
         try:
-            maybe_fail("worker.reload", self._rank)
+            maybe_fail("worker.reload", self._rank.tp)
             worker.hold(order.holding)
         except Exception as error:
             raise StepFailedError(order.step, "reload") from error
@@ -279,7 +257,7 @@ class WorkerProcess:
         self._send_to_core(ControlAck(rank=self._rank, error=error, **place))
 
     def _report(self, failure: StepFailedError) -> None:
-        """Send the core the cause of a failed step."""
+        """Log the cause of a failed step and send it to the core."""
         cause, step, stage = failure.__cause__, failure.step, failure.stage
         message = f"{type(cause).__name__}: {cause}"
         logger.error("step %d failed at %s: %s", step, stage, message, exc_info=cause)
@@ -304,61 +282,25 @@ class WorkerProcess:
                 return None
         return None
 
-    # ── frames ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _send_to_supervisor(self, message: ChildToSupervisor) -> None:
-        self._control.send(encode(message))
-
     def _send_to_core(self, message: WorkerToCore) -> None:
         self._results.send(encode(message))
 
-    def _receive_control(self, flags: int) -> SupervisorToChild | None:
-        """Return the supervisor's next message, or None for a malformed one."""
-        frames = self._control.recv_multipart(flags)
-        try:
-            message = self._control_decoder.decode(frames[-1])
-        except ProtocolError as error:
-            self._count_malformed("the supervisor", error)
-            return None
-        if isinstance(message, SetLogLevel):
-            log.set_level(message.level)
-        return message
-
-    def _receive_step(self) -> CoreToWorker | None:
-        """Return the core's next message, or None for a malformed one."""
-        frames = self._steps.recv_multipart(zmq.NOBLOCK)
-        try:
-            return self._step_decoder.decode(frames[-1])
-        except ProtocolError as error:
-            self._count_malformed("the core", error)
-            return None
-
-    def _count_malformed(self, sender: str, error: ProtocolError) -> None:
-        self._num_malformed += 1
-        if log.is_worth_a_line(self._num_malformed):
-            logger.warning("from %s: %s (%d malformed so far)", sender, error, self._num_malformed)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    ignore_group_signals()
     parser = argparse.ArgumentParser(prog="tokenloom worker", description="One rank of an engine; started by it.")
-    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--rank", type=Rank.parse, required=True)
     parser.add_argument("--generation", type=int, required=True)
     parser.add_argument("--model-folder", help="folder of the weights, if they were reloaded from another one")
     parser.add_argument("--asleep", nargs="*", default=[], help="memory that stays empty until it is woken")
     options = parser.parse_args(arguments)
-    set_title(f"tokenloom worker {options.rank}")
-    start_lifeline()
-    spec = EngineSpec.from_environment()
-    log.configure(f"worker {options.rank}", spec.config.log_level)
-    if spec.device == "cpu":
-        prepare_openmp(num_cpu_threads(spec.config.num_threads, spec.config.tensor_parallel_size))
-    folder = Path(options.model_folder or spec.model_folder)
-    process = WorkerProcess(spec, options.rank, options.generation, folder, options.asleep)
-    try:
-        return process.run()
-    finally:
-        process.close()
+
+    def new_child(spec: EngineSpec) -> WorkerProcess:
+        if spec.device == "cpu":
+            prepare_openmp(num_cpu_threads(spec.config.num_threads, len(spec.ranks)))
+        folder = Path(options.model_folder or spec.model_folder)
+        return WorkerProcess(spec, options.rank, options.generation, folder, options.asleep)
+
+    return run_child(f"worker {options.rank}", new_child)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def dummy_step(counts: Sequence[int], seq_lens: Sequence[int], block_size: int) 
 
 
 def largest_steps(max_num_seqs: int, max_num_tokens: int, max_model_len: int, block_size: int) -> Iterator[StepInputs]:
-    """Yield the steps that need most memory: the last chunk of a long prompt, and the largest number of rows."""
+    """Yield the two steps that need most memory: the last chunk of the longest prompt, and the most rows at once."""
     count = min(max_num_tokens, max_model_len)
     yield dummy_step([count], [max_model_len], block_size)
     num_rows = min(max_num_seqs, max_num_tokens)
@@ -55,7 +55,7 @@ def run_dummy(
     sampling: RowSampling | None = None,
     num_logprobs: int | None = None,
 ) -> None:
-    """Compute `inputs` and drop the tokens. `sampler`: None on a rank that does not sample.
+    """Run the step `inputs`, sample, and drop the tokens. `sampler`: None on a rank that does not sample.
 
     num_logprobs: also copy the logits, as processors do, and score so many tokens beside each; None: neither.
     """
@@ -73,7 +73,7 @@ def run_dummy(
 def activation_bytes(
     model: Model, steps: Iterator[StepInputs], kv_cache: Tensor, sampler: Sampler | None, max_logprobs: int
 ) -> int:
-    """Return the peak CUDA memory of `steps` above the current allocation, with the largest sampling options."""
+    """Run `steps` with top_p and `max_logprobs`; return their peak CUDA memory above the current allocation."""
     sampling = RowSampling(top_p=0.9)
     torch.cuda.reset_peak_memory_stats(kv_cache.device)
     before = torch.cuda.memory_allocated(kv_cache.device)

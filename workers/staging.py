@@ -20,7 +20,7 @@ _DTYPES = {torch.empty(0, dtype=dtype).numpy().dtype: dtype for dtype in _SENT_D
 
 
 class Staging:
-    """Copies arrays to `device` on its current stream without waiting for earlier computations."""
+    """Copies arrays to `device` on its current stream. The host waits only until the last copy but one is done."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -28,7 +28,7 @@ class Staging:
         self._turn = 0
 
     def send(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Tensor]:
-        """Return the arrays on the device, in their shapes and dtypes; the copy runs in stream order."""
+        """Start to copy arrays of _SENT_DTYPES; return them on the device. The copy runs in stream order."""
         starts, end = [], 0
         for array in arrays:
             starts.append(end)
@@ -69,7 +69,7 @@ class _Buffer:
 
 
 def _part(whole: Tensor, start: int, array: npt.NDArray[Any]) -> Tensor:
-    """Return the array's part of `whole`, all sent bytes viewed as its dtype. start: its first byte."""
+    """Return the copy of `array` in `whole`, which is all sent bytes viewed as its dtype. start: its first byte."""
     first = start // array.itemsize
     part = whole[first : first + array.size]
     return part if array.ndim == 1 else part.view(array.shape)

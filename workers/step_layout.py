@@ -9,19 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from .arrays import I32, I64, Bools
 from .sampling.logprobs import LogprobTargets
 from .sampling.row_processors import RowProcessors
 from .sampling.sampling_columns import SamplingColumns
 
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, eq=False)
 class StepLayout:
-    """n rows in compute order (rows with one token first), T tokens."""
+    """Rows and token counts of a step: n rows in compute order (rows with one token first), T tokens."""
 
     rows: I32  # [n]
     counts: I32  # [n] tokens of each
@@ -29,10 +26,10 @@ class StepLayout:
     query_starts: I32  # [n + 1] tokens of row r are [query_starts[r], query_starts[r + 1])
     last_tokens: I64  # [n] index into the T tokens of each row's last
     num_decode_rows: int  # rows with exactly one token
-    can_sample: npt.NDArray[np.bool_] | None  # [n] rows that sample, as pooled ones do not; None: all
+    can_sample: Bools | None  # [n] rows that sample, as pooled ones do not; None: all
 
     @classmethod
-    def of(cls, rows: I32, counts: I32, can_sample: npt.NDArray[np.bool_]) -> StepLayout:
+    def of(cls, rows: I32, counts: I32, can_sample: Bools) -> StepLayout:
         """Make the layout; all arguments are [n] in the order of the message."""
         is_decode = counts == 1
         num_decode_rows = int(np.count_nonzero(is_decode))
@@ -63,7 +60,7 @@ class StepLayout:
 
 @dataclass(frozen=True, eq=False)
 class SamplingMetadata:
-    """How the next tokens of s rows are sampled; fixed from their admission on."""
+    """Parameters and processors for sampling the next tokens of s rows; fixed from their admission on."""
 
     rows: I32  # [s]
     sampling: SamplingColumns

@@ -21,7 +21,7 @@ class StreamAction(Enum):
 
 
 class StepSequencer:
-    """One worker's position in the stream of its `generation`."""
+    """One worker's position in the core's stream of messages to worker group `generation`."""
 
     def __init__(self, generation: int) -> None:
         self._generation = generation
@@ -30,8 +30,8 @@ class StepSequencer:
         self.next_step = 1
 
     def classify(self, message: CoreToWorker) -> StreamAction:
-        """Return the action for a message, and advance past a step to execute. A mask that arrives here and not at
-        `is_mask_of` is late, or shows that its step was lost."""
+        """Return the action for a message, and note it: step to execute, new core or requested resend. A mask that
+        arrives here and not at `is_mask_of` is late, or shows that its step was lost."""
         if message.generation != self._generation or message.core_epoch < self._core_epoch:
             return StreamAction.STALE
         if isinstance(message, Probe):

@@ -15,7 +15,7 @@ logger = logging.getLogger("tokenloom.worker")
 
 
 class TraceRecorder:
-    """Holds at most one record, in memory until it is written. It covers the thread that switches it on."""
+    """Holds at most one recording, in memory until it is written. It covers only the thread that switches it on."""
 
     def __init__(self, folder: Path, rank: int, device: torch.device) -> None:
         self._folder, self._rank = folder, rank
@@ -25,7 +25,7 @@ class TraceRecorder:
         self._profile: profile | None = None
 
     def switch(self, records: bool) -> str:
-        """Begin a record, or end and write it; return the error, "" for none."""
+        """Begin a recording, or end it and write its file; return the error, "" for none."""
         try:
             self._begin() if records else self._write()
         except Exception as error:
@@ -34,11 +34,11 @@ class TraceRecorder:
         return ""
 
     def step(self, number: int) -> AbstractContextManager[object]:
-        """Group a step under `step NUMBER` in the trace; torch does not see kernels of ours as operations."""
+        """Return a context that groups a step as `step NUMBER` in the trace, for kernels that torch does not see."""
         return nullcontext() if self._profile is None else record_function(f"step {number}")
 
     def drop(self) -> None:
-        """End a record unwritten, because its core is gone."""
+        """End a recording, if there is one, without its file, because its core is gone."""
         if self._profile is not None:
             record, self._profile = self._profile, None
             record.stop()

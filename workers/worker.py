@@ -29,7 +29,7 @@ from ..ipc.process.malloc import trim_heap
 from ..kernels import fp8_cache
 from ..kernels.select import Ops, select_ops
 from .cpu_threads import num_cpu_threads
-from .device_check import check_gpu, check_options, select_gpu
+from .device_check import check_cpu, check_gpu, check_options, select_gpu
 from .input_batch import InputBatch
 from .kv_cache import KVCacheSpec
 from .memory import KVCacheLimits, fit_on_cpu, fit_on_gpu
@@ -44,7 +44,6 @@ from .trace_recorder import TraceRecorder
 from .weights.readahead import drop_pages
 
 if TYPE_CHECKING:
-    from .device.device_runner import DeviceRunner
     from .device.kernel_warmup import KernelWarmup
 
 logger = logging.getLogger("tokenloom.worker")
@@ -52,11 +51,9 @@ logger = logging.getLogger("tokenloom.worker")
 COMPILE_SHARE = 0.8  # of the start timeout, so that a hanging compiler is named before the supervisor gives up
 MAX_BLOCKS = 2**31 - 1  # more than any pool has
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 class Worker:
-    """Rank `rank` of group `generation`. All ranks of a group must get the same calls in the same order."""
+    """Rank `rank` of worker group `generation`. All ranks of a group must get the same calls in the same order."""
 
     def __init__(self, spec: EngineSpec, rank: int, generation: int) -> None:
         self._spec = spec
@@ -64,7 +61,7 @@ class Worker:
         self._generation = generation
         self._size = spec.config.tensor_parallel_size
         self._device = torch.device("cuda", rank) if spec.device == "cuda" else torch.device("cpu")
-        self._dtype = _DTYPES[spec.dtype]
+        self._dtype: torch.dtype = getattr(torch, spec.dtype)
         self._has_fp8_cache = spec.config.kv_cache_dtype == "fp8"
         self._kv_dtype = fp8_cache.DTYPE if self._has_fp8_cache else self._dtype
         self._group = ParallelGroup(rank, self._size)
@@ -82,9 +79,9 @@ class Worker:
         self.recorder = TraceRecorder(spec.profile_folder, rank, self._device)
 
     def load(self, folder: Path | None = None, asleep: Sequence[MemoryTag] = ()) -> Iterator[Phase]:
-        """Join the group and read the weights from `folder` (default: the spec's), yielding each phase when it ends.
+        """Check the device, join the group, read the weights from `folder` (default: the spec's) and compile kernels.
 
-        Memory in `asleep` stays empty until `hold`. ConfigError for a bad checkpoint.
+        Yields each phase when it ends. Memory in `asleep` stays empty until `hold`. ConfigError: bad files or options.
         """
         begun = time.monotonic()
         self._folder, self._asleep = folder or self._folder, list(asleep)
@@ -96,12 +93,13 @@ class Worker:
             yield Phase(name="join group", duration_s=time.monotonic() - begun, detail=f"{self._size} ranks")
             begun = time.monotonic()
         if self._rank == 0:
-            self._sampler = select_sampler(self._device, self._spec.config.enforce_reference, self._spare_folder)
+            config = self._spec.config
+            self._sampler = select_sampler(self._device, config.enforce_reference, self._spare_folder, config.cpu_isa)
         if "weights" in asleep:
             self._kernels = self._select_ops().kernels
             return
-        ahead = self._start_warmup(self._folder) if self._samples_on_device else None
-        self._model = self._load_model(self._folder, self._spec.model, self._device, self._group)
+        ahead = self._start_warmup() if self._samples_on_device else None
+        self._model = self._load_model(self._spec.model, self._device, self._group)
         size = gib(self._model.weight_bytes)
         detail = f"{size} as {self._spec.dtype} on {self._device}, {self._kernels}"
         yield Phase(name="load weights", duration_s=time.monotonic() - begun, detail=detail)
@@ -112,11 +110,13 @@ class Worker:
             yield Phase(name="compile kernels", duration_s=time.monotonic() - begun, detail=detail)
 
     def measure(self) -> Measured:
-        """Measure how many KV blocks fit; on a GPU this runs the largest steps. ConfigError if too few."""
+        """Measure how many KV blocks fit; on a GPU this runs the largest steps. ConfigError if too few. If memory is
+        asleep, measure nothing and return MAX_BLOCKS."""
         if self._asleep:  # it replaces a worker of an engine that has its number of blocks
             return Measured(max_blocks=MAX_BLOCKS, block_bytes=0, device=str(self._device), kernels=self._kernels)
+        assert self._model is not None, "load comes first"
         limits = KVCacheLimits(
-            block_bytes=self._kv_cache_spec(self._loaded_model).block_bytes,
+            block_bytes=self._kv_cache_spec(self._model).block_bytes,
             max_blocks_per_row=self._spec.max_blocks_per_row,
             max_num_seqs=self._spec.config.max_num_seqs,
             num_blocks=self._spec.config.num_kv_blocks,
@@ -126,7 +126,7 @@ class Worker:
             max_blocks = fit_on_cpu(limits, self._size)
         else:
             utilization = self._spec.config.gpu_memory_utilization
-            max_blocks = fit_on_gpu(limits, self._device, self._measure_activations(), utilization)
+            max_blocks = fit_on_gpu(limits, self._device, self._measure_activations(self._model), utilization)
         return Measured(
             max_blocks=max_blocks,
             block_bytes=limits.block_bytes,
@@ -135,7 +135,8 @@ class Worker:
         )
 
     def initialize(self, num_blocks: int) -> None:
-        """Allocate the KV cache and run one token, so that the first request does not pay for lazy set-up."""
+        """Allocate the KV cache, run one token so that the first request does not pay for lazy set-up, and make the
+        runner. If weights or KV cache are asleep, only note `num_blocks`."""
         self._num_blocks = num_blocks
         if self._model is None or "kv_cache" in self._asleep:
             return
@@ -145,30 +146,29 @@ class Worker:
 
     def _make_runner(self, model: DecoderModel, kv_cache: Tensor) -> ModelRunner:
         config, vocab_size = self._spec.config, self._spec.model.vocab_size
-        batch = InputBatch(
-            config.max_num_seqs,
-            self._spec.max_model_len,
-            config.block_size,
-            len(kv_cache),
-            vocab_size,
-            self._processors,
-        )
-        device_runner = self._make_device_runner(model, kv_cache)
+        limits = (config.max_num_seqs, self._spec.max_model_len)
+        batch = InputBatch(*limits, config.block_size, len(kv_cache), vocab_size, self._processors)
+        device_runner = None
+        if self._samples_on_device:
+            from .device.cuda_graphs import CudaRecorder
+            from .device.device_runner import DeviceRunner
+
+            recorder = CudaRecorder() if self._has_graphs else None
+            device_runner = DeviceRunner(model, kv_cache, *limits, self._group, recorder)
         trace = self.recorder.step
         return ModelRunner(model, batch, kv_cache, self._group, vocab_size, device_runner, self._sampler, trace)
 
-    def _load_model(
-        self, folder: Path, config: ModelConfig, device: torch.device, group: ParallelGroup
-    ) -> DecoderModel:
+    def _load_model(self, config: ModelConfig, device: torch.device, group: ParallelGroup) -> DecoderModel:
         has_kernels = self._device.type == "cuda" and not self._spec.config.enforce_reference
         if self._spec.model.quantization is not None and not has_kernels:
             logger.warning("no kernels for quantized weights here: they take the memory of %s", self._spec.dtype)
         ops = self._select_ops()
         self._kernels = ops.kernels
         on_progress = self.on_progress if device == self._device else None
-        is_dummy = self._spec.config.load_format == "dummy" and folder == Path(self._spec.model_folder)  # not a reload
+        is_reload = self._folder != Path(self._spec.model_folder)
+        is_dummy = self._spec.config.load_format == "dummy" and not is_reload
         length = self._spec.max_model_len
-        return load_model(folder, config, length, self._dtype, device, ops, group, on_progress, is_dummy=is_dummy)
+        return load_model(self._folder, config, length, self._dtype, device, ops, group, on_progress, is_dummy=is_dummy)
 
     def _select_ops(self) -> Ops:
         return select_ops(
@@ -178,11 +178,12 @@ class Worker:
             self._spec.config.deterministic,
             self._has_fp8_cache,
             self._spare_folder,
+            self._spec.config.cpu_isa,
         )
 
     def hold(self, holding: Holding) -> None:
-        """Forget all rows, then release and load memory until `holding` is met. Never holds two checkpoints. The worker
-        is unusable after an error."""
+        """Forget all rows, free the parts in `holding.asleep`, then load or allocate every other part that is missing.
+        New weights replace the old ones, which are freed first. The worker is unusable after an error."""
         assert self._num_blocks, "initialize comes before hold"
         self.reset()
         self._asleep = holding.asleep
@@ -196,14 +197,14 @@ class Worker:
             drop_pages(self._folder)
         self._folder = Path(holding.model_folder or self._folder)
         if self._model is None and "weights" not in holding.asleep:
-            self._model = self._load_model(self._folder, self._spec.model, self._device, self._group)
+            self._model = self._load_model(self._spec.model, self._device, self._group)
         if self._kv_cache is None:
             self.initialize(self._num_blocks)
         elif self._model is not None:
             self.runner = self._make_runner(self._model, self._kv_cache)
 
     def _give_back(self) -> None:
-        """Return free memory to the machine."""
+        """Collect garbage and, if a part is asleep, return free memory to the machine."""
         gc.collect()  # recorded graphs refer to themselves and hold the weights
         if self._device.type == "cuda" and self._asleep:
             torch.cuda.empty_cache()
@@ -211,38 +212,26 @@ class Worker:
             trim_heap()
 
     def reset(self) -> None:
-        """Forget all rows, for a new core."""
+        """Finish the started steps, drop their results and forget all rows, for a new core."""
         if self.runner is not None:
             self.runner.clear()
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the tensor-parallel group; a group of GPUs is left when the process ends."""
         self._group.close()
 
-    def _start_warmup(self, folder: Path) -> KernelWarmup:
-        """Begin to compile the kernels that a model like the one in `folder` launches."""
+    def _start_warmup(self) -> KernelWarmup:
+        """Start threads that compile the kernels of the model."""
         from .device.kernel_warmup import META_DEVICE, KernelWarmup, distinct_layers, launch_steps
 
         def launch() -> None:
             spec, group = self._spec, NullGroup(self._rank, self._size)
-            model = self._load_model(folder, distinct_layers(spec.model), META_DEVICE, group)
+            model = self._load_model(distinct_layers(spec.model), META_DEVICE, group)
             kv_cache = self._kv_cache_spec(model).allocate(1, META_DEVICE)
             limits = (spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_model_len)
             launch_steps(model, kv_cache, *limits, group, self._has_graphs)
 
         return KernelWarmup(launch, self._device)
-
-    def _make_device_runner(self, model: DecoderModel, kv_cache: Tensor) -> DeviceRunner | None:
-        """Make the runner of steps that sample on the device; None where the host samples every step."""
-        if not self._samples_on_device:
-            return None
-        from .device.cuda_graphs import CudaRecorder
-        from .device.device_runner import DeviceRunner
-
-        config = self._spec.config
-        recorder = CudaRecorder() if self._has_graphs else None
-        limits = (config.max_num_seqs, self._spec.max_model_len)
-        return DeviceRunner(model, kv_cache, *limits, self._group, recorder)
 
     @property
     def _has_graphs(self) -> bool:
@@ -250,7 +239,7 @@ class Worker:
 
     @property
     def _samples_on_device(self) -> bool:
-        """Whether the kernels read all lengths on the device."""
+        """Whether steps can sample on the device: a GPU with kernels for the model, not --enforce-reference."""
         return self._device.type == "cuda" and not self._spec.config.enforce_reference and self._has_kernels
 
     @cached_property
@@ -260,21 +249,17 @@ class Worker:
 
         ops = load_gpu_ops(self._device)
         model = self._spec.model
-        return ops is not None and ops.supports(model.head_dim, model.num_heads // model.num_kv_heads)
-
-    @property
-    def _loaded_model(self) -> DecoderModel:
-        assert self._model is not None, "load comes first"
-        return self._model
+        return not isinstance(ops, str) and ops.supports(model.head_dim, model.num_heads // model.num_kv_heads)
 
     def _kv_cache_spec(self, model: DecoderModel) -> KVCacheSpec:
         (spec,) = model.kv_cache_specs(self._spec.config.block_size, self._kv_dtype)  # rows have one block table
         return spec
 
     def _prepare_device(self) -> None:
-        """Check the device and select it. ConfigError for options that it does not support."""
+        """Check the options, then set torch's CPU threads or select the GPU. ConfigError if the device does not fit."""
         check_options(self._spec, self._size)
         if self._device.type == "cpu":
+            check_cpu(self._spec)
             torch.set_num_threads(num_cpu_threads(self._spec.config.num_threads, self._size))
         else:
             select_gpu(self._device)
@@ -286,8 +271,8 @@ class Worker:
         timeout_s = self._spec.config.start_timeout_s
         return ParallelGroup.connect(self._rank, self._size, self._device, folder / "store", timeout_s)
 
-    def _measure_activations(self) -> int:
-        model, config = self._loaded_model, self._spec.config
+    def _measure_activations(self, model: DecoderModel) -> int:
+        config = self._spec.config
         steps = largest_steps(
             config.max_num_seqs, self._spec.max_num_batched_tokens, self._spec.max_model_len, config.block_size
         )

@@ -58,7 +58,7 @@ class Matcher:
         self.fill_at(words.ctypes.data, words.nbytes)
 
     def fill_at(self, address: int, num_bytes: int) -> None:
-        """Write the mask at an address: asking an array for its address takes as long as a small mask."""
+        """Write the mask at an address, which the caller has: asking an array for it takes as long as a small mask."""
         self.inner.unsafe_compute_mask_ptr(address, num_bytes)
 
     @property
@@ -68,12 +68,12 @@ class Matcher:
 
     @property
     def is_complete(self) -> bool:
-        """Whether only an end token can follow."""
+        """Whether the grammar is complete: only an end token can follow."""
         return self.inner.is_stopped() and not self.inner.is_error()
 
     @property
     def error(self) -> str | None:
-        return _first_lines(self.inner.get_error()) if self.inner.is_error() else None
+        return _trimmed(self.inner.get_error()) if self.inner.is_error() else None
 
     def copy(self) -> Matcher:
         return Matcher(self.inner.deep_copy())
@@ -83,7 +83,7 @@ class GrammarCompiler:
     """Owns the vocabulary in bytes and the last CACHE_SIZE grammars. `num_words` is the width of a mask."""
 
     def __init__(self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        """RequestError if the folder has no tokenizer.json with the bytes of each token."""
+        """Read the vocabulary; RequestError if the folder has no tokenizer.json with the bytes of each token."""
         self._tokenizer = _load_tokenizer(tokenizer_folder, vocab_size, eos_token_ids)
         self.num_words = -(-self._tokenizer.vocab_size // 32)
         self._limits = LLParserLimits(verbose_errors=False)
@@ -91,7 +91,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     def compile(self, kind: GrammarKind, text: str) -> Matcher:
-        """Return a matcher at the grammar's start. RequestError names the fault of a bad grammar."""
+        """Return a matcher at the grammar's start, a copy if it is cached. RequestError names a bad grammar's fault."""
         with self._lock:
             known = self._cache.get((kind, text))
             if known is not None:
@@ -99,7 +99,7 @@ class GrammarCompiler:
                 return known.copy()
         inner = self._compile(kind, text)
         if inner.is_error():
-            reason = _first_lines(inner.get_error())
+            reason = _trimmed(inner.get_error())
             where = self._locate(text, reason) if kind in JSON_OPTIONS else ""
             raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}{where}: {reason}")
         matcher = Matcher(inner)
@@ -114,10 +114,10 @@ class GrammarCompiler:
         try:
             return LLMatcher(self._tokenizer, _to_llguidance(kind, text), log_level=0, limits=self._limits)
         except Exception as error:  # the converters raise any kind of exception
-            raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}: {_first_lines(str(error))}") from None
+            raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}: {_trimmed(str(error))}") from None
 
     def _warm(self, matcher: Matcher, kind: GrammarKind) -> None:
-        """Make the first mask, which fills the lexer's tables. RequestError if the grammar allows no token at all."""
+        """Make the first mask, which fills the lexer's tables. RequestError if that fails or allows no token at all."""
         words = np.zeros(self.num_words, np.uint32)
         matcher.fill(words)
         if matcher.error is not None or not words.any():
@@ -125,8 +125,8 @@ class GrammarCompiler:
             raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}: {reason}")
 
     def _locate(self, text: str, reason: str) -> str:
-        """Return the JSON pointer of the smallest part of a schema that fails alone for the same reason; "" if
-        unknown."""
+        """Return " at #POINTER" of the smallest part of a schema that alone fails for the same reason, with " or below"
+        if MAX_LOCATE_TRIES parts did not suffice; "" if unknown."""
         try:
             schema = json.loads(text)
         except (ValueError, RecursionError):
@@ -138,7 +138,7 @@ class GrammarCompiler:
                 if budget < 0:
                     return f" at #{pointer} or below" if pointer else ""
                 inner = self._compile("json", json.dumps(part))
-                if inner.is_error() and _first_lines(inner.get_error()) == reason:
+                if inner.is_error() and _trimmed(inner.get_error()) == reason:
                     pointer, schema = pointer + step, part
                     break
             else:
@@ -178,8 +178,8 @@ def _quote(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _first_lines(error: str) -> str:
-    """Return the error without the parser's state, which is not about the grammar."""
+def _trimmed(error: str) -> str:
+    """Return an error of the library without the parser's state and empty lines, cut to MAX_ERROR_CHARACTERS."""
     lines = [line.rstrip() for line in error.split("<state>")[0].replace("<non-verbose/>", "").splitlines()]
     text = "\n".join(line for line in lines if line)
     text = {"NoExtensionBias": "no text of finite length conforms to it"}.get(text, text)
@@ -196,4 +196,4 @@ def _load_tokenizer(folder: Path, vocab_size: int, eos_token_ids: Sequence[int])
         eos = [token_id for token_id in eos_token_ids if token_id < size]
         return LLTokenizer(text, n_vocab=size, eos_token=eos or None)
     except ValueError as error:
-        raise RequestError(f"structured_outputs cannot be served with {path}: {_first_lines(str(error))}") from None
+        raise RequestError(f"structured_outputs cannot be served with {path}: {_trimmed(str(error))}") from None

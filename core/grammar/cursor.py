@@ -24,7 +24,7 @@ class GrammarCursor:
         self._known_mask: Words | None = None  # of the token after `ahead`
 
     def take(self, token_id: int) -> None:
-        """Advance by a token of the answer."""
+        """Advance by a token of the answer; AssertionError if `ahead` begins with another one."""
         if not self.ahead:
             self._known_mask = None
             self._matcher.consume([token_id])
@@ -33,7 +33,7 @@ class GrammarCursor:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the grammar is complete or has an error; cheap."""
+        """Whether the answer's tokens complete the grammar or have led to an error; cheap."""
         return not self.ahead and self._matcher.has_stopped
 
     @property
@@ -42,20 +42,22 @@ class GrammarCursor:
 
     @property
     def unmasked(self) -> Matcher | None:
-        """Return the matcher if it must make the next mask."""
+        """The matcher, if it must make the next mask; None if that mask is known."""
         return None if self.ahead or self._known_mask is not None else self._matcher
 
     def finish_mask(self, words: Words) -> None:
-        """Write the mask if it is known, or look ahead from the mask just made. words: its bits."""
+        """Write the mask of the next token to `words` if it is known, else look ahead from the one just made there."""
         if self.ahead:
-            _write_single(words, self.ahead[0])
+            words[:] = 0
+            words[self.ahead[0] // 32] = np.uint32(1 << self.ahead[0] % 32)
             return
         if self._known_mask is not None:
             words[:] = self._known_mask
         self._look_ahead(words)
 
     def _look_ahead(self, words: Words) -> None:
-        """Advance past tokens without an alternative. words: the mask of the next token."""
+        """Advance the matcher past at most MAX_AHEAD tokens without an alternative, and add them to `ahead`. words: the
+        mask of the next token."""
         while (token_id := self._single(words)) is not None and len(self.ahead) < MAX_AHEAD:
             self.ahead.append(token_id)
             self._matcher.consume([token_id])
@@ -73,8 +75,3 @@ class GrammarCursor:
         word = int(words[used[0]])
         token_id = int(used[0]) * 32 + word.bit_length() - 1
         return None if word & (word - 1) or token_id >= self._vocab_size else token_id
-
-
-def _write_single(words: Words, token_id: int) -> None:
-    words[:] = 0
-    words[token_id // 32] = np.uint32(1 << token_id % 32)

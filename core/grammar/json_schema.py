@@ -38,14 +38,14 @@ _KEYS = ("properties", "patternProperties", "additionalProperties", "required")
 
 
 def adapted(schema: Schema) -> Schema:
-    """Return a schema that the library compiles; `schema` accepts all its answers."""
+    """Translate a user's schema for the library: `schema` accepts all that the result accepts, annotations apart."""
     result = _Adapter(schema).adapt(schema, is_open=False)
     assert isinstance(result, dict)
     return result
 
 
 class _Adapter:
-    """Owns the root, which references point into, and the references being inlined."""
+    """Translates one schema. Owns the root, which references point into, and the references being inlined."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
@@ -53,7 +53,7 @@ class _Adapter:
         self._inlining: list[str] = []
 
     def adapt(self, schema: object, *, is_open: bool) -> object:
-        """is_open: a schema around this one closes it."""
+        """Return the translation of a part of the root. is_open: leave it open, since a schema around it closes it."""
         if not isinstance(schema, dict):
             return schema
         node = schema.copy()
@@ -76,7 +76,7 @@ class _Adapter:
         return result
 
     def resolve(self, schema: object) -> Schema:
-        """Return the target of a reference; {} if it is not found."""
+        """Return `schema` or, if it is a reference, the schema that it leads to; {} if that is not found."""
         for _ in range(16):
             if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
                 break
@@ -243,8 +243,8 @@ class _Names:
 
 
 def _join_patterns(node: Schema) -> Schema:
-    """Join each property with the patterns' schemas that match it, so that they are closed together; return these
-    patterns."""
+    """Join each property's schema with those of the patterns that match its name, so that they are closed together;
+    return these patterns."""
     own, patterns = node.get("properties"), node.get("patternProperties")
     joined: Schema = {}
     if isinstance(own, dict) and isinstance(patterns, dict):
@@ -282,7 +282,7 @@ def _close(node: Schema, found: _Names) -> None:
 
 
 def _num_parts(node: Schema) -> int:
-    """Count the schemas that `node` joins."""
+    """Count the schemas that `node` joins: one per branch of allOf, one each for anyOf, oneOf, $ref and for _KEYS."""
     num_branches = len(node["allOf"]) if isinstance(node.get("allOf"), list) else 0
     others = ("anyOf" in node, "oneOf" in node, "$ref" in node, bool(node.keys() & set(_KEYS)))
     return num_branches + sum(others)
@@ -303,7 +303,7 @@ def _values(schema: Schema) -> list[object]:
 
 
 def _difference(values: list[object], without: list[object]) -> list[object]:
-    """Compare as JSON does: true is not 1."""
+    """Return the values that are not in `without`, compared as JSON does: true is not 1."""
     texts = [json.dumps(each, sort_keys=True) for each in without]
     return [each for each in values if json.dumps(each, sort_keys=True) not in texts]
 

@@ -1,4 +1,4 @@
-"""GrammarLocalHost: a GrammarHost (manager.py) without a process, for the in-process engine."""
+"""GrammarLocalHost: a GrammarHost (host.py) without a process, for the in-process engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.grammar import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
-from .manager import HOST_IS_UP
+from .host import HOST_IS_UP
 
 if TYPE_CHECKING:
     from .server import GrammarServer

@@ -52,7 +52,7 @@ def _digits(count: int) -> str:
 
 
 def _closing(pattern: str, start: int) -> int:
-    """Return the end of the group around `start`; -1 if it has none."""
+    """Return the index of the bracket that closes the group around `start`; -1 if there is none."""
     depth = 1
     for found in re.compile(r"\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]|[()]").finditer(pattern, start):
         depth += (found[0] == "(") - (found[0] == ")")

@@ -4,7 +4,7 @@
       ▲                 └─ error, or longer than the deadline: the request fails
       └── the host was lost: all are opened again with the tokens they have
 
-A GrammarHost (process_host.py) compiles grammars and makes masks; nothing here waits for it. A request waits
+A GrammarHost (host.py) compiles grammars and makes masks; nothing here waits for it. A request waits
 (WaitReason.GRAMMAR) until its grammar is open. A host that ends or hangs is replaced: the grammars it was compiling
 are tried again one at a time, and fail if they end that host too; all others continue from their tokens.
 
@@ -16,51 +16,32 @@ together. The host gets them back as any other tokens, so the core may also igno
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple, Protocol
 
 from ...ipc.codec import decode_ids, encode_ids
 from ...ipc.errors import ErrorInfo, InternalError, RequestError, error_info
+from ...ipc.messages.base import FinishReason
 from ...ipc.messages.grammar import (
     AdvanceGrammars,
     CloseGrammars,
-    CoreToGrammar,
     GrammarOpened,
     GrammarsAdvanced,
-    GrammarToCore,
     OpenGrammar,
 )
+from ...ipc.messages.workers import TokenMask
+from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.sampling_params import SamplingParams
-from ..request import Ids, Request, WaitReason
-from .thought import OpenThought, tokens_after
+from ..request import Request, WaitReason
+from ..result_processor import NewTokens
+from ..scheduling.scheduler import Scheduler
+from .host import HOST_IS_UP, NUM_COMPILERS, GrammarHost, GrammarHostLost
+from .thought import OpenThought
 
-NUM_COMPILERS = 2  # grammars that are compiled at once
 START_TIMEOUT_S = 60.0  # until a new host has read the vocabulary; compilation times count from then
 ADVANCE_TIMEOUT_S = 5.0  # the library's fuel ends a mask after some 20 ms
-HOST_IS_UP = 0  # the grammar id of a host's first answer
 MAX_LOSSES = 3  # losses of the host without a new token before a request fails
-
-
-class GrammarHostLost(Exception):
-    """The host has ended; the next message starts a new one without any grammars."""
-
-
-class GrammarHost(Protocol):
-    """Compiles grammars and makes masks. `send` does not wait; `receive` returns the answers so far."""
-
-    @property
-    def has_process(self) -> bool:
-        """Whether a process runs, whose end `receive` reports."""
-
-    def send(self, message: CoreToGrammar) -> None: ...
-
-    def receive(self) -> list[GrammarToCore]:
-        """Return the answers so far; GrammarHostLost, once, if the host has ended."""
-
-    def stop(self) -> None:
-        """End the host at once; the next message starts a new one."""
 
 
 def may_jump(params: SamplingParams) -> bool:
@@ -82,48 +63,39 @@ class _Entry:
     request: Request
     thought: OpenThought  # before its end the grammar is not in force
     state: GrammarState = GrammarState.QUEUED
-    has_begun: bool = False  # was ready once: its request waits no longer
     is_proven: bool = False  # was compiled before, here or for an earlier core: it can be compiled
     is_suspect: bool = False  # was compiling when a host was lost: compile it alone
     num_losses: int = 0
-    late_tokens: list[int] = field(default_factory=list)  # received while opening
+    num_opened: int = 0  # output tokens that the host got when it opened the grammar
 
 
 @dataclass
 class _Fill:
     """The masks that the oldest step in flight waits for."""
 
-    serial: int
     grammar_ids: list[int]
     is_sent: bool = False
 
 
-class RequestMask(NamedTuple):
-    """The tokens allowed next in one answer."""
-
-    request: Request
-    bits: bytes
-    jump_tokens: list[int]  # jump-forward tokens; the mask allows only the first; []: several tokens are allowed
-
-
-@dataclass
-class GrammarUpdates:
-    """Answers and failures since the last `take`, in the order to apply them."""
-
-    ready: list[Request] = field(default_factory=list)
-    complete: list[Request] = field(default_factory=list)  # nothing can follow their tokens
-    failed: list[tuple[Request, ErrorInfo]] = field(default_factory=list)
-    masks: list[RequestMask] | None = None  # of requests that are unfinished
-
-
 class GrammarManager:
-    """Owns an entry for each unfinished request with a grammar. `now` is monotonic seconds everywhere."""
+    """Owns an entry for each unfinished request with a grammar, and the order for the masks of the oldest step."""
 
-    def __init__(self, host: GrammarHost, timeout_s: float, output_tokens: Callable[[Request], Ids]) -> None:
-        """output_tokens: returns a request's output tokens so far."""
-        self._host = host
-        self._timeout_s = timeout_s
-        self._output_tokens = output_tokens
+    def __init__(
+        self,
+        host: GrammarHost,
+        timeout_s: float,
+        clock: AwakeClock,
+        scheduler: Scheduler,
+        *,
+        send: Callable[[TokenMask], None],
+        end: Callable[[Request, FinishReason, ErrorInfo | None], None],
+        append: Callable[[list[tuple[Request, list[int]]]], NewTokens],
+    ) -> None:
+        """send: sends masks to the workers. end: finishes a request and drops it here. append: appends jump-forward
+        tokens to requests."""
+        self._host, self._timeout_s, self._clock, self._scheduler = host, timeout_s, clock, scheduler
+        self._send, self._end, self._append = send, end, append
+        self.is_active = False  # a request, a step in flight or an unanswered message has a grammar
         self._entry_by_id: dict[int, _Entry] = {}
         self._queue: deque[int] = deque()
         self._deadline_by_opening: dict[int, float] = {}  # all that the host compiles, even for finished requests
@@ -133,21 +105,23 @@ class GrammarManager:
         self._is_host_up = False
         self._advances: list[tuple[int, int]] = []  # grammar id, token: not sent yet
         self._is_host_waiting = False  # for one of them; jump-forward tokens need no hurry
-        self._serial = 0
+        self._masked_step = 0  # the last step with requested masks
         self._fill: _Fill | None = None
+        self._serial = 0  # of the newest fill
         self._num_unanswered = 0
         self._answer_deadline = 0.0
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, request: Request, now: float) -> None:
+    def add(self, request: Request) -> None:
         """Add a request, which waits until its grammar is ready."""
+        self.is_active = True
         request.grammar_id, self._next_id = self._next_id, self._next_id + 1
         request.waits_for.add(WaitReason.GRAMMAR)
-        thought = OpenThought(request.thought_end, self._output_tokens(request).tobytes())
+        thought = OpenThought(request.thought_end, self._scheduler.output_tokens(request).tobytes())
         self._entry_by_id[request.grammar_id] = _Entry(request, thought, is_proven=request.num_output_tokens > 0)
         self._queue.append(request.grammar_id)
-        self._open_queued(now)
+        self._open_queued()
 
     def drop(self, request: Request) -> None:
         """Drop a finished request. If its grammar is being compiled, the result is discarded."""
@@ -157,57 +131,63 @@ class GrammarManager:
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def advance(self, tokens: Iterable[tuple[int, int]], *, are_jump_tokens: bool = False) -> None:
-        """Note new tokens of these grammar ids. The next `flush` sends them, unless it has nothing but jump-forward
-        tokens, which came from the host."""
+    def advance(self, new: NewTokens, *, are_jump_tokens: bool = False) -> None:
+        """Note new tokens, which the next `_flush` sends to the host. Jump-forward tokens, which came from the host,
+        wait for other tokens or for an order for masks."""
         self._is_host_waiting |= not are_jump_tokens
-        for grammar_id, token_id in tokens:
+        for grammar_id, token_id in zip(new.token_owners.grammar_ids.tolist(), decode_ids(new.token_ids), strict=True):
             entry = self._entry_by_id.get(grammar_id)
-            if entry is not None and not entry.thought.is_over:
+            if entry is None:
+                continue
+            if not entry.thought.is_over:
                 entry.thought.append(token_id)
-                continue
-            if entry is None or entry.state is GrammarState.QUEUED:  # it opens with all tokens
-                continue
-            entry.num_losses = 0
-            if entry.state is GrammarState.READY:
-                self._advances.append((grammar_id, token_id))
-            else:
-                entry.late_tokens.append(token_id)
+            elif entry.state is not GrammarState.QUEUED:
+                entry.num_losses = 0
+                if entry.state is GrammarState.READY:  # else it gets all its tokens when it is open
+                    self._advances.append((grammar_id, token_id))
 
-    def want_masks(self, grammar_ids: Iterable[int]) -> bool:
-        """Request the masks of these answers' next tokens with the next `flush`; `take` returns them once. False if
-        none of the grammars is in force yet."""
-        entries = ((grammar_id, self._entry_by_id.get(grammar_id)) for grammar_id in grammar_ids)
-        held = [grammar_id for grammar_id, entry in entries if entry is None or entry.thought.is_over]
-        if held:
-            self._serial += 1
-            self._fill = _Fill(self._serial, held)
-        return bool(held)
+    def want_masks(self) -> None:
+        """Order the masks of the oldest step in flight, once: all tokens before its samples are known by now. If none
+        of its grammars is in force yet, send the workers an empty mask. Also send noted tokens."""
+        step = self._scheduler.ledger.oldest
+        if step is not None and step.step > self._masked_step and step.batch.grammar_ids:
+            self._masked_step = step.step
+            entries = ((grammar_id, self._entry_by_id.get(grammar_id)) for grammar_id in step.batch.grammar_ids)
+            held = [grammar_id for grammar_id, entry in entries if entry is None or entry.thought.is_over]
+            if held:
+                self._serial += 1
+                self._fill = _Fill(held)
+            else:
+                self._send_masks([], [])
+        self._flush()
 
     def forget_masks(self) -> None:
-        """Drop the request for masks of a lost step."""
-        self._fill = None
+        """Forget the order for masks: its step is lost with the workers. The steps of the new workers count from 1."""
+        self._fill, self._masked_step = None, 0
 
     @property
     def is_awaiting_masks(self) -> bool:
         return self._fill is not None
 
     @property
-    def is_idle(self) -> bool:
-        """Whether there is neither a request with a grammar nor anything that the host has not answered."""
-        return not (self._entry_by_id or self._deadline_by_opening or self._num_unanswered or self._fill)
+    def delays_next_step(self) -> bool:
+        """Whether the oldest step waits for masks. They may make more tokens known, so no step is scheduled before."""
+        step = self._scheduler.ledger.oldest
+        if step is None or not step.batch.grammar_ids:
+            return False
+        return step.step > self._masked_step or self._fill is not None
 
-    def flush(self, now: float) -> None:
-        """Send tokens and the request for masks. Masks are requested once all their grammars are open."""
+    def _flush(self) -> None:
+        """Send noted tokens to the host, if any was sampled, and the order for masks once its grammars are open."""
         fill, serial, mask_ids = self._fill, 0, list[int]()
         if fill is not None and not fill.is_sent:
             wanted = [grammar_id for grammar_id in fill.grammar_ids if grammar_id in self._entry_by_id]
             if all(self._entry_by_id[grammar_id].state is GrammarState.READY for grammar_id in wanted):
-                fill.is_sent, serial, mask_ids = True, fill.serial, wanted
+                fill.is_sent, serial, mask_ids = True, self._serial, wanted
         if not (self._advances and self._is_host_waiting) and not serial:
             return
         advances, self._advances, self._is_host_waiting = self._advances, [], False
-        self._host.send(
+        self._ask(
             AdvanceGrammars(
                 grammar_ids=encode_ids(grammar_id for grammar_id, _ in advances),
                 token_ids=encode_ids(token_id for _, token_id in advances),
@@ -215,30 +195,38 @@ class GrammarManager:
                 mask_ids=encode_ids(mask_ids),
             )
         )
+
+    def _ask(self, message: AdvanceGrammars) -> None:
+        """Send a message that the host must answer within ADVANCE_TIMEOUT_S."""
+        self._host.send(message)
         self._num_unanswered += 1
-        self._answer_deadline = now + ADVANCE_TIMEOUT_S
+        self._answer_deadline = self._clock.now + ADVANCE_TIMEOUT_S
 
-    # ── what the host has done ───────────────────────────────────────────────────────────────────────────────────
+    # ── answers of the host ──────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, now: float) -> GrammarUpdates:
-        """Apply the host's answers and the deadlines."""
-        news = GrammarUpdates()
+    def take(self) -> None:
+        """Apply the host's answers and the deadlines: admit, finish or fail requests, and send the masks of the oldest
+        step."""
+        if not (self.is_active or self._host.has_process):
+            return
+        self._clock.look()
         try:
             for message in self._host.receive():
                 if isinstance(message, GrammarOpened):
-                    self._on_opened(message, now, news)
+                    self._on_opened(message)
                 else:
-                    self._on_advanced(message, news)
+                    self._on_advanced(message)
         except GrammarHostLost as error:
-            self._on_loss(str(error), news)
-        self._expire(now, news)
-        self._open_queued(now)
-        self.flush(now)
-        return news
+            self._on_loss(str(error))
+        self._expire()
+        self._open_queued()
+        self._flush()
+        is_in_step = any(step.batch.grammar_ids for step in self._scheduler.ledger.entries)
+        self.is_active = is_in_step or bool(self._entry_by_id or self._deadline_by_opening or self._num_unanswered)
 
     @property
     def next_deadline(self) -> float | None:
-        """When to call `take` next if the host sends nothing."""
+        """When to call `take` next if the host sends nothing, by the clock; None: no deadline."""
         deadlines = [
             deadline
             for each, deadline in self._deadline_by_opening.items()
@@ -248,10 +236,10 @@ class GrammarManager:
             deadlines.append(self._answer_deadline)
         return min(deadlines, default=None)
 
-    def _on_opened(self, message: GrammarOpened, now: float, news: GrammarUpdates) -> None:
+    def _on_opened(self, message: GrammarOpened) -> None:
         if message.grammar_id == HOST_IS_UP:
             self._is_host_up = True
-            self._deadline_by_opening = dict.fromkeys(self._deadline_by_opening, now + self._timeout_s)
+            self._deadline_by_opening = dict.fromkeys(self._deadline_by_opening, self._clock.now + self._timeout_s)
             return
         self._deadline_by_opening.pop(message.grammar_id, None)
         self._late.discard(message.grammar_id)
@@ -262,90 +250,103 @@ class GrammarManager:
             return
         entry.state, entry.is_suspect = GrammarState.READY, False
         if message.error is not None:
-            news.failed.append((entry.request, message.error))
+            self._end(entry.request, "error", message.error)
         elif message.is_complete:
-            news.complete.append(entry.request)
-        elif not entry.has_begun:
-            entry.has_begun = entry.is_proven = True
-            news.ready.append(entry.request)
-        self._advances += [(message.grammar_id, token_id) for token_id in entry.late_tokens]
-        self._is_host_waiting = True
-        entry.late_tokens = []
+            self._end(entry.request, "stop", None)
+        else:
+            entry.is_proven = True
+            self._scheduler.waiting.release(entry.request, WaitReason.GRAMMAR)
+            num_had = max(entry.num_opened, entry.thought.num_tokens)
+            late_ids = self._scheduler.output_tokens(entry.request)[num_had:].tolist()
+            self._advances += [(message.grammar_id, token_id) for token_id in late_ids]
+            self._is_host_waiting = True
 
-    def _on_advanced(self, message: GrammarsAdvanced, news: GrammarUpdates) -> None:
+    def _on_advanced(self, message: GrammarsAdvanced) -> None:
         self._num_unanswered -= 1
         self._num_until_sign = max(self._num_until_sign - 1, 0)
         for failure in message.failures:
-            if failure.grammar_id in self._entry_by_id:
-                news.failed.append((self._entry_by_id[failure.grammar_id].request, failure.error))
+            if (entry := self._entry_by_id.get(failure.grammar_id)) is not None:
+                self._end(entry.request, "error", failure.error)
         for grammar_id in decode_ids(message.complete_ids):
-            if grammar_id in self._entry_by_id:
-                news.complete.append(self._entry_by_id[grammar_id].request)
-        if self._fill is None or message.serial != self._fill.serial:
-            return
-        self._fill = None
-        news.masks = self._masks_of(message)
+            if (entry := self._entry_by_id.get(grammar_id)) is not None:
+                self._end(entry.request, "stop", None)
+        if self._fill is not None and message.serial == self._serial:
+            self._fill = None
+            self._on_masks(message)
 
-    def _masks_of(self, message: GrammarsAdvanced) -> list[RequestMask]:
-        """Decode the masks of unfinished requests."""
+    def _on_masks(self, message: GrammarsAdvanced) -> None:
+        """Send the masks of requests that have a row, and append their jump-forward tokens, so that the next step
+        computes them together. A single one is left to the step in flight, which samples it."""
         ids, counts, forced = (decode_ids(frame) for frame in (message.mask_ids, message.jump_counts, message.jump_ids))
-        width, start, masks = len(message.bits) // max(len(ids), 1), 0, list[RequestMask]()
+        width, start = len(message.bits) // max(len(ids), 1), 0
+        rows, bits, jumps = list[int](), list[bytes](), list[tuple[Request, list[int]]]()
         for i, (grammar_id, count) in enumerate(zip(ids, counts, strict=True)):
             entry = self._entry_by_id.get(grammar_id)
-            if entry is not None:
-                bits = message.bits[i * width : (i + 1) * width]
-                masks.append(RequestMask(entry.request, bits, forced[start : start + count].tolist()))
+            if entry is not None and entry.request.row >= 0:
+                rows.append(entry.request.row)
+                bits.append(message.bits[i * width : (i + 1) * width])
+                if count > 1 and may_jump(entry.request.params):
+                    jumps.append((entry.request, forced[start : start + count].tolist()))
             start += count
-        return masks
+        self._send_masks(rows, bits)
+        if jumps:
+            self.advance(self._append(jumps), are_jump_tokens=True)
+
+    def _send_masks(self, rows: list[int], bits: list[bytes]) -> None:
+        """Send the masks of the oldest step. A row that got another request since the step ignores its mask."""
+        self._send(
+            TokenMask(
+                step=self._masked_step,
+                core_epoch=self._scheduler.core_epoch,
+                generation=self._scheduler.generation,
+                rows=encode_ids(rows),
+                bits=b"".join(bits),
+            )
+        )
 
     # ── trouble ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _expire(self, now: float, news: GrammarUpdates) -> None:
+    def _expire(self) -> None:
         """Fail grammars that compile for too long; replace a host that hangs."""
+        now = self._clock.now
         if self._num_unanswered and now >= self._answer_deadline:
-            self._replace_host([], news)
+            self._replace_host([])
             return
         if self._late and not self._num_until_sign:
-            self._fail_late(now, news)
+            self._fail_late()
         overdue = [each for each, deadline in self._deadline_by_opening.items() if now >= deadline]
         if not self._late.issuperset(overdue):
             self._late.update(overdue)
-            self._ask_for_sign(now)
+            self._ask(AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=0))  # a hung host gives no answer
+            self._num_until_sign = self._num_unanswered
 
-    def _ask_for_sign(self, now: float) -> None:
-        """Send the host a message that it must answer, to tell a slow grammar from a hung host."""
-        self._host.send(AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=0))
-        self._num_unanswered += 1
-        self._num_until_sign = self._num_unanswered
-        self._answer_deadline = now + ADVANCE_TIMEOUT_S
-
-    def _fail_late(self, now: float, news: GrammarUpdates) -> None:
-        """Fail the late grammars of a host that still answers; a grammar that was compiled before is tried again."""
-        failed = {request for request, _ in news.failed}
+    def _fail_late(self) -> None:
+        """Fail late grammars of a live host; retry proven ones. Replace it if they block its compilers."""
+        now = self._clock.now
         for grammar_id in self._late:
             entry = self._entry_by_id.get(grammar_id)
             if entry is not None and entry.is_proven:
                 self._deadline_by_opening[grammar_id] = now + self._timeout_s
-            elif entry is not None and entry.request not in failed:
+            elif entry is not None:
                 limit = self._timeout_s if self._is_host_up else START_TIMEOUT_S
                 error = RequestError(
                     f"structured_outputs was not compiled within {limit:g} s: simplify it or raise --grammar-timeout-s"
                 )
-                news.failed.append((entry.request, error_info(error)))
+                self._end(entry.request, "error", error_info(error))
         stuck = [each for each in self._late if self._deadline_by_opening[each] <= now]
         self._late.intersection_update(stuck)
         if len(stuck) == NUM_COMPILERS:
-            self._replace_host(stuck, news)
+            self._replace_host(stuck)
 
-    def _replace_host(self, stuck: list[int], news: GrammarUpdates) -> None:
-        """Replace the host; the openings in `stuck` have failed."""
+    def _replace_host(self, stuck: list[int]) -> None:
+        """Stop a host that hangs, so that the next message starts another; the openings in `stuck` have failed."""
         self._host.stop()
         for grammar_id in stuck:
             del self._deadline_by_opening[grammar_id]
-        self._on_loss("it did not answer in time", news)
+        self._on_loss("it did not answer in time")
 
-    def _on_loss(self, reason: str, news: GrammarUpdates) -> None:
-        """Queue all grammars to be opened again; fail those that end every host."""
+    def _on_loss(self, reason: str) -> None:
+        """Queue all grammars to be opened by the next host; fail those that ended a host alone, or MAX_LOSSES hosts."""
         suspects, self._deadline_by_opening = list(self._deadline_by_opening), {}
         masked = self._fill.grammar_ids if self._fill is not None and self._fill.is_sent else []
         blamed = frozenset(suspects or masked)
@@ -353,32 +354,29 @@ class GrammarManager:
         self._late.clear()
         if self._fill is not None:
             self._fill.is_sent = False
-        failed = {request for request, _ in news.failed}
         self._queue.clear()
-        for grammar_id, entry in self._entry_by_id.items():
+        for grammar_id, entry in list(self._entry_by_id.items()):
             was_suspect = entry.is_suspect
-            entry.state, entry.late_tokens = GrammarState.QUEUED, []
+            entry.state = GrammarState.QUEUED
             entry.is_suspect |= grammar_id in suspects
             entry.num_losses += grammar_id in blamed
-            if entry.request in failed:
-                continue
             if suspects == [grammar_id] and was_suspect and not entry.is_proven:
                 error: Exception = RequestError(
                     f"structured_outputs ended its compiler ({reason}): it is nested too deep or too large; simplify it"
                 )
-                news.failed.append((entry.request, error_info(error)))
+                self._end(entry.request, "error", error_info(error))
             elif entry.num_losses >= MAX_LOSSES:
                 error = InternalError(
                     f"the grammar process has ended {MAX_LOSSES} times at this request; last: {reason}"
                 )
-                news.failed.append((entry.request, error_info(error)))
-            elif entry.has_begun:
-                self._queue.appendleft(grammar_id)  # a step may wait for it
-            else:
+                self._end(entry.request, "error", error_info(error))
+            elif WaitReason.GRAMMAR in entry.request.waits_for:
                 self._queue.append(grammar_id)
+            else:
+                self._queue.appendleft(grammar_id)  # a step may wait for it
 
-    def _open_queued(self, now: float) -> None:
-        """Open queued grammars, NUM_COMPILERS at once; a suspect alone."""
+    def _open_queued(self) -> None:
+        """Open queued grammars while fewer than NUM_COMPILERS are being compiled; a suspect is compiled alone."""
         while self._queue and len(self._deadline_by_opening) < NUM_COMPILERS:
             entry = self._entry_by_id.get(self._queue[0])
             opening = (self._entry_by_id.get(grammar_id) for grammar_id in self._deadline_by_opening)
@@ -388,12 +386,15 @@ class GrammarManager:
                 return
             grammar_id = self._queue.popleft()
             if entry is not None:
-                self._open(grammar_id, entry, now)
+                self._open(grammar_id, entry)
 
-    def _open(self, grammar_id: int, entry: _Entry, now: float) -> None:
+    def _open(self, grammar_id: int, entry: _Entry) -> None:
         params = entry.request.params.structured_outputs
         assert params is not None, "only requests with a grammar come here"
-        tokens = tokens_after(entry.request.thought_end, self._output_tokens(entry.request).tobytes())
-        self._host.send(OpenGrammar(grammar_id=grammar_id, kind=params.kind, text=params.text, token_ids=tokens))
+        tokens = self._scheduler.output_tokens(entry.request)
+        frame = tokens[entry.thought.num_tokens :].tobytes()
+        self._host.send(OpenGrammar(grammar_id=grammar_id, kind=params.kind, text=params.text, token_ids=frame))
+        entry.num_opened = len(tokens)
         entry.state = GrammarState.OPENING
-        self._deadline_by_opening[grammar_id] = now + (self._timeout_s if self._is_host_up else START_TIMEOUT_S)
+        limit = self._timeout_s if self._is_host_up else START_TIMEOUT_S
+        self._deadline_by_opening[grammar_id] = self._clock.now + limit

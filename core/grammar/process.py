@@ -12,25 +12,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import zmq
 
-from ...ipc.codec import Decoder, encode
+from ...ipc.channel import Channel
+from ...ipc.child import limit_address_space, run_child
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ErrorInfo, InternalError, error_info
 from ...ipc.messages.grammar import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
-from ...ipc.process import log
 from ...ipc.process.faults import maybe_fail
-from ...ipc.process.lifeline import start_lifeline
-from ...ipc.process.signals import ignore_group_signals
-from ...ipc.process.title import set_title
 from ...ipc.sockets import new_socket
 from .compiler import Matcher
-from .manager import HOST_IS_UP, NUM_COMPILERS
+from .host import HOST_IS_UP, NUM_COMPILERS
 from .server import GrammarServer
 
 STACK_BYTES = 512 << 20  # of address space; pages are touched as they are needed
@@ -38,13 +34,16 @@ ADDRESS_SPACE_BYTES = 8 << 30  # largest memory before this process ends
 
 
 class GrammarProcess:
-    """Owns the socket to the core and the compiling threads; `run` serves until the core ends it."""
+    """Owns the channel to the core and the compiling threads; `run` serves until the core ends it."""
+
+    supervisor = None
 
     def __init__(self, spec: EngineSpec, address: str) -> None:
         self._server = GrammarServer(spec)
-        self._decoder: Decoder[CoreToGrammar] = Decoder(CoreToGrammar)
-        self._core = new_socket(zmq.Context.instance(), zmq.DEALER)
-        self._core.bind(address)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = new_socket(self._context, zmq.DEALER)
+        socket.bind(address)
+        self._core: Channel[CoreToGrammar, GrammarToCore] = Channel(socket, CoreToGrammar, "core")
         threading.stack_size(STACK_BYTES)
         self._pool = ThreadPoolExecutor(NUM_COMPILERS, thread_name_prefix="compile")
         self._wake_read, self._wake_write = os.pipe()
@@ -52,14 +51,14 @@ class GrammarProcess:
 
     def run(self) -> None:
         self._server.prepare()
-        self._tell(GrammarOpened(grammar_id=HOST_IS_UP))
+        self._core.send(GrammarOpened(grammar_id=HOST_IS_UP))
         poller = zmq.Poller()
-        poller.register(self._core, zmq.POLLIN)
+        poller.register(self._core.socket, zmq.POLLIN)
         poller.register(self._wake_read, zmq.POLLIN)
         while True:
             ready = dict(poller.poll())
-            if self._core in ready:
-                self._obey(self._decoder.decode(self._core.recv()))
+            if self._core.socket in ready and (message := self._core.receive_one()) is not None:
+                self._obey(message)
             if self._wake_read in ready:
                 os.read(self._wake_read, 4096)
                 self._take_compiled()
@@ -73,16 +72,16 @@ class GrammarProcess:
             self._server.close(message.grammar_ids)
         else:
             maybe_fail("grammar.advance")
-            self._tell(self._server.advance(message))
+            self._core.send(self._server.advance(message))
 
     def _take_compiled(self) -> None:
         for grammar_id, future in list(self._compiling.items()):
             if future.done():
                 del self._compiling[grammar_id]
-                self._tell(self._server.open(grammar_id, _result_of(future)))
+                self._core.send(self._server.open(grammar_id, _result_of(future)))
 
-    def _tell(self, message: GrammarToCore) -> None:
-        self._core.send(encode(message))
+    def close(self) -> None:
+        self._context.destroy(linger=0)
 
 
 def _result_of(future: Future[Matcher | ErrorInfo]) -> Matcher | ErrorInfo:
@@ -92,20 +91,13 @@ def _result_of(future: Future[Matcher | ErrorInfo]) -> Matcher | ErrorInfo:
     return future.result()
 
 
-def main() -> None:
-    ignore_group_signals()
+def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenloom grammar", description="Makes token masks; started by the core.")
     parser.add_argument("--address", required=True)
     arguments = parser.parse_args()
-    set_title("tokenloom grammar")
-    start_lifeline()
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    spec = EngineSpec.from_environment()
-    log.configure("grammar", spec.config.log_level)
-    GrammarProcess(spec, arguments.address).run()
+    limit_address_space(ADDRESS_SPACE_BYTES)
+    return run_child("grammar", lambda spec: GrammarProcess(spec, arguments.address))
 
 
 if __name__ == "__main__":
-    main()
-    sys.exit(0)
+    sys.exit(main())

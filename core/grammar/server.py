@@ -25,7 +25,7 @@ PARALLEL_FROM = 1 << 17  # bits of masks in a step: with fewer, one thread is do
 
 
 class GrammarServer:
-    """Owns the compiler, made with the first grammar, and the cursor of each answer."""
+    """Owns the compiler, made at its first use, and the cursor of each answer."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -36,12 +36,12 @@ class GrammarServer:
         self._executor = LLExecutor(max(1, min((os.cpu_count() or 1) // 2, 8)))
 
     def prepare(self) -> None:
-        """Read the vocabulary; if that fails, each request gets the error."""
+        """Read the vocabulary now. A failure raises nothing here: each request gets the error."""
         with contextlib.suppress(RequestError):
             self._shared_compiler()
 
     def compile(self, message: OpenGrammar) -> Matcher | ErrorInfo:
-        """Return a matcher after the answer's tokens, or the error."""
+        """Compile a grammar; return its matcher, advanced by the answer's tokens, or the error."""
         try:
             matcher = self._shared_compiler().compile(message.kind, message.text)
         except RequestError as error:
@@ -60,7 +60,7 @@ class GrammarServer:
             return self._compiler
 
     def open(self, grammar_id: int, compiled: Matcher | ErrorInfo) -> GrammarOpened:
-        """Add the result of `compile`."""
+        """Add a cursor for the result of `compile`, unless that is an error; return the answer to the core."""
         if isinstance(compiled, ErrorInfo):
             return GrammarOpened(grammar_id=grammar_id, error=compiled)
         self._answer_by_id[grammar_id] = GrammarCursor(compiled, self._spec.model.vocab_size)
@@ -71,7 +71,7 @@ class GrammarServer:
             self._answer_by_id.pop(grammar_id, None)
 
     def advance(self, message: AdvanceGrammars) -> GrammarsAdvanced:
-        """Advance the cursors and make the masks. Closed grammars are skipped."""
+        """Advance the cursors and make the masks. Skip closed grammars; close those that are complete or failed."""
         failures: list[GrammarFailure] = []
         complete: list[int] = []
         for grammar_id, token_id in zip(decode_ids(message.grammar_ids), decode_ids(message.token_ids), strict=True):
@@ -106,7 +106,7 @@ class GrammarServer:
         )
 
     def _masks(self, answers: list[GrammarCursor]) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
-        """[n, ceil(vocab_size / 32)] of the model's vocabulary."""
+        """Compute the masks of the next tokens: [n, ceil(vocab_size / 32)], for the model's vocabulary."""
         if not answers:
             return np.zeros((0, self._num_words), np.uint32)
         width = self._shared_compiler().num_words

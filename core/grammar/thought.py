@@ -6,24 +6,19 @@ from ...ipc.codec import decode_ids
 
 
 class OpenThought:
-    """Gets each token of the answer in order, until `is_over`."""
+    """Detector of a thought's end: `append` gets each token of the answer in order, until `is_over`."""
 
     def __init__(self, end: bytes, tokens: bytes) -> None:
         """Both int32. end: tokens that end the thought; empty: there is no thought. tokens: of the answer so far."""
         self._end = decode_ids(end).tolist()
         self._recent: list[int] = []
         self.is_over = not end
+        self.num_tokens = 0  # of the thought so far, with its end
         for token_id in decode_ids(tokens):
             if not self.is_over:
                 self.append(token_id)
 
     def append(self, token_id: int) -> None:
+        self.num_tokens += 1
         self._recent = [*self._recent, token_id][-len(self._end) :]
         self.is_over = self._recent == self._end
-
-
-def tokens_after(end: bytes, tokens: bytes) -> bytes:
-    """Return the tokens of an answer after the thought that it begins with, int32."""
-    width = len(end)
-    places = (place for place in range(width, len(tokens) + 1, 4) if tokens[place - width : place] == end)
-    return tokens[next(places, len(tokens)) :]

@@ -15,12 +15,12 @@ KEY_BYTES = 32
 
 
 def random_namespace() -> bytes:
-    """Return a root that no other load of weights has."""
+    """Return a new random root: no key under it equals a key under another root."""
     return secrets.token_bytes(KEY_BYTES)
 
 
 def salted_root(namespace: bytes, salt: str) -> bytes:
-    """Return the root of requests with `salt`."""
+    """Return the root of requests with the cache_salt `salt`: no other requests find their blocks."""
     return hashlib.sha256(namespace + b"salt" + salt.encode()).digest()
 
 

@@ -18,15 +18,15 @@ class BlockObserver(Protocol):
     """Follows the cached content of a pool: a record of it, or an outer tier that copies it."""
 
     def written(self, group: int, block: int, key: bytes) -> None:
-        """The workers have written the block; its content can be read."""
+        """Note that the workers have written the block: its content can be read."""
         ...
 
     def evicted(self, group: int, block: int, key: bytes) -> None:
-        """The block leaves the index; the next step may overwrite it."""
+        """Note that the block leaves the index: the next step may overwrite it."""
         ...
 
     def cleared(self, group: int) -> None:
-        """All content is void."""
+        """Note that the content of all blocks is void."""
         ...
 
 
@@ -114,15 +114,12 @@ class BlockPool:
                     observer.written(self.group, block, key)
 
     def lookup(self, key: bytes) -> int | None:
-        """Return the block with this content."""
+        """Return the block with this content, without a reference to it; None if there is none."""
         return self._block_by_key.get(key)
 
-    def is_referenced(self, block: int) -> bool:
-        return self._ref_count[block] > 0
-
-    def is_exclusive(self, block: int) -> bool:
-        """Whether exactly one request references the block."""
-        return self._ref_count[block] == 1
+    def ref_count(self, block: int) -> int:
+        """Return how many requests reference the block."""
+        return self._ref_count[block]
 
     def sample(self, count: int) -> bytes:
         """Return the states of at most `count` blocks, evenly spread: 0 empty, 1 free and cached, 2 used by one
@@ -134,13 +131,13 @@ class BlockPool:
         )
 
     def drop_idle_keys(self) -> None:
-        """Evict the content of free blocks."""
+        """Remove the keys of free blocks from the index, so that `lookup` finds them no more."""
         for block in self._free:
             if self._key_by_block[block] is not None:
                 self._drop_key(block)
 
     def clear_index(self) -> None:
-        """Evict all content: the blocks were lost, or hold values of other weights."""
+        """Remove all keys from the index: the blocks were lost, or hold values of other weights."""
         self._block_by_key.clear()
         self._key_by_block = [None] * self.num_blocks
         self._pending = []
@@ -156,7 +153,7 @@ class BlockPool:
             observer.evicted(self.group, block, key)
 
     def check_invariants(self, tables: Iterable[Iterable[int]]) -> None:
-        """AssertionError unless the pool is consistent with the block tables of all running requests."""
+        """Raise AssertionError unless the pool is consistent with the block tables of all running requests."""
         expected = Counter(block for table in tables for block in table)
         assert NULL_BLOCK not in expected, "a request holds the null block"
         for block in range(1, self.num_blocks):

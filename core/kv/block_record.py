@@ -21,10 +21,10 @@ _NO_KEY = bytes(KEY_BYTES)
 
 
 class BlockRecord:
-    """A BlockObserver that owns the file. It covers one KV group."""
+    """The file of content keys, kept up to date as a BlockObserver. It covers one KV group."""
 
     def __init__(self, path: Path, num_blocks: int, generation: int) -> None:
-        """Open or create the file; content of another generation is dropped."""
+        """Open or create the file, without content of another generation; ConfigError if the disk is full."""
         size = _HEAD_BYTES + num_blocks * KEY_BYTES
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -69,11 +69,11 @@ class BlockRecord:
         self._map[start:] = bytes(len(self._map) - start)
 
     def change_namespace(self, namespace: bytes) -> None:
-        """Make all keys of the namespace before unfindable."""
+        """Store a new namespace; no request finds the keys of the former one again."""
         self._write(0, namespace)
 
     def begin_generation(self, generation: int) -> None:
-        """Note the generation of a new worker group, after `cleared`."""
+        """Store the generation of a new worker group, after `cleared`."""
         self._map[:_HEAD_BYTES] = _head(generation)
 
     def _read(self, block: int) -> bytes:

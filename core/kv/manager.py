@@ -18,7 +18,7 @@ class KVCacheManager:
     def __init__(
         self, num_blocks: int, block_size: int, enable_prefix_caching: bool, record: BlockRecord | None = None
     ) -> None:
-        """record: the content of the blocks, kept from the core before this one for the next."""
+        """record: file with the content of the blocks, from the core before this one and for the next."""
         observers, known = ([], None) if record is None else ([record], record.key_by_block)
         self.pool = BlockPool(num_blocks, observers, known)
         self.block_size = block_size
@@ -55,16 +55,16 @@ class KVCacheManager:
     def num_missing(self, request: Request, computed: list[int], num_reserved: int) -> int:
         """Return how many blocks the pool lacks to hold all known tokens of the request, with `num_reserved` blocks
         left for others. 0 or less: it fits."""
-        num_idle_hits = sum(not self.pool.is_referenced(block) for block in computed)
+        num_idle_hits = sum(not self.pool.ref_count(block) for block in computed)
         num_new = self.num_blocks_for(request.num_tokens) - len(computed)
         return num_new + num_idle_hits + num_reserved - self.pool.num_free
 
     def num_freed_by(self, request: Request, kept: list[int]) -> int:
         """Return how many blocks become free with `request`, not counting those in `kept`."""
-        return sum(self.pool.is_exclusive(block) for block in set(request.block_ids).difference(kept))
+        return sum(self.pool.ref_count(block) == 1 for block in set(request.block_ids).difference(kept))
 
     def take_computed(self, request: Request, computed: list[int]) -> None:
-        """Start the request's table with the blocks found by get_computed_blocks."""
+        """Start the request's table with the blocks found by get_computed_blocks, and count them as hits."""
         assert not request.block_ids, "a request starts with an empty table"
         self.pool.touch(computed)
         request.block_ids = list(computed)
@@ -80,8 +80,8 @@ class KVCacheManager:
         return blocks
 
     def cache_blocks(self, request: Request, num_blocks: int) -> None:
-        """Let other requests find the first `num_blocks` blocks. All their tokens are known, and the steps that write
-        them are sent. The number never falls."""
+        """Let other requests find the first `num_blocks` blocks of this one. All their tokens must be known, and the
+        steps that write them scheduled; a call never has a smaller number than the one before."""
         if self._is_caching or request.cache_root is not None:
             for i in range(request.num_cached_blocks, num_blocks):
                 self.pool.cache_block(request.block_ids[i], self._key(request, i))
@@ -100,7 +100,7 @@ class KVCacheManager:
             self._record.change_namespace(self._namespace)
 
     def forget_idle(self) -> None:
-        """Empty the cache for later requests. The tables of running requests stay."""
+        """Make all cached blocks unfindable, and drop the keys of free ones. Running requests keep their blocks."""
         self.pool.drop_idle_keys()
         self.change_namespace()
 

@@ -53,7 +53,7 @@ class ControlQueue:
             self._engine.pause(order.mode if order.action in ("pause", "sleep") else "keep")
 
     def tick(self) -> None:
-        """Continue with the controls as far as the engine is quiet. Workers are present."""
+        """Run queued controls until one must wait for a quiet engine or for the workers, which must be present."""
         while self.orders and not self._is_at_work:
             _, order = self.orders[0]
             if order.action not in ("resume", "wake_up", "reset_prefix_cache") and not self._engine.is_quiet:
@@ -79,7 +79,7 @@ class ControlQueue:
         return self._engine.asleep
 
     def on_reloaded(self) -> None:
-        """Finish the reload: every rank has the new holding, and so will workers that replace them."""
+        """Finish the current reload, sleep or wake_up: all ranks, and workers to replace them, have the new holding."""
         if self._is_at_work:
             self._engine.asleep = self._asleep_after(self.orders[0][1])
             self._end_pause(None)
@@ -101,8 +101,8 @@ class ControlQueue:
         self._end_pause(InternalError(f"{action} failed: {error}") if error else None)
 
     def on_workers_lost(self, reason: str) -> None:
-        """Handle the end of the workers; new ones have the former holding. Sleep and wake_up are tried once more, all
-        else fails."""
+        """Fail the control that the lost workers carried out, if any: new ones have the former holding. Sleep and
+        wake_up are tried once more first."""
         self._is_recording = False
         if not self._is_at_work:
             return

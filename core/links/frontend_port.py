@@ -7,17 +7,15 @@ end, and it submits them again when it is back.
 from __future__ import annotations
 
 import logging
-import time
 
 import zmq
 
-from ...ipc.codec import Decoder, encode
+from ...ipc.channel import Channel
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ProtocolError, error_info
 from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Pong, Refused, Unknown, Welcome
 from ...ipc.messages.core import AbortRequests, CoreToFrontend, EngineControl, EngineCoreRequest, FrontendToCore
-from ...ipc.process import log
-from ...ipc.sockets import new_socket, receive
+from ...ipc.sockets import new_socket
 from ..engine import EngineCore
 from .control_queue import ControlQueue
 
@@ -27,44 +25,38 @@ INTAKE_S = 0.001  # longest time to receive between two steps
 
 
 class FrontendPort:
-    """Binds at once, so that frontends may connect at any time. `frontend_id` numbers those that have sent Hello."""
+    """Socket to the frontends, bound at once: they may connect at any time. `frontend_id` numbers those that have sent
+    Hello."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec) -> None:
-        self.socket = new_socket(context, zmq.ROUTER)
-        self.socket.bind(spec.address("core"))
+        socket = new_socket(context, zmq.ROUTER)
+        socket.bind(spec.endpoints.core)
+        self._channel: Channel[FrontendToCore, CoreToFrontend] = Channel(socket, FrontendToCore, "frontends")
         self._spec = spec
-        self._decoder: Decoder[FrontendToCore] = Decoder(FrontendToCore)
         self._frontend_by_identity: dict[bytes, int] = {}
         self._identity_by_frontend: dict[int, bytes] = {}
-        self._num_greeted = self._num_malformed = 0
+        self._num_greeted = 0
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        return self._channel.socket
 
     def receive(self, engine: EngineCore, controls: ControlQueue) -> None:
         """Handle received messages, for at most INTAKE_S."""
-        deadline = time.monotonic() + INTAKE_S
-        for identity, frame in receive(self.socket, num_parts=2):
+        for identity, message in self._channel.receive_from(INTAKE_S):
             try:
-                self._on_message(identity, self._decoder.decode(frame), engine, controls)
+                self._on_message(identity, message, engine, controls)
             except ProtocolError as error:
-                self._num_malformed += 1
-                if log.is_worth_a_line(self._num_malformed):
-                    logger.warning("%d malformed from frontends; the last: %s", self._num_malformed, error)
-            if time.monotonic() > deadline:
-                return
+                self._channel.count_malformed(error)
 
     def _on_message(self, identity: bytes, message: FrontendToCore, engine: EngineCore, controls: ControlQueue) -> None:
         frontend_id = self._frontend_by_identity.get(identity)
         if isinstance(message, Hello):
             self._greet(identity, message, engine)
         elif frontend_id is None:
-            self._send(identity, Unknown())
-        elif isinstance(message, EngineCoreRequest):
-            engine.add_request(frontend_id, message)
-        elif isinstance(message, AbortRequests):
-            engine.abort(frontend_id, message.keys)
-        elif isinstance(message, EngineControl):
-            controls.add(frontend_id, message)
-        elif isinstance(message, Ping):
-            self._send(identity, Pong())
+            self._channel.send_to(identity, Unknown())
+        elif (reply := handle(frontend_id, message, engine, controls)) is not None:
+            self._channel.send_to(identity, reply)
 
     def _greet(self, identity: bytes, hello: Hello, engine: EngineCore) -> None:
         mine = (PROTOCOL_VERSION, self._spec.run_id, self._spec.fingerprint)
@@ -73,7 +65,7 @@ class FrontendPort:
                 f"a frontend of protocol {hello.protocol_version}, run {hello.run_id} spoke to a core of protocol "
                 f"{PROTOCOL_VERSION}, run {self._spec.run_id}"
             )
-            self._send(identity, Refused(error=error_info(error)))
+            self._channel.send_to(identity, Refused(error=error_info(error)))
             return
         if (known := self._frontend_by_identity.get(identity)) is not None:
             engine.drop_frontend(known)  # it has reconnected and submits its requests again
@@ -81,33 +73,36 @@ class FrontendPort:
             self._frontend_by_identity[identity] = self._num_greeted
             self._identity_by_frontend[self._num_greeted] = identity
             self._num_greeted += 1
-        self._send(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
+        self._channel.send_to(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
 
     def send_outputs(self, engine: EngineCore) -> None:
         """Send the outputs of the engine; the requests of a frontend that is gone end."""
         for frontend_id, outputs in engine.take_outputs():
             identity = self._identity_by_frontend.get(frontend_id)
-            if identity is not None and not self._send(identity, outputs):
+            if identity is not None and not self._channel.send_to(identity, outputs):
                 self.lose(identity, engine)
 
     def answer(self, frontend_id: int, message: CoreToFrontend) -> None:
         """Send a message to a frontend, if it is still there."""
         if (identity := self._identity_by_frontend.get(frontend_id)) is not None:
-            self._send(identity, message)
-
-    def _send(self, identity: bytes, message: CoreToFrontend) -> bool:
-        """Send; False if the frontend is gone."""
-        try:
-            self.socket.send_multipart([identity, encode(message)])
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return False
-        return True
+            self._channel.send_to(identity, message)
 
     def lose(self, identity: bytes, engine: EngineCore) -> None:
-        """End the requests of a frontend that is gone."""
+        """Forget a frontend that is gone, and end its requests."""
         frontend_id = self._frontend_by_identity.pop(identity, None)
         if frontend_id is not None:
             del self._identity_by_frontend[frontend_id]
             logger.warning("a frontend is gone: its %d requests end", engine.drop_frontend(frontend_id))
+
+
+def handle(frontend_id: int, message: FrontendToCore, engine: EngineCore, controls: ControlQueue) -> Pong | None:
+    """Apply a message of a frontend that has sent Hello. Returns the reply, if there is one at once."""
+    if isinstance(message, EngineCoreRequest):
+        engine.add_request(frontend_id, message)
+    elif isinstance(message, AbortRequests):
+        engine.abort(frontend_id, message.keys)
+    elif isinstance(message, EngineControl):
+        controls.add(frontend_id, message)
+    elif isinstance(message, Ping):
+        return Pong()
+    return None

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Never
 
 import zmq
 
-from ...ipc.codec import Decoder, encode
+from ...ipc.channel import Channel
+from ...ipc.codec import encode
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.errors import EngineDead, ProtocolError
-from ...ipc.messages.base import Holding
+from ...ipc.errors import EngineDead
+from ...ipc.messages.base import Holding, Rank
 from ...ipc.messages.workers import (
     ControlAck,
     ModelRunnerOutput,
@@ -30,8 +32,7 @@ from ...ipc.messages.workers import (
     WorkerToCore,
 )
 from ...ipc.process.awake_clock import AwakeClock
-from ...ipc.process.log import is_worth_a_line
-from ...ipc.sockets import new_socket, receive
+from ...ipc.sockets import new_socket
 
 logger = logging.getLogger("tokenloom.core")
 
@@ -40,7 +41,7 @@ MAX_UNANSWERED = 16  # steps and masks kept for resending; more are never in fli
 
 
 class WorkerGroup:
-    """One generation of workers with `size` ranks. Binds at once, so that workers may connect at any time."""
+    """Sockets to one generation of workers with all its ranks, bound at once: workers may connect at any time."""
 
     def __init__(
         self,
@@ -50,29 +51,28 @@ class WorkerGroup:
         generation: int,
         clock: AwakeClock,
     ) -> None:
-        self.size = spec.config.tensor_parallel_size
+        self._ranks = spec.ranks
         self.generation = generation
         self._core_epoch = core_epoch
         self._clock = clock
         self._publisher = new_socket(context, zmq.PUB)
-        self._publisher.bind(spec.address(f"workers-{generation}"))
+        self._publisher.bind(spec.endpoints.steps_of(generation))
         self.results = new_socket(context, zmq.PULL)
-        self.results.bind(spec.address(f"results-{generation}"))
-        self._decoder: Decoder[WorkerToCore] = Decoder(WorkerToCore)
+        self.results.bind(spec.endpoints.results_of(generation))
+        self._channel: Channel[WorkerToCore, Never] = Channel(self.results, WorkerToCore, "workers")
         self._unanswered: deque[tuple[int, bytes]] = deque(maxlen=MAX_UNANSWERED)
         self._order_timeout_s = spec.config.start_timeout_s
         self.order: ReloadWeights | Profile | None = None  # that ranks still carry out
-        self._unacknowledged: set[int] = set()  # those ranks
+        self._unacknowledged: set[Rank] = set()  # those ranks
         self.order_error = ""  # of the last order, from a rank that continues
         self.order_overdue_at: float | None = None  # by the clock: then the workers count as hung
-        self.num_dropped = 0  # stale or malformed frames
 
     def probe(self, timeout_s: float, while_waiting: Callable[[], None]) -> None:
         """Wait until every rank listens; EngineDead after `timeout_s`, naming the silent ranks.
 
         `while_waiting` is called every PROBE_INTERVAL_MS and may raise."""
         deadline = self._clock.look() + timeout_s
-        silent = set(range(self.size))
+        silent = set(self._ranks)
         frame = encode(Probe(core_epoch=self._core_epoch, generation=self.generation))
         while silent:
             if self._clock.look() > deadline:
@@ -97,14 +97,14 @@ class WorkerGroup:
         self._give(Profile(step=step, core_epoch=self._core_epoch, generation=self.generation, records=records))
 
     def _give(self, order: ReloadWeights | Profile) -> None:
-        self.order, self._unacknowledged, self.order_error = order, set(range(self.size)), ""
+        self.order, self._unacknowledged, self.order_error = order, set(self._ranks), ""
         self.order_overdue_at = self._clock.now + self._order_timeout_s
         frame = encode(order)
         self._unanswered.append((order.step, frame))
         self._publisher.send(frame)
 
     def take_done(self) -> ReloadWeights | Profile | None:
-        """Return the order, once, when every rank has acknowledged it."""
+        """Return the current reload or profile, once, when every rank has acknowledged it; else None."""
         if self.order is None or self._unacknowledged:
             return None
         order, self.order, self.order_overdue_at = self.order, None, None
@@ -112,7 +112,8 @@ class WorkerGroup:
         return order
 
     def receive(self) -> Iterator[ModelRunnerOutput]:
-        """Return all received results. EngineDead on a WorkerError; a gap is filled by sending again."""
+        """Yield all received results, note the ranks' acknowledgements, and send again messages that a worker missed.
+        EngineDead on a WorkerError."""
         for message in self._receive():
             if isinstance(message, ModelRunnerOutput):
                 while self._unanswered and self._unanswered[0][0] <= message.step:
@@ -130,18 +131,7 @@ class WorkerGroup:
                 )
 
     def _receive(self) -> Iterator[WorkerToCore]:
-        for (frame,) in receive(self.results):
-            try:
-                message = self._decoder.decode(frame)
-            except ProtocolError as error:
-                self.num_dropped += 1
-                if is_worth_a_line(self.num_dropped):
-                    logger.warning("%d dropped from workers; the last: %s", self.num_dropped, error)
-                continue
-            if self._is_stale(message):
-                self.num_dropped += 1
-            else:
-                yield message
+        return (message for message in self._channel.receive() if not self._is_stale(message))
 
     def _is_stale(self, message: WorkerToCore) -> bool:
         if message.generation != self.generation:
@@ -152,7 +142,7 @@ class WorkerGroup:
         frames = [frame for step, frame in self._unanswered if step >= request.from_step]
         if self._unanswered and self._unanswered[0][0] > request.from_step:
             raise EngineDead(f"worker {request.rank} missed step {request.from_step}, which is no longer kept")
-        logger.warning("worker %d missed step %d: sending %d again", request.rank, request.from_step, len(frames))
+        logger.warning("worker %s missed step %d: sending %d again", request.rank, request.from_step, len(frames))
         for frame in frames:
             self._publisher.send(frame)
 

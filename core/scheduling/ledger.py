@@ -10,7 +10,7 @@ from .batch import Batch
 
 
 class LedgerEntry(NamedTuple):
-    """One step in flight. A row with another epoch than in `batch` has another request since: its result is void."""
+    """One step in flight. If a row's epoch is not that in `batch`, the row has another request: its result is void."""
 
     step: int
     batch: Batch
@@ -31,17 +31,14 @@ class StepLedger:
     def oldest(self) -> LedgerEntry | None:
         return self.entries[0] if self.entries else None
 
-    def add(self, step: int, batch: Batch, published: list[tuple[int, bytes]]) -> None:
-        """Enter the next step of `batch`, before it is sent."""
-        self.entries.append(LedgerEntry(step, batch, batch.num_sent, published))
+    def add(self, step: int, batch: Batch, pending_blocks: list[tuple[int, bytes]]) -> None:
+        """Enter the next step of `batch`, before it is sent, and count it in `batch.num_sent`."""
+        self.entries.append(LedgerEntry(step, batch, batch.num_sent, pending_blocks))
         batch.num_sent += 1
 
     def pop(self, step: int) -> LedgerEntry:
-        """Remove and return the entry of `step`."""
+        """Remove and return the oldest entry; ProtocolError unless it is that of `step`."""
         if not self.entries or self.entries[0].step != step:
             expected = self.entries[0].step if self.entries else "none"
             raise ProtocolError(f"a result for step {step} came, the oldest in flight is {expected}")
         return self.entries.popleft()
-
-    def clear(self) -> None:
-        self.entries.clear()

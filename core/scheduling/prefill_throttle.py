@@ -10,31 +10,34 @@ from __future__ import annotations
 SHARE = 0.5  # of a decode step's time that one prompt may add to it
 CROWD = 4  # decoding rows per prompt; with fewer it is a burst of requests, and prompts take the whole budget
 MIN_TOKENS = 6  # every prompt makes progress; with AVX2, 8 tokens beside 16 rows and 2k keys nearly double the step
-MIN_SAMPLE = (
-    128  # prompt tokens in a step to learn their cost from: the time of fewer is mostly the mixed step's own cost
-)
+MIN_SAMPLE = 128  # prompt tokens in a step to learn their cost from: fewer take little beside the mixed step's own cost
 _WEIGHT = 0.3  # of the newest step in the averages
 
 
 class PrefillThrottle:
-    """Owns moving averages: seconds of a decode step, seconds per prompt token, and the factor by which a token takes
-    longer in a small chunk: a mixed step has a cost of its own, and small matmuls are less efficient."""
+    """Owns moving averages: seconds of a decode step by its size (a power of two of rows), seconds per prompt token,
+    and the factor by which a token takes longer in a small chunk: a mixed step has a cost of its own, and small matmuls
+    are less efficient."""
 
     def __init__(self) -> None:
-        self._decode_step_s: float | None = None
+        self._decode_step_s: dict[int, float] = {}  # by bits of the number of rows
         self._prompt_token_s: float | None = None
         self._times_as_long = 1.0
 
     def on_step(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
-        """Learn from a finished step."""
+        """Update the averages with the tokens and the seconds of a finished step."""
         if seconds <= 0:
             return
+        size = num_decodes.bit_length()
         if not num_prompt_tokens:
-            self._decode_step_s = _blend(self._decode_step_s, seconds)
+            self._decode_step_s[size] = _blend(self._decode_step_s.get(size), seconds)
             return
-        if num_decodes and self._decode_step_s is None:
+        if num_decodes and size not in self._decode_step_s:  # prompts may join every step of this size
+            if self._prompt_token_s is not None:
+                of_prompts = num_prompt_tokens * self._prompt_token_s
+                self._decode_step_s[size] = max(seconds - of_prompts, 0.05 * seconds)
             return
-        of_decodes = (self._decode_step_s or 0.0) if num_decodes else 0.0
+        of_decodes = self._decode_step_s[size] if num_decodes else 0.0
         token_s = max(seconds - of_decodes, 0.05 * seconds) / num_prompt_tokens
         if num_prompt_tokens >= MIN_SAMPLE:
             self._prompt_token_s = _blend(self._prompt_token_s, token_s)
@@ -42,12 +45,16 @@ class PrefillThrottle:
             self._times_as_long = _blend(self._times_as_long, token_s / self._prompt_token_s)
 
     def limit(self, num_decodes: int, num_prompts: int, budget: int) -> int:
-        """Return how many of the `budget` tokens left beside `num_decodes` decoding rows go to `num_prompts`
-        prompts."""
-        if num_decodes <= CROWD * num_prompts or self._decode_step_s is None or self._prompt_token_s is None:
+        """Return how many of the `budget` tokens left beside `num_decodes` decoding rows may go to `num_prompts`
+        prompts: all in a burst, or before the costs are known. A size of batch that no step had yet counts as the next
+        smaller one."""
+        if num_decodes <= CROWD * num_prompts or self._prompt_token_s is None:
+            return budget
+        known = [size for size in self._decode_step_s if size <= num_decodes.bit_length()]
+        if not known:
             return budget
         token_s = self._prompt_token_s * self._times_as_long
-        tokens = int(SHARE * self._decode_step_s * num_prompts / token_s)
+        tokens = int(SHARE * self._decode_step_s[max(known)] * num_prompts / token_s)
         return min(budget, max(tokens, MIN_TOKENS))
 
 

@@ -13,61 +13,52 @@ from ..request import Request, WaitReason
 
 
 class PromptGroups:
-    """Invariant: each follower has a leader that is not finished and has not computed the prompt."""
+    """Groups by number. Each has at least two requests, all unfinished, and its leader has not computed the prompt."""
 
     def __init__(self) -> None:
-        self._followers_by_leader: dict[Request, list[Request]] = {}
-        self._leader_by_follower: dict[Request, Request] = {}
+        self._members_by_group: dict[int, list[Request]] = {}  # the first leads
         self._num_groups = 0
 
     def __len__(self) -> int:
-        """The number of followers."""
-        return len(self._leader_by_follower)
+        return len(self._members_by_group)
 
     @property
     def leaders(self) -> list[Request]:
-        return list(self._followers_by_leader)
+        return [leader for leader, *_ in self._members_by_group.values()]
 
-    def add(self, leader: Request, followers: list[Request]) -> None:
-        """Form a group; `followers`, at least one, wait for the leader."""
+    def add(self, members: list[Request]) -> None:
+        """Form a group of two requests or more; all but the first get WaitReason.PROMPT."""
         self._num_groups += 1
-        self._followers_by_leader[leader] = followers
-        leader.prompt_group = self._num_groups
-        for follower in followers:
-            self._leader_by_follower[follower] = leader
-            follower.prompt_group = self._num_groups
+        self._members_by_group[self._num_groups] = members
+        for member in members:
+            member.prompt_group = self._num_groups
+        for follower in members[1:]:
             follower.waits_for.add(WaitReason.PROMPT)
 
     def reunite(self, requests: Iterable[Request]) -> None:
-        """Form the groups of these requests again, after their computed blocks were lost."""
+        """Form new groups of those of these requests that once shared one, after their computed blocks were lost."""
         members_by_group: dict[int, list[Request]] = {}
         for request in sorted(requests, key=lambda request: request.key):
             if request.prompt_group:
                 members_by_group.setdefault(request.prompt_group, []).append(request)
-        for leader, *followers in members_by_group.values():
-            if followers:
-                self.add(leader, followers)
+        for members in members_by_group.values():
+            if len(members) > 1:
+                self.add(members)
 
     def dissolve(self, leader: Request) -> list[Request]:
         """Remove the leader's group; return its followers, which the caller releases."""
-        followers = self._followers_by_leader.pop(leader, [])
-        for follower in followers:
-            del self._leader_by_follower[follower]
-        return followers
+        return self._members_by_group.pop(leader.prompt_group)[1:]
 
     def remove(self, request: Request) -> Request | None:
-        """Remove a request that ends. Returns the follower that leads in its place, which the caller releases."""
-        leader = self._leader_by_follower.pop(request, None)
-        if leader is not None:
-            self._followers_by_leader[leader].remove(request)
-            if not self._followers_by_leader[leader]:
-                del self._followers_by_leader[leader]
+        """Remove a request that ends. If it led, return the follower in its place, which the caller releases."""
+        members = self._members_by_group.get(request.prompt_group)
+        if members is None:
             return None
-        followers = self.dissolve(request)
-        if not followers:
+        is_leader = members[0] is request
+        members.remove(request)
+        if len(members) == 1:
+            del self._members_by_group[request.prompt_group]
+        if not is_leader:
             return None
-        successor, *rest = followers
-        successor.num_prompt_logprobs = request.num_prompt_logprobs
-        if rest:
-            self.add(successor, rest)
-        return successor
+        members[0].num_prompt_logprobs = request.num_prompt_logprobs
+        return members[0]

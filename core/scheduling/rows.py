@@ -22,8 +22,8 @@ from ..request import Ids, Request
 
 
 class Rows:
-    """Column arrays of length max_num_seqs. `epoch[row]` changes with the row's request; `version` changes with any
-    row's request, and when a row gets other than one token in a step."""
+    """Columns of length max_num_seqs, an entry a row. `epoch[row]` changes when its request leaves; `version` changes
+    when any row's request comes or leaves, and when a row gets other than one token in a step."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         def column(dtype: type = np.int32) -> npt.NDArray[np.int32]:
@@ -66,7 +66,7 @@ class Rows:
         return request
 
     def occupy(self, request: Request, num_computed_tokens: int) -> int:
-        """Move a request into a free row; return the row."""
+        """Move a request into a free row; return the row. num_computed_tokens: those that its blocks hold already."""
         row = self._free.pop()
         count = request.num_tokens
         self.tokens[row, :count] = request.tokens
@@ -83,15 +83,12 @@ class Rows:
         self.scores_prompt[row] = request.num_prompt_logprobs < request.num_prompt_tokens
         self.grammar_id[row] = request.grammar_id
         self.is_pooled[row] = request.pooling is not None
-        self.frontend_id[row], self.request_key[row], self.sort_key[row] = (
-            request.frontend_id,
-            request.key,
-            request.sort_key,
-        )
+        self.frontend_id[row], self.request_key[row] = request.frontend_id, request.key
+        self.sort_key[row] = request.sort_key
         self.num_rows_by_stop_id.update(request.stop_token_ids)
         return row
 
-    def vacate(self, row: int) -> Request:
+    def vacate(self, row: int) -> None:
         """Remove the request from its row, with a copy of its tokens. Results in flight for the row become void."""
         request = self.request(row)
         request.num_tokens = int(self.num_tokens[row])
@@ -107,7 +104,6 @@ class Rows:
             if not self.num_rows_by_stop_id[token_id]:
                 del self.num_rows_by_stop_id[token_id]
         self._free.append(row)
-        return request
 
     def schedulable(self) -> npt.NDArray[np.int32]:
         """Return how many tokens each row could compute in the next step, 0 for free rows: [max_num_seqs]."""
@@ -119,12 +115,12 @@ class Rows:
     def append(
         self, rows: npt.NDArray[np.integer], positions: Ids, token_ids: Ids, counts: npt.NDArray[np.integer]
     ) -> None:
-        """Write known tokens, one per entry. counts: [max_num_seqs] tokens that each row gets."""
+        """Append known tokens: entry i goes to `rows[i]` at `positions[i]`. counts: [max_num_seqs] entries per row."""
         self._flat_tokens[self._first_index[rows] + positions] = token_ids  # two indices take twice as long
         self.num_tokens += counts
 
     def rewind(self, rows: npt.NDArray[np.integer]) -> None:
-        """Let each of `rows` compute its last token again. Its results in flight then start one position earlier."""
+        """Make each of `rows` compute its last token again. Its results in flight then start one position earlier."""
         self.num_scheduled[rows] -= 1
         self.num_rewound[rows] += 1
 

@@ -68,23 +68,22 @@ class Scheduler:
         self._is_held = is_held
         self._max_victims = MAX_VICTIMS_PER_STEP if preempts_for_waiting else 0
         self._delta = StepDelta()
-        self._processor = ResultProcessor(self.rows, self._delta, self._release)
+        self.processor = ResultProcessor(self.rows, self._delta, self._release)
         self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the last step
         self._batch: Batch | None = None  # of the last step
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
     def add_requests(self, requests: list[Request]) -> None:
-        """Queue the answers of one request; each fits into an empty pool. The first computes the prompt, the others
-        wait until they find its blocks."""
-        leader, *followers = requests
-        if followers and leader.num_prompt_tokens > self.kv_cache.block_size:  # else there is no block to share
-            self.prompt_groups.add(leader, followers)
+        """Queue the answers of one request; each fits into an empty pool. If the prompt is longer than a block, the
+        first computes it and the others wait until they find its blocks."""
+        if len(requests) > 1 and requests[0].num_prompt_tokens > self.kv_cache.block_size:  # else no block is shared
+            self.prompt_groups.add(list(requests))
         for request in requests:
             self.waiting.add(request)
 
     def _release_prompt_groups(self) -> None:
-        """Release the prompt groups of leaders with a prompt that the steps sent so far compute to its end."""
+        """Dissolve each prompt group with a leader that has scheduled its whole prompt; the followers may then run."""
         size = self.kv_cache.block_size
         for leader in self.prompt_groups.leaders:
             if leader.row >= 0 and self.rows.num_scheduled[leader.row] >= leader.num_prompt_tokens:
@@ -93,7 +92,7 @@ class Scheduler:
                     self.waiting.release(follower, WaitReason.PROMPT)
 
     def abort(self, request: Request) -> None:
-        """Abort a waiting or running request; its blocks are free at once."""
+        """Abort a waiting or running request; its row and blocks are free at once."""
         successor = self.prompt_groups.remove(request)
         is_running = request.state is State.RUNNING
         request.move(State.FINISHED)
@@ -105,14 +104,13 @@ class Scheduler:
             self.waiting.release(successor, WaitReason.PROMPT)
 
     def known_tokens_in_oldest_step(self) -> dict[Request, int]:
-        """Return `known_tokens` of the requests in the oldest step in flight."""
+        """Return the number of known tokens of each request that has a row in the oldest step, if any."""
         entry = self.ledger.oldest
         if entry is None:
             return {}
         rows = entry.batch.rows
-        live_rows = rows[self.rows.epoch[rows] == entry.batch.epochs]
-        requests = (self.rows.request(row) for row in live_rows.tolist())
-        return dict(zip(requests, self.rows.num_tokens[live_rows].tolist(), strict=True))
+        live_rows = rows[self.rows.epoch[rows] == entry.batch.epochs].tolist()
+        return {self.rows.request(row): int(self.rows.num_tokens[row]) for row in live_rows}
 
     def output_tokens(self, request: Request) -> Ids:
         """Return the output tokens of a request so far."""
@@ -124,7 +122,7 @@ class Scheduler:
         return {request: int(self.rows.num_tokens[request.row]) for request in self.rows.requests()}
 
     def take_step(self) -> int:
-        """Take the next step number for another message to the workers. No step is in flight."""
+        """Return the next step number, and use it up, for a message in place of a step. No step may be in flight."""
         self.num_steps += 1
         return self.num_steps
 
@@ -137,7 +135,7 @@ class Scheduler:
             self.prompt_groups.reunite(running)
         for request in running:
             self._preempt(request)
-        self.ledger.clear()
+        self.ledger.entries.clear()
         self.kv_cache.reset()
         self._delta.clear()
 
@@ -152,7 +150,8 @@ class Scheduler:
     # ── a step is made ───────────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> SchedulerOutput | None:
-        """Make the next step and enter it in the ledger. None if no row has anything to compute."""
+        """Choose the tokens of the next step, admit and preempt requests for it, enter it in the ledger and return its
+        message. None if no row has anything to compute."""
         batch = self._batch
         if batch is not None and batch.repeats(self.rows):
             budget = self._budget - batch.num_tokens
@@ -166,30 +165,31 @@ class Scheduler:
         if len(self.waiting):
             self._admit_waiting(budget if batch is None else self._pace(budget))
         if batch is None or batch.version != self.rows.version:
-            batch = self._batch = self._new_batch()
+            rows = np.flatnonzero(self._counts)
+            batch = self._batch = Batch(self.rows, rows, self._counts[rows]) if len(rows) else None
         return None if batch is None else self._commit(batch)
 
     def _pace(self, budget: int) -> int:
-        """Limit the budget left for prompts, so that they do not delay the decoding rows."""
+        """Return the part of the budget left that prompts may use without delaying the decoding rows too much."""
         num_decodes = self._budget - budget
         num_prompts = self.rows.num_active - num_decodes + len(self.waiting)
         return self.prefill_throttle.limit(num_decodes, num_prompts, budget)
 
     def _schedule_decodes(self, ahead: Ids) -> int:
-        """Schedule one token for each row that has computed all its known tokens; return the rest of the budget."""
+        """Schedule one token for each row that can compute exactly one; return the rest of the budget."""
         rows, counts = self.rows, self._counts
         counts[ahead == 1] = 1
         self._grow_decodes(np.flatnonzero((counts > 0) & (rows.num_scheduled % rows.block_size == 0)))
         return self._budget - int(np.count_nonzero(counts))
 
     def _grow_decodes(self, rows: npt.NDArray[np.integer]) -> None:
-        """Give each of `rows` another block, oldest first; their blocks are full of tokens already sent, and are
-        cached."""
+        """Cache the blocks of these rows, which are full of tokens already sent, and give each row another block. If
+        the pool is short, rows take theirs in the policy's order, and requests behind them are preempted."""
         state, size = self.rows, self.rows.block_size
         assert len(self.ledger) < 2, "what one step in flight samples lies behind those blocks: their tokens are known"
         for row in rows.tolist() if len(rows) <= self.kv_cache.pool.num_free else self._in_order(rows):
             request = state.request_by_row[row]
-            if request is None:  # preempted by an older row of this loop
+            if request is None:  # preempted by a row before it in this loop
                 continue
             num_blocks = int(state.num_scheduled[row]) // size
             self.kv_cache.cache_blocks(request, num_blocks)
@@ -197,14 +197,14 @@ class Scheduler:
             self._grow(request, num_blocks * size + 1)
 
     def _schedule_prefills(self, ahead: Ids, budget: int) -> int:
-        """Schedule a chunk for each running row with more than one known token to compute; return the rest of the
-        budget."""
+        """Schedule a chunk for each running row with more than one known token to compute, in the policy's order while
+        the budget lasts; return the rest of it."""
         rows = self.rows
         for row in self._in_order(np.flatnonzero(ahead > 1)):
             request = rows.request_by_row[row]
             if budget <= 0:
                 break
-            if request is None:  # preempted by an older row of this loop
+            if request is None:  # preempted by a row before it in this loop
                 continue
             count = min(int(ahead[row]), budget, self._chunk_limit(request))
             if self._grow(request, int(rows.num_scheduled[row]) + count):
@@ -213,8 +213,8 @@ class Scheduler:
         return budget
 
     def _chunk_limit(self, request: Request) -> int:
-        """Return the prompt-token limit of a request in this step. A lone or resumed request gets the whole budget;
-        but if the step already brings tokens to others, all resumed prompts together get the limit of one prompt."""
+        """Return the most tokens of a request in this step. A lone request gets the whole budget, and so does a resumed
+        one (it has output tokens), unless the step samples for others: resumed ones then share one prompt's limit."""
         is_alone = self.rows.num_active <= 1 and len(self.waiting) == 0
         if is_alone or (request.num_output_tokens and not self._brings_tokens()):
             return self._budget
@@ -222,7 +222,7 @@ class Scheduler:
         return max(self._max_chunk - given, 1)
 
     def _brings_tokens(self) -> bool:
-        """Whether the step so far computes all known tokens of a row."""
+        """Whether the step so far computes a row to the end of its known tokens, so that it samples one."""
         ends = self.rows.num_scheduled + self._counts
         return bool(((self._counts > 0) & (ends >= self.rows.num_tokens)).any())
 
@@ -257,8 +257,8 @@ class Scheduler:
         self._delta.free(row)
 
     def _admit_waiting(self, budget: int) -> None:
-        """Admit waiting requests while budget, rows and blocks last. One that does not fit is skipped, at most
-        MAX_SKIPS times."""
+        """Admit waiting requests in order while budget, rows and blocks last; new ones may preempt under the priority
+        policy. A request that does not fit is overtaken, at most MAX_SKIPS times."""
         skipped: list[Request] = []
         held: list[Request] = []
         num_victims = 0
@@ -307,13 +307,8 @@ class Scheduler:
         self._counts[row] = count
         return count
 
-    def _new_batch(self) -> Batch | None:
-        """Make a Batch of the chosen rows and counts; None if there are none."""
-        rows = np.flatnonzero(self._counts)
-        return Batch(self.rows, rows, self._counts[rows]) if len(rows) else None
-
     def _cache_full_blocks(self, rows: npt.NDArray[np.intp]) -> None:
-        """Cache the blocks that the steps scheduled so far fill with known tokens; later steps may read them."""
+        """Cache those blocks of `rows` that the scheduled steps fill with known tokens; later steps may read them."""
         state = self.rows
         num_full = np.minimum(state.num_scheduled[rows], state.num_tokens[rows]) // state.block_size
         is_more = num_full > state.num_cached_blocks[rows]
@@ -325,7 +320,7 @@ class Scheduler:
                     self.kv_cache.cache_blocks(request, num_blocks)
 
     def _commit(self, batch: Batch) -> SchedulerOutput:
-        """Enter the next step of the batch in the ledger and make its message."""
+        """Advance the rows by the next step of the batch, enter it in the ledger and return its message."""
         self.num_steps += 1
         self.rows.num_scheduled += self._counts
         if not batch.num_sent:
@@ -347,16 +342,12 @@ class Scheduler:
         entry = self.ledger.pop(output.step)
         if entry.pending_blocks:
             self.kv_cache.pool.mark_written(entry.pending_blocks)
-        return entry, *self._processor.process(output, entry)
-
-    def append_jump_tokens(self, jumps: Iterable[tuple[Request, list[int]]]) -> NewTokens:
-        """Append tokens that need no sampling; see ResultProcessor.append_jump_tokens."""
-        return self._processor.append_jump_tokens(jumps)
+        return entry, *self.processor.process(output, entry)
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def check_invariants(self) -> None:
-        """AssertionError unless pool, tables and columns agree."""
+        """Raise AssertionError unless pool, tables and columns agree."""
         running: Iterable[Request] = self.rows.requests()
         self.kv_cache.pool.check_invariants([request.block_ids for request in running])
         for request in self.rows.requests():

@@ -18,7 +18,7 @@ from .batch import Batch
 
 
 class StepDelta:
-    """Collects changes until `take`, which empties it."""
+    """Collects changes of rows, blocks and tokens until `take`, which empties it."""
 
     def __init__(self) -> None:
         self.clear()
@@ -39,7 +39,7 @@ class StepDelta:
             self._block_appends += (row, group, block)
 
     def append_tokens(self, row: int, token_ids: list[int]) -> None:
-        """Note tokens, at least one, that follow the sample of the step in flight."""
+        """Note tokens of a row, at least one, that follow the sample of the step in flight."""
         self._tokens_by_row[row] = token_ids
 
     def free(self, row: int) -> None:
@@ -50,7 +50,7 @@ class StepDelta:
         self._tokens_by_row.pop(row, None)
 
     def take(self, step: int, core_epoch: int, generation: int, batch: Batch) -> SchedulerOutput:
-        """Return the message of the next step of `batch`, with all changes."""
+        """Return the message of the next step of `batch`, with all changes, and forget them."""
         output = SchedulerOutput(
             step=step,
             core_epoch=core_epoch,

@@ -28,11 +28,11 @@ class WaitingQueue:
 
     @property
     def num_blocked(self) -> int:
-        """Requests with a WaitReason."""
+        """Number of requests with a WaitReason."""
         return len(self._blocked)
 
     def __iter__(self) -> Iterator[Request]:
-        """Iterate in heap order, which is not sorted."""
+        """Iterate over all waiting requests, in no particular order."""
         queued = (request for _, _, request in self._heap if request.state is State.WAITING)
         return itertools.chain(queued, self._blocked)
 
@@ -44,14 +44,14 @@ class WaitingQueue:
             heapq.heappush(self._heap, (request.sort_key, next(self._tie), request))
 
     def release(self, request: Request, reason: WaitReason) -> None:
-        """Take one reason to wait from the request; without any left, and if it waits, it can be admitted."""
+        """Remove one reason to wait from a request; if it has none left and is in the queue, `pop` can return it."""
         request.waits_for.discard(reason)
         if request in self._blocked and not request.waits_for:
             self._blocked.remove(request)
             heapq.heappush(self._heap, (request.sort_key, next(self._tie), request))
 
     def pop(self) -> Request | None:
-        """Remove and return the first request in order, or None."""
+        """Remove and return the first request in order that has no WaitReason, or None."""
         while self._heap:
             _, _, request = heapq.heappop(self._heap)
             if request.state is State.WAITING:
@@ -61,7 +61,7 @@ class WaitingQueue:
         return None
 
     def forget(self, request: Request) -> None:
-        """Stop counting a request of this queue that has just finished."""
+        """Remove a request that finished while it waited here; its heap entry goes when it surfaces or is swept."""
         self.num_tokens -= request.num_tokens
         if request in self._blocked:
             self._blocked.remove(request)

@@ -1,8 +1,8 @@
 """`engine-launch batch IN OUT`: runs the requests of an OpenAI batch file and appends the responses to another file.
 
 Each line of IN is {custom_id, method, url, body}; each line of OUT is {id, custom_id, response, error}, in order of
-completion. Requests with a response in OUT are skipped, so that a killed run can be continued; an incomplete last line
-is cut off.
+completion. Requests with a line in OUT, even an error, are skipped, so that a killed run can be continued; an
+incomplete last line is cut off.
 """
 
 from __future__ import annotations
@@ -76,7 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output.exists() and arguments.output.samefile(arguments.input):
         raise ConfigError(f"{arguments.output} is the file of the requests: give another file for the responses")
     with open(arguments.output, "ab+") as output:
-        _lock(output)
+        try:
+            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"another batch is writing {output.name}: wait until it ends") from None
         done = read_done(output)
         todo = [line for line in lines if line.custom_id not in done]
         num_errors = sum(1 for line in lines if done.get(line.custom_id))
@@ -88,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_lines(path: Path) -> list[BatchLine]:
-    """Read the requests of a batch file; ConfigError with the number of an invalid line."""
+    """Read the requests of a batch file; ConfigError with the number of an invalid line or repeated custom_id."""
     lines: list[BatchLine] = []
     seen: set[str] = set()
     for number, raw in enumerate(path.read_bytes().splitlines(), start=1):
@@ -107,13 +110,6 @@ def read_lines(path: Path) -> list[BatchLine]:
         seen.add(line.custom_id)
         lines.append(line)
     return lines
-
-
-def _lock(output: BinaryIO) -> None:
-    try:
-        fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ConfigError(f"another batch is writing {output.name}: wait until it ends") from None
 
 
 def read_done(output: BinaryIO) -> dict[str, bool]:
@@ -142,7 +138,7 @@ def read_done(output: BinaryIO) -> dict[str, bool]:
 
 
 def _run_all(todo: list[BatchLine], total: int, output: BinaryIO, url: str, api_key: str | None, width: int) -> int:
-    """Run the requests and return the number of errors. Daemon threads: Ctrl-C does not wait for open requests."""
+    """Run `todo` in `width` daemon threads (Ctrl-C need not wait), append the responses, and count the errors."""
     waiting, responses = deque(todo), SimpleQueue[bytes]()
 
     def work() -> None:
@@ -162,7 +158,7 @@ def _run_all(todo: list[BatchLine], total: int, output: BinaryIO, url: str, api_
 
 
 def run_line(line: BatchLine, url: str, api_key: str | None) -> bytes:
-    """Run a request and return its line of OUT. Retries if the engine is overloaded or unreachable."""
+    """Run a request and return its line of OUT. An overloaded or lost engine is asked NUM_TRIES times at most."""
     wait_s = 0.5
     for attempt in range(1, NUM_TRIES + 1):
         response = call("POST", url, line.url, bytes(line.body), api_key)
@@ -192,7 +188,7 @@ class HttpResponse(NamedTuple):
 
 
 def call(method: str, url: str, path: str, body: bytes | None, api_key: str | None) -> HttpResponse:
-    """Send one HTTP request; on failure the result has status 0 and the reason."""
+    """Send one HTTP request; without a response in JSON the result has status 0 and the reason."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_TIMEOUT_S)

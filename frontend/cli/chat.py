@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -44,12 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     with open_engine(arguments) as engine, _line_editing():
         print(f"{engine.info().model} · /help for commands")
-        ChatSession(engine, sampling_params(arguments), arguments.system, input, _show).run()
+        show = partial(print, end="", flush=True)
+        ChatSession(engine, sampling_params(arguments), arguments.system, input, show).run()
     return 0
-
-
-def _show(text: str) -> None:
-    print(text, end="", flush=True)
 
 
 @contextlib.contextmanager
@@ -76,7 +74,7 @@ def _line_editing() -> Iterator[None]:
 
 @dataclass(eq=False)
 class ChatSession:
-    """The turns so far and the sampling parameters. `_read` and `_show` stand for the terminal."""
+    """Conversation in a terminal: its turns and sampling parameters. `_read(prompt)` reads a line, `_show` prints."""
 
     _engine: Client
     _params: SamplingParams
@@ -94,9 +92,8 @@ class ChatSession:
 
     def run(self) -> None:
         """Handle turns until the input ends or /exit."""
-        is_over = False
-        while not is_over:
-            is_over = self._take_turn()
+        while not self._take_turn():
+            pass
 
     def _take_turn(self) -> bool:
         """Read and handle a line; return True to end the chat."""
@@ -159,7 +156,7 @@ class ChatSession:
             self._show(HELP + "\n" if name == "/help" else f"{name} is not a command; the commands are:\n{HELP}\n")
 
     def _change(self, rest: str) -> None:
-        """Apply `NAME=X …` to the sampling parameters; X is JSON, or else text."""
+        """Apply `NAME=X …` to the sampling parameters, if all are valid, and show them; X is JSON, or else text."""
         try:
             changes = dict(_pair(part) for part in rest.split())
             self._params = msgspec.convert(msgspec.to_builtins(self._params) | changes, SamplingParams)

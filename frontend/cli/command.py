@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ...ipc.errors import ConfigError, TokenloomError
+from ...ipc.errors import TokenloomError
 from ..options.parser import OptionParser
 
 COMMANDS = {  # description by name
@@ -47,7 +47,7 @@ class Command:
         self.add_arguments(parser)
 
     def main(self, argv: Sequence[str]) -> int:
-        """Run the command; return the exit code: 2 for an error of the caller, 1 of the engine, 130 for Ctrl-C."""
+        """Parse `argv` and run the command. Exit code: 2 for a caller's error, 1 for an engine's, 130 for Ctrl-C."""
         parser = OptionParser(prog=f"engine-launch {self.name}")
         self.configure(parser)
         arguments = parser.parse_args(argv)
@@ -56,19 +56,14 @@ class Command:
         except BrokenPipeError:  # the reader of the output has ended: discard the rest
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
-        except OSError as error:
-            reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-            return self._fail(reason, 2)
-        except (ConfigError, ValueError) as error:
-            return self._fail(str(error), 2)
-        except TokenloomError as error:
-            return self._fail(str(error), 1)
         except KeyboardInterrupt:
             return 130
-
-    def _fail(self, reason: str, code: int) -> int:
-        print(f"engine-launch {self.name}: {reason}", file=sys.stderr)
-        return code
+        except (OSError, ValueError, TokenloomError) as error:
+            reason = str(error)
+            if isinstance(error, OSError) and error.filename:
+                reason = f"{error.filename}: {error.strerror}"
+            print(f"engine-launch {self.name}: {reason}", file=sys.stderr)
+            return 2 if isinstance(error, (OSError, ValueError)) else 1
 
 
 def list_examples(lines: Iterable[str]) -> str:
@@ -82,7 +77,7 @@ def list_commands(text_by_name: Mapping[str, str]) -> str:
 
 
 def load_command(name: str) -> Command:
-    """Import the module of a command."""
+    """Import the module of a command and return its Command."""
     module = importlib.import_module(f".{name}", __package__)
     return Command(name, module.DESCRIPTION, module.EXAMPLES, module.add_arguments, module.run)
 

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _whole_parser() -> argparse.ArgumentParser:
-    """Build one parser with the engine's options and all commands."""
+    """Build one parser with the engine's options and all commands, and mark arguments that are files or folders."""
     parser = new_serve_parser(takes_model=False)
     commands = parser.add_subparsers()
     add_engine_arguments(commands.add_parser(SERVE, help=ALL_COMMANDS[SERVE]))

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def lines(health: Health, info: Info) -> list[str]:
-    """Format the report for people."""
+    """Format health and model as lines for people."""
     used = info.num_kv_blocks - health.num_free_blocks
     share = used / info.num_kv_blocks if info.num_kv_blocks else 0.0
     shown = [

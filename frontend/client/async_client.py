@@ -7,8 +7,7 @@ loops may use it one after the other.
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
@@ -19,10 +18,8 @@ import msgspec
 from ...ipc.beam_search_params import BeamSearchParams
 from ...ipc.codec import decode_ids
 from ...ipc.messages import client as wire
-from ...ipc.messages.base import MemoryTag
 from ...ipc.messages.metrics import Metric
 from ...ipc.pooling_params import PoolingParams
-from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
 from . import base_client
 from .async_stream import AsyncStream, LoopWaker
@@ -34,7 +31,7 @@ from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids
 from .protocol import QueryResult, ReplyType, check_reply
 
 
-class AsyncClient(base_client.BaseClient):
+class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
     """Client of a running engine for asyncio. `close`, also at the end of `async with`, aborts its open requests."""
 
     _waits_for_engine = False
@@ -82,7 +79,7 @@ class AsyncClient(base_client.BaseClient):
         timeout_s: float | None = None,
         **options: Unpack[UnservedOptions],
     ) -> EmbeddingRequestOutput:
-        """Embed one prompt, as Client.embed."""
+        """Embed one prompt; the options are those of Client.embed."""
         check_options("embed", options, UnservedOptions)
         (submit,) = self._embed_submits(
             [prompt], pooling_params, request_id, truncate_prompt_tokens, priority, timeout_s
@@ -105,82 +102,50 @@ class AsyncClient(base_client.BaseClient):
         return search.outputs[0]
 
     async def abort(self, request_id: str) -> None:
-        """As Client.abort."""
+        """End a request: its last output has the tokens generated so far and finish_reason abort."""
         self._transport.abort(request_id)
 
     # ── queries ──
 
     async def get_tokenizer(self) -> TransformersTokenizer:
-        """As Client.get_tokenizer."""
+        """Load the model's tokenizer with transformers, in a thread; as Client.get_tokenizer."""
         return await asyncio.to_thread(load_tokenizer, await self.info())
 
     async def tokenize(self, prompt: str | Chat) -> list[int]:
-        """As Client.tokenize."""
+        """Tokenize a text, or a chat with the chat template; as Client.tokenize."""
         return decode_ids((await self._ask(base_client.tokenize_query(prompt), wire.TokenIds)).token_ids).tolist()
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         return (await self._ask(partial(wire.Detokenize, token_ids=check_token_ids(token_ids)), wire.Text)).text
 
     async def health(self) -> wire.Health:
-        """As Client.health."""
+        """Return the engine's state, load and restarts."""
         return await self._ask(wire.GetHealth, wire.Health)
 
     async def info(self) -> wire.Info:
-        """As Client.info."""
+        """Return the model, its limits and the engine's version."""
         return await self._ask(wire.GetInfo, wire.Info)
 
     async def get_metrics(self) -> list[Metric]:
-        """As Client.get_metrics."""
+        """Return the engine's counters, gauges and histograms, with the names of /metrics."""
         return (await self._ask(wire.GetMetrics, wire.Metrics)).metrics
 
     async def get_default_sampling_params(self) -> SamplingParams:
-        """As Client.get_default_sampling_params."""
+        """Return the parameters of requests that give none; as Client.get_default_sampling_params."""
         return SamplingParams(**await self._default_params())
-
-    async def pause(self, mode: wire.PauseMode = "keep") -> None:
-        """As Client.pause."""
-        await self._ask(base_client.pause_query(mode), wire.Done)
-
-    async def resume(self) -> None:
-        """As Client.resume."""
-        await self._ask(base_client.control_query("resume"), wire.Done)
-
-    async def reload(self, model: str | os.PathLike[str]) -> None:
-        """As Client.reload."""
-        await self._ask(base_client.reload_query(model), wire.Done)
-
-    async def sleep(self, level: int = 1, mode: wire.PauseMode = "keep") -> None:
-        """As Client.sleep."""
-        await self._ask(base_client.sleep_query(level, mode), wire.Done)
-
-    async def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
-        """As Client.wake_up."""
-        await self._ask(base_client.wake_up_query(tags), wire.Done)
 
     async def is_sleeping(self) -> bool:
         return (await self.health()).is_asleep
 
     async def reset_prefix_cache(self) -> bool:
-        """As Client.reset_prefix_cache."""
-        await self._ask(base_client.control_query("reset_prefix_cache"), wire.Done)
+        """Clear the prefix cache for later requests. Always True: running requests do not prevent it."""
+        await self._control(partial(wire.Control, action="reset_prefix_cache"))
         return True
-
-    async def start_profile(self) -> None:
-        """As Client.start_profile."""
-        await self._ask(base_client.control_query("start_profile"), wire.Done)
-
-    async def stop_profile(self) -> None:
-        """As Client.stop_profile."""
-        await self._ask(base_client.control_query("stop_profile"), wire.Done)
-
-    async def set_log_level(self, level: LogLevel) -> None:
-        """As Client.set_log_level."""
-        await self._ask(base_client.log_level_query(level), wire.Done)
 
     # ── lifetime ──
 
     async def close(self) -> None:
-        """As Client.close."""
+        """Disconnect and abort open requests; an AsyncLLM also stops its engine. A second call does nothing."""
         await asyncio.to_thread(self._finalizer)
 
     async def __aenter__(self) -> Self:
@@ -227,3 +192,6 @@ class AsyncClient(base_client.BaseClient):
         future.set_running_or_notify_cancel()  # cancelling the task cannot cancel it: set_result would raise
         self._transport.query(make_query, future.set_result)
         return check_reply(await asyncio.wrap_future(future), reply_type)
+
+    async def _control(self, make_query: Callable[..., wire.Control]) -> None:
+        await self._ask(make_query, wire.Done)

@@ -60,7 +60,7 @@ class AsyncStream:
         self._event.set()
 
     async def next(self) -> RequestOutput | None:
-        """Wait for updates and return the output of the request's output_kind, None if they change nothing in it.
+        """Wait for updates and return the next output of the request's output_kind; None if they do not make one yet.
 
         Raises the request's error.
         """

@@ -1,4 +1,4 @@
-"""BaseClient: the part that Client and AsyncClient share: transport, lifetime, construction of messages.
+"""BaseClient: the part that Client and AsyncClient share: transport, lifetime, construction of messages, control.
 
 Needs pyzmq and msgspec, not torch. Knows neither the wire (`transport.py`) nor the forms of prompts (`prompts.py`).
 """
@@ -10,11 +10,11 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, Self, get_args
+from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 
 from ...ipc.errors import RequestError
 from ...ipc.messages.base import MemoryTag
-from ...ipc.messages.client import ChatForm, Control, ControlAction, PauseMode, Query, Submit, Tokenize
+from ...ipc.messages.client import ChatForm, Control, PauseMode, Query, Submit, Tokenize
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
@@ -22,9 +22,12 @@ from .prompts import Chat, Prompt, check_chat, check_pooling, check_text, new_su
 from .transport import Transport
 from .zmq_transport import ZmqTransport
 
+DoneT = TypeVar("DoneT")  # result of a control method: None, or a coroutine of it
 
-class BaseClient:
-    """Client of a running engine. `close`, also at the end of a `with` block, aborts its open requests."""
+
+class BaseClient(Generic[DoneT]):
+    """Common part of Client and AsyncClient: connection to one engine, and control of it. Control methods wait until
+    the command is done; in an AsyncClient they are coroutines."""
 
     _waits_for_engine: ClassVar[bool]
     _defaults: dict[str, Any] | None = None  # the engine's sampling defaults; None: not fetched yet
@@ -43,12 +46,7 @@ class BaseClient:
         first request or by `async with` in an AsyncClient. If the frontend process dies later, open requests resume
         with its replacement, or fail with EngineDead after `reconnect_timeout_s`.
         """
-        transport = ZmqTransport(
-            address,
-            connect_timeout_s=connect_timeout_s,
-            reconnect_timeout_s=reconnect_timeout_s,
-            key_file=key_file,
-        )
+        transport = ZmqTransport(address, connect_timeout_s, reconnect_timeout_s, key_file)
         self._attach(transport, transport.close)
         if self._waits_for_engine:
             try:
@@ -96,6 +94,59 @@ class BaseClient:
         pooling = check_pooling(pooling_params)
         return [self._new_submit(prompt, params, request_id, pooling) for prompt in prompts]
 
+    # ── control ──
+
+    def _control(self, make_query: Callable[..., Control]) -> DoneT:
+        """Send a control command and wait until it is done; raise its error. Each client defines it."""
+        raise NotImplementedError
+
+    def pause(self, mode: PauseMode = "keep") -> DoneT:
+        """Start no waiting or new request until `resume`; return once no request runs.
+
+        Requests that run now, by `mode`: keep: stop, and continue after `resume`; wait: finish; abort: end as aborted.
+        """
+        return self._control(pause_query(mode))
+
+    def resume(self) -> DoneT:
+        """End a pause; does nothing without one."""
+        return self._control(partial(Control, action="resume"))
+
+    def reload(self, model: str | os.PathLike[str]) -> DoneT:
+        """Load the weights of another checkpoint of the same architecture and shape; open requests continue with them.
+        `model`: a folder, or a hub id, which the engine downloads if needed."""
+        if not isinstance(model, (str, os.PathLike)):
+            raise RequestError(f"model is {model!r:.80}: it must be a folder or a hub id")
+        folder = os.path.abspath(model) if os.path.isdir(model) else os.fspath(model)  # the engine runs elsewhere
+        return self._control(partial(Control, action="reload", model=folder))
+
+    def sleep(self, level: int = 1, mode: PauseMode = "keep") -> DoneT:
+        """Free the memory of weights and KV cache until `wake_up`; requests wait, running ones by `mode` as in `pause`.
+
+        Level 1 keeps the checkpoint in the operating system's page cache, level 2 drops it from there.
+        """
+        return self._control(sleep_query(level, mode))
+
+    def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> DoneT:
+        """Allocate the memory of `tags` ("weights", "kv_cache"; None: both); requests resume once both are there."""
+        return self._control(wake_up_query(tags))
+
+    def start_profile(self) -> DoneT:
+        """Start torch's profiler in every worker. RequestError if it is running already."""
+        return self._control(partial(Control, action="start_profile"))
+
+    def stop_profile(self) -> DoneT:
+        """Stop the profiler; return after each worker has written a Chrome trace to the engine's `profile_dir`.
+
+        RequestError without `start_profile`, or if a worker or the core has been replaced since.
+        """
+        return self._control(partial(Control, action="stop_profile"))
+
+    def set_log_level(self, level: LogLevel) -> DoneT:
+        """Set the log level of every process of the engine, also of processes that start later."""
+        if level not in get_args(LogLevel):
+            raise RequestError(f"level must be {', '.join(get_args(LogLevel))}, got {level!r:.80}")
+        return self._control(partial(Control, action="log_level", level=level))
+
 
 def tokenize_query(prompt: str | Chat) -> Callable[..., Query]:
     """Make the query for the token ids of a text or a chat.
@@ -105,10 +156,6 @@ def tokenize_query(prompt: str | Chat) -> Callable[..., Query]:
     if isinstance(prompt, str):
         return partial(Tokenize, prompt=check_text(prompt))
     return partial(Tokenize, chat=check_chat(prompt))
-
-
-def control_query(action: ControlAction) -> Callable[..., Control]:
-    return partial(Control, action=action)
 
 
 def pause_query(mode: PauseMode) -> Callable[..., Control]:
@@ -129,16 +176,3 @@ def wake_up_query(tags: Sequence[MemoryTag] | None) -> Callable[..., Control]:
         if tag not in get_args(MemoryTag):
             raise RequestError(f"tags must be of {', '.join(get_args(MemoryTag))}, got {tag!r:.80}")
     return partial(Control, action="wake_up", tags=named)
-
-
-def log_level_query(level: LogLevel) -> Callable[..., Query]:
-    if level not in get_args(LogLevel):
-        raise RequestError(f"level must be {', '.join(get_args(LogLevel))}, got {level!r:.80}")
-    return partial(Control, action="log_level", level=level)
-
-
-def reload_query(model: str | os.PathLike[str]) -> Callable[..., Query]:
-    if not isinstance(model, (str, os.PathLike)):
-        raise RequestError(f"model is {model!r:.80}: it must be a folder or a hub id")
-    folder = os.path.abspath(model) if os.path.isdir(model) else os.fspath(model)  # the engine runs in another folder
-    return partial(Control, action="reload", model=folder)

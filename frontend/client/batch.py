@@ -99,7 +99,7 @@ class RequestBatch:
             self._outputs[index] = builder.build()
 
     def _with_index(self, index: int, error: TokenloomError) -> TokenloomError:
-        """Return the error; of several prompts, a RequestError with the prompt's index before its message."""
+        """Put the prompt's index into a RequestError if there are several prompts; return other errors unchanged."""
         if isinstance(error, RequestError) and len(self._submits) > 1:
             return RequestError(f"prompt {index} of {len(self._submits)}: {error}")
         return error

@@ -16,7 +16,7 @@ JsonMapping = Mapping[str, object]
 
 
 class UnservedOptions(TypedDict, total=False):
-    """Keywords of features that this engine does not have: None or {}."""
+    """Keywords of features that this engine does not have; only None or {} is accepted."""
 
     lora_request: None
     prompt_adapter_request: None
@@ -27,13 +27,13 @@ class UnservedOptions(TypedDict, total=False):
 
 
 class CallOptions(UnservedOptions, total=False):
-    """Keywords of `generate`."""
+    """Keywords of `generate` besides prompts and sampling parameters."""
 
     priority: int | Sequence[int] | None  # for all prompts or for each; None: that of SamplingParams
 
 
 class ChatOptions(CallOptions, total=False):
-    """Keywords of `chat`."""
+    """Keywords of `chat` besides messages and sampling parameters."""
 
     chat_template: str | None  # Jinja, in place of the model's own
     chat_template_content_format: Literal["auto", "string"] | None  # templates get content as text

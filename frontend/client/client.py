@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -13,10 +12,8 @@ from ...ipc.beam_search_params import BeamSearchParams
 from ...ipc.codec import decode_ids
 from ...ipc.errors import RequestError, TokenloomError
 from ...ipc.messages import client as wire
-from ...ipc.messages.base import MemoryTag
 from ...ipc.messages.metrics import Metric
 from ...ipc.pooling_params import PoolingParams
-from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
 from . import base_client
 from .batch import RequestBatch
@@ -32,7 +29,7 @@ from .request_future import RequestFuture
 ParamsType = TypeVar("ParamsType", bound=SamplingParams | Sequence[SamplingParams])
 
 
-class Client(base_client.BaseClient):
+class Client(base_client.BaseClient[None]):
     """Synchronous client of a running engine. `close`, also at the end of a `with` block, aborts its open requests."""
 
     _waits_for_engine = True
@@ -121,7 +118,7 @@ class Client(base_client.BaseClient):
     def stream(
         self, prompt: Prompt | Chat, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> Iterator[str]:
-        """Yield the text of the completion as it is generated. Closing the iterator aborts the request."""
+        """Yield the text of one completion (n = 1) as it is generated. Closing the iterator aborts the request."""
         params = check_params(self._or_default(sampling_params))
         if params.n > 1:
             raise RequestError(
@@ -143,7 +140,7 @@ class Client(base_client.BaseClient):
         return load_tokenizer(self.info())
 
     def tokenize(self, prompt: str | Chat) -> list[int]:
-        """Tokenize a text, or a chat with the chat template, as `generate` would."""
+        """Tokenize a text as `generate` does, or a chat with the chat template as `chat` does."""
         return decode_ids(self._ask(base_client.tokenize_query(prompt), wire.TokenIds).token_ids).tolist()
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
@@ -162,61 +159,18 @@ class Client(base_client.BaseClient):
         return self._ask(wire.GetMetrics, wire.Metrics).metrics
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of requests without any: the checkpoint's, unless the operator has set others."""
+        """Return the parameters of requests that give none: the checkpoint's, unless the operator has set others."""
         if self._defaults is None:
             self._defaults = self.info().default_sampling_params
         return SamplingParams(**self._defaults)
-
-    # ── control ──
-
-    def pause(self, mode: wire.PauseMode = "keep") -> None:
-        """Start no request until `resume`; return after running requests have stopped.
-
-        keep: they stop and continue after `resume`; wait: they finish; abort: they end with finish_reason abort.
-        """
-        self._ask(base_client.pause_query(mode), wire.Done)
-
-    def resume(self) -> None:
-        """End a pause; does nothing without one."""
-        self._ask(base_client.control_query("resume"), wire.Done)
-
-    def reload(self, model: str | os.PathLike[str]) -> None:
-        """Load the weights of another checkpoint of the same architecture; open requests continue with them."""
-        self._ask(base_client.reload_query(model), wire.Done)
-
-    def sleep(self, level: int = 1, mode: wire.PauseMode = "keep") -> None:
-        """Free the memory of weights and KV cache until `wake_up`; requests wait, running ones by `mode` as in `pause`.
-
-        Level 1 keeps the checkpoint in the operating system's page cache, level 2 drops it from there.
-        """
-        self._ask(base_client.sleep_query(level, mode), wire.Done)
-
-    def wake_up(self, tags: Sequence[MemoryTag] | None = None) -> None:
-        """Allocate the memory of `tags` ("weights", "kv_cache"; None: both); requests resume once both are there."""
-        self._ask(base_client.wake_up_query(tags), wire.Done)
 
     def is_sleeping(self) -> bool:
         return self.health().is_asleep
 
     def reset_prefix_cache(self) -> bool:
         """Clear the prefix cache for later requests. Always True: running requests do not prevent it."""
-        self._ask(base_client.control_query("reset_prefix_cache"), wire.Done)
+        self._control(partial(wire.Control, action="reset_prefix_cache"))
         return True
-
-    def start_profile(self) -> None:
-        """Start torch's profiler in every worker. RequestError if it is running already."""
-        self._ask(base_client.control_query("start_profile"), wire.Done)
-
-    def stop_profile(self) -> None:
-        """Stop the profiler; return after each worker has written a Chrome trace to the engine's `profile_dir`.
-
-        RequestError without `start_profile`, or if a worker or the core has been replaced since.
-        """
-        self._ask(base_client.control_query("stop_profile"), wire.Done)
-
-    def set_log_level(self, level: LogLevel) -> None:
-        """Set the log level of every process of the engine, also of processes that start later."""
-        self._ask(base_client.log_level_query(level), wire.Done)
 
     # ── lifetime ──
 
@@ -263,3 +217,6 @@ class Client(base_client.BaseClient):
         replies: SimpleQueue[QueryResult] = SimpleQueue()
         self._transport.query(make_query, replies.put)
         return check_reply(self._transport.wait(replies), reply_type)
+
+    def _control(self, make_query: Callable[..., wire.Control]) -> None:
+        self._ask(make_query, wire.Done)

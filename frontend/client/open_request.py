@@ -31,7 +31,7 @@ class OpenSequence:
     is_finished: bool = False
 
     def joined(self) -> bytes:
-        """Return all tokens as int32 bytes, and keep them as one chunk."""
+        """Return all delivered tokens as int32 bytes, after merging the chunks into one."""
         self.chunks = [b"".join(self.chunks)]
         return self.chunks[0]
 
@@ -72,11 +72,12 @@ class OpenRequest:
     def num_bytes(self) -> int:
         """Approximate size of the next Submit in bytes."""
         submit = self._submit
-        chat = sum(len(turn.content) for turn in submit.chat or ())
+        chat = sum(len(turn.text) for turn in submit.chat or ())
         return len(submit.prompt or "") + len(submit.prompt_token_ids or b"") + chat + 4 * self.num_tokens + 200
 
     def next_submit(self) -> Submit:
-        """Make the Submit of the next attempt; it contains the delivered tokens, for the engine to continue from."""
+        """Make the Submit of the next attempt; from the second on it contains the delivered tokens, for the engine to
+        continue from."""
         submit = self._submit
         attempt = self._num_sent
         self._num_sent += 1
@@ -99,7 +100,7 @@ class OpenRequest:
         )
 
     def accept(self, accepted: Accepted) -> bool:
-        """Keep the prompt tokens and seed of the core's acceptance; False if it belongs to an older attempt."""
+        """Keep the prompt tokens and seed of `accepted` for later attempts; False if it belongs to an older attempt."""
         if accepted.attempt != self._num_sent - 1:
             return False
         self._is_accepted = True
@@ -112,7 +113,8 @@ class OpenRequest:
         return True
 
     def apply(self, delta: Delta) -> DeltaOutcome:
-        """Append the delta's tokens if they start where the delivered tokens end."""
+        """Append the delta's tokens if they start where the delivered tokens end ("applied"). Otherwise drop the delta:
+        it is a "duplicate", or there is a "gap" before it, which only a new attempt repairs."""
         num_new = num_ids(delta.token_ids)
         if not self._is_accepted or not 0 <= delta.index < len(self.sequences):  # it belongs to an older attempt
             return "duplicate"

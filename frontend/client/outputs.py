@@ -76,7 +76,7 @@ class RequestOutput(msgspec.Struct, kw_only=True):
 
 
 class OutputBuilder:
-    """Merges the updates of one request. Later updates do not change a RequestOutput that it has built."""
+    """Merger of the updates of one request into RequestOutputs. Later updates do not change a built output."""
 
     def __init__(self, submit: Submit) -> None:
         self._request_id = submit.request_id
@@ -127,7 +127,7 @@ class OutputBuilder:
         return self._build([answer.build() for answer in self._answers])
 
     def build_delta(self) -> RequestOutput:
-        """Return tokens, text and logprobs that are new since the last call, of the completions that have any."""
+        """Return an output with the tokens, text and logprobs since the last call, without unchanged completions."""
         return self._build([answer.build_delta() for answer in self._answers if answer.has_delta])
 
     def _build(self, outputs: list[CompletionOutput]) -> RequestOutput:
@@ -145,7 +145,7 @@ class OutputBuilder:
 
 
 class _CompletionBuilder:
-    """One of the n completions, and how much of it `build_delta` has returned."""
+    """One of the n completions so far, and the number of its tokens and characters that `build_delta` has returned."""
 
     def __init__(self, index: int, has_logprobs: bool, is_flat: bool) -> None:
         self.index = index
@@ -196,7 +196,7 @@ class _CompletionBuilder:
 
 
 def _copy_logprobs(tokens: list[Token] | None, is_flat: bool, start: int = 0) -> list[Token] | FlatLogprobs | None:
-    """Copy the logprobs from token `start` on."""
+    """Copy the logprobs from token `start` on, as FlatLogprobs if `is_flat`; None if there are none."""
     if tokens is None:
         return None
     return FlatLogprobs(tokens[start:]) if is_flat else tokens[start:]

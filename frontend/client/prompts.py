@@ -13,7 +13,7 @@ import msgspec
 
 from ...ipc.codec import encode_ids
 from ...ipc.errors import RequestError
-from ...ipc.messages.client import ChatForm, ChatMessage, Submit
+from ...ipc.messages.client import ChatForm, ChatMessage, ContentPart, Submit, TextPart
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
@@ -49,7 +49,7 @@ def list_chats(messages: Chat | Sequence[Chat]) -> list[Chat]:
 
 
 def list_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
-    """Return checked parameters for each prompt, from one for all or one each."""
+    """Return checked parameters for each prompt; `params`: one for all prompts, one each, or None for the defaults."""
     if params is None or isinstance(params, SamplingParams):
         return [check_params(params)] * num_prompts
     if isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
@@ -60,7 +60,7 @@ def list_params(params: SamplingParams | Sequence[SamplingParams] | None, num_pr
 
 
 def check_params(params: SamplingParams | None) -> SamplingParams:
-    """Return a checked copy of `params`, or the defaults for None."""
+    """Return a checked copy of `params`, or the defaults for None; RequestError for an invalid value."""
     if params is None:
         return SamplingParams()
     if not isinstance(params, SamplingParams):
@@ -86,9 +86,7 @@ def new_submit(
     form: ChatForm | None = None,
 ) -> Submit:
     """Make the Submit of a prompt or of a chat, which `form` renders; `pooling` requests a vector instead of tokens."""
-    if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS:
-        most = MAX_REQUEST_ID_CHARACTERS
-        raise RequestError(f"request_id must be a string of 1 to {most} characters, got {request_id!r:.80}")
+    check_request_id(request_id)
     if is_chat(prompt):
         return Submit(request_id=request_id, params=params, chat=check_chat(prompt), chat_form=form, pooling=pooling)
     content: object = prompt
@@ -101,8 +99,20 @@ def new_submit(
     return Submit(request_id=request_id, params=params, prompt_token_ids=check_token_ids(content), pooling=pooling)
 
 
+def check_request_id(request_id: object) -> None:
+    """Raise RequestError if `request_id` is no string, empty or too long."""
+    if not isinstance(request_id, str) or not 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS:
+        most = MAX_REQUEST_ID_CHARACTERS
+        raise RequestError(f"request_id is {request_id!r:.80}: it must be text and must have 1 to {most} characters")
+
+
+def id_is_open(request_id: str) -> RequestError:
+    """Return the error for a request_id that another open request already has; checks nothing."""
+    return RequestError(f"request_id {request_id} is open already: choose another")
+
+
 def check_text(text: str) -> str:
-    """Return `text`; RequestError if it is empty, not encodable or too long."""
+    """Return `text` unchanged; RequestError if it is empty, has a lone surrogate or exceeds MAX_PROMPT_BYTES."""
     if not text:
         raise RequestError("the prompt is empty: give at least one character")
     _check_encodable("the prompt", text)
@@ -131,7 +141,7 @@ def check_token_ids(ids: object) -> bytes:
 
 
 def is_chat(prompt: object) -> TypeGuard[Chat]:
-    """Return whether `prompt` is a list of chat messages."""
+    """Return whether `prompt` is a list that begins with a chat message; the others are not looked at."""
     if isinstance(prompt, (str, Mapping)) or not isinstance(prompt, Sequence) or not prompt:
         return False
     first = prompt[0]
@@ -139,7 +149,7 @@ def is_chat(prompt: object) -> TypeGuard[Chat]:
 
 
 def check_chat(messages: Chat) -> list[ChatMessage]:
-    """Convert the messages of a conversation; RequestError if one lacks a role or content."""
+    """Convert a conversation's messages to ChatMessages; RequestError if there is none or one lacks role or content."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise RequestError("a chat must be a list of at least one message {'role': …, 'content': …}")
     return [_check_turn(position, turn) for position, turn in enumerate(messages)]
@@ -161,15 +171,16 @@ def _check_turn(position: int, turn: Turn) -> ChatMessage:
         }
         content = content or ""
     if isinstance(content, Sequence) and not isinstance(content, str):
-        content = "\n".join(_part_text(position, part) for part in content)
-    if not isinstance(role, str) or not isinstance(content, str):
+        content = [_part(position, part) for part in content]
+    if not isinstance(role, str) or not isinstance(content, str | list):
         raise RequestError(f"message {position} of the chat needs text for role and content, got {turn!r:.80}")
-    _check_encodable(f"message {position} of the chat", role + content)
-    return ChatMessage(role, content, more)
+    message = ChatMessage(role, content, more)
+    _check_encodable(f"message {position} of the chat", role + message.text)
+    return message
 
 
 def _with_object(position: int, call: object) -> object:
-    """Decode the arguments of a tool call: templates expect an object, OpenAI's responses contain JSON text."""
+    """Decode a tool call's arguments if they are JSON text, as in OpenAI's responses: templates expect an object."""
     function = call.get("function") if isinstance(call, Mapping) else None
     text = function.get("arguments") if isinstance(function, Mapping) else None
     if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(text, str):
@@ -182,9 +193,11 @@ def _with_object(position: int, call: object) -> object:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _part_text(position: int, part: object) -> str:
+def _part(position: int, part: object) -> ContentPart:
+    if isinstance(part, ContentPart):
+        return part
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
+        return TextPart(str(part["text"]))
     raise RequestError(f"message {position} of the chat holds {part!r:.80}: only parts of type text are served")
 
 

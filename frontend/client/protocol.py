@@ -4,7 +4,15 @@
        └──deadline──▶ lost ──submit──▶ greeting            any ──refused, engine dead, close──▶ ended
 
 The owner passes it messages and the time, sends its messages, and opens a new connection when `needs_reconnect` is
-set. Each return to `ready` resubmits every open request with the tokens delivered so far.
+set. Each return to `ready` resubmits every open request with the tokens delivered so far. If another engine answers,
+requests that have tokens fail instead.
+
+The route of a request from any caller to the engine, and of its updates back:
+
+    caller's thread      Client.generate ─▶ RequestBatch ─▶ Transport.submit: OpenRequest(submit, sink) ─▶ _commands
+    transport's thread   _turn ─▶ ClientProtocol.submit ─▶ SubmitWindow ─▶ OpenRequest.next_submit ─▶ socket or engine
+                         sink ◀─ OpenRequest.apply ◀─ ClientProtocol.receive ◀─ Deltas ◀─ socket or engine
+    caller's thread      OutputBuilder ◀─ queue of RequestBatch, RequestFuture, AsyncStream or Client.stream ◀─ sink
 """
 
 from __future__ import annotations
@@ -30,6 +38,7 @@ from ...ipc.messages.client import (
 )
 from .keepalive import Keepalive
 from .open_request import OpenRequest
+from .prompts import id_is_open
 from .submit_window import SubmitWindow
 
 QueryResult: TypeAlias = Reply | TokenloomError  # of a query; QueryFailed becomes its error
@@ -82,13 +91,13 @@ class ClientProtocol:
         if self.error is not None and self.state == "ended":
             request.sink(self.error)
         elif request.request_id in self._requests:
-            request.sink(RequestError(f"request_id {request.request_id} is open already: choose another"))
+            request.sink(id_is_open(request.request_id))
         elif len(self._requests) >= MAX_OPEN_REQUESTS:
             request.sink(Overloaded(f"{len(self._requests)} requests are open on this client: wait for some to finish"))
         else:
             self._requests[request.request_id] = request
             self._window.add(request)
-            self._progress()
+            self._submit_waiting()
 
     def abort(self, request_id: str) -> None:
         request = self._requests.get(request_id)
@@ -113,7 +122,8 @@ class ClientProtocol:
         self._queries[query.query_id] = (query, sink)
         if self.state == "ready":
             self._send_query(query)
-        self._progress()
+        elif self.state == "lost":
+            self.needs_reconnect = True
 
     def end(self, error: TokenloomError) -> None:
         """End for good: open and later requests and queries get `error`."""
@@ -125,7 +135,7 @@ class ClientProtocol:
     # ── events of the connection ──
 
     def greet(self, now: float) -> None:
-        """Send Hello on a new connection."""
+        """Send Hello, on a new connection or after Unknown. The timeout of the Welcome runs from the first Hello."""
         if self.state != "greeting":
             self._greet_deadline = now + self._greet_timeout_s
         self._move("greeting")
@@ -181,11 +191,6 @@ class ClientProtocol:
             raise InternalError(f"a client's connection cannot go from {self.state} to {state}")
         self.state = state
 
-    def _progress(self) -> None:
-        if self.state == "lost":
-            self.needs_reconnect = True
-        self._submit_waiting()
-
     def _welcome(self, welcome: Welcome) -> None:
         if self.state != "greeting":
             return
@@ -222,6 +227,8 @@ class ClientProtocol:
             self._end_query(query.query_id, error)
 
     def _submit_waiting(self) -> None:
+        if self.state == "lost":
+            self.needs_reconnect = True
         while self.state == "ready" and not self.needs_reconnect:
             request = self._window.pop()
             if request is None:
@@ -287,7 +294,7 @@ class ClientProtocol:
         request.sink(last)
 
     def _finish_aborted(self, request: OpenRequest) -> None:
-        """End an aborted request here: the frontend does not have it and sends no last delta."""
+        """Make the last deltas of an aborted request here, since the frontend does not have it and sends none."""
         *others, last = [
             Delta(
                 request_id=request.request_id,
@@ -318,7 +325,7 @@ class ClientProtocol:
                 self._end_query(query_id, error)
 
     def _lose(self) -> None:
-        """Fail everything open after a greeting without a Welcome. A later submit or query greets again."""
+        """Fail all open requests and queries: no Welcome came in time. A later one opens a new connection."""
         text = f"no engine answers at {self._address} for {self._greet_timeout_s:g} s"
         if self._run_id is not None:
             text = f"the engine at {self._address} is lost and did not come back within {self._greet_timeout_s:g} s"
@@ -349,7 +356,7 @@ class ClientProtocol:
 
 
 def check_reply(reply: QueryResult, reply_type: type[ReplyType]) -> ReplyType:
-    """Return a reply of the expected type; raise an error reply, and ProtocolError for another type."""
+    """Return `reply` if it is a `reply_type`; raise it if it is an error, and ProtocolError if it is anything else."""
     if isinstance(reply, TokenloomError):
         raise reply
     if not isinstance(reply, reply_type):

@@ -28,14 +28,14 @@ class RequestFuture(Future[RequestOutput]):
         self._claim = threading.Lock()  # acquired once: by `cancel` or by `_settle`
 
     def add(self, update: Update) -> None:
-        """Receive an update, as the request's sink."""
+        """Add an update, as the request's sink; the last one settles the future outside the transport's thread."""
         self._builder.add(update)
         if self._builder.is_finished:
             self._ended.put(None)
             self._transport.call_later(self._settle)
 
     def cancel(self) -> bool:
-        """Abort the request; False if it has ended."""
+        """Abort the request and cancel the future; False if the request has ended already."""
         if not self._claim.acquire(blocking=False):
             return self.cancelled()
         super().cancel()
@@ -51,7 +51,7 @@ class RequestFuture(Future[RequestOutput]):
         return super().exception(self._wait(timeout))
 
     def _wait(self, timeout_s: float | None) -> float | None:
-        """Wait for the end with Transport.wait; return the rest of the timeout."""
+        """Wait for the end of the request with Transport.wait; return the rest of the timeout. Raises TimeoutError."""
         if self.done():
             return timeout_s
         begin = monotonic()

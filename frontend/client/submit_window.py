@@ -23,7 +23,7 @@ class SubmitWindow:
         self._unanswered_bytes = 0
 
     def restart(self, requests: Iterable[OpenRequest]) -> None:
-        """Queue all of `requests` again, with an empty window."""
+        """Empty the queue and the window, and queue `requests`."""
         self.waiting = OrderedDict.fromkeys(requests)
         self._bytes_by_unanswered.clear()
         self._unanswered_bytes = 0
@@ -51,7 +51,7 @@ class SubmitWindow:
         return request
 
     def note_answered(self, request: OpenRequest) -> None:
-        """Remove an answered request from the window; a request that is queued again stays queued."""
+        """Remove a request from the window once the frontend has answered it; if it is queued, it stays queued."""
         self._unanswered_bytes -= self._bytes_by_unanswered.pop(request, 0)
 
     def remove(self, request: OpenRequest) -> None:

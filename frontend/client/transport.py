@@ -1,10 +1,7 @@
 """Transport: interface between clients and an engine; implementations use a socket or an engine in this process.
 
 A request is submitted with a sink. The sink gets the request's updates in order and each token exactly once; the last
-update is a Delta with a finish reason or an error.
-
-    submit ─▶ command queue ─▶ transport's thread: ClientProtocol ─▶ SubmitWindow ─▶ socket or engine
-    sink ◀──────────────────── OpenRequest ◀── ClientProtocol.receive ◀───────────── Deltas
+update is a Delta with a finish reason or an error. `protocol.py` draws the route.
 """
 
 from __future__ import annotations
@@ -48,7 +45,8 @@ class Transport(ABC):
         self._query_ids = itertools.count(1)
 
     def submit(self, submit: Submit, sink: Sink) -> None:
-        """Submit a request. The sink gets RequestError if its id is in use, Overloaded beyond MAX_OPEN_REQUESTS."""
+        """Submit a request and return at once. `sink` gets its updates; RequestError as the only one if its id is in
+        use, Overloaded beyond MAX_OPEN_REQUESTS."""
         self._command(partial(self._protocol.submit, OpenRequest(submit, sink)))
 
     def abort(self, request_id: str) -> None:
@@ -101,7 +99,7 @@ def encode_client_message(message: ClientMessage) -> bytes:
 
 
 def wait_for_end(thread: threading.Thread | None) -> None:
-    """Join a thread as `Transport.close` says, unless it is the calling thread."""
+    """Join a thread, unless it is the calling one, for at most CLOSE_TIMEOUT_S; log its name if it still runs."""
     if thread is None or thread is threading.current_thread():
         return
     thread.join(CLOSE_TIMEOUT_S)

@@ -45,7 +45,6 @@ class ZmqTransport(Transport):
     def __init__(
         self,
         address: str,
-        *,
         connect_timeout_s: float = 10.0,
         reconnect_timeout_s: float = 30.0,
         key_file: str | os.PathLike[str] | None = None,
@@ -167,7 +166,7 @@ class ZmqTransport(Transport):
         return None if next_due is None else self._clock.patience_s(next_due)
 
     def _wait(self, timeout_s: float | None) -> dict[object, int]:
-        """Poll; return the ready sockets with their events."""
+        """Poll for at most `timeout_s` (None: no limit); return the ready sockets and descriptors with their events."""
         timeout_ms = None if timeout_s is None else math.ceil(min(timeout_s, LONGEST_WAIT_S) * 1000)
         ready: dict[object, int] = dict(self._poller.poll(timeout_ms))
         if self._wake_fd in ready:
@@ -177,7 +176,7 @@ class ZmqTransport(Transport):
         return ready
 
     def _receive(self) -> bool:
-        """Receive messages; return True if more may be waiting."""
+        """Receive and handle at most MAX_MESSAGES_PER_TURN messages; return whether more may be waiting."""
         if self._socket is None:
             return False
         now, num_messages = self._clock.look(), 0
@@ -192,7 +191,7 @@ class ZmqTransport(Transport):
         return num_messages == MAX_MESSAGES_PER_TURN
 
     def _read_monitor(self) -> bool:
-        """Return whether the peer disconnected after its handshake; before it ZeroMQ reconnects by itself."""
+        """Read the socket's events; return whether the peer disconnected after a handshake (else ZeroMQ retries)."""
         is_disconnected = False
         while self._monitor is not None and self._monitor.poll(0):
             event = int.from_bytes(self._monitor.recv_multipart()[0][:2], "little")
@@ -207,7 +206,7 @@ class ZmqTransport(Transport):
         self._socket.send(encode_client_message(message), zmq.DONTWAIT)
 
     def _open(self, now: float) -> None:
-        """Replace the socket, so that messages queued for a lost peer do not reach its replacement."""
+        """Connect a new socket and send Hello; messages queued on the old one, for a lost peer, are dropped with it."""
         self._close_sockets()
         socket = new_socket(
             self._context, zmq.DEALER, identity=self._identity, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES

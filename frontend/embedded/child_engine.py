@@ -45,7 +45,7 @@ class _StartResult(msgspec.Struct, frozen=True):
 
 
 class ChildEngine:
-    """Owns the process and its `lifeline`. The engine serves at `address`, with --http also at `http_address`.
+    """Private engine as a child process. It serves at `address`, with --http also at `http_address`.
 
     Any thread may call `stop`.
     """
@@ -76,7 +76,7 @@ class ChildEngine:
         return self._process.pid
 
     def on_death(self, callback: Callable[[TokenloomError], None]) -> None:
-        """Call `callback` with EngineDead if the engine ends without `stop`; at once if it has ended already."""
+        """Set a callback that gets EngineDead if the engine ends without `stop`; at once if it has ended already."""
         with self._lock:
             self._on_death = callback
             death = self._death
@@ -84,7 +84,7 @@ class ChildEngine:
             callback(death)
 
     def stop(self) -> None:
-        """End the engine: close the lifeline, then SIGTERM, then SIGKILL. A second call does nothing."""
+        """End the engine and wait: close the lifeline, after 5 s SIGTERM, after 3 s more SIGKILL. May be repeated."""
         if os.getpid() != self._pid:
             return
         self._is_stopping = True
@@ -120,7 +120,7 @@ class ChildEngine:
         return result.address, result.http_address
 
     def _read_stderr(self) -> None:
-        """Keep the engine's last lines, and copy all to this process's standard error."""
+        """Copy the engine's standard error to that of this process, and keep its last lines for errors."""
         assert self._process.stderr is not None
         with self._process.stderr as stream:
             for line in stream:
@@ -149,7 +149,7 @@ _engines: WeakSet[ChildEngine] = WeakSet()
 
 
 def _after_fork() -> None:
-    """Close the lifelines: a forked child must not keep the engine alive."""
+    """Close the copies of the lifelines in a forked child, which must not keep the engines alive."""
     for engine in _engines:
         engine.lifeline.close()
 

@@ -14,13 +14,13 @@ from pathlib import Path
 from ...core.engine import EngineCore
 from ...core.grammar.local_host import GrammarLocalHost
 from ...core.links.control_queue import ControlQueue
+from ...core.links.frontend_port import handle
 from ...ipc.addresses import RunDirectory
-from ...ipc.codec import Decoder
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError
-from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Holding, Ping, Pong, Welcome
+from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Holding, Welcome
 from ...ipc.messages.client import ClientMessage, FrontendMessage
-from ...ipc.messages.core import AbortRequests, ControlDone, EngineControl, EngineCoreRequest, FrontendToCore
+from ...ipc.messages.core import CoreToFrontend
 from ...ipc.messages.supervisor import Initialize, StartPhases
 from ...ipc.messages.workers import SchedulerOutput, TokenMask
 from ...ipc.process import log
@@ -31,12 +31,11 @@ from ..supervisor.resolve import resolve
 from ..text.chat_template import ChatTemplate, check_template
 from ..text.tokenizer import Tokenizer
 
-_IDENTITY = b"in-process client"
 _FRONTEND_ID = 0
 
 
 class _Steps:
-    """The core's Executor: queues steps, and the mask of the oldest one, until `InProcessEngine.step` runs them."""
+    """Executor of the core that queues steps, and the oldest one's mask, until `InProcessEngine.step` runs them."""
 
     def __init__(self) -> None:
         self.waiting: deque[SchedulerOutput] = deque()
@@ -54,7 +53,7 @@ class _Steps:
 
 
 class InProcessEngine:
-    """Owns frontend, core and worker. The run directory holds only the worker's files."""
+    """Engine in the calling thread: frontend, core and one worker. The run directory has only the worker's files."""
 
     def __init__(self, config: EngineConfig) -> None:
         if config.tensor_parallel_size != 1:
@@ -76,7 +75,9 @@ class InProcessEngine:
             num_blocks = measured.max_blocks
             self._worker.initialize(num_blocks)
             self._core = EngineCore(self.spec, num_blocks, self._steps, GrammarLocalHost(self.spec))
-            self._controls = ControlQueue(self._core, self._reply, self._reload, self._profile)
+            self._controls = ControlQueue(
+                self._core, lambda _, done: self._frontend.on_core_message(done), self._reload, self._profile
+            )
             self._is_reloaded = False
             folder = Path(self.spec.tokenizer_folder)
             tokenizer = Tokenizer.load(folder, config.trust_remote_code)
@@ -85,7 +86,8 @@ class InProcessEngine:
         except BaseException:
             self._run_directory.remove()
             raise
-        self._decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
+        self._to_client: list[FrontendMessage] = []
+        self._client = self._frontend.open_local(self._to_client.append).identity
         self._frontend.on_control_message(Initialize(num_blocks=num_blocks))
         self._frontend.on_control_message(StartPhases(phases=[], kernels=measured.kernels))
         self._frontend.connect()
@@ -94,11 +96,11 @@ class InProcessEngine:
     # ── interface of the transport ────────────────────────────────────────────────────────────────────────────────
 
     def send(self, message: ClientMessage) -> None:
-        """Pass a message to the frontend; `step` acts on it."""
-        self._frontend.on_client_frame(_IDENTITY, encode_client_message(message))
+        """Pass a client's message to the frontend; the next `step` does the work that follows from it."""
+        self._frontend.on_client_frame(self._client, encode_client_message(message))
 
     def step(self, timeout_s: float) -> list[FrontendMessage]:
-        """Run one turn: pending messages, at most one step of the model, outputs. Returns the messages to the client.
+        """Run one turn, with at most one step of the model, and return the messages to the client.
 
         Waits at most `timeout_s`, and only if a thread is tokenizing a text.
         """
@@ -108,12 +110,15 @@ class InProcessEngine:
             self._wakeup.clear()
             self._frontend.on_wakeup()
         self._deliver()
-        self._core.take_grammars()
+        self._core.grammars.take()
         if self._controls.orders:
-            self._tick_controls()
+            self._controls.tick()
+        if self._is_reloaded:
+            self._is_reloaded = False
+            self._controls.on_reloaded()
         self._core.expire(time.time())
         self._core.step()
-        self._core.take_grammars()
+        self._core.grammars.take()
         if self._steps.waiting:
             assert self._worker.runner is not None, "the core sends no steps to a worker that is asleep"
             self._core.on_result(self._worker.runner.execute(self._steps.waiting.popleft(), self._steps.take_mask))
@@ -124,8 +129,9 @@ class InProcessEngine:
             self._frontend.on_control_message(progress)
         self._frontend.tick(time.monotonic())
         self._deliver()
-        frames, self._frontend.outbox.to_clients = self._frontend.outbox.to_clients, []
-        return [self._decoder.decode(frame) for _, frame in frames]
+        messages = self._to_client.copy()
+        self._to_client.clear()
+        return messages
 
     def close(self) -> None:
         self._frontend.thread_pool.close()
@@ -136,7 +142,13 @@ class InProcessEngine:
     def _deliver(self) -> None:
         to_core, self._frontend.outbox.to_core = self._frontend.outbox.to_core, []
         for message in to_core:
-            self._on_frontend_message(message)
+            reply: CoreToFrontend | None
+            if isinstance(message, Hello):
+                reply = Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id)
+            else:
+                reply = handle(_FRONTEND_ID, message, self._core, self._controls)
+            if reply is not None:
+                self._frontend.on_core_message(reply)
         to_supervisor, self._frontend.outbox.to_supervisor = self._frontend.outbox.to_supervisor, []
         for order in to_supervisor:
             log.set_level(order.level)
@@ -147,26 +159,5 @@ class InProcessEngine:
         self._worker.hold(holding)
         self._is_reloaded = True
 
-    def _reply(self, _: int, done: ControlDone) -> None:
-        self._frontend.on_core_message(done)
-
     def _profile(self, records: bool) -> None:
         self._controls.on_profiled(self._worker.recorder.switch(records))
-
-    def _tick_controls(self) -> None:
-        self._controls.tick()
-        if self._is_reloaded:
-            self._is_reloaded = False
-            self._controls.on_reloaded()
-
-    def _on_frontend_message(self, message: FrontendToCore) -> None:
-        if isinstance(message, EngineCoreRequest):
-            self._core.add_request(_FRONTEND_ID, message)
-        elif isinstance(message, AbortRequests):
-            self._core.abort(_FRONTEND_ID, message.keys)
-        elif isinstance(message, EngineControl):
-            self._controls.add(_FRONTEND_ID, message)
-        elif isinstance(message, Hello):
-            self._frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id))
-        elif isinstance(message, Ping):
-            self._frontend.on_core_message(Pong())

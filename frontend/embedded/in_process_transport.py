@@ -38,7 +38,7 @@ class Engine(Protocol):
 
 
 class InProcessTransport(Transport):
-    """Owns the engine. Invariant: only the holder of `_turn_lock` uses the engine and the ClientProtocol."""
+    """Transport that owns its engine. Invariant: only the holder of `_turn_lock` uses engine and ClientProtocol."""
 
     def __init__(self, engine: Engine, *, in_background: bool = False) -> None:
         super().__init__(ClientProtocol("in-process", engine.send, _TIMEOUT_S, _TIMEOUT_S))
@@ -93,7 +93,7 @@ class InProcessTransport(Transport):
             self._has_work.notify()
 
     def _get_or_turn(self, queue: SimpleQueue[T]) -> T:
-        """Return the next item; from an empty queue, after one turn of the engine; raise Empty if there is none."""
+        """Return the next item of `queue`; if it is empty, run one turn first. Raises Empty if there is still none."""
         try:
             return queue.get_nowait()
         except Empty:
@@ -103,7 +103,7 @@ class InProcessTransport(Transport):
         return queue.get_nowait()
 
     def _turn(self) -> None:
-        """Run one turn of the engine. A TokenloomError from it ends every request."""
+        """Run one turn of the engine and handle its messages. A TokenloomError from it ends every request."""
         self._run_commands()
         try:
             messages = self._engine.step(TURN_S)

@@ -27,7 +27,7 @@ OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Acceptor:
-    """Reader of one listening socket; owns the tasks that set connections up."""
+    """Acceptor of one listening socket. Owns the tasks that set up its new connections, with their TLS handshakes."""
 
     def __init__(
         self,

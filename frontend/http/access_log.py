@@ -28,7 +28,7 @@ MAX_PATH_CHARACTERS = 200
 
 
 class AccessLog:
-    """ASGI middleware around the whole app. Counts the lines above the limit that it does not write."""
+    """ASGI middleware around the whole app. `has_all`: log all requests, not only MAX_ERRORS_PER_S failed ones."""
 
     def __init__(self, app: ASGIApp, *, has_all: bool) -> None:
         self._app, self._has_all = app, has_all
@@ -59,6 +59,7 @@ class AccessLog:
 
     def _log(self, scope: Scope, record: AccessRecord) -> None:
         now, first, tokens = time.monotonic(), "", ""
+        request_id = next((value.decode() for name, value in record.headers if name == b"x-request-id"), "-")
         if record.first_at:
             first = f" first {record.first_at - record.begun_at:.3f} s"
         if record.num_prompt_tokens:
@@ -66,7 +67,7 @@ class AccessLog:
         path = scope.get("raw_path", b"").decode("ascii", "replace")[:MAX_PATH_CHARACTERS]
         self._write(
             f"{_peer(scope.get('client'))} {scope['method']} {path} {record.status} {record.num_bytes} bytes "
-            f"{now - record.begun_at:.3f} s{first}{tokens}{'' if record.is_whole else ' cut'} id {_request_id(record)}",
+            f"{now - record.begun_at:.3f} s{first}{tokens}{'' if record.is_whole else ' cut'} id {request_id}",
             now,
         )
 
@@ -75,8 +76,8 @@ class AccessLog:
         self._write(f"{_peer(client)} - - {error.status} {error}", time.monotonic())
 
     def _write(self, line: str, now: float) -> None:
-        """Write a line, unless the log level is above INFO or this second has too many errors. `logging` is bypassed
-        because it would take twice as long as everything else here."""
+        """Write a line, unless the log level is above INFO; without `has_all`, count it if this second has too many.
+        `logging` is bypassed because it would take twice as long as everything else here."""
         if not logger.isEnabledFor(logging.INFO):
             return
         if int(now) != self._second:
@@ -98,7 +99,3 @@ def _peer(client: tuple[str, int] | None) -> str:
         return "unix"
     host = client[0].removeprefix("::ffff:")
     return f"[{host}]:{client[1]}" if ":" in host else f"{host}:{client[1]}"
-
-
-def _request_id(record: AccessRecord) -> str:
-    return next((value.decode() for name, value in record.headers if name == b"x-request-id"), "-")

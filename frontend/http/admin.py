@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator
 
+import prometheus_client  # noqa: F401 - before the server listens: a scrape must not need a free descriptor
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,7 +19,7 @@ from ..openai.slices import in_slices
 from ..requests.frontend import Frontend
 from .endpoint import AnyBody, Endpoint
 
-IDS_PER_PIECE = 1 << 14  # token ids encoded without yielding to the event loop
+PIECE_BYTES = 1 << 16  # of token ids, encoded without yielding to the event loop
 
 
 class AdminEndpoints:
@@ -36,7 +35,7 @@ class AdminEndpoints:
         return [
             Endpoint("/tokenize", self.tokenize, "The tokens of a text or a chat", TokenizeRequest),
             Endpoint("/detokenize", self.detokenize, "The text of tokens", DetokenizeRequest),
-            Endpoint("/abort", self.abort, "End a request by the id of its answer", AbortRequest),
+            Endpoint("/abort", self.abort, "End a request by the id of its answer, of any endpoint", AbortRequest),
             Endpoint("/v1/models", self.models, "The served model"),
             Endpoint("/v1/models/{model:path}", self.model),
             Endpoint("/health", self.health, "503 if requests are open and no step finishes"),
@@ -44,7 +43,7 @@ class AdminEndpoints:
             Endpoint("/version", self.version, "The version"),
             Endpoint("/metrics", self.metrics, "For Prometheus", media_type="text/plain"),
             Endpoint("/ping", self.health, "As /health, for SageMaker"),
-            Endpoint("/ping", self.health, "The same", AnyBody, needs_body=False),
+            Endpoint("/ping", self.health, "The same", AnyBody),
             Endpoint("/load", self.load, "The number of open requests"),
         ]
 
@@ -74,11 +73,13 @@ class AdminEndpoints:
         else:
             token_ids = await self._engine.text_tokens(parsed.inputs[0], parsed.body.add_special_tokens is not False)
         start = b'{"count":%d,"max_model_len":%d,"tokens":[' % (num_ids(token_ids), self._engine.inputs.max_model_len)
-        pieces, token_strs = [piece async for piece in _json_pieces(token_ids)], None
+        pieces = (token_ids[begin : begin + PIECE_BYTES] for begin in range(0, len(token_ids), PIECE_BYTES))
+        tokens = await in_slices(encode_json(decode_ids(piece).tolist())[1:-1] for piece in pieces)
+        token_strs = None
         if parsed.body.return_token_strs:
             token_strs = await in_slices(map(self._engine.inputs.token_string, decode_ids(token_ids)))
         names = b'],"token_strs":' + encode_json(token_strs)
-        return Response(b"".join([start, *pieces, names, b"}"]), media_type="application/json")
+        return Response(b"".join([start, b",".join(tokens), names, b"}"]), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         parsed = await self._engine.bodies.read(request, DetokenizeRequest, self._spec.model_names)
@@ -122,12 +123,3 @@ class AdminEndpoints:
 
     async def version(self, request: Request) -> Response:
         return json_response({"version": tokenloom_version()})
-
-
-async def _json_pieces(token_ids: bytes) -> AsyncGenerator[bytes, None]:
-    """Yield a JSON list of token ids without its brackets, in pieces; the event loop runs between two pieces."""
-    for begin in range(0, len(token_ids), 4 * IDS_PER_PIECE):
-        if begin:
-            yield b","
-            await asyncio.sleep(0)
-        yield encode_json(decode_ids(token_ids[begin : begin + 4 * IDS_PER_PIECE]).tolist())[1:-1]

@@ -26,21 +26,19 @@ from ..intake.body_parser import BodyT, ParsedBody
 from ..listening.open_requests import OpenRequests
 from ..metrics.access_record import CLIENT_CLOSED_REQUEST
 from ..metrics.tracing import TraceContext
-from ..openai.answers import Answers
 from ..openai.background_response import BackgroundResponse
 from ..openai.chat import ChatCompletion
 from ..openai.chat_batch import ChatBatch
+from ..openai.choices import ChoicesResponse
 from ..openai.cohere import CohereEmbeddings
 from ..openai.completions import Completion
 from ..openai.embeddings import Embeddings
 from ..openai.events import EventStream, until_disconnect
-from ..openai.forms.defaults import with_defaults
-from ..openai.forms.embedding_body import CohereEmbedRequest, EmbeddingRequest
+from ..openai.forms.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
 from ..openai.forms.errors import HttpError, json_response, refusal_kind
-from ..openai.forms.params import errors_about, prompt_errors_about
+from ..openai.forms.params import errors_about, prompt_errors_about, with_defaults
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import BatchChatRequest, ChatRequest, CompletionRequest
-from ..openai.forms.scoring_body import GenerativeScoringRequest
 from ..openai.generative_scoring import GenerativeScoring
 from ..openai.local_engine import LocalEngine
 from ..openai.parsers.names import find_reasoning_parser, find_tool_parser
@@ -61,7 +59,7 @@ from .responses import ResponseEndpoints
 from .server_info import InfoEndpoints
 
 Whole: TypeAlias = Embeddings | GenerativeScoring  # never streamed
-Work: TypeAlias = Answers | ResponseCreation | BackgroundResponse | MessageCreation | Whole  # a checked request
+Work: TypeAlias = ChoicesResponse | ResponseCreation | BackgroundResponse | MessageCreation | Whole  # a checked request
 
 
 class GeneratingEndpoints:
@@ -79,7 +77,7 @@ class GeneratingEndpoints:
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Count errors of requests that fail before the engine gets them."""
+        """Count a request as refused if this context, entered before the engine gets it, raises an expected error."""
         try:
             yield
         except (HttpError, TokenloomError) as error:
@@ -87,22 +85,26 @@ class GeneratingEndpoints:
             raise
 
     def endpoints(self) -> list[Endpoint]:
-        stored = ResponseEndpoints(self._engine, self.responses, self._spec.model_names)
+        engine, model = self._engine, self._model
+        stored = ResponseEndpoints(engine, self.responses, self._spec.model_names)
+        chats = partial(ChatBatch.start_all, engine, model=model, reasoning_parser=self._reasoning_parser)
+        embed = partial(Embeddings.start, engine, model=model)
+        score = partial(GenerativeScoring.start, engine, model=model)
         return [
             self._endpoint("/v1/completions", "Text completions", CompletionRequest, self._complete, "prompt"),
             self._endpoint("/v1/chat/completions", "A chat completion", ChatRequest, self._chat, "messages"),
             self._endpoint(
-                "/v1/chat/completions/batch", "Completions of several chats", BatchChatRequest, self._chats, "messages"
+                "/v1/chat/completions/batch", "Completions of several chats", BatchChatRequest, chats, "messages"
             ),
             self._endpoint(
                 "/v1/responses", "A response (OpenAI Responses)", ResponsesRequest, self.responses.start, "input"
             ),
             self._endpoint("/v1/messages", "A message (Anthropic Messages)", MessagesRequest, self._reply, "messages"),
             Endpoint("/v1/messages/count_tokens", self._count, "Token count of a message's prompt", CountTokensRequest),
-            self._endpoint("/v1/embeddings", "Embeddings of texts", EmbeddingRequest, self._embed, "input"),
+            self._endpoint("/v1/embeddings", "Embeddings of texts", EmbeddingRequest, embed, "input"),
             self._endpoint("/v1/embed", "Embeddings, Cohere v1", CohereEmbedRequest, partial(self._cohere, 1), "texts"),
             self._endpoint("/v2/embed", "Embeddings, Cohere v2", CohereEmbedRequest, partial(self._cohere, 2), "texts"),
-            self._endpoint("/generative_scoring", "Scores of labels", GenerativeScoringRequest, self._score, "items"),
+            self._endpoint("/generative_scoring", "Scores of labels", GenerativeScoringRequest, score, "items"),
             *stored.endpoints(),
         ]
 
@@ -144,9 +146,6 @@ class GeneratingEndpoints:
     async def _cohere(self, version: int, parsed: ParsedBody[CohereEmbedRequest]) -> CohereEmbeddings:
         return CohereEmbeddings(self._engine, parsed, self._spec, version)
 
-    async def _chats(self, parsed: ParsedBody[BatchChatRequest]) -> ChatBatch:
-        return await ChatBatch.start_all(self._engine, parsed, self._model, self._reasoning_parser)
-
     async def _reply(self, parsed: ParsedBody[MessagesRequest]) -> MessageCreation:
         body, config = with_defaults(chat_of_messages(parsed.body), self._spec), self._spec.config
         with errors_about("stop_sequences", r"stop\b"):
@@ -160,12 +159,6 @@ class GeneratingEndpoints:
             prompt = await self._engine.chat_prompt(ParsedBody(tokenize_request(parsed.body), parsed.inputs))
         return json_response({"input_tokens": num_ids(prompt.token_ids or b"")})
 
-    async def _embed(self, parsed: ParsedBody[EmbeddingRequest]) -> Embeddings:
-        return await Embeddings.start(self._engine, parsed, self._model)
-
-    async def _score(self, parsed: ParsedBody[GenerativeScoringRequest]) -> GenerativeScoring:
-        return await GenerativeScoring.start(self._engine, parsed, self._model)
-
 
 def new_app(
     engine: LocalEngine,
@@ -174,7 +167,7 @@ def new_app(
     generating: list[Endpoint],
     open_requests: OpenRequests | None = None,
 ) -> ASGIApp:
-    """Build the ASGI app: routes, HttpMiddleware around them, CORS outermost, so that errors have it too."""
+    """Build the ASGI app: routes, HttpMiddleware around them, CORS, if set, outermost, so that errors have it too."""
     template = engine.inputs.chat_template
     others = (
         AdminEndpoints(engine, frontend, spec),

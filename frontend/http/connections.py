@@ -31,7 +31,7 @@ NUM_KEPT_FDS = 128  # descriptors for the engine's own sockets and files, and fo
 
 
 def connection_limit() -> int:
-    """Return how many HTTP connections the limit of open files allows."""
+    """Return the number of HTTP connections that the limit of open files allows."""
     limit = descriptor_limit()
     return max(limit - NUM_KEPT_FDS, limit // 2)
 
@@ -76,7 +76,7 @@ class Connections:
         return len(self._open)
 
     def open(self, connection: HttpConnection) -> bool:
-        """Add a connection; closes idle ones for it. Returns False if it exceeds the limit nevertheless."""
+        """Add a connection. Over the limit close those longest without a request; False if that is not enough."""
         self._open.add(connection)
         while self.num_open > self.max_connections and self._without_request:
             longest = next(iter(self._without_request))
@@ -170,9 +170,9 @@ class HttpConnection(HttpToolsProtocol):
             self._enter(Stage.HEAD)
 
     def on_headers_complete(self) -> None:
+        super().on_headers_complete()  # raises for a bad URL
         self._num_body_bytes = 0
         self._enter(Stage.BODY)
-        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
@@ -191,10 +191,9 @@ class HttpConnection(HttpToolsProtocol):
     # ── limits ──
 
     def check(self, now: float, late_s: float) -> None:
-        """Close the connection if its client exceeded a limit. Excluded are `late_s`, the seconds by which the loop was
-        late, and the time in which reading pauses because an answer is being written."""
-        is_answering = self._stage is Stage.HEAD and self.cycle and not self.cycle.response_complete
-        if is_answering or self.flow.read_paused:
+        """Close the connection, with a 408 if a request has begun, if its client is too slow. Excluded are `late_s`,
+        the seconds by which the loop was late, and the time in which an earlier answer is open or reading pauses."""
+        if self._is_answering_earlier or self.flow.read_paused:
             self._since = self._last_at = now
             return
         self._since += late_s
@@ -210,20 +209,24 @@ class HttpConnection(HttpToolsProtocol):
                 self.transport.close()
 
     @property
-    def _is_unanswered(self) -> bool:
-        """Whether the newest request has no answer yet, not even a part."""
-        if not self.cycle:  # no complete head yet
-            return True
-        if self._stage is Stage.BODY:
-            return not self.cycle.response_started
-        return self._stage is not Stage.ANSWER and self.cycle.response_complete
+    def _is_answering_earlier(self) -> bool:
+        """Whether the answer to a request before the newest is open."""
+        if self._stage is Stage.HEAD:  # `cycle` is still of the request before
+            return self.cycle is not None and not self.cycle.response_complete
+        return len(self.pipeline) > 0
+
+    @property
+    def _may_send_error(self) -> bool:
+        """Whether no answer is half sent and no complete request waits for one."""
+        has_begun = self._stage is Stage.BODY and self.cycle.response_started
+        return self._stage is not Stage.ANSWER and not has_begun and not self._is_answering_earlier
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "this is not an HTTP/1.1 request", "http")
 
     def _refuse(self, status: int, message: str, why: str) -> None:
-        """Send an error without the app, unless the app has begun to answer, and close."""
-        if self._is_unanswered:
+        """Send an error without the app, if it cannot be taken for an answer to another request, and close."""
+        if self._may_send_error:
             error = HttpError(status, f"{message}: send it again")
             self._connections.on_refused(self, error, why)
             body = encode_json(error.body)

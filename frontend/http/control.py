@@ -6,6 +6,7 @@ ports. Web pages are refused then, because a browser lets any page post to a loc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar, cast
 
 import msgspec
@@ -50,47 +51,39 @@ class LogLevelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ControlEndpoints:
-    """Handlers that answer when the engine has carried out the command."""
+    """Handlers of commands, which answer once the engine has carried them out, and of queries for their state."""
 
     def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> None:
         self._engine, self._frontend = engine, frontend
         self._has_key = spec.config.api_key is not None
 
     def endpoints(self) -> list[Endpoint]:
-        endpoints = [
-            Endpoint("/pause", self.pause, "Start no new requests until /resume", PauseRequest),
-            self._command("/resume", "resume", "Continue after a pause", {"paused": None}),
-            Endpoint("/reload", self.reload, "Load the weights of another checkpoint", ReloadRequest),
-            Endpoint("/sleep", self.sleep, "Free memory until /wake_up: ?level=1 or 2", EmptyRequest),
-            Endpoint("/wake_up", self.wake_up, "Allocate it again, all or the tags in the query", EmptyRequest),
+        fields, empty = msgspec.structs.asdict, EmptyRequest
+        return [
+            self._command("pause", "Start no new requests until /resume", PauseRequest, lambda it: {"paused": it.mode}),
+            self._command("resume", "Continue after a pause", empty, lambda _: {"paused": None}),
+            self._command("reload", "Load the weights of another checkpoint", ReloadRequest, fields),
+            Endpoint("/sleep", self.sleep, "Free memory until /wake_up: ?level=1 or 2", empty),
+            Endpoint("/wake_up", self.wake_up, "Allocate it again, all or the tags in the query", empty),
             Endpoint("/is_sleeping", self.is_sleeping, "Whether memory has been freed by /sleep"),
-            self._command("/reset_prefix_cache", "reset_prefix_cache", "Empty the prefix cache", {"success": True}),
-            self._command("/start_profile", "start_profile", "Start profiling the workers", {"profiling": True}),
-            self._command("/stop_profile", "stop_profile", "Write a Chrome trace per worker", {"profiling": False}),
+            self._command("reset_prefix_cache", "Empty the prefix cache", empty, lambda _: {"success": True}),
+            self._command("start_profile", "Start profiling the workers", empty, lambda _: {"profiling": True}),
+            self._command("stop_profile", "Write a Chrome trace per worker", empty, lambda _: {"profiling": False}),
             Endpoint("/log_level", self.log_level, "The lowest level that is logged"),
-            Endpoint("/log_level", self.set_log_level, "Set the log level", LogLevelRequest),
+            self._command("log_level", "Set the log level", LogLevelRequest, fields),
         ]
-        return [each._replace(needs_body=_needs_body(each.body_type)) for each in endpoints]
 
-    def _command(self, path: str, action: ControlAction, summary: str, answer: JsonObject) -> Endpoint:
-        """Make the endpoint of a command without fields; `answer` is the JSON of its success."""
+    def _command(
+        self, action: ControlAction, summary: str, body_type: type[BodyT], answer: Callable[[BodyT], JsonObject]
+    ) -> Endpoint:
+        """Make the endpoint of a command with the fields of its body; `answer` returns the JSON of its success."""
 
         async def handle(request: Request) -> Response:
-            await self._read(request, EmptyRequest)
-            await self._engine.control(Control(query_id=0, action=action))
-            return json_response(answer)
+            body = await self._read(request, body_type)
+            await self._engine.control(Control(query_id=0, action=action, **msgspec.structs.asdict(body)))
+            return json_response(answer(body))
 
-        return Endpoint(path, handle, summary, EmptyRequest)
-
-    async def pause(self, request: Request) -> Response:
-        body = await self._read(request, PauseRequest)
-        await self._engine.control(Control(query_id=0, action="pause", mode=body.mode))
-        return json_response({"paused": body.mode})
-
-    async def reload(self, request: Request) -> Response:
-        body = await self._read(request, ReloadRequest)
-        await self._engine.control(Control(query_id=0, action="reload", model=body.model))
-        return json_response({"model": body.model})
+        return Endpoint(f"/{action}", handle, summary, body_type)
 
     async def sleep(self, request: Request) -> Response:
         await self._read(request, EmptyRequest)
@@ -112,15 +105,11 @@ class ControlEndpoints:
         self._check(request)
         return json_response({"level": self._frontend.log_level})
 
-    async def set_log_level(self, request: Request) -> Response:
-        body = await self._read(request, LogLevelRequest)
-        await self._engine.control(Control(query_id=0, action="log_level", level=body.level))
-        return json_response({"level": body.level})
-
     async def _read(self, request: Request, body_type: type[BodyT]) -> BodyT:
         """Check that the caller may send commands, and decode the body. An empty body means default values."""
         self._check(request)
-        if not _needs_body(body_type) and not await request.body():
+        has_defaults = not any(each.required for each in msgspec.structs.fields(body_type))
+        if has_defaults and not await request.body():
             return body_type()
         return (await self._engine.bodies.read(request, body_type)).body
 
@@ -133,10 +122,6 @@ class ControlEndpoints:
         if LOCAL not in request.scope:
             raise HttpError(
                 403,
-                "without --api-key control requests are accepted only on 127.0.0.1 and unix sockets: give the engine "
-                "a key",
+                "without --api-key control requests are accepted only on 127.0.0.1 and unix sockets: give the engine a "
+                "key",
             )
-
-
-def _needs_body(body_type: type[msgspec.Struct] | None) -> bool:
-    return body_type is not None and any(each.required for each in msgspec.structs.fields(body_type))

@@ -29,12 +29,7 @@ class Endpoint(NamedTuple):
     summary: str = ""  # empty: not listed in /openapi.json
     body_type: type[msgspec.Struct] | None = None
     media_type: str = "application/json"
-    needs_body: bool = True  # in /openapi.json: whether a POST must have a body
     other_method: str = ""
-
-    @property
-    def may_stream(self) -> bool:
-        return self.body_type is not None and "stream" in self.body_type.__struct_fields__
 
     @property
     def method(self) -> str:

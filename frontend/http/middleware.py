@@ -102,23 +102,18 @@ class HttpMiddleware:
             message = "the server has as many connections as it can hold: try again later"
             again = {"retry-after": "1", "connection": "close"}
             raise HttpError(503, message, "overloaded_error", code="overloaded", headers=again)
-        if self._api_key is not None and scope["path"] not in OPEN_PATHS:
-            fault = _credential_error(headers, self._api_key)
-            if fault:
-                self._on_refused("key")
-                raise HttpError(
-                    401,
-                    f"{fault}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`",
-                    code="invalid_api_key",
-                    headers={"www-authenticate": "Bearer"},
-                )
+        key = None if scope["path"] in OPEN_PATHS else self._api_key
+        if key is not None and (fault := _credential_error(headers, key)):
+            self._on_refused("key")
+            message = f"{fault}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
+            raise HttpError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body_bytes:
             self._on_refused("size")
             raise self._too_large()
 
     def _limit_body(self, receive: Receive) -> Receive:
-        """Wrap `receive` to refuse bodies above the limit that have no content-length."""
+        """Wrap `receive` to raise HttpError 413 once a body exceeds the limit: content-length may be absent."""
         num_bytes = 0
 
         async def limited() -> Message:
@@ -153,7 +148,7 @@ def _credential_error(headers: dict[bytes, bytes], key: bytes) -> str:
 
 
 def _routing_error(error: HTTPException, scope: Scope) -> HttpError:
-    """Make the error of an unknown path or method."""
+    """Convert the router's error about an unknown path or method."""
     message = f"{scope['method']} {scope['path']}: {error.detail.lower()}; /openapi.json lists all paths"
     return HttpError(error.status_code, message, headers=dict(error.headers or {}))
 

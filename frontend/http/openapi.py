@@ -59,15 +59,12 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
     schema_by_body = dict(zip(bodies, schemas, strict=False))
     paths: dict[str, JsonObject] = {}
     for each in listed:
+        operation = paths.setdefault(each.path, {})[each.method.lower()] = _operation(each)
         if each.body_type is not None:
-            paths.setdefault(each.path, {})["post"] = _post(each, schema_by_body[each.body_type])
-            continue
-        failures = ("401", "503", *(("400", "404") if "{" in each.path else ()))
-        paths.setdefault(each.path, {})[each.method.lower()] = (
-            {"summary": each.summary, "responses": _responses(each, {each.media_type: {}}, failures)}
-            | _security(each)
-            | _parameters(each)
-        )
+            body, schema = components[each.body_type.__name__], schema_by_body[each.body_type]
+            needs_body = bool(body["required"]) or "oneOf" in body
+            content = {"application/json": {"schema": schema}}
+            operation["requestBody"] = {"required": needs_body, "content": content}
     made: JsonObject = {
         "openapi": "3.1.0",
         "info": {"title": "tokenloom", "version": tokenloom_version()},
@@ -114,40 +111,31 @@ def _anything(kind: type) -> JsonObject:
     return {"description": "any JSON value"}
 
 
-def _post(endpoint: Endpoint, schema: JsonObject) -> JsonObject:
-    content: JsonObject = {"application/json": {}}
-    if endpoint.may_stream:
+def _operation(endpoint: Endpoint) -> JsonObject:
+    names = re.findall(r"{(\w+)}", endpoint.path)
+    content: JsonObject = {endpoint.media_type: {}}
+    if "stream" in getattr(endpoint.body_type, "__struct_fields__", ()):
         content["text/event-stream"] = {}
     if endpoint.body_type is EmbeddingRequest:
         content["application/octet-stream"] = {}
-    return (
-        _parameters(endpoint)
-        | {
-            "summary": endpoint.summary,
-            "requestBody": {"required": endpoint.needs_body, "content": {"application/json": {"schema": schema}}},
-            "responses": _responses(endpoint, content, tuple(_ERRORS)),
-        }
-        | _security(endpoint)
-    )
+    failures = {"401", "503", *(("400", "404") if names else ())} if endpoint.body_type is None else set(_ERRORS)
+    operation: JsonObject = {"summary": endpoint.summary, "responses": _responses(endpoint, content, failures)}
+    if names:
+        path = {"in": "path", "required": True, "schema": {"type": "string"}}
+        operation["parameters"] = [{"name": name, **path} for name in names]
+    if endpoint.path in OPEN_PATHS:
+        operation["security"] = []
+    return operation
 
 
-def _security(endpoint: Endpoint) -> JsonObject:
-    return {"security": []} if endpoint.path in OPEN_PATHS else {}
-
-
-def _parameters(endpoint: Endpoint) -> JsonObject:
-    """Describe the path parameters."""
-    names = re.findall(r"{(\w+)}", endpoint.path)
-    listed = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-    return {"parameters": listed} if listed else {}
-
-
-def _responses(endpoint: Endpoint, content: JsonObject, errors: tuple[str, ...]) -> JsonObject:
+def _responses(endpoint: Endpoint, content: JsonObject, failures: set[str]) -> JsonObject:
     name = endpoint.error_type.__name__
     failed: JsonObject = {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
-    left_out = {"401"} if endpoint.path in OPEN_PATHS else set()
-    left_out |= {"529"} if endpoint.error_type is ErrorBody else set()
+    if endpoint.path in OPEN_PATHS:
+        failures -= {"401"}
+    if endpoint.error_type is ErrorBody:
+        failures -= {"529"}
     answers: JsonObject = {"200": {"description": "As asked", "content": content}}
-    for status in (each for each in errors if each not in left_out):
+    for status in sorted(failures):
         answers[status] = {"description": _ERRORS[status], "content": failed if status != "503" else {}}
     return answers

@@ -95,7 +95,7 @@ class PageEndpoints:
                 "prefix_cache_hits": metrics.cache_hits.sum,
                 "preemptions": metrics.preemptions.sum,
             },
-            "ended": {labels[0][1]: count for _, labels, count in metrics.finished.samples()},
+            "ended": {reason: count for (reason,), count in metrics.finished.totals.items()},
             "bounds": SECONDS,
             "histograms": metrics.latencies(),
             "num_open": metrics.num_open,

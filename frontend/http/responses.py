@@ -31,22 +31,13 @@ class ResponseEndpoints:
         self._engine, self._responses, self._served = engine, responses, served
 
     def endpoints(self) -> list[Endpoint]:
+        one = "/v1/responses/{response_id}"
         return [
             Endpoint("/v1/responses/input_tokens", self.count, "Token count of an input", ResponsesRequest),
-            Endpoint("/v1/responses/{response_id}", self.retrieve, "A stored response, or its events: ?stream=true"),
-            Endpoint("/v1/responses/{response_id}", self.delete, "Delete a response", other_method="DELETE"),
-            Endpoint(
-                "/v1/responses/{response_id}/cancel",
-                self.cancel,
-                "Cancel a background response",
-                AnyBody,
-                needs_body=False,
-            ),
-            Endpoint(
-                "/v1/responses/{response_id}/input_items",
-                self.list_items,
-                "Input items of a response: ?limit=20&order=desc&after=ID",
-            ),
+            Endpoint(one, self.retrieve, "A stored response, or its events: ?stream=true"),
+            Endpoint(one, self.delete, "Delete a response", other_method="DELETE"),
+            Endpoint(f"{one}/cancel", self.cancel, "Cancel a background response", AnyBody),
+            Endpoint(f"{one}/input_items", self.list_items, "Input items of a response: ?limit=20&order=desc&after=ID"),
         ]
 
     async def retrieve(self, request: Request) -> Response:
@@ -66,7 +57,7 @@ class ResponseEndpoints:
         return Response(cancelled, media_type="application/json")
 
     async def list_items(self, request: Request) -> Response:
-        """List input items, newest first unless `order` is asc."""
+        """List one page of a response's input items, newest first unless `order` is asc."""
         record = await self._responses.find(request.path_params["response_id"])
         items: list[JsonObject] = msgspec.json.decode(record.items)
         unique = record.id.removeprefix("resp_")

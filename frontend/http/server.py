@@ -16,6 +16,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import uvicorn
@@ -49,7 +50,7 @@ class TurnTaker(Protocol):
 
     @property
     def sockets(self) -> Sequence[zmq.Socket[bytes]]:
-        """ZeroMQ sockets that a turn reads."""
+        """Return the ZeroMQ sockets that a turn reads."""
         ...
 
     def turn(self) -> None:
@@ -57,7 +58,7 @@ class TurnTaker(Protocol):
         ...
 
     def seconds_to_tick(self, now: float) -> float | None:
-        """Seconds until the next turn is due without new messages; None: no limit. `now` in monotonic seconds."""
+        """Return the seconds until a turn is due even without new messages; None: never. `now` in monotonic seconds."""
         ...
 
     def stop(self) -> None:
@@ -102,9 +103,7 @@ async def _serve(
 
     server = new_server(log or app)
     connections = Connections(spec.config.http_timeout_s, connection_limit(), on_refused)
-
-    def on_exhausted() -> None:
-        frontend.counts["accept_paused_for_descriptors"] += 1
+    on_exhausted = partial(frontend.counts.update, ["accept_paused_for_descriptors"])
 
     await generating.responses.resume()
     server.servers = [accept(each, server, connections, spec.config, on_exhausted) for each in listeners]  # type: ignore[misc]
@@ -143,8 +142,8 @@ def accept(
     config: EngineConfig,
     on_exhausted: Callable[[], None],
 ) -> Acceptor:
-    """Accept connections from `listener`. `on_exhausted` is called when descriptors run out. Closing the returned
-    Acceptor leaves the listener open."""
+    """Start to accept connections from `listener`. `on_exhausted` is called when descriptors run out. Closing the
+    returned Acceptor leaves the listener open."""
     is_unix = listener.family == socket.AF_UNIX
     is_local = is_unix or is_loopback(listener.getsockname()[0])
 
@@ -157,7 +156,7 @@ def accept(
 
 
 class TurnLoop:
-    """Runs the turns of a process on the event loop."""
+    """Scheduler of a process's turns on the event loop: by its sockets, by time, and on request."""
 
     def __init__(self, process: TurnTaker) -> None:
         self._process = process
@@ -167,7 +166,7 @@ class TurnLoop:
         self._end: asyncio.Future[None] = self._loop.create_future()
 
     def wake(self) -> None:
-        """Schedule a turn. Call only from the loop's thread."""
+        """Schedule a turn, unless one is pending. Call only from the loop's thread."""
         if not self._is_pending and not self._end.done():
             self._is_pending = True
             self._loop.call_soon(self._turn)

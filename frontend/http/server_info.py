@@ -22,12 +22,19 @@ from ..openai.forms.errors import HttpError, json_response
 from ..requests.frontend import Frontend
 from .endpoint import Endpoint
 
+GROUPS = {  # of vLLM, and our options in each
+    "model_config": "model tokenizer revision trust_remote_code quantization seed enforce_eager max_logprobs "
+    "served_model_name dtype max_model_len",
+    "cache_config": "block_size gpu_memory_utilization enable_prefix_caching cache_dtype num_gpu_blocks",
+    "scheduler_config": "max_num_seqs long_prefill_token_threshold max_num_batched_tokens policy",
+    "parallel_config": "tensor_parallel_size pipeline_parallel_size data_parallel_size",
+}
 SECRETS = ("api_key", "hf_token", "otlp_endpoint")
 PATH_FIELDS = ("vocab_file", "merges_file")  # of tokenizer_config.json: they show local paths
 
 
 class InfoEndpoints:
-    """Endpoints of the configuration. Both need the API key if one is set."""
+    """Endpoints of the configuration, /tokenizer_info only if enabled. Both need the API key if one is set."""
 
     def __init__(self, frontend: Frontend, spec: EngineSpec, chat_template: str | None) -> None:
         self._frontend, self._spec, self._chat_template = frontend, spec, chat_template
@@ -42,9 +49,8 @@ class InfoEndpoints:
         """Return the configuration as one text, or with `?config_format=json` as objects, as vLLM does."""
         config_format = request.query_params.get("config_format", "text")
         if config_format not in ("text", "json"):
-            raise HttpError(
-                400, f"config_format {config_format!r:.100} is neither text nor json", param="config_format"
-            )
+            message = f"config_format {config_format!r:.100} is neither text nor json"
+            raise HttpError(400, message, param="config_format")
         groups = self._groups()
         text = ", ".join(f"{name}={value!r}" for group in groups.values() for name, value in group.items())
         system = {"os": platform.platform(), "python": platform.python_version(), "cpus": os.cpu_count()}
@@ -58,32 +64,23 @@ class InfoEndpoints:
         )
 
     def _groups(self) -> dict[str, JsonObject]:
-        """Group all options except secrets as vLLM does. Automatic options have their resolved value."""
-        spec = self._spec
-        options = msgspec.to_builtins(spec.config)
-        given = {name: value for name, value in options.items() if name not in SECRETS}
-
-        def take(*names: str) -> JsonObject:
-            return {name: given.pop(name) for name in names}
-
-        model: JsonObject = take("model", "tokenizer", "revision", "trust_remote_code", "quantization", "seed")
-        model |= take("enforce_eager", "max_logprobs", "served_model_name", "dtype", "max_model_len")
-        model |= {"model": spec.model_folder, "tokenizer": spec.tokenizer_folder, "dtype": spec.dtype}
-        model |= {"served_model_name": spec.served_model_name, "max_model_len": self._frontend.inputs.max_model_len}
-        cache: JsonObject = take("block_size", "gpu_memory_utilization", "enable_prefix_caching")
-        cache |= {"cache_dtype": given.pop("kv_cache_dtype"), "num_gpu_blocks": self._frontend.metrics.num_kv_blocks}
-        scheduler: JsonObject = take("max_num_seqs", "long_prefill_token_threshold", "max_num_batched_tokens")
-        scheduler |= {"max_num_batched_tokens": spec.max_num_batched_tokens, "policy": given.pop("scheduling_policy")}
-        parallel = {**take("tensor_parallel_size"), "pipeline_parallel_size": 1, "data_parallel_size": 1}
-        named = {"model_config": model, "cache_config": cache, "scheduler_config": scheduler}
-        return {**named, "parallel_config": parallel, "engine_config": given}
+        """Return all options except secrets, in vLLM's groups. Automatic options have their resolved value."""
+        spec, metrics = self._spec, self._frontend.metrics
+        options = {name: value for name, value in msgspec.to_builtins(spec.config).items() if name not in SECRETS}
+        options |= {"model": spec.model_folder, "tokenizer": spec.tokenizer_folder, "dtype": spec.dtype}
+        options |= {"served_model_name": spec.served_model_name, "max_model_len": self._frontend.inputs.max_model_len}
+        options |= {"max_num_batched_tokens": spec.max_num_batched_tokens, "policy": options.pop("scheduling_policy")}
+        options |= {"cache_dtype": options.pop("kv_cache_dtype"), "num_gpu_blocks": metrics.num_kv_blocks}
+        options |= {"pipeline_parallel_size": 1, "data_parallel_size": 1}
+        groups = {group: {name: options.pop(name) for name in names.split()} for group, names in GROUPS.items()}
+        return {**groups, "engine_config": options}
 
     async def tokenizer_info(self, request: Request) -> Response:
         return json_response(await run_in_threadpool(lambda: self._tokenizer_info))
 
     @cached_property
     def _tokenizer_info(self) -> JsonObject:
-        """tokenizer_config.json without paths, with special tokens as text."""
+        """Return tokenizer_config.json without paths, with special tokens as text and the chat template in use."""
         path = Path(self._spec.tokenizer_folder, "tokenizer_config.json")
         config: JsonObject = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
         info = {name: _plain(value) for name, value in config.items() if name not in PATH_FIELDS}

@@ -1,8 +1,9 @@
 """BodyPacker: reduces a large parsed body, so that the frontend's loop decodes it within milliseconds.
 
 Runs in the intake process. Prompts are taken out of the body: a text that cannot fit the model is refused, long texts
-and chats become token ids, token ids become bytes. The rest of the body is bounded in bytes and in values. A body of at
-most SMALL_BYTES is always within these bounds, so the frontend does not check them.
+and chats become token ids, token ids become bytes; texts to score, or to embed for Cohere, stay texts. The rest of the
+body is bounded in bytes and in values. A body of at most SMALL_BYTES is always within these bounds, so the frontend
+does not check them.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ...ipc.codec import num_ids
-from ...ipc.messages.intake import BodyInput, BodyRead
+from ...ipc.messages.intake import BodyInput, BodyRead, ReadPrompt
 from ...ipc.sampling_params import CutSide
 from ..anthropic.forms.request_body import CountTokensRequest, MessagesRequest, tokenize_request
 from ..anthropic.forms.request_body import chat_request as chat_of_messages
-from ..openai.forms.embedding_body import CohereEmbedRequest, EmbeddingRequest
+from ..openai.forms.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
 from ..openai.forms.messages import chat_input
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import (
@@ -29,8 +30,6 @@ from ..openai.forms.schema import (
     Scheduled,
     TokenizeRequest,
 )
-from ..openai.forms.scoring_body import GenerativeScoringRequest
-from ..openai.parsers.thoughts import ends_inside
 from ..text.prompt_limits import PromptLimits
 from .body_error import BodyError
 from .body_parser import ParsedBody
@@ -58,14 +57,14 @@ LARGE_TYPES: dict[str, type[Body]] = {each.__name__: each for each in _EMPTIED}
 
 
 class BodyPacker:
-    """Packs bodies for one model. `new_inputs` loads the tokenizer; it is called only if there is text to tokenize."""
+    """Packer of bodies for one model. `new_inputs` loads the tokenizer; it is called only for text to tokenize."""
 
     def __init__(self, limits: PromptLimits, new_inputs: Callable[[], InputProcessor]) -> None:
         self._limits = limits
         self._new_inputs = new_inputs
 
     def pack(self, parsed: ParsedBody[Body]) -> BodyRead:
-        """Pack a body. RequestError if a prompt is too long for the model or the rest is too large for the loop."""
+        """Take the prompts out of a body. RequestError if one is too long for the model, or the rest for the loop."""
         body = parsed.body
         rest = _rest(body)
         if isinstance(body, ResponsesRequest):
@@ -87,14 +86,12 @@ class BodyPacker:
         return BodyRead(rest=rest, inputs=inputs, ignored=list(parsed.ignored))
 
     def _chat(self, of_body: ChatRequest | TokenizeRequest, body: Body) -> BodyInput:
-        """Tokenize a body's chat. The rendered text is dropped, except whether it ends inside a thought."""
+        """Tokenize a body's chat. Of the rendered text only one fact is kept: whether it ends inside a thought."""
         cut_side = self._cut_side(body)
         chat, inputs = chat_input(of_body), self._new_inputs()
         inputs.check_template(chat.form)
-        prompt = inputs.tokenize(None, None, chat.turns, form=chat.form, cut_side=cut_side)
-        token_ids = self._fitting(prompt.token_ids, cut_side, body)
-        is_inside = ends_inside(prompt.text or "")
-        return BodyInput(text=chat.echoed, token_ids=token_ids, is_of_chat=True, is_inside_thought=is_inside)
+        prompt = inputs.tokenize(ReadPrompt(chat=chat.turns, chat_form=chat.form, cut_side=cut_side))
+        return chat.prompt(self._fitting(prompt.token_ids, cut_side, body), prompt.text)
 
     def _input(self, given: BodyInput, body: Body) -> BodyInput:
         cut_side = self._cut_side(body)

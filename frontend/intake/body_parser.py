@@ -1,6 +1,6 @@
-"""Decodes HTTP bodies and checks them as far as possible without the model.
+"""Decode HTTP bodies and check them as far as possible without the model.
 
-The frontend's loop calls it for small bodies, the intake process for large ones, so that their errors are the same.
+The frontend's loop decodes small bodies, the intake process large ones, with this code, so that errors are the same.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import msgspec
 from ...ipc.errors import RequestError
 from ...ipc.messages.intake import BodyInput
 from ..client.prompts import check_text, check_token_ids
-from ..openai.forms.embedding_body import CohereEmbedRequest, EmbeddingRequest
+from ..openai.forms.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
 from ..openai.forms.prompts import body_inputs
 from ..openai.forms.schema import Body, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from ..openai.forms.scoring_body import GenerativeScoringRequest
 from ..text.prompt_limits import PromptLimits
 from .body_error import UNKNOWN_FIELD, BodyError, invalid_body
 from .unknown_fields import without_unknown
@@ -30,7 +29,8 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueErr
 
 
 class ParsedBody(NamedTuple, Generic[BodyT]):
-    """A decoded body and its prompts, or the tokens to detokenize. A chat has no inputs: its messages are in `body`."""
+    """Decoded body. `inputs`: its prompts, or the tokens to detokenize; a chat has one if an intake process tokenized
+    it, otherwise only the messages in `body`."""
 
     body: BodyT
     inputs: list[BodyInput]

@@ -43,7 +43,7 @@ class _Owner:
 
 
 class FairQueue(Generic[W]):
-    """Owns the waiting jobs, each exactly once. A job belongs to the smallest size class that it fits."""
+    """Queue of waiting jobs, each held once. A job belongs to the smallest size class that it fits."""
 
     def __init__(self, class_bytes: Sequence[int]) -> None:
         """`class_bytes`: largest job of each size class, ascending."""
@@ -60,7 +60,7 @@ class FairQueue(Generic[W]):
         return len(self._waiting)
 
     def add(self, job: Job[W], now: float) -> None:
-        """Append a job; Overloaded if the queue, or the owner's share of it, is full. `now`: monotonic seconds."""
+        """Add a job; Overloaded if the queue, or the owner's share of it, is full. `now`: monotonic seconds."""
         owner = self._owners.get(job.owner) or _Owner()
         self._check_room(job, owner)
         self._owners[job.owner] = owner
@@ -110,7 +110,7 @@ class FairQueue(Generic[W]):
         return True
 
     def take_expired(self, now: float) -> list[Job[W]]:
-        """Remove and return the jobs that have waited too long."""
+        """Remove and return the jobs with an `expires_at` up to `now`."""
         if now < self.next_expiry:
             return []
         late = [job for job in self._waiting if job.expires_at <= now]

@@ -13,10 +13,10 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
+from ...ipc.child import spawn_child
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import InternalError, RequestError, TokenloomError
@@ -31,7 +31,7 @@ IDLE_BYTES = 512 << 20  # limit of its memory between questions
 
 
 class IntakeHost:
-    """Owns the process and the socket to it. One thread calls `ask`; any thread may call `interrupt`."""
+    """Owner of one intake process and of the socket to it. One thread calls `ask`; any thread may call `interrupt`."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -95,13 +95,8 @@ class IntakeHost:
             self._has_answered = False
             self._socket, theirs = socket.socketpair()
             with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "tokenloom.frontend.intake.process", "--fd", str(theirs.fileno())],
-                    stdin=subprocess.PIPE,
-                    start_new_session=True,
-                    env=self._spec.environment(),
-                    pass_fds=[theirs.fileno()],
-                )
+                fd, module = theirs.fileno(), "tokenloom.frontend.intake.process"
+                self._process = spawn_child(module, ["--fd", str(fd)], self._spec.environment(), [fd])
         return self._socket
 
     def _loss(self, num_bytes: int) -> TokenloomError:

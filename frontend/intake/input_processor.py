@@ -1,8 +1,8 @@
 """InputProcessor: converts a client's Submit to a validated request for the core.
 
 Checks everything that needs the model (vocabulary, length, end tokens); decoding has already checked the ranges of the
-parameters. Every refusal is a RequestError with the numbers and the mend. Keeps no state of requests. `tokenize` may
-run in any thread, all else in the frontend's loop.
+parameters. Every refusal is a RequestError with the numbers and the mend. Keeps no state of requests. `tokenize` and
+`detokenize` may run in any thread, all else in the frontend's loop.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import msgspec
 from ...ipc.codec import decode_ids, encode_ids, num_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ProtocolError, RequestError
-from ...ipc.messages.client import ChatForm, ChatMessage, Child, Submit
+from ...ipc.messages.client import ChatForm, Child, Submit
 from ...ipc.messages.core import EngineCoreRequest
+from ...ipc.messages.intake import ReadPrompt
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import MAX_CHILDREN, CutSide, SamplingParams, child_seed
 from ..client.prompts import check_text
@@ -36,7 +37,7 @@ MAX_LOGPROBS = 32 << 20  # of an answer, or of a prompt: a slow reader makes us 
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """A tokenized prompt; `text` is None if the client sent token ids."""
+    """Tokenized prompt. `text`: None for token ids, and for a long chat that an intake process rendered."""
 
     token_ids: bytes
     text: str | None
@@ -51,7 +52,7 @@ class ProcessedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InputProcessor:
-    """Validates and tokenizes requests for one model; owns the generator of the seeds of unseeded requests."""
+    """Validator and tokenizer of requests for one model. Owns the generator of seeds for requests without one."""
 
     def __init__(self, spec: EngineSpec, tokenizer: Tokenizer | None, chat_template: ChatTemplate | None) -> None:
         self._vocab_size = spec.model.vocab_size
@@ -75,7 +76,7 @@ class InputProcessor:
 
     @property
     def max_model_len(self) -> int:
-        """Largest number of tokens of a request that the model and the KV pool allow."""
+        """Return the largest length of a request, prompt and answer together, that model and KV pool allow."""
         return self.limits.max_model_len
 
     def shorten(self, max_model_len: int) -> None:
@@ -89,8 +90,8 @@ class InputProcessor:
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def encode(self, text: str, add_special_tokens: bool, *, cut_side: CutSide | None = None) -> Prompt:
-        """Tokenize a text, with or without the checkpoint's special tokens around it. `cut_side`: side that a
-        truncation will cut off; without one, RequestError if the text is certain not to fit max_model_len."""
+        """Tokenize a text, with or without the checkpoint's special tokens around it. `cut_side`: side of a later
+        truncation; tokens that it drops may be missing. If None, RequestError for a text certain not to fit."""
         tokenizer, needed = self._text_tokenizer(), text
         if cut_side is not None:
             needed = tokenizer.kept(text, self.max_model_len, cut_side)
@@ -99,27 +100,18 @@ class InputProcessor:
         token_ids = encode_ids(tokenizer.encode(needed, add_special_tokens=add_special_tokens))
         return Prompt(head_of(tokenizer, token_ids, self.max_model_len) if cut_side == "right" else token_ids, text)
 
-    def tokenize(
-        self,
-        prompt: str | None,
-        token_ids: bytes | None,
-        chat: Sequence[ChatMessage] | None,
-        *,
-        form: ChatForm | None = None,
-        add_special_tokens: bool = True,
-        cut_side: CutSide | None = None,
-    ) -> Prompt:
-        """Tokenize a prompt. Exactly one of `prompt`, `token_ids` and `chat` is given; `form` belongs to the chat."""
-        num_given = sum(each is not None for each in (prompt, token_ids, chat))
+    def tokenize(self, question: ReadPrompt) -> Prompt:
+        """Tokenize a text or a chat, which is rendered first; return token ids as they are."""
+        num_given = sum(each is not None for each in (question.prompt, question.token_ids, question.chat))
         if num_given != 1:
             raise RequestError(f"{num_given} of prompt, prompt_token_ids and chat are given: give exactly one")
-        if token_ids is not None:
-            return Prompt(token_ids, None)
-        if chat is not None:
-            form = form or MODEL_FORM
-            text = self._template(form).render(chat, form)
-            return self.encode(text, form.add_special_tokens, cut_side=cut_side)
-        return self.encode(check_text(prompt or ""), add_special_tokens, cut_side=cut_side)
+        if question.token_ids is not None:
+            return Prompt(question.token_ids, None)
+        if question.chat is not None:
+            form = question.chat_form or MODEL_FORM
+            text = self._template(form).render(question.chat, form)
+            return self.encode(text, form.add_special_tokens, cut_side=question.cut_side)
+        return self.encode(check_text(question.prompt or ""), question.add_special_tokens, cut_side=question.cut_side)
 
     def check_template(self, form: ChatForm) -> None:
         """Raise RequestError for a chat template in an HTTP request, unless --trust-request-chat-template is set."""
@@ -137,7 +129,7 @@ class InputProcessor:
         return self.limits.cut_side(params.truncate_prompt_tokens, params.truncation_side)
 
     def detokenize(self, token_ids: bytes) -> str:
-        """Decode `token_ids` with special tokens."""
+        """Decode at most MAX_DETOKENIZED `token_ids`, special tokens included."""
         if num_ids(token_ids) > MAX_DETOKENIZED:
             raise RequestError(f"{num_ids(token_ids)} tokens are to become text, at most {MAX_DETOKENIZED}: send fewer")
         ids = _decode_ids(token_ids, "token_ids")
@@ -152,13 +144,14 @@ class InputProcessor:
             raise RequestError("this model has no chat template: send a prompt, or start with --chat-template FILE")
         return self.chat_template
 
-    def _text_tokenizer(self) -> Tokenizer:
+    def _text_tokenizer(self, mend: str = ": send prompt_token_ids, or start with --tokenizer") -> Tokenizer:
+        """Return the tokenizer; if the model has none, raise RequestError with `mend` at the end of its message."""
         if self._tokenizer is None:
-            raise RequestError("this model has no tokenizer: send prompt_token_ids, or start with --tokenizer")
+            raise RequestError(f"this model has no tokenizer{mend}")
         return self._tokenizer
 
     def _check_ids(self, frame: bytes, name: str) -> None:
-        """Raise RequestError unless `frame` holds ids of the model's vocabulary; the tokenizer's may be larger."""
+        """Raise RequestError if an id in `frame` is not in the model's vocabulary; the tokenizer's may be larger."""
         token_ids = _decode_ids(frame, name)
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocab_size):
             position, bad = next(
@@ -216,7 +209,7 @@ class InputProcessor:
         return ProcessedRequest(prompt=prompt, children=self._children(submit, max_tokens), core=core)
 
     def _pooling_params(self, params: SamplingParams, pooling: PoolingParams) -> SamplingParams:
-        """Reduce `params` to those that apply to an embedding: truncation, priority, timeouts and cache_salt."""
+        """Check n and dimensions, and keep the `params` for embeddings: truncation, priority, timeouts, cache_salt."""
         if params.n != 1:
             raise RequestError(f"n is {params.n}: a prompt has one embedding, leave it out")
         if pooling.dimensions is not None and pooling.dimensions > self._hidden_size:
@@ -243,7 +236,7 @@ class InputProcessor:
         return Prompt(kept, prompt.text)
 
     def _check_tokens(self, params: SamplingParams) -> None:
-        """Raise RequestError for parameters with token ids outside the vocabulary, or that allow only end tokens."""
+        """Raise RequestError for ids outside the vocabulary, and if only end tokens are allowed despite min_tokens."""
         named = (
             ("logit_bias has {},", params.logit_bias),
             ("allowed_token_ids has {},", params.allowed_token_ids),
@@ -297,12 +290,11 @@ class InputProcessor:
         """Tokenize each bad word twice: as at the begin of a text, and after a space."""
         if not params.bad_words:
             return []
-        if self._tokenizer is None:
-            raise RequestError("this model has no tokenizer, so that bad_words have no tokens: use logit_bias")
+        tokenizer = self._text_tokenizer(", so that bad_words have no tokens: use logit_bias")
         words: list[bytes] = []
         for word in params.bad_words:
             for text in (word.lstrip(), " " + word.lstrip()):
-                token_ids = encode_ids(self._tokenizer.encode(text, add_special_tokens=False))
+                token_ids = encode_ids(tokenizer.encode(text, add_special_tokens=False))
                 self._check_ids(token_ids, "bad_words")
                 if token_ids and token_ids not in words:
                     words.append(token_ids)
@@ -317,7 +309,7 @@ class InputProcessor:
         return self._processor_paths.index(path)
 
     def opens_thought(self, prompt_token_ids: bytes) -> bool:
-        """Whether the answer to this prompt begins inside a reasoning block."""
+        """Return whether the answer to this prompt begins inside a reasoning block."""
         if self._tokenizer is None or not self._has_thoughts:
             return False
         opening, closing = self._markers
@@ -338,11 +330,8 @@ class InputProcessor:
         structured_outputs apply from the first token, since there is no thought then."""
         if params.thinking_token_budget is None or (params.structured_outputs is not None and not thought_end):
             return []
-        if self._tokenizer is None:
-            raise RequestError(
-                "this model has no tokenizer, so that no thought is found: leave thinking_token_budget out"
-            )
-        return [self._marker(self._tokenizer, text) for text in self._markers]
+        tokenizer = self._text_tokenizer(", so that no thought is found: leave thinking_token_budget out")
+        return [self._marker(tokenizer, text) for text in self._markers]
 
     def _marker(self, tokenizer: Tokenizer, text: str) -> bytes:
         marker = encode_ids(tokenizer.encode(text, add_special_tokens=False))
@@ -350,13 +339,13 @@ class InputProcessor:
         return marker
 
     def wait_s(self, params: SamplingParams) -> float:
-        """Return the limit of a request's wait for tokenization in seconds, from its timeouts."""
+        """Return the most seconds that a request may wait for tokenization, by its timeouts; inf without any."""
         default_s = self._max_timeout_s if self._default_timeout_s is None else self._default_timeout_s
         timeout_s = default_s if params.timeout_s is None else params.timeout_s
         return min((each for each in (timeout_s, params.queue_timeout_s) if each is not None), default=math.inf)
 
     def _with_timeout(self, params: SamplingParams) -> SamplingParams:
-        """Set timeout_s to the engine's default if the request has none; RequestError above the engine's maximum."""
+        """Set timeout_s, if absent, to the engine's default or else its maximum; RequestError above the maximum."""
         default_s, max_s = self._default_timeout_s, self._max_timeout_s
         if params.timeout_s is not None:
             if max_s is not None and params.timeout_s > max_s:
@@ -367,8 +356,8 @@ class InputProcessor:
 
     def _check_stops(self, params: SamplingParams) -> None:
         strings = params.stop_strings
-        if strings and self._tokenizer is None:
-            raise RequestError("this model has no tokenizer, so that stop strings cannot be found: use stop_token_ids")
+        if strings:
+            self._text_tokenizer(", so that stop strings cannot be found: use stop_token_ids")
         num_characters = sum(map(len, strings))
         if num_characters > MAX_STOP_CHARACTERS:
             raise RequestError(

@@ -12,22 +12,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import resource
-import signal
 import socket
 import sys
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...ipc.child import limit_address_space, run_child
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import RequestError
 from ...ipc.messages.intake import IntakeAnswer, IntakeQuestion, NotRead, PromptRead, ReadBody, ReadPrompt
 from ...ipc.process.faults import maybe_fail
-from ...ipc.process.lifeline import start_lifeline
 from ...ipc.process.malloc import return_large_blocks
-from ...ipc.process.title import set_title
 from ..text.prompt_limits import PromptLimits
 from .body_error import BodyError
 from .body_packer import LARGE_TYPES, BodyPacker
@@ -43,7 +40,9 @@ NICENESS = 5  # below the engine's other processes
 
 
 class IntakeProcess:
-    """Answers the frontend's questions until the socket closes."""
+    """Process that answers the frontend's questions, one at a time, until the socket closes."""
+
+    supervisor = None
 
     def __init__(self, spec: EngineSpec, channel: socket.socket) -> None:
         self._spec, self._channel = spec, channel
@@ -56,6 +55,9 @@ class IntakeProcess:
                 body = receive_frame(self._channel)
                 maybe_fail("intake.read")
                 send_frame(self._channel, [encode(self._answer(question, body))])
+
+    def close(self) -> None:
+        self._channel.close()
 
     def _answer(self, question: IntakeQuestion, body: bytearray) -> IntakeAnswer:
         limits = PromptLimits.of(self._spec, question.max_bytes_per_token)
@@ -77,14 +79,7 @@ class IntakeProcess:
     def _read_prompt(self, question: ReadPrompt, limits: PromptLimits) -> PromptRead:
         if question.prompt is not None and question.cut_side is None:
             limits.check_text(question.prompt)  # before the tokenizer is loaded
-        prompt = self._inputs.tokenize(
-            question.prompt,
-            None,
-            question.chat,
-            form=question.chat_form,
-            add_special_tokens=question.add_special_tokens,
-            cut_side=question.cut_side,
-        )
+        prompt = self._inputs.tokenize(question)
         token_ids = limits.kept(prompt.token_ids, question.cut_side)
         has_text = question.chat is not None and len(prompt.text or "") <= MAX_TEXT_CHARACTERS
         return PromptRead(token_ids=token_ids, text=prompt.text if has_text else None)
@@ -101,22 +96,17 @@ class IntakeProcess:
         return InputProcessor(spec, tokenizer, ChatTemplate.load(folder, tokenizer, spec.config))
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenloom intake", description="Reads large requests.")
     parser.add_argument("--fd", type=int, required=True, help="of the socket to the frontend")
     arguments = parser.parse_args()
-    set_title("tokenloom intake")
-    start_lifeline()
     return_large_blocks()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, ADDRESS_SPACE_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_address_space(ADDRESS_SPACE_BYTES)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # the OOM killer's first choice
     os.nice(NICENESS)
-    IntakeProcess(EngineSpec.from_environment(), socket.socket(fileno=arguments.fd)).run()
+    return run_child("intake", lambda spec: IntakeProcess(spec, socket.socket(fileno=arguments.fd)))
 
 
 if __name__ == "__main__":
-    main()
-    sys.exit(0)
+    sys.exit(main())

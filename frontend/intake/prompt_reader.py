@@ -7,15 +7,11 @@ be killed. So does a chat with a template from the request, which may never end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from ...ipc.codec import num_ids
 from ...ipc.errors import RequestError
-from ...ipc.messages.client import ChatForm, ChatMessage
 from ...ipc.messages.intake import IntakeAnswer, NotRead, PromptRead, ReadPrompt
-from ...ipc.sampling_params import CutSide
 from .input_processor import InputProcessor, Prompt
 from .thread_pool import WAIT_S, PoolJob, Then, ThreadPool
 
@@ -25,47 +21,31 @@ TURN_CHARACTERS = 16  # added to each turn by a template, about
 
 
 class PromptReader:
-    """The loop calls `then` once with the result or error, unless the returned job is cancelled before."""
+    """Reader of prompts for the frontend's loop. Its methods call `then` once with the result or error, now or later in
+    the loop, unless the returned job is cancelled before."""
 
     def __init__(self, inputs: InputProcessor, thread_pool: ThreadPool) -> None:
-        self._inputs = inputs
+        self.inputs = inputs
         self._thread_pool = thread_pool
 
     def read(
-        self,
-        prompt: str | None,
-        token_ids: bytes | None,
-        chat: list[ChatMessage] | None,
-        then: Then[Prompt],
-        *,
-        form: ChatForm | None = None,
-        add_special_tokens: bool = True,
-        cut_side: CutSide | None = None,
-        owner: str = "",
-        wait_s: float = WAIT_S,
+        self, question: ReadPrompt, then: Then[Prompt], *, owner: str = "", wait_s: float = WAIT_S
     ) -> PoolJob | None:
-        """Tokenize a prompt; with `cut_side` only the tokens that a truncation may keep. Exactly one of `prompt`,
-        `token_ids` and `chat` is given; `form` belongs to the chat."""
-        num_characters = characters_of(prompt, chat, form)
+        """Tokenize a prompt; with `cut_side`, tokens that a truncation at that side drops may be missing."""
+        prompt, chat, form = question.prompt, question.chat, question.chat_form
+        num_characters = characters_of(question)
         is_foreign = chat is not None and form is not None and form.template is not None
-        is_whole = token_ids is None and (prompt is None or chat is None)
+        is_whole = question.token_ids is None and (prompt is None or chat is None)
         if is_whole and (is_foreign or num_characters > LONG_CHARACTERS):
-            if prompt is not None and cut_side is None:
+            if prompt is not None and question.cut_side is None:
                 try:
-                    self._inputs.limits.check_characters(len(prompt))
+                    self.inputs.limits.check_characters(len(prompt))
                 except RequestError as error:
                     then(error)
                     return None
-            question = ReadPrompt(
-                prompt=prompt,
-                chat=chat,
-                chat_form=form,
-                add_special_tokens=add_special_tokens,
-                cut_side=cut_side,
-                max_bytes_per_token=self._inputs.limits.max_bytes_per_token,
-            )
+            most = self.inputs.limits.max_bytes_per_token
             return self._thread_pool.ask(
-                question,
+                msgspec.structs.replace(question, max_bytes_per_token=most),
                 (),
                 lambda answer: _prompt_of(answer, prompt),
                 then,
@@ -74,9 +54,7 @@ class PromptReader:
                 wait_s=wait_s,
             )
         return self._thread_pool.run(
-            lambda: self._inputs.tokenize(
-                prompt, token_ids, chat, form=form, add_special_tokens=add_special_tokens, cut_side=cut_side
-            ),
+            lambda: self.inputs.tokenize(question),
             then,
             is_long=num_characters > SHORT_CHARACTERS,
             num_bytes=num_characters,
@@ -85,23 +63,28 @@ class PromptReader:
         )
 
     def detokenize(self, token_ids: bytes, then: Then[str], *, owner: str) -> PoolJob | None:
-        """Decode tokens, in a thread if they are many."""
+        """Decode tokens, in a thread if there are more than SHORT_CHARACTERS."""
         return self._thread_pool.run(
-            lambda: self._inputs.detokenize(token_ids),
+            lambda: self.inputs.detokenize(token_ids),
             then,
             is_long=num_ids(token_ids) > SHORT_CHARACTERS,
             num_bytes=len(token_ids),
             owner=owner,
         )
 
+    def cancel(self, job: PoolJob | None) -> None:
+        """Drop or interrupt a job of `read`; ignores None and jobs that have ended."""
+        self._thread_pool.cancel(job)
 
-def characters_of(prompt: str | None, chat: Sequence[ChatMessage] | None, form: ChatForm | None = None) -> int:
-    """Estimate the number of characters to tokenize."""
-    in_chat = sum(len(message.content) + TURN_CHARACTERS for message in chat or ())
-    others = [message.more for message in chat or () if message.more]
+
+def characters_of(question: ReadPrompt) -> int:
+    """Estimate the number of characters to tokenize, a chat's variables included."""
+    chat, form = question.chat or (), question.chat_form
+    others = [message.more for message in chat if message.more]
     if form is not None and form.variables:
         others.append(form.variables)
-    return len(prompt or "") + in_chat + sum(len(msgspec.msgpack.encode(each)) for each in others)
+    in_chat = sum(len(message.text) + TURN_CHARACTERS for message in chat)
+    return len(question.prompt or "") + in_chat + sum(len(msgspec.msgpack.encode(each)) for each in others)
 
 
 def _prompt_of(answer: IntakeAnswer, prompt: str | None) -> Prompt:

@@ -44,7 +44,7 @@ PoolJob: TypeAlias = Job[Work]
 
 
 class ThreadPool:
-    """Owns the threads, which start with the first job, and the queue. The loop calls all methods but `_serve`."""
+    """Owner of the threads, which start with the first job, and of the queue. Only the loop calls public methods."""
 
     def __init__(
         self, wake: Callable[[], None], new_host: Callable[[], Host], monotonic: Callable[[], float] = time.monotonic
@@ -70,8 +70,11 @@ class ThreadPool:
         owner: str = "",
         wait_s: float = WAIT_S,
     ) -> PoolJob | None:
-        """Run `work` in a thread, or at once if not `is_long`. The loop calls `then` with its result or error, or with
-        Overloaded: at once if the queue is full, or after `wait_s` in the queue."""
+        """Run `work` in a thread and return its job; the loop later calls `then` with the result or error, or with
+        Overloaded after `wait_s` in the queue.
+
+        Returns None if `then` has been called already: with Overloaded because the queue is full, or with the outcome
+        of `work` that is not `is_long`, which runs here."""
         if is_long:
             return self._add(lambda _: partial(then, _outcome(work)), then, num_bytes, owner, wait_s)
         then(_outcome(work))
@@ -88,7 +91,7 @@ class ThreadPool:
         owner: str = "",
         wait_s: float = WAIT_S,
     ) -> PoolJob | None:
-        """Ask an intake process, as `run` for work; `read` converts the answer to the result, in the thread."""
+        """Send a question to an intake process in a thread, where `read` converts the answer. `then`: as in `run`."""
 
         def work(host: Host) -> Callable[[], None]:
             return partial(then, _outcome(lambda: read(host.ask(question, body))))
@@ -124,7 +127,7 @@ class ThreadPool:
 
     @property
     def next_expiry(self) -> float:
-        """Time of the next `expire`, monotonic seconds."""
+        """Return the time at which to call `expire` next, in monotonic seconds; inf without jobs."""
         return self._queue.next_expiry
 
     def expire(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Removes unknown fields from an HTTP body before it is decoded, and names them.
+"""Remove unknown fields from an HTTP body before it is decoded, and return their names.
 
 Applies to structs that forbid unknown fields. Messages allow them, since clients send back the fields of other servers.
 """
@@ -17,7 +17,8 @@ CLOSE = 0.75  # least difflib ratio of a suggested field
 
 
 def without_unknown(raw: bytes | bytearray, body_type: type[msgspec.Struct]) -> tuple[bytes, list[str]]:
-    """Return a body without its unknown fields, and the paths of at most MAX_NAMED of them with similar names."""
+    """Return a body without its unknown fields, and the paths of the first MAX_NAMED of them, each with the most
+    similar known field, if there is one."""
     found: list[str] = []
     return bytes(_known(msgspec.Raw(raw.strip()), body_type, "", found)), found
 

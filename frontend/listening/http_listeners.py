@@ -23,7 +23,7 @@ BACKLOG = 2048  # unaccepted connections; beyond it the kernel drops new ones, a
 
 
 class HttpListeners:
-    """Owns the sockets and the files of --uds. `addresses`: http://HOST:PORT, https://HOST:PORT, unix:PATH."""
+    """Listening sockets of --http and --uds, with the files of --uds. `addresses`: http[s]://HOST:PORT, unix:PATH."""
 
     def __init__(self) -> None:
         self.addresses: list[str] = []
@@ -32,7 +32,7 @@ class HttpListeners:
         self._lock_fd = -1
 
     def open(self, config: EngineConfig) -> None:
-        """Bind and listen; ConfigError names the address that failed, and why. Call `close` in any case."""
+        """Listen on --http and --uds, if given; ConfigError names the one that failed. Call `close` in any case."""
         if config.http_address is not None:
             self._listen_tcp(config.http_address, config.api_key is not None, config.ssl_certfile is not None)
         if config.uds is not None:

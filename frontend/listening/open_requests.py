@@ -13,7 +13,7 @@ _NUM_BYTES = 8
 
 
 class OpenRequests:
-    """One int64 in native byte order, mapped from `path`, or in private memory without a path."""
+    """Count of unfinished HTTP requests, from 0: a native int64 in a new file at `path`; without a path in memory."""
 
     def __init__(self, path: Path | None = None) -> None:
         if path is None:

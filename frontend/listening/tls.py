@@ -10,8 +10,8 @@ from ...ipc.errors import ConfigError
 
 
 def new_ssl_context(config: EngineConfig) -> ssl.SSLContext | None:
-    """Load the TLS context, None without --ssl-certfile. ConfigError if a file is unreadable, no PEM file, or the key
-    does not belong to the certificate."""
+    """Load the TLS context; None without --ssl-certfile. ConfigError if a file is unreadable or no PEM file, if the key
+    has a passphrase, or if it does not belong to the certificate."""
     if config.ssl_certfile is None:
         return None
     keyfile = config.ssl_keyfile or config.ssl_certfile
@@ -21,7 +21,10 @@ def new_ssl_context(config: EngineConfig) -> ssl.SSLContext | None:
         ("--ssl-ca-certs", config.ssl_ca_certs),
     ):
         if path is not None:
-            _check_readable(option, path)
+            try:
+                open(path, "rb").close()
+            except OSError as error:
+                raise ConfigError(f"{option} {path} cannot be read: {error.strerror}") from None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(config.ssl_certfile, keyfile, _refuse_passphrase)
@@ -34,14 +37,6 @@ def new_ssl_context(config: EngineConfig) -> ssl.SSLContext | None:
             raise ConfigError(f"--ssl-ca-certs {config.ssl_ca_certs} holds no certificate in PEM form") from None
     context.verify_mode = ssl.VerifyMode(config.ssl_cert_reqs)
     return context
-
-
-def _check_readable(option: str, path: str) -> None:
-    try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{option} {path} cannot be read: {error.strerror}") from None
 
 
 def _refuse_passphrase() -> NoReturn:

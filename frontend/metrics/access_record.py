@@ -12,7 +12,7 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's number, for log and metrics; never sent
 
 @dataclass(slots=True)
 class AccessRecord:
-    """Times, status and sizes of one answer."""
+    """Times, status and sizes of one HTTP response."""
 
     begun_at: float = field(default_factory=time.monotonic)
     first_at: float = 0.0  # when the head of the answer went out

@@ -1,89 +1,74 @@
-"""Counters, gauges and histograms in Prometheus's text format. Knows nothing of requests.
+"""Counters, gauges and histograms of one thread, rendered by prometheus_client at a scrape. Knows nothing of requests.
 
-For one thread only, so that a count costs an addition and an observation a bisection. The text is rendered at a scrape;
-gauges call a function then.
+The totals are our own, because they change for each message of the core, and prometheus_client's take a lock for each
+change: an observation costs 170 ns here and 880 ns there, an addition 110 and 330 ns, with a label 150 and 1240 ns.
+prometheus_client takes 20 ms to import, so an engine without HTTP does not; the HTTP server imports it before it
+listens, as a scrape must not need a free descriptor.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, TypeAlias
 
 from ...ipc.messages import metrics as messages
 
-Labels = tuple[tuple[str, str], ...]  # (name, value)
+if TYPE_CHECKING:
+    from prometheus_client import Metric as Family
+
+Labels: TypeAlias = dict[str, str]
+Readings: TypeAlias = list[tuple[Labels, float]]  # a gauge's values by their labels
 
 
 class Counter:
     """A total for each combination of label values; never decreases."""
 
-    kind = "counter"
-
     def __init__(self, name: str, help: str, label_names: Sequence[str] = ()) -> None:
         """`name` ends in _total."""
         self.name, self.help = name, help
         self._label_names = tuple(label_names)
-        self._values: dict[tuple[str, ...], float] = {} if label_names else {(): 0.0}
+        self.totals: dict[tuple[str, ...], float] = {} if label_names else {(): 0.0}
 
     def add(self, amount: float, *label_values: str) -> None:
-        self._values[label_values] = self._values.get(label_values, 0.0) + amount
+        self.totals[label_values] = self.totals.get(label_values, 0.0) + amount
 
     def raise_to(self, total: float, *label_values: str) -> None:
         """Set the total to that of an external counter; a lower value is ignored."""
-        self._values[label_values] = max(total, self._values.get(label_values, 0.0))
+        self.totals[label_values] = max(total, self.totals.get(label_values, 0.0))
 
     def get(self, *label_values: str) -> float:
-        return self._values.get(label_values, 0.0)
+        return self.totals.get(label_values, 0.0)
 
     @property
     def sum(self) -> float:
-        return sum(self._values.values())
+        return sum(self.totals.values())
 
-    def samples(self) -> list[tuple[str, Labels, float]]:
+    def read(self, name: str, labels: Labels) -> list[messages.Counter]:
         return [
-            (self.name, tuple(zip(self._label_names, values, strict=True)), total)
-            for values, total in self._values.items()
+            messages.Counter(
+                name=name, labels=labels | dict(zip(self._label_names, values, strict=True)), value=float(total)
+            )
+            for values, total in self.totals.items()
         ]
 
 
 class Gauge:
-    """The result of a function at the scrape: a number, or one for each value of the label `label_name`."""
+    """Metric with the result of `read` at the scrape: a number, or one for each set of labels."""
 
-    kind = "gauge"
-
-    def __init__(
-        self, name: str, help: str, read: Callable[[], float | Mapping[str, float]], label_name: str = ""
-    ) -> None:
-        self.name, self.help = name, help
-        self._read = read
-        self._label_name = label_name
-
-    def samples(self) -> list[tuple[str, Labels, float]]:
-        value = self._read()
-        if not isinstance(value, Mapping):
-            return [(self.name, (), value)]
-        return [(self.name, ((self._label_name, label),), each) for label, each in value.items()]
-
-
-class Info:
-    """A gauge of value 1 with the labels that a function returns; without labels there is no sample."""
-
-    kind = "gauge"
-
-    def __init__(self, name: str, help: str, read: Callable[[], Mapping[str, object]]) -> None:
+    def __init__(self, name: str, help: str, read: Callable[[], float | Readings]) -> None:
         self.name, self.help = name, help
         self._read = read
 
-    def samples(self) -> list[tuple[str, Labels, float]]:
-        labels = tuple((label, str(value)) for label, value in self._read().items())
-        return [(self.name, labels, 1.0)] if labels else []
+    def read(self, name: str, labels: Labels) -> list[messages.Gauge]:
+        found = self._read()
+        values = found if isinstance(found, list) else [({}, found)]
+        return [messages.Gauge(name=name, labels=labels | own, value=float(value)) for own, value in values]
 
 
 class Histogram:
-    """Counts observations by upper bound, and their sum."""
-
-    kind = "histogram"
+    """Numbers of observations by upper bound, and the sum of their values."""
 
     def __init__(self, name: str, help: str, bounds: Sequence[float]) -> None:
         self.name, self.help = name, help
@@ -96,7 +81,7 @@ class Histogram:
         self.sum += value * times
 
     def add_counts(self, counts: Sequence[int], sum: float) -> None:
-        """Add the observations of another histogram with the same bounds: count per bucket, and sum."""
+        """Add the observations of another histogram with the same bounds: count of each bucket alone, and sum."""
         for place, count in enumerate(counts):
             self._counts[place] += count
         self.sum += sum
@@ -108,69 +93,54 @@ class Histogram:
     @property
     def cumulative(self) -> list[int]:
         """Number of observations at or below each bound, then of all."""
-        total, found = 0, []
-        for count in self._counts:
-            total += count
-            found.append(total)
-        return found
+        return list(accumulate(self._counts))
 
     @property
     def buckets(self) -> dict[str, int]:
-        """`cumulative` by bound."""
-        names = [*(_number(bound) for bound in self._bounds), "+Inf"]
-        return dict(zip(names, self.cumulative, strict=True))
+        """`cumulative` by bound as text; the last is +Inf."""
+        bounds = [*(f"{bound:g}" for bound in self._bounds), "+Inf"]
+        return dict(zip(bounds, self.cumulative, strict=True))
 
-    def samples(self) -> list[tuple[str, Labels, float]]:
-        buckets: list[tuple[str, Labels, float]] = [
-            (f"{self.name}_bucket", (("le", bound),), count) for bound, count in self.buckets.items()
-        ]
-        return [*buckets, (f"{self.name}_sum", (), self.sum), (f"{self.name}_count", (), self.count)]
+    def read(self, name: str, labels: Labels) -> list[messages.Histogram]:
+        return [messages.Histogram(name=name, labels=labels, count=self.count, sum=self.sum, buckets=self.buckets)]
 
 
-Metric: TypeAlias = Counter | Gauge | Info | Histogram  # one family: a name, a kind and its samples
+Metric: TypeAlias = Counter | Gauge | Histogram  # one family: a name and its samples
 
 
 class Registry:
-    """Metrics in the order of their addition, with a common name prefix and common labels."""
+    """Metrics in the order of their addition, with a common name prefix and common labels; a collector of
+    prometheus_client."""
 
     def __init__(self, prefix: str, labels: Labels) -> None:
         self._prefix = prefix
         self._labels = labels
         self.metrics: list[Metric] = []
 
+    def read(self) -> list[messages.Metric]:
+        """Read all metrics as messages for clients, with prefix and common labels."""
+        return [each for metric in self.metrics for each in metric.read(self._prefix + metric.name, self._labels)]
+
     def render(self) -> str:
         """Format all metrics in Prometheus's text format 0.0.4."""
-        lines: list[str] = []
-        for metric in self.metrics:
-            name = self._prefix + metric.name
-            lines.append(f"# HELP {name} {metric.help}")
-            lines.append(f"# TYPE {name} {metric.kind}")
-            for sample, labels, value in metric.samples():
-                written = ",".join(f'{key}="{_escape(text)}"' for key, text in (*self._labels, *labels))
-                lines.append(f"{self._prefix}{sample}{{{written}}} {_number(value)}")
-        return "\n".join(lines) + "\n"
+        from prometheus_client import generate_latest
 
-    def read(self) -> list[messages.Metric]:
-        """Return all metrics as structs."""
-        found: list[messages.Metric] = []
+        return generate_latest(self).decode()
+
+    def collect(self) -> Iterator[Family]:
+        """Yield a family of prometheus_client for each metric, also for one without samples."""
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
         for metric in self.metrics:
             name = self._prefix + metric.name
             if isinstance(metric, Histogram):
-                found.append(
-                    messages.Histogram(
-                        name=name, labels=dict(self._labels), count=metric.count, sum=metric.sum, buckets=metric.buckets
-                    )
-                )
+                histogram = HistogramMetricFamily(name, metric.help, labels=list(self._labels))
+                histogram.add_metric(list(self._labels.values()), list(metric.buckets.items()), metric.sum)
+                yield histogram
                 continue
-            form = messages.Counter if isinstance(metric, Counter) else messages.Gauge
-            for _, labels, value in metric.samples():
-                found.append(form(name=name, labels=dict(self._labels + labels), value=float(value)))  # a bool, too
-        return found
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(float(value))
-
-
-def _escape(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+            samples = metric.read(name, self._labels)
+            kind = CounterMetricFamily if isinstance(metric, Counter) else GaugeMetricFamily
+            family = kind(name, metric.help, labels=list(samples[0].labels) if samples else ())
+            for each in samples:
+                family.add_metric(list(each.labels.values()), each.value)
+            yield family

@@ -19,16 +19,12 @@ import time
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ConfigError
 from ...ipc.messages.client import Submit
-
-if TYPE_CHECKING:
-    from opentelemetry.context import Context
-
 
 logger = logging.getLogger("tokenloom.frontend")
 
@@ -73,17 +69,20 @@ class Tracing:
         self._model = model
 
     def record(self, answer: Timeline, reason: str, ended_at: float) -> None:
-        """Create the spans of an answer that has just ended; `reason`: its finish reason."""
+        """Create and queue the spans of an answer that has just ended; `reason`: its finish reason."""
         from opentelemetry import trace
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+        submit = answer.submit
+        caller = {"traceparent": submit.traceparent, "tracestate": submit.tracestate}
         offset = time.time() - time.monotonic()
         span = self._tracer.start_span(
             "llm_request",
-            _context_of(answer.submit),
+            TraceContextTextMapPropagator().extract(caller),
             trace.SpanKind.SERVER,
             {
                 "gen_ai.request.model": self._model,
-                "gen_ai.response.id": answer.submit.request_id,
+                "gen_ai.response.id": submit.request_id,
                 "gen_ai.response.finish_reasons": [reason],
                 "gen_ai.usage.input_tokens": answer.num_prompt_tokens,
                 "gen_ai.usage.output_tokens": answer.num_tokens,
@@ -99,14 +98,15 @@ class Tracing:
         span.end(_nanoseconds(ended_at + offset))
 
     def close(self) -> None:
-        """Send the last spans, within FLUSH_S."""
+        """Send the queued spans and end the exporter's thread; wait at most FLUSH_S for it."""
         flush = threading.Thread(target=self._provider.shutdown, name="tokenloom spans", daemon=True)
         flush.start()
         flush.join(FLUSH_S)
 
 
 def new_tracing(spec: EngineSpec) -> Tracing | None:
-    """Create the tracing, None if no exporter is configured. ConfigError if --otlp-endpoint lacks OpenTelemetry."""
+    """Create the tracing; None if no exporter is configured. Without the package OpenTelemetry --otlp-endpoint raises
+    ConfigError, and variables alone only log a warning."""
     endpoint = spec.config.otlp_endpoint
     if endpoint is None and not any(os.environ.get(name) for name in _VARIABLES):
         return None
@@ -128,12 +128,6 @@ def _phases(answer: Timeline, ended_at: float) -> list[tuple[str, float, float]]
     came = [(name, begin) for name, begin in begins if begin]
     ends = [*(begin for _, begin in came[1:]), ended_at]
     return [(name, begin, end) for (name, begin), end in zip(came, ends, strict=True)]
-
-
-def _context_of(submit: Submit) -> Context:
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    return TraceContextTextMapPropagator().extract({"traceparent": submit.traceparent, "tracestate": submit.tracestate})
 
 
 def _nanoseconds(unix_time: float) -> int:

@@ -45,14 +45,14 @@ class BackgroundResponse:
         self._changed = asyncio.Event()  # set, and replaced, after each change
 
     async def whole(self) -> bytes:
-        """Return the response as it is now; the client polls."""
+        """Return the response as it is now, without waiting for its end: clients poll."""
         return encode_json(self.response)
 
     def events(self) -> AsyncGenerator[bytes, None]:
         return self.follow(-1)
 
     async def follow(self, after: int) -> AsyncGenerator[bytes, None]:
-        """Yield the events after number `after`, to the end of the stream."""
+        """Yield the events after number `after`, to the end of the stream; RequestError if this is not a stream."""
         if self._events is None:
             raise RequestError("stream needs a response that was created with stream true: ask for it as a whole")
         position = after + 1
@@ -73,7 +73,8 @@ class BackgroundResponse:
         await self._end("cancelled")
 
     async def run(self) -> None:
-        """Generate the response. If the task is cancelled, the response stays open for the next frontend."""
+        """Generate the response, trying again while the engine is overloaded; any other error ends it as failed. If the
+        task is cancelled, the response stays open for the next frontend."""
         unsent = _UnsentEvents(self._events or ())
         try:
             creation = await self._start()
@@ -95,7 +96,7 @@ class BackgroundResponse:
         self._changed.set()
 
     async def _end(self, status: str, error: JsonObject | None = None) -> None:
-        """End an incomplete response with `status`."""
+        """End the response with `status` and an event of type response.failed, unless it has ended already."""
         try:
             ended = self.response | {"status": status, "error": error}
             await self._publish([("response.failed", {"response": ended})])
@@ -104,8 +105,7 @@ class BackgroundResponse:
         self._finish()
 
     async def _publish(self, events: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        """Store events, with the newest response among them, and then show them to followers. Does nothing after the
-        end."""
+        """Store events and the newest response among them, then show both to followers. Does nothing after the end."""
         async with self._publish_lock:
             if self.response["status"] not in OPEN:
                 return
@@ -132,7 +132,7 @@ class _UnsentEvents:
         self._num_others = sum("delta" not in body for body in bodies)
 
     def of(self, event: tuple[str, dict[str, Any]]) -> Iterator[Event]:
-        """Yield the event, or the rest of its text, or nothing."""
+        """Yield the event unless it is stored; of a delta, yield the part of its text that is not stored."""
         kind, fields = event
         if "delta" not in fields:
             self._num_others -= 1

@@ -1,7 +1,7 @@
 """Read and decode the body of an HTTP request.
 
-The event loop decodes a small body; an intake process (`intake/process.py`) decodes a large one and returns it without
-its texts, so that the loop neither joins its chunks nor decodes the whole.
+The event loop decodes a small body. An intake process (`intake/process.py`) decodes a large one, tokenizes long prompts
+and returns the rest in bounded size, so that the loop neither joins its chunks nor decodes the whole.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ MAX_HELD_BYTES = 1 << 30  # of bodies that are being received or decoded
 
 
 class BodyReader:
-    """Reader of request bodies. Limits the bytes of all bodies that are being received or decoded."""
+    """Reader of request bodies. Limits the bytes of all bodies that are being received or decoded to MAX_HELD_BYTES."""
 
     def __init__(self, thread_pool: ThreadPool, limits: PromptLimits, *, is_strict: bool = False) -> None:
-        """`is_strict`: refuse unknown fields."""
+        """`is_strict`: refuse unknown fields, which are otherwise removed with a warning."""
         self._thread_pool = thread_pool
         self._limits = limits
         self._is_strict = is_strict
@@ -52,8 +52,8 @@ class BodyReader:
     async def read(self, request: Request, body_type: type[BodyT], served: Collection[str] = ()) -> ParsedBody[BodyT]:
         """Receive and decode the body.
 
-        HttpError if it does not match the schema or names a model that is not in `served`; RequestError for an invalid
-        value. The errors name the field."""
+        HttpError if it does not match the schema, or names a model that is not in `served` (empty: any model);
+        RequestError for an invalid value; Overloaded at the limit of all bodies' bytes."""
         coding = request.headers.get("content-encoding", "identity")
         if coding != "identity":
             raise HttpError(415, f"the body comes with content-encoding {coding:.40}: send it as it is")
@@ -100,33 +100,30 @@ class BodyReader:
     async def parse(
         self, chunks: list[bytes], num_bytes: int, body_type: type[BodyT], owner: str = ""
     ) -> ParsedBody[BodyT]:
-        """Decode a body, with the errors of `read`. Intake shares its time among `owner`s: connections of clients."""
-        try:
-            return await self._parse(chunks, num_bytes, body_type, owner)
-        except BodyError as error:
-            raise HttpError(error.status, str(error), param=error.param, code=error.code) from None
-
-    async def _parse(
-        self, chunks: list[bytes], num_bytes: int, body_type: type[BodyT], owner: str
-    ) -> ParsedBody[BodyT]:
+        """Decode a body, with the errors of `read`; HttpError 413 for a large body unless its type is in LARGE_TYPES.
+        Intake processes share their time fairly among `owner`s, the clients' connections."""
         if not num_bytes:
             raise HttpError(400, "the body is empty: send a JSON object")
-        if num_bytes <= SMALL_BYTES:
-            return parse_body(b"".join(chunks), body_type, self._limits, is_strict=self._is_strict)
-        if body_type.__name__ not in LARGE_TYPES:
+        name, is_small = body_type.__name__, num_bytes <= SMALL_BYTES
+        if not is_small and name not in LARGE_TYPES:
             raise HttpError(413, f"the body has {num_bytes} bytes, at most {SMALL_BYTES} are read here: send less")
-        question = ReadBody(body_type=body_type.__name__, max_bytes_per_token=self._limits.max_bytes_per_token)
 
         def start(then: Then[ParsedBody[BodyT]]) -> PoolJob | None:
+            question = ReadBody(body_type=name, max_bytes_per_token=self._limits.max_bytes_per_token)
             return self._thread_pool.ask(
                 question, chunks, lambda answer: _unpacked(answer, body_type), then, num_bytes=num_bytes, owner=owner
             )
 
-        return await in_thread_pool(self._thread_pool, start)
+        try:
+            if is_small:
+                return parse_body(b"".join(chunks), body_type, self._limits, is_strict=self._is_strict)
+            return await in_thread_pool(self._thread_pool, start)
+        except BodyError as error:
+            raise HttpError(error.status, str(error), param=error.param, code=error.code) from None
 
 
 async def in_thread_pool(thread_pool: ThreadPool, start: Callable[[Then[T]], PoolJob | None]) -> T:
-    """Await the result of the job that `start` starts; cancelling this coroutine cancels the job."""
+    """Start a job and return its result, or raise its error; cancelling this coroutine cancels the job."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def then(outcome: T | TokenloomError) -> None:

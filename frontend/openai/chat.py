@@ -1,4 +1,4 @@
-"""Serve /v1/chat/completions: generate the assistant's next message, whole or as events."""
+"""ChatCompletion: the response of /v1/chat/completions, the assistant's next message, whole or as events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...ipc.messages.client import Delta, Submit
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.structured_outputs import StructuredOutputsParams
 from ..intake.body_parser import ParsedBody
-from .answers import Answers, Choice
+from .choices import Choice, ChoicesResponse
 from .forms.logprobs import chat_logprobs, prompt_logprob_dicts
 from .forms.messages import shows_tools, with_allowed_tools
 from .forms.params import chat_max_tokens, errors_about, sampling_params, structured_outputs
@@ -28,7 +28,7 @@ from .parsers.parts import Arguments, CallBegin, Content, Part, Thought, whole_c
 _UNSAID: JsonObject = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))  # vLLM's keys
 
 
-class ChatCompletion(Answers):
+class ChatCompletion(ChoicesResponse):
     """Response to one chat. Created by `start`."""
 
     kind, chunk_kind, prompt_field, streams_empty_text = "chat.completion", "chat.completion.chunk", "messages", False
@@ -97,10 +97,7 @@ class ChatCompletion(Answers):
         return {"prompt_logprobs": logprobs, "prompt_token_ids": None} | self._first_chunk_fields(run)
 
     def _first_chunk_fields(self, run: Run) -> JsonObject:
-        prompt = run.prompt_of(0)
-        if prompt is None or not self._body.return_token_ids:
-            return {}
-        return {"prompt_token_ids": decode_ids(prompt.prompt_token_ids).tolist()}
+        return {"prompt_token_ids": decode_ids(run.prompt_ids(0)).tolist()} if self._body.return_token_ids else {}
 
     def choice(self, index: int, run: Run) -> ChatChoice:
         return ChatChoice(index, self._body, self._style, self._echoed, run)
@@ -109,7 +106,7 @@ class ChatCompletion(Answers):
         return [self.choice(index, run) for index in range(run.num_choices)]
 
     async def parts(self, run: Run) -> AsyncGenerator[list[tuple[list[Part], Delta]], None]:
-        """Yield the parts of the only answer, with their deltas, turn by turn. `run`: the entered `self.run()`."""
+        """Yield the only answer's parts by delta, a list per turn of the frontend. `run`: the entered `self.run()`."""
         text = AnswerText(self._style)
         async for deltas in run.deltas():
             read = [(text.read(delta), delta) for _, delta in deltas]
@@ -119,15 +116,10 @@ class ChatCompletion(Answers):
 
 class ChatChoice(Choice):
     def __init__(self, index: int, body: ChatRequest, style: AnswerStyle, echoed: str, run: Run) -> None:
-        super().__init__()
-        self._echoed = echoed
-        self._index = index
-        self._body = body
-        self._run = run
         self._text = AnswerText(style)
-        self._is_forced = style.is_forced
+        super().__init__(index, run, is_plain=self._text.is_plain and not body.logprobs)
+        self._body, self._echoed, self._is_forced = body, echoed, style.is_forced
         self._parts: list[Part] = []
-        self.is_plain = self._text.is_plain and not body.logprobs
 
     def add(self, delta: Delta) -> None:
         super().add(delta)
@@ -201,7 +193,7 @@ class ChatChoice(Choice):
         return [{"index": i, **heads.get(i, {}), **call} for i, call in calls.items()]
 
     def _thought(self, parts: list[Part]) -> JsonObject:
-        """Return the thought under vLLM's current and its former name, unless the request excludes it."""
+        """Return the reasoning in `parts` under vLLM's current and former field; {} if empty or excluded."""
         thought = "".join(part.text for part in parts if isinstance(part, Thought))
         shows = thought and self._body.include_reasoning is not False
         return {"reasoning": thought, "reasoning_content": thought} if shows else {}
@@ -235,7 +227,7 @@ def chat_params(body: ChatRequest) -> SamplingParams:
 
 
 def _forced_calls(body: ChatRequest) -> StructuredOutputsParams | None:
-    """Return the constraint that forces calls; None if tool_choice leaves the model free. The call of a named custom
+    """Return the constraint that forces calls; None if tool_choice is null, none or auto. The call of a named custom
     tool with a grammar is text of that grammar; other calls are JSON."""
     choice = body.tool_choice
     if choice is None or choice in ("none", "auto"):

@@ -1,4 +1,4 @@
-"""Serve /v1/chat/completions/batch: several chats in one request, one choice for each."""
+"""ChatBatch: the response of /v1/chat/completions/batch, one choice for each of several chats."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 from ...ipc.codec import JsonObject
 from ...ipc.errors import RequestError
 from ..intake.body_parser import ParsedBody
-from .answers import Choice
 from .chat import ChatChoice, ChatCompletion
+from .choices import Choice
 from .forms.params import refuse_unserved
 from .forms.prompts import answer_id
 from .forms.schema import MAX_PROMPTS, BatchChatRequest

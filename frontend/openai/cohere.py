@@ -1,4 +1,4 @@
-"""Serve /v1/embed and /v2/embed: embeddings in Cohere's form and types."""
+"""CohereEmbeddings: the response of /v1/embed and /v2/embed, embeddings in Cohere's form and types."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ...ipc.errors import RequestError
 from ...ipc.messages.intake import BodyInput
 from ..intake.body_parser import ParsedBody
 from ..text.tokenizer import read_prefixes
-from .embeddings import Embeddings, vectors_of
+from .embeddings import Embeddings
 from .forms.embedding_body import CohereEmbedRequest
 from .forms.errors import encode_json
-from .forms.params import errors_about, prompt_errors_about, refuse_unserved
+from .forms.params import errors_about, refuse_unserved
 from .forms.vectors import COHERE_TYPES
 from .local_engine import LocalEngine, Run
 from .slices import in_slices
 
 
 class CohereEmbeddings(Embeddings):
-    """Response to one request for embeddings in Cohere's form. Use `whole` once."""
+    """Response to one request for embeddings in Cohere's form."""
 
     def __init__(
         self, engine: LocalEngine, parsed: ParsedBody[CohereEmbedRequest], spec: EngineSpec, version: int
@@ -32,27 +32,25 @@ class CohereEmbeddings(Embeddings):
         inputs = [BodyInput(text=prefix + text) for text in self._texts]
         with errors_about("output_dimension", "dimensions"):
             super().__init__(engine, ParsedBody(self._request.embedding, inputs), spec.served_model_name)
+        self.prompt_field = "texts"
 
     async def whole(self) -> bytes:
         kinds = self._request.embedding_types
         is_bare = self._version == 1 and kinds is None
-        with (
-            errors_about("output_dimension", "dimensions"),
-            prompt_errors_about("texts"),
-            self._engine.run(self._submits) as run,
-        ):
-            vectors = await vectors_of(run, "texts")
+        with errors_about("output_dimension", "dimensions"), self.run() as run:
+            vectors = await self._vectors(run)
             self._check_lengths(run)
             encoded = {kind: await in_slices(map(COHERE_TYPES[kind], vectors)) for kind in kinds or ["float"]}
             units = {"input_tokens": run.num_prompt_tokens, "image_tokens": 0}
             meta = {"api_version": {"version": str(self._version)}, "billed_units": units}
             kind, shown = ("embeddings_floats", encoded["float"]) if is_bare else ("embeddings_by_type", encoded)
-            body = {"id": self._id, "texts": self._texts, "embeddings": shown, "meta": meta, "response_type": kind}
+            body = {"id": self.id, "texts": self._texts, "embeddings": shown, "meta": meta, "response_type": kind}
             return encode_json(body)
 
     def _check_lengths(self, run: Run) -> None:
         """Raise RequestError if a text is longer than max_tokens, after any truncation."""
-        for index, prompt in enumerate(map(run.prompt_of, range(run.num_choices))):
-            num_tokens, most = 0 if prompt is None else num_ids(prompt.prompt_token_ids), self._request.max_tokens
+        most = self._request.max_tokens
+        for index in range(run.num_choices):
+            num_tokens = num_ids(run.prompt_ids(index))
             if most and num_tokens > most:
                 raise RequestError(f"texts[{index}] has {num_tokens} tokens, max_tokens is {most}: set truncate END")

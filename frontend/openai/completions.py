@@ -1,14 +1,14 @@
-"""Serve /v1/completions: continue texts or token ids, whole or as events."""
+"""Completion: the response of /v1/completions, continuations of texts or token ids, whole or as events."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from ...ipc.codec import JsonObject, decode_ids
-from ...ipc.messages.client import Accepted, Delta, Logprobs
+from ...ipc.messages.client import Delta, Logprobs
 from ..intake.body_parser import ParsedBody
 from ..intake.input_processor import InputProcessor
-from .answers import Answers, Choice
+from .choices import Choice, ChoicesResponse
 from .forms.logprobs import CompletionLogprobs, narrowed, prompt_logprob_dicts
 from .forms.params import sampling_params
 from .forms.prompts import answer_id, prompt_submits
@@ -16,7 +16,7 @@ from .forms.schema import CompletionRequest
 from .local_engine import LocalEngine, Run
 
 
-class Completion(Answers):
+class Completion(ChoicesResponse):
     """Response to one request for completions."""
 
     kind, chunk_kind, prompt_field, streams_empty_text = "text_completion", "text_completion", "prompt", True
@@ -39,30 +39,16 @@ class Completion(Answers):
     def _choices(self, run: Run) -> Iterator[_Choice]:
         for index in range(run.num_choices):
             text = self._prompts[index // run.num_answers].text
-            yield _Choice(index, self._body, text, self._engine.inputs, run)
+            yield _Choice(index, run, self._body, text, self._engine.inputs)
 
 
 class _Choice(Choice):
     def __init__(
-        self,
-        index: int,
-        body: CompletionRequest,
-        prompt_text: str | None,
-        inputs: InputProcessor,
-        run: Run,
+        self, index: int, run: Run, body: CompletionRequest, prompt_text: str | None, inputs: InputProcessor
     ) -> None:
-        super().__init__()
-        self._index = index
-        self._body = body
-        self._prompt_text = prompt_text
-        self._inputs = inputs
-        self._run = run
+        super().__init__(index, run, is_plain=body.logprobs is None)
+        self._body, self._prompt_text, self._inputs = body, prompt_text, inputs
         self._columns = CompletionLogprobs(with_ids=bool(body.return_tokens_as_token_ids))
-        self.is_plain = body.logprobs is None
-
-    @property
-    def _prompt(self) -> Accepted | None:
-        return self._run.prompt_of(self._index)
 
     def build(self) -> JsonObject:
         text = self._echoed() + "".join(self.texts)
@@ -91,19 +77,16 @@ class _Choice(Choice):
         if self._body.return_token_ids:
             choice["token_ids"] = decode_ids(token_ids).tolist()
             if not self.has_begun:
-                prompt = self._prompt
-                choice["prompt_token_ids"] = None if prompt is None else decode_ids(prompt.prompt_token_ids).tolist()
+                choice["prompt_token_ids"] = decode_ids(self._run.prompt_ids(self._index)).tolist()
         return choice
 
     def text_chunk(self, text: str) -> JsonObject:
         return {"index": self._index, "text": text, "logprobs": None, "finish_reason": None}
 
     def _echoed(self) -> str:
-        """Return the prompt's text if `echo` is set, and add its first token to the logprobs."""
-        prompt = self._prompt
-        if prompt is None or not self._body.echo:
+        """If `echo` is set, return the prompt's text and add its first token to the logprobs; otherwise return ""."""
+        token_ids, text = self._run.prompt_ids(self._index), self._prompt_text
+        if not token_ids or not self._body.echo:
             return ""
-        first = prompt.prompt_token_ids[:4]
-        self._columns.add_first(int(decode_ids(first)[0]), self._inputs.detokenize(first))
-        text = self._prompt_text
-        return self._inputs.detokenize(prompt.prompt_token_ids) if text is None else text
+        self._columns.add_first(int(decode_ids(token_ids)[0]), self._inputs.detokenize(token_ids[:4]))
+        return self._inputs.detokenize(token_ids) if text is None else text

@@ -1,22 +1,21 @@
-"""Serve /v1/embeddings: one vector for each text, list of token ids, or chat."""
+"""Embeddings: the response of /v1/embeddings, one vector for each text, list of token ids, or chat."""
 
 from __future__ import annotations
 
 import base64
 import json
-import time
 from array import array
 from collections.abc import Callable
 from typing import TypeVar
 
 from starlette.responses import Response
 
-from ...ipc.codec import JsonObject
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import Delta
 from ...ipc.pooling_params import PoolingParams
 from ..client.outputs import floats
 from ..intake.body_parser import ParsedBody
+from .choices import EngineResponse
 from .forms.embedding_body import EmbeddingRequest
 from .forms.errors import encode_json
 from .forms.params import given_params, prompt_errors_about
@@ -29,14 +28,13 @@ T = TypeVar("T")
 MAX_DESCRIBED = 512  # vectors per metadata header: clients accept lines up to 64 KiB
 
 
-class Embeddings:
-    """Response to one request for embeddings. Created by `start`; use `whole` once."""
+class Embeddings(EngineResponse):
+    """Response to one request for embeddings. Created by `start`."""
 
     def __init__(self, engine: LocalEngine, parsed: ParsedBody[EmbeddingRequest], model: str) -> None:
         body = parsed.body
-        self._engine, self._body, self._model = engine, body, model
-        self._created = int(time.time())
-        self._id = answer_id("embd", body.request_id)
+        self._body = body
+        self.prompt_field = "input" if body.messages is None else "messages"
         self._form = body.embed_dtype or "float32", body.endianness or "native"  # of the numbers of a packed vector
         if body.encoding_format == "bytes" and len(parsed.inputs) > MAX_DESCRIBED:
             raise RequestError(
@@ -49,12 +47,13 @@ class Embeddings:
             use_activation=body.use_activation,
             dimensions=body.dimensions,
         )
-        params = given_params(body, max_tokens=1)
-        self._submits = prompt_submits(self._id, parsed.inputs, params, body.add_special_tokens, pooling)
+        params, request_id = given_params(body, max_tokens=1), answer_id("embd", body.request_id)
+        submits = prompt_submits(request_id, parsed.inputs, params, body.add_special_tokens, pooling)
+        super().__init__(engine, model, request_id, submits)
 
     @classmethod
     async def start(cls, engine: LocalEngine, parsed: ParsedBody[EmbeddingRequest], model: str) -> Embeddings:
-        """Check all fields and make the prompt of a chat; the engine starts with `whole`."""
+        """Check all fields and, for a chat, make its prompt; embedding starts with `whole`."""
         if parsed.body.messages is not None:
             cut_side = engine.inputs.limits.cut_side(parsed.body.truncate_prompt_tokens, parsed.body.truncation_side)
             with prompt_errors_about("messages"):
@@ -63,21 +62,20 @@ class Embeddings:
         return cls(engine, parsed, model)
 
     async def whole(self) -> bytes | Response:
-        with (
-            prompt_errors_about("input" if self._body.messages is None else "messages"),
-            self._engine.run(self._submits) as run,
-        ):
-            vectors = await vectors_of(run, "input")
+        with self.run() as run:
+            vectors = await self._vectors(run)
             if self._body.encoding_format in ("bytes", "bytes_only"):
                 return await self._as_bytes(vectors, run)
             data = await in_slices(
                 {"object": "embedding", "index": index, "embedding": self._encoded(vector)}
                 for index, vector in enumerate(vectors)
             )
-            return encode_json({**self._head(), "object": "list", "data": data, "usage": run.usage()})
+            return encode_json(self._head("list") | {"data": data, "usage": run.usage()})
 
-    def _head(self) -> JsonObject:
-        return {"id": self._id, "created": self._created, "model": self._model}
+    async def _vectors(self, run: Run) -> list[array[float]]:
+        """Return the vector of each prompt."""
+        found = await results_of(run, self.prompt_field, "embedded", lambda delta: delta.embedding)
+        return [floats(each) for each in found]
 
     def _encoded(self, vector: array[float]) -> str | list[float]:
         is_text = self._body.encoding_format == "base64"
@@ -96,17 +94,13 @@ class Embeddings:
             size = len(pieces[0])
             data = [{"index": i, "start": i * size, "end": (i + 1) * size, **form} for i in range(len(pieces))]
             usage = dict.fromkeys(("prompt_tokens", "total_tokens"), run.num_prompt_tokens)
-            answer.headers["metadata"] = json.dumps({**self._head(), "data": data, "usage": usage})
+            head = {"id": self.id, "created": self._created, "model": self._model}
+            answer.headers["metadata"] = json.dumps(head | {"data": data, "usage": usage})
         return answer
 
 
-async def vectors_of(run: Run, field: str) -> list[array[float]]:
-    """Return the vector of each prompt."""
-    return [floats(each) for each in await results_of(run, field, "embedded", lambda delta: delta.embedding)]
-
-
 async def results_of(run: Run, field: str, verb: str, result: Callable[[Delta], T | None]) -> list[T]:
-    """Return the `result` of each prompt; RequestError if a request ends without one.
+    """Return the last `result` of each prompt's deltas that is not None; RequestError if a prompt ends without one.
 
     The error names an item of `field`, which cannot be `verb` (a participle)."""
     results: dict[int, T] = {}

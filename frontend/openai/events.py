@@ -1,4 +1,4 @@
-"""Send server-sent events: one write per turn of the engine, none after a disconnect.
+"""Send server-sent events: one write per turn (loop iteration) of the frontend, none after a disconnect.
 
 The headers wait for the first chunk: an error before it is raised and sets the status, a later error is an event.
 Without task groups and objects per chunk, because every token takes this path.
@@ -47,7 +47,7 @@ class TextEvents:
 
 
 class EventStream(Response):
-    """Response that sends `chunks`, bytes of whole events. A disconnect closes the generator at once."""
+    """Response that sends `chunks`, bytes of whole events, and then `end`. A disconnect closes `chunks` at once."""
 
     def __init__(self, chunks: AsyncGenerator[bytes, None], end: bytes) -> None:
         self._chunks = chunks

@@ -1,10 +1,13 @@
-"""Serve /generative_scoring: the probability of the first label token after a query and each item."""
+"""GenerativeScoring: the response of /generative_scoring, a score for each item.
+
+The score is the probability that the first label token follows query and item, by default normalized over the label
+tokens.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Sequence
 
 from ...ipc.codec import num_ids
@@ -13,35 +16,37 @@ from ...ipc.messages.client import Logprobs
 from ...ipc.messages.intake import BodyInput
 from ..client.logprobs import unpack_rows
 from ..intake.body_parser import ParsedBody
+from .choices import EngineResponse
 from .embeddings import results_of
+from .forms.embedding_body import GenerativeScoringRequest
 from .forms.errors import encode_json
 from .forms.logprobs import LOWEST
 from .forms.params import errors_about, given_params, prompt_errors_about
 from .forms.prompts import answer_id, prompt_submits
-from .forms.scoring_body import GenerativeScoringRequest
 from .local_engine import LocalEngine
 from .slices import in_slices
 
 
-class GenerativeScoring:
-    """Response to one request for scores. Created by `start`; use `whole` once."""
+class GenerativeScoring(EngineResponse):
+    """Response to one request for scores. Created by `start`."""
+
+    prompt_field = "items"
 
     def __init__(
         self, engine: LocalEngine, body: GenerativeScoringRequest, prompts: Sequence[BodyInput], model: str
     ) -> None:
-        self._engine, self._body, self._model = engine, body, model
-        self._id, self._created = answer_id("generative-scoring", body.request_id), int(time.time())
+        self._body, request_id = body, answer_id("generative-scoring", body.request_id)
         if not (labels := body.label_token_ids):
             raise RequestError("label_token_ids is empty: give at least one token id")
         with errors_about("label_token_ids", "logprob_token_ids"):
             params = given_params(body, max_tokens=1, ignore_eos=True, detokenize=False, logprob_token_ids=labels)
-        self._submits = prompt_submits(self._id, prompts, params, add_special_tokens=None)
+        super().__init__(engine, model, request_id, prompt_submits(request_id, prompts, params, None))
 
     @classmethod
     async def start(
         cls, engine: LocalEngine, parsed: ParsedBody[GenerativeScoringRequest], model: str
     ) -> GenerativeScoring:
-        """Check all fields and make the prompts; the engine starts with `whole`."""
+        """Check all fields and tokenize query and items; scoring starts with `whole`."""
         body, limits = parsed.body, engine.inputs.limits
         cut_side = limits.cut_side(body.truncate_prompt_tokens, body.truncation_side)
         with prompt_errors_about("query"):
@@ -55,17 +60,12 @@ class GenerativeScoring:
         return cls(engine, body, [BodyInput(token_ids=first + second) for first, second in pairs], model)
 
     async def whole(self) -> bytes:
-        with (
-            errors_about("label_token_ids", "logprob_token_ids"),
-            prompt_errors_about("items"),
-            self._engine.run(self._submits) as run,
-        ):
+        with errors_about("label_token_ids", "logprob_token_ids"), self.run() as run:
             found = await results_of(run, "items", "scored", lambda delta: delta.logprobs)
             data = await in_slices(
                 {"index": index, "object": "score", "score": self._score(each)} for index, each in enumerate(found)
             )
-            body = {"id": self._id, "object": "list", "created": self._created, "model": self._model, "data": data}
-            return encode_json({**body, "usage": run.usage()})
+            return encode_json(self._head("list") | {"data": data, "usage": run.usage()})
 
     def _score(self, logprobs: Logprobs) -> float:
         named = {token_id: max(value, LOWEST) for token_id, value in unpack_rows(logprobs)[0][1:]}

@@ -1,8 +1,8 @@
 """Give HTTP handlers access to the engine: submit, await deltas, control, abort.
 
-A LocalEngine is a client of the Frontend in the same process and event loop. A turn of the frontend wakes each run with
-new deltas once. At most RUNS_PER_GROUP runs wake at a time: the loop serves its sockets between two groups, so that a
-probe or a new request does not wait for hundreds of runs.
+A LocalEngine is a client of the Frontend in the same process and event loop. A turn (loop iteration) of the frontend
+wakes each run with new deltas once. At most RUNS_PER_GROUP runs wake at a time: the loop serves its sockets between two
+groups, so that a probe or a new request does not wait for hundreds of runs.
 
 A choice is one answer to one prompt: choice = position of the prompt × n + index of the answer.
 """
@@ -21,7 +21,7 @@ from functools import partial
 import msgspec
 
 from ...ipc.codec import JsonObject, num_ids
-from ...ipc.errors import ErrorInfo, RequestError
+from ...ipc.errors import ErrorInfo
 from ...ipc.messages.client import (
     Abort,
     Accepted,
@@ -34,8 +34,9 @@ from ...ipc.messages.client import (
     RequestMetrics,
     Submit,
 )
-from ...ipc.messages.intake import BodyInput
+from ...ipc.messages.intake import BodyInput, ReadPrompt
 from ...ipc.sampling_params import CutSide
+from ..client.prompts import id_is_open
 from ..intake.body_parser import ParsedBody
 from ..intake.input_processor import Prompt
 from ..metrics.access_record import access_record
@@ -44,8 +45,6 @@ from ..requests.frontend import Frontend
 from .body_reader import BodyReader, in_thread_pool
 from .forms.messages import chat_input
 from .forms.schema import ChatRequest, TokenizeRequest
-from .forms.timings import timings
-from .parsers.thoughts import ends_inside
 from .slices import SLICE_S
 
 RUNS_PER_GROUP = 32
@@ -53,8 +52,8 @@ ChoiceDeltas = list[tuple[int, Delta]]
 
 
 class Run:
-    """Deltas and usage of the choices of one HTTP request. LocalEngine calls `put` and `wake`, one
-    task the rest, both in one event loop."""
+    """Deltas and usage of the choices of one HTTP request. LocalEngine calls `put` and `wake`; one task of the same
+    event loop calls the rest."""
 
     def __init__(self, num_prompts: int, num_answers: int) -> None:
         self.num_choices = num_prompts * num_answers
@@ -64,13 +63,13 @@ class Run:
         self._updates: list[tuple[int, Accepted | Delta]] = []  # with the position of their prompt
         self._waiter: asyncio.Future[None] | None = None
         self._num_cached = [0] * num_prompts
-        self._metrics = RequestMetrics()  # the newest
+        self.metrics = RequestMetrics()  # the newest
         self.num_completion_tokens = 0
         self.num_thought_tokens = 0  # of the completion tokens; chats count them
-        self._prompts: list[Accepted | None] = [None] * num_prompts
+        self._prompts = [b""] * num_prompts  # token ids, as soon as they are known
 
     def put(self, position: int, update: Accepted | Delta) -> bool:
-        """Queue an update of the prompt at `position` until `wake`; returns whether it is the prompt's last one."""
+        """Queue an update of the prompt at `position` for `deltas`, and return whether it is the prompt's last one."""
         self._updates.append((position, update))
         if isinstance(update, Accepted) or update.finish_reason is None:
             return False
@@ -84,7 +83,7 @@ class Run:
             self._waiter.set_result(None)
 
     async def deltas(self) -> AsyncGenerator[ChoiceDeltas, None]:
-        """Yield the deltas of each turn, possibly none, until every choice has ended; raises the first error."""
+        """Yield (choice, delta) pairs, a list per turn of the frontend, until all have ended; raise the first error."""
         while self._num_prompts_open or self._updates:
             if not self._updates:
                 self._waiter = asyncio.get_running_loop().create_future()
@@ -93,28 +92,25 @@ class Run:
             found: ChoiceDeltas = []
             for position, update in updates:
                 if isinstance(update, Accepted):
-                    self._prompts[position] = update
+                    self._prompts[position] = update.prompt_token_ids
                     continue
                 if update.finish_reason == "error":
                     error = update.error or ErrorInfo("internal", "the request failed and the engine did not say why")
                     raise error.to_exception()
                 self.num_completion_tokens += num_ids(update.token_ids)
-                self._metrics = update.metrics or self._metrics
+                self.metrics = update.metrics or self.metrics
                 self._num_cached[position] = max(self._num_cached[position], update.num_cached_tokens)
                 found.append((position * self.num_answers + update.index, update))
             yield found
 
-    def timings(self) -> JsonObject:
-        """Return the durations of the only choice; {} if there are several."""
-        return timings(self._metrics, self.num_completion_tokens) if self.num_choices == 1 else {}
-
-    def prompt_of(self, choice: int) -> Accepted | None:
+    def prompt_ids(self, choice: int) -> bytes:
+        """Return the token ids of a choice's prompt; empty until the frontend has accepted it."""
         return self._prompts[choice // self.num_answers]
 
     @property
     def num_prompt_tokens(self) -> int:
         """Count the tokens of each prompt once, for any n."""
-        return sum(num_ids(each.prompt_token_ids) for each in self._prompts if each is not None)
+        return sum(map(num_ids, self._prompts))
 
     @property
     def num_cached_tokens(self) -> int:
@@ -162,29 +158,29 @@ class LocalEngine:
     async def chat_prompt(
         self, parsed: ParsedBody[ChatRequest] | ParsedBody[TokenizeRequest], cut_side: CutSide | None = None
     ) -> BodyInput:
-        """Return the prompt of a chat. The intake process has made it for a large body; a long one runs in a thread."""
+        """Return the prompt of a chat. For a large body an intake process has made it; otherwise it is rendered and
+        tokenized now. `cut_side`: side at which the caller will truncate the prompt."""
         if parsed.inputs:
             return parsed.inputs[0]
         chat = chat_input(parsed.body)
         self.inputs.check_template(chat.form)
 
-        read = partial(self._frontend.prompts.read, owner=secrets.token_hex(8))
-        start = partial(read, None, None, chat.turns, form=chat.form, cut_side=cut_side)
-        prompt: Prompt = await in_thread_pool(self._frontend.thread_pool, start)
-        ids, is_inside = prompt.token_ids, ends_inside(prompt.text or "")
-        return BodyInput(text=chat.echoed, token_ids=ids, is_of_chat=True, is_inside_thought=is_inside)
+        prompt = await self._prompt(ReadPrompt(chat=chat.turns, chat_form=chat.form, cut_side=cut_side))
+        return chat.prompt(prompt.token_ids, prompt.text)
 
     async def text_tokens(self, given: BodyInput, add_special_tokens: bool, cut_side: CutSide | None = None) -> bytes:
-        """Return the tokens of a text, which `given` may hold already. `cut_side`: side to truncate a long text at."""
+        """Return the token ids of a text; `given` may hold them already. `cut_side`: as in chat_prompt."""
         if given.token_ids is not None:
             return given.token_ids
-        read = partial(self._frontend.prompts.read, owner=secrets.token_hex(8))
-        start = partial(read, given.text, None, None, add_special_tokens=add_special_tokens, cut_side=cut_side)
-        prompt: Prompt = await in_thread_pool(self._frontend.thread_pool, start)
-        return prompt.token_ids
+        question = ReadPrompt(prompt=given.text, add_special_tokens=add_special_tokens, cut_side=cut_side)
+        return (await self._prompt(question)).token_ids
+
+    async def _prompt(self, question: ReadPrompt) -> Prompt:
+        start = partial(self._frontend.prompts.read, question, owner=secrets.token_hex(8))
+        return await in_thread_pool(self._frontend.thread_pool, start)
 
     async def text_of(self, token_ids: bytes) -> str:
-        """Return the text of tokens."""
+        """Detokenize token ids."""
         start = partial(self._frontend.prompts.detokenize, token_ids, owner=secrets.token_hex(8))
         return await in_thread_pool(self._frontend.thread_pool, start)
 
@@ -195,7 +191,7 @@ class LocalEngine:
         All submits have the same `n`. RequestError for an id that is in use."""
         for submit in submits:
             if submit.request_id in self._run_by_id:
-                raise RequestError(f"request_id {submit.request_id} is open already: choose another")
+                raise id_is_open(submit.request_id)
         run, trace = Run(len(submits), submits[0].params.n), incoming_trace.get()
         for position, submit in enumerate(submits):
             self._run_by_id[submit.request_id] = (run, position)
@@ -232,7 +228,13 @@ class LocalEngine:
         self.wake()
 
     def abort(self, request_id: str) -> int:
-        """Abort the request with this id; its caller gets the partial answer. Returns the number of aborted submits."""
+        """Abort the submits `request_id` and `request_id/N`; the caller gets partial answers. Returns their number.
+
+        The submit of resp_X and of msg_X is chatcmpl-X.
+        """
+        kind, _, unique = request_id.partition("_")
+        if kind in ("resp", "msg"):
+            request_id = f"chatcmpl-{unique}"
         found = [each for each in self._run_by_id if each == request_id or each.rpartition("/")[0] == request_id]
         for each in found:
             self._frontend.on_message(self._session, Abort(request_id=each))

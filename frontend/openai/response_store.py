@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.errors import InternalError, Overloaded, RequestError
+from ...ipc.errors import InternalError, Overloaded
+from ..client.prompts import id_is_open
 
 T = TypeVar("T")
 
@@ -70,13 +71,13 @@ class ResponseStore:
         self._database: sqlite3.Connection | None = None  # used only by the thread
 
     async def add(self, record: Record) -> None:
-        """Add a response and delete the oldest ended ones until it fits.
+        """Add a response, in place of an ended one with its id, and delete the oldest ended ones until it fits.
 
-        RequestError if an open response has the same id; Overloaded if only open responses are left."""
+        RequestError if an open response has the same id; Overloaded, and nothing is deleted, if it does not fit."""
 
         def work(database: sqlite3.Connection) -> None:
             if database.execute("SELECT 1 FROM responses WHERE id = ? AND is_open", (record.id,)).fetchone():
-                raise RequestError(f"request_id of {record.id:.200} is open already: choose another")
+                raise id_is_open(record.id[:200])
             if not self._make_room(database, record.num_bytes):
                 raise Overloaded("all responses that are kept are still being made: ask again later", retry_after_s=5)
             marks = "?, ?, ?, ?, ?, ?, ?"
@@ -89,7 +90,9 @@ class ResponseStore:
     async def update(
         self, response_id: str, response: bytes, *, is_open: bool, first: int = 0, events: Sequence[bytes] = ()
     ) -> None:
-        """Replace an open response, unless `response` is empty, and append events, numbered from `first`."""
+        """Append events, numbered from `first`, to an open response, and replace it unless `response` is empty.
+
+        If `is_open` is False it ends. Does nothing if no such response is open."""
 
         def work(database: sqlite3.Connection) -> None:
             changed = database.execute(
@@ -111,6 +114,8 @@ class ResponseStore:
         await self._do(work)
 
     async def get(self, response_id: str) -> Record | None:
+        if not self.is_on:
+            return None
         query, oldest = f"SELECT {_FIELDS} FROM responses WHERE id = ? AND (is_open OR created >= ?)", self._oldest()
         row = await self._do(lambda database: database.execute(query, (response_id, oldest)).fetchone())
         return row and Record(*row)
@@ -128,7 +133,7 @@ class ResponseStore:
         await self._do(lambda database: database.execute("DELETE FROM responses WHERE id = ?", (response_id,)))
 
     def close(self) -> None:
-        """Close the file after all pending writes."""
+        """Wait for the pending calls and close the file."""
 
         def work() -> None:
             if self._database is not None:

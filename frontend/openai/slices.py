@@ -13,7 +13,7 @@ SLICE_S = 0.002
 
 
 async def in_slices(items: Iterable[T]) -> list[T]:
-    """Collect a lazy iterable, and yield to the event loop every SLICE_S seconds."""
+    """Return the items of a lazy iterable; let other tasks of the event loop run every SLICE_S seconds meanwhile."""
     found, deadline = list[T](), time.monotonic() + SLICE_S
     for item in items:
         found.append(item)

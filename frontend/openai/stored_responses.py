@@ -31,7 +31,7 @@ NewChat = Callable[[ParsedBody[ResponsesRequest]], Awaitable[tuple[ResponsesRequ
 
 
 class StoredResponses:
-    """Owner of the responses in the background. Call `resume` first."""
+    """Creator of all responses, and owner of those that are generated in the background. Call `resume` first."""
 
     def __init__(self, engine: LocalEngine, store: ResponseStore, model: str, new_chat: NewChat) -> None:
         """`new_chat` returns a body with the model's defaults, and the chat that answers it."""
@@ -39,7 +39,7 @@ class StoredResponses:
         self._running: dict[str, BackgroundResponse] = {}
 
     async def resume(self) -> None:
-        """Continue the open responses of the frontend before this one."""
+        """Continue the background responses that the previous frontend left open; log a warning if the store fails."""
         if not self._store.is_on or not self._store.path.exists():
             return
         try:
@@ -56,17 +56,20 @@ class StoredResponses:
         parsed = await self.with_previous(parsed)
         is_kept = body.store is not False and self._store.is_on and 0 < len(parsed.raw) <= MAX_RECORD_BYTES
         if body.background and not is_kept:
-            why = "" if body.store is False else _why_not(self._store)
+            why = f", which it is not for a body of more than {MAX_RECORD_BYTES} bytes: send less"
+            if not self._store.is_on:
+                why = ", and --response-store-bytes is 0: raise it"
+            why = "" if body.store is False else why
             raise HttpError(400, f"background can only be used when `store` is true{why}", param="background")
         if body.background:
             seed = secrets.randbits(31) if parsed.body.seed is None else parsed.body.seed
             parsed = parsed._replace(body=msgspec.structs.replace(parsed.body, seed=seed))
         whole, chat = await self._new_chat(parsed)
         shown = msgspec.structs.replace(whole, previous_response_id=body.previous_response_id)
+        keep = partial(self._keep, parsed.raw) if is_kept and not body.background else None
+        creation = ResponseCreation(self._engine, shown, self._model, chat, keep)
         if not body.background:
-            keep = partial(self._keep, parsed.raw) if is_kept else None
-            return ResponseCreation(self._engine, shown, self._model, chat, keep)
-        creation = ResponseCreation(self._engine, shown, self._model, chat)
+            return creation
         fields, items = conversation(parsed.raw)
         given = {"request_id": creation.id.removeprefix("resp_"), "seed": seed}
         request = fields | {name: msgspec.Raw(encode_json(value)) for name, value in given.items()}
@@ -80,11 +83,13 @@ class StoredResponses:
         return self._run(record, created, [] if body.stream else None)
 
     async def with_previous(self, parsed: ParsedBody[ResponsesRequest]) -> ParsedBody[ResponsesRequest]:
-        """Return the body with the conversation of previous_response_id, if any, before its input."""
+        """Return the body with the conversation of previous_response_id, if given, before its input.
+
+        HttpError 400 if that response is not stored; RequestError if it has not ended."""
         previous_id = parsed.body.previous_response_id
         if previous_id is None:
             return parsed
-        record = await self._store.get(previous_id) if self._store.is_on else None
+        record = await self._store.get(previous_id)
         if record is None:
             message = f"Previous response with id '{previous_id:.200}' not found."
             raise HttpError(400, message, param="previous_response_id", code="previous_response_not_found")
@@ -105,13 +110,13 @@ class StoredResponses:
 
     async def find(self, response_id: str) -> Record:
         """Return a stored response; HttpError 404 if there is none."""
-        record = await self._store.get(response_id) if self._store.is_on else None
+        record = await self._store.get(response_id)
         if record is None:
             raise HttpError(404, f"Response with id '{response_id:.200}' not found.", param="response_id")
         return record
 
     async def follow(self, record: Record, after: int) -> AsyncGenerator[bytes, None]:
-        """Return the events of a response in the background after number `after`."""
+        """Return the events of a background response after number `after`; RequestError if it is not a stream."""
         if (running := self._running.get(record.id)) is not None:
             return running.follow(after)
         stored = await self._store.events(record.id)
@@ -124,7 +129,7 @@ class StoredResponses:
         return events()
 
     async def cancel(self, response_id: str) -> bytes:
-        """Cancel a response in the background and return its last form."""
+        """Cancel a background response, unless it has ended, and return it as stored; HttpError 400 for others."""
         if not (await self.find(response_id)).is_background:
             raise HttpError(400, "Cannot cancel a synchronous response.", param="response_id")
         if (running := self._running.get(response_id)) is not None:
@@ -148,7 +153,7 @@ class StoredResponses:
         return running
 
     async def _recreate(self, record: Record) -> ResponseCreation:
-        """Return the creation of a response that an earlier frontend has started."""
+        """Return a ResponseCreation that generates again a response of an earlier frontend, under the same id."""
         raw = encode_json(msgspec.json.decode(record.request, type=Fields) | {"input": msgspec.Raw(record.items)})
         body, chat = await self._new_chat(await self._engine.bodies.parse([raw], len(raw), ResponsesRequest, record.id))
         before = msgspec.json.decode(record.response)
@@ -156,7 +161,7 @@ class StoredResponses:
         return ResponseCreation(self._engine, body, self._model, chat, created=before["created_at"])
 
     async def _keep(self, raw: bytes, response: dict[str, Any]) -> bool:
-        """Store a response; returns False if the disk refuses it, so that the client still gets its answer."""
+        """Store a response. If the store fails or is full, log a warning and return False: the client still gets it."""
         _, items = conversation(raw)
         try:
             await self._store.add(
@@ -169,16 +174,10 @@ class StoredResponses:
 
 
 def conversation(raw: bytes) -> tuple[Fields, list[msgspec.Raw]]:
-    """Return the fields of a body except `input`, and the input as items."""
+    """Return the fields of a body except `input`, and the input as a list of items, a text as one user message."""
     fields = msgspec.json.decode(raw, type=Fields)
     given = fields.pop("input")
     if bytes(memoryview(given)[:1]) == b"[":
         return fields, msgspec.json.decode(given, type=list[msgspec.Raw])
     content = [{"type": "input_text", "text": given}]
     return fields, [msgspec.Raw(encode_json({"type": "message", "role": "user", "content": content}))]
-
-
-def _why_not(store: ResponseStore) -> str:
-    if not store.is_on:
-        return ", and --response-store-bytes is 0: raise it"
-    return f", which it is not for a body of more than {MAX_RECORD_BYTES} bytes: send less"

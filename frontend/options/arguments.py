@@ -15,18 +15,19 @@ import msgspec
 
 from ...ipc.config.engine_config import API_KEY_VARIABLE, DEFAULT_PORT, GROUPS, EngineConfig
 from .config_file import read_config_file
-from .options import KINDS, Given, Kind, new_config
+from .options import KINDS, Given, Kind
 from .parser import value_parser
 from .synonyms import NAMES
-from .vllm_options import VLLM_OPTIONS, VllmOption
+from .vllm_options import VLLM_OPTIONS
 
 _METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON", list: "NAME"}
+_HIDDEN: dict[Any, dict[str, Any]] = {bool: {"action": argparse.BooleanOptionalAction}, list: {"nargs": "*"}, str: {}}
 _HTTP_OPTIONS = ("http", "host", "port", "uds")  # each enables HTTP
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each field of EngineConfig, in groups, and hidden flags for vLLM's other options. The namespace
-    holds given options only."""
+    """Add a flag for each field of EngineConfig, in groups, and hidden flags for vLLM's other options. Options that are
+    not given are absent from the namespace, except `config`."""
     group = parser.add_argument_group("file")
     group.add_argument("--config", metavar="FILE", help="YAML file with any of these options", default=None)
     groups = {name: parser.add_argument_group(name, text) for name, text in GROUPS.items()}
@@ -34,10 +35,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         kind = KINDS[field.name]
         default = "" if field.default is None else f" (default: {field.default})"
         text = (kind.description + default).replace("%", "%%")
-        flags = [flag for name in (field.name, *_other_names(field.name)) for flag in _flags(name)]
+        names = (field.name, *(other for other, name in NAMES.items() if name == field.name))
+        flags = [flag for name in names for flag in _flags(name)]
         groups[kind.group].add_argument(*flags, **_form(kind), default=argparse.SUPPRESS, help=text)
     for name, option in VLLM_OPTIONS.items():
-        hidden = _vllm_form(option) | {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+        hidden = _HIDDEN[option.type] | {"dest": name, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
         parser.add_argument(*_flags(name), **hidden)
 
 
@@ -50,19 +52,8 @@ def _form(kind: Kind) -> dict[str, Any]:
     return {"type": value_parser(kind)} | shown
 
 
-def _vllm_form(option: VllmOption) -> dict[str, Any]:
-    if option.is_flag:
-        return {"action": argparse.BooleanOptionalAction}
-    return {"nargs": "*"} if option.has_words else {}
-
-
-def engine_config(arguments: argparse.Namespace) -> EngineConfig:
-    """Make the configuration of a parsed command line; ConfigError names the file, the option and the mend."""
-    return new_config(given_options(arguments))
-
-
 def given_options(arguments: argparse.Namespace, *, has_http: bool = False) -> dict[str, Given]:
-    """Collect the options of environment, file and command line by name; the later win.
+    """Collect the options of environment (the API key), file and command line by name; the later win.
 
     `has_http`: serve HTTP on DEFAULT_PORT unless an option names an address.
     """
@@ -79,10 +70,6 @@ def given_options(arguments: argparse.Namespace, *, has_http: bool = False) -> d
 
 
 def _flags(name: str) -> Sequence[str]:
-    """Return the flags of an option. Short names take one dash, as in vLLM, or two."""
+    """Return the flags of an option or alias: --max-num-seqs; an alias of at most 3 letters also has one dash (-tp)."""
     written = name.replace("_", "-")
     return (f"-{written}", f"--{written}") if len(name) < 4 and name not in KINDS else (f"--{written}",)
-
-
-def _other_names(name: str) -> Sequence[str]:
-    return [other for other, field in NAMES.items() if field == name]

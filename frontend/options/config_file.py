@@ -14,7 +14,8 @@ _NULL_TAG = "tag:yaml.org,2002:null"
 
 
 def read_config_file(path: Path) -> dict[str, Given]:
-    """Read the options by name; an empty file has none. ConfigError names the file and the line."""
+    """Read a file's options by name, with unchecked values; none from an empty file. An unreadable file, an unknown
+    name or one given twice raises a ConfigError with the file and the line."""
     try:
         loader = yaml.SafeLoader(path.read_bytes())  # UTF-8 in any locale
         return _options_of(path, loader, loader.get_single_node())
@@ -37,7 +38,8 @@ def _options_of(path: Path, loader: yaml.SafeLoader, root: yaml.Node | None) -> 
         written, line = str(key.value), key.start_mark.line + 1
         name, where = written.replace("-", "_"), f"{path} line {line}: "
         if name not in OPTION_NAMES:
-            raise ConfigError(f"{where}unknown option {written}{_suggestion(written)}")
+            names = OPTION_NAMES if "_" in written else [name.replace("_", "-") for name in OPTION_NAMES]
+            raise ConfigError(f"{where}unknown option {written}{suggestion(written, names)}")
         if name in options:
             raise ConfigError(f"{path} lines {line_by_name[name]} and {line} both give {written}: keep one of them")
         line_by_name[name] = line
@@ -55,9 +57,3 @@ def _value_of(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> object:
         if isinstance(node, yaml.SequenceNode) and all(isinstance(each, yaml.ScalarNode) for each in node.value):
             return [str(each.value) for each in node.value]
     return loader.construct_object(node, deep=True)
-
-
-def _suggestion(written: str) -> str:
-    """Suggest names in the spelling of the file: with `-` unless `written` has `_`."""
-    names = OPTION_NAMES if "_" in written else [name.replace("_", "-") for name in OPTION_NAMES]
-    return suggestion(written, names)

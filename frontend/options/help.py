@@ -28,7 +28,7 @@ class HelpAction(argparse.Action):
 
 
 def help_text(parser: argparse.ArgumentParser, word: str | None) -> str:
-    """Format the text of `--help` or `--help=word`. Exits with an error if neither group nor option has the word."""
+    """Format the text of `--help` (None) or `--help=word`. Exits with code 2 if no group or option has it."""
     groups = {group.title: group for group in parser._action_groups[1:] if group.title and group._group_actions}
     if word is None:
         rows = "\n".join(_row(title, group._group_actions) for title, group in groups.items())
@@ -36,13 +36,15 @@ def help_text(parser: argparse.ArgumentParser, word: str | None) -> str:
     if word == "all":
         return parser.format_help()
     formatter = parser._get_formatter()
-    chosen = {word: groups[word]._group_actions} if word in groups else _matching(parser, groups, word.lower())
-    for title, actions in chosen.items():
+    is_group, has_any = word in groups, False
+    for title in [word] if is_group else groups:
+        chosen = [each for each in groups[title]._group_actions if is_group or _has_word(each, word)]
+        has_any = has_any or bool(chosen)
         formatter.start_section(title)
-        formatter.add_arguments(actions)
+        formatter.add_arguments(chosen)
         formatter.end_section()
-    others = [_about(name) for name in VLLM_OPTIONS if word not in groups and word.replace("-", "_") in name]
-    if not chosen and not others:
+    others = [_about(name) for name in VLLM_OPTIONS if not is_group and word.replace("-", "_") in name]
+    if not has_any and not others:
         parser.error(f"--help={word}: no option and no group has it{suggestion(word, groups)}; {HINT}")
     return "\n".join(filter(None, [formatter.format_help().rstrip(), *others]))
 
@@ -53,18 +55,9 @@ def _row(title: str, actions: Iterable[argparse.Action]) -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=" " * 13, break_on_hyphens=False)
 
 
-def _matching(
-    parser: argparse.ArgumentParser, groups: dict[str, argparse._ArgumentGroup], word: str
-) -> dict[str, list[argparse.Action]]:
-    found = {
-        title: [
-            each
-            for each in group._group_actions
-            if each.help is not argparse.SUPPRESS and word in f"{' '.join(each.option_strings)} {each.help}".lower()
-        ]
-        for title, group in groups.items()
-    }
-    return {title: actions for title, actions in found.items() if actions}
+def _has_word(action: argparse.Action, word: str) -> bool:
+    text = f"{' '.join(action.option_strings)} {action.help}".lower()
+    return action.help is not argparse.SUPPRESS and word.lower() in text
 
 
 def _about(name: str) -> str:

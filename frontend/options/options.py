@@ -12,7 +12,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -29,42 +29,41 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
     list: "text or a list of texts",
     dict: "a JSON object",
 }
-_SIZE = re.compile(r"(\d+)([KMGT])|(\d+(?:\.\d+)?)([kmgt])")
+_TEXTS = Annotated[list[str], msgspec.Meta(min_length=1)]
+_SIZE = re.compile(r"(\d+(?:\.\d+(?=[kmgt]))?)([kmgtKMGT])")  # the capital units take no fraction
+_UNITS = {
+    unit: base**power for base, units in ((1000, "kmgt"), (1024, "KMGT")) for power, unit in enumerate(units, start=1)
+}
 
 
 class Kind(NamedTuple):
     """Type and accepted values of an option."""
 
     type: type[bool] | type[int] | type[float] | type[str] | type[list[str]] | type[dict[str, Any]]
+    annotation: Any  # of the field; None selects the default if it allows None
     choices: tuple[str, ...]  # accepted texts; (): any
-    is_optional: bool  # None selects the default
     description: str
     group: str  # of GROUPS
     other_values: Mapping[Any, Any]  # alias: value
     has_commas: bool  # comma-separated text, also accepted as a list
 
     def checked(self, value: object) -> object:
-        """Convert `value` to the option's type; ValueError: "must be …, got …"."""
-        if value is None and self.is_optional:
-            return None
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        """Convert `value`, also an alias or a size like 4k, to the option's type; ValueError: "must be …, got …"."""
         if isinstance(value, (str, int)) and value in self.other_values:
             return self.other_values[value]
-        if self.type is str and is_number:
+        if self.type is str and isinstance(value, (int, float)) and not isinstance(value, bool):
             value = str(value)
-        if self.type is float and is_number:
-            value = float(typing.cast(float, value))
         if self.type is int and isinstance(value, str) and (size := _SIZE.fullmatch(value.strip())):
-            value = _size(size)
-        if self.type is list or (self.has_commas and isinstance(value, list)):
-            value = [value] if isinstance(value, str) else value
-            if not isinstance(value, (list, tuple)) or not value or not all(isinstance(each, str) for each in value):
-                raise ValueError(f"must be {self._wanted}, got {value!r:.80}")
-            value = list(value) if self.type is list else ",".join(value)
-        is_of_type = isinstance(value, self.type) and (self.type is bool or not isinstance(value, bool))
-        if not is_of_type or (self.choices and value not in self.choices):
-            raise ValueError(f"must be {self._wanted}, got {'nothing' if value is None else f'{value!r:.80}'}")
-        return value
+            value = int(float(size[1]) * _UNITS[size[2]])
+        try:
+            if (self.type is list and value is not None) or (self.has_commas and isinstance(value, list)):
+                value = msgspec.convert([value] if isinstance(value, str) else value, _TEXTS)
+            if self.has_commas and isinstance(value, list):
+                value = ",".join(value)
+            return msgspec.convert(value, self.annotation)
+        except msgspec.ValidationError:
+            shown = "nothing" if value is None else f"{value!r:.80}"
+            raise ValueError(f"must be {self._wanted}, got {shown}") from None
 
     def parsed(self, text: str) -> object:
         """Parse `text` of the command line; ValueError as `checked`."""
@@ -85,24 +84,16 @@ class Kind(NamedTuple):
         return f"one of {', '.join(self.choices)}" if self.choices else _WORDS[self.type]
 
 
-def _size(match: re.Match[str]) -> int:
-    """Convert a number with a suffix: K, M, G, T are powers of 1024, k, m, g, t powers of 1000."""
-    binary, binary_unit, decimal, decimal_unit = match.groups()
-    if binary:
-        return int(binary) * int(1024 ** ("KMGT".index(binary_unit) + 1))
-    return int(float(decimal) * 1000 ** ("kmgt".index(decimal_unit) + 1))
-
-
 def _kind_of(name: str, annotation: object) -> Kind:
-    inner, meta = typing.get_args(annotation)[:2]
-    is_optional = isinstance(inner, types.UnionType)
-    if is_optional:
-        inner = next(part for part in typing.get_args(inner) if part is not types.NoneType)
+    whole, meta = typing.get_args(annotation)[:2]
+    inner = whole
+    if isinstance(whole, types.UnionType):
+        inner = next(part for part in typing.get_args(whole) if part is not types.NoneType)
     is_choice = typing.get_origin(inner) is typing.Literal
     choices = typing.get_args(inner) if is_choice else ()
     base = str if is_choice else typing.get_origin(inner) or inner
     others = VALUES.get(name, {})
-    return Kind(base, choices, is_optional, meta.description, meta.extra["group"], others, name in COMMA_LISTS)
+    return Kind(base, whole, choices, meta.description, meta.extra["group"], others, name in COMMA_LISTS)
 
 
 KINDS = {field.name: _kind_of(field.name, field.type) for field in msgspec.structs.fields(EngineConfig)}
@@ -117,9 +108,9 @@ class Given(NamedTuple):
 
 
 def config_from_keywords(owner: str, model: object, options: Mapping[str, object]) -> EngineConfig:
-    """Make the configuration of `owner`(model, **options); None selects an option's default.
+    """Make the configuration of `owner`(model, **options); None selects the default (log_level: warning).
 
-    Raises TypeError for an unknown keyword, with similar names, and ConfigError for a bad value.
+    Logs ignored options. Raises TypeError for an unknown keyword, with similar names, ConfigError for a bad value.
     """
     for name in options:
         if name not in OPTION_NAMES:
@@ -135,11 +126,12 @@ OPTION_NAMES = (*KINDS, *NAMES, *(name for name in VLLM_OPTIONS if len(name) > 3
 
 
 def new_config(options: Mapping[str, Given]) -> EngineConfig:
-    """Make an EngineConfig from the given options by name; ConfigError names the option and its place."""
-    _check_vllm_options(options)
+    """Make an EngineConfig from options by name or alias; skip ignored ones. ConfigError names option and place."""
     known: dict[str, Given] = {}
     for name, given in options.items():
-        if name in VLLM_OPTIONS:
+        if (option := VLLM_OPTIONS.get(name)) is not None:
+            if option.is_refused(given.value):
+                raise ConfigError(f"{given.where}{given.written} {option.refusal(given.value)}")
             continue
         if (field := NAMES.get(name, name)) in known:
             raise ConfigError(f"{given.where}{known[field].written} and {given.written} are the same option: give one")
@@ -153,15 +145,8 @@ def new_config(options: Mapping[str, Given]) -> EngineConfig:
         raise ConfigError(_as_given(str(error), known)) from None
 
 
-def _check_vllm_options(options: Mapping[str, Given]) -> None:
-    """Raise ConfigError for a vLLM option that requests a feature this engine lacks."""
-    for name, given in options.items():
-        if name in VLLM_OPTIONS and VLLM_OPTIONS[name].is_refused(given.value):
-            raise ConfigError(f"{given.where}{given.written} {VLLM_OPTIONS[name].refusal(given.value)}")
-
-
 def log_ignored(options: Mapping[str, Given]) -> None:
-    """Log one line with all options that have no effect."""
+    """Warn, in one line, of those of `options` that have no effect; log nothing if there are none."""
     ignored = [
         f"{given.written} ({VLLM_OPTIONS[name].why})"
         for name, given in options.items()
@@ -180,22 +165,21 @@ def _checked(name: str, given: Given) -> object:
 
 def _as_given(message: str, options: Mapping[str, Given]) -> str:
     """Replace each flag in the message by the user's spelling, and put the place of the first one before it."""
-    names = [flag.removeprefix("--").replace("-", "_") for flag in re.findall(r"--[a-z-]+[a-z]", message)]
-    found = [options[name] for name in names if name in options]
-    for name in names:
-        if name in options:
-            message = re.sub(rf"--{name.replace('_', '-')}\b(?!-)", options[name].written, message)
-    return f"{found[0].where}{message}" if found else message
+    flags = re.findall(r"--[a-z-]+[a-z]", message)
+    found = [(flag, options[name]) for flag in flags if (name := flag[2:].replace("-", "_")) in options]
+    for flag, given in found:
+        message = re.sub(rf"{flag}\b(?!-)", given.written, message)
+    return f"{found[0][1].where}{message}" if found else message
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
-    """Format those of `names` that are similar to `name` as the end of an error; empty if none is."""
+    """Return ": did you mean A or B?" with at most 3 of `names` that are similar to `name`; empty if none is."""
     close = difflib.get_close_matches(name, list(names), 3, CLOSE)
     return f": did you mean {' or '.join(close)}?" if close else ""
 
 
 def _utf8(value: object) -> object:
-    """Decode a text as UTF-8 if the locale's encoding could not (surrogateescape); ValueError if it is not UTF-8."""
+    """Decode bytes that a text holds as surrogates as UTF-8; ValueError if they are not. Return others unchanged."""
     if not isinstance(value, str):
         return value
     try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from .options import Kind, suggestion
+from .vllm_options import json_or_same
 
 USAGE_CODE = 2
 
@@ -41,7 +42,7 @@ class OptionParser(argparse.ArgumentParser):
                 place = place.setdefault(key, {})
                 if not isinstance(place, dict):
                     self.error(f"{written} and a part of its name are both given: give one")
-            place[path[-1]] = _json(text)
+            place[path[-1]] = json_or_same(text)
         if twice := next((flag for flag in objects if flag in {word.partition("=")[0] for word in others}), None):
             self.error(f"{twice} and {twice}.{next(iter(objects[twice]))} are both given: give one")
         return [*others, *(f"{flag}={json.dumps(value)}" for flag, value in objects.items())]
@@ -66,13 +67,6 @@ def _with_dashes(word: str) -> str:
     """Replace each `_` in a flag's name by `-`; keys after a dot keep theirs."""
     name = re.match(r"--[^=.]*", word)
     return word if name is None else name[0].replace("_", "-") + word[name.end() :]
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def value_parser(kind: Kind) -> Callable[[str], object]:

@@ -105,17 +105,19 @@ REFUSED = {
 }
 
 
+_TYPES: dict[str, type[bool] | type[list[str]]] = {"?": bool, "*": list}
+
+
 class VllmOption(NamedTuple):
     """One option of vLLM that EngineConfig does not have."""
 
     why: str
-    is_flag: bool  # a boolean
-    has_words: bool  # takes several words
+    type: type[bool] | type[list[str]] | type[str]
     harmless: tuple[object, ...] | None  # accepted values beside the empty ones; None: all, the option is ignored
 
     def is_refused(self, value: object) -> bool:
-        """Whether `value` requests a feature that this engine lacks."""
-        plain, harmless = _plain(value), self.harmless
+        """Whether `value` requests a feature that this engine lacks; always False for an ignored option."""
+        plain, harmless = json_or_same(value), self.harmless
         if harmless is None or not plain or plain in harmless:
             return False
         return not isinstance(plain, dict) or any(each and {key: each} not in harmless for key, each in plain.items())
@@ -123,12 +125,12 @@ class VllmOption(NamedTuple):
     def refusal(self, value: object) -> str:
         harmless = " or ".join(str(each) for each in self.harmless or () if not isinstance(each, dict))
         mend = f"leave it out, or give {harmless}" if harmless else "leave it out"
-        shown = "" if self.is_flag else f"{value!s:.80} "
+        shown = "" if self.type is bool else f"{value!s:.80} "
         return f"{shown}is not served: {self.why}: {mend}"
 
 
-def _plain(value: object) -> object:
-    """Parse a text of the command line as JSON, to the value that a keyword would have."""
+def json_or_same(value: object) -> object:
+    """Parse a text as JSON, to the value that a keyword would have; return any other text or value unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
@@ -140,8 +142,8 @@ def _options(table: dict[str, str], is_refused: bool) -> dict[str, VllmOption]:
     for why, words in table.items():
         for word in words.split():
             written, _, values = word.partition("=")
-            harmless = tuple(map(_plain, filter(None, values.split("|")))) if is_refused else None
-            found[written.rstrip("?*")] = VllmOption(why, written.endswith("?"), written.endswith("*"), harmless)
+            harmless = tuple(map(json_or_same, filter(None, values.split("|")))) if is_refused else None
+            found[written.rstrip("?*")] = VllmOption(why, _TYPES.get(written[-1], str), harmless)
     return found
 
 

@@ -18,7 +18,7 @@ DOMAIN = b"tokenloom"
 
 
 class ZapHandler:
-    """The inproc socket of authentication requests; poll `socket`, then call `answer`."""
+    """Checker of clients' keys. ZeroMQ sends its requests to `socket`; poll it, then call `answer`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_public: str) -> None:
         self._client_key = z85.decode(client_public.encode())
@@ -27,7 +27,7 @@ class ZapHandler:
         self.socket.bind(ADDRESS)
 
     def answer(self) -> None:
-        """Answer all pending handshakes."""
+        """Reply to all waiting requests: accept the client key, refuse any other."""
         with contextlib.suppress(zmq.Again):
             while True:
                 identity, empty, *request = self.socket.recv_multipart(zmq.NOBLOCK)
@@ -35,7 +35,7 @@ class ZapHandler:
                 self.socket.send_multipart([identity, empty, *reply])
 
     def _authenticate(self, request: list[bytes]) -> list[bytes]:
-        """request: version, id, domain, address, identity, mechanism, credentials …"""
+        """Make the reply to a request (version, id, domain, address, identity, mechanism, credentials …)."""
         version, request_id, domain, address, _, mechanism, *credentials = request
         if (version, domain, mechanism, credentials) == (b"1.0", DOMAIN, b"CURVE", [self._client_key]):
             return [b"1.0", request_id, b"200", b"OK", b"client", b""]

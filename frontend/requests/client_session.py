@@ -1,7 +1,7 @@
 """ClientSession: the frontend's state of one client, keyed by its socket identity.
 
 It holds the client's open requests and the answers with unsent updates. It limits the messages in flight (credits) and
-says when the client counts as dead (lease). It sends nothing itself.
+says when the client counts as dead (lease). Its messages wait in the outbox of the table.
 LocalSession is the session of a client in the frontend's own process: the HTTP server.
 """
 
@@ -33,8 +33,10 @@ class ClientSession(Generic[RequestT]):
     Invariant: each unsent answer belongs to a request of this session; at most CREDIT_WINDOW Deltas are in flight.
     """
 
-    def __init__(self, identity: bytes, now: float) -> None:
+    def __init__(self, identity: bytes, now: float, outbox: list[tuple[bytes, bytes]]) -> None:
+        """`outbox` gets (identity, frame) of each message."""
         self.identity = identity
+        self._outbox = outbox
         self.last_seen = now  # monotonic seconds
         self.request_by_id: dict[str, RequestT] = {}
         self.unsent: dict[int, HasDelta] = {}  # by answer key, in the order of their first update
@@ -60,8 +62,11 @@ class ClientSession(Generic[RequestT]):
         return self.last_seen + LEASE_S
 
     def caller_of(self, request_id: str) -> str:
-        """Return the key of the request's caller, for fair queueing."""
+        """Return the key under which jobs of this request queue fairly with those of others: the client's identity."""
         return self.identity.hex()
+
+    def send(self, message: FrontendMessage) -> None:
+        self._outbox.append((self.identity, encode(message)))
 
     def credit(self, count: int) -> None:
         self.num_in_flight = max(0, self.num_in_flight - count)
@@ -71,7 +76,7 @@ class ClientSession(Generic[RequestT]):
         self.num_in_flight = 0
 
     def take_frames(self) -> list[bytes]:
-        """Encode unsent updates as Deltas messages, as many as credits allow. The rest stays, merged per answer."""
+        """Remove and encode unsent updates as Deltas, as many as credits allow. The rest stays, merged per answer."""
         frames = []
         while (self.unsent or self.refusals) and self.num_in_flight < CREDIT_WINDOW:
             frames.append(encode(Deltas(deltas=self._take_deltas())))
@@ -111,12 +116,15 @@ class LocalSession(ClientSession[RequestT]):
 
     def __init__(self, identity: bytes, deliver: Callable[[FrontendMessage], None]) -> None:
         """`deliver` is called in the frontend's loop: it must be fast and must not raise."""
-        super().__init__(identity, NEVER)
-        self.deliver = deliver
+        super().__init__(identity, NEVER, [])
+        self._deliver = deliver
         self.num_readers = 0
 
+    def send(self, message: FrontendMessage) -> None:
+        self._deliver(message)
+
     def caller_of(self, request_id: str) -> str:
-        """Return the id of the HTTP request: `id` for its prompts `id/0`, `id/1` …"""
+        """Return the id of the HTTP request: its prompts have the request ids `id/0`, `id/1` …"""
         return request_id.partition("/")[0]
 
     @property
@@ -132,6 +140,6 @@ class LocalSession(ClientSession[RequestT]):
         return NEVER
 
     def take_frames(self) -> list[bytes]:
-        while self.has_updates:
-            self.deliver(Deltas(deltas=self._take_deltas()))
+        while self.unsent or self.refusals:
+            self._deliver(Deltas(deltas=self._take_deltas()))
         return []

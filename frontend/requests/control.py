@@ -17,7 +17,7 @@ import msgspec
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.model_config import ModelConfig
 from ...ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
-from ...ipc.messages.client import Control, Done, QueryFailed, Reply
+from ...ipc.messages.client import Control, Done, QueryFailed
 from ...ipc.messages.core import ControlDone, EngineControl
 from ...ipc.messages.supervisor import SetLogLevel
 from ...ipc.process.log import LogLevel
@@ -25,39 +25,44 @@ from ..intake.thread_pool import ThreadPool
 from ..supervisor.hub import find_checkpoint
 from .core_client import CoreClient, FrontendOutbox
 
-Send: TypeAlias = Callable[[Reply], None]
+Finish: TypeAlias = Callable[[ErrorInfo | None], None]  # replies to a command: it is done, or has failed
 
 
 class ControlProxy:
-    """Owner of the commands that have no reply yet."""
+    """Forwarder of control commands. Owns those that have no reply yet."""
 
     def __init__(self, spec: EngineSpec, core: CoreClient, thread_pool: ThreadPool, outbox: FrontendOutbox) -> None:
         self._spec, self._core, self._thread_pool, self._outbox = spec, core, thread_pool, outbox
         self._numbers = itertools.count()
-        self._open: dict[int, tuple[EngineControl, int, Send]] = {}  # by control id: command, query id, reply callback
-        self._level_changes: list[tuple[Control, Send]] = []  # commands without a reply
+        self._open: dict[int, tuple[EngineControl, Finish]] = {}  # by control id
+        self._level_changes: list[tuple[LogLevel, Finish]] = []
 
-    def submit(self, control: Control, send: Send) -> None:
+    def submit(self, control: Control, send: Callable[[Done | QueryFailed], None]) -> None:
         """Forward a command. `send` is called once with its reply, in the frontend's thread."""
+
+        def finish(error: ErrorInfo | None) -> None:
+            query_id = control.query_id
+            send(Done(query_id=query_id) if error is None else QueryFailed(query_id=query_id, error=error))
+
         if control.action == "log_level":
-            self._level_changes.append((control, send))
+            self._level_changes.append((control.level, finish))
             self._outbox.to_supervisor.append(SetLogLevel(level=control.level))
         elif control.action == "reload":
             self._thread_pool.run(
-                lambda: self._find_checkpoint(control.model), lambda folder: self._forward(control, folder, send)
+                lambda: self._find_checkpoint(control.model), lambda folder: self._forward(control, folder, finish)
             )
         else:
-            self._forward(control, "", send)
+            self._forward(control, "", finish)
 
     def on_log_level(self, level: LogLevel) -> None:
         """Reply to the commands for this level, which the supervisor has broadcast."""
-        done = [each for each in self._level_changes if each[0].level == level]
-        self._level_changes = [each for each in self._level_changes if each[0].level != level]
-        for control, send in done:
-            send(Done(query_id=control.query_id))
+        changes, self._level_changes = self._level_changes, [each for each in self._level_changes if each[0] != level]
+        for asked, finish in changes:
+            if asked == level:
+                finish(None)
 
     def _find_checkpoint(self, model: str) -> str:
-        """Return the folder of a checkpoint. Raises RequestError if its weights cannot replace the current ones."""
+        """Find or download a checkpoint and return its folder; RequestError if it cannot replace the served one."""
         if not model:
             raise RequestError("reload needs a model: a folder or a hub id")
         try:
@@ -69,11 +74,11 @@ class ControlProxy:
             raise RequestError(f"{folder} has another architecture or shape than the served model: start a new engine")
         return str(folder)
 
-    def _forward(self, control: Control, folder: str | TokenloomError, send: Send) -> None:
+    def _forward(self, control: Control, folder: str | TokenloomError, finish: Finish) -> None:
         if not isinstance(folder, TokenloomError) and not self._core.is_up:
             folder = EngineDead("the core is being replaced: try again in a second")
         if isinstance(folder, TokenloomError):
-            send(QueryFailed(query_id=control.query_id, error=error_info(folder)))
+            finish(error_info(folder))
             return
         assert control.action != "log_level"
         command = EngineControl(
@@ -84,25 +89,25 @@ class ControlProxy:
             sleep_level=control.sleep_level,
             tags=control.tags,
         )
-        self._open[command.control_id] = (command, control.query_id, send)
+        self._open[command.control_id] = (command, finish)
         self._core.control(command)
 
     def on_done(self, done: ControlDone) -> None:
         """Reply to a command that the core has carried out or refused."""
         if done.control_id in self._open:
-            _, query_id, send = self._open.pop(done.control_id)
-            send(Done(query_id=query_id) if done.error is None else QueryFailed(query_id=query_id, error=done.error))
+            _, finish = self._open.pop(done.control_id)
+            finish(done.error)
 
     def on_core_lost(self) -> None:
         """Fail open pauses and resumes: the new core starts unpaused."""
-        for control_id, (command, query_id, send) in list(self._open.items()):
+        for control_id, (command, finish) in list(self._open.items()):
             if command.action in ("pause", "resume"):
                 del self._open[control_id]
-                send(QueryFailed(query_id=query_id, error=ErrorInfo("dead", "the core was replaced: try again")))
+                finish(ErrorInfo("dead", "the core was replaced: try again"))
 
     def on_core_up(self) -> None:
-        """Send all open commands to the new core."""
-        for command, _, _ in self._open.values():
+        """Send all open commands to the core, which has just welcomed this frontend."""
+        for command, _ in self._open.values():
             self._core.control(command)
 
 

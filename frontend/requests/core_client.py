@@ -25,7 +25,7 @@ class FrontendOutbox:
 
 
 class CoreClient:
-    """Connection to the core. Messages wait in the outbox."""
+    """Messages to the core, put into the outbox. While the core is not up, submits, aborts and pings are dropped."""
 
     def __init__(self, spec: EngineSpec, outbox: FrontendOutbox) -> None:
         self._hello = spec.hello
@@ -50,7 +50,7 @@ class CoreClient:
         self._outbox.to_core.append(command)
 
     def keep_alive(self, now: float) -> None:
-        """Send a ping. Call at `next_ping_at`, in a turn in which the core has requests of this frontend."""
+        """Send a ping if the core is up. Call at `next_ping_at`, while the core has requests of this frontend."""
         if self.is_up:
             self.next_ping_at = now + PING_INTERVAL_S
             self._outbox.to_core.append(Ping())

@@ -21,7 +21,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages import metrics as messages
 from ...ipc.messages.core import Started
 from ...ipc.messages.supervisor import Progress
-from ..metrics.registry import Counter, Gauge, Histogram, Info, Metric, Registry
+from ..metrics.registry import Counter, Gauge, Histogram, Metric, Readings, Registry
 from ..metrics.tracing import Timeline, Tracing
 from .output_processor import AnswerState, RequestState
 
@@ -29,11 +29,7 @@ SECONDS = (
     *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3),
     *(0.4, 0.6, 0.8, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
-REFUSALS = (
-    "request",
-    "overloaded",
-    "draining",
-)  # kinds of errors of requests that never ran
+REFUSALS = ("request", "overloaded", "draining")  # kinds of errors of requests that never ran
 ROWS = tuple(float(2**power) for power in range(13))  # bounds of Progress.num_steps_by_rows
 STEP_TOKENS = tuple(float(2**power) for power in range(15))  # bounds of Progress.num_steps_by_tokens
 HISTORY_S = 120  # samples, one a second, that the dashboard shows at first
@@ -103,49 +99,57 @@ class EngineMetrics:
         self._progress_at = time.monotonic()
         self._core_totals: dict[int, float] = {}  # last totals reported by the current core, by index
         self._timelines: dict[int, Timeline] = {}  # by answer key
-        model = (("model_name", spec.served_model_name), ("engine", "0"))
         self._config = spec.config
-        self.registry = Registry("vllm:" if is_vllm else "tokenloom_", model)
+        self.registry = Registry(
+            "vllm:" if is_vllm else "tokenloom_", {"model_name": spec.served_model_name, "engine": "0"}
+        )
         self.registry.metrics += [
             *self._gauges(spec.max_model_len),
             *(each for each in vars(self).values() if isinstance(each, (Counter, Histogram))),
         ]
 
     def _gauges(self, max_model_len: int) -> list[Metric]:
-        def memory() -> dict[str, float]:
-            return {str(rank): num_bytes for rank, num_bytes in enumerate(self.progress.worker_memory_bytes)}
+        def memory() -> Readings:
+            return [({"rank": str(rank)}, size) for rank, size in enumerate(self.progress.worker_memory_bytes)]
 
-        def depths() -> dict[str, float]:
-            return {**self._queue_depths(), "workers": self.progress.num_steps_in_flight}
+        def depths() -> Readings:
+            by_socket = {**self._queue_depths(), "workers": self.progress.num_steps_in_flight}
+            return [({"socket": socket}, depth) for socket, depth in by_socket.items()]
 
-        def kernels() -> dict[str, object]:
-            return {"kernels": self.kernels} if self.kernels else {}
+        def kernels() -> Readings:
+            return [({"kernels": self.kernels}, 1)] if self.kernels else []
 
-        def by_reason() -> dict[str, float]:
+        def by_reason() -> Readings:
             num_deferred = self.progress.num_deferred
-            return {"capacity": self.progress.num_waiting - num_deferred, "deferred": num_deferred}
+            num_by_reason = {"capacity": self.progress.num_waiting - num_deferred, "deferred": num_deferred}
+            return [({"reason": reason}, num) for reason, num in num_by_reason.items()]
 
-        def cache_config() -> dict[str, object]:
+        def cache_config() -> Readings:
             names = ("block_size", "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_memory_bytes")
-            config = {name: getattr(self._config, name) for name in names}
-            blocks = {"num_gpu_blocks": self.num_kv_blocks, "num_cpu_blocks": None}
             size = self.num_kv_blocks * self._config.block_size
-            sizes = {"kv_cache_size_tokens": size, "kv_cache_max_concurrency": round(size / max_model_len, 2)}
-            return {**config, "cache_dtype": self._config.kv_cache_dtype, **blocks, **sizes}
+            labels = {
+                **{name: getattr(self._config, name) for name in names},
+                "cache_dtype": self._config.kv_cache_dtype,
+                "num_gpu_blocks": self.num_kv_blocks,
+                "num_cpu_blocks": None,
+                "kv_cache_size_tokens": size,
+                "kv_cache_max_concurrency": round(size / max_model_len, 2),
+            }
+            return [({name: str(value) for name, value in labels.items()}, 1)]
 
         return [
             Gauge("num_requests_running", "Requests in the running batch.", lambda: self.progress.num_running),
             Gauge("num_requests_waiting", "Requests waiting to be scheduled.", lambda: self.progress.num_waiting),
-            Gauge("num_requests_waiting_by_reason", "Waiting requests by reason.", by_reason, "reason"),
+            Gauge("num_requests_waiting_by_reason", "Waiting requests by reason.", by_reason),
             Gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 1 = all.", lambda: self.kv_use),
             Gauge("kv_cache_blocks", "KV blocks in the pool.", lambda: self.num_kv_blocks),
-            Info("cache_config_info", "1, with the KV cache's configuration as labels.", cache_config),
-            Info("kernels_info", "1, with the kernels in use as label.", kernels),
+            Gauge("cache_config_info", "1, with the KV cache's configuration as labels.", cache_config),
+            Gauge("kernels_info", "1, with the kernels in use as label.", kernels),
             Gauge("step_age_seconds", "Seconds since the last step ended.", lambda: self.step_age_s),
             Gauge("engine_up", "1 while the core is up.", lambda: self.progress.is_core_up),
             Gauge("num_open_answers", "Open answers.", lambda: self.num_open),
-            Gauge("worker_memory_bytes", "Resident memory of a worker.", memory, "rank"),
-            Gauge("socket_queue_depth", "Messages sent and not answered, by receiver.", depths, "socket"),
+            Gauge("worker_memory_bytes", "Resident memory of a worker.", memory),
+            Gauge("socket_queue_depth", "Messages sent and not answered, by receiver.", depths),
         ]
 
     @property
@@ -177,14 +181,14 @@ class EngineMetrics:
         ]
 
     def latencies(self) -> JsonObject:
-        """Return cumulative counts at the bounds SECONDS, by the dashboard's names."""
+        """Return the cumulative counts at the bounds SECONDS of four latency histograms: ttft, itl, queue and e2e."""
         shown = {"ttft": self.first_token, "itl": self.inter_token, "queue": self.queue, "e2e": self.end_to_end}
         return {name: histogram.cumulative for name, histogram in shown.items()}
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_open(self, request: RequestState) -> None:
-        """Start the timelines of a request's answers, once its prompt is valid."""
+        """Start the timelines of a request's answers, once its prompt is valid; count those that have ended already."""
         assert request.processed is not None
         now, num_prompt_tokens = time.monotonic(), num_ids(request.processed.prompt.token_ids)
         for answer in request.answers:
@@ -228,8 +232,8 @@ class EngineMetrics:
         self.prompt_tokens_by_source.add(timeline.num_prompt_tokens - num_cached, "local_compute")
 
     def on_end(self, answer: AnswerState, cause: str = "pause") -> None:
-        """Count a finished answer; a second call does nothing. `cause`: label of an abort. The core itself aborts only
-        for a pause."""
+        """Count an ended answer once; one that the core refused before its start counts as refused. `cause`: label of
+        an abort; the core itself aborts only for a pause."""
         timeline = self._timelines.pop(answer.key, None)
         if timeline is None:
             return
@@ -264,13 +268,13 @@ class EngineMetrics:
             self._tracing.record(timeline, reason, now)
 
     def on_refused(self, kind: str) -> None:
-        """Count a request that was refused before it was opened; `kind` as in ErrorInfo."""
+        """Count a request that was refused before it ran. `kind`: as in ErrorInfo, or a reason of the HTTP server."""
         self.refused.add(1, kind)
 
     # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def on_progress(self, progress: Progress) -> None:
-        """Add the increase of the core's totals, which count from the start of the core."""
+        """Keep a report for the gauges, and add the increase of the core's totals, which begin at 0 in each core."""
         self.progress, self._progress_at = progress, time.monotonic()
         self.restarts.raise_to(progress.num_restarts)
         self.requests_cut.raise_to(progress.num_http_requests_cut)
@@ -295,7 +299,7 @@ class EngineMetrics:
         self._remember()
 
     def _remember(self) -> None:
-        """Keep at most one sample a second, and the one with which the engine becomes idle."""
+        """Append a sample to `history`: at most one a second, and one when the engine becomes idle."""
         now, progress = self._progress_at, self.progress
         is_idle = not progress.num_running + progress.num_waiting
         is_recent = bool(self.history) and now - self.history[-1][0] < 1.0
@@ -311,7 +315,8 @@ class EngineMetrics:
         self.history.append((now, sample))
 
     def _add_steps(self, histogram: Histogram, number: int, total: int, counts: list[int]) -> None:
-        """Add the increase of a histogram that the core keeps. `number`: index of its first total."""
+        """Add the increase of a histogram that the core keeps as a sum, `total`, and `counts` of its buckets. `number`:
+        the sum's key in `_core_totals`; the buckets have the next keys."""
         new, *by_size = [self._increase(number + place, each) for place, each in enumerate((total, *counts))]
         histogram.add_counts([int(count) for count in by_size], new)
 

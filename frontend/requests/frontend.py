@@ -13,7 +13,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from ...ipc.codec import Decoder, encode
+from ...ipc.channel import count_malformed
+from ...ipc.codec import Decoder
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ErrorInfo, ProtocolError
 from ...ipc.messages.base import (
@@ -40,7 +41,6 @@ from ...ipc.messages.supervisor import (
     SupervisorToChild,
 )
 from ...ipc.process.awake_clock import AwakeClock
-from ...ipc.process.log import is_worth_a_line
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
 from ..intake.host import IntakeHost
 from ..intake.input_processor import InputProcessor
@@ -77,39 +77,27 @@ class Frontend:
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         """`wake` is called from other threads and must cause a call of `on_wakeup`."""
-        self.outbox = FrontendOutbox()
+        self._sessions = SessionTable()
+        self.outbox = FrontendOutbox(to_clients=self._sessions.outbox)
         self.counts: Counter[str] = Counter()
         self.start_phases: list[StartPhase] = []
         self.log_level = spec.config.log_level  # of all processes; set by the supervisor
         self._spec = spec
         self._monotonic = monotonic
         self.inputs = InputProcessor(spec, tokenizer, chat_template)
-        detokenizers = None if tokenizer is None else DetokenizerFactory(tokenizer)
-        self._outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids)
         self.thread_pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic)
         self.prompts = PromptReader(self.inputs, self.thread_pool)
+        detokenizers = None if tokenizer is None else DetokenizerFactory(tokenizer)
+        self._outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids)
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
-        self._sessions = SessionTable()
         self._core = CoreClient(spec, self.outbox)
         self._controls = ControlProxy(spec, self._core, self.thread_pool, self.outbox)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts)
         self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # read in each turn
-        self._queries = QueryProcessor(
-            spec, self.inputs, self.prompts, self._core, self.metrics, self._awake_clock.look
-        )
+        self._queries = QueryProcessor(spec, self.prompts, self._core, self.metrics, self._awake_clock.look)
         self._requests = RequestManager(
-            self._sessions,
-            self.inputs,
-            self._outputs,
-            self.thread_pool,
-            self.prompts,
-            self._core,
-            self.counts,
-            self.metrics,
-            self._send,
-            unix_time,
-            self._queries,
+            self._sessions, self.prompts, self._outputs, self._core, self.metrics, self.counts, unix_time
         )
         self._ticked_at = 0.0  # monotonic seconds
         self._drains_at = NEVER  # earliest time at which draining may end; monotonic seconds
@@ -124,7 +112,7 @@ class Frontend:
 
     @property
     def is_drained(self) -> bool:
-        """Whether draining is complete: once the outbox is sent, no client waits for anything."""
+        """Whether draining is complete: no client has open work, though the outbox may still hold messages."""
         return self._monotonic() >= self._drains_at and not any(session.has_open_work for session in self._sessions)
 
     @property
@@ -155,12 +143,12 @@ class Frontend:
         if isinstance(message, Hello):
             self._on_hello(identity, session, message)
         elif session is None:
-            self._send(identity, Unknown())
+            self._sessions.send(identity, Unknown())
         else:
             self.on_message(session, message)
 
     def on_message(self, session: Session, message: ClientMessage) -> None:
-        """Handle a message of a client that has a session."""
+        """Handle a message of a client that has a session; a Hello is ignored."""
         if isinstance(message, Submit):
             self._requests.submit(session, message)
         elif isinstance(message, Credit):
@@ -168,17 +156,16 @@ class Frontend:
         elif isinstance(message, Abort):
             self._requests.abort(session, message.request_id, "client")
         elif isinstance(message, Ping):
-            self._send(session.identity, Pong())
+            session.send(Pong())
         elif isinstance(message, Control):
-            self._controls.submit(message, lambda reply: self._send(session.identity, reply))
+            self._controls.submit(message, lambda reply: session.send(reply))
         elif not isinstance(message, Hello):
-            self._queries.answer(message, session.caller_of(""), lambda reply: self._send(session.identity, reply))
+            self._queries.answer(message, session.caller_of(""), lambda reply: session.send(reply))
 
     def _credit(self, session: Session, count: int) -> None:
         if count < 0:
             self.counts["malformed_client_frames"] += 1
-            error = ErrorInfo("protocol", f"credit.count is {count}, it must not be negative")
-            self._send(session.identity, Refused(error=error))
+            session.send(Refused(error=ErrorInfo("protocol", f"credit.count is {count}, it must not be negative")))
             return
         session.credit(count)
         self._sessions.mark(session)
@@ -201,7 +188,7 @@ class Frontend:
         return answer is not None
 
     def on_client_gone(self, identity: bytes) -> None:
-        """Drop a client to which a send failed: it is gone or does not read."""
+        """Remove a client, and end its requests, because a send to it failed: it is gone or does not read."""
         session = self._sessions.get(identity)
         if session is not None:
             self._requests.drop(session, "gone")
@@ -212,48 +199,34 @@ class Frontend:
                 f"the client speaks protocol version {hello.protocol_version}, this engine speaks "
                 f"{PROTOCOL_VERSION}: use the client of the engine's release"
             )
-            self._send(identity, Refused(error=ErrorInfo("protocol", message)))
+            self._sessions.send(identity, Refused(error=ErrorInfo("protocol", message)))
             return
         if session is None:
             self._sessions.add(identity, self._monotonic())
         else:
             session.reset_credits()
             self._sessions.mark(session)
-        self._send(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
-
-    def count_malformed(self, peer: str, error: ProtocolError) -> None:
-        """Count a malformed frame of another process of the engine; log the 1st, 2nd, 4th, 8th …"""
-        name = f"malformed_{peer}_frames"
-        self.counts[name] += 1
-        if is_worth_a_line(self.counts[name]):
-            logger.warning("from the %s, the %d. time: %s", peer, self.counts[name], error)
+        self._sessions.send(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
 
     def _on_malformed(self, identity: bytes, session: Session | None, frame: bytes, reason: str) -> None:
         """Answer a malformed frame under the id of its Submit or query if that can be read, else with Refused."""
         self.counts["malformed_client_frames"] += 1
         found_id = None if session is None else message_id(frame)
         if isinstance(found_id, int):
-            self._send(identity, QueryFailed(query_id=found_id, error=ErrorInfo("request", reason)))
+            self._sessions.send(identity, QueryFailed(query_id=found_id, error=ErrorInfo("request", reason)))
         elif session is not None and found_id is not None and self._may_refuse(session, found_id):
             self._requests.refuse(session, found_id, ErrorInfo("request", reason))
         else:
-            self._send(identity, Refused(error=ErrorInfo("protocol", reason)))
+            self._sessions.send(identity, Refused(error=ErrorInfo("protocol", reason)))
 
     def _may_refuse(self, session: Session, request_id: str) -> bool:
         """Whether a malformed Submit of this id may be answered as a failed request: the id is valid and not open."""
         return 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id not in session.request_by_id
 
-    def _send(self, identity: bytes, message: FrontendMessage) -> None:
-        session = self._sessions.get(identity)
-        if isinstance(session, LocalSession):
-            session.deliver(message)
-        else:
-            self.outbox.to_clients.append((identity, encode(message)))
-
     # ── core ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def connect(self) -> None:
-        """Send Hello to the core: at the start, and to a new core."""
+        """Put Hello to the core into the outbox; called at the start."""
         self._core.connect()
 
     def on_core_message(self, message: CoreToFrontend) -> None:
@@ -262,7 +235,7 @@ class Frontend:
             try:
                 self._requests.on_outputs(message)
             except ProtocolError as error:
-                self.count_malformed("core", error)
+                count_malformed(self.counts, "core", error)
         elif isinstance(message, Welcome):
             self._core.is_up = True
             self._requests.resubmit_all()
@@ -273,7 +246,7 @@ class Frontend:
                 self._core.connect()
                 self._controls.on_core_lost()
         elif isinstance(message, ControlDone):
-            self.outbox.to_clients += self._sessions.take_frames()  # outputs before this reply are sent before it
+            self._sessions.send_updates()  # outputs before this reply are sent before it
             self._controls.on_done(message)
         elif isinstance(message, Refused):
             raise message.error.to_exception()
@@ -296,21 +269,21 @@ class Frontend:
             self._core.connect()
             self._controls.on_core_lost()
         elif isinstance(message, Drain):
-            self._queries.is_draining = True
+            self._queries.is_draining = self._requests.is_draining = True
             self._drains_at = self._monotonic() + message.clients_return_s
 
     def on_wakeup(self) -> None:
-        """Run the completions of jobs that threads have finished."""
+        """Call the callbacks of the jobs that threads have finished since the last call."""
         for complete in self.thread_pool.take():
             complete()
 
     def stop(self, reason: str) -> None:
-        """Fail every open request with `reason`, because the engine stops."""
+        """Fail every open request with `reason`, because the engine stops; end the threads and send the last spans."""
         for session in list(self._sessions):
             for request in list(session.request_by_id.values()):
                 error = ErrorInfo("dead", f"request {request.request_id}: {reason}")
                 self._requests.end(request, "error", error)
-        self.outbox.to_clients += self._sessions.take_frames()
+        self._sessions.send_updates()
         self.thread_pool.close()
         if self._tracing is not None:
             self._tracing.close()
@@ -331,10 +304,10 @@ class Frontend:
         if self._outputs.answer_by_key and now >= self._core.next_ping_at:
             self._core.keep_alive(now)
         self.thread_pool.expire(now)
-        self.outbox.to_clients += self._sessions.take_frames()
+        self._sessions.send_updates()
 
     def seconds_to_tick(self, now: float) -> float | None:
-        """Seconds for which the loop may sleep without new messages; None: no limit."""
+        """Return the seconds for which the loop may sleep without new messages; None: no limit."""
         next_at = min(self._sessions.next_lease_end, self.thread_pool.next_expiry)
         if now < self._drains_at:
             next_at = min(next_at, self._drains_at)

@@ -11,12 +11,12 @@ from typing import NamedTuple
 from ...ipc.codec import decode_ids
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.client import Logprobs
-from ...ipc.messages.core import LogprobColumns
+from ...ipc.messages.core import KeyLogprobs
 from ..text.token_texts import TokenTexts
 
 
 class LogprobBuffer:
-    """Logprobs of the tokens [start, end). Repeated tokens are dropped."""
+    """Logprobs of the tokens at positions [start, end). Positions that arrive again are dropped."""
 
     def __init__(self, start: int, *, are_named: bool = False) -> None:
         """`are_named`: the other tokens of each position are logprob_token_ids of the request, not the top ones."""
@@ -24,7 +24,7 @@ class LogprobBuffer:
         self.restart(start)
 
     def restart(self, start: int) -> None:
-        """Empty the buffer; the next token is `start`."""
+        """Empty the buffer; the next token is the one at position `start`."""
         self.start = self.end = start
         self._num_top = 0
         self._token_ids, self._logprobs, self._ranks = bytearray(), bytearray(), bytearray()
@@ -42,7 +42,7 @@ class LogprobBuffer:
         return True
 
     def trim(self, end: int) -> None:
-        """Drop the tokens from `end` on."""
+        """Drop the logprobs of the tokens from position `end` on."""
         if end < self.end:
             num_kept = max(end - self.start, 0)
             del self._token_ids[4 * num_kept * (self._num_top + 1) :]
@@ -51,7 +51,7 @@ class LogprobBuffer:
             self.end = self.start + num_kept
 
     def take(self, texts: TokenTexts | None) -> Logprobs | None:
-        """Remove and return all logprobs; None if there are none."""
+        """Remove and return all logprobs, with the tokens' texts unless `texts` is None; None if there are none."""
         if self.start == self.end:
             return None
         token_ids = bytes(self._token_ids)
@@ -68,7 +68,7 @@ class LogprobBuffer:
 
 
 class LogprobRun(NamedTuple):
-    """Consecutive tokens of one answer in the core's columns."""
+    """Logprobs of consecutive tokens of one answer, as bytes of the core's columns."""
 
     key: int
     position: int  # of the first token
@@ -79,9 +79,9 @@ class LogprobRun(NamedTuple):
     logprobs: bytes
 
 
-def runs_of(columns: LogprobColumns) -> Iterator[LogprobRun]:
-    """Split columns into runs, in order. Raises ProtocolError before the first if the columns' lengths disagree."""
-    keys, positions, widths = (decode_ids(frame) for frame in (columns.owners, columns.positions, columns.widths))
+def runs_of(columns: KeyLogprobs) -> Iterator[LogprobRun]:
+    """Yield runs of consecutive tokens of one answer. ProtocolError before the first if the columns' sizes disagree."""
+    keys, positions, widths = (decode_ids(frame) for frame in (columns.keys, columns.positions, columns.widths))
     if not len(keys) == len(positions) == len(widths) == len(columns.ranks) // 4 or min(widths, default=1) < 1:
         raise ProtocolError(f"logprobs of {len(keys)} tokens have {len(widths)} widths, {len(positions)} positions")
     if not len(columns.token_ids) == len(columns.logprobs) == 4 * sum(widths):

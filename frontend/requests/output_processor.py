@@ -20,11 +20,10 @@ from ...ipc.errors import ErrorInfo, ProtocolError
 from ...ipc.messages.base import BulkArray, FinishReason
 from ...ipc.messages.client import Child, Delta, RequestMetrics, Submit
 from ...ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, Finished
-from ...ipc.sampling_params import RepetitionDetectionParams
 from ..intake.input_processor import ProcessedRequest
 from ..intake.thread_pool import PoolJob
 from ..text.detokenizer import Detokenizer, DetokenizerFactory
-from ..text.stop_strings import StopChecker
+from ..text.markers import MarkerFinder
 from ..text.token_texts import TokenTexts
 from .client_session import ClientSession
 from .logprob_buffer import LogprobBuffer, LogprobRun, runs_of
@@ -60,13 +59,13 @@ class RequestState:
         self.tokenizing = None
 
     def is_same(self, submit: Submit) -> bool:
-        """Whether `submit` is the same request, of any attempt."""
+        """Whether `submit` has the same prompt and parameters; attempt and tokens so far may differ."""
         prompt = ("prompt", "prompt_token_ids", "chat", "chat_form", "add_special_tokens")
         key = attrgetter("params", "pooling", *prompt)
         return bool(key(self.submit) == key(submit))
 
     def to_core(self) -> EngineCoreRequest:
-        """Make the core's request with all tokens known so far: for a new request, a resumed one, and a new core."""
+        """Make the core's request: the unfinished answers, each with all tokens known so far."""
         assert self.processed is not None
         children = [
             CoreChild(key=answer.key, seed=answer.seed, output_token_ids=answer.token_ids.tobytes())
@@ -80,67 +79,73 @@ class RequestState:
 Session: TypeAlias = ClientSession[RequestState]
 
 
-@dataclass(slots=True, eq=False)
 class AnswerState:
-    """One of the n answers of a request: tokens, detokenizer and stop checker, and the updates not yet taken.
+    """One of the n answers of a request: tokens, detokenizer, finder of stop strings, and the updates not yet taken.
 
     Each Delta has tokens and exactly their text, so that a client's text is always a function of its tokens.
     """
 
-    request: RequestState
-    key: int
-    index: int
-    seed: int
-    _has_tokens: bool  # False: max_tokens is 0; the request only scores its prompt
-    _min_tokens: int
-    _includes_stop: bool  # include_stop_str_in_output
-    _has_logprobs: bool
-    _stop_token_ids: frozenset[int]
-    _eos_token_ids: frozenset[int]
-    _detokenizer: Detokenizer | None
-    _stop_checker: StopChecker | None
-    _texts: TokenTexts | None
-    _logprobs: LogprobBuffer
-    _repetition: RepetitionDetectionParams | None
-    token_ids: array[int] = field(default_factory=lambda: array("i"))
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    finished_time: float = 0.0
-    num_cached_tokens: int = 0
-    error: ErrorInfo | None = None
-    embedding: BulkArray | None = None
-    _text: str = ""
-    num_preemptions: int = 0  # set at the end
-    _num_taken: int = 0  # tokens
-    first_scheduled_time: float = 0.0
-    _first_token_time: float = 0.0
-    _has_sent_start: bool = False
+    __slots__ = (
+        *("request", "key", "index", "seed", "token_ids", "finish_reason", "stop_reason", "error", "embedding"),
+        *("finished_time", "first_scheduled_time", "num_cached_tokens", "num_preemptions"),
+        *("_params", "_has_logprobs", "_stop_token_ids", "_eos_token_ids", "_silent_token_ids", "_detokenizer"),
+        *("_stops", "_texts", "_logprobs", "_text", "_num_taken", "_first_token_time", "_has_sent_start"),
+    )
+
+    def __init__(
+        self,
+        request: RequestState,
+        processed: ProcessedRequest,
+        child: Child,
+        key: int,
+        detokenizer: Detokenizer | None,
+        texts: TokenTexts | None,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        self._params = params = processed.core.params
+        self.request, self.key, self.index, self.seed = request, key, child.index, child.seed
+        self.token_ids = array("i")
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.error: ErrorInfo | None = None
+        self.embedding: BulkArray | None = None
+        self.finished_time = self.first_scheduled_time = self._first_token_time = 0.0
+        self.num_cached_tokens = self.num_preemptions = self._num_taken = 0
+        self._has_logprobs = params.num_logprobs is not None or params.prompt_logprobs is not None
+        self._stop_token_ids, self._eos_token_ids = frozenset(processed.core.stop_token_ids), eos_token_ids
+        stops, is_included = params.stop_strings, params.include_stop_str_in_output
+        self._silent_token_ids = frozenset() if is_included else self._stop_token_ids  # these add no text
+        self._detokenizer, self._texts = detokenizer, texts
+        self._stops = MarkerFinder(*stops, is_included=is_included) if stops else None
+        self._logprobs = LogprobBuffer(0, are_named=bool(params.logprob_token_ids))
+        self._text = ""
+        self._has_sent_start = False
 
     def replay(self, token_ids: Sequence[int]) -> None:
-        """Append tokens that the client already has: they rebuild the state and are not sent again."""
+        """Append tokens that the client already has: they rebuild the state, may end the answer, and stay unsent."""
         self.append(0, token_ids, 0.0)
         self._text = ""
         self._num_taken = len(self.token_ids)
         self._logprobs.restart(self._num_taken)
 
     def append_logprobs(self, run: LogprobRun) -> None:
-        """Append the logprobs of tokens that have just been appended."""
+        """Append the logprobs of tokens that have just been appended; drop those of tokens after the answer's end."""
         self._logprobs.append(run)
         self._logprobs.trim(len(self.token_ids))  # tokens after the end are not part of the answer
 
     def append(self, start: int, token_ids: Sequence[int], now: float) -> bool:
-        """Append output tokens from index `start` on; returns whether any was new. Raises ProtocolError on a gap."""
+        """Append tokens from `start` until one ends the answer; return whether any is new. ProtocolError on a gap."""
         known = len(self.token_ids)
         if start != known:
             if start > known:
                 raise ProtocolError(f"the core sent output tokens from {start} on, {known} are known")
             token_ids = token_ids[known - start :]
-        if not token_ids or not self._has_tokens:
+        if not token_ids or self._params.max_tokens == 0:  # such a request only scores its prompt
             return False
         if not self._first_token_time:
             self._first_token_time = now
-        detokenizer = self._detokenizer
-        if self._repetition is not None and len(token_ids) > 1:
+        detokenizer, repetition = self._detokenizer, self._params.repetition_detection
+        if repetition is not None and len(token_ids) > 1:
             for token_id in token_ids:
                 if self.finish_reason is None:
                     self.append(len(self.token_ids), [token_id], now)
@@ -149,33 +154,33 @@ class AnswerState:
             self.token_ids.append(token_id)
             if detokenizer is None:
                 continue
-            if token_id in self._stop_token_ids and self._has_min_tokens and not self._includes_stop:
-                continue  # it ends the answer without text
+            if token_id in self._silent_token_ids and self._has_min_tokens:
+                continue
             text = detokenizer.append(token_id)
-            if self._stop_checker is None:
+            if self._stops is None:
                 self._text += text
             elif text:
                 self._append_text(text)
                 if self.finish_reason is not None:
                     self.finished_time = now
                     break
-        if self._repetition is not None and self._has_min_tokens and repeats(self.token_ids, self._repetition):
+        if repetition is not None and self._has_min_tokens and repeats(self.token_ids, repetition):
             self.finish("repetition", now)
             self.stop_reason = self.stop_reason or "repetition_detected"
         return True
 
     @property
     def _has_min_tokens(self) -> bool:
-        return len(self.token_ids) >= self._min_tokens
+        return len(self.token_ids) >= self._params.min_tokens
 
     def _append_text(self, text: str) -> None:
-        if self._stop_checker is None:
+        if self._stops is None:
             self._text += text
             return
-        match = self._stop_checker.append(text, self._has_min_tokens)
-        self._text += match.text
-        if match.stop is not None:
-            self.finish_reason, self.stop_reason = "stop", match.stop
+        shown, stop, _ = self._stops.feed(text, self._has_min_tokens)
+        self._text += shown
+        if stop:
+            self.finish_reason, self.stop_reason = "stop", stop
 
     def finish(
         self, reason: FinishReason, now: float, error: ErrorInfo | None = None, num_preemptions: int = 0
@@ -187,8 +192,8 @@ class AnswerState:
             self._append_text(self._detokenizer.finish())
         if self.finish_reason is not None:
             return
-        if self._stop_checker is not None:
-            self._text += self._stop_checker.finish()
+        if self._stops is not None:
+            self._text += self._stops.finish()
         self.finish_reason = reason
         self.error = error
         last = self.token_ids[-1] if self.token_ids else -1
@@ -196,7 +201,7 @@ class AnswerState:
             self.stop_reason = last
 
     def take_delta(self) -> Delta:
-        """Remove and return all updates as one delta."""
+        """Remove and return all updates as one delta, with the unsent logprobs of the request's prompt."""
         start, text = self._num_taken, self._text
         self._num_taken, self._text = len(self.token_ids), ""
         token_ids = self.token_ids[start:].tobytes()
@@ -233,7 +238,7 @@ class AnswerState:
 
 @dataclass(slots=True)
 class ProcessedOutputs:
-    """Changes by one message of the core."""
+    """Changes that `OutputProcessor.process` has made for one message of the core."""
 
     accepted: list[RequestState] = field(default_factory=list)
     answers: list[AnswerState] = field(default_factory=list)  # with new updates; may repeat
@@ -252,11 +257,17 @@ class OutputProcessor:
         self.answer_by_key: dict[int, AnswerState] = {}
 
     def add(self, request: RequestState, processed: ProcessedRequest, now: float) -> list[AnswerState]:
-        """Create the answers of `request`; returns those that a resumed stop string has already ended."""
-        request.processed = processed
+        """Create the answers of `request` with their tokens so far; return those that these tokens already end."""
+        request.processed, params = processed, processed.core.params
         prompt_token_ids, ended = decode_ids(processed.prompt.token_ids), []
         for child in processed.children:
-            answer = self._new_answer(request, processed, child, prompt_token_ids)
+            detokenizer = None
+            if self._detokenizers is not None and params.detokenize:
+                detokenizer = self._detokenizers.new(
+                    prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
+                )
+            texts = self._texts if params.detokenize else None
+            answer = AnswerState(request, processed, child, self._new_key(), detokenizer, texts, self._eos_token_ids)
             request.answers.append(answer)
             answer.replay(decode_ids(child.output_token_ids))
             if answer.finish_reason is None:
@@ -266,39 +277,12 @@ class OutputProcessor:
                 ended.append(answer)
         return ended
 
-    def _new_answer(
-        self, request: RequestState, processed: ProcessedRequest, child: Child, prompt_token_ids: Sequence[int]
-    ) -> AnswerState:
-        params, detokenizer = processed.core.params, None
-        if self._detokenizers is not None and params.detokenize:
-            detokenizer = self._detokenizers.new(
-                prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
-            )
-        stops = tuple(params.stop_strings)
-        return AnswerState(
-            request,
-            self._new_key(),
-            child.index,
-            child.seed,
-            _has_tokens=params.max_tokens != 0,
-            _min_tokens=params.min_tokens,
-            _includes_stop=params.include_stop_str_in_output,
-            _has_logprobs=params.num_logprobs is not None or params.prompt_logprobs is not None,
-            _stop_token_ids=frozenset(processed.core.stop_token_ids),
-            _eos_token_ids=self._eos_token_ids,
-            _detokenizer=detokenizer,
-            _stop_checker=StopChecker(stops, params.include_stop_str_in_output) if stops else None,
-            _texts=self._texts if params.detokenize else None,
-            _logprobs=LogprobBuffer(0, are_named=bool(params.logprob_token_ids)),
-            _repetition=params.repetition_detection,
-        )
-
     def remove(self, request: RequestState) -> list[int]:
-        """Remove the answers of `request`; returns the keys that the core still runs."""
+        """Remove the answers of `request` from `answer_by_key`; return the keys that the core still runs."""
         return [key for key in (answer.key for answer in request.answers) if self.answer_by_key.pop(key, None)]
 
     def process(self, outputs: EngineCoreOutputs, now: float) -> ProcessedOutputs:
-        """Apply one message; `now` in unix seconds. Raises ProtocolError, before any change, if columns disagree."""
+        """Apply a message to its answers at unix time `now`; ProtocolError, before any change, if columns disagree."""
         keys, starts = decode_ids(outputs.keys), decode_ids(outputs.starts)
         counts, token_ids = decode_ids(outputs.counts), decode_ids(outputs.token_ids)
         if not len(keys) == len(starts) == len(counts) or min(counts, default=0) < 0 or sum(counts) != len(token_ids):
@@ -322,10 +306,6 @@ class OutputProcessor:
         for answer, run in scored:
             if answer is not None:
                 answer.append_logprobs(run)
-        for pooled in outputs.pooled:
-            answer = answer_by_key.get(pooled.owner)
-            if answer is not None:
-                answer.embedding = pooled.vector
         for finished in outputs.finished:
             self._finish(finished, now, result)
         return result
@@ -345,7 +325,7 @@ class OutputProcessor:
     def _append_all(
         self, columns: Iterable[tuple[int, int, Sequence[int]]], now: float, result: ProcessedOutputs
     ) -> None:
-        """Append (key, start, tokens) to each answer."""
+        """Append the tokens of each (key, start, tokens) to its answer; a gap ends the answer with an error."""
         for key, start, token_ids in columns:
             answer = self.answer_by_key.get(key)
             if answer is None:
@@ -367,6 +347,7 @@ class OutputProcessor:
             error = finished.error
             if error is not None and error.kind == "internal":
                 error = ErrorInfo(error.kind, f"request {answer.request.request_id}: {error.message}")
+            answer.embedding = finished.vector
             answer.finish(finished.reason, now, error, finished.num_preemptions)
             result.answers.append(answer)
 

@@ -24,9 +24,10 @@ from ...ipc.messages.client import (
     TokenIds,
     Tokenize,
 )
+from ...ipc.messages.intake import ReadPrompt
 from ...ipc.messages.supervisor import Progress
 from ...ipc.version import tokenloom_version
-from ..intake.input_processor import InputProcessor, Prompt
+from ..intake.input_processor import Prompt
 from ..intake.prompt_reader import PromptReader
 from .core_client import CoreClient
 from .engine_metrics import EngineMetrics
@@ -40,10 +41,9 @@ STALL_S = 10.0  # with open requests and no finished step for longer, the engine
 
 @dataclass(eq=False)
 class QueryProcessor:
-    """Queries of all clients. Keeps the times of the last Progress and of the last one that showed progress."""
+    """Handler of clients' queries. Keeps the times of the last Progress and of the last one that showed progress."""
 
     _spec: EngineSpec
-    _inputs: InputProcessor
     _prompts: PromptReader
     _core: CoreClient
     _metrics: EngineMetrics
@@ -63,6 +63,15 @@ class QueryProcessor:
         self, query: Tokenize | Detokenize | GetHealth | GetInfo | GetMetrics, owner: str, send: Callable[[Reply], None]
     ) -> None:
         """Call `send` with the answer, later if the work is long. `owner`: the caller, for fair queueing."""
+
+        def then(result: Prompt | str | TokenloomError) -> None:
+            if isinstance(result, TokenloomError):
+                send(QueryFailed(query_id=query.query_id, error=error_info(result)))
+            elif isinstance(result, Prompt):
+                send(TokenIds(query_id=query.query_id, token_ids=result.token_ids))
+            else:
+                send(Text(query_id=query.query_id, text=result))
+
         if isinstance(query, GetHealth):
             send(self.health(query.query_id))
         elif isinstance(query, GetInfo):
@@ -70,27 +79,9 @@ class QueryProcessor:
         elif isinstance(query, GetMetrics):
             send(Metrics(query_id=query.query_id, metrics=self._metrics.read()))
         elif isinstance(query, Tokenize):
-            self._tokenize(query, owner, send)
+            self._prompts.read(ReadPrompt(prompt=query.prompt, chat=query.chat), then, owner=owner)
         else:
-            self._detokenize(query, owner, send)
-
-    def _tokenize(self, query: Tokenize, owner: str, send: Callable[[Reply], None]) -> None:
-        def then(prompt: Prompt | TokenloomError) -> None:
-            if isinstance(prompt, TokenloomError):
-                send(QueryFailed(query_id=query.query_id, error=error_info(prompt)))
-            else:
-                send(TokenIds(query_id=query.query_id, token_ids=prompt.token_ids))
-
-        self._prompts.read(query.prompt, None, query.chat, then, owner=owner)
-
-    def _detokenize(self, query: Detokenize, owner: str, send: Callable[[Reply], None]) -> None:
-        def then(text: str | TokenloomError) -> None:
-            if isinstance(text, TokenloomError):
-                send(QueryFailed(query_id=query.query_id, error=error_info(text)))
-            else:
-                send(Text(query_id=query.query_id, text=text))
-
-        self._prompts.detokenize(query.token_ids, then, owner=owner)
+            self._prompts.detokenize(query.token_ids, then, owner=owner)
 
     def health(self, query_id: int = 0) -> Health:
         progress, now = self._metrics.progress, self._awake_time()
@@ -105,24 +96,24 @@ class QueryProcessor:
         )
 
     def _info(self, query_id: int) -> Info:
-        spec = self._spec
+        spec, inputs = self._spec, self._prompts.inputs
         return Info(
             query_id=query_id,
             version=tokenloom_version(),
             run_id=spec.run_id,
             model=spec.served_model_name,
-            max_model_len=self._inputs.max_model_len,
+            max_model_len=inputs.max_model_len,
             vocab_size=spec.model.vocab_size,
             block_size=spec.config.block_size,
             num_kv_blocks=self._metrics.num_kv_blocks or spec.config.num_kv_blocks or 0,
             tensor_parallel_size=spec.config.tensor_parallel_size,
-            eos_token_ids=sorted(self._inputs.eos_token_ids),
+            eos_token_ids=sorted(inputs.eos_token_ids),
             dtype=spec.dtype,
             device=spec.device,
             kernels=self._metrics.kernels,
             default_sampling_params=spec.default_sampling_params,
-            tokenizer_folder=spec.tokenizer_folder if self._inputs.has_tokenizer else "",
-            chat_template="" if self._inputs.chat_template is None else self._inputs.chat_template.source,
+            tokenizer_folder=spec.tokenizer_folder if inputs.has_tokenizer else "",
+            chat_template="" if inputs.chat_template is None else inputs.chat_template.source,
         )
 
 

@@ -8,7 +8,7 @@ from ...ipc.sampling_params import RepetitionDetectionParams
 
 
 def repeats(token_ids: array[int], params: RepetitionDetectionParams) -> bool:
-    """Return whether the tokens end with `min_count` copies of a pattern of an allowed size."""
+    """Return whether the tokens end with `min_count` copies of a pattern of a size that `params` allow."""
     for size in range(max(params.min_pattern_size, 1), params.max_pattern_size + 1):
         length = size * params.min_count
         if length > len(token_ids):

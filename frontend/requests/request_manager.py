@@ -11,18 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...ipc.errors import Draining, ErrorInfo, Overloaded, RequestError, TokenloomError, error_info
+from ...ipc.errors import Draining, ErrorInfo, Overloaded, TokenloomError, error_info
 from ...ipc.messages.base import FinishReason, Refused
-from ...ipc.messages.client import Accepted, Delta, FrontendMessage, Submit
+from ...ipc.messages.client import Accepted, Delta, Submit
 from ...ipc.messages.core import EngineCoreOutputs
-from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
-from ..intake.input_processor import InputProcessor, Prompt
+from ...ipc.messages.intake import ReadPrompt
+from ..client.prompts import MAX_REQUEST_ID_CHARACTERS, check_request_id
+from ..intake.input_processor import Prompt
 from ..intake.prompt_reader import PromptReader
-from ..intake.thread_pool import ThreadPool
 from .core_client import CoreClient
 from .engine_metrics import EngineMetrics
 from .output_processor import OutputProcessor, RequestState, Session
-from .queries import QueryProcessor
 from .session_table import SessionTable
 
 logger = logging.getLogger("tokenloom.frontend")
@@ -39,42 +38,30 @@ class RequestManager:
     """
 
     _sessions: SessionTable
-    _inputs: InputProcessor
-    _outputs: OutputProcessor
-    _thread_pool: ThreadPool
-    _prompts: PromptReader
+    _prompts: PromptReader  # text to tokens
+    _outputs: OutputProcessor  # tokens to text
     _core: CoreClient
-    _counts: Counter[str]  # for the metrics
     _metrics: EngineMetrics
-    _send: Callable[[bytes, FrontendMessage], None]  # to the client of this identity
+    _counts: Counter[str]  # further events, for the metrics
     _unix_time: Callable[[], float]
-    _queries: QueryProcessor  # its `is_draining`: refuse new requests, finish open ones
+    is_draining: bool = False  # refuse new requests, finish open ones
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def submit(self, session: Session, submit: Submit) -> None:
-        """Open or resume a request, or refuse it."""
-        if not 0 < len(submit.request_id) <= MAX_REQUEST_ID_CHARACTERS:
-            reason = (
-                f"request_id has {len(submit.request_id)} characters, it must have 1 to {MAX_REQUEST_ID_CHARACTERS}"
-            )
-            self.refuse(session, submit.request_id[:MAX_REQUEST_ID_CHARACTERS], ErrorInfo("request", reason))
-            return
+        """Open, resume or refuse a request. A later attempt replaces an open one; a repeated Submit changes nothing."""
         known = session.request_by_id.get(submit.request_id)
         if known is not None:
             if submit.attempt <= known.submit.attempt:
                 self._on_duplicate(known, submit)
                 return
             self.forget(known, "replaced")
-        if self._queries.is_draining and submit.attempt == 0 and not submit.children:
-            error = Draining("the engine is shutting down and accepts no new requests: use another engine", 5.0)
-            self.refuse(session, submit.request_id, error_info(error))
-            return
         try:
+            check_request_id(submit.request_id)
             if not submit.children:
-                self._inputs.limits.check_share(1, submit.params.n)
-        except RequestError as error:
-            self.refuse(session, submit.request_id, error_info(error))
+                self._check_new(submit)
+        except TokenloomError as error:
+            self.refuse(session, submit.request_id[:MAX_REQUEST_ID_CHARACTERS], error_info(error))
             return
         self._counts["requests"] += 1
         request = RequestState(session, submit)
@@ -82,33 +69,42 @@ class RequestManager:
         self._sessions.open_lease(session)
         self._tokenize(request)
 
+    def _check_new(self, submit: Submit) -> None:
+        """Raise Draining for a first attempt while the engine shuts down, RequestError for too large an n."""
+        if self.is_draining and submit.attempt == 0:
+            raise Draining("the engine is shutting down and accepts no new requests: use another engine", 5.0)
+        self._prompts.inputs.limits.check_share(1, submit.params.n)
+
     def _tokenize(self, request: RequestState) -> None:
-        """Tokenize the prompt, at once if it is short, and then call `_start`."""
-        submit, now = request.submit, self._unix_time()
+        """Tokenize the prompt, at once if it is short, else in a thread; then `_start` gets the tokens or an error."""
+        submit, inputs, now = request.submit, self._prompts.inputs, self._unix_time()
         waited_s = now - submit.arrival_time if 0 < submit.arrival_time < now else 0.0
-        wait_s = self._inputs.wait_s(submit.params) - waited_s
-        request.tokenizing = self._prompts.read(
-            submit.prompt,
-            submit.prompt_token_ids,
-            submit.chat,
-            lambda prompt: self._start(request, prompt, now + wait_s),
-            form=submit.chat_form,
+        wait_s = inputs.wait_s(submit.params) - waited_s
+        question = ReadPrompt(
+            prompt=submit.prompt,
+            token_ids=submit.prompt_token_ids,
+            chat=submit.chat,
+            chat_form=submit.chat_form,
             add_special_tokens=submit.add_special_tokens,
-            cut_side=self._inputs.cut_side(submit.params),
+            cut_side=inputs.cut_side(submit.params),
+        )
+        request.tokenizing = self._prompts.read(
+            question,
+            lambda prompt: self._start(request, prompt, now + wait_s),
             owner=request.session.caller_of(submit.request_id),
             wait_s=wait_s,
         )
 
     def _on_duplicate(self, known: RequestState, submit: Submit) -> None:
-        """Handle a Submit of an open id: accept a repeated or outdated one of the same request, refuse any other."""
+        """Handle a Submit of an open id: repeat its Accepted, ignore an older attempt, refuse another request."""
         if not known.is_same(submit):
             reason = f"request_id {submit.request_id} is already open with another prompt or other parameters"
-            self._send(known.session.identity, Refused(error=ErrorInfo("request", reason)))
+            known.session.send(Refused(error=ErrorInfo("request", reason)))
         elif known.is_accepted and submit.attempt == known.submit.attempt:
             self._send_accepted(known)
 
     def _start(self, request: RequestState, prompt: Prompt | TokenloomError, expires_at: float) -> None:
-        """Send a tokenized request to the core. `expires_at`: unix seconds at which its timeouts end."""
+        """Send a tokenized request to the core, or end it with its error. `expires_at`: unix seconds of its timeout."""
         session, now = request.session, self._unix_time()
         if session.request_by_id.get(request.request_id) is not request:
             return  # aborted or replaced in the meantime
@@ -120,7 +116,7 @@ class RequestManager:
         try:
             if isinstance(prompt, TokenloomError):
                 raise prompt
-            processed = self._inputs.process(request.submit, prompt, now)
+            processed = self._prompts.inputs.process(request.submit, prompt, now)
             ended = self._outputs.add(request, processed, now)
         except TokenloomError as error:
             del session.request_by_id[request.request_id]
@@ -140,14 +136,15 @@ class RequestManager:
     def _send_accepted(self, request: RequestState) -> None:
         """Send Accepted to the client, without tokens if the request timed out before it was tokenized."""
         processed, submit = request.processed, request.submit
-        accepted = Accepted(
-            request_id=request.request_id,
-            attempt=submit.attempt,
-            prompt_token_ids=b"" if processed is None else processed.prompt.token_ids,
-            prompt=submit.prompt if processed is None else processed.prompt.text,
-            seed=submit.params.seed or 0 if processed is None else processed.children[0].seed,
+        request.session.send(
+            Accepted(
+                request_id=request.request_id,
+                attempt=submit.attempt,
+                prompt_token_ids=b"" if processed is None else processed.prompt.token_ids,
+                prompt=submit.prompt if processed is None else processed.prompt.text,
+                seed=submit.params.seed or 0 if processed is None else processed.children[0].seed,
+            )
         )
-        self._send(request.session.identity, accepted)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -161,9 +158,7 @@ class RequestManager:
         """End all answers of a request at once; the client gets the unsent updates and the reason. `cause` of an abort
         is a label of the metrics."""
         session, now = request.session, self._unix_time()
-        del session.request_by_id[request.request_id]
-        self._thread_pool.cancel(request.tokenizing)
-        self._core.abort(self._outputs.remove(request))
+        self._remove(request)
         for answer in request.answers:
             if answer.finish_reason is None:
                 answer.finish(reason, now, error)
@@ -172,28 +167,21 @@ class RequestManager:
         self._sessions.mark(session)
         if not request.answers:
             indices = [child.index for child in request.submit.children] or range(request.submit.params.n)
-            self._end_without_answers(session, request.request_id, reason, error, indices)
+            if error is not None:  # it ends all answers
+                indices = indices[:1]
+            lasts = [Delta(request_id=request.request_id, index=i, finish_reason=reason, error=error) for i in indices]
+            self._end_without_answers(session, lasts)
         request.close()
 
     def refuse(self, session: Session, request_id: str, error: ErrorInfo) -> None:
-        """Fail a request that has no answers yet."""
+        """Send the client an error as the only delta of a request that has no answers, and count the refusal."""
         self._counts["refused_requests"] += 1
         self._metrics.on_refused(error.kind)
-        self._end_without_answers(session, request_id, "error", error)
+        self._end_without_answers(session, [Delta(request_id=request_id, finish_reason="error", error=error)])
 
-    def _end_without_answers(
-        self,
-        session: Session,
-        request_id: str,
-        reason: FinishReason,
-        error: ErrorInfo | None,
-        indices: Sequence[int] = (0,),
-    ) -> None:
-        """Queue the final deltas: one for all answers if there is an error, else one for each."""
-        session.refusals += [
-            Delta(request_id=request_id, index=index, finish_reason=reason, error=error)
-            for index in (indices if error is None else indices[:1])
-        ]
+    def _end_without_answers(self, session: Session, lasts: Sequence[Delta]) -> None:
+        """Queue the last deltas of a request. A client with more than MAX_REFUSALS of them unsent is dropped."""
+        session.refusals += lasts
         self._sessions.mark(session)
         self._sessions.open_lease(session)
         if len(session.refusals) > MAX_REFUSALS:
@@ -201,16 +189,20 @@ class RequestManager:
 
     def forget(self, request: RequestState, cause: str) -> None:
         """Remove a request without a message to its client, which has replaced it or is gone."""
-        del request.session.request_by_id[request.request_id]
-        self._thread_pool.cancel(request.tokenizing)
-        self._core.abort(self._outputs.remove(request))
+        self._remove(request)
         for answer in request.answers:
             self._metrics.on_end(answer, cause)
             request.session.unsent.pop(answer.key, None)
         request.close()
 
+    def _remove(self, request: RequestState) -> None:
+        """Remove a request from its session, the thread pool and the core."""
+        del request.session.request_by_id[request.request_id]
+        self._prompts.cancel(request.tokenizing)
+        self._core.abort(self._outputs.remove(request))
+
     def drop(self, session: Session, cause: str) -> None:
-        """Remove a client and all its requests."""
+        """Remove a client and all its requests, without a message to it. `cause`: gone, silent or slow."""
         num_requests = len(session.request_by_id)
         self._counts[f"clients_{cause}"] += 1
         self._counts[f"requests_aborted_{cause}"] += num_requests
@@ -223,7 +215,7 @@ class RequestManager:
     # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def resubmit_all(self) -> None:
-        """Send every open request, with its tokens so far, to a core that does not know this frontend."""
+        """Send all tokenized open requests, with their output so far, to a core that does not know this frontend."""
         for session in self._sessions:
             for request in session.request_by_id.values():
                 if request.processed is not None:

@@ -8,21 +8,20 @@ from typing import NamedTuple
 from ...ipc.messages.supervisor import Progress
 from .children import Child
 
+_NUMBERS = {"worker": "generation", "core": "epoch", "frontend": "number"}
+
 
 class EngineState(NamedTuple):
-    """Snapshot of the engine as the supervisor sees it."""
+    """Snapshot of the engine, from the supervisor's own state and the core's last Progress."""
 
     places: Sequence[str]  # addresses that it serves
     uptime_s: float
     phase: str  # starting, serving or draining
     children: Sequence[Child]
-    epochs: Mapping[str, str]  # by role: "generation 2", "epoch 0", "number 0"
-    progress: Progress
+    progress: Progress  # with the fields that the supervisor fills in
     progress_age_s: float
     num_blocks: int  # of the KV pool, with the null block; 0: not measured yet
     num_restarts: Mapping[str, int]  # by role
-    last_failure: str
-    is_asleep: bool = False
 
 
 def state_lines(state: EngineState) -> list[str]:
@@ -31,13 +30,13 @@ def state_lines(state: EngineState) -> list[str]:
     where = f" at {' and '.join(state.places)}" if state.places else ""
     lines = [f"state: {state.phase}{where}, up {_duration(state.uptime_s)}; restarts: {restarts or 'none'}"]
     for child in state.children:
-        process = child.process
         phase = "ready" if child.is_ready else "starting"
-        size = process.resident_bytes() >> 20
-        lines.append(f"state: {process.name}: pid {process.pid}, {phase}, {state.epochs[child.role]}, {size} MiB")
+        size = child.process.resident_bytes() >> 20
+        number = f"{_NUMBERS[child.spec.unit.role]} {child.spec.number}"
+        lines.append(f"state: {child.spec.name}: {child.process.place}, {phase}, {number}, {size} MiB")
     lines.append(f"state: {_work(state)}")
-    if state.last_failure:
-        lines.append(f"state: last failure: {state.last_failure}")
+    if state.progress.last_failure:
+        lines.append(f"state: last failure: {state.progress.last_failure}")
     return lines
 
 
@@ -50,7 +49,7 @@ def _work(state: EngineState) -> str:
         f"step {progress.step}, {age_s:.1f} s ago; {progress.num_running} running, "
         f"{progress.num_waiting} waiting; KV {1 - progress.num_free_blocks / num_blocks:.0%} used"
         + ("; paused" if progress.is_paused else "")
-        + ("; asleep" if state.is_asleep else "")
+        + ("; asleep" if progress.is_asleep else "")
     )
 
 

@@ -33,7 +33,7 @@ def generation_folder(config: EngineConfig, folder: Path) -> Path:
 
 
 def default_sampling_params(config: EngineConfig, folder: Path) -> dict[str, int | float]:
-    """Read the default values of SamplingParams' fields, for requests without values of their own."""
+    """Read the sampling defaults in `folder`, or none for --generation-config vllm, and apply the overrides."""
     file = folder / FILE
     reads_file = config.generation_config != "vllm" and file.is_file()
     params = _params(read_json(file) if reads_file else {}, str(file))

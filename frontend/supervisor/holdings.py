@@ -26,7 +26,7 @@ class Holdings:
         return self._next is not None
 
     def note(self, message: Reloading | Reloaded) -> None:
-        """Begin a change at Reloading, apply it at Reloaded, when all ranks have finished."""
+        """Record a reload, sleep or wake-up: begun by Reloading, completed by Reloaded once all ranks are done."""
         if isinstance(message, Reloading):
             self._next = message.holding
         elif self._next is not None:
@@ -36,5 +36,5 @@ class Holdings:
             logger.info("serves the weights in %s now; asleep: %s", self.model_folder, asleep)
 
     def abandon_change(self) -> None:
-        """Keep the old values; new workers load them."""
+        """Discard a change that has begun: new workers load the old values."""
         self._next = None

@@ -20,7 +20,7 @@ _OTHER_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 
 
 def is_model_name(name: str) -> bool:
-    """Whether `name` can name a model: the demo, a folder or a hub id. Names of commands cannot."""
+    """Whether `name` can name a model: it is `demo`, an existing folder, or of the form owner/name."""
     return name == "demo" or os.path.isdir(name) or _HUB_ID.fullmatch(name) is not None
 
 

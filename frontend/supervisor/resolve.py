@@ -1,6 +1,7 @@
 """Resolves an EngineConfig into an EngineSpec: finds the checkpoint, reads its shape, replaces each "auto" by a value.
 
-Needs neither torch nor transformers.
+Checks before a process starts that the device exists and that the weights are whole and fit in memory. Needs
+neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -17,15 +18,20 @@ from ...ipc.config.engine_config import AUTO_LENGTH, EngineConfig
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.model_config import ModelConfig
 from ...ipc.config.quantization_config import QuantizationConfig
+from ...ipc.config.weight_files import stored_tensors
+from ...ipc.endpoints import Endpoints
 from ...ipc.errors import ConfigError
 from ...ipc.keys import Keys
+from ...ipc.process.machine_memory import available_bytes, gib, swap_bytes
 from ..listening.tls import new_ssl_context
 from .generation_config import default_sampling_params, generation_folder
 from .hub import DEMO_FOLDER as DEMO_FOLDER
 from .hub import find_checkpoint as find_checkpoint
-from .start_check import check_gpu, check_weights
 
 DType = Literal["float32", "bfloat16", "float16"]
+GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's driver, WSL, AMD's driver
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _STORED_AS = {  # --quantization: layouts of checkpoints in this format
     "awq": ("awq",),
     "gptq": ("gptq",),
@@ -35,7 +41,7 @@ _STORED_AS = {  # --quantization: layouts of checkpoints in this format
 
 
 def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
-    """Resolve the configuration. Raises ConfigError for each failure that is certain before a process starts."""
+    """Make the EngineSpec of a configuration. ConfigError for each failure that is certain before a process starts."""
     if config.key_file is not None:
         Keys.load(config.key_file)
     new_ssl_context(config)
@@ -50,7 +56,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     return EngineSpec(
         run_id=secrets.token_hex(8),
         run_directory=str(run_directory.path),
-        client_address=config.listen or run_directory.address("client"),
+        endpoints=Endpoints.in_folder(run_directory.path, config.listen),
         config=config,
         model=model,
         model_folder=str(folder),
@@ -133,3 +139,31 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
             + (", or give a model: without one the small demo is served" if config.model in (None, "demo") else "")
         )
     return config.max_model_len
+
+
+def check_gpu() -> None:
+    """Raise ConfigError if no device node of a GPU exists. A node does not prove that the driver works."""
+    if not any(map(os.path.exists, GPU_NODES)):
+        raise ConfigError(
+            "--device cuda: there is no GPU here (none of " + ", ".join(GPU_NODES) + "): check the driver and, in a "
+            "container, which devices it is given, or give --device cpu"
+        )
+
+
+def check_weights(folder: Path, model: ModelConfig, dtype: str, device: str) -> None:
+    """Raise ConfigError if a weight file is missing, truncated or unreadable, or if the weights of a CPU model need
+    more than the free memory and swap of this machine."""
+    tensors = stored_tensors(folder)
+    if device != "cpu":
+        return
+    if model.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    num_bytes = sum(
+        each.num_elements * _ITEM_BYTES[dtype] if each.dtype in _FLOATS else each.num_bytes for each in tensors.values()
+    )
+    free_bytes = available_bytes() + swap_bytes()
+    if num_bytes > free_bytes:
+        raise ConfigError(
+            f"the weights in {folder} take {gib(num_bytes)} as {dtype}, {gib(free_bytes)} of memory can be had here: "
+            "free memory, raise the limit of its cgroup, or choose a smaller model"
+        )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-MAX_FAILURES = 6  # in a row, without a step in between
-FIRST_DELAY_S = 0.0
-SECOND_DELAY_S = 0.25  # doubles from here
-MAX_DELAY_S = 5.0
+DELAYS_S = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)  # after the 1st, 2nd … failure in a row, without a step in between
+MAX_FAILURES, MAX_DELAY_S = len(DELAYS_S), DELAYS_S[-1]
 
 
 class RestartPolicy:
@@ -17,13 +15,11 @@ class RestartPolicy:
 
     def on_failure(self) -> float | None:
         """Count a failure and return the seconds to wait before the next start; None: give up."""
-        self._num_in_a_row += 1
-        if self._num_in_a_row > MAX_FAILURES:
+        if self._num_in_a_row == MAX_FAILURES:
             return None
         self.num_restarts += 1
-        if self._num_in_a_row == 1:
-            return FIRST_DELAY_S
-        return min(SECOND_DELAY_S * (1 << (self._num_in_a_row - 2)), MAX_DELAY_S)
+        self._num_in_a_row += 1
+        return DELAYS_S[self._num_in_a_row - 1]
 
     def on_progress(self) -> None:
         self._num_in_a_row = 0

@@ -13,7 +13,7 @@ READY, STOPPING = "READY=1", "STOPPING=1"
 
 
 def notify(state: str, status: str) -> None:
-    """Send a state and the line that `systemctl status` shows. Errors of the socket are ignored."""
+    """Send READY or STOPPING and a line for `systemctl status` to the manager, if there is one. Ignores errors."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

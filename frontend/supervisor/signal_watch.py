@@ -27,35 +27,21 @@ class StartInterrupted(EngineDead):
 
 
 class SignalWatch:
-    """Owns the signal handlers and the pipe that wakes the supervisor's loop. Create it in the main thread."""
+    """Owns the pipe to which the interpreter writes the number of each signal. Create it in the main thread."""
 
     def __init__(self) -> None:
-        self.num_stops = 0
-        self.first_stop: signal.Signals | None = None
-        self._is_state_requested = False
-        self.fd, wakeup_fd = os.pipe()
-        for fd in (self.fd, wakeup_fd):
-            os.set_blocking(fd, False)
+        self.stops: list[int] = []  # stop signals so far
+        self.fd, wakeup_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup_fd, warn_on_full_buffer=False)
-        for number in STOP_SIGNALS:
+        for number in (*STOP_SIGNALS, signal.SIGUSR1):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._on_stop)
-        signal.signal(signal.SIGUSR1, self._on_state)
+                signal.signal(number, lambda *_: None)  # without a handler the number is not written
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 
-    def clear(self) -> None:
-        """Empty the pipe, so that a poll of `fd` blocks until the next signal."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self.fd, 64)
-
     def take_state_request(self) -> bool:
-        """Whether SIGUSR1 came since the last call."""
-        is_requested, self._is_state_requested = self._is_state_requested, False
-        return is_requested
-
-    def _on_stop(self, number: int, frame: object) -> None:
-        self.num_stops += 1
-        self.first_stop = self.first_stop or signal.Signals(number)
-
-    def _on_state(self, *_: object) -> None:
-        self._is_state_requested = True
+        """Read new signals: append stop signals to `stops` and return whether SIGUSR1 was among the new ones."""
+        numbers = b""
+        with contextlib.suppress(BlockingIOError):
+            numbers = os.read(self.fd, 64)
+        self.stops += [number for number in numbers if number in STOP_SIGNALS]
+        return signal.SIGUSR1 in numbers

@@ -19,7 +19,7 @@ MIN_INTERVAL_S = 3.0  # between two lines of a ThrottledWriter
 
 
 class StartReport:
-    """Formats the lines of a start; names the unfinished processes after SILENCE_S without a line."""
+    """Writer of the lines of a start, through `announce`."""
 
     def __init__(self, announce: Callable[[str], None], clock: AwakeClock) -> None:
         self._announce, self._clock = announce, clock
@@ -34,13 +34,13 @@ class StartReport:
         self.announce(process, f"{progress.name}: {share:.0%}, {done} {progress.unit}")
 
     def announce_late(self, names: Iterable[str]) -> None:
-        """Name the processes that are still starting, after SILENCE_S without a line."""
+        """Announce the processes `names` as still starting, if there was no line for SILENCE_S."""
         if self._clock.now - self._announced_at >= SILENCE_S:
             self.announce("supervisor", f"still starting: {', '.join(names)}")
 
 
 class ThrottledWriter:
-    """Writes a line if the last one, or its own creation, was MIN_INTERVAL_S ago; drops the others."""
+    """Writer of lines that drops a line within MIN_INTERVAL_S of the last written one, or of its own creation."""
 
     def __init__(self, write: Callable[[str], None], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._write, self._monotonic = write, monotonic

@@ -9,7 +9,6 @@ waits on one poller; its only periodic timer is the HealthMonitor's.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 
@@ -30,6 +29,7 @@ from .children import Child, Children
 from .engine_state import EngineState, state_lines
 from .health_monitor import HealthMonitor
 from .holdings import Holdings
+from .launcher import Launcher, ProcessSpec, Unit
 from .restart_policy import RestartPolicy
 from .service_manager import READY, STOPPING, notify
 from .signal_watch import SignalWatch, StartInterrupted
@@ -37,9 +37,9 @@ from .start_report import StartReport
 
 logger = logging.getLogger("tokenloom.supervisor")
 
+WORKERS, CORE, FRONTEND = UNITS = Unit("worker"), Unit("core"), Unit("frontend")
 LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
 BEAT_S = 1.0  # of the clock that measures start and drain
-RETRY_S = 0.1  # between checks whether the workers are up, before a core starts
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
 
 
@@ -51,11 +51,12 @@ class Supervisor:
         spec: EngineSpec,
         run_directory: RunDirectory,
         listeners: HttpListeners,
+        launcher: Launcher,
         announce: Callable[[str], None],
     ) -> None:
-        """Take over `run_directory` and `listeners`."""
+        """`stop` closes `listeners` and removes `run_directory`. `announce` gets the lines of start and drain."""
         self.spec = spec
-        self.address = spec.client_address
+        self.address = spec.endpoints.clients
         self.http_address = next(iter(listeners.addresses), None)
         self._listeners = listeners
         self._num_requests_cut = 0  # HTTP requests that lost frontends left unfinished
@@ -64,13 +65,13 @@ class Supervisor:
         self._started_at = time.monotonic()
         self._clock = AwakeClock(BEAT_S)
         self._report = StartReport(announce, self._clock)
-        self._children = Children(spec)
-        self._generation = self._core_epoch = self._num_frontends = 0
+        self._children = Children(spec.endpoints.control, launcher)
+        self._numbers = dict.fromkeys(UNITS, 0)  # generation of the workers, epoch of the core, count of frontends
         self._holdings = Holdings(spec.model_folder)
         self._num_blocks = 0  # 0: not measured yet
         self._is_serving = False
-        self._policy_by_role = {role: RestartPolicy() for role in ("worker", "core", "frontend")}
-        self._start_at_by_role: dict[str, float] = {}  # monotonic seconds
+        self._policy_by_unit = {unit: RestartPolicy() for unit in UNITS}
+        self._start_at_by_unit: dict[Unit, float] = {}  # monotonic seconds
         self._progress = messages.Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self._log_level = spec.config.log_level
         self._phases: list[messages.StartPhase] = []  # of the running processes
@@ -91,14 +92,14 @@ class Supervisor:
             self._lock_fd = lock_ipc_address(self.spec.config.listen)
         self._signals = SignalWatch()
         self._children.poller.register(self._signals.fd, zmq.POLLIN)
-        for role in ("worker", "core", "frontend"):
-            self._start(role)
+        for unit in UNITS:
+            self._start(unit)
         deadline = self._clock.now + self.spec.config.start_timeout_s
         while not all(child.is_ready for child in self._children.all):
             self._turn(self._clock.patience_s(deadline))
-            if self._signals.first_stop is not None:
-                raise StartInterrupted(self._signals.first_stop)
-            late = [child.process.name for child in self._children.all if not child.is_ready]
+            if self._signals.stops:
+                raise StartInterrupted(self._signals.stops[0])
+            late = [child.spec.name for child in self._children.all if not child.is_ready]
             self._report.announce_late(late)
             if self._clock.look() >= deadline:
                 limit_s = self.spec.config.start_timeout_s
@@ -106,37 +107,36 @@ class Supervisor:
         self._is_serving = True
         self._health.begin(time.monotonic() - self._started_at)
         self._publish_start()
-        places = " and ".join((self.address, *self._listeners.addresses))
+        places = " and ".join(self._places)
         self._announce(f"Ready at {places} after {time.monotonic() - self._started_at:.2f} s")
         notify(READY, f"serves {self.spec.served_model_name} at {places}")
 
-    def _start(self, role: str) -> None:
-        """Start the processes of a role: all ranks of the present generation, the core, or the frontend."""
-        self._phases = [phase for phase in self._phases if not phase.process.startswith(role)]
-        if role == "worker":
+    def _start(self, unit: Unit) -> None:
+        """Start the processes of a unit: all ranks of the present generation, the core, or the frontend."""
+        self._phases = [phase for phase in self._phases if not phase.process.startswith(unit.role)]
+        number, generation = self._numbers[unit], ["--generation", str(self._numbers[WORKERS])]
+        asleep = ["--asleep", *self._holdings.asleep]
+        if unit == WORKERS:
             self._holdings.abandon_change()
-            for rank in range(self.spec.config.tensor_parallel_size):
-                identity = f"worker-{rank}-{self._generation}"
-                arguments = ["--rank", str(rank), "--generation", str(self._generation)]
-                arguments += ["--model-folder", self._holdings.model_folder, "--asleep", *self._holdings.asleep]
-                self._children.spawn(role, f"worker {rank}", "tokenloom.workers.process", identity, arguments)
-        elif role == "core":
-            arguments = ["--epoch", str(self._core_epoch), "--generation", str(self._generation)]
-            arguments += ["--asleep", *self._holdings.asleep]
-            self._children.spawn(role, "core", "tokenloom.core.process", f"core-{self._core_epoch}", arguments)
+            arguments = [*generation, "--model-folder", self._holdings.model_folder, *asleep]
+            for rank in self.spec.ranks:
+                each = ["--rank", str(rank), *arguments]
+                self._children.spawn(ProcessSpec(unit, number, rank, arguments=each))
+        elif unit == CORE:
+            arguments = ["--epoch", str(number), *generation, *asleep]
+            self._children.spawn(ProcessSpec(unit, number, arguments=arguments))
         else:
-            identity = f"frontend-{self._num_frontends}"
-            arguments = ["--identity", identity, "--address", self.address]
             fds = self._listeners.fds
-            arguments += [word for fd in fds for word in ("--http-fd", str(fd))]
-            self._children.spawn(role, "frontend", "tokenloom.frontend.process", identity, arguments, fds)
+            arguments = [f"--identity=frontend-{number}", f"--address={self.address}"]
+            arguments += [f"--http-fd={fd}" for fd in fds]
+            self._children.spawn(ProcessSpec(unit, number, arguments=arguments, inherited_fds=fds))
 
     # ── serve ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
-        """Serve until a signal; the first drains, a second aborts. Raises EngineDead after too many losses."""
+        """Serve until a signal, then drain until done, timeout or a second signal. EngineDead after too many losses."""
         assert self._signals is not None, "start comes before run"
-        while not self._signals.num_stops:
+        while not self._signals.stops:
             self._turn(None)
         self._drain(self._signals)
 
@@ -146,41 +146,36 @@ class Supervisor:
         self._ask_to_drain()
         self._announce("Draining: running requests finish, new ones are refused; another signal aborts")
         notify(STOPPING, "drains: running requests finish, new ones are refused")
-        while not self._has_drained and signals.num_stops < 2 and self._clock.look() < deadline:
+        while not self._has_drained and len(signals.stops) < 2 and self._clock.look() < deadline:
             self._turn(self._clock.patience_s(deadline))
 
     def _ask_to_drain(self) -> None:
-        """Send Drain to the frontend, once it is ready. A replacement waits for the clients of its predecessor to
+        """Send Drain to the frontend, if it is ready. A replacement waits for the clients of its predecessor to
         reconnect, until LEASE_S after it was ready."""
         returns_s = max(self._frontend_back_at + LEASE_S - time.monotonic(), 0.0)
-        for child in self._children.of("frontend"):
+        for child in self._children.of(FRONTEND):
             if child.is_ready:
                 self._children.send(child, messages.Drain(clients_return_s=returns_s))
 
     def _turn(self, timeout_s: float | None) -> None:
         """Wait at most `timeout_s` for an event; handle all messages, ended processes, due starts and hangs.
         Raises the error that ends the engine."""
-        self._children.poller.poll(self._poll_timeout_ms(timeout_s))
-        if self._signals is not None:
-            self._signals.clear()
-            if self._signals.take_state_request():
-                self._log_state()
-        self._children.forward_stderr()
+        self._children.poll(self._poll_timeout_ms(timeout_s))
+        if self._signals is not None and self._signals.take_state_request():
+            self._log_state()
         for child, message in self._children.receive():
             self._on_message(child, message)
         for child in self._children.ended():
             self._on_loss(child, child.describe_end())
-        if os.getpid() == 1:
-            self._children.reap_orphans()
         if self._failure is not None:
             raise self._failure
-        self._start_due_roles()
+        self._start_due_units()
         if hang := self._health.check():
             self._on_loss(*hang)
 
     def _poll_timeout_ms(self, timeout_s: float | None) -> int:
         now = time.monotonic()
-        waits = [when - now for when in self._start_at_by_role.values()]
+        waits = [when - now for when in self._startable.values()]
         if timeout_s is not None:
             waits.append(timeout_s)
         waits.append(self._health.next_at - now)
@@ -191,12 +186,12 @@ class Supervisor:
             self._check_hello(child, message)
             if self._log_level != self.spec.config.log_level:
                 self._children.send(child, messages.SetLogLevel(level=self._log_level))
-            if self._num_blocks and child.role != "worker":
+            if self._num_blocks and child.spec.unit.role != "worker":
                 self._children.send(child, messages.Initialize(num_blocks=self._num_blocks))
         elif isinstance(message, messages.Phase):
             self._on_phase(child, message)
         elif isinstance(message, messages.PhaseProgress):
-            self._report.announce_progress(child.process.name, message)
+            self._report.announce_progress(child.spec.name, message)
         elif isinstance(message, messages.Measured):
             self._on_measured(child, message)
         elif isinstance(message, messages.Ready):
@@ -204,8 +199,8 @@ class Supervisor:
         elif isinstance(message, messages.Failed):
             self._on_failed(child, message)
         elif isinstance(message, messages.ReplaceWorkers):
-            if message.generation == self._generation:
-                self._on_loss(self._children.of("worker")[0], message.reason)
+            if message.generation == self._numbers[WORKERS]:
+                self._on_loss(self._children.of(WORKERS)[0], message.reason)
         elif isinstance(message, messages.Drained):
             self._has_drained = True
         elif isinstance(message, (messages.Reloading, messages.Reloaded)):
@@ -224,7 +219,7 @@ class Supervisor:
     def _check_hello(self, child: Child, hello: Hello) -> None:
         if (hello.protocol_version, hello.fingerprint) != (PROTOCOL_VERSION, self.spec.fingerprint):
             self._failure = ProtocolError(
-                f"{child.process.name} speaks protocol {hello.protocol_version} of run {hello.run_id}, "
+                f"{child.spec.name} speaks protocol {hello.protocol_version} of run {hello.run_id}, "
                 f"this is protocol {PROTOCOL_VERSION} of run {self.spec.run_id}"
             )
 
@@ -233,13 +228,13 @@ class Supervisor:
             self.address = phase.detail
         since = time.monotonic() - self._started_at
         fields = msgspec.structs.asdict(phase)
-        self._phases.append(messages.StartPhase(process=child.process.name, ended_s=since, **fields))
+        self._phases.append(messages.StartPhase(process=child.spec.name, ended_s=since, **fields))
         detail = f" ({phase.detail})" if phase.detail else ""
-        self._report.announce(child.process.name, f"{phase.name} in {phase.duration_s:.2f} s{detail}")
+        self._report.announce(child.spec.name, f"{phase.name} in {phase.duration_s:.2f} s{detail}")
 
     def _on_measured(self, child: Child, measured: messages.Measured) -> None:
         child.measured = measured
-        group = [each.measured for each in self._children.of("worker")]
+        group = [each.measured for each in self._children.of(WORKERS)]
         if any(each is None for each in group):
             return
         num_blocks = min(each.max_blocks for each in group if each is not None)
@@ -249,24 +244,24 @@ class Supervisor:
             self._children.broadcast(messages.Initialize(num_blocks=self._num_blocks), "worker")
             return
         self._num_blocks = num_blocks
-        size = self.spec.config.block_size
+        num_tokens = (num_blocks - 1) * self.spec.config.block_size
+        size_mib = num_blocks * measured.block_bytes / 2**20
         self._report.announce(
             "supervisor",
-            f"KV cache: {num_blocks - 1} blocks of {size} = "
-            f"{(num_blocks - 1) * size} tokens, {num_blocks * measured.block_bytes / 2**20:.0f} MiB per rank on "
-            f"{measured.device}; max_model_len {self.spec.fitted_model_len(num_blocks)}",
+            f"KV cache: {num_blocks - 1} blocks of {self.spec.config.block_size} = {num_tokens} tokens, "
+            f"{size_mib:.0f} MiB per rank on {measured.device}; max_model_len {self.spec.fitted_model_len(num_blocks)}",
         )
         self._children.broadcast(messages.Initialize(num_blocks=num_blocks))
 
     def _on_ready(self, child: Child) -> None:
         child.is_ready = True
-        if not self._is_serving or not self._children.is_up(child.role):
+        if not self._is_serving or not self._children.is_up(child.spec.unit):
             return
-        logger.info("%s is back", child.process.name)
-        if child.role == "worker":
-            self._children.broadcast(messages.WorkersUp(generation=self._generation), "core")
-        elif child.role == "core":
-            self._children.broadcast(messages.CoreUp(core_epoch=self._core_epoch), "frontend")
+        logger.info("%s is back", child.spec.name)
+        if child.spec.unit.role == "worker":
+            self._children.broadcast(messages.WorkersUp(generation=self._numbers[WORKERS]), "core")
+        elif child.spec.unit.role == "core":
+            self._children.broadcast(messages.CoreUp(core_epoch=self._numbers[CORE]), "frontend")
         else:
             self._frontend_back_at = time.monotonic()
             if self._is_draining:
@@ -279,15 +274,15 @@ class Supervisor:
         self._children.broadcast(phases, "frontend")
 
     def _on_failed(self, child: Child, message: messages.Failed) -> None:
-        """Keep a child's reason for its end. During the start it becomes the engine's error."""
+        """Keep a child's reason for its end. During the engine's start it becomes the engine's error."""
         child.failure = message.error.message
         if not self._is_serving:
             self._failure = self._failure or message.error.to_exception()
 
     def _on_reload(self, core: Child, message: messages.Reloading | messages.Reloaded) -> None:
-        """Record the reload's state and confirm it to the core, unless these workers were lost: then the core gets
-        WorkersDown instead."""
-        if message.generation == self._generation:
+        """Record the begin or end of a reload, sleep or wake-up and confirm it to the core. Do nothing if these workers
+        were lost: `_on_loss` has sent the core WorkersDown."""
+        if message.generation == self._numbers[WORKERS]:
             self._holdings.note(message)
             self._publish_progress()  # before the core answers the client
             self._children.send(core, message)
@@ -295,96 +290,99 @@ class Supervisor:
     # ── losses ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _on_loss(self, child: Child, reason: str) -> None:
-        """Replace a process that ended or hangs, and all processes that cannot go on without it."""
+        """Replace the unit of a process that ended or hangs, and units that need it. During the start or after too many
+        losses let `_turn` raise EngineDead instead."""
         if not self._is_serving:
             self._failure = self._failure or EngineDead(reason)
             return
         logger.error("%s", reason)
         self._last_failure = reason
-        self._children.remove(child.role)
-        delay_s = self._policy_by_role[child.role].on_failure()
+        unit, number = child.spec.unit, child.spec.number
+        delay_s = self._policy_by_unit[unit].on_failure()
         if delay_s is None:
-            self._failure = EngineDead(f"the {child.role} cannot be kept alive; last: {reason}")
+            self._failure = EngineDead(f"the {unit.role} cannot be kept alive; last: {reason}")
             return
-        if child.role == "worker":
-            self._children.broadcast(messages.WorkersDown(generation=self._generation, reason=reason), "core")
-            self._generation += 1
-            core = self._children.of("core")
-            if core and not core[0].is_ready:  # it waits for the old generation
-                self._children.remove("core")
-                self._core_epoch += 1
-                self._start_at_by_role["core"] = time.monotonic()
-        elif child.role == "core":
-            self._core_epoch += 1
-            if self._holdings.is_changing:  # some ranks may have read the order, others not
-                self._children.remove("worker")
-                self._generation += 1
-                self._start_at_by_role["worker"] = time.monotonic()
-        else:
-            left = open_requests.take_left(open_requests.path_of(self.spec.run_directory, child.identity.decode()))
-            self._num_requests_cut += left
-            self._num_frontends += 1
-            self._children.broadcast(messages.FrontendDown(identity=child.identity), "core")
-        self._start_at_by_role[child.role] = time.monotonic() + delay_s
+        self._replace(unit, delay_s)
+        if unit == WORKERS:
+            self._children.broadcast(messages.WorkersDown(generation=number, reason=reason), "core")
+            if any(not core.is_ready for core in self._children.of(CORE)):  # it waits for the old generation
+                self._replace(CORE)
+        elif unit == FRONTEND:
+            identity = child.spec.identity
+            self._num_requests_cut += open_requests.take_left(
+                open_requests.path_of(self.spec.run_directory, identity.decode())
+            )
+            self._children.broadcast(messages.FrontendDown(identity=identity), "core")
+        elif self._holdings.is_changing:  # some ranks may have read the order, others not
+            self._replace(WORKERS)
         self._publish_progress()
 
-    def _start_due_roles(self) -> None:
-        now = time.monotonic()
-        for role, when in list(self._start_at_by_role.items()):
-            if when <= now and (role != "core" or self._children.is_up("worker")):  # a core needs workers to probe
-                del self._start_at_by_role[role]
-                self._start(role)
-            elif when <= now:
-                self._start_at_by_role[role] = now + RETRY_S
+    def _replace(self, unit: Unit, delay_s: float = 0.0) -> None:
+        """Kill the processes of a unit; their successors start after `delay_s`."""
+        self._children.remove(unit)
+        self._numbers[unit] += 1
+        self._start_at_by_unit[unit] = time.monotonic() + delay_s
+
+    @property
+    def _startable(self) -> dict[Unit, float]:
+        """Start times of the units to start, without the core until the workers are up: it needs workers to probe."""
+        has_workers = self._children.is_up(WORKERS)
+        return {unit: when for unit, when in self._start_at_by_unit.items() if unit != CORE or has_workers}
+
+    def _start_due_units(self) -> None:
+        for unit, when in self._startable.items():
+            if when <= time.monotonic():
+                del self._start_at_by_unit[unit]
+                self._start(unit)
 
     def _on_progress(self, progress: messages.Progress) -> None:
         if progress.step > self._progress.step:
-            for policy in self._policy_by_role.values():
+            for policy in self._policy_by_unit.values():
                 policy.on_progress()
         self._progress, self._progress_at = progress, time.monotonic()
         self._publish_progress()
 
     def _publish_progress(self) -> None:
         """Send the engine's progress and state to the frontends, for /health and metrics."""
-        num_restarts = sum(policy.num_restarts for policy in self._policy_by_role.values())
-        progress = msgspec.structs.replace(
+        self._children.broadcast(self._full_progress(), "frontend")
+
+    def _full_progress(self) -> messages.Progress:
+        """Return the core's last Progress with the fields that the supervisor knows."""
+        return msgspec.structs.replace(
             self._progress,
-            num_restarts=num_restarts,
+            num_restarts=sum(policy.num_restarts for policy in self._policy_by_unit.values()),
             num_http_requests_cut=self._num_requests_cut,
-            worker_memory_bytes=[child.process.resident_bytes() for child in self._children.of("worker")],
+            worker_memory_bytes=[child.process.resident_bytes() for child in self._children.of(WORKERS)],
             last_failure=self._last_failure,
-            is_core_up=self._children.is_up("core"),
+            is_core_up=self._children.is_up(CORE),
             is_asleep=bool(self._holdings.asleep),
         )
-        self._children.broadcast(progress, "frontend")
 
     def _log_state(self) -> None:
         """Log the engine's state at any log level, since the operator asked for it."""
         now = time.monotonic()
         state = EngineState(
-            places=[place for place in (self.address, self.http_address) if place] if self._is_serving else [],
+            places=self._places if self._is_serving else [],
             uptime_s=now - self._started_at,
             phase="draining" if self._is_draining else "serving" if self._is_serving else "starting",
             children=self._children.all,
-            epochs={
-                "worker": f"generation {self._generation}",
-                "core": f"epoch {self._core_epoch}",
-                "frontend": f"number {self._num_frontends}",
-            },
-            progress=self._progress,
+            progress=self._full_progress(),
             progress_age_s=now - self._progress_at,
             num_blocks=self._num_blocks,
-            num_restarts={role: policy.num_restarts for role, policy in self._policy_by_role.items()},
-            last_failure=self._last_failure,
-            is_asleep=bool(self._holdings.asleep),
+            num_restarts={unit.role: policy.num_restarts for unit, policy in self._policy_by_unit.items()},
         )
         for line in state_lines(state):
             log_always(logger, line)
 
+    @property
+    def _places(self) -> list[str]:
+        """All addresses that the engine serves."""
+        return [self.address, *self._listeners.addresses]
+
     # ── stop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stop(self) -> None:
-        """End all children and remove all files; harmless when called twice."""
+        """End all children within STOP_TIMEOUT_S, close the HTTP sockets and remove all files. May be called twice."""
         self._listeners.close()
         self._children.broadcast(messages.Stop(reason="" if self._failure is None else str(self._failure)))
         self._children.close(STOP_TIMEOUT_S if self._is_serving else 0.0)  # a start has nothing to finish

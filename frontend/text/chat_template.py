@@ -6,6 +6,7 @@ a sandbox; any exception in it is a RequestError. Knows nothing of tokens.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Sequence
@@ -13,20 +14,23 @@ from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NoReturn
+from weakref import WeakKeyDictionary
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...ipc.codec import JsonObject
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError, RequestError
-from ...ipc.messages.client import ChatForm, ChatMessage
+from ...ipc.messages.client import ChatForm, ChatMessage, TextPart
 from .tokenizer import Tokenizer, read_tokenizer_config
 
 MODEL_FORM = ChatForm()
+_PROBE = "\ue000one text\ue000"  # occurs in no real text
 DEFAULTS = EngineConfig()
 _END_MARK = (
     "\ue000end of the last turn\ue000 "  # occurs in no real text; the space shows whether the template strips texts
@@ -34,7 +38,7 @@ _END_MARK = (
 
 
 class ChatTemplate:
-    """A compiled template, the special tokens by name (bos_token …) and the default variables."""
+    """Compiled template with the special tokens by name (bos_token …) and the default variables."""
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class ChatTemplate:
         override."""
         self.source = source
         self._given_names = special_tokens | (defaults or {})
+        self._takes_parts = WeakKeyDictionary[jinja2.Template, bool]()
         try:
             self._template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateError as error:
@@ -66,24 +71,41 @@ class ChatTemplate:
         return None if found is None else cls(found, special_tokens, f"chat_template in {folder}", defaults)
 
     def render(self, messages: Sequence[ChatMessage], form: ChatForm = MODEL_FORM) -> str:
-        """Render the prompt up to the begin of the answer. RequestError if the template fails."""
+        """Render the prompt up to the answer: if `form.is_continued`, up to the end of the last message's text.
+
+        RequestError if the template fails."""
         if not messages:
             raise RequestError("the chat has no messages: give at least one")
         template = self._template if form.template is None else _compile(form.template)
-        turns: list[JsonObject] = [{"role": each.role, "content": each.content, **each.more} for each in messages]
-        names: JsonObject = {"tools": None, "documents": None, "add_generation_prompt": not form.is_continued}
-        names |= self._given_names | form.variables
+        names = self._names(form)
         if form.is_continued:
             if names["add_generation_prompt"]:
                 raise RequestError("continue_final_message and add_generation_prompt contradict each other: give one")
-            turns[-1]["content"] = messages[-1].content + _END_MARK
+            messages = [*messages[:-1], _with_end_mark(messages[-1])]
         try:
-            text = template.render(names | {"messages": turns})
+            text = _rendered(template, names, messages, as_parts=self._shows_parts_alone(template))
         except RecursionError:
             raise RequestError("the chat template recurses without end") from None
         except Exception as error:  # a template may fail in any way that Python can
             raise RequestError(f"the chat template refuses these messages: {error}") from None
         return _until_mark(text) if form.is_continued else text
+
+    def _names(self, form: ChatForm) -> JsonObject:
+        names: JsonObject = {"tools": None, "documents": None, "add_generation_prompt": not form.is_continued}
+        return names | self._given_names | form.variables
+
+    def _shows_parts_alone(self, template: jinja2.Template) -> bool:
+        """Return whether a template shows lists of parts, {"type": "text", "text": …}, but no plain texts."""
+        if template not in self._takes_parts:
+            shows_text = self._shows_probe(template, as_parts=False)
+            self._takes_parts[template] = not shows_text and self._shows_probe(template, as_parts=True)
+        return self._takes_parts[template]
+
+    def _shows_probe(self, template: jinja2.Template, *, as_parts: bool) -> bool:
+        probe = [ChatMessage("user", _PROBE)]
+        with contextlib.suppress(Exception):
+            return _PROBE in _rendered(template, self._names(MODEL_FORM), probe, as_parts=as_parts)
+        return False
 
 
 def check_template(config: EngineConfig) -> None:
@@ -94,7 +116,7 @@ def check_template(config: EngineConfig) -> None:
 
 
 def read_template(given: str) -> tuple[str, str]:
-    """Return a template and its origin: `given` itself if it has braces or newlines, else the file of that name."""
+    """Return a template and its origin: the text of file `given`, or `given` itself if it has braces or newlines."""
     if not os.path.isfile(given) and any(mark in given for mark in "{}\n"):
         return given, "--chat-template"
     try:
@@ -109,6 +131,20 @@ def _compile(source: str) -> jinja2.Template:
         return _ENVIRONMENT.from_string(source)
     except (jinja2.TemplateError, RecursionError) as error:
         raise RequestError(f"chat_template is not a Jinja template: {error}") from None
+
+
+def _rendered(template: jinja2.Template, names: JsonObject, messages: Sequence[ChatMessage], *, as_parts: bool) -> str:
+    """Render messages with the content of each as one text, or as a list of parts in OpenAI's form."""
+    turns: list[JsonObject] = [
+        {"role": each.role, "content": msgspec.to_builtins(each.parts) if as_parts else each.text, **each.more}
+        for each in messages
+    ]
+    return template.render(names | {"messages": turns})
+
+
+def _with_end_mark(message: ChatMessage) -> ChatMessage:
+    *parts, last = message.parts or [TextPart("")]
+    return ChatMessage(message.role, [*parts, TextPart(last.text + _END_MARK)], message.more)
 
 
 def _until_mark(text: str) -> str:

@@ -43,7 +43,7 @@ class Detokenizer(Protocol):
 
 
 class DetokenizerFactory:
-    """Creates detokenizers for one tokenizer; owns the tables that they share."""
+    """Factory of detokenizers for one tokenizer; owns the tables that they share."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -96,7 +96,7 @@ class PieceTable(dict[int, "str | bytes"]):
         return self._exact(token_id, self._tokenizer.decode([token_id], skip_special_tokens=False))
 
     def is_visible(self, token_id: int) -> bool:
-        """False for unknown ids and skipped special tokens, which have no effect on the text."""
+        """Return False for unknown ids and skipped special tokens, which have no effect on the text, else True."""
         if self._skip_special_tokens and token_id in self._tokenizer.special_ids:
             return False
         return token_id >= 0 and self._id_to_token(token_id) is not None
@@ -113,7 +113,7 @@ class PieceTable(dict[int, "str | bytes"]):
 
 
 class PieceDetokenizer:
-    """Concatenates pieces; holds back at most the 3 bytes of an incomplete character."""
+    """Detokenizer that concatenates pieces; it holds back at most the 3 bytes of an incomplete character."""
 
     def __init__(self, table: PieceTable, prompt_token_ids: Sequence[int]) -> None:
         self._table = table
@@ -156,7 +156,7 @@ class PieceDetokenizer:
 
 
 class TightDetokenizer:
-    """Wraps a detokenizer and removes the space between adjacent special tokens."""
+    """Detokenizer around another one that removes the space between adjacent special tokens."""
 
     def __init__(self, detokenizer: Detokenizer, tokenizer: Tokenizer) -> None:
         assert tokenizer.backend is not None
@@ -247,7 +247,7 @@ def find_probe(tokenizer: Tokenizer) -> int | None:
 
 
 def _comes_in_pieces(steps: list[JsonObject]) -> bool:
-    """Whether a token's text depends on the tokens before it only by whether there are any."""
+    """Return whether a token's text depends on the tokens before it only by whether there are any."""
     is_fused = False
     for step in steps:
         kind = step["type"]

@@ -51,7 +51,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
             self._check_bytes(len(text.encode(errors="replace")))
 
     def check_characters(self, num_characters: int) -> None:
-        """Check a text by its number of characters alone, which is at most its number of bytes."""
+        """Raise RequestError if the number of characters alone makes certain that a text is too long."""
         if num_characters > self.max_model_len:
             self._check_bytes(num_characters)
 
@@ -80,7 +80,7 @@ class PromptLimits(msgspec.Struct, frozen=True):
         return (side or "left") if cuts else None
 
     def kept(self, token_ids: bytes, cut_side: CutSide | None) -> bytes:
-        """Return the tokens of a prompt that a truncation at `cut_side` may keep."""
+        """Return the tokens, at most max_model_len, that a truncation at `cut_side` may keep; all if it is None."""
         if cut_side is None or num_ids(token_ids) <= self.max_model_len:
             return token_ids
         return token_ids[: 4 * self.max_model_len] if cut_side == "right" else token_ids[-4 * self.max_model_len :]

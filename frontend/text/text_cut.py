@@ -21,7 +21,7 @@ WINDOW = 128  # characters on each side of a place, given to the pre-tokenizer
 
 
 class TextCut:
-    """Cuts texts for one tokenizer, or returns them whole if a cut could change the tokens."""
+    """Cutter of texts for one tokenizer. Texts stay whole if a cut could change the tokens."""
 
     def __init__(self, backend: tokenizers.Tokenizer, max_bytes_per_token: int) -> None:
         self._backend = backend
@@ -29,8 +29,8 @@ class TextCut:
         self._may_cut = not any(map(_IN_TOKEN.search, backend.get_vocab(with_added_tokens=True)))
 
     def kept(self, text: str, num_tokens: int, cut_side: CutSide) -> str:
-        """Cut `text` off at `cut_side` ("left", "right"); the rest has the same last, or first, `num_tokens` tokens.
-        Returns all of `text` if no place is safe."""
+        """Return `text` without a part at `cut_side`: the last ("left") or first ("right") `num_tokens` tokens stay the
+        same. Returns all of `text` if no place is safe."""
         needed = num_tokens * self._max_bytes_per_token + 2 * NEAR_CHARACTERS
         end = needed + SEARCHED_CHARACTERS if cut_side == "right" else len(text) - needed
         begin = end - SEARCHED_CHARACTERS
@@ -47,7 +47,7 @@ class TextCut:
         return text
 
     def _splits(self, window: str) -> bool:
-        """Whether the pre-tokenizer splits `window` in its middle."""
+        """Return whether the pre-tokenizer splits `window` in its middle."""
         pre_tokenizer = self._backend.pre_tokenizer
         if pre_tokenizer is None:
             return True

@@ -1,4 +1,4 @@
-"""Computes the largest number of text bytes that one token can represent, so that longer texts are refused unread.
+"""Compute the largest number of text bytes that one token can represent, so that longer texts are refused unread.
 
 There is no limit if a part of the tokenizer drops or shrinks text: a normalizer that strips, a pre-tokenizer that
 removes spaces, an added token that swallows the spaces beside it, an unknown word that becomes one token. Each part is
@@ -57,7 +57,7 @@ def _flat(part: Part, name: str) -> Iterator[Part]:
 
 
 def _shrink(normalizers: Iterator[Part]) -> int | None:
-    """Return the factor by which the normalizers shrink a text at most; None if there is no limit."""
+    """Return the factor by which the normalizers shrink a text's UTF-8 bytes at most; None if there is no limit."""
     factor = 1
     for part in normalizers:
         pattern = part.get("pattern")

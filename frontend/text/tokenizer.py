@@ -42,7 +42,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path, trust_remote_code: bool = False) -> Tokenizer | None:
-        """Load the tokenizer in `folder`; None if it has no file of one; ConfigError if it cannot be read."""
+        """Load the tokenizer in `folder`; None if it has no tokenizer's file; ConfigError for an unreadable one."""
         config = read_tokenizer_config(folder)
         if (folder / "tokenizer.json").is_file():
             return cls.from_backend(_read_backend(folder / "tokenizer.json"), config)
@@ -89,18 +89,18 @@ class Tokenizer:
         return self._decode(token_ids, skip_special_tokens)
 
     def token_string(self, token_id: int) -> str:
-        """Return a token's spelling in the vocabulary, or its text without a backend or for an unknown id."""
+        """Return a token's spelling in the vocabulary; if there is no backend or the id is unknown, its text."""
         known = None if self.backend is None else self.backend.id_to_token(token_id)
         return self.decode([token_id], skip_special_tokens=False) if known is None else str(known)
 
     @cached_property
     def max_bytes_per_token(self) -> int | None:
-        """Largest number of text bytes that one token can represent; None if there is no certain limit."""
+        """Return the largest number of text bytes that one token can represent; None if there is no certain limit."""
         return None if self.backend is None else max_bytes_per_token(self.backend)
 
     def kept(self, text: str, num_tokens: int, cut_side: CutSide) -> str:
-        """Cut `text` off at `cut_side`; the rest has the same last, or first, `num_tokens` tokens. Returns all of
-        `text` if no cut is safe."""
+        """Return `text` without a part at `cut_side`: the last ("left") or first ("right") `num_tokens` tokens stay the
+        same. Returns all of `text` if no cut is safe."""
         return text if self._cut is None else self._cut.kept(text, num_tokens, cut_side)
 
     @cached_property
@@ -110,14 +110,14 @@ class Tokenizer:
 
     @cached_property
     def text_end(self) -> bytes:
-        """Tokens that the checkpoint appends to a text, such as the last token of an embedding model."""
+        """Return the tokens that the checkpoint appends to a text, such as the last token of an embedding model."""
         bare, whole = (self.encode("a", add_special_tokens=each) for each in (False, True))
         ends = (whole[begin + len(bare) :] for begin in range(len(whole)) if whole[begin : begin + len(bare)] == bare)
         return encode_ids(next(ends, ()))
 
     @cached_property
     def special_tokens(self) -> dict[str, str]:
-        """Special tokens of tokenizer_config.json by name (bos_token, eos_token …), for chat templates."""
+        """Return the special tokens of tokenizer_config.json by name (bos_token, eos_token …), for chat templates."""
         named = {name: special_token(self.config, name) for name in self.config if name.endswith("_token")}
         return {name: token for name, token in named.items() if token is not None}
 
@@ -134,7 +134,7 @@ def read_tokenizer_config(folder: Path) -> JsonObject:
 
 
 def head_of(tokenizer: Tokenizer | None, token_ids: bytes, num_kept: int) -> bytes:
-    """Truncate a prompt to `num_kept` tokens from its begin, keeping the tokens that the checkpoint appends to it."""
+    """Truncate a prompt to `num_kept` tokens: its first ones, and the tokens that the checkpoint appends to it."""
     end = b"" if tokenizer is None else tokenizer.text_end[-4 * num_kept :]
     if len(token_ids) <= 4 * num_kept or not token_ids.endswith(end):
         return token_ids[: 4 * num_kept]

@@ -38,7 +38,7 @@ GROUPS = {  # of options in --help
 
 
 def _in(group: str) -> Callable[[str], Meta]:
-    """Return a function that describes an option of `group`."""
+    """Return a function from an option's help text to its metadata, for options of `group`."""
     return lambda text: Meta(description=text, extra={"group": group})
 
 
@@ -105,6 +105,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     )
     enforce_eager: Annotated[bool, _devices("no CUDA graphs")] = False
     enforce_reference: Annotated[bool, _devices("plain torch instead of our own kernels")] = False
+    cpu_isa: Annotated[
+        Literal["auto", "amx", "avx512bf16", "avx512", "avx2"],
+        _devices("instructions of the C kernels; auto: the processor's best"),
+    ] = "auto"
     num_threads: Annotated[int | None, _devices("CPU threads of a worker; none: cores / local ranks")] = None
     seed: Annotated[int, _answers("seed from which requests without a seed get theirs")] = 0
     chat_template: Annotated[str | None, _answers("Jinja chat template or a file with one, if not the model's")] = None
@@ -197,7 +201,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def http_address(self) -> str | None:
-        """[HOST:]PORT from --http, --host and --port; None without an HTTP server."""
+        """[HOST:]PORT from --http, --host and --port, ConfigError if they differ; None without an HTTP server."""
         if self.host is None and self.port is None:
             return self.http
         host, _, port = (self.http or "").rpartition(":")
@@ -246,7 +250,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")
 
     def _check_http(self) -> None:
-        """Check the options of the HTTP server."""
+        """Raise ConfigError for invalid options of the HTTP server."""
         if self.http_address is not None:
             http_endpoint(self.http_address)
         if not re.fullmatch("[0-7]{3,4}", self.uds_mode):
@@ -290,7 +294,7 @@ _INT_RANGES = (
 
 
 def _check_address(address: str) -> None:
-    """Check for ipc:///PATH or tcp://HOST:PORT; ZeroMQ would take any port modulo 65536."""
+    """Raise ConfigError unless it is ipc:///PATH or tcp://HOST:PORT; ZeroMQ would take any port modulo 65536."""
     if address.startswith("tcp://"):
         port = address.rpartition(":")[2]
         if port != "*" and not (port.isdecimal() and int(port) <= 65535):
@@ -300,7 +304,7 @@ def _check_address(address: str) -> None:
 
 
 def http_endpoint(address: str) -> tuple[str, int]:
-    """Parse `[HOST:]PORT` into (host, port); the default host is 127.0.0.1. An IPv6 host is in brackets."""
+    """Parse `[HOST:]PORT`, with an IPv6 host in brackets, into (host without them, port); default host: 127.0.0.1."""
     host, _, port = address.rpartition(":")
     if not (port.isdecimal() and int(port) <= 65535):
         raise ConfigError(f"--http {address} must be [HOST:]PORT with a port in [0, 65535] (0: any free one)")

@@ -13,7 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from ..messages.base import PROTOCOL_VERSION, Hello
+from ..endpoints import Endpoints
+from ..messages.base import PROTOCOL_VERSION, Hello, Rank
 from .engine_config import AUTO_LENGTH, EngineConfig
 from .model_config import ModelConfig
 
@@ -25,7 +26,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str  # 16 hex characters, new for each engine
     run_directory: str
-    client_address: str  # where the frontend listens for clients
+    endpoints: Endpoints
     config: EngineConfig
     model: ModelConfig
     model_folder: str
@@ -54,8 +55,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """Token budget of one step. A CPU needs only a few hundred tokens for full throughput; more would only delay
-        other requests."""
+        """Token budget of one step: as configured, else 512 on a CPU and 2048 elsewhere, at least max_num_seqs. A CPU
+        needs only a few hundred tokens for full throughput; more would only delay other requests."""
         default = 512 if self.device == "cpu" else 2048
         return self.config.max_num_batched_tokens or max(default, self.config.max_num_seqs)
 
@@ -76,18 +77,19 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return -(-self.max_model_len // self.config.block_size)
 
     def fitted_model_len(self, num_blocks: int) -> int:
-        """max_model_len where the pool has so many blocks, the null block included: with `auto` all of it at most."""
+        """Return max_model_len; `auto` is cut to the tokens of a pool of `num_blocks`, the null block included."""
         if self.config.max_model_len != AUTO_LENGTH:
             return self.max_model_len
         return min(self.max_model_len, (num_blocks - 1) * self.config.block_size)
 
-    def address(self, name: str) -> str:
-        """Return the ipc endpoint `name` in the run directory: control, core, workers-G, results-G."""
-        return f"ipc://{self.run_directory}/{name}.sock"
+    @property
+    def ranks(self) -> list[Rank]:
+        """The workers of a group; all are in one pipeline stage."""
+        return [Rank(pp=0, tp=tp) for tp in range(self.config.tensor_parallel_size)]
 
     @property
     def profile_folder(self) -> Path:
-        """The folder for traces."""
+        """The folder for the traces of start_profile."""
         return Path(self.config.profile_dir or Path(self.run_directory) / "profiles").absolute()
 
     def environment(self) -> dict[str, str]:

@@ -126,7 +126,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _overridden(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return `raw` with overrides applied. An override of rotary embeddings in one spelling replaces both spellings."""
+    """Return `raw` with overrides applied. Rotary embeddings have two spellings, rope_scaling and rope_parameters: an
+    override of one replaces both."""
     parameters = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
     if "rope_theta" in overrides and parameters:
         raw = {**raw, "rope_parameters": {**parameters, "rope_theta": overrides["rope_theta"]}, "rope_scaling": None}
@@ -201,7 +202,7 @@ def _head_dim(raw: dict[str, Any], hidden_size: int, num_heads: int, path: Path)
 
 
 def _rope(raw: dict[str, Any], path: Path) -> RopeConfig:
-    """Parse both spellings: transformers 5's `rope_parameters`, and the older `rope_theta` with `rope_scaling`."""
+    """Parse either spelling: transformers 5's `rope_parameters`, or the older `rope_theta` with `rope_scaling`."""
     parameters = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
     old_kind = parameters.pop("type", None)
     kind = parameters.pop("rope_type", None) or old_kind or "default"

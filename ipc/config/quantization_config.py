@@ -27,7 +27,7 @@ class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_quantization(raw: dict[str, Any] | None, path: Path) -> QuantizationConfig | None:
-    """Parse `raw`, the quantization_config of `path`; ConfigError for an unsupported format."""
+    """Parse `raw`, the quantization_config of `path`; None if it is empty. ConfigError for an unsupported format."""
     if not raw:
         return None
     method = str(raw.get("quant_method"))

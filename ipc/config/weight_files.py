@@ -27,7 +27,7 @@ class StoredTensor(NamedTuple):
 
 
 def file_by_tensor(folder: Path) -> dict[str, Path]:
-    """Return the file of each tensor; ConfigError without usable files."""
+    """Return the file of each tensor, by the index or the only file's header; ConfigError if neither is usable."""
     index_file, single_file = folder / INDEX_NAME, folder / SINGLE_NAME
     if index_file.exists():
         return _read_index(index_file)
@@ -51,7 +51,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Read the tensors of one file; ConfigError if it is smaller than its header says."""
+    """Read the header of one file; ConfigError if file or header is damaged, or the file smaller than that says."""
     try:
         with path.open("rb") as file:
             (num_header_bytes,) = struct.unpack("<Q", file.read(8))

@@ -33,7 +33,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
 
 
 class Ping(Message, frozen=True, kw_only=True, tag="ping"):
-    """Sign of life; a client with open requests renews its lease by it."""
+    """Sign of life; a client with open requests renews its lease by it. Pong replies."""
 
 
 LEASE_S = 3.0  # a client with open requests counts as dead after this time without a message
@@ -41,7 +41,7 @@ PING_INTERVAL_S = 1.0
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
-    """Reply to Hello."""
+    """Reply to a Hello that is accepted."""
 
     protocol_version: int
     run_id: str
@@ -58,11 +58,27 @@ class Unknown(Message, frozen=True, kw_only=True, tag="unknown"):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Desired content of the workers' memory: weights and KV pool, without the sleeping parts."""
+    """Memory that the workers are to hold: weights and KV pool, except the parts in `asleep`, which are freed."""
 
     model_folder: str = ""  # weights to load; empty: keep the current ones
     asleep: list[MemoryTag] = []
     drops_pages: bool = False  # also drop the checkpoint from the machine's page cache
+
+
+class Rank(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """Place of a worker in its group: the pipeline stage, and the place in the stage's tensor-parallel group."""
+
+    pp: int
+    tp: int
+
+    def __str__(self) -> str:
+        """Name the rank in logs and errors: "1", or "2.1" in a later stage than the first."""
+        return f"{self.pp}.{self.tp}" if self.pp else str(self.tp)
+
+    @classmethod
+    def parse(cls, name: str) -> Rank:
+        pp, _, tp = name.rpartition(".")
+        return cls(int(pp or 0), int(tp))
 
 
 class BulkArray(msgspec.Struct, frozen=True, kw_only=True):

@@ -30,12 +30,31 @@ ControlAction: TypeAlias = EngineAction | Literal["log_level"]
 PauseMode: TypeAlias = Literal["keep", "wait", "abort"]  # running requests stop and stay, finish first, or end
 
 
+class TextPart(msgspec.Struct, frozen=True, tag="text"):
+    """Text of a message."""
+
+    text: str
+
+
+ContentPart: TypeAlias = TextPart  # other kinds join as a union, told apart by `type`
+
+
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message of a chat, as passed to the chat template."""
 
     role: str
-    content: str
+    content: str | list[ContentPart]
     more: JsonObject = {}  # further fields for the template: name, reasoning_content, tool_calls, tool_call_id …
+
+    @property
+    def parts(self) -> list[ContentPart]:
+        """Return the content as parts."""
+        return [TextPart(self.content)] if isinstance(self.content, str) else self.content
+
+    @property
+    def text(self) -> str:
+        """Return the texts of the content, joined with line breaks."""
+        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
 
 
 class ChatForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -150,10 +169,10 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Logprobs of m consecutive tokens, each with k alternatives: the token itself, then the alternatives.
+    """Logprobs at m consecutive positions, k + 1 at each: of the token itself, then of k alternatives.
 
-    The alternatives are the k likeliest by falling logprob (ranks 1 to k, possibly with the token itself), or the
-    tokens of logprob_token_ids, without ranks.
+    The alternatives are the k likeliest by falling logprob (ranks 1 to k; the token itself may be among them), or
+    the tokens of logprob_token_ids, without ranks.
     """
 
     num_top: int  # k
@@ -184,7 +203,7 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Deltas(Message, frozen=True, kw_only=True, tag="deltas"):
-    """The new output of one step for one client."""
+    """New output for one client: of one step, or of several while the client gave no credit."""
 
     deltas: list[Delta]
 

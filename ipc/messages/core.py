@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 import msgspec
 
@@ -82,6 +82,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: FinishReason
     num_preemptions: int = 0
     error: ErrorInfo | None = None
+    vector: BulkArray | None = None  # of a request of kind pool
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,17 +93,20 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LogprobColumns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Logprobs of n tokens of any rows: for each the token itself, then alternatives by falling logprob."""
+    """Logprobs of n tokens of any requests: for each the token itself, then alternatives by falling logprob.
 
-    owners: bytes = b""  # int32 [n]: row or, from core to frontend, key
-    positions: bytes = b""  # int32 [n]: index of the token in prompt + output; to the frontend: in prompt or output
+    Logprobs have four shapes on their way: a worker sends RowLogprobs, the core sends them on as KeyLogprobs, the
+    frontend collects those of an answer in a LogprobBuffer and sends Logprobs (client.py), and the client's outputs
+    have TokenLogprobs (or FlatLogprobs).
+    """
+
     widths: bytes = b""  # int32 [n]: 1 + number of alternatives
     ranks: bytes = b""  # int32 [n]: of the token itself; 1 = likeliest
     token_ids: bytes = b""  # int32, flat: sum(widths)
     logprobs: bytes = b""  # float32, flat
 
     @classmethod
-    def join(cls, parts: Iterable[LogprobColumns | None]) -> LogprobColumns | None:
+    def join(cls, parts: Iterable[Self | None]) -> Self | None:
         """Concatenate columns in this order, without those that are None; None without any."""
         present = [part for part in parts if part is not None]
         if len(present) <= 1:
@@ -110,11 +114,11 @@ class LogprobColumns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return cls(**{name: b"".join(getattr(part, name) for part in present) for name in cls.__struct_fields__})
 
 
-class Pooled(msgspec.Struct, frozen=True, kw_only=True):
-    """The embedding of a prompt."""
+class KeyLogprobs(LogprobColumns, frozen=True, kw_only=True, omit_defaults=True):
+    """Logprobs of answers, by their keys."""
 
-    owner: int  # row or, from core to frontend, key
-    vector: BulkArray
+    keys: bytes = b""  # int32 [n]
+    positions: bytes = b""  # int32 [n]: index of the token in the output, or in the prompt
 
 
 class EngineCoreOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, tag_field="type", tag="outputs"):
@@ -128,13 +132,12 @@ class EngineCoreOutputs(msgspec.Struct, kw_only=True, omit_defaults=True, tag_fi
     accepted: list[int] = []  # keys of first children, once per submit
     started: list[Started] = []
     finished: list[Finished] = []  # after their last tokens
-    logprobs: LogprobColumns | None = None  # of token_ids; the entries of a key are in token order
-    prompt_logprobs: LogprobColumns | None = None  # of the prompts of first children
-    pooled: list[Pooled] = []  # in the same message as the key's Finished
+    logprobs: KeyLogprobs | None = None  # of token_ids; the entries of a key are in token order
+    prompt_logprobs: KeyLogprobs | None = None  # of the prompts of first children
 
 
 class ControlDone(Message, frozen=True, kw_only=True, tag="control_done"):
-    """Reply to EngineControl, after its action."""
+    """Reply to EngineControl, after its action or with the error of that."""
 
     control_id: int
     error: ErrorInfo | None = None

@@ -25,7 +25,7 @@ class CloseGrammars(Message, frozen=True, kw_only=True, tag="close_grammars"):
 
 
 class AdvanceGrammars(Message, frozen=True, kw_only=True, tag="advance_grammars"):
-    """Order to advance each grammar by one token, then compute the masks of `mask_ids`; GrammarsAdvanced replies."""
+    """Order to advance grammar i by token i, for all i, then make the masks of `mask_ids`; GrammarsAdvanced replies."""
 
     grammar_ids: bytes  # int32 [n]
     token_ids: bytes  # int32 [n]

@@ -19,9 +19,10 @@ class ReadBody(Message, frozen=True, kw_only=True, tag="read_body"):
 
 
 class ReadPrompt(Message, frozen=True, kw_only=True, tag="read_prompt"):
-    """Order to tokenize a long prompt. Exactly one of prompt and chat is set."""
+    """Order to tokenize a prompt. Exactly one of prompt, token_ids and chat is set; token_ids stay in the frontend."""
 
     prompt: str | None = None
+    token_ids: bytes | None = None
     chat: list[ChatMessage] | None = None
     chat_form: ChatForm | None = None
     add_special_tokens: bool = True

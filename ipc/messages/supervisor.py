@@ -141,7 +141,7 @@ ChildToSupervisor: TypeAlias = (
 
 
 class Initialize(Message, frozen=True, kw_only=True, tag="initialize"):
-    """The size of the KV pool, the minimum over all ranks."""
+    """Order to children to start with this size of the KV pool, the minimum over all ranks."""
 
     num_blocks: int
 
@@ -164,13 +164,13 @@ class StartPhases(Message, frozen=True, kw_only=True, tag="start_phases"):
 
 
 class WorkersUp(Message, frozen=True, kw_only=True, tag="workers_up"):
-    """Notice that a new worker group has loaded and listens on the addresses of its generation."""
+    """Notice to the core that a new worker group has loaded and connects to its generation's addresses."""
 
     generation: int
 
 
 class WorkersDown(Message, frozen=True, kw_only=True, tag="workers_down"):
-    """Notice that a worker group has ended and another is being started."""
+    """Notice to the core that a worker group has ended and another is being started."""
 
     generation: int
     reason: str

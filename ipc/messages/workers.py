@@ -8,8 +8,8 @@ from typing import TypeAlias
 import msgspec
 
 from ..pooling_params import PoolingParams
-from .base import Holding, Message
-from .core import LogprobColumns, Pooled
+from .base import BulkArray, Holding, Message, Rank
+from .core import LogprobColumns
 
 
 class RowSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,7 +52,15 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pooling: PoolingParams | None = None  # embed instead of sampling: the prompt's last token gives the vector
 
 
-class SchedulerOutput(Message, frozen=True, kw_only=True, tag="step"):
+class StepMessage(Message, frozen=True, kw_only=True):
+    """Base class of the messages of one step, or of an order that has a number like a step."""
+
+    step: int  # numbered without gaps from 1 in each (core_epoch, generation)
+    core_epoch: int
+    generation: int
+
+
+class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
     """One step. A worker frees rows, adds new ones, appends blocks and tokens, then computes `counts[i]` tokens of
     each `rows[i]`.
 
@@ -60,9 +68,6 @@ class SchedulerOutput(Message, frozen=True, kw_only=True, tag="step"):
     becomes its next known token, or returns its embedding.
     """
 
-    step: int  # numbered without gaps from 1 in each (core_epoch, generation)
-    core_epoch: int
-    generation: int
     rows: bytes  # int32 [n]
     counts: bytes  # int32 [n], each ≥ 1
     freed_rows: bytes = b""  # int32
@@ -72,31 +77,22 @@ class SchedulerOutput(Message, frozen=True, kw_only=True, tag="step"):
     is_mask_pending: bool = False  # rank 0 waits for this step's TokenMask before it samples
 
 
-class TokenMask(Message, frozen=True, kw_only=True, tag="mask"):
+class TokenMask(StepMessage, frozen=True, kw_only=True, tag="mask"):
     """Tokens that rows with a grammar may sample in `step`; rows that have ended meanwhile are left out."""
 
-    step: int
-    core_epoch: int
-    generation: int
     rows: bytes  # int32 [n]
     bits: bytes  # uint32 [n, ceil(vocab_size / 32)]: bit t % 32 of word t / 32 is set if token t is allowed
 
 
-class ReloadWeights(Message, frozen=True, kw_only=True, tag="reload_weights"):
-    """Numbered like a step: every rank drops its rows, changes its memory to `holding` and replies with ControlAck."""
+class ReloadWeights(StepMessage, frozen=True, kw_only=True, tag="reload_weights"):
+    """Order in place of a step: every rank drops its rows, changes its memory to `holding` and sends ControlAck."""
 
-    step: int
-    core_epoch: int
-    generation: int
     holding: Holding
 
 
-class Profile(Message, frozen=True, kw_only=True, tag="profile"):
-    """Numbered like a step: every rank starts a trace, or writes it to a file, and replies with ControlAck."""
+class Profile(StepMessage, frozen=True, kw_only=True, tag="profile"):
+    """Order in place of a step: every rank starts a trace, or writes it to a file, and sends ControlAck."""
 
-    step: int
-    core_epoch: int
-    generation: int
     records: bool
 
 
@@ -111,31 +107,39 @@ CoreToWorker: TypeAlias = SchedulerOutput | TokenMask | ReloadWeights | Profile 
 
 
 class ProbeAck(Message, frozen=True, kw_only=True, tag="probe_ack"):
-    rank: int
+    rank: Rank
     core_epoch: int
     generation: int
 
 
-class ControlAck(Message, frozen=True, kw_only=True, tag="control_ack"):
-    rank: int
-    step: int
-    core_epoch: int
-    generation: int
+class ControlAck(StepMessage, frozen=True, kw_only=True, tag="control_ack"):
+    rank: Rank
     error: str = ""  # reason why a Profile failed, which is not fatal
 
 
-class ModelRunnerOutput(Message, frozen=True, kw_only=True, tag="result"):
+class RowLogprobs(LogprobColumns, frozen=True, kw_only=True, omit_defaults=True):
+    """Logprobs of one step's tokens, by the rows of their requests."""
+
+    rows: bytes = b""  # int32 [n]
+    positions: bytes = b""  # int32 [n]: index of the token in prompt + output
+
+
+class Pooled(msgspec.Struct, frozen=True, kw_only=True):
+    """The embedding of the prompt in `row`."""
+
+    row: int
+    vector: BulkArray
+
+
+class ModelRunnerOutput(StepMessage, frozen=True, kw_only=True, tag="result"):
     """Result of a step from rank 0: the rows that sampled, in the order of the SchedulerOutput."""
 
-    step: int
-    core_epoch: int
-    generation: int
     rows: bytes  # int32
     counts: bytes  # int32: tokens per row; a row with 0 computes its last known token again in its next step
     token_ids: bytes  # int32, flat
     execute_s: float = 0.0  # seconds that the step took on this rank
-    logprobs: LogprobColumns | None = None  # of sampled tokens of rows with logprobs; without positions
-    prompt_logprobs: LogprobColumns | None = None
+    logprobs: RowLogprobs | None = None  # of sampled tokens
+    prompt_logprobs: RowLogprobs | None = None
     fully_masked_rows: bytes = b""  # int32: rows without any allowed token; ignore their token_ids
     pooled: list[Pooled] = []  # embeddings of prompts that end in this step
 
@@ -143,7 +147,7 @@ class ModelRunnerOutput(Message, frozen=True, kw_only=True, tag="result"):
 class Resend(Message, frozen=True, kw_only=True, tag="resend"):
     """Request of a worker that missed messages: repeat all from `from_step` on."""
 
-    rank: int
+    rank: Rank
     generation: int
     from_step: int
 
@@ -151,7 +155,7 @@ class Resend(Message, frozen=True, kw_only=True, tag="resend"):
 class WorkerError(Message, frozen=True, kw_only=True, tag="worker_error"):
     """A step failed on a rank; the group cannot continue."""
 
-    rank: int
+    rank: Rank
     generation: int
     step: int
     phase: str

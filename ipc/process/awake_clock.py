@@ -36,5 +36,5 @@ class AwakeClock:
         return self.now
 
     def patience_s(self, until: float) -> float:
-        """Return how long to wait before the next `look`, if `until` is the next time limit."""
+        """Return how long to wait before the next `look`, at most a beat, if `until` is the next time limit."""
         return min(max(until - self.now, 0.0), self._beat_s)

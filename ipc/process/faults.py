@@ -22,7 +22,6 @@ POINTS = (
     "grammar.advance",
     "intake.read",
 )
-KINDS = ("error", "memory", "device", "hang", "delay")
 
 
 class InjectedFault(Exception):
@@ -34,7 +33,7 @@ class DeviceFault(RuntimeError):
 
 
 def maybe_fail(point: str, rank: int | None = None) -> None:
-    """Cause the fault that is requested at this point, if any."""
+    """Cause the fault that a file requests at this point (of `rank`), if there is one."""
     if FOLDER is not None:
         _strike(Path(FOLDER), point, point if rank is None else f"{point}.{rank}")
 
@@ -57,13 +56,3 @@ def _strike(folder: Path, point: str, name: str) -> None:
         raise DeviceFault(f"CUDA error: an illegal memory access was encountered (injected at {point})")
     else:
         raise InjectedFault(f"injected at {point}")
-
-
-def inject(folder: Path, point: str, kind: str, rank: int | None = None) -> Path:
-    """Request a fault; return its file, which disappears when the fault occurs."""
-    if point not in POINTS:
-        raise ValueError(f"{point} is not a fault point: {', '.join(POINTS)}")
-    path = folder / (point if rank is None else f"{point}.{rank}")
-    pending = path.with_name(path.name + ".new")
-    pending.write_text(kind, encoding="utf-8")
-    return pending.rename(path)

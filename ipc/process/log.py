@@ -57,7 +57,7 @@ class _LineHandler(logging.StreamHandler[TextIO]):
 
 
 def configure(process: str, level: str = "info") -> None:
-    """Send this process's records to stderr, marked with `process` (core, frontend, worker 0 …)."""
+    """Write this process's log to stderr from `level` on, marked with `process` (core, frontend, worker 0 …)."""
     handler = _LineHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {process}: %(message)s", _TIME_FORMAT))
     logger.handlers[:] = [handler]

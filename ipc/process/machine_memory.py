@@ -67,7 +67,7 @@ def total_bytes() -> int:
 
 
 def swap_bytes() -> int:
-    """Return the free swap space."""
+    """Return the machine's free swap space."""
     return _meminfo_bytes("SwapFree:")
 
 
@@ -77,7 +77,7 @@ def num_machine_oom_kills() -> int | None:
 
 
 def gib(num_bytes: int) -> str:
-    """Format a size in GiB, or MiB if it is small."""
+    """Format a size in GiB, or in MiB below 128 MiB."""
     return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 27 else f"{num_bytes / (1 << 20):.1f} MiB"
 
 

@@ -11,7 +11,7 @@ GROUP_SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def ignore_group_signals() -> None:
-    """Ignore the signals and drop pending ones; the first call of a child."""
+    """Ignore GROUP_SIGNALS, drop pending ones, and unblock them; the first call of a child."""
     for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)

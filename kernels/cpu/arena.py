@@ -15,7 +15,7 @@ ALIGNMENT = 64
 
 
 class PackedMemory:
-    """Allocates from the newest map only; a weight's owner keeps its map alive."""
+    """Allocator for packed weights, from its newest map only; a weight's owner keeps the weight's map alive."""
 
     def __init__(self) -> None:
         self._map: mmap.mmap | None = None

@@ -57,10 +57,6 @@ static void begin_task(Task *t, const AttentionPlan *plan, const AttentionTask *
 /* Chunks begin at multiples of 16 keys, so that 16 keys are adjacent in a block; keys before first_key are masked. */
 INLINE int64_t first_chunk(const AttentionTask *task) { return task->first_key / 16 * 16; }
 
-INLINE void prefetch(const element *from, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)from + i, _MM_HINT_T1);
-}
-
 #ifdef __AVX512F__
 
 #define SCORED 16 /* keys per call of score_keys */
@@ -81,7 +77,7 @@ INLINE __m512 reduce_16x16(const __m512 v[16]) {
 }
 
 /* Computes the scores of SCORED keys; keys past `count` repeat the last one. */
-static void score_keys(Task *t, int64_t at, int64_t count, int64_t head_dim) {
+INLINE void score_keys(Task *t, int64_t at, int64_t count, const int64_t head_dim) {
     for (int64_t row = 0; row < t->num_rows; row++) {
         Floats sums[16];
         for (int64_t i = 0; i < 16; i++) {
@@ -180,7 +176,7 @@ static void weigh(Task *t, int64_t first, int64_t count, float scale, int64_t he
 }
 
 /* Prefetches in the order of memory, which the hardware prefetcher follows. */
-INLINE void fetch_next(Task *t, int64_t head_dim) {
+INLINE void fetch_next(Task *t, const int64_t head_dim) {
     if (t->next_row >= t->num_next) return;
     _mm_prefetch((const char *)(t->next_keys[t->next_row] + t->next_column), _MM_HINT_T1);
     t->next_column += LINE;
@@ -192,7 +188,7 @@ INLINE void fetch_next(Task *t, int64_t head_dim) {
 #define HELD_ROWS 8 /* rows whose sums of 32 elements stay in registers */
 
 /* values[first .. first + rows) += weights * value rows; every call passes a constant `rows`. */
-INLINE void add_values(Task *t, int64_t first, int64_t count, int64_t head_dim, const int rows) {
+INLINE void add_values(Task *t, int64_t first, int64_t count, const int64_t head_dim, const int rows) {
     for (int64_t d = 0; d < head_dim; d += 32) {
         Floats a[HELD_ROWS], b[HELD_ROWS];
         for (int row = 0; row < rows; row++) {
@@ -216,7 +212,7 @@ INLINE void add_values(Task *t, int64_t first, int64_t count, int64_t head_dim, 
     }
 }
 
-static void add_all_values(Task *t, int64_t count, int64_t head_dim) {
+INLINE void add_all_values(Task *t, int64_t count, const int64_t head_dim) {
     for (int64_t row = 0; row < t->num_rows;) {
         int64_t left = t->num_rows - row;
         if (left >= 8) add_values(t, row, count, head_dim, 8), row += 8;
@@ -234,8 +230,7 @@ static void add_all_values(Task *t, int64_t count, int64_t head_dim) {
     int64_t num_lines = divide_up(count, LINE);
     for (int64_t d = 0; d < head_dim; d += 32) {
         for (int64_t i = 0; i < num_lines * LINE; i += LINE / 16) {
-            fetch_next(t, head_dim);
-            fetch_next(t, head_dim);
+            fetch_next(t, head_dim), fetch_next(t, head_dim);
             pack_value(tiles + i / LINE * 2 * TILE + i % LINE * 16, &t->value_rows[i], count - 1 - i, d, head_dim - d);
         }
         multiply_near(t->values[0] + d, MAX_HEAD_DIM, t->scores[0], CHUNK, LINE, t->num_rows, tiles, num_lines);
@@ -244,8 +239,9 @@ static void add_all_values(Task *t, int64_t count, int64_t head_dim) {
 
 #endif
 
-static void attend_chunk(Task *t, const Cache *cache, int64_t first, int64_t count, float scale) {
-    int64_t head_dim = cache->head_dim, bytes = head_dim * (int64_t)sizeof(element);
+INLINE void attend_keys(Task *t, const Cache *cache, int64_t first, int64_t count, float scale,
+                        const int64_t head_dim) {
+    int64_t bytes = head_dim * (int64_t)sizeof(element);
     for (int64_t at = 0; at < count; at += SCORED) {
         for (int64_t i = at; i < min64(at + SCORED, count); i++) prefetch(t->value_rows[i], bytes);
 #ifdef HAS_TILES
@@ -258,6 +254,13 @@ static void attend_chunk(Task *t, const Cache *cache, int64_t first, int64_t cou
     }
     weigh(t, first, count, scale, head_dim);
     add_all_values(t, count, head_dim);
+}
+
+/* With code of its own for the usual sizes of heads. */
+static void attend_chunk(Task *t, const Cache *cache, int64_t first, int64_t count, float scale) {
+    if (cache->head_dim == 64) attend_keys(t, cache, first, count, scale, 64);
+    else if (cache->head_dim == 128) attend_keys(t, cache, first, count, scale, 128);
+    else attend_keys(t, cache, first, count, scale, cache->head_dim);
 }
 
 /* Writes one query row's output, its weighted values / sum; the last head also clears the panel's padding. */
@@ -334,8 +337,8 @@ void attend(AttentionPlan *plan, const element *query, int64_t query_stride, con
     for (int64_t i = take_piece(team, num_tasks), after; i < num_tasks; finish_piece(team, num_tasks), i = after) {
         after = take_piece(team, num_tasks);
         const AttentionTask *task = &plan->tasks[i], *next = after < num_tasks ? &plan->tasks[after] : NULL;
-#ifdef HAS_TILES
-        if (task->num_tokens * task->num_heads > TASK_ROWS) {
+#ifdef __AVX512F__
+        if (is_prefill(task->num_tokens, task->num_heads, plan->head_dim)) {
             prefill_task(plan, task, query, query_stride, cache, scale, out);
             continue;
         }

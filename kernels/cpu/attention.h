@@ -9,6 +9,11 @@
 #define CHUNK 256 /* keys of a split of a decode row, and keys per iteration of a task */
 #ifdef __AVX512F__
 #define TASK_ROWS 16 /* query rows of a task of attention.c */
+#ifdef HAS_TILES
+#define FEW_ROWS TASK_ROWS /* query rows of a prefill row that attention.c still computes */
+#else
+#define FEW_ROWS 5
+#endif
 #else
 #define TASK_ROWS 24 /* more rows share the cost of packing a task's keys and values into tiles */
 #endif
@@ -37,11 +42,12 @@ struct AttentionPlan {
 
 INLINE int64_t partial_floats(int64_t head_dim) { return 16 + round_up(head_dim, 32); }
 
-INLINE bool has_prefill(int64_t head_dim) {
-#ifdef HAS_TILES
-    return head_dim % 16 == 0;
+/* Whether prefill.c computes a task of these sizes, else attention.c. */
+INLINE bool is_prefill(int64_t num_tokens, int64_t num_heads, int64_t head_dim) {
+#ifdef __AVX512F__
+    return head_dim % 16 == 0 && num_tokens > 1 && num_tokens * num_heads > FEW_ROWS;
 #else
-    (void)head_dim;
+    (void)num_tokens, (void)num_heads, (void)head_dim;
     return false;
 #endif
 }
@@ -55,6 +61,11 @@ INLINE void locate(const element **at, const AttentionPlan *plan, const Attentio
         const element *from = cache_at(cache, table[block], side, task->kv_head) + offset * cache->head_dim;
         for (; offset < cache->block_size && i < count; offset++, i++, from += cache->head_dim) at[i] = from;
     }
+}
+
+/* Fetches keys or values into the L2 cache. */
+INLINE void prefetch(const element *from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)from + i, _MM_HINT_T1);
 }
 
 /* Runs a task of more than TASK_ROWS query rows. */

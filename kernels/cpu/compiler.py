@@ -35,11 +35,11 @@ _STORAGE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class Unavailable(Exception):
-    """The C kernels cannot be used here, with the reason; plain torch is used instead."""
+    """The C kernels cannot be used here; the message is the reason. Plain torch is used instead."""
 
 
 def find_compiler() -> str | None:
-    """Return the path of the C compiler, None without one."""
+    """Return the path of cc, else of gcc, else None."""
     return shutil.which("cc") or shutil.which("gcc")
 
 

@@ -26,7 +26,7 @@ MAX_HEAD_DIM = 256  # of the attention kernels
 
 @dataclass(frozen=True, eq=False)
 class CpuLinear:
-    """A weight packed in tiles (see kernels.h)."""
+    """Weight and bias of a linear layer, packed in tiles (see kernels.h)."""
 
     struct: Structure  # c.Linear
     owner: object  # keeps the memory alive
@@ -228,18 +228,21 @@ class CpuOps(ReferenceOps):
         return plan
 
 
-def load_cpu_ops(dtype: torch.dtype, is_batch_invariant: bool = False, spare_folder: Path | None = None) -> CpuOps:
-    """Load the best kernels for models of this dtype. `spare_folder`: see `select_ops`. Raises Unavailable."""
+def load_cpu_ops(
+    dtype: torch.dtype, is_batch_invariant: bool = False, spare_folder: Path | None = None, isa: str = "auto"
+) -> CpuOps:
+    """Return the operations for models of `dtype`, with the best kernels for this processor, at most of level `isa`.
+    `spare_folder`: as in `select_ops`. Raises Unavailable."""
     if dtype not in (torch.bfloat16, torch.float32):
         raise Unavailable(f"there are no C kernels for {str(dtype).removeprefix('torch.')}: give --dtype bfloat16")
-    loaded = load_kernels(dtype == torch.bfloat16, spare_folder)
+    loaded = load_kernels(dtype == torch.bfloat16, spare_folder, isa)
     ops = CpuOps(loaded.library, dtype, is_batch_invariant)
     ops.kernels = str(loaded)
     return ops
 
 
 def make_cpu_ops(dtype: torch.dtype, level: str, is_batch_invariant: bool = False) -> CpuOps:
-    """Load the kernels of one of `instruction_levels()`, compiled if need be. Raises Unavailable."""
+    """Return the operations with the kernels of one of `instruction_levels()`, for comparisons. Raises Unavailable."""
     return CpuOps(load_level(level, dtype == torch.bfloat16).library, dtype, is_batch_invariant)
 
 

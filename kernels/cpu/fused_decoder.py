@@ -12,7 +12,7 @@ from . import library as c
 
 
 class CpuDecoder:
-    """The decoder's C structs; owns them, the weights, and buffers for the largest step so far."""
+    """Decoder in C, called once per step. Owns its structs, the weights, and buffers for the largest step so far."""
 
     def __init__(
         self, library: c.KernelLibrary, weights: DecoderWeights, dtype: torch.dtype, is_batch_invariant: bool

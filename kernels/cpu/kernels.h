@@ -5,7 +5,8 @@
  *
  * Line   64 bytes: LINE elements. A row of a weight or an activation is a whole number of lines, padded with zeros.
  * Tile   16 lines, 1 KiB: LINE inputs x 16 outputs of a weight, in the layout of AMX's second operand. bf16:
- *        [LINE / 2 pairs of inputs][16 outputs][2], float32: [LINE inputs][16 outputs].
+ *        [LINE / 2 pairs of inputs][16 outputs][2], float32: [LINE inputs][16 outputs]. Two tiles are a pair: with
+ *        AVX-512 their lines alternate, so that reading both is one sequential stream.
  * Panel  an activation [num_rows][num_columns] cut into groups of 16 rows (the last may have fewer) and lines:
  *        [group][line of the row][row of the group][LINE]. A group's lines are AMX's first operand, and every read is
  *        sequential.
@@ -28,6 +29,14 @@
 
 #define GROUP_ROWS 16 /* rows of a panel's group, outputs of a tile */
 #define TILE (LINE * 16) /* elements of a tile */
+#ifdef __AVX512F__
+#define TILE_STEP (2 * LINE) /* elements between lines of a tile of a pair */
+#define SECOND_TILE LINE /* elements from the first to the second tile of a pair */
+#else
+#define TILE_STEP LINE
+#define SECOND_TILE TILE
+#endif
+#define WORDS(elements) ((elements) * (int64_t)sizeof(element) / 4)
 #define PAIR_OUTPUTS 32 /* outputs of a pair of tiles, the unit of work of a linear */
 
 INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -31,7 +31,7 @@ _SOURCES = {
 
 
 def _struct(source: str, name: str) -> type[Structure]:
-    """Parse the struct `name` of a source; structs that it contains by value were parsed before."""
+    """Parse the struct `name` of a source; structs that it contains by value must be parsed before."""
     found = re.search(rf"typedef struct {{([^}}]*)}} {name};", _SOURCES[source])
     assert found is not None, f"{source} has no struct {name}"
     fields = []
@@ -70,7 +70,7 @@ def step_rows(metadata: AttentionMetadata) -> Structure:
 
 
 def _type_of(declaration: str) -> type | None:
-    """Return the ctypes type of a parameter or function; None for void."""
+    """Return the ctypes type of a C parameter or result; None for void."""
     if "*" in declaration:
         return ctypes.c_void_p
     return _SCALARS.get(declaration.split()[0])
@@ -98,7 +98,7 @@ def load_library(path: Path) -> KernelLibrary:
 
 
 def loaded_openmp() -> Path:
-    """Find torch's GNU OpenMP library among the loaded copies. Raises Unavailable."""
+    """Find torch's copy of GNU OpenMP, or the only one, among the loaded libraries. Raises Unavailable."""
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         paths = {Path(line.split(maxsplit=5)[5].strip()) for line in file if "libgomp" in line}
     of_torch = {path for path in paths if any(part in ("torch", "torch.libs") for part in path.parts)}

@@ -62,7 +62,7 @@ def prebuilt_name(level: str, is_bf16: bool) -> str:
 
 
 def prebuilt_library(level: str, is_bf16: bool, folder: Path) -> Path | None:
-    """Return the path of the prebuilt library in `folder`; None if there is none or its sources have changed."""
+    """Return the path of the prebuilt library in `folder`; None if there is none or its digest differs."""
     path = folder / prebuilt_name(level, is_bf16)
     try:
         digests = json.loads((folder / DIGESTS_NAME).read_text(encoding="utf-8"))
@@ -106,7 +106,7 @@ def user_cache_folder() -> Path | None:
 
 
 def _drop_old(root: Path) -> None:
-    """Delete all but the newest libraries, and folders left by killed compilations."""
+    """Delete all but the newest MAX_LIBRARIES libraries, and folders left by killed compilations."""
     for scratch in root.glob(".build-*"):
         if time.time() - scratch.stat().st_mtime > 10 * COMPILE_TIMEOUT_S:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -5,6 +5,7 @@
  * depend on the other rows or on the number of threads.
  */
 #include "avx2.h"
+#include "avx512.h"
 
 #define BLOCK_ROWS 32 /* rows of one call of the inner routine: two groups of a panel */
 #define CACHED_BYTES (1 << 20) /* of operands kept in the L2 cache */
@@ -136,9 +137,9 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
         for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE) {
             fetch_ahead(ahead);
             _tile_loadd(4, x + line * step, 64);
-            _tile_loadd(6, weight, 64);
+            _tile_loadd(6, weight, 128);
             _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, weight + TILE, 64);
+            _tile_loadd(7, weight + SECOND_TILE, 128);
             _tile_dpbf16ps(1, 4, 7);
             finish_rows(before, rows_per_line);
         }
@@ -149,8 +150,8 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
         for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE) {
             fetch_ahead(ahead);
             _tile_loadd(4, x + line * TILE, 64);
-            _tile_loadd(6, weight, 64);
-            _tile_loadd(7, weight + TILE, 64);
+            _tile_loadd(6, weight, 128);
+            _tile_loadd(7, weight + SECOND_TILE, 128);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
             _tile_loadd(5, lower + line * step, 64);
@@ -167,44 +168,25 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
 
 #elif defined(__AVX512F__)
 
-/* Multiplies `count` rows of a group of `height` rows; every call passes a constant `count`. */
-INLINE void multiply_rows(float (*sums)[PAIR_OUTPUTS], const element *x, int64_t height, const element *weight,
-                          int64_t num_lines, const int count) {
-    __m512 first[8], second[8];
-    for (int row = 0; row < count; row++) first[row] = second[row] = _mm512_setzero_ps();
-    for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE, x += height * LINE) {
-        const int32_t *words = (const int32_t *)x;
-        for (int pair = 0; pair < 16; pair++) {
-            __m512i a = _mm512_load_si512(weight + pair * LINE), b = _mm512_load_si512(weight + TILE + pair * LINE);
-#pragma GCC unroll 8
-            for (int row = 0; row < count; row++) {
-                __m512i word = _mm512_set1_epi32(words[row * 16 + pair]);
-                first[row] = dot_line(first[row], word, a);
-                second[row] = dot_line(second[row], word, b);
-            }
-        }
-    }
-    for (int row = 0; row < count; row++) {
-        _mm512_store_ps(sums[row], first[row]);
-        _mm512_store_ps(sums[row] + 16, second[row]);
-    }
-}
+#define CACHED_LINES 4 /* of a pair of tiles, 8 KiB: stay in the L1 cache for all rows of a block */
+#define PREFETCHED_ROWS 8 /* with fewer, the prefetcher of the processor alone does better */
 
+/* While the rows are multiplied by some lines of the weight, the first group's passes prefetch the next ones. */
 static void multiply(Block *block, const operand *x, const element *weight, int64_t num_lines, int64_t num_rows,
                      Ahead *ahead, Block *before) {
+    int64_t upper = min64(num_rows, GROUP_ROWS), lower = num_rows - upper;
+    int64_t num_fetches = num_rows < PREFETCHED_ROWS ? 0 : num_rows <= HELD_ROWS ? 2 : 1;
     (void)ahead;
     finish_rows(before, BLOCK_ROWS);
-    for (int64_t first = 0; first < num_rows; first += GROUP_ROWS) {
-        const element *group = x + first * num_lines * LINE;
-        int64_t height = min64(GROUP_ROWS, num_rows - first);
-        for (int64_t row = 0; row < height;) {
-            float(*sums)[PAIR_OUTPUTS] = block->sums + first + row;
-            const element *at = group + row * LINE;
-            int64_t left = height - row;
-            if (left >= 8) multiply_rows(sums, at, height, weight, num_lines, 8), row += 8;
-            else if (left >= 4) multiply_rows(sums, at, height, weight, num_lines, 4), row += 4;
-            else if (left >= 2) multiply_rows(sums, at, height, weight, num_lines, 2), row += 2;
-            else multiply_rows(sums, at, height, weight, num_lines, 1), row += 1;
+    for (int64_t line = 0; line < num_lines; line += CACHED_LINES) {
+        const element *at = weight + line * 2 * TILE;
+        int64_t count = min64(CACHED_LINES, num_lines - line);
+        Fetch fetch = {(const char *)(at + CACHED_LINES * 2 * TILE), num_fetches};
+        for (int64_t first = 0; first < num_rows; first += GROUP_ROWS) {
+            int64_t height = first ? lower : upper;
+            if (first) fetch.count = 0; /* 16 rows have fetched all */
+            multiply_group(block->sums[first], PAIR_OUTPUTS, line == 0, x + (first * num_lines + line * height) * LINE,
+                           height, height, at, count, &fetch);
         }
     }
 }

@@ -16,7 +16,7 @@ from pathlib import Path
 from .compiler import Unavailable
 from .library import KernelLibrary, load_library
 from .library_store import PREBUILT_FOLDER, cached_library, prebuilt_library, user_cache_folder
-from .processor import instruction_levels
+from .processor import levels_up_to
 
 logger = logging.getLogger("tokenloom.kernels")
 
@@ -34,10 +34,11 @@ class LoadedKernels:
 
 
 @functools.cache
-def load_kernels(is_bf16: bool, spare_folder: Path | None = None) -> LoadedKernels:
-    """Load the library of the best level, once per process. Raises Unavailable with the best level's reason."""
+def load_kernels(is_bf16: bool, spare_folder: Path | None = None, isa: str = "auto") -> LoadedKernels:
+    """Load the library of the best level up to `isa` that loads, once per process. Raises Unavailable with the best
+    level's reason if none does, ValueError if the processor lacks `isa`."""
     first_error: Unavailable | None = None
-    for level in instruction_levels():
+    for level in levels_up_to(isa):
         try:
             return load_level(level, is_bf16, spare_folder)
         except Unavailable as error:
@@ -48,7 +49,7 @@ def load_kernels(is_bf16: bool, spare_folder: Path | None = None) -> LoadedKerne
 def load_level(
     level: str, is_bf16: bool, spare_folder: Path | None = None, prebuilt_folder: Path = PREBUILT_FOLDER
 ) -> LoadedKernels:
-    """Load the library of one of `instruction_levels()`. Raises Unavailable."""
+    """Load the library of one of `instruction_levels()`, prebuilt or else compiled here. Raises Unavailable."""
     prebuilt = prebuilt_library(level, is_bf16, prebuilt_folder)
     if prebuilt is not None:
         try:
@@ -60,7 +61,8 @@ def load_level(
 
 
 def _load_compiled(level: str, is_bf16: bool, folders: Iterable[Path]) -> KernelLibrary:
-    """Load from the first folder that is writable and allows execution, finally from a temporary one."""
+    """Compile the library, if missing, into the first folder that is writable and allows execution, finally into a
+    temporary one, and load it."""
     errors: list[OSError] = []
     for folder in folders:
         try:

@@ -18,7 +18,7 @@ static void pack_tile(element *tile, const element *weight, int64_t num_inputs, 
     }
     uint32_t *target = (uint32_t *)tile;
     for (int pair = 0; pair < 16; pair++)
-        for (int row = 0; row < 16; row++) target[pair * 16 + row] = words[row][pair];
+        for (int row = 0; row < 16; row++) target[pair * WORDS(TILE_STEP) + row] = words[row][pair];
 }
 
 EXPORT int64_t linear_num_pairs(int64_t num_outputs, int32_t is_gated) {
@@ -37,9 +37,9 @@ EXPORT void pack_linear(const Linear *w, const element *weight, const element *b
             end[1] = 2 * w->num_outputs;
         }
         element *tile = (element *)w->weight + pair * w->num_lines * 2 * TILE;
-        for (int64_t line = 0; line < w->num_lines; line++)
-            for (int side = 0; side < 2; side++, tile += TILE)
-                pack_tile(tile, weight, w->num_inputs, first[side], end[side], line);
+        for (int64_t line = 0; line < w->num_lines; line++, tile += 2 * TILE)
+            for (int side = 0; side < 2; side++)
+                pack_tile(tile + side * SECOND_TILE, weight, w->num_inputs, first[side], end[side], line);
         if (bias == NULL) continue;
         for (int side = 0; side < 2; side++) {
             Floats v = load16(bias + first[side], lanes(end[side] - first[side]));
@@ -52,11 +52,11 @@ EXPORT void pack_linear(const Linear *w, const element *weight, const element *b
 static void embed_token(const Linear *w, int64_t row, int64_t token, const Rows *out) {
     bool is_ours = row >= 0 && row < w->num_outputs;
     const uint32_t *words = (const uint32_t *)w->weight;
-    if (is_ours) words += row / 32 * w->num_lines * 512 + row / 16 % 2 * 256 + row % 16;
+    if (is_ours) words += row / 32 * w->num_lines * 512 + row / 16 % 2 * WORDS(SECOND_TILE) + row % 16;
     for (int64_t line = 0; line < w->num_lines; line++) {
         _Alignas(64) uint32_t target[16] = {0};
         if (is_ours)
-            for (int pair = 0; pair < 16; pair++) target[pair] = words[line * 512 + pair * 16];
+            for (int pair = 0; pair < 16; pair++) target[pair] = words[line * 512 + pair * WORDS(TILE_STEP)];
         int64_t count = min64(LINE, w->num_inputs - line * LINE);
         memcpy(rows_at(out, token, line * LINE), target, (size_t)count * sizeof(element));
     }

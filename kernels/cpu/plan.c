@@ -2,7 +2,7 @@
  *
  * A task is one KV head, the query heads that read it, and a range of keys. The context of a decode row is cut at
  * multiples of CHUNK keys, independent of the rest of the step; if there is more than one split, each gives a partial
- * result. A prefill row is cut into blocks of up to PREFILL_ROWS query rows with AMX, else of TASK_ROWS. In a
+ * result. A prefill row is cut into blocks of up to PREFILL_ROWS query rows, those of attention.c of TASK_ROWS. In a
  * batch-invariant plan each token is a decode row, so that chunked prefill does not move the cuts.
  */
 #include "attention.h"
@@ -58,7 +58,7 @@ static bool add_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
     int64_t group = plan->num_heads / plan->num_kv_heads;
     int64_t block = max64(1, TASK_ROWS / group), most_heads = min64(group, TASK_ROWS);
     if (plan->is_batch_invariant) block = 1;
-    else if (count > 1 && has_prefill(plan->head_dim) && count * group > TASK_ROWS && group <= PREFILL_ROWS)
+    else if (is_prefill(count, group, plan->head_dim) && group <= PREFILL_ROWS)
         block = PREFILL_ROWS / group, most_heads = group;
     int64_t num_blocks = divide_up(count, block);
     for (int64_t i = num_blocks - 1; i >= 0; i--) /* longest context first */
@@ -66,7 +66,8 @@ static bool add_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
             int64_t first = i * block;
             AttentionTask task = {.row = (int32_t)row, .kv_head = (int32_t)head, .token = (int32_t)(start + first)};
             int64_t position = rows->seq_lens[row] - count + first;
-            if (!add_head_tasks(plan, task, position, min64(block, count - first), most_heads)) return false;
+            int64_t num_tokens = min64(block, count - first), heads = num_tokens == 1 ? min64(group, TASK_ROWS) : most_heads;
+            if (!add_head_tasks(plan, task, position, num_tokens, heads)) return false;
         }
     return true;
 }

@@ -1,15 +1,16 @@
-/* Prefill attention with AMX: many query rows per task.
+/* Prefill attention with AVX-512 or AMX: many query rows per task.
  *
  * A task is up to PREFILL_ROWS query rows of one KV head, ordered by token, then head. KEYS keys and values at a time
- * are packed into tiles (AMX's second operand). Strips of 32 query rows compute scores, weights (an online softmax) and
- * weighted values. Sums are float32, weights bf16.
+ * are packed into pairs of tiles. Strips of 32 query rows compute scores, weights (an online softmax) and weighted
+ * values. Sums are float32, weights have the type of elements.
  */
 #include "attention.h"
+#include "avx512.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-#ifdef HAS_TILES
+#ifdef __AVX512F__
 
 #define STRIP 32 /* query rows: two groups */
 #define KEYS 512 /* staged at a time */
@@ -20,8 +21,8 @@
 /* Buffers of a thread. */
 typedef struct {
     _Alignas(64) element queries[PREFILL_ROWS / 16 * MAX_HEAD_DIM / LINE * TILE]; /* [group][line][16 rows][LINE] */
-    _Alignas(64) element keys[KEYS / 16 * MAX_HEAD_DIM / LINE * TILE]; /* [16 keys][line] tiles: [pair][key][2] */
-    _Alignas(64) element values[KEYS / LINE * MAX_HEAD_DIM / 16 * TILE]; /* [LINE keys][16 elements] tiles */
+    _Alignas(64) element keys[KEYS / 16 * MAX_HEAD_DIM / LINE * TILE]; /* [32 keys][line] pairs of tiles */
+    _Alignas(64) element values[MAX_HEAD_DIM / 32][KEYS / LINE][2 * TILE]; /* for 32 elements of LINE keys */
     _Alignas(64) float scores[2][STRIP][SCORE_STRIDE]; /* of two strips */
     _Alignas(64) element weights[2][2][KEYS / LINE][16][LINE]; /* of two strips of two groups */
     _Alignas(64) float sums[PREFILL_ROWS][SUM_STRIDE]; /* weighted values */
@@ -31,15 +32,9 @@ typedef struct {
 
 /* A strip, and the range of staged keys, in whole lines, that any of its rows attends to. */
 typedef struct {
-    int64_t number;
+    int64_t number, num_rows;
     int64_t start, stop;
 } Strip;
-
-static void configure_tiles(void) {
-    TileConfig config = {.palette = 1};
-    for (int tile = 0; tile < 8; tile++) shape_tile(&config, tile, 16, 64);
-    _tile_loadconfig(&config);
-}
 
 static void stage_queries(Scratch *s, const AttentionTask *task, const element *query, int64_t query_stride,
                           int64_t head_dim) {
@@ -48,8 +43,8 @@ static void stage_queries(Scratch *s, const AttentionTask *task, const element *
     for (int64_t row = 0, head = 0; row < round_up(num_rows, STRIP); row++) {
         element *line = s->queries + row / 16 * num_lines * TILE + row % 16 * LINE;
         for (int64_t i = 0; i < num_lines * LINE; i += LINE, line += TILE) {
-            __mmask16 mask = row < num_rows ? lanes((head_dim - i) / 2) : 0;
-            _mm512_store_si512(line, _mm512_maskz_loadu_epi32(mask, query + head * head_dim + i));
+            const element *from = query + head * head_dim + i;
+            store_any(line, row < num_rows ? load_line(from, head_dim - i) : zero_words());
         }
         if (++head == task->num_heads) head = 0, query += query_stride;
     }
@@ -81,62 +76,131 @@ INLINE void transpose_16x16(__m512i r[16]) {
     }
 }
 
+/* Packs 32 keys from `at` on into pairs of tiles, one pair for each line of them. */
+static void pack_keys(Scratch *s, int64_t at, int64_t head_dim) {
+    element *tile = s->keys + at / 32 * divide_up(head_dim, LINE) * 2 * TILE;
+    for (int64_t i = 0; i < head_dim; i += LINE, tile += 2 * TILE)
+        for (int side = 0; side < 2; side++) {
+            __m512i rows[16];
+            const element **keys = s->key_rows + at + 16 * side;
+            for (int row = 0; row < 16; row++) rows[row] = load_line(keys[row] + i, head_dim - i);
+            transpose_16x16(rows);
+            for (int row = 0; row < 16; row++) store_any(tile + side * SECOND_TILE + row * TILE_STEP, rows[row]);
+        }
+}
+
+/* Packs elements [d, d + 32) of LINE values from `at` on into a pair of tiles. */
+static void pack_values(Scratch *s, int64_t at, int64_t d, int64_t head_dim) {
+    for (int side = 0; side < 2; side++, d += 16) {
+        element *tile = s->values[d / 32][at / LINE] + side * SECOND_TILE;
+        for (int64_t i = at; i < at + LINE; i += LINE / 16, tile += TILE_STEP) {
+#ifdef ELEMENT_BF16
+            __mmask16 mask = lanes(head_dim - d);
+            __m512i even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, s->value_rows[i] + d));
+            __m512i odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, s->value_rows[i + 1] + d));
+            store_any(tile, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
+#else
+            store_any(tile, load_line(s->value_rows[i] + d, head_dim - d));
+#endif
+        }
+    }
+}
+
+#define FETCHED_KEYS 64 /* keys are fetched into the L2 cache so long before they are packed, and their values */
+
+INLINE void fetch_rows(const element *const *rows, int64_t first, int64_t stop, int64_t head_dim) {
+    for (; first < stop; first++) prefetch(rows[first], head_dim * (int64_t)sizeof(element));
+}
+
 /* Packs keys and values [first, first + count) of the row into tiles; pads with zeros to a multiple of 32 keys. */
 static void stage_keys(Scratch *s, const AttentionPlan *plan, const AttentionTask *task, const Cache *cache,
                        int64_t first, int64_t count) {
     static const element zeros[MAX_HEAD_DIM];
-    int64_t head_dim = cache->head_dim, num_lines = divide_up(head_dim, LINE), padded = round_up(head_dim, 32);
+    int64_t padded = round_up(count, 32);
     locate(s->key_rows, plan, task, cache, 0, first, count);
     locate(s->value_rows, plan, task, cache, 1, first, count);
-    for (int64_t i = count; i < round_up(count, 32); i++) s->key_rows[i] = s->value_rows[i] = zeros;
-    for (int64_t at = 0; at < round_up(count, 32); at += 16) {
-        element *tile = s->keys + at / 16 * num_lines * TILE;
-        for (int64_t i = 0; i < head_dim; i += LINE, tile += TILE) {
-            __mmask16 mask = lanes((head_dim - i) / 2);
-            __m512i rows[16];
-            for (int row = 0; row < 16; row++) rows[row] = _mm512_maskz_loadu_epi32(mask, s->key_rows[at + row] + i);
-            transpose_16x16(rows);
-            for (int row = 0; row < 16; row++) _mm512_store_si512(tile + row * LINE, rows[row]);
-        }
-        tile = s->values + at / LINE * (padded / 16) * TILE + at % LINE / 2 * LINE;
-        for (int64_t i = 0; i < padded; i += 16, tile += TILE)
-            for (int pair = 0; pair < 8; pair++) {
-                __mmask16 mask = lanes(head_dim - i);
-                const element *values = s->value_rows[at + 2 * pair] + i, *others = s->value_rows[at + 2 * pair + 1] + i;
-                __m512i even = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, values));
-                __m512i odd = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, others));
-                _mm512_store_si512(tile + pair * LINE, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
-            }
+    for (int64_t i = count; i < padded; i++) s->key_rows[i] = s->value_rows[i] = zeros;
+    fetch_rows(s->key_rows, 0, min64(padded, FETCHED_KEYS), cache->head_dim);
+    for (int64_t at = 0; at < padded; at += 32) {
+        int64_t ahead = min64(padded, at + FETCHED_KEYS);
+        fetch_rows(s->key_rows, ahead, min64(padded, ahead + 32), cache->head_dim);
+        fetch_rows(s->value_rows, at, at + 32, cache->head_dim);
+        pack_keys(s, at, cache->head_dim);
     }
+    for (int64_t at = 0; at < padded; at += LINE)
+        for (int64_t d = 0; d < cache->head_dim; d += 32) pack_values(s, at, d, cache->head_dim);
 }
 
-/* scores[32][32 keys from `at` on] = queries @ keys^T */
-INLINE void score_keys(Scratch *s, const Strip *strip, int64_t at, int64_t num_lines) {
-    const element *upper = s->queries + strip->number * 2 * num_lines * TILE, *lower = upper + num_lines * TILE;
-    const element *keys = s->keys + at / 16 * num_lines * TILE;
-    float(*scores)[SCORE_STRIDE] = s->scores[strip->number % 2];
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    for (int64_t line = 0; line < num_lines; line++) {
+#ifdef HAS_TILES
+
+static void configure_tiles(void) {
+    TileConfig config = {.palette = 1};
+    for (int tile = 0; tile < 8; tile++) shape_tile(&config, tile, 16, 64);
+    _tile_loadconfig(&config);
+}
+
+/* sums [32 rows][32] += x @ weight, which has [num_lines][2 tiles]; `upper` and `lower` are the lines of 16 rows each.
+ * The sums stay in tiles 0 to 3 from a call that begins them (with those in memory, unless they are new) to one that
+ * ends them. */
+INLINE void multiply_strip(float *sums, int64_t stride, bool is_new, bool begins, bool ends, const element *upper,
+                           const element *lower, int64_t num_rows, const element *weight, int64_t num_lines) {
+    int64_t bytes = stride * (int64_t)sizeof *sums;
+    (void)num_rows;
+    if (is_new) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else if (begins) {
+        _tile_loadd(0, sums, bytes);
+        _tile_loadd(1, sums + 16, bytes);
+        _tile_loadd(2, sums + 16 * stride, bytes);
+        _tile_loadd(3, sums + 16 * stride + 16, bytes);
+    }
+    for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE) {
         _tile_loadd(4, upper + line * TILE, 64);
-        _tile_loadd(6, keys + line * TILE, 64);
-        _tile_loadd(7, keys + (num_lines + line) * TILE, 64);
+        _tile_loadd(6, weight, 128);
+        _tile_loadd(7, weight + SECOND_TILE, 128);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(5, lower + line * TILE, 64);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(0, scores[0] + at, sizeof scores[0]);
-    _tile_stored(1, scores[0] + at + 16, sizeof scores[0]);
-    _tile_stored(2, scores[16] + at, sizeof scores[0]);
-    _tile_stored(3, scores[16] + at + 16, sizeof scores[0]);
+    if (!ends) return;
+    _tile_stored(0, sums, bytes);
+    _tile_stored(1, sums + 16, bytes);
+    _tile_stored(2, sums + 16 * stride, bytes);
+    _tile_stored(3, sums + 16 * stride + 16, bytes);
 }
 
-/* 2^x for finite x <= 0 with an error of at most 2^-13, small compared with the rounding to bf16. */
+#else
+
+static void configure_tiles(void) {}
+
+/* The same with sums that stay in memory, for `num_rows` rows. */
+INLINE void multiply_strip(float *sums, int64_t stride, bool is_new, bool begins, bool ends, const element *upper,
+                           const element *lower, int64_t num_rows, const element *weight, int64_t num_lines) {
+    Fetch fetch = {NULL, 0};
+    (void)begins, (void)ends;
+    multiply_group(sums, stride, is_new, upper, 16, min64(num_rows, 16), weight, num_lines, &fetch);
+    multiply_group(sums + 16 * stride, stride, is_new, lower, 16, num_rows - 16, weight, num_lines, &fetch);
+}
+
+#endif
+
+/* scores[32][32 keys from `at` on] = queries @ keys^T */
+INLINE void score_keys(Scratch *s, const Strip *strip, int64_t at, int64_t num_lines) {
+    const element *queries = s->queries + strip->number * 2 * num_lines * TILE;
+    multiply_strip(s->scores[strip->number % 2][0] + at, SCORE_STRIDE, true, true, true, queries,
+                   queries + num_lines * TILE, strip->num_rows, s->keys + at / 32 * num_lines * 2 * TILE, num_lines);
+}
+
+/* 2^x for finite x <= 0; in bf16 with an error of at most 2^-13, small compared with the rounding of the weight. */
 INLINE __m512 weight_of(__m512 x) {
+#ifndef ELEMENT_BF16
+    return exp2_16(x);
+#endif
     __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512 f = _mm512_sub_ps(x, whole);
     __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.05517132f), f, _mm512_set1_ps(0.24261054f));
@@ -162,12 +226,17 @@ INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, 
     __m512 factor = _mm512_set1_ps(scale * LOG2_E), offset = _mm512_set1_ps(largest);
     __m512 sum_a = _mm512_setzero_ps(), sum_b = sum_a;
     element *weights = s->weights[strip->number % 2][row / 16][start / LINE][row % 16];
-    for (int64_t i = start; i < stop; i += 32, weights += TILE) {
+    for (int64_t i = start; i < stop; i += 32, weights += 32 / LINE * TILE) {
         __m512 a = weight_of(_mm512_fmsub_ps(_mm512_load_ps(scores + i), factor, offset));
         __m512 b = weight_of(_mm512_fmsub_ps(_mm512_load_ps(scores + i + 16), factor, offset));
         sum_a = _mm512_add_ps(sum_a, a);
         sum_b = _mm512_add_ps(sum_b, b);
-        _mm512_store_si512(weights, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+#ifdef ELEMENT_BF16
+        store_any(weights, narrow_pair(a, b));
+#else
+        store_floats(weights, a);
+        store_floats(weights + TILE, b);
+#endif
     }
     float sum = _mm512_reduce_add_ps(_mm512_add_ps(sum_a, sum_b));
     if (before != largest) { /* rescale the earlier sums */
@@ -182,34 +251,12 @@ INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, 
 
 #define PART 4 /* lines of keys per call of add_values: short, so that vector work can be interleaved */
 
-/* Adds weights @ values to the strip's sums, for 32 elements from d on and PART lines of keys from `first` on. The
- * first part loads the sums into tiles, the last stores them. */
-INLINE void add_values(Scratch *s, const Strip *strip, int64_t d, int64_t first, int64_t padded) {
-    float(*sums)[SUM_STRIDE] = s->sums + strip->number * STRIP;
+/* Adds weights @ values to the strip's sums, for 32 elements from d on and PART lines of keys from `first` on. */
+INLINE void add_values(Scratch *s, const Strip *strip, int64_t d, int64_t first) {
     element(*weights)[KEYS / LINE][16][LINE] = s->weights[strip->number % 2];
     int64_t start = strip->start / LINE, stop = strip->stop / LINE, end = min64(stop, first + PART);
-    if (first == start) {
-        _tile_loadd(0, sums[0] + d, sizeof sums[0]);
-        _tile_loadd(1, sums[0] + d + 16, sizeof sums[0]);
-        _tile_loadd(2, sums[16] + d, sizeof sums[0]);
-        _tile_loadd(3, sums[16] + d + 16, sizeof sums[0]);
-    }
-    for (int64_t at = first; at < end; at++) {
-        const element *values = s->values + (at * (padded / 16) + d / 16) * TILE;
-        _tile_loadd(4, weights[0][at], 64);
-        _tile_loadd(6, values, 64);
-        _tile_loadd(7, values + TILE, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, weights[1][at], 64);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    if (end < stop) return;
-    _tile_stored(0, sums[0] + d, sizeof sums[0]);
-    _tile_stored(1, sums[0] + d + 16, sizeof sums[0]);
-    _tile_stored(2, sums[16] + d, sizeof sums[0]);
-    _tile_stored(3, sums[16] + d + 16, sizeof sums[0]);
+    multiply_strip(s->sums[strip->number * STRIP] + d, SUM_STRIDE, false, first == start, end == stop,
+                   weights[0][first][0], weights[1][first][0], strip->num_rows, s->values[d / 32][first], end - first);
 }
 
 /* Returns the strip with its range of the keys [first, first + count). */
@@ -220,7 +267,8 @@ static Strip strip_at(int64_t number, const AttentionPlan *plan, const Attention
     int64_t earliest = task->position + number * STRIP / task->num_heads;
     int64_t latest = task->position + last_row / task->num_heads;
     int64_t low = plan->window ? max64(0, earliest - plan->window + 1 - first) : 0;
-    Strip strip = {number, low / 32 * 32, round_up(max64(0, min64(count, latest + 1 - first)), 32)};
+    Strip strip = {number, min64(STRIP, num_rows - number * STRIP), low / 32 * 32,
+                   round_up(max64(0, min64(count, latest + 1 - first)), 32)};
     if (strip.start > strip.stop) strip.start = strip.stop;
     return strip;
 }
@@ -234,17 +282,16 @@ static void advance(Scratch *s, const AttentionPlan *plan, const AttentionTask *
     int64_t num_scores = (scored->stop - scored->start) / 32;
     int64_t num_parts = divide_up((added->stop - added->start) / LINE, PART);
     int64_t num_pieces = max64(1, num_scores + num_parts * (padded / 32));
-    int64_t last_row = (int64_t)task->num_tokens * task->num_heads - 1;
-    int64_t row = weighed->start < weighed->stop ? 0 : STRIP;
+    int64_t num_rows = weighed->num_rows, row = weighed->start < weighed->stop ? 0 : num_rows;
     for (int64_t piece = 0; piece < num_pieces; piece++) {
         if (piece < num_scores) {
             score_keys(s, scored, scored->start + piece * 32, num_lines);
         } else if (num_parts) {
             int32_t d = (int32_t)(piece - num_scores) / (int32_t)num_parts, part = (int32_t)(piece - num_scores) % (int32_t)num_parts;
-            add_values(s, added, d * 32, added->start / LINE + part * PART, padded);
+            add_values(s, added, d * 32, added->start / LINE + part * PART);
         }
-        for (; row < STRIP * (piece + 1) / num_pieces; row++) { /* padding rows repeat the last row's range */
-            int64_t index = min64(weighed->number * STRIP + row, last_row);
+        for (; row < num_rows * (piece + 1) / num_pieces; row++) {
+            int64_t index = weighed->number * STRIP + row;
             int64_t position = task->position + (int32_t)index / task->num_heads - first;
             int64_t low = plan->window ? position - plan->window + 1 : 0;
             weigh_row(s, weighed, row, low, min64(count, position + 1), scale, padded);
@@ -278,11 +325,11 @@ void prefill_task(const AttentionPlan *plan, const AttentionTask *task, const el
     for (int64_t first = task->first_key / 32 * 32; first < task->end_key; first += KEYS) {
         int64_t count = min64(KEYS, task->end_key - first);
         stage_keys(s, plan, task, cache, first, count);
-        Strip strips[3] = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}};
+        Strip strips[3] = {{0}};
         for (int64_t i = 0; i < num_strips + 2; i++) {
             strips[2] = strips[1];
             strips[1] = strips[0];
-            strips[0] = i < num_strips ? strip_at(i, plan, task, first, count) : (Strip){i, 0, 0};
+            strips[0] = i < num_strips ? strip_at(i, plan, task, first, count) : (Strip){i, 0, 0, 0};
             advance(s, plan, task, strips, first, count, scale);
         }
     }

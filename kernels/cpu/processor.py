@@ -16,8 +16,19 @@ _ARCH_PRCTL = 158  # system call on x86-64
 _REQUEST_PERMISSION, _TILE_DATA = 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
 
+def levels_up_to(isa: str = "auto") -> list[str]:
+    """List `instruction_levels()` from `isa` (avx512bf16 for AVX512-BF16) down. Raises ValueError without that one."""
+    names = instruction_levels()
+    if isa == "auto":
+        return names
+    short = [name.lower().replace("-", "") for name in names]
+    if isa not in short:
+        raise ValueError(f"this processor has no {isa}, but: {', '.join(short) or 'no AVX2'}")
+    return names[short.index(isa) :]
+
+
 def instruction_levels() -> list[str]:
-    """List the levels that the processor and the kernel support, best first; request permission to use AMX tiles."""
+    """List the levels that processor and Linux support, best first; to use AMX, ask Linux for permission."""
     if platform.machine() != "x86_64":
         return []
     flags = _processor_flags()

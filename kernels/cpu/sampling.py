@@ -29,7 +29,7 @@ class CandidateList(NamedTuple):
 
 
 class CpuSampling:
-    """The kernel with its scratch memory; not thread-safe."""
+    """Owns the loaded kernel and its scratch memory; not thread-safe."""
 
     def __init__(self, library: c.KernelLibrary) -> None:
         self._library = library
@@ -65,9 +65,9 @@ class CpuSampling:
         ]
 
 
-def load_cpu_sampling(spare_folder: Path | None = None) -> CpuSampling | None:
-    """Load the kernel; None without C kernels, for the reason that `select_ops` logs. `spare_folder`: see there."""
+def load_cpu_sampling(spare_folder: Path | None = None, isa: str = "auto") -> CpuSampling | None:
+    """Load the kernel; None if no C kernels can be used here. `spare_folder`, `isa`: as in `load_kernels`."""
     try:
-        return CpuSampling(load_kernels(True, spare_folder).library)
+        return CpuSampling(load_kernels(True, spare_folder, isa).library)
     except Unavailable:
         return None

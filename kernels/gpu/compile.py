@@ -43,9 +43,9 @@ def _launch_or_compile(function: Any, *arguments: Any, grid: Any, warmup: bool, 
 
 @contextmanager
 def compiling(executor: Executor) -> Iterator[Kernels]:
-    """Compile in `executor` every kernel that the calling thread launches in this context; wait for all at its end.
+    """Compile in `executor`, and do not run, every kernel that the calling thread launches in this context.
 
-    Yields the kernels in the order of their first launch; they are compiled only after the context has ended.
+    Yields the kernels in the order of their first launch. The end of the context waits until all are compiled.
     """
     kernels: Kernels = {}
     token = _kernels.set(kernels)
@@ -79,7 +79,7 @@ def unfinished(kernels: Kernels) -> list[str]:
 
 
 def _count(change: int) -> None:
-    """Count open `compiling` contexts; while there is none, launches run without this module's check."""
+    """Add to the number of open `compiling` contexts; while it is 0, launches run without this module's check."""
     global _num_compiling
     with _lock:
         _num_compiling += change

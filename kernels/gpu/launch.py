@@ -28,7 +28,8 @@ _cache: dict[Signature, tuple[Any, tuple[Any, ...]]] = {}  # compiled kernel, an
 
 
 def _launch_cached(function: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-    """Replace JITFunction.run for kernels of this package, which take constants by name and all else by position."""
+    """Launch a kernel, as JITFunction.run. Kernels of this package use the cache: they must take constants by name and
+    all else by position."""
     if (
         warmup
         or not function.module.startswith(_PACKAGE)

@@ -13,33 +13,22 @@ if TYPE_CHECKING:
 MIN_CAPABILITY = (8, 0)  # bfloat16 products and asynchronous copies
 
 
-def gpu_obstacle(device: torch.device) -> str:
-    """Explain why the Triton kernels do not support `device`; "" if they do."""
+def load_gpu_ops(device: torch.device, is_batch_invariant: bool = False) -> TritonOps | str:
+    """Create the Triton operations for `device`, or return the reason why that is not possible."""
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         return f"{device} has compute capability {capability[0]}.{capability[1]}, the kernels need 8.0"
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed: pip install triton"
-    return ""
-
-
-def load_gpu_ops(device: torch.device, is_batch_invariant: bool = False) -> TritonOps | None:
-    """Create the Triton operations for `device`; None if they do not support it."""
-    if gpu_obstacle(device):
-        return None
-    capability = torch.cuda.get_device_capability(device)
-    architecture = 10 * capability[0] + capability[1]
-    if is_batch_invariant:
-        from .batch_invariant import BatchInvariantTritonOps
-
-        return BatchInvariantTritonOps(architecture)
+    from .batch_invariant import BatchInvariantTritonOps
     from .ops import TritonOps
 
-    return TritonOps(architecture)
+    kind = BatchInvariantTritonOps if is_batch_invariant else TritonOps
+    return kind(10 * capability[0] + capability[1])
 
 
 def launch_obstacle() -> str | None:
-    """Explain why Triton cannot launch here, else None: its driver compiles a C module at first use."""
+    """Return the reason why Triton cannot launch kernels, or None. Its driver compiles a C module at first use."""
     from triton import knobs
     from triton.runtime import driver
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..contract import AttentionMetadata, BatchColumns, PackedExperts, PackedLinear
 from ..quantized import Weight
-from ..reference import PlainLinear, ReferenceOps, plain_table
+from ..reference import PlainLinear, ReferenceOps
 from .activation import silu_and_mul
 from .attention.decode import decode_attention, plan_decode
 from .attention.heads import qk_norm_rope_cache
@@ -36,7 +36,7 @@ MAX_GROUP = 16
 
 @dataclass(frozen=True, eq=False)
 class QuantizedLinear:
-    """A quantized matrix and a bias [out]."""
+    """Linear layer of a quantized matrix and a bias [out]."""
 
     matrices: Matrices
     bias: Tensor | None
@@ -56,7 +56,7 @@ class QuantizedLinear:
 
 
 @dataclass
-class _Plans:
+class AttentionPlans:
     """Attention plans of one step, shared by its layers."""
 
     metadata: AttentionMetadata
@@ -70,29 +70,22 @@ class TritonOps(ReferenceOps):
     `architecture`: compute capability, 90 for Hopper.
     """
 
+    is_batch_invariant = False  # whether results do not depend on the rest of the batch
+
     def __init__(self, architecture: int) -> None:
         super().__init__()
         self._architecture = architecture
         self.kernels = f"Triton kernels, sm_{architecture}"
-        self._plans: _Plans | None = None
+        self._plans: AttentionPlans | None = None
         self._has_warned = False
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
-        return embed_tokens(token_ids, None, plain_table(table), first_id)
+        return embed_tokens(token_ids, None, table, first_id)
 
     def begin_step(self, token_ids: Tensor, rows: BatchColumns, table: Tensor | PackedLinear, first_id: int) -> Tensor:
-        return embed_tokens(token_ids, rows.last_tokens, plain_table(table), first_id)
+        return embed_tokens(token_ids, rows.last_tokens, table, first_id)
 
-    def begin_decode(
-        self,
-        row_ids: Tensor,
-        rows: BatchColumns,
-        metadata: AttentionMetadata,
-        block_size: int,
-        table: Tensor | PackedLinear,
-        first_id: int,
-    ) -> Tensor:
-        return begin_decode(row_ids, rows, metadata, block_size, plain_table(table), first_id)
+    begin_decode = staticmethod(begin_decode)
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
         if isinstance(weight, Tensor):
@@ -117,7 +110,7 @@ class TritonOps(ReferenceOps):
 
     def fused_moe(self, x: Tensor, scores: Tensor, packed: PackedExperts, top_k: int, is_normalized: bool) -> Tensor:
         assert isinstance(packed, TritonExperts)
-        return fused_moe(_with_dense_rows(x), scores, packed, top_k, is_normalized)
+        return fused_moe(_with_dense_rows(x), scores, packed, top_k, is_normalized, self.is_batch_invariant)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.shape[-1] > MAX_WIDTH:
@@ -129,20 +122,8 @@ class TritonOps(ReferenceOps):
             return super().add_rms_norm(x, residual, weight, eps)
         return rms_norm(x, residual, weight, eps)
 
-    def silu_and_mul(self, x: Tensor) -> Tensor:
-        return silu_and_mul(x)
-
-    def qk_norm_rope_cache(
-        self,
-        heads: Tensor,
-        norms: tuple[Tensor, Tensor] | None,
-        eps: float,
-        cos_sin: Tensor,
-        kv_cache: Tensor,
-        layer: int,
-        metadata: AttentionMetadata,
-    ) -> Tensor:
-        return qk_norm_rope_cache(heads, norms, eps, cos_sin, kv_cache, layer, metadata)
+    silu_and_mul = staticmethod(silu_and_mul)
+    qk_norm_rope_cache = staticmethod(qk_norm_rope_cache)
 
     def paged_attention(
         self,
@@ -160,7 +141,7 @@ class TritonOps(ReferenceOps):
         is_padded = query.shape[0] != metadata.query_starts_host[-1]
         output = (torch.zeros if is_padded else torch.empty)(query.shape, dtype=query.dtype, device=query.device)
         plans = self._plans_of(metadata)
-        num_decode_rows = metadata.num_decode_rows
+        num_decode_rows = 0 if self.is_batch_invariant else metadata.num_decode_rows
         if num_decode_rows:
             shape = decode_shape(*key)
             lengths, tables = metadata.seq_lens[:num_decode_rows], metadata.block_tables[:num_decode_rows]
@@ -173,11 +154,12 @@ class TritonOps(ReferenceOps):
             prefill = prefill_shape(*key)
             tiles = self._tiles(plans, group, prefill)
             if tiles.shape[0]:
-                prefill_attention(query, kv_cache, layer, metadata, tiles, output, scale, sliding_window, prefill)
+                arguments = (query, kv_cache, layer, metadata, tiles, output, scale, sliding_window, prefill)
+                prefill_attention(*arguments, self.is_batch_invariant)
         return output
 
     def supports(self, head_dim: int, group: int) -> bool:
-        """Whether the attention kernels support this shape; if not, the reference runs, and waits for lengths."""
+        """Whether the attention kernels support this shape; if not, warn once that plain torch runs."""
         if MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM and group <= MAX_GROUP:
             return True
         if not self._has_warned:
@@ -189,18 +171,19 @@ class TritonOps(ReferenceOps):
             )
         return False
 
-    def _plans_of(self, metadata: AttentionMetadata) -> _Plans:
+    def _plans_of(self, metadata: AttentionMetadata) -> AttentionPlans:
         if self._plans is None or self._plans.metadata is not metadata:
-            self._plans = _Plans(metadata)
+            self._plans = AttentionPlans(metadata)
         return self._plans
 
-    def _items(self, plans: _Plans, lengths: Tensor, window: int | None, shape: DecodeShape) -> Tensor:
+    def _items(self, plans: AttentionPlans, lengths: Tensor, window: int | None, shape: DecodeShape) -> Tensor:
         items = plans.items_by_window.get(window)
         if items is None:
             items = plans.items_by_window[window] = plan_decode(lengths, window, shape)
         return items
 
-    def _tiles(self, plans: _Plans, group: int, shape: PrefillShape) -> Tensor:
+    def _tiles(self, plans: AttentionPlans, group: int, shape: PrefillShape) -> Tensor:
+        """Return the tiles of the rows that the decode kernel does not compute, planned once per step."""
         if plans.prefill_tiles is None:
             plans.prefill_tiles = plan_prefill(plans.metadata, group, shape)
         return plans.prefill_tiles

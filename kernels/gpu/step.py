@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..contract import AttentionMetadata, BatchColumns
+from ..contract import AttentionMetadata, BatchColumns, PackedLinear
+from ..reference import plain_table
 
 WIDTH_BLOCK = 1024  # elements of an embedding per program
 TABLE_BLOCK = 256  # entries of a block table per iteration
@@ -98,8 +99,9 @@ def begin_decode_kernel(
             tl.store(block_tables + index * table_stride + start + columns, blocks, mask=is_used)
 
 
-def embed_tokens(token_ids: Tensor, last_tokens: Tensor | None, table: Tensor, first_id: int) -> Tensor:
-    """Compute Ops.embedding for a plain, contiguous table; with `last_tokens`, Ops.begin_step."""
+def embed_tokens(token_ids: Tensor, last_tokens: Tensor | None, table: Tensor | PackedLinear, first_id: int) -> Tensor:
+    """Compute Ops.embedding; with `last_tokens`, Ops.begin_step."""
+    table = plain_table(table)
     num_ids, width = table.shape
     output = torch.empty((token_ids.shape[0], width), dtype=table.dtype, device=table.device)
     if token_ids.shape[0]:
@@ -119,9 +121,15 @@ def embed_tokens(token_ids: Tensor, last_tokens: Tensor | None, table: Tensor, f
 
 
 def begin_decode(
-    row_ids: Tensor, rows: BatchColumns, metadata: AttentionMetadata, block_size: int, table: Tensor, first_id: int
+    row_ids: Tensor,
+    rows: BatchColumns,
+    metadata: AttentionMetadata,
+    block_size: int,
+    table: Tensor | PackedLinear,
+    first_id: int,
 ) -> Tensor:
-    """Compute Ops.begin_decode for a plain, contiguous table."""
+    """Compute Ops.begin_decode."""
+    table = plain_table(table)
     num_ids, width = table.shape
     output = torch.empty((row_ids.shape[0], width), dtype=table.dtype, device=table.device)
     if row_ids.shape[0]:

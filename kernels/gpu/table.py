@@ -35,13 +35,13 @@ class PrefillShape:
 
 
 def table_key(architecture: int, head_dim: int, group: int, element_size: int) -> str:
-    """Return the key of these shapes in the table."""
+    """Return the table's key for attention of this kind; `group`: query heads per KV head."""
     return f"sm_{architecture}/dim {head_dim}/group {group}/bytes {element_size}"
 
 
 @lru_cache
 def read_table() -> dict[str, dict[str, dict[str, int]]]:
-    """Read the tuned shapes, "decode" and "prefill" of each key; empty without a file."""
+    """Return the tuned shapes, "decode" and "prefill" of each key, read once; empty without a file."""
     entries: dict[str, dict[str, dict[str, int]]] = {}
     if TABLE_PATH.exists():
         entries = json.loads(TABLE_PATH.read_text(encoding="utf-8"))

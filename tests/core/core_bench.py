@@ -14,7 +14,7 @@ import zmq
 
 from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.messages.base import Hello, Welcome
+from tokenloom.ipc.messages.base import Hello, Rank, Welcome
 from tokenloom.ipc.messages.core import CoreChild, CoreToFrontend, EngineCoreOutputs, EngineCoreRequest
 from tokenloom.ipc.messages.supervisor import ChildToSupervisor, Initialize, Ready
 from tokenloom.ipc.messages.workers import CoreToWorker, Probe, ProbeAck
@@ -22,6 +22,7 @@ from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.core.fake_worker import FakeWorker
 from tokenloom.tests.core.harness import make_spec
+from tokenloom.tests.support.engine_specs import in_folder
 
 DEADLINE_S = 20.0
 
@@ -30,14 +31,12 @@ class Bench:
     """The core's surroundings. `pump` moves messages until a condition holds or the deadline passes."""
 
     def __init__(self, directory: Path) -> None:
-        self.spec: EngineSpec = msgspec.structs.replace(
-            make_spec(block_size=4, step_timeout_s=2.0, start_timeout_s=1.0), run_directory=str(directory)
-        )
+        self.spec: EngineSpec = in_folder(make_spec(block_size=4, step_timeout_s=2.0, start_timeout_s=1.0), directory)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.control = new_socket(self.context, zmq.ROUTER)
-        self.control.bind(self.spec.address("control"))
+        self.control.bind(self.spec.endpoints.control)
         self.frontend = new_socket(self.context, zmq.DEALER, identity=b"f" * 16)
-        self.frontend.connect(self.spec.address("core"))
+        self.frontend.connect(self.spec.endpoints.core)
         self.core_epoch = 0
         self.spawn_core()
         self.told: list[ChildToSupervisor] = []
@@ -73,9 +72,9 @@ class Bench:
         self.generation = generation
         self.worker, self.worker_epoch = FakeWorker(64, 4), self.core_epoch
         self.steps = new_socket(self.context, zmq.SUB)
-        self.steps.connect(self.spec.address(f"workers-{generation}"))
+        self.steps.connect(self.spec.endpoints.steps_of(generation))
         self.results = new_socket(self.context, zmq.PUSH)
-        self.results.connect(self.spec.address(f"results-{generation}"))
+        self.results.connect(self.spec.endpoints.results_of(generation))
 
     def pump(self, until: type | None = None, seconds: float = DEADLINE_S) -> list[object]:
         """Move messages until one of type `until` was received (or for `seconds`); returns what came."""
@@ -110,7 +109,7 @@ class Bench:
                     self.worker_epoch = order.core_epoch
                     self.worker.forget_rows()
                 if not self.is_mute:
-                    self.push(ProbeAck(rank=0, core_epoch=order.core_epoch, generation=order.generation))
+                    self.push(ProbeAck(rank=Rank(0, 0), core_epoch=order.core_epoch, generation=order.generation))
             elif not self.is_mute and order.core_epoch == self.worker_epoch and order.step == self.worker.num_steps + 1:
                 self.push(self.worker.execute(order))
             yield order

@@ -15,8 +15,7 @@ import numpy as np
 
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.base import BulkArray
-from tokenloom.ipc.messages.core import LogprobColumns, Pooled
-from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, SchedulerOutput, TokenMask
+from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, Pooled, RowLogprobs, SchedulerOutput, TokenMask
 
 VOCAB_SIZE = 997
 
@@ -128,7 +127,7 @@ class FakeWorker:
         ]
         new = [(row_id, tokens) for row_id, tokens in sampled if tokens is not None]
         ended = [(row_id, row) for row_id, row in ((row_id, self.rows[row_id]) for row_id in rows) if row.is_at_its_end]
-        pooled = [Pooled(owner=row_id, vector=fake_vector(row.tokens[row.pooled_from :])) for row_id, row in ended]
+        pooled = [Pooled(row=row_id, vector=fake_vector(row.tokens[row.pooled_from :])) for row_id, row in ended]
         return ModelRunnerOutput(
             step=output.step,
             core_epoch=output.core_epoch,
@@ -205,12 +204,12 @@ class FakeWorker:
         return row.blocks[position // self.block_size] * self.block_size + position % self.block_size
 
 
-def _columns(told: list[tuple[int, int, int, int]]) -> LogprobColumns | None:
+def _columns(told: list[tuple[int, int, int, int]]) -> RowLogprobs | None:
     """Of (row, position, token, seed): the token itself and another one."""
     if not told:
         return None
-    return LogprobColumns(
-        owners=encode_ids([row for row, _, _, _ in told]),
+    return RowLogprobs(
+        rows=encode_ids([row for row, _, _, _ in told]),
         positions=encode_ids([position for _, position, _, _ in told]),
         widths=encode_ids([2] * len(told)),
         ranks=encode_ids([1] * len(told)),

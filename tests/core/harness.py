@@ -186,11 +186,10 @@ class Harness:
                 del tokens[:count]
             for started in outputs.started:
                 self.cached[started.key] = started.num_cached_tokens
-            for pooled in outputs.pooled:
-                assert pooled.owner in [finished.key for finished in outputs.finished], "a vector without its finish"
-                self.vectors[pooled.owner] = pooled.vector
             for finished in outputs.finished:
                 assert finished.key not in self.finished
+                if finished.vector is not None:
+                    self.vectors[finished.key] = finished.vector
                 self.finished[finished.key] = finished
 
     def run(self, max_turns: int = 20_000) -> None:

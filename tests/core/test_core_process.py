@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from tokenloom.ipc.codec import Decoder, encode
-from tokenloom.ipc.messages.base import Hello, Holding, Ping, Pong, Refused, Unknown, Welcome
+from tokenloom.ipc.messages.base import Hello, Holding, Ping, Pong, Rank, Refused, Unknown, Welcome
 from tokenloom.ipc.messages.core import AbortRequests, ControlDone, CoreToFrontend, EngineControl, EngineCoreOutputs
 from tokenloom.ipc.messages.supervisor import (
     Initialize,
@@ -52,7 +52,7 @@ def test_requests_travel_through_sockets(bench: Bench) -> None:
 def test_before_hello_the_answer_is_unknown_and_another_run_is_refused(bench: Bench) -> None:
     bench.start()
     stranger = new_socket(bench.context, zmq.DEALER, identity=b"s" * 16)
-    stranger.connect(bench.spec.address("core"))
+    stranger.connect(bench.spec.endpoints.core)
     decoder: Decoder[CoreToFrontend] = Decoder(CoreToFrontend)
     stranger.send(encode(AbortRequests(keys=[1])))
     assert stranger.poll(5000) and isinstance(decoder.decode(stranger.recv()), Unknown)
@@ -69,7 +69,7 @@ def test_a_worker_that_missed_a_step_gets_it_again(bench: Bench) -> None:
     bench.submit(0, [1, 2, 3])
     bench.pump(SchedulerOutput)
     bench.is_mute = False
-    bench.push(Resend(rank=0, generation=0, from_step=1))
+    bench.push(Resend(rank=Rank(0, 0), generation=0, from_step=1))
     bench.run_until_finished(0)
     assert bench.tokens()[0] == expected_tokens([1, 2, 3], 0, 10, [])
 
@@ -82,7 +82,7 @@ def test_a_failed_group_is_replaced_and_streams_go_on(bench: Bench, how: str) ->
     bench.pump(EngineCoreOutputs)
     bench.is_mute = True
     if how == "error":
-        bench.push(WorkerError(rank=0, generation=0, step=2, phase="execute", message="RuntimeError: boom"))
+        bench.push(WorkerError(rank=Rank(0, 0), generation=0, step=2, phase="execute", message="RuntimeError: boom"))
     elif how == "nonsense":
         bench.push(bench.worker.execute(msgspec.structs.replace(_empty_step(bench), step=bench.worker.num_steps + 1)))
     seen = bench.pump(ReplaceWorkers)
@@ -187,10 +187,10 @@ def end_reload(bench: Bench, verdict: Reloaded | WorkersDown) -> str:
 @pytest.mark.parametrize("fails_at_last", [False, True])
 def test_a_reload_is_done_when_the_supervisor_names_the_new_weights(bench: Bench, fails_at_last: bool) -> None:
     begin_reload(bench)
-    bench.push(ControlAck(rank=0, step=1, core_epoch=0, generation=0))
+    bench.push(ControlAck(rank=Rank(0, 0), step=1, core_epoch=0, generation=0))
     bench.pump(Reloaded)
     if fails_at_last:
-        bench.push(WorkerError(rank=0, generation=0, step=1, phase="reload", message="OSError: boom"))
+        bench.push(WorkerError(rank=Rank(0, 0), generation=0, step=1, phase="reload", message="OSError: boom"))
         bench.pump(ReplaceWorkers)
     assert end_reload(bench, Reloaded(generation=0)) == ""
 
@@ -199,7 +199,7 @@ def test_a_reload_is_done_when_the_supervisor_names_the_new_weights(bench: Bench
 def test_a_reload_that_a_rank_does_not_end_fails_with_the_workers(bench: Bench, is_silent: bool) -> None:
     begin_reload(bench)
     if not is_silent:
-        bench.push(WorkerError(rank=0, generation=0, step=1, phase="reload", message="OSError: boom"))
+        bench.push(WorkerError(rank=Rank(0, 0), generation=0, step=1, phase="reload", message="OSError: boom"))
     (lost,) = [message for message in bench.pump(ReplaceWorkers) if isinstance(message, ReplaceWorkers)]
     assert ("other weights were not read within --start-timeout-s 1" if is_silent else "OSError: boom") in lost.reason
     assert "the old ones stay: lost" in end_reload(bench, WorkersDown(generation=0, reason="lost"))

@@ -467,7 +467,7 @@ def test_deadlines_end_requests_in_the_queue_and_while_they_run() -> None:
     harness.add(2, [1, 2, 3], 5, queue_timeout_s=1e6)
     for _ in range(5):
         harness.turn()
-    assert harness.core.next_deadline == 32.0
+    assert harness.core.deadlines.next == 32.0
     harness.core.expire(31.9)
     assert not harness.finished
     harness.core.expire(32.0)
@@ -514,8 +514,8 @@ def test_a_result_for_other_rows_than_the_step_is_refused(field: str, value: obj
     result = harness.worker.answer()
     assert result is not None and result.prompt_logprobs is not None
     if isinstance(value, int):
-        frontend_ids = encode_ids([value] * num_ids(result.prompt_logprobs.owners))
-        value = msgspec.structs.replace(result.prompt_logprobs, owners=frontend_ids)
+        rows = encode_ids([value] * num_ids(result.prompt_logprobs.rows))
+        value = msgspec.structs.replace(result.prompt_logprobs, rows=rows)
     with pytest.raises(ProtocolError, match=what):
         harness.core.on_result(msgspec.structs.replace(result, **{field: value}))
 
@@ -526,3 +526,14 @@ def test_a_lone_request_fails_at_the_third_worker_group_that_it_crashes(num_outp
     harness.add(0, [1, 2, 3], 20)
     harness.run_with_a_killer(0, num_outputs)
     assert harness.finished[0].reason == "error" and harness.generation == CRASHES_TO_FAIL
+
+
+def test_a_higher_attempt_with_all_its_tokens_ends_the_one_that_runs() -> None:
+    harness = Harness(block_size=4)
+    harness.add(0, [1, 2, 3], 5)
+    harness.turn()
+    harness.add(0, [1, 2, 3], 5, outputs=expected_tokens([1, 2, 3], 0, 5, []), attempt=1)
+    harness.take()
+    assert harness.finished[0].reason == "length" and harness.core.num_requests == 0
+    harness.abort(0)
+    harness.run()

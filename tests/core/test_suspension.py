@@ -76,7 +76,7 @@ def test_a_grammar_does_not_fail_because_the_core_was_suspended_while_it_compile
     harness.ask(0, [1, 2, 3], 8, "3,8")
     for _ in range(3):
         now += 1000.0
-        harness.core.take_grammars()
+        harness.core.grammars.take()
         assert not harness.finished
     harness.run()
     harness.check(0)

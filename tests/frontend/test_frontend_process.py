@@ -21,6 +21,7 @@ import zmq
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.codec import Decoder, encode, encode_ids
 from tokenloom.ipc.config.engine_spec import EngineSpec
+from tokenloom.ipc.endpoints import Endpoints
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Message, Ping, Pong, Refused, Welcome
 from tokenloom.ipc.messages.client import (
@@ -53,16 +54,15 @@ class Engine:
         folder.mkdir()
         (folder / "tokenizer.json").write_text(backend_json("byte_level"))
         fields = {
-            "client_address": run_directory.address("client"),
             "run_directory": str(run_directory.path),
             **changes,
         }
         self.spec: EngineSpec = new_spec(tokenizer_folder=str(folder), max_model_len=100_000, **fields)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.control = new_socket(self.context, zmq.ROUTER)
-        self.control.bind(self.spec.address("control"))
+        self.control.bind(self.spec.endpoints.control)
         self.core = new_socket(self.context, zmq.ROUTER)
-        self.core.bind(self.spec.address("core"))
+        self.core.bind(self.spec.endpoints.core)
         self._from_child: Decoder[ChildToSupervisor] = Decoder(ChildToSupervisor)
         self._from_frontend: Decoder[FrontendToCore] = Decoder(FrontendToCore)
         self._from_server: Decoder[FrontendMessage] = Decoder(FrontendMessage)
@@ -242,7 +242,7 @@ def test_the_idle_process_does_not_wake(engine: Engine) -> None:
 
 
 def test_a_free_port_is_found_and_reported(run_directory: RunDirectory) -> None:
-    engine = Engine(run_directory, client_address="tcp://127.0.0.1:0")
+    engine = Engine(run_directory, endpoints=Endpoints.in_folder(run_directory.path, "tcp://127.0.0.1:0"))
     try:
         address = engine.start()
         assert address.startswith("tcp://127.0.0.1:") and not address.endswith((":0", ":*"))
@@ -259,7 +259,7 @@ def test_an_invalid_configuration_is_one_line_and_exit_2(run_directory: RunDirec
         taken = new_socket(context, zmq.ROUTER)
         taken.bind("tcp://127.0.0.1:0")
         address = taken.getsockopt_string(zmq.LAST_ENDPOINT)
-        changes = {"client_address": address} if what == "port" else {}
+        changes = {"endpoints": Endpoints.in_folder(run_directory.path, address)} if what == "port" else {}
         engine = Engine(run_directory, **changes)
         stack.callback(engine.close)
         if what == "tokenizer":

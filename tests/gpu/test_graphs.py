@@ -36,11 +36,13 @@ def sample_on(device: torch.device, logits: torch.Tensor, rows: list[Row]) -> li
     tokens = sample(
         logits.to(device),
         torch.arange(len(rows), device=device),
-        torch.tensor([row.temperature for row in rows], dtype=torch.float32, device=device),
-        torch.tensor([row.top_k for row in rows], dtype=torch.int32, device=device),
-        torch.tensor([row.top_p for row in rows], dtype=torch.float64, device=device),
-        torch.tensor([row.min_p for row in rows], dtype=torch.float64, device=device),
-        torch.from_numpy(seeds).to(device),
+        (
+            torch.tensor([row.temperature for row in rows], dtype=torch.float32, device=device),
+            torch.tensor([row.top_k for row in rows], dtype=torch.int32, device=device),
+            torch.tensor([row.top_p for row in rows], dtype=torch.float64, device=device),
+            torch.tensor([row.min_p for row in rows], dtype=torch.float64, device=device),
+            torch.from_numpy(seeds).to(device),
+        ),
         torch.tensor([row.position for row in rows], dtype=torch.int32, device=device),
     )
     ids: list[int] = tokens.tolist()

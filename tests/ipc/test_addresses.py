@@ -19,6 +19,8 @@ from tokenloom.ipc.addresses import (
     sweep,
     unlink_ipc_address,
 )
+from tokenloom.ipc.blobs.store import BlobStore
+from tokenloom.ipc.endpoints import Endpoints
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.sockets import new_socket
 
@@ -33,10 +35,19 @@ def test_a_run_directory_is_private_until_it_is_removed(runtime: Path) -> None:
     directory = RunDirectory.create()
     assert directory.path.parent == runtime / "tokenloom"
     assert directory.path.stat().st_mode & 0o777 == 0o700
-    assert directory.address("core") == f"ipc://{directory.path}/core.sock"
+    assert Endpoints.in_folder(directory.path).core == f"ipc://{directory.path}/core.sock"
     directory.remove()
     directory.remove()
     assert not directory.path.exists()
+
+
+def test_blobs_go_with_their_run_directory() -> None:
+    directory = RunDirectory.create()
+    assert not directory.blobs.exists(), "only a put creates the folder"
+    BlobStore(directory.blobs, 100).put(b"a blob")
+    assert directory.blobs.parent == directory.path
+    directory.remove()
+    assert not directory.blobs.exists()
 
 
 def test_a_start_removes_only_the_directories_of_dead_engines(runtime: Path) -> None:
@@ -77,8 +88,10 @@ def test_a_path_is_refused_if_the_longest_socket_name_does_not_fit(
         return
     directory = RunDirectory.create()
     with zmq.Context() as context, new_socket(context, zmq.PULL) as socket:
-        for name in ("control", "workers-999999", "results-999999", "grammar-999999"):
-            socket.bind(directory.address(name))
+        places = Endpoints.in_folder(directory.path)
+        for address in (places.control, *(find(999999) for find in (places.steps_of, places.results_of))):
+            socket.bind(address)
+        socket.bind(places.grammar_of(999999))
     directory.remove()
 
 

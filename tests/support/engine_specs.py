@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import msgspec
+
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.config.model_config import ModelConfig, RopeConfig
+from tokenloom.ipc.endpoints import Endpoints
 
 
 def new_spec(vocab_size: int = 1000, max_model_len: int = 512, **changes: object) -> EngineSpec:
@@ -35,7 +40,7 @@ def new_spec(vocab_size: int = 1000, max_model_len: int = 512, **changes: object
     fields: dict[str, object] = {
         "run_id": "0123456789abcdef",
         "run_directory": "/nonexistent",
-        "client_address": "ipc:///nonexistent/client.sock",
+        "endpoints": Endpoints.in_folder(str(changes.get("run_directory", "/nonexistent"))),
         "config": EngineConfig(),
         "model": model,
         "model_folder": "/nonexistent",
@@ -46,3 +51,9 @@ def new_spec(vocab_size: int = 1000, max_model_len: int = 512, **changes: object
         "max_model_len": max_model_len,
     }
     return EngineSpec(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def in_folder(spec: EngineSpec, folder: Path, **changes: object) -> EngineSpec:
+    """Return the specification with `folder` as its run directory."""
+    endpoints = Endpoints.in_folder(folder)
+    return msgspec.structs.replace(spec, run_directory=str(folder), endpoints=endpoints, **changes)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom import Client
-from tokenloom.ipc.process.faults import inject
+from tokenloom.tests.support.faults import inject
 from tokenloom.tests.system.launched import LaunchedEngine
 from tokenloom.tests.system.terminal import DEADLINE_S, Terminal
 

@@ -19,7 +19,7 @@ import pytest
 from tokenloom import Client, EngineDead, InternalError, SamplingParams
 from tokenloom.frontend.client.open_request import Update
 from tokenloom.frontend.client.zmq_transport import ZmqTransport
-from tokenloom.frontend.supervisor.child_process import SchedStat
+from tokenloom.frontend.supervisor.local_launcher import SchedStat
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.messages.client import Accepted, Delta, Health, Submit
 from tokenloom.ipc.process.faults import POINTS, maybe_fail

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES
-from tokenloom.ipc.process.faults import inject
+from tokenloom.tests.support.faults import inject
 from tokenloom.tests.system.http_engine import DEADLINE_S, QUESTION, wait_idle
 from tokenloom.tests.system.launched import LaunchedEngine
 

@@ -11,9 +11,8 @@ import msgspec
 import pytest
 
 from tokenloom.frontend.anthropic.forms.request_body import MessagesRequest
-from tokenloom.frontend.openai.forms.embedding_body import EmbeddingRequest
+from tokenloom.frontend.openai.forms.embedding_body import EmbeddingRequest, GenerativeScoringRequest
 from tokenloom.frontend.openai.forms.schema import ChatRequest, CompletionRequest, DetokenizeRequest
-from tokenloom.frontend.openai.forms.scoring_body import GenerativeScoringRequest
 from tokenloom.frontend.openai.responses import ResponsesRequest
 from tokenloom.tests.system.http_engine import KEY, QUESTION
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tokenloom import Client
+from tokenloom import LLM, Client
 from tokenloom.frontend.cli.status import lines
+from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.system.http_engine import samples
@@ -51,6 +52,19 @@ def test_log_health_and_ready_line_name_the_kernels(tmp_path: Path, has_compiler
     assert any("load weights" in line and expected in line for line in engine.lines)
     warned = [line for line in engine.errors.read_text(encoding="utf-8").splitlines() if " WARNING " in line]
     assert [REASON in line for line in warned] == ([] if has_compiler else [True])
+
+
+def test_cpu_isa_forces_a_lower_level(tmp_path: Path) -> None:
+    lowest = instruction_levels()[-1]
+    with LLM(num_threads=1, cpu_isa=lowest.lower().replace("-", "")) as llm:
+        assert lowest in llm.info().kernels
+        assert llm.generate("The")[0].outputs[0].token_ids
+
+
+@pytest.mark.skipif("AMX" in instruction_levels(), reason="the processor has every level")
+def test_a_level_that_the_processor_lacks_is_refused_with_those_it_has() -> None:
+    with pytest.raises(ConfigError, match=r"--cpu-isa: this processor has no amx, but: .*avx2"):
+        LLM(num_threads=1, cpu_isa="amx")
 
 
 def test_a_program_gets_a_warning_if_the_engine_has_no_kernels(tmp_path: Path) -> None:

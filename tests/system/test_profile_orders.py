@@ -13,8 +13,8 @@ import httpx2
 import pytest
 
 from tokenloom import LLM, AsyncClient, Client, InternalError, RequestError, SamplingParams
-from tokenloom.ipc.process.faults import inject
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.faults import inject
 from tokenloom.tests.system.launched import serve
 
 RECOVERY_S = 60.0

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tokenloom import LLM, Client, InternalError, RequestError, RequestOutput, SamplingParams
-from tokenloom.ipc.process.faults import inject
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.faults import inject
 from tokenloom.tests.system.launched import serve
 
 RECOVERY_S = 60.0

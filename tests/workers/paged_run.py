@@ -13,9 +13,9 @@ from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.config.quantization_config import QuantizationConfig
 from tokenloom.kernels.contract import AttentionMetadata
 from tokenloom.kernels.select import Ops, select_ops
+from tokenloom.workers.model_step import StepContext
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import ParallelGroup
-from tokenloom.workers.step_context import StepContext
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from tokenloom.ipc.messages.core import LogprobColumns
-from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, RowSampling, SchedulerOutput
+from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, RowLogprobs, RowSampling, SchedulerOutput
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel, logits_after
 from tokenloom.workers.input_batch import InputBatch
 from tokenloom.workers.model_runner import ModelRunner
@@ -77,8 +76,8 @@ class Sampled(NamedTuple):
 
     rows: list[int]
     token_ids: list[int]
-    logprobs: LogprobColumns | None
-    prompt_logprobs: LogprobColumns | None
+    logprobs: RowLogprobs | None
+    prompt_logprobs: RowLogprobs | None
 
 
 def sampled_by(output: ModelRunnerOutput) -> Sampled:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.ipc.messages.base import Hello
+from tokenloom.ipc.messages.base import Hello, Rank
 from tokenloom.ipc.messages.supervisor import Failed, Measured, Phase
 from tokenloom.ipc.messages.workers import Probe, ProbeAck, Resend, RowSampling, WorkerError
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
@@ -72,7 +72,7 @@ def test_a_gap_is_requested_again_and_filled(core: WorkerHarness) -> None:
     second, third = core.next_step([0], [1]), core.next_step([0], [1])
     core.publish(second)
     core.publish(third)
-    assert core.receive(Resend) == Resend(rank=0, generation=GENERATION, from_step=1)
+    assert core.receive(Resend) == Resend(rank=Rank(0, 0), generation=GENERATION, from_step=1)
     answers = [core.execute(step) for step in (first, second, third)]
     assert [token for answer in answers for token in answer] == core.generate(PROMPT, 3, GREEDY)
 
@@ -145,7 +145,7 @@ def test_a_failed_step_is_reported_and_ends_the_process(fresh: WorkerHarness) ->
     fresh.start()
     fresh.publish(fresh.next_step([2], [1]))
     error = fresh.receive(WorkerError)
-    assert (error.rank, error.step, error.phase) == (0, 1, "prepare inputs")
+    assert (error.rank, error.step, error.phase) == (Rank(0, 0), 1, "prepare inputs")
     assert error.message.startswith("ProtocolError: row 2 is scheduled")
     assert fresh.exit_codes() == [1]
 

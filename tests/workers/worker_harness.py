@@ -67,9 +67,9 @@ class WorkerHarness:
         self.spec = spec
         self.size = spec.config.tensor_parallel_size
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._control = self._bind(zmq.ROUTER, "control")
-        self.publisher = self._bind(zmq.PUB, f"workers-{GENERATION}")
-        self._results = self._bind(zmq.PULL, f"results-{GENERATION}")
+        self._control = self._bind(zmq.ROUTER, spec.endpoints.control)
+        self.publisher = self._bind(zmq.PUB, spec.endpoints.steps_of(GENERATION))
+        self._results = self._bind(zmq.PULL, spec.endpoints.results_of(GENERATION))
         self._control_decoder: Decoder[ChildToSupervisor] = Decoder(ChildToSupervisor)
         self._result_decoder: Decoder[WorkerToCore] = Decoder(WorkerToCore)
         self.epoch = -1
@@ -79,9 +79,9 @@ class WorkerHarness:
         for rank in range(self.size):
             self._spawn(rank)
 
-    def _bind(self, kind: int, name: str) -> zmq.Socket[bytes]:
+    def _bind(self, kind: int, address: str) -> zmq.Socket[bytes]:
         socket = new_socket(self._context, kind)
-        socket.bind(self.spec.address(name))
+        socket.bind(address)
         return socket
 
     def _spawn(self, rank: int) -> None:
@@ -141,7 +141,7 @@ class WorkerHarness:
     def new_core(self) -> None:
         """Begin a core_epoch, in which steps count from 1."""
         self.epoch, self.step = self.epoch + 1, 0
-        silent = set(range(self.size))
+        silent = set(self.spec.ranks)
         deadline = time.monotonic() + ANSWER_S
         while silent:
             assert time.monotonic() < deadline, f"ranks {silent} did not answer the probe"

@@ -16,16 +16,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...kernels.contract import AttentionMetadata
-from ..model_step import Model
-from ..step_context import StepContext
+from ..arrays import I32, I64
+from ..model_step import Model, StepContext
 from .device_batch import DeviceBatch
 
 SIZES_AT_START = (8, 4, 2, 1)  # after the largest
@@ -34,24 +33,19 @@ NODES_PER_LAYER = 16  # at most, without experts: a matrix product may be two ke
 CUBLAS_BYTES = 32 << 20  # cuBLAS workspace of the capturing stream on Hopper
 
 Step: TypeAlias = Callable[[], None]
-
-
-class Recorder(Protocol):
-    """Captures a step; the returned function replays the same launches on the same memory."""
-
-    def record(self, step: Step) -> Step: ...
+Recorder: TypeAlias = Callable[[Step], Step]  # captures a step; the result replays its launches on the same memory
 
 
 class CudaRecorder:
     """Captures CUDA graphs, which share one memory pool because one runs at a time.
 
-    The pool ends with its last graph, so that other weights need another recorder.
+    The pool is freed with its last graph, so other weights need another recorder.
     """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, step: Step) -> Step:
+    def __call__(self, step: Step) -> Step:
         """Capture `step`, which must have run before: compilation and lasting allocations cannot be captured."""
         graph = torch.cuda.CUDAGraph()
         # thread_local: another thread may wait for the tokens of the step before.
@@ -74,7 +68,7 @@ def gc_paused() -> Iterator[None]:
 
 
 def padded_size(num_rows: int, max_size: int) -> int:
-    """Return the padded size of a step: at most 3 rows or an eighth more, never over `max_size`."""
+    """Return `num_rows` rounded up to a size of graphs: by at most 3 rows or an eighth, never over `max_size`."""
     if num_rows <= 2:
         return num_rows
     grain = max(4, 1 << max((num_rows - 1).bit_length() - 4, 0))
@@ -132,7 +126,7 @@ class _Buffers:
 
 
 class DecodeGraphs:
-    """Owns the buffers and graphs of each size."""
+    """Runs decode steps, by graph if captured. Owns the buffers and graphs of each size; construction captures some."""
 
     def __init__(
         self,
@@ -162,7 +156,7 @@ class DecodeGraphs:
             self._compute(self._buffers_of(size), True)  # all rows are padding
             self._record(size, True)
 
-    def unknown_row_ids(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
+    def unknown_row_ids(self, rows: I32) -> I64 | None:
         """Return the row ids [size], −1 = padding, for `run`; None if the last step of this size had the same."""
         size = padded_size(len(rows), self._max_num_seqs)
         if size in self._buffers and self._buffers[size].rows == rows.tobytes():
@@ -171,20 +165,21 @@ class DecodeGraphs:
         row_ids[: len(rows)] = rows
         return row_ids
 
-    def run(self, rows: npt.NDArray[np.int32], row_ids: Tensor | None) -> Tensor:
+    def run(self, rows: I32, row_ids: Tensor | None) -> Tensor:
         """Run a decode step of rows [n] and return their tokens [n], which the next step overwrites.
 
         row_ids: `unknown_row_ids` of the rows, on the device.
         """
         return self._run(rows, row_ids, True).sampled[: len(rows)]
 
-    def run_to_logits(self, rows: npt.NDArray[np.int32], row_ids: Tensor | None) -> Tensor:
-        """Run a decode step without sampling: logits [n, vocab] float32 on rank 0, [0, vocab] on the others."""
+    def run_to_logits(self, rows: I32, row_ids: Tensor | None) -> Tensor:
+        """Run a decode step without sampling and return logits, which the next such step overwrites: [n, vocab] float32
+        on rank 0, [0, vocab] on the others."""
         self._run(rows, row_ids, False)
         assert self._logits is not None
         return self._logits[: len(rows)]
 
-    def _run(self, rows: npt.NDArray[np.int32], row_ids: Tensor | None, is_sampled: bool) -> _Buffers:
+    def _run(self, rows: I32, row_ids: Tensor | None, is_sampled: bool) -> _Buffers:
         size = padded_size(len(rows), self._max_num_seqs)
         buffers, key = self._buffers_of(size), (size, is_sampled)
         if key in self._seen and key not in self._replays:
@@ -207,7 +202,7 @@ class DecodeGraphs:
 
     def _record(self, size: int, is_sampled: bool) -> None:
         buffers = self._buffers[size]
-        self._replays[size, is_sampled] = self._recorder.record(lambda: self._compute(buffers, is_sampled))
+        self._replays[size, is_sampled] = self._recorder(lambda: self._compute(buffers, is_sampled))
 
     def _compute(self, buffers: _Buffers, is_sampled: bool) -> None:
         """Launch the step's kernels; never waits for the device."""

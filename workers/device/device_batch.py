@@ -6,8 +6,6 @@ blocks. Sampled tokens become the rows' last tokens without leaving the device.
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,19 +14,17 @@ from torch import Tensor
 from ...kernels.contract import BatchColumns
 from ...kernels.gpu.rows import write_rows
 from ...kernels.gpu.sampling.sampling import sample
+from ..arrays import I32, I64
 from ..input_batch import StepInputs
 from ..parallel import ParallelGroup
 from ..sampling.sampling_columns import SamplingColumns
-
-I32: TypeAlias = npt.NDArray[np.int32]
-I64: TypeAlias = npt.NDArray[np.int64]
 
 _NO_CELLS, _NO_BLOCKS = np.empty(0, np.int64), np.empty(0, np.int32)
 _UNKNOWN = -1  # number of computed tokens of a row that is not on the device
 
 
 class DeviceBatch:
-    """Owns one entry per row: its position and blocks (`columns`) and its sampling parameters."""
+    """Owns one entry per row: its position, last token and blocks (`columns`), and its sampling parameters."""
 
     def __init__(
         self,
@@ -45,23 +41,17 @@ class DeviceBatch:
             return torch.zeros((max_num_seqs, *shape), dtype=dtype, device=device)
 
         self.columns = BatchColumns(zeros(torch.int64), zeros(torch.int32), zeros(torch.int32, max_blocks_per_row))
-        # temperature, top_k, top_p, min_p, seed
-        self._drawing = (
-            zeros(torch.float32),
-            zeros(torch.int32),
-            zeros(torch.float64),
-            zeros(torch.float64),
-            zeros(torch.int32, 2),
-        )
+        self._drawing = [torch.from_numpy(array).to(device) for array in SamplingColumns.greedy(max_num_seqs).arrays]
         self._known_computed: I64 = np.full(max_num_seqs, _UNKNOWN, np.int64)
         self._known_blocks: I64 = np.zeros(max_num_seqs, np.int64)
 
     def forget(self, rows: I32) -> None:
-        """Forget these rows: the next request on them starts anew."""
+        """Note that the device has nothing of these rows: `changes` sends the next request on them in full."""
         self._known_computed[rows] = _UNKNOWN
         self._known_blocks[rows] = 0
 
     def clear(self) -> None:
+        """Note that all rows were freed."""
         self._known_computed[:] = _UNKNOWN
         self._known_blocks[:] = 0
 
@@ -80,22 +70,18 @@ class DeviceBatch:
         blocks = self._new_blocks(inputs)
         if is_counted_there and not len(changed) and not len(blocks[0]):
             return []
-        taken, changed_rows = columns.take(changed), rows[changed].astype(np.int64)
+        changed_rows = rows[changed].astype(np.int64)
         return [
             changed_rows if is_counted_there else rows.astype(np.int64),
             (positions[changed] if is_counted_there else inputs.sampled_positions).astype(np.int32),
             changed_rows,
             inputs.token_ids[inputs.sampled_tokens[changed]].astype(np.int64),
-            taken.temperature,
-            taken.top_k,
-            taken.top_p,
-            taken.min_p,
-            taken.seeds.view(np.int32),
+            *columns.take(changed).arrays,
             *blocks,
         ]
 
     def forget_tokens(self, rows: I32) -> None:
-        """Forget the last tokens of rows that the host samples; `changes` sends them again."""
+        """Note that the device lacks the tokens that the host samples for these rows: `changes` sends them."""
         self._known_computed[rows] = _UNKNOWN
 
     def write(self, changes: list[Tensor]) -> None:
@@ -104,7 +90,8 @@ class DeviceBatch:
         write_rows(changes, (columns.num_computed, columns.last_tokens, *self._drawing, columns.block_tables))
 
     def _new_blocks(self, inputs: StepInputs) -> list[npt.NDArray[np.generic]]:
-        """Return the cells of the flattened block tables that the device lacks for this step, and their block ids."""
+        """Return cells of the flattened block tables that the device lacks for this step, and their block ids. Note
+        them as sent."""
         known = self._known_blocks[inputs.rows]
         needed = -(-inputs.seq_lens // self._block_size)
         if (needed == known).all():
@@ -125,6 +112,6 @@ class DeviceBatch:
         last_tokens = self.columns.last_tokens
         if self._group.rank > 0:
             return torch.take(self._group.broadcast(last_tokens), row_ids, out=output)
-        drawn = sample(logits.contiguous(), row_ids, *self._drawing, positions, last_tokens, output)
+        drawn = sample(logits.contiguous(), row_ids, self._drawing, positions, last_tokens, output)
         self._group.broadcast(last_tokens)  # one call for all rows; those not sampled are equal already
         return drawn

@@ -9,23 +9,20 @@ are the ModelRunner's. All ranks run the same steps, so their collectives match.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from ..input_batch import StepInputs
-from ..model_step import Model, step_metadata
+from ..model_step import Model, StepContext, step_metadata
 from ..parallel import ParallelGroup
 from ..sampling.sampling_columns import SamplingColumns
 from ..staging import Staging
-from ..step_context import StepContext
 from .cuda_graphs import SIZES_AT_START, DecodeGraphs, Recorder
 from .device_batch import DeviceBatch
 from .token_copy import AsyncTokenCopy, PendingTokens
 
 
 class DeviceRunner:
-    """Owns the rows on the device and the copies in both directions. `start` never waits for the device."""
+    """Owns the `rows` on the device and the copies in both directions. `start` does not wait for the step before it."""
 
     def __init__(
         self,
@@ -41,25 +38,17 @@ class DeviceRunner:
         self._model = model
         self._kv_cache = kv_cache
         device, block_size = kv_cache.device, kv_cache.shape[4]
-        self._rows = DeviceBatch(max_num_seqs, -(-max_model_len // block_size), block_size, device, group)
+        self.rows = DeviceBatch(max_num_seqs, -(-max_model_len // block_size), block_size, device, group)
         self._staging = Staging(device)
         self._return = AsyncTokenCopy(max_num_seqs, device)
         self._graphs: DecodeGraphs | None = None
         if recorder is not None:
             self._graphs = DecodeGraphs(
-                model, kv_cache, self._rows, max_num_seqs, max_model_len, recorder, sizes_at_start
+                model, kv_cache, self.rows, max_num_seqs, max_model_len, recorder, sizes_at_start
             )
 
-    def forget(self, rows: npt.NDArray[np.int32]) -> None:
-        """Forget these rows, which were freed."""
-        self._rows.forget(rows)
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        self._rows.clear()
-
     def start(self, inputs: StepInputs, columns: SamplingColumns) -> PendingTokens:
-        """Launch a step in inference mode and return its tokens. columns: of `inputs.sampled_rows`."""
+        """Launch, in inference mode, a step and the copy of its tokens to the host. columns: of its sampled rows."""
         return self._return.send(self.launch(inputs, columns))
 
     def launch(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
@@ -70,7 +59,8 @@ class DeviceRunner:
         return graphs.run(inputs.rows, self._send_changes(graphs, inputs, columns))
 
     def decode_logits(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor | None:
-        """Compute by a graph the logits of a step that the host samples; None if the step has no graph.
+        """Compute by graph the logits of a step that the host samples. None without graphs, or unless each row has one
+        token and samples.
 
         [n, vocab] float32 on rank 0, [0, vocab] on the others. The caller may overwrite them; the next step does.
         """
@@ -78,7 +68,7 @@ class DeviceRunner:
         if graphs is None:
             return None
         logits = graphs.run_to_logits(inputs.rows, self._send_changes(graphs, inputs, columns))
-        self._rows.forget_tokens(inputs.rows)
+        self.rows.forget_tokens(inputs.rows)
         return logits
 
     def _graphs_for(self, inputs: StepInputs) -> DecodeGraphs | None:
@@ -89,23 +79,23 @@ class DeviceRunner:
         """Send the changes of rows; return the row ids if the graph needs new ones. A step with the same rows
         as the one before usually sends nothing."""
         row_ids = graphs.unknown_row_ids(inputs.rows)
-        changes = self._rows.changes(inputs, columns, is_counted_there=True)
+        changes = self.rows.changes(inputs, columns, is_counted_there=True)
         arrays = changes if row_ids is None else [row_ids, *changes]
         sent = self._staging.send(arrays) if arrays else []
         if changes:
-            self._rows.write(sent[-len(changes) :])
+            self.rows.write(sent[-len(changes) :])
         return None if row_ids is None else sent[0]
 
     def _compute(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
-        """Launch kernel by kernel, for rows with any number of tokens."""
+        """Launch a step of rows with any number of tokens kernel by kernel; return the sampled tokens [s]."""
         arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
-        changes = self._rows.changes(inputs, columns, is_counted_there=False)
+        changes = self.rows.changes(inputs, columns, is_counted_there=False)
         token_ids, *rest = self._staging.send([inputs.token_ids, *arrays, inputs.sampled_tokens, *changes])
         index, *changed = rest[5:]
-        self._rows.write(changed)
+        self.rows.write(changed)
         context = StepContext(step_metadata(inputs, *rest[:5]), self._kv_cache)
-        hidden = self._model.forward_mixed(token_ids, self._rows.columns, context)
+        hidden = self._model.forward_mixed(token_ids, self.rows.columns, context)
         row_ids, next_positions = changed[:2]
         if not len(row_ids):
             return row_ids
-        return self._rows.sample(self._model.compute_logits(hidden[index]), row_ids, next_positions)
+        return self.rows.sample(self._model.compute_logits(hidden[index]), row_ids, next_positions)

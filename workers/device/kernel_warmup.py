@@ -38,10 +38,10 @@ META_DEVICE = torch.device("meta")
 
 
 class KernelWarmup:
-    """Starts on construction. An error is logged and costs only the time that the warm-up would have saved."""
+    """Compiles in a thread, started on construction. An error there is logged, and kernels compile when launched."""
 
     def __init__(self, launch: Callable[[], None], device: torch.device) -> None:
-        """A thread calls `launch` and compiles, for `device`, the kernels launched there."""
+        """Start a thread that calls `launch`, catches the kernels launched there and compiles them for `device`."""
         self.num_kernels = 0
         self.duration_s = 0.0
         self._launch, self._device = launch, device
@@ -51,7 +51,7 @@ class KernelWarmup:
         self._thread.start()
 
     def wait(self, limit_s: float) -> None:
-        """Block until all kernels are compiled; ConfigError `limit_s` after the start of the warm-up."""
+        """Block until all kernels are compiled; ConfigError if that takes over `limit_s` from the construction on."""
         self._thread.join(max(self._begun + limit_s - time.monotonic(), 0.0))
         if self._thread.is_alive():
             names = ", ".join(unfinished(self._kernels)) or "none in threads"
@@ -82,22 +82,20 @@ class KernelWarmup:
             torch.cuda.set_device(self._device)
 
 
-class EagerRecorder:
-    """Records nothing: a replay runs the step."""
-
-    def record(self, step: Step) -> Step:
-        return step
+def run_eagerly(step: Step) -> Step:
+    """Record nothing: a replay runs the step."""
+    return step
 
 
 def distinct_layers(config: ModelConfig) -> ModelConfig:
-    """Return the config with the fewest layers that include each kind: further layers launch the same kernels."""
+    """Return the config cut to its first layers that include every kind: further ones launch the same kernels."""
     expert_layers = [] if config.experts is None else config.experts.layers
     kinds = [(window, layer in expert_layers) for layer, window in enumerate(config.sliding_windows)]
     return msgspec.structs.replace(config, num_layers=1 + max(kinds.index(kind) for kind in kinds))
 
 
 def _doubling_prompts(most: int, longest: int) -> Iterator[list[int]]:
-    """Yield prompt lengths up to `longest` that sum to about 1, 2, 4, … tokens, up to `most`."""
+    """Yield the prompt lengths of steps of about 1, 2, 4, … ≤ `most` tokens, each prompt at most `longest`."""
     for k in range(most.bit_length()):
         num_rows = -(-(1 << k) // longest)
         yield [(1 << k) // num_rows] * num_rows
@@ -113,11 +111,12 @@ def launch_steps(
     has_graphs: bool,
 ) -> None:
     """Launch the decode steps recorded at the start, the largest steps, prompts of 1, 2, 4, … tokens, and logprobs."""
-    recorder, block_size = EagerRecorder() if has_graphs else None, kv_cache.shape[4]
+    block_size = kv_cache.shape[4]
+    recorder = run_eagerly if has_graphs else None
     runner = DeviceRunner(model, kv_cache, max_num_seqs, max_model_len, group, recorder)
     most = min(max_num_tokens, max_num_seqs * max_model_len)
     prompts = [dummy_step(counts, counts, block_size) for counts in _doubling_prompts(most, max_model_len)]
     for inputs in [*largest_steps(max_num_seqs, max_num_tokens, max_model_len, block_size), *prompts]:
-        runner.clear()  # the next step has other blocks
+        runner.rows.clear()  # the next step has other blocks
         runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
     logsumexp(compute(model, prompts[0], kv_cache)[1])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from ..arrays import I64
 
 
 @dataclass(eq=False)
@@ -38,10 +38,10 @@ class PendingTokens:
             torch.cuda.set_device(self._slot.on_device.device)
             self._event.synchronize()
 
-    def take(self) -> npt.NDArray[np.int64]:
+    def take(self) -> I64:
         """Wait for the tokens [n] and return them. Call it once."""
         self.wait()
-        token_ids: npt.NDArray[np.int64] = self._slot.on_host[: self._num_tokens].numpy().copy()
+        token_ids: I64 = self._slot.on_host[: self._num_tokens].numpy().copy()
         self._free.append(self._slot)
         return token_ids
 

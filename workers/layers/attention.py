@@ -9,13 +9,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...ipc.config.model_config import ModelConfig
-from ..step_context import StepContext
+from ..model_step import StepContext
 from ..weights.loader import LayerLoader, Projection
 from .rotary import RotaryEmbedding
 
 
 class Attention:
-    """x [T, hidden_size] → [T, hidden_size]; writes keys and values to layer `layer` of the KV cache."""
+    """Block x [T, hidden_size] → [T, hidden_size]; writes keys and values to layer `layer` of the KV cache."""
 
     def __init__(
         self, loader: LayerLoader, name: str, config: ModelConfig, layer: int, rotary: RotaryEmbedding
@@ -54,5 +54,5 @@ class Attention:
 
 
 def _elements(heads: range, head_dim: int) -> range:
-    """Return the elements of a projection that belong to these heads."""
+    """Return the indices of the elements of a projection that belong to these heads."""
     return range(heads.start * head_dim, heads.stop * head_dim)

@@ -8,7 +8,7 @@ from ..weights.loader import LayerLoader, Projection
 
 
 class GatedMLP:
-    """x [T, hidden_size] → [T, hidden_size]."""
+    """Block x [T, hidden_size] → [T, hidden_size], summed over ranks."""
 
     def __init__(
         self, loader: LayerLoader, name: str, hidden_size: int, intermediate_size: int, has_bias: bool

@@ -1,6 +1,6 @@
 """SparseMLP: the mixture-of-experts block. Every rank holds a shard of every expert, as of a dense block.
 
-Checkpoints store experts in three ways: one by one under Qwen's or Mixtral's names, or stacked in a tensor per layer.
+Checkpoints store experts in three ways: one by one with Qwen's or Mixtral's names, or stacked, two tensors per layer.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from ...ipc.config.model_config import ExpertsConfig
 from ...kernels.quantized import Weight
 from ..weights.checkpoint import Checkpoint, TensorSlice
 from ..weights.loader import LayerLoader
-from ..weights.quantized_weights import as_stored, load_matrix
+from ..weights.quantized_weights import load_matrix, quantize_on_load
 
 QWEN = ("mlp", "gate_proj", "up_proj", "down_proj")  # the block with router and experts, and an expert's matrices
 MIXTRAL = ("block_sparse_moe", "w1", "w3", "w2")
 
 
 class SparseMLP:
-    """x [T, hidden_size] → [T, hidden_size]: a router selects the top experts of each token and mixes their outputs."""
+    """Block x [T, hidden_size] → [T, hidden_size]: a router selects each token's experts and mixes their outputs."""
 
     def __init__(self, loader: LayerLoader, name: str, hidden_size: int, config: ExpertsConfig) -> None:
         """`name`: prefix of the layer's tensors in the checkpoint."""
@@ -48,26 +48,20 @@ def _load_each(
     checkpoint: Checkpoint, experts: str, matrices: list[str], hidden_size: int, config: ExpertsConfig, shard: range
 ) -> tuple[list[Weight], list[Weight]]:
     gate, up, down = matrices
-    size, names = config.intermediate_size, [f"{experts}.{expert}" for expert in range(config.num_experts)]
-    return (
-        [
-            load_matrix(
-                checkpoint,
-                *(TensorSlice(f"{name}.{matrix}.weight", (size, hidden_size), 0, shard) for matrix in (gate, up)),
-            )
-            for name in names
-        ],
-        [
-            load_matrix(checkpoint, TensorSlice(f"{name}.{down}.weight", (hidden_size, size), 1, shard))
-            for name in names
-        ],
-    )
+    size, numbers = config.intermediate_size, range(config.num_experts)
+
+    def load(expert: int, axis: int, shape: tuple[int, int], *matrices: str) -> Weight:
+        names = (f"{experts}.{expert}.{matrix}.weight" for matrix in matrices)
+        return load_matrix(checkpoint, *(TensorSlice(name, shape, axis, shard) for name in names))
+
+    gate_up = [load(expert, 0, (size, hidden_size), gate, up) for expert in numbers]
+    return gate_up, [load(expert, 1, (hidden_size, size), down) for expert in numbers]
 
 
 def _load_stacked(
     checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, shard: range
 ) -> tuple[list[Weight], list[Weight]]:
-    """`experts`.gate_up_proj is [E, gates | ups, hidden_size], `experts`.down_proj [E, hidden_size, size]."""
+    """Read experts from `experts`.gate_up_proj [E, gates | ups, hidden_size] and .down_proj [E, hidden_size, size]."""
     num_experts, size = config.num_experts, config.intermediate_size
     gate_up_shape = (num_experts, 2 * size, hidden_size)
     gate = checkpoint.load(TensorSlice(f"{experts}.gate_up_proj", gate_up_shape, 1, shard))
@@ -75,4 +69,4 @@ def _load_stacked(
     up = checkpoint.load(TensorSlice(f"{experts}.gate_up_proj", gate_up_shape, 1, ups))
     down = checkpoint.load(TensorSlice(f"{experts}.down_proj", (num_experts, hidden_size, size), 2, shard))
     gate_up = torch.cat((gate, up), dim=1)
-    return [as_stored(checkpoint, each) for each in gate_up], [as_stored(checkpoint, each) for each in down]
+    return [quantize_on_load(checkpoint, w) for w in gate_up], [quantize_on_load(checkpoint, w) for w in down]

@@ -62,7 +62,7 @@ def _dynamic_theta(rope: RopeConfig, head_dim: int, max_position_embeddings: int
 
 
 def _llama3_frequencies(rope: RopeConfig, head_dim: int, max_position_embeddings: int) -> Tensor:
-    """Slow long waves by `factor`, keep short ones, interpolate between."""
+    """Divide the frequencies of long waves by `factor`, keep those of short waves, interpolate between."""
     frequencies = _inverse_powers(rope.theta, head_dim)
     factor = _number(rope, "factor")
     low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
@@ -78,7 +78,7 @@ def _yarn_factor(rope: RopeConfig, max_position_embeddings: int) -> float:
 
 
 def _yarn_frequencies(rope: RopeConfig, head_dim: int, max_position_embeddings: int, factor: float) -> Tensor:
-    """Keep frequencies below a linear ramp between two dimensions, slow those above it by `factor`."""
+    """Keep the frequencies of dimensions before a linear ramp, divide those after it by `factor`, mix them on it."""
     original_length = _number(rope, "original_max_position_embeddings", max_position_embeddings)
 
     def dimension_of(num_rotations: float) -> float:

@@ -14,21 +14,15 @@ import torch
 from torch import Tensor
 
 from ...ipc.config.model_config import ModelConfig
-from ...kernels.contract import (
-    BatchColumns,
-    DecoderWeights,
-    FusedDecoder,
-    LayerWeights,
-    PackedLinear,
-)
+from ...kernels.contract import BatchColumns, DecoderWeights, FusedDecoder, LayerWeights, PackedLinear
 from ...kernels.select import Ops
 from ..kv_cache import KVCacheSpec
 from ..layers.attention import Attention
 from ..layers.mlp import GatedMLP
 from ..layers.moe import SparseMLP
 from ..layers.rotary import RotaryEmbedding
+from ..model_step import StepContext
 from ..parallel import ParallelGroup
-from ..step_context import StepContext
 from ..weights.checkpoint import Checkpoint
 from ..weights.dummy import DummyCheckpoint
 from ..weights.loader import LayerLoader
@@ -69,8 +63,8 @@ class DecoderLayer:
         )
 
     def __call__(self, hidden: Tensor | None, residual: Tensor, context: StepContext) -> Tensor:
-        """Run the block. hidden: [T, hidden_size], the previous block's result, added to `residual` in place; None
-        before the first block."""
+        """Run the block and return its MLP's output [T, hidden_size], which the next block adds to `residual`. hidden:
+        the previous block's output, added to `residual` in place; None before the first block."""
         if hidden is None:
             normed = self._ops.rms_norm(residual, self._input_norm, self._eps)
         else:
@@ -81,7 +75,7 @@ class DecoderLayer:
 
 
 class DecoderModel:
-    """The weights of one rank. Inference only: call it under `torch.inference_mode()`."""
+    """Weights and forward pass of one rank. Inference only: call it under `torch.inference_mode()`."""
 
     def __init__(self, loader: LayerLoader, config: ModelConfig, rotary: RotaryEmbedding) -> None:
         self._ops, self._group = loader.ops, loader.group
@@ -106,7 +100,7 @@ class DecoderModel:
         return [KVCacheSpec(*self._kv_shape, block_size, dtype)]
 
     def _fuse(self, config: ModelConfig, rotary: RotaryEmbedding) -> FusedDecoder | None:
-        """Return the decoder from embedding to norm as one operation, if the kernels have one for it."""
+        """Return the forward pass as one operation; None for several ranks, for experts or without such kernels."""
         weights = [layer.weights for layer in self._layers]
         dense = [each for each in weights if each is not None]
         if self._group.size > 1 or len(dense) < len(weights):  # a group must all-reduce in each layer
@@ -139,12 +133,12 @@ class DecoderModel:
         return hidden, self.compute_logits(hidden[logits_indices])
 
     def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
-        """Return hidden states as `forward_logits`; token id −1 − r stands for the last token of row r."""
+        """Compute a step; return hidden states as `forward_logits`. Token id −1 − r: row r's last token, in `rows`."""
         return self._run_layers(self._ops.begin_step(token_ids, rows, self._table, self._first_id), context)
 
     def forward_decode(self, row_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
-        """Return the hidden states of the last token of each row [n], −1 = padding. Ops.begin_decode fills in the
-        metadata."""
+        """Compute the last token of each row and return its hidden states [n, hidden]. row_ids: [n], −1 = padding.
+        Ops.begin_decode fills in the metadata."""
         block_size = context.kv_cache.shape[4]
         embedded = self._ops.begin_decode(row_ids, rows, context.metadata, block_size, self._table, self._first_id)
         return self._run_layers(embedded, context)
@@ -179,14 +173,14 @@ def load_model(
     *,
     is_dummy: bool = False,
 ) -> DecoderModel:
-    """Read this rank's shard of the checkpoint in `folder` onto `device` as `dtype`.
+    """Make the model of `config` from this rank's shard of the checkpoint in `folder`, on `device` as `dtype`.
 
     `on_progress` is called with each tensor read: how many so far, and of how many. ConfigError if the checkpoint
     lacks a tensor, has one of another shape, is damaged, or does not divide by the group. `is_dummy`: random weights,
     and nothing is read.
     """
     rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings, max_model_len, device)
-    opened = DummyCheckpoint if is_dummy else Checkpoint
-    with opened(folder, dtype, device, config.quantization) as checkpoint:
-        checkpoint.on_progress = on_progress or checkpoint.on_progress
+    arguments = (folder, dtype, device, config.quantization)
+    with DummyCheckpoint(*arguments, {}) if is_dummy else Checkpoint(*arguments) as checkpoint:
+        checkpoint.on_progress = on_progress
         return DecoderModel(LayerLoader(checkpoint, ops, group), config, rotary)

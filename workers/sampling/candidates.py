@@ -23,13 +23,11 @@ from torch import Tensor
 
 from ...kernels import noise
 from ...kernels.cpu.sampling import DRAW, CandidateList, CpuSampling
+from ..arrays import F32, F64, I64, U32, Bools
 
 _SLACK = 1e-3  # relative error granted to float32 weights where they only rule tokens out
 _WIDE_SHARE = 1 / 16  # of the vocabulary; from here on the noise of the whole vocabulary is cheaper than a list
 _NUM_GROUP_MEMBERS = 64  # logits in a group, to bound the k-th largest by the groups' maxima
-
-F32 = npt.NDArray[np.float32]
-I64 = npt.NDArray[np.int64]
 
 
 class RowDraw(NamedTuple):
@@ -41,16 +39,16 @@ class RowDraw(NamedTuple):
     top_k: int  # 0: all
     top_p: float
     min_p: float
-    seed: npt.NDArray[np.uint32]  # [2]
+    seed: U32  # [2]
     largest: np.float32  # logit
     reached_noise: float  # −log E of the most likely token, whose score the sampled one reaches
 
-    def weights(self, logits: F32) -> npt.NDArray[np.float64]:
-        weights: npt.NDArray[np.float64] = np.exp((logits.astype(np.float64) - self.largest) / self.temperature)
+    def weights(self, logits: F32) -> F64:
+        weights: F64 = np.exp((logits.astype(np.float64) - self.largest) / self.temperature)
         return weights
 
-    def most_bits(self, logits: F32) -> npt.NDArray[np.float64]:
-        """Return the most noise bits with which each token still reaches the score."""
+    def most_bits(self, logits: F32) -> F64:
+        """Return the largest noise bits with which each token still reaches the score; smaller bits score higher."""
         return self.weights(logits) * self.noise_scale()
 
     @property
@@ -90,7 +88,7 @@ class Candidates:
     total: float  # weight of all tokens that min_p and top_k keep, candidates or not; 0 without top_p
 
     def filtered(self, draw: RowDraw) -> Candidates:
-        """Keep the tokens that pass min_p and top_p and can win."""
+        """Return the tokens that pass min_p and top_p and can win."""
         kept = self._keep(draw.weights(self.logits) >= draw.min_p) if draw.min_p else self
         mask = draw.weights(kept.logits) >= draw.least_winning_weight
         if draw.top_p < 1:
@@ -103,7 +101,7 @@ class Candidates:
         last = int(np.searchsorted(np.cumsum(draw.weights(falling)), draw.top_p * self.total))
         return np.float32(falling[min(last, len(falling) - 1)])
 
-    def _keep(self, mask: npt.NDArray[np.bool_]) -> Candidates:
+    def _keep(self, mask: Bools) -> Candidates:
         return Candidates(self.token_ids[mask], self.logits[mask], self.total)
 
 
@@ -145,7 +143,7 @@ def _list_in_row(logits: F32, draw: RowDraw, weights: F32) -> CandidateList:
 
 
 def largest_ids(logits: F32, k: int) -> I64:
-    """Return the ids of the k largest logits and of ties with the k-th.
+    """Return the ids of the k largest logits and of ties with the k-th, by rising id.
 
     The k-th largest maximum of disjoint groups is a lower bound that removes most logits first.
     """

@@ -12,15 +12,13 @@ import importlib
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...ipc.errors import ConfigError
 from ...ipc.messages.workers import NewRow
+from ..arrays import F32, I32, I64
 from .row_processors import CustomLogitsProcessor, RowProcessors, needs_processors
-
-I64 = npt.NDArray[np.int64]
 
 
 class LogitsProcessors:
@@ -42,7 +40,7 @@ class LogitsProcessors:
     def clear(self) -> None:
         self._processors_by_row.clear()
 
-    def append(self, rows: npt.NDArray[np.int32], token_ids: I64) -> None:
+    def append(self, rows: I32, token_ids: I64) -> None:
         """Append the sampled token of each row to its output."""
         if self._processors_by_row:
             for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
@@ -50,7 +48,7 @@ class LogitsProcessors:
                 if processors is not None:
                     processors.append(token_id)
 
-    def of(self, rows: npt.NDArray[np.int32]) -> dict[int, RowProcessors]:
+    def of(self, rows: I32) -> dict[int, RowProcessors]:
         """Return the processors of these rows by index; rows without any are left out."""
         if not self._processors_by_row:
             return {}
@@ -104,12 +102,13 @@ def _penalize(logits: Tensor, processors: dict[int, RowProcessors]) -> None:
     sizes = [len(count.token_ids) for count in counts.values()]
     num_output = np.concatenate([count.counts for count in counts.values()])
 
-    def column(values: list[float]) -> npt.NDArray[np.float32]:
+    def column(values: list[float]) -> F32:
         return np.repeat(np.array(values, np.float32), sizes)
 
-    lost = column([row.frequency_penalty for row in processors.values()]) * num_output
-    lost += column([row.presence_penalty for row in processors.values()]) * (num_output > 0)
-    factors = torch.from_numpy(column([row.repetition_penalty for row in processors.values()])).to(logits.device)
+    samplings = [row.sampling for row in processors.values()]
+    lost = column([sampling.frequency_penalty for sampling in samplings]) * num_output
+    lost += column([sampling.presence_penalty for sampling in samplings]) * (num_output > 0)
+    factors = torch.from_numpy(column([sampling.repetition_penalty for sampling in samplings])).to(logits.device)
     flat = logits.view(-1)
     values = flat[index]
     values = torch.where(values > 0, values / factors, values * factors)

@@ -10,15 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...ipc.messages.core import LogprobColumns
+from ...ipc.messages.workers import RowLogprobs
+from ..arrays import F32, I64
 from .candidates import largest_ids
 
-I64 = npt.NDArray[np.int64]
-F32 = npt.NDArray[np.float32]
 LogprobTargets: TypeAlias = int | I64  # tokens to score beside one: so many of the most likely, or these ids
 
 
@@ -39,11 +37,11 @@ def score_tokens(logits: Tensor, token_ids: I64, targets: Sequence[LogprobTarget
     return [_score_row(row, scratch, token_id, target) for row, token_id, target in wanted]
 
 
-def to_columns(scored: Sequence[ScoredToken], rows: Sequence[int], positions: Sequence[int]) -> LogprobColumns:
+def to_columns(scored: Sequence[ScoredToken], rows: Sequence[int], positions: Sequence[int]) -> RowLogprobs:
     """Encode n scored tokens with the row and position of each."""
     ranks, ids, logprobs = zip(*scored, strict=True)
-    return LogprobColumns(
-        owners=np.array(rows, np.int32).tobytes(),
+    return RowLogprobs(
+        rows=np.array(rows, np.int32).tobytes(),
         positions=np.array(positions, np.int32).tobytes(),
         widths=np.array([len(each) for each in ids], np.int32).tobytes(),
         ranks=np.array(ranks, np.int32).tobytes(),
@@ -53,9 +51,10 @@ def to_columns(scored: Sequence[ScoredToken], rows: Sequence[int], positions: Se
 
 
 def _score_row(logits: F32, scratch: F32, token_id: int, targets: LogprobTargets) -> ScoredToken:
-    """logits: [vocab]; scratch: [vocab], overwritten."""
+    """Score one token; NaN if the logits have no distribution. logits: [vocab]; scratch: [vocab], overwritten."""
     k = min(targets, len(logits)) if isinstance(targets, int) else 0
-    ids = _ordered(largest_ids(logits, max(k, 1)), logits)
+    ids = largest_ids(logits, max(k, 1))
+    ids = ids[np.lexsort((ids, -logits[ids]))]  # by falling logit, ties by rising id
     if not len(ids) or not np.isfinite(logits[ids[0]]):  # a row of infinities or NaN has no distribution
         ids = np.append(token_id, np.arange(k) if isinstance(targets, int) else targets)
         return ScoredToken(1, ids, np.full(len(ids), np.nan, np.float32))
@@ -72,11 +71,6 @@ def _score_row(logits: F32, scratch: F32, token_id: int, targets: LogprobTargets
 def _rank(logits: F32, token_id: int) -> int:
     value = logits[token_id]
     return 1 + int(np.count_nonzero(logits > value)) + int(np.count_nonzero(logits[:token_id] == value))
-
-
-def _ordered(token_ids: I64, logits: F32) -> I64:
-    """Sort by falling logit, ties by rising id."""
-    return token_ids[np.lexsort((token_ids, -logits[token_ids]))]
 
 
 def _score_on_device(logits: Tensor, token_ids: I64, targets: Sequence[LogprobTargets]) -> Iterator[ScoredToken]:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.base import BulkArray
-from ...ipc.messages.core import Pooled
-from ...ipc.messages.workers import NewRow
+from ...ipc.messages.workers import NewRow, Pooled
 from ...ipc.pooling_params import PoolingParams
+from ..arrays import I32
 from ..input_batch import StepInputs
 
 
@@ -37,7 +35,7 @@ class Pooler:
         self._prompt_by_row: dict[int, _Prompt] = {}
 
     def admit(self, new_row: NewRow) -> None:
-        """Start a pooled row. ProtocolError for a mean with cached tokens, which have no hidden states."""
+        """Note the row, if it is pooled. ProtocolError for a mean with cached tokens, which have no hidden states."""
         params = new_row.pooling
         if params is None:
             return
@@ -48,7 +46,7 @@ class Pooler:
             )
         self._prompt_by_row[new_row.row] = _Prompt(params, len(new_row.token_ids) // 4)
 
-    def free(self, rows: npt.NDArray[np.int32]) -> None:
+    def free(self, rows: I32) -> None:
         if self._prompt_by_row:
             for row in rows.tolist():
                 self._prompt_by_row.pop(row, None)
@@ -70,12 +68,13 @@ class Pooler:
                 part = chunk.sum(0, dtype=torch.float32)
                 prompt.total = part if prompt.total is None else prompt.total + part
             if inputs.seq_lens[i] == prompt.num_tokens:
-                found.append(Pooled(owner=row, vector=_finish(prompt, chunk)))
+                found.append(Pooled(row=row, vector=_finish(prompt, chunk)))
         return found
 
 
 def _finish(prompt: _Prompt, chunk: Tensor) -> BulkArray:
-    """Return the row's vector. chunk: [n, hidden_size], up to its last token."""
+    """Return the prompt's vector: its mean or last hidden state, cut to `dimensions`, normalized if wanted. chunk:
+    [n, hidden_size], the prompt's last tokens."""
     vector = chunk[-1].float() if prompt.total is None else prompt.total / prompt.num_tokens
     vector = vector[: prompt.params.dimensions]
     if prompt.params.normalize:

@@ -13,16 +13,13 @@ from functools import partial
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import NewRow, RowSampling
+from ..arrays import F32, I64
 from .thinking import ThinkingBudget, positions_after
 from .token_counts import TokenCounts
-
-I64 = npt.NDArray[np.int64]
-F32 = npt.NDArray[np.float32]
 
 # (prompt token ids, output token ids, logits [vocab] float32) → logits [vocab]; may change its argument in place.
 # A processor with a parameter named extra_args receives the request's.
@@ -46,22 +43,18 @@ def needs_processors(sampling: RowSampling) -> bool:
 
 
 class RowProcessors:
-    """Invariant: `outputs` are the row's output tokens, from the constructor and `append`."""
+    """Processors of one row. Invariant: `outputs` are the row's output tokens, from the constructor and `append`."""
 
     def __init__(self, new_row: NewRow, processors: Sequence[CustomLogitsProcessor], vocab_size: int) -> None:
-        sampling = new_row.sampling
+        self.sampling = sampling = new_row.sampling
         tokens = np.frombuffer(new_row.token_ids, np.int32)
         prompt, outputs = tokens[: new_row.num_prompt_tokens], tokens[new_row.num_prompt_tokens :]
         self.outputs: list[int] = outputs.tolist()
-        self.presence_penalty = sampling.presence_penalty
-        self.frequency_penalty = sampling.frequency_penalty
-        self.repetition_penalty = sampling.repetition_penalty
-        has_penalty = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1
+        has_penalty = sampling.presence_penalty or sampling.frequency_penalty or sampling.repetition_penalty != 1
         self.counts = TokenCounts(prompt, outputs) if has_penalty else None
         self.bias_ids = ids_in(sampling.bias_ids, vocab_size)
         self.bias_values: F32 = np.frombuffer(sampling.bias_values, np.float32)
         self.allowed = ids_in(sampling.allowed_token_ids, vocab_size)
-        self._min_tokens = sampling.min_tokens
         self._stop_ids = ids_in(sampling.stop_token_ids, vocab_size)
         words = [ids_in(frame, vocab_size).tolist() for frame in sampling.bad_words]
         self._bad_ids: I64 = np.array([word[0] for word in words if len(word) == 1], np.int64)
@@ -79,7 +72,6 @@ class RowProcessors:
             is_over = sampling.thinks_once and len(positions_after(outputs, end)) > 0
             thinking = ThinkingBudget(sampling.thinking_token_budget, begin, end, tokens)
             self.thinking = None if is_over else thinking
-        self._thinks_once = sampling.thinks_once
         self._trace: list[int] = ids_in(sampling.trace_token_ids, vocab_size).tolist()
         if len(self.bias_ids) != len(self.bias_values):
             raise ProtocolError(f"row {new_row.row} has {len(self.bias_ids)} bias ids, {len(self.bias_values)} values")
@@ -91,23 +83,22 @@ class RowProcessors:
             self.counts.append(token_id)
         if self.thinking is not None:
             has_ended = self.thinking.append(token_id)
-            if has_ended and self._thinks_once:
+            if has_ended and self.sampling.thinks_once:
                 self.thinking = None
 
     def banned(self) -> I64:
         """Return the banned next ids: those that complete bad words, and stop tokens before min_tokens."""
         banned = [self._bad_ids]
         if self._bad_words and self.outputs:
-            ends = [
-                word[-1] for word in self._bad_words.get(self.outputs[-1], ()) if _ends_with(self.outputs, word[:-1])
-            ]
+            words = self._bad_words.get(self.outputs[-1], ())
+            ends = [word[-1] for word in words if self.outputs[1 - len(word) :] == word[:-1]]
             banned.append(np.array(ends, np.int64))
-        if len(self.outputs) < self._min_tokens:
+        if len(self.outputs) < self.sampling.min_tokens:
             banned.append(self._stop_ids)
         return np.concatenate(banned)
 
     def forced(self) -> int | None:
-        """The only token that may come next; None if there is a choice."""
+        """Return the only allowed next token, of a trace or the reasoning's end marker; None if there is a choice."""
         if len(self.outputs) < len(self._trace):
             return self._trace[len(self.outputs)]
         return None if self.thinking is None else self.thinking.forced()
@@ -124,10 +115,6 @@ def _with_arguments(processor: CustomLogitsProcessor, extra_args: dict[str, obje
     except ValueError:  # not written in Python
         takes_them = False
     return partial(processor, extra_args=extra_args) if takes_them else processor
-
-
-def _ends_with(tokens: list[int], end: list[int]) -> bool:
-    return tokens[-len(end) :] == end
 
 
 def ids_in(frame: bytes, vocab_size: int) -> I64:

@@ -12,27 +12,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...kernels import noise
 from ...kernels.cpu.sampling import CpuSampling, load_cpu_sampling
+from ..arrays import F32, I64
 from ..staging import Staging
 from .candidates import Candidates, RowDraw, find_candidates
 from .sampling_columns import MIN_TEMPERATURE, SamplingColumns
 
-F32 = npt.NDArray[np.float32]
-I64 = npt.NDArray[np.int64]
 
-
-def select_sampler(device: torch.device, enforce_reference: bool, spare_folder: Path | None = None) -> Sampler:
-    """Return the fastest sampler for logits on `device`. `spare_folder`: as in `select_ops`."""
+def select_sampler(
+    device: torch.device, enforce_reference: bool, spare_folder: Path | None = None, cpu_isa: str = "auto"
+) -> Sampler:
+    """Return the fastest sampler for logits on `device`. Arguments as of `select_ops`."""
     if enforce_reference:
         return Sampler()
     if device.type == "cuda":
         return Sampler(is_on_device=True)
-    return Sampler(load_cpu_sampling(spare_folder))
+    return Sampler(load_cpu_sampling(spare_folder, cpu_isa))
 
 
 class Sampler:
@@ -74,9 +73,9 @@ class Sampler:
 
         if self._staging is None:
             self._staging = Staging(logits.device)
-        rows, seeds = np.arange(len(positions), dtype=np.int64), columns.seeds.view(np.int32)
-        arrays = (columns.temperature, columns.top_k, columns.top_p, columns.min_p, seeds, positions.astype(np.int32))
-        tokens: I64 = sample(logits.contiguous(), *self._staging.send((rows, *arrays))).cpu().numpy()
+        arrays = (np.arange(len(positions)), *columns.arrays, positions.astype(np.int32))
+        row_ids, *drawing, next_positions = self._staging.send(arrays)
+        tokens: I64 = sample(logits.contiguous(), row_ids, drawing, next_positions).cpu().numpy()
         return tokens
 
 

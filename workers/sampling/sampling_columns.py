@@ -1,27 +1,29 @@
-"""SamplingColumns: the sampling parameters of many rows, one numpy column per parameter."""
+"""SamplingColumns: temperature, filters and seeds of many rows, one numpy column per parameter."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...ipc.messages.workers import RowSampling
+from ..arrays import F32, F64, I32, U32
 
 MIN_TEMPERATURE = 1e-5  # as in vLLM: logits over less would leave float32; such rows are greedy
 
 
 @dataclass(frozen=True)
 class SamplingColumns:
-    """Parameters of n rows; ranges and meanings as in SamplingParams."""
+    """Temperature, filters and seed of n rows; ranges and meanings as in SamplingParams."""
 
-    temperature: npt.NDArray[np.float32]  # [n]
-    top_k: npt.NDArray[np.int32]  # [n], below 1: all
-    top_p: npt.NDArray[np.float64]  # [n]
-    min_p: npt.NDArray[np.float64]  # [n]
-    seeds: npt.NDArray[np.uint32]  # [n, 2]: low and high word of the seed
+    temperature: F32  # [n]
+    top_k: I32  # [n], below 1: all
+    top_p: F64  # [n]
+    min_p: F64  # [n]
+    seeds: U32  # [n, 2]: low and high word of the seed
 
     @classmethod
     def greedy(cls, num_rows: int) -> SamplingColumns:
@@ -33,9 +35,14 @@ class SamplingColumns:
             seeds=np.zeros((num_rows, 2), np.uint32),
         )
 
+    @property
+    def arrays(self) -> tuple[npt.NDArray[Any], ...]:
+        """The columns in the order of the GPU kernels: temperature, top_k, top_p, min_p, seeds as int32 words."""
+        return self.temperature, self.top_k, self.top_p, self.min_p, self.seeds.view(np.int32)
+
     @cached_property
     def is_greedy(self) -> bool:
-        """Whether all rows are greedy. Cached: call it only on a copy that `put` does not change."""
+        """Whether all rows are greedy. Cached: use it only on a copy that `put` does not change."""
         return not bool((self.temperature >= MIN_TEMPERATURE).any())
 
     def put(self, row: int, sampling: RowSampling) -> None:
@@ -48,7 +55,7 @@ class SamplingColumns:
         self.seeds[row] = seed & 0xFFFFFFFF, seed >> 32
 
     def take(self, rows: npt.NDArray[np.integer]) -> SamplingColumns:
-        """A copy of these rows, in this order."""
+        """Copy these rows, in this order."""
         return SamplingColumns(
             self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.seeds[rows]
         )

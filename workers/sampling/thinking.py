@@ -8,15 +8,14 @@ after a preemption or a restart continues unchanged.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-I64 = npt.NDArray[np.int64]
+from ..arrays import I32, I64
 
 
 class ThinkingBudget:
-    """Invariant: `_num_thought` counts the tokens since reasoning began; None outside reasoning."""
+    """Reasoning state of one row. Invariant: `_num_thought` counts tokens since reasoning began; None outside it."""
 
-    def __init__(self, budget: int, begin: list[int], end: list[int], tokens: npt.NDArray[np.int32]) -> None:
+    def __init__(self, budget: int, begin: list[int], end: list[int], tokens: I32) -> None:
         """`tokens`: prompt and output of the row so far."""
         self._budget, self._begin, self._end = budget, begin, end
         last_end = max(positions_after(tokens, end), default=0)
@@ -37,14 +36,14 @@ class ThinkingBudget:
         return has_ended
 
     def forced(self) -> int | None:
-        """Return the only allowed next token if the budget is used up, else None."""
+        """Return the next token of the end marker if the budget is used up in reasoning, else None."""
         if self._num_thought is None or self._num_thought < self._budget:
             return None
         begun = (n for n in range(len(self._end) - 1, 0, -1) if self._recent[-n:] == self._end[:n])
         return self._end[next(begun, 0)]
 
 
-def positions_after(tokens: npt.NDArray[np.int32], marker: list[int]) -> I64:
+def positions_after(tokens: I32, marker: list[int]) -> I64:
     """Return the positions right after each occurrence of a marker, in order."""
     num_places = max(len(tokens) - len(marker) + 1, 0)
     is_here = np.ones(num_places, np.bool_)

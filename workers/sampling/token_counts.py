@@ -7,16 +7,14 @@ tokens when the row is admitted again.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-I64 = npt.NDArray[np.int64]
-F32 = npt.NDArray[np.float32]
+from ..arrays import F32, I32, I64
 
 
 class TokenCounts:
     """`token_ids[i]` occurs `counts[i]` times in the output; 0: only in the prompt."""
 
-    def __init__(self, prompt: npt.NDArray[np.int32], outputs: npt.NDArray[np.int32]) -> None:
+    def __init__(self, prompt: I32, outputs: I32) -> None:
         distinct = np.unique(np.concatenate([prompt, outputs]))
         self._size = len(distinct)
         self._token_ids: I64 = np.zeros(self._size + 64, np.int64)

@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import TokenMask
+from ..arrays import I32
 from ..input_batch import ids_of
 
 MaskSource = Callable[[], TokenMask | None]  # waits for the mask; None: nobody needs the step's result any more
 
 
-def apply_mask(logits: Tensor, sampled_rows: npt.NDArray[np.int32], mask: TokenMask) -> None:
+def apply_mask(logits: Tensor, sampled_rows: I32, mask: TokenMask) -> None:
     """Mask logits [s, vocab] in place. sampled_rows: [s], the row of each."""
     rows, vocab_size = ids_of(mask.rows), logits.shape[1]
     num_words = -(-vocab_size // 32)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -47,7 +46,8 @@ class TensorSlice:
 
 
 class Checkpoint:
-    """An open checkpoint, used as a context manager. Returns copies on `device` in `dtype`."""
+    """An open checkpoint, used as a context manager. `load` converts floats to `dtype`. ConfigError if a tensor is
+    missing or has another shape or dtype than asked for."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Checkpoint:
         self.dtype = dtype
         self.device = device
         self.quantization = quantization
-        self.on_progress: Callable[[int, int], None] = _nothing  # gets (tensors read, all tensors)
+        self.on_progress: Callable[[int, int], None] | None = None  # gets (tensors read, all tensors)
         self._num_read = 0
         self._open_files: dict[Path, Any] = {}
         self._file_by_name = file_by_tensor(folder) if file_by_name is None else file_by_name
@@ -71,16 +71,14 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open_files.clear()
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_by_name
 
     def load(self, *slices: TensorSlice) -> Tensor:
-        """Concatenate the slices along axis 0 as one new tensor."""
+        """Read the slices and concatenate them along axis 0, as one new tensor of `self.dtype`."""
         rows = [wanted.part_shape[0] for wanted in slices]
         parameter = torch.empty((sum(rows), *slices[0].part_shape[1:]), dtype=self.dtype, device=self.device)
         for wanted, target in zip(slices, torch.split(parameter, rows), strict=True):
@@ -88,9 +86,9 @@ class Checkpoint:
         return parameter
 
     def load_stored(self, wanted: TensorSlice, dtypes: Sequence[str], device: torch.device | None = None) -> Tensor:
-        """Return the slice in its stored dtype, one of `dtypes` by safetensors' names. The shard needs no padding.
+        """Read a slice in its stored dtype, which must be one of `dtypes` (safetensors' names).
 
-        `device`: default the checkpoint's.
+        The shard must lie within the tensor: nothing is padded. `device`: default the checkpoint's.
         """
         index = (slice(None),) * wanted.axis + (slice(wanted.range.start, wanted.range.stop),)
         source = self._slice(wanted, dtypes)
@@ -110,10 +108,11 @@ class Checkpoint:
         target.narrow(wanted.axis, num_real, len(wanted.range) - num_real).zero_()
 
     def _slice(self, wanted: TensorSlice, dtypes: Sequence[str]) -> Any:
-        """Check the tensor and return safetensors' lazy slice of it."""
+        """Check shape and dtype of the tensor, report progress, and return safetensors' lazy slice of all of it."""
         path, source = self._find(wanted.name)
         self._num_read += 1
-        self.on_progress(min(self._num_read, len(self._file_by_name)), len(self._file_by_name))
+        if self.on_progress is not None:
+            self.on_progress(min(self._num_read, len(self._file_by_name)), len(self._file_by_name))
         shape, dtype = tuple(source.get_shape()), source.get_dtype()
         if shape != wanted.shape:
             raise ConfigError(
@@ -153,7 +152,3 @@ class Checkpoint:
             except (SafetensorError, OSError) as error:
                 raise damaged(path, error) from None
         return file
-
-
-def _nothing(num_read: int, num_all: int) -> None:
-    pass

@@ -6,24 +6,17 @@ A tensor's values depend only on its name and shard, so that ranks with the same
 from __future__ import annotations
 
 import zlib
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ...ipc.config.quantization_config import QuantizationConfig
 from .checkpoint import Checkpoint, TensorSlice
 
 DEVIATION = 0.02  # of matrices, as models are initialized
 
 
 class DummyCheckpoint(Checkpoint):
-    """Holds every tensor: norms of ones, biases of zeros, matrices of normal noise."""
-
-    def __init__(
-        self, folder: Path, dtype: torch.dtype, device: torch.device, quantization: QuantizationConfig | None = None
-    ) -> None:
-        super().__init__(folder, dtype, device, quantization, {})
+    """Generates each tensor that is read, as floats: norms of ones, biases of zeros, matrices of normal noise."""
 
     def _read(self, wanted: TensorSlice, target: Tensor) -> None:
         if target.device.type == "meta":

@@ -29,7 +29,7 @@ class Projection:
 
 
 class LayerLoader:
-    """Reads from an open checkpoint. `num_bytes`: the memory of all parameters that it has returned."""
+    """Reads from an open checkpoint. `num_bytes`: memory of the parameters returned so far, without `vocabulary`."""
 
     def __init__(self, checkpoint: Checkpoint, ops: Ops, group: ParallelGroup) -> None:
         self.checkpoint = checkpoint
@@ -40,7 +40,7 @@ class LayerLoader:
     def column_parallel(
         self, num_inputs: int, projections: list[Projection], has_bias: bool, is_gated: bool = False
     ) -> PackedLinear:
-        """Load x [T, in] → [T, sum of the projections' shards], in their order.
+        """Load one layer of all `projections`: x [T, in] → [T, sum of their shards], in their order.
 
         `is_gated`: the first of two projections gates the second, which halves the outputs.
         """
@@ -50,7 +50,8 @@ class LayerLoader:
         return self.pack(load_matrix(self.checkpoint, *weights), bias, is_gated)
 
     def row_parallel(self, name: str, shape: tuple[int, int], shard: range, has_bias: bool) -> PackedLinear:
-        """Load x [T, `shard` of in] → [T, out], to be summed over ranks. `shape`: [out, in] of the whole matrix."""
+        """Load the layer x [T, `shard` of in] → [T, out], to be summed over ranks: only rank 0 has the bias. `shape`:
+        [out, in] of the whole matrix."""
         weight = load_matrix(self.checkpoint, TensorSlice(f"{name}.weight", shape, 1, shard))
         bias = None
         if has_bias and self.group.rank == 0:  # added once to the sum
@@ -74,6 +75,6 @@ class LayerLoader:
         return weight
 
     def vocabulary(self, name: str, vocab_size: int, hidden_size: int) -> Tensor:
-        """Load this rank's rows of a [vocab_size, hidden_size] matrix, zero-padded. Not counted in `num_bytes`."""
+        """Load this rank's rows of `name`.weight [vocab_size, hidden_size], zero-padded. Not counted in `num_bytes`."""
         shard = self.group.shard_vocab(vocab_size)
         return self.checkpoint.load(TensorSlice(f"{name}.weight", (vocab_size, hidden_size), 0, shard))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -25,16 +26,17 @@ from .checkpoint import FLOAT_DTYPES, Checkpoint, TensorSlice
 HOST = torch.device("cpu")
 CODES_PER_WORD = 8  # of 4 bits in an int32
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the code of each of eight outputs is
+SCALES = ("weight_scale_inv", "weight_scale")  # of the layout "scaled"
 STORED_DTYPES = {"fp8": ("F8_E4M3",), "int8": ("I8",)}
 
 
 def load_matrix(checkpoint: Checkpoint, *slices: TensorSlice) -> Weight:
-    """Concatenate slices of `NAME.weight` [out, in] along axis 0. Slices that are not quantized stay floats."""
+    """Read slices of `NAME.weight` [out, in] and concatenate them along axis 0: quantized if all of them are, or on
+    load; if only some are, these become floats."""
     config = checkpoint.quantization
     if config is None or config.layout == "on_load":
-        return as_stored(checkpoint, checkpoint.load(*slices))
-    matrices = [_Matrix.of(wanted) for wanted in slices]
-    parts = [_READERS[config.layout](checkpoint, config, matrix) for matrix in matrices]
+        return quantize_on_load(checkpoint, checkpoint.load(*slices))
+    parts = [_read(checkpoint, config, _Matrix.of(wanted)) for wanted in slices]
     quantized = [part for part in parts if part is not None]
     if len(quantized) == len(parts):
         return concatenate(quantized)
@@ -48,8 +50,8 @@ def load_matrix(checkpoint: Checkpoint, *slices: TensorSlice) -> Weight:
     )
 
 
-def as_stored(checkpoint: Checkpoint, weight: Tensor) -> Weight:
-    """Quantize a float matrix to 8 bits if the configuration says so."""
+def quantize_on_load(checkpoint: Checkpoint, weight: Tensor) -> Weight:
+    """Return a float matrix, quantized to 8 bits if the configuration's layout is "on_load"."""
     config = checkpoint.quantization
     if config is None or config.layout != "on_load":
         return weight
@@ -59,7 +61,7 @@ def as_stored(checkpoint: Checkpoint, weight: Tensor) -> Weight:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """Outputs `rows` and inputs `columns` of the [num_rows, num_columns] matrix `name`; only one of them is cut."""
+    """Outputs `rows` and inputs `columns` of the [num_rows, num_columns] matrix `name`; one of the two is whole."""
 
     name: str
     num_rows: int
@@ -77,17 +79,25 @@ class _Matrix:
     def wanted(self, suffix: str, shape: tuple[int, ...], axis: int, shard: range) -> TensorSlice:
         return TensorSlice(f"{self.name}.{suffix}", shape, axis, shard)
 
+    def codes(self, suffix: str, shape: tuple[int, int], rows: range, columns: range, row_axis: int = 0) -> TensorSlice:
+        """Return the slice of a tensor of codes. rows, columns: the shard, in elements of the tensor; `row_axis` is the
+        axis of the outputs."""
+        axis, shard = (row_axis, rows) if len(self.rows) < self.num_rows else (1 - row_axis, columns)
+        return self.wanted(suffix, shape, axis, shard)
 
-def _read_scaled(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
-    scale_name = next(
-        (s for s in ("weight_scale_inv", "weight_scale") if f"{matrix.name}.{s}" in checkpoint),
-        None,
-    )
-    if scale_name is None:
-        return None
+
+def _read(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
+    """Read a quantized matrix; None if the checkpoint has it as floats."""
+    names, read = _READERS[config.layout]
+    is_quantized = any(f"{matrix.name}.{name}" in checkpoint for name in names)
+    return read(checkpoint, config, matrix) if is_quantized else None
+
+
+def _read_scaled(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight:
+    scale_name = next(name for name in SCALES if f"{matrix.name}.{name}" in checkpoint)
     shape = (matrix.num_rows, matrix.num_columns)
-    whole, part = (0, matrix.rows) if len(matrix.rows) < matrix.num_rows else (1, matrix.columns)
-    codes = checkpoint.load_stored(matrix.wanted("weight", shape, whole, part), STORED_DTYPES[config.weight_dtype])
+    wanted = matrix.codes("weight", shape, matrix.rows, matrix.columns)
+    codes = checkpoint.load_stored(wanted, STORED_DTYPES[config.weight_dtype])
     stored_shape = checkpoint.shape_of(f"{matrix.name}.{scale_name}")
     scales = _floats(checkpoint, f"{matrix.name}.{scale_name}", stored_shape)
     block_rows, block_columns = config.block or (1, matrix.num_columns)
@@ -106,45 +116,29 @@ def _read_scaled(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Ma
     return from_g_idx(codes, scales[rows], None, _indices(matrix.columns, HOST) // block_columns, checkpoint.dtype)
 
 
-def _read_packed(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
-    if f"{matrix.name}.weight_packed" not in checkpoint:
-        return None
-    words = _aligned(matrix.columns)
-    num_groups = _num_groups(config, matrix)
-    if len(matrix.rows) < matrix.num_rows:
-        wanted = matrix.wanted("weight_packed", (matrix.num_rows, matrix.num_columns // CODES_PER_WORD), 0, matrix.rows)
-    else:
-        wanted = matrix.wanted("weight_packed", (matrix.num_rows, matrix.num_columns // CODES_PER_WORD), 1, words)
+def _read_packed(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight:
+    shape = (matrix.num_rows, matrix.num_columns // CODES_PER_WORD)
+    wanted = matrix.codes("weight_packed", shape, matrix.rows, _aligned(matrix.columns))
     codes = _trim(_unpack(checkpoint.load_stored(wanted, ("I32",))), matrix.columns)
-    scales = _floats(checkpoint, f"{matrix.name}.weight_scale", (matrix.num_rows, num_groups))
+    scales = _floats(checkpoint, f"{matrix.name}.weight_scale", (matrix.num_rows, _num_groups(config, matrix)))
     scales = scales[_indices(matrix.rows, scales.device)]
     zeros = torch.full_like(scales, 8, dtype=torch.uint8)
     groups = _groups(checkpoint, config, matrix, "weight_g_idx")
     return from_g_idx(codes, scales, zeros, groups, checkpoint.dtype)
 
 
-def _read_gptq(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
-    if f"{matrix.name}.qweight" not in checkpoint:
-        return None
+def _read_gptq(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight:
     shape = (matrix.num_columns // CODES_PER_WORD, matrix.num_rows)
-    if len(matrix.rows) < matrix.num_rows:
-        wanted = matrix.wanted("qweight", shape, 1, matrix.rows)
-    else:
-        wanted = matrix.wanted("qweight", shape, 0, _aligned(matrix.columns))
+    wanted = matrix.codes("qweight", shape, matrix.rows, _aligned(matrix.columns), row_axis=1)
     codes = _trim(_unpack(checkpoint.load_stored(wanted, ("I32",)).T), matrix.columns)
     scales, zeros = _read_grid(checkpoint, config, matrix, range(CODES_PER_WORD))
     groups = _groups(checkpoint, config, matrix, "g_idx")
     return from_g_idx(codes, scales, zeros + config.zero_offset, groups, checkpoint.dtype)
 
 
-def _read_awq(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
-    if f"{matrix.name}.qweight" not in checkpoint:
-        return None
+def _read_awq(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight:
     shape = (matrix.num_columns, matrix.num_rows // CODES_PER_WORD)
-    if len(matrix.rows) < matrix.num_rows:
-        wanted = matrix.wanted("qweight", shape, 1, _aligned(matrix.rows))
-    else:
-        wanted = matrix.wanted("qweight", shape, 0, matrix.columns)
+    wanted = matrix.codes("qweight", shape, _aligned(matrix.rows), matrix.columns, row_axis=1)
     codes = _trim(_unpack(checkpoint.load_stored(wanted, ("I32",)), AWQ_ORDER), matrix.rows).T
     scales, zeros = _read_grid(checkpoint, config, matrix, AWQ_ORDER)
     return from_g_idx(codes, scales, zeros, _groups(checkpoint, config, matrix, "g_idx"), checkpoint.dtype)
@@ -153,7 +147,7 @@ def _read_awq(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matri
 def _read_grid(
     checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix, order: range | tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Return scales and zero points [rows, all groups] of the two layouts with [groups, out] tensors."""
+    """Read scales and zero points of gptq and awq, which store them as [groups, out]; return both as [rows, groups]."""
     num_groups = _num_groups(config, matrix)
     zeros_shape = (num_groups, matrix.num_rows // CODES_PER_WORD)
     stored = checkpoint.load_stored(matrix.wanted("qzeros", zeros_shape, 1, _aligned(matrix.rows)), ("I32",))
@@ -182,7 +176,7 @@ def _unpack(words: Tensor, order: range | tuple[int, ...] = range(CODES_PER_WORD
 
 
 def _aligned(shard: range) -> range:
-    """Return the words that hold the codes `shard`."""
+    """Return the indices of the int32 words that hold the codes `shard`."""
     return range(shard.start // CODES_PER_WORD, -(-shard.stop // CODES_PER_WORD))
 
 
@@ -200,9 +194,10 @@ def _indices(shard: range, device: torch.device) -> Tensor:
     return torch.arange(shard.start, shard.stop, device=device)
 
 
-_READERS: dict[str, Callable[[Checkpoint, QuantizationConfig, _Matrix], QuantizedWeight | None]] = {
-    "scaled": _read_scaled,
-    "packed": _read_packed,
-    "gptq": _read_gptq,
-    "awq": _read_awq,
+_Reader: TypeAlias = Callable[[Checkpoint, QuantizationConfig, _Matrix], QuantizedWeight]
+_READERS: dict[str, tuple[tuple[str, ...], _Reader]] = {  # by layout, with tensors of which a quantized matrix has one
+    "scaled": (SCALES, _read_scaled),
+    "packed": (("weight_packed",), _read_packed),
+    "gptq": (("qweight",), _read_gptq),
+    "awq": (("qweight",), _read_awq),
 }

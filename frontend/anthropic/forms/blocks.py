@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ....ipc.codec import JsonObject
-from ...openai.parsers.parts import Arguments, CallBegin, CallEnd, Content, Part, Thought, is_json
+from ...openai.parsers.parts import Arguments, BlankFilter, CallBegin, CallEnd, Content, Part, Thought, is_json
 
 Event = tuple[str, JsonObject]  # type, fields
 SIGNATURE = "unsigned"  # of every thought, because clients drop thoughts without one; it is never checked
@@ -29,19 +29,14 @@ class BlockWriter:
         self._open: JsonObject = {}  # the open block as it began
         self._kind = ""  # type of the open block, "" if none is open
         self._texts: list[str] = []  # deltas of the open block
-        self._space = ""  # leading white space: part of a text only if more text follows
+        self._blanks = BlankFilter()
         self.blocks: list[JsonObject] = []
         self.has_calls = False
 
     def write(self, parts: Sequence[Part]) -> Iterator[Event]:
-        for part in parts:
-            space, self._space = self._space, ""
+        for part in self._blanks.read(parts):
             if isinstance(part, Content):
-                text = space + part.text
-                if self._kind == "text" or text.strip():
-                    yield from self._append("text", text)
-                else:
-                    self._space = text
+                yield from self._append("text", part.text)
             elif isinstance(part, Thought):
                 yield from self._append("thinking", part.text)
             elif isinstance(part, CallBegin):
@@ -53,7 +48,7 @@ class BlockWriter:
                 yield from self.close()
 
     def close(self) -> Iterator[Event]:
-        """Close the open block, if any."""
+        """Close the open block, if any, and yield its events."""
         if not self._kind:
             return
         text = "".join(self._texts)

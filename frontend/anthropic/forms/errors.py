@@ -29,7 +29,7 @@ def has_message_errors(path: str) -> bool:
 
 
 def message_error(error: HttpError) -> tuple[MessageErrorBody, int]:
-    """Return the body and the status of an error."""
+    """Return the body and the status of an error in Anthropic's form; 529 for an overload."""
     status = OVERLOADED if error.body.error.code == "overloaded" else error.status
     kind = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return MessageErrorBody(error=MessageErrorDetail(kind, str(error))), status

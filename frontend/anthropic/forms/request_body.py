@@ -11,7 +11,7 @@ from ....ipc.sampling_params import MAX_STOP_STRINGS
 from ...openai.forms import schema as openai
 from ...openai.forms.messages import content_of
 from ...openai.forms.params import refuse_unserved
-from ...openai.forms.schema import ChatRequest, Message, Scheduled, Sent, TextPart, TokenizeRequest
+from ...openai.forms.schema import ChatRequest, Message, MessagePart, Scheduled, Sent, TokenizeRequest
 
 BILLING = "x-anthropic-billing-header"  # begins a system block of Claude Code that differs in each request
 _CALLS = ("tool_use", "tool_result")
@@ -19,14 +19,14 @@ _CHOICES: dict[str, Literal["auto", "required", "none"]] = {"auto": "auto", "any
 _SAME = (*Scheduled.__struct_fields__, "stream", "temperature", "top_p", "top_k", "vllm_xargs")  # as in a chat
 
 
-class Block(TextPart, frozen=True, kw_only=True):
+class Block(MessagePart, frozen=True, kw_only=True):
     """Text, thought, tool call or tool result. Other types decode, so that an error can name them."""
 
     id: str | None = None
     name: str | None = None
     input: JsonObject | None = None
     tool_use_id: str | None = None
-    content: str | list[TextPart] | None = None
+    content: str | list[MessagePart] | None = None
     is_error: bool | None = None
 
 
@@ -36,7 +36,7 @@ class Turn(Sent, frozen=True, kw_only=True):
 
 
 class MessageTool(Sent, frozen=True, kw_only=True):
-    """Function of the caller. Anthropic's own tools have other types and run on its servers."""
+    """Function of the caller. Anthropic's own tools, which have other types and run on its servers, are not served."""
 
     name: str
     input_schema: JsonObject
@@ -51,7 +51,7 @@ class MessageToolChoice(Sent, frozen=True, kw_only=True):
 
 
 class Thinking(Sent, frozen=True, kw_only=True):
-    """Reasoning: whether the chat template enables it, and its largest number of tokens."""
+    """Switch for reasoning, passed to the chat template, and limit of reasoning tokens."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
@@ -73,7 +73,7 @@ class CountTokensRequest(Scheduled, frozen=True, kw_only=True):
     NOT_SERVED = Scheduled.NOT_SERVED | {"container": (), "mcp_servers": ([],)}
 
     messages: Annotated[list[Turn], openai.items(1)]
-    system: str | list[TextPart] | None = None
+    system: str | list[MessagePart] | None = None
     tools: list[MessageTool] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
@@ -105,7 +105,7 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
 
 
 def chat_request(body: MessagesRequest) -> ChatRequest:
-    """Return the chat that answers a request."""
+    """Rewrite a request as the chat that answers it."""
     fields = {name: getattr(body, name) for name in _SAME} | _prompt(body)
     if body.tool_choice is not None:
         function, choice = openai.NamedFunction(name=body.tool_choice.name), _CHOICES.get(body.tool_choice.type)
@@ -123,7 +123,7 @@ def chat_request(body: MessagesRequest) -> ChatRequest:
 
 
 def tokenize_request(body: CountTokensRequest) -> TokenizeRequest:
-    """Return the request for the tokens of the prompt."""
+    """Rewrite a request as the request to /tokenize that counts its prompt."""
     return TokenizeRequest(**_prompt(body))
 
 
@@ -151,7 +151,7 @@ def _prompt(body: CountTokensRequest) -> dict[str, Any]:
     }
 
 
-def _system(given: str | list[TextPart] | None) -> Iterator[Message]:
+def _system(given: str | list[MessagePart] | None) -> Iterator[Message]:
     if isinstance(given, list):
         given = [block for block in given if not (block.text or "").startswith(BILLING)]
     if given:
@@ -159,7 +159,7 @@ def _system(given: str | list[TextPart] | None) -> Iterator[Message]:
 
 
 def _turns(place: int, turn: Turn) -> Iterator[Message]:
-    """Yield the chat messages of a turn: one per tool result, and then one for its text and calls."""
+    """Yield the chat messages of a turn: one per tool result, then one for the rest, unless it has only results."""
     blocks: list[Block] = [] if isinstance(turn.content, str) else turn.content
     where, calls = f"messages[{place}].content", list[openai.ToolCall]()
     for position, block in enumerate(blocks):
@@ -169,9 +169,18 @@ def _turns(place: int, turn: Turn) -> Iterator[Message]:
             function = openai.FunctionCall(name=block.name, arguments=block.input)
             calls.append(openai.ToolCall(id=block.id, function=function))
         elif block.type == "tool_result":
-            text, _ = content_of(f"{where}[{position}].content", block.content)
-            content = f"Error: {text}" if block.is_error else text
-            yield Message(role="tool", content=content, tool_call_id=block.tool_use_id)
+            content, _ = content_of(f"{where}[{position}].content", block.content)
+            yield Message(
+                role="tool", content=_as_error(content) if block.is_error else content, tool_call_id=block.tool_use_id
+            )
     if not blocks or any(block.type != "tool_result" for block in blocks):
-        text, thought = content_of(where, turn.content, besides=_CALLS)
-        yield Message(role=turn.role, content=text, reasoning=thought, tool_calls=calls or None)
+        content, thought = content_of(where, turn.content, besides=_CALLS)
+        yield Message(role=turn.role, content=content, reasoning=thought, tool_calls=calls or None)
+
+
+def _as_error(content: str | list[MessagePart]) -> str | list[MessagePart]:
+    """Return the content of a failed tool's result with "Error: " before it."""
+    if isinstance(content, str):
+        return f"Error: {content}"
+    first, *others = content or [MessagePart(type="text")]
+    return [MessagePart(type="text", text=f"Error: {first.text or ''}"), *others]

@@ -54,13 +54,14 @@ class BeamSearch:
         self.sampling_params = SamplingParams(temperature=0, max_tokens=1, logprobs=width, ignore_eos=True)
 
     def requests(self) -> list[list[int]]:
-        """Return the tokens of every open beam; none after max_tokens rounds."""
+        """Return the prompts of the next round, the tokens of every open beam; [] after max_tokens rounds."""
         if self._num_rounds == self._params.max_tokens:
             return []
         return [beam.tokens for beams in self._open for beam in beams]
 
     def add(self, outputs: Sequence[RequestOutput]) -> None:
-        """Extend the open beams by the outputs of `requests`, which are in the same order."""
+        """Extend the open beams by the outputs of `requests`, in their order, and keep the best beam_width beams of
+        each prompt open. A beam that gets an EOS token is closed."""
         self._num_rounds += 1
         next_outputs = iter(outputs)
         for beams, ended in zip(self._open, self._ended, strict=True):
@@ -88,7 +89,8 @@ class BeamSearch:
         return nlargest(self._params.beam_width, beams, key=score)
 
     def finish(self) -> list[tuple[BeamSearchSequence, list[int]]]:
-        """Choose `outputs`; return each of their beams with the tokens of its text, for the caller to detokenize."""
+        """Set `outputs` to the best beam_width beams of each prompt, open or closed. Return each of these beams with
+        the tokens that the caller must detokenize for its `text`."""
         for beam in (beam for beams in self._open for beam in beams):
             beam.finish_reason = "length"
         found = [self._best(ended + left) for ended, left in zip(self._ended, self._open, strict=True)]

@@ -1,13 +1,17 @@
-"""Bodies of embeddings: of OpenAI's form, and of Cohere's."""
+"""Bodies of embeddings, in OpenAI's form and in Cohere's, and of vLLM's generative scoring."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
-from .schema import MAX_PROMPTS, Body, Message, Prompts, RequestId, Scheduled, Text, TokenizeRequest, items
+from ....ipc.sampling_params import MAX_LOGPROB_TOKEN_IDS
+from .schema import MAX_PROMPTS, Body, Message, Prompts, RequestId, Scheduled, Text, TokenId, TokenizeRequest, items
 
+_Part: TypeAlias = Text | Annotated[list[TokenId], items(1)]
+_Parts: TypeAlias = Annotated[list[_Part], items(1, MAX_PROMPTS)]
+_Labels: TypeAlias = Annotated[list[TokenId], items(1, MAX_LOGPROB_TOKEN_IDS)]
 INPUT_TYPES = ("search_document", "search_query", "classification", "clustering")  # Cohere's
 
 
@@ -59,7 +63,7 @@ class CohereEmbedRequest(Body, frozen=True, kw_only=True):
 
     @property
     def embedding(self) -> EmbeddingRequest:
-        """Return the request without its texts."""
+        """Return the options of the request, without its texts, as an EmbeddingRequest."""
         return EmbeddingRequest(
             dimensions=self.output_dimension,
             truncate_prompt_tokens=None if self.truncate == "NONE" else self.max_tokens or -1,
@@ -70,7 +74,7 @@ class CohereEmbedRequest(Body, frozen=True, kw_only=True):
         )
 
     def prefix(self, prefixes: dict[str, str]) -> str:
-        """Return the text that goes before each text for this input_type; RequestError if the checkpoint lacks it.
+        """Return the prefix of all texts for this input_type; RequestError if the model has no such type.
 
         `prefixes`: the checkpoint's own, by input_type. Cohere's clients always send an input_type: if the checkpoint
         has none, Cohere's input types are accepted and add nothing."""
@@ -79,3 +83,14 @@ class CohereEmbedRequest(Body, frozen=True, kw_only=True):
             named = ", ".join(filter(None, known))
             raise RequestError(f"input_type: Unsupported input_type {asked!r:.80}, this model has {named}")
         return known[asked]
+
+
+class GenerativeScoringRequest(Scheduled, frozen=True, kw_only=True):
+    """POST /generative_scoring: each prompt is the query and one of the items."""
+
+    query: _Part
+    items: _Parts
+    label_token_ids: _Labels  # the score is the probability of the first
+    apply_softmax: bool | None = None  # normalize over the labels; null: true
+    item_first: bool | None = None
+    add_special_tokens: bool | None = None  # to the query; null: true

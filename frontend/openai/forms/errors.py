@@ -44,9 +44,6 @@ class HttpError(Exception):
         self.body = ErrorBody(ErrorDetail(message, kind, param, code))
         self.headers = headers or {}
 
-    def response(self) -> Response:
-        return json_response(self.body, self.status, self.headers)
-
 
 _encoder = msgspec.json.Encoder()
 encode_json = _encoder.encode

@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ....ipc.codec import JsonObject
-from ..parsers.parts import Arguments, CallBegin, CallEnd, Content, CustomBegin, Part, Thought, is_json
+from ..parsers.parts import Arguments, BlankFilter, CallBegin, CallEnd, Content, CustomBegin, Part, Thought, is_json
 
 Event = tuple[str, JsonObject]  # type, fields
-_TEXT_EVENTS = {"message": "response.output_text", "reasoning": "response.reasoning_text"}  # by kind of item
+_TEXT_EVENTS = {  # by type of item
+    "message": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "function_call": "response.function_call_arguments",
+    "custom_tool_call": "response.custom_tool_call_input",
+}
 
 
 class ItemWriter:
@@ -21,116 +26,93 @@ class ItemWriter:
     def __init__(self, unique: str) -> None:
         """`unique` stands in the ids of all items and calls: generating the answer again repeats its ids."""
         self._unique = unique
-        self._kind = ""  # of the open item: reasoning, message, call, or "" if none is open
-        self._text = ""  # of the open item; a call's arguments
-        self._space = ""  # leading white space: part of a message only if more text follows
-        self._call: JsonObject = {}  # the open call
+        self._open: JsonObject = {}  # the open item as it began
+        self._type = ""  # of the open item, "" if none is open
+        self._texts: list[str] = []  # deltas of the open item
+        self._blanks = BlankFilter()
         self._logprobs: list[JsonObject] = []  # of the open message
         self._new_logprobs: list[JsonObject] = []  # of tokens that no event has carried yet
         self.items: list[JsonObject] = []
 
     def write(self, parts: Sequence[Part], logprobs: Sequence[JsonObject] = ()) -> Iterator[Event]:
-        """Add parts. `logprobs` belong to their tokens; only messages have logprobs."""
+        """Add parts and yield their events. `logprobs`: of the parts' tokens, used only for content."""
         self._new_logprobs += logprobs
         if parts and not any(isinstance(part, Content) for part in parts):
             self._new_logprobs = []
-        for part in parts:
-            space, self._space = self._space, ""
+        for part in self._blanks.read(parts):
             if isinstance(part, Thought):
                 yield from self._append("reasoning", part.text)
             elif isinstance(part, Content):
-                text = space + part.text
-                if text.strip() or self._kind == "message":
-                    yield from self._append("message", text)
-                else:
-                    self._space = text
+                yield from self._append("message", part.text)
             elif isinstance(part, CallBegin):
-                yield from self._begin(part)
+                kind, prefix = ("custom_tool_call", "ctc") if isinstance(part, CustomBegin) else ("function_call", "fc")
+                yield from self._begin(kind, prefix, name=part.name, **{part.form[1]: ""})
             elif isinstance(part, Arguments):
-                self._text += part.text
-                yield f"{self._call_event}.delta", {**self._call_where(), "delta": part.text}
+                yield self._delta(part.text)
             elif isinstance(part, CallEnd):
                 yield from self.close()
 
     def finish(self, *, is_whole: bool) -> Iterator[Event]:
-        """Close the last item. An incomplete answer without items gets an empty message."""
-        if not (is_whole or self._kind or self.items):
+        """Close the last item and yield its events. An incomplete answer without items gets an empty message."""
+        if not (is_whole or self._type or self.items):
             yield from self._append("message", "")
         yield from self.close("completed" if is_whole else "incomplete")
 
     def close(self, status: str = "completed") -> Iterator[Event]:
-        """Close the open item, if there is one."""
-        if not self._kind:
+        """Close the open item, if any, and yield its events. A function call is incomplete if its JSON is invalid."""
+        if not self._type:
             return
-        if self._kind == "call":
-            yield from self._end()
-            return
-        more = self._take_logprobs()
-        item, where, event = self._item(status), self._where(), _TEXT_EVENTS[self._kind]
-        more |= {"logprobs": self._logprobs} if more else {}
-        yield f"{event}.done", {**where, "content_index": 0, "text": self._text, **more}
-        if self._kind == "message":
-            yield "response.content_part.done", {**where, "content_index": 0, "part": self._text_part()}
-        yield self._close_with(item)
-        self._logprobs = []
+        text, item = "".join(self._texts), self._open | {"status": status}
+        where, done = self._where(), f"{_TEXT_EVENTS[self._type]}.done"
+        if self._type == "reasoning":
+            item["content"] = [{"type": "reasoning_text", "text": text}] if text else []
+            yield done, {**where, "text": text}
+        elif self._type == "message":
+            self._take_logprobs()
+            item["content"] = [part := _text_part(text, self._logprobs)]
+            yield done, {**where, "text": text, "logprobs": self._logprobs}
+            yield "response.content_part.done", {**where, "part": part}
+            self._logprobs = []
+        else:
+            field = "input" if "input" in item else "arguments"
+            item |= {field: text, "status": "completed" if field == "input" or is_json(text) else "incomplete"}
+            yield done, {**where, "name": item["name"], field: text}
+        self.items.append(item)
+        self._type = ""
+        yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
 
     def _append(self, kind: str, text: str) -> Iterator[Event]:
-        if self._kind != kind:
-            yield from self.close()
-            self._kind = kind
-            yield "response.output_item.added", {"output_index": len(self.items), "item": self._item("in_progress")}
-            if kind == "message":
-                yield "response.content_part.added", {**self._where(), "content_index": 0, "part": self._text_part()}
-        self._text += text
-        more = self._take_logprobs()
-        yield f"{_TEXT_EVENTS[kind]}.delta", {**self._where(), "content_index": 0, "delta": text, **more}
+        if self._type != kind and kind == "message":
+            yield from self._begin(kind, "msg", role="assistant", content=[])
+            yield "response.content_part.added", {**self._where(), "part": _text_part("", [])}
+        elif self._type != kind:
+            yield from self._begin(kind, "rs", summary=[], content=[])
+        yield self._delta(text)
+
+    def _begin(self, kind: str, prefix: str, **fields: object) -> Iterator[Event]:
+        yield from self.close()
+        unique = f"{self._unique}{len(self.items)}"
+        call: JsonObject = {"call_id": f"call_{unique}"} if "name" in fields else {}
+        self._open = {"type": kind, "id": f"{prefix}_{unique}", **call, **fields, "status": "in_progress"}
+        self._type, self._texts = kind, []
+        yield "response.output_item.added", {"output_index": len(self.items), "item": self._open}
+
+    def _delta(self, text: str) -> Event:
+        self._texts.append(text)
+        return f"{_TEXT_EVENTS[self._type]}.delta", {**self._where(), "delta": text, **self._take_logprobs()}
 
     def _take_logprobs(self) -> JsonObject:
         """Move new logprobs to the open message and return them as an event's field; {} unless a message is open."""
-        if self._kind != "message":
+        if self._type != "message":
             return {}
         taken, self._new_logprobs = self._new_logprobs, []
-        self._logprobs = [*self._logprobs, *taken]
+        self._logprobs += taken
         return {"logprobs": taken}
 
-    def _begin(self, call: CallBegin) -> Iterator[Event]:
-        yield from self.close()
-        self._kind = "call"
-        unique = f"{self._unique}{len(self.items)}"
-        kind, prefix = ("custom_tool_call", "ctc") if isinstance(call, CustomBegin) else ("function_call", "fc")
-        self._call_event = f"response.{kind}_{call.form[1]}"
-        ids = {"id": f"{prefix}_{unique}", "call_id": f"call_{unique}"}
-        self._call = {"type": kind, **ids, "name": call.name, call.form[1]: "", "status": "in_progress"}
-        yield "response.output_item.added", {"output_index": len(self.items), "item": self._call}
-
-    def _end(self) -> Iterator[Event]:
-        """Close the open call; that of a function is incomplete if its arguments are not valid JSON."""
-        is_custom = "input" in self._call
-        said = {"input" if is_custom else "arguments": self._text}
-        item = self._call | said | {"status": "completed" if is_custom or is_json(self._text) else "incomplete"}
-        yield f"{self._call_event}.done", self._call_where() | {"name": item["name"]} | said
-        yield self._close_with(item)
-
-    def _close_with(self, item: JsonObject) -> Event:
-        """Add the final form of the open item to `items` and return the event that closes it."""
-        self.items.append(item)
-        self._kind = self._text = ""
-        return "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
-
-    def _call_where(self) -> JsonObject:
-        return {"item_id": self._call["id"], "output_index": len(self.items)}
-
     def _where(self) -> JsonObject:
-        prefix = "msg" if self._kind == "message" else "rs"
-        return {"item_id": f"{prefix}_{self._unique}{len(self.items)}", "output_index": len(self.items)}
+        place: JsonObject = {"content_index": 0} if "content" in self._open else {}
+        return {"item_id": self._open["id"], "output_index": len(self.items), **place}
 
-    def _item(self, status: str) -> JsonObject:
-        item_id = self._where()["item_id"]
-        if self._kind == "reasoning":
-            content = [{"type": "reasoning_text", "text": self._text}] if self._text else []
-            return {"type": "reasoning", "id": item_id, "summary": [], "content": content, "status": status}
-        parts = [] if status == "in_progress" else [self._text_part()]
-        return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": parts}
 
-    def _text_part(self) -> JsonObject:
-        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
+def _text_part(text: str, logprobs: list[JsonObject]) -> JsonObject:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

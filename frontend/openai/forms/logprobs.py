@@ -8,13 +8,13 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 from ....ipc.messages.client import Delta, Logprobs
-from ...client.logprobs import Logprob, unpack_logprobs, unpack_rows
+from ...client.logprobs import Logprob, TokenLogprobs, unpack_logprobs, unpack_rows
 
 LOWEST = -9999.0  # stands for −∞, which JSON lacks; OpenAI's value
 
 
 class CompletionLogprobs:
-    """Columns {tokens, token_logprobs, top_logprobs, text_offset} of one choice."""
+    """Builder of the columns {tokens, token_logprobs, top_logprobs, text_offset} of one choice."""
 
     def __init__(self, *, with_ids: bool = False) -> None:
         """`with_ids`: write tokens as token_id:ID instead of text."""
@@ -53,23 +53,19 @@ def chat_logprobs(delta: Delta, *, with_ids: bool = False) -> list[JsonObject]:
     ]
 
 
-def prompt_logprob_dicts(parts: Iterable[Logprobs], num_top: int) -> list[JsonObject | None]:
-    """Return vLLM's prompt_logprobs: per token a dict by token id of the token itself and the `num_top` likeliest."""
+def prompt_logprob_dicts(parts: Iterable[Logprobs], num_top: int) -> list[TokenLogprobs | None]:
+    """Return vLLM's prompt_logprobs: None for the first token, for others a dict of it and the `num_top` likeliest."""
     tokens = (token for part in parts for token in unpack_logprobs(narrowed(part, num_top)))
-    first: list[JsonObject | None] = [None]  # the first token has no logprob
-    return first + [{str(token_id): _ranked(each) for token_id, each in token.items()} for token in tokens]
+    first: list[TokenLogprobs | None] = [None]  # the first token has no logprob
+    return first + [{token_id: _finite(each) for token_id, each in token.items()} for token in tokens]
 
 
-def _ranked(logprob: Logprob) -> JsonObject:
-    return {
-        "logprob": max(logprob.logprob, LOWEST),
-        "rank": logprob.rank,
-        "decoded_token": logprob.decoded_token,
-    }
+def _finite(logprob: Logprob) -> Logprob:
+    return msgspec.structs.replace(logprob, logprob=max(logprob.logprob, LOWEST))
 
 
 def narrowed(logprobs: Logprobs, num_top: int) -> Logprobs:
-    """Keep at most the `num_top` likeliest tokens per position; -1 keeps all."""
+    """Keep at most the `num_top` likeliest tokens per position beside the token itself; -1 keeps all."""
     if num_top < 0 or num_top >= logprobs.num_top:
         return logprobs
     width, kept = 4 * (logprobs.num_top + 1), 4 * (num_top + 1)

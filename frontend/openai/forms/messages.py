@@ -12,8 +12,10 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
-from ....ipc.messages.client import ChatForm, ChatMessage
-from .schema import CUSTOM_INPUT, ChatRequest, FunctionCall, Message, NamedTool, TextPart, TokenizeRequest, Tool
+from ....ipc.messages.client import ChatForm, ChatMessage, TextPart
+from ....ipc.messages.intake import BodyInput
+from ..parsers.thoughts import ends_inside
+from .schema import CUSTOM_INPUT, ChatRequest, FunctionCall, Message, MessagePart, NamedTool, TokenizeRequest, Tool
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
@@ -28,6 +30,11 @@ class ChatInput(NamedTuple):
     turns: list[ChatMessage]
     form: ChatForm
     echoed: str | None = None  # text of the last turn, if answers begin with it
+
+    def prompt(self, token_ids: bytes, text: str | None) -> BodyInput:
+        """Return the tokenized prompt, and whether it ends inside a thought. `text`: the rendered chat, if known."""
+        is_inside = ends_inside(text or "", is_continued=self.form.is_continued)
+        return BodyInput(text=self.echoed, token_ids=token_ids, is_of_chat=True, is_inside_thought=is_inside)
 
 
 def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
@@ -55,7 +62,7 @@ def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
         if body.documents is not None:
             variables["documents"] = body.documents
         if body.echo and (not variables["add_generation_prompt"] or turns[-1].role == "assistant"):
-            echoed = turns[-1].content
+            echoed = turns[-1].text
     form = ChatForm(
         template=body.chat_template,
         variables=variables,
@@ -66,7 +73,7 @@ def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
 
 
 def with_allowed_tools(body: ChatRequest) -> ChatRequest:
-    """Apply a tool_choice of allowed_tools: keep only these tools, and replace the choice by its mode."""
+    """Apply a tool_choice of type allowed_tools, if given: keep only these tools, and replace it by its mode."""
     choice = body.tool_choice
     if not isinstance(choice, NamedTool) or choice.type != "allowed_tools":
         return body
@@ -81,7 +88,7 @@ def with_allowed_tools(body: ChatRequest) -> ChatRequest:
 
 
 def shows_tools(body: ChatRequest | TokenizeRequest) -> bool:
-    """Return whether the prompt holds the tools."""
+    """Return whether the chat template gets the tools: there are any, and tool_choice is not none."""
     return bool(body.tools) and not (isinstance(body, ChatRequest) and body.tool_choice == "none")
 
 
@@ -102,7 +109,7 @@ def _turn(position: int, message: Message) -> ChatMessage:
     if message.function_call is not None or message.audio is not None:
         raise RequestError(f"{where} holds function_call or audio, which are not served: use tool_calls and text")
     role = "system" if message.role == "developer" else message.role
-    text, thought = content_of(f"{where}.content", message.content)
+    content, thought = content_of(f"{where}.content", message.content)
     optional = {name: getattr(message, name) for name in ("name", "reasoning_content", "tool_call_id")}
     more: JsonObject = {name: value for name, value in optional.items() if value is not None}
     if (thought := message.reasoning or thought) is not None:
@@ -118,19 +125,21 @@ def _turn(position: int, message: Message) -> ChatMessage:
         ]
     elif message.content is None and message.role != "assistant":
         raise RequestError(f"{where} has no content: give it a text")
-    return ChatMessage(role, text, more)
+    if not isinstance(content, str):
+        return ChatMessage(role, [TextPart(part.text or "") for part in content], more)
+    return ChatMessage(role, content, more)
 
 
 def content_of(
-    where: str, content: str | Sequence[TextPart] | None, *, besides: Sequence[str] = ()
-) -> tuple[str, str | None]:
-    """Return the text of a message's content and its thoughts, each joined with line breaks.
+    where: str, content: str | Sequence[MessagePart] | None, *, besides: Sequence[str] = ()
+) -> tuple[str | list[MessagePart], str | None]:
+    """Return the content of a message as a text or as parts of type text, and its thoughts joined with line breaks.
 
     `where`: path of the content, for errors. Parts with a type in `besides` are skipped. RequestError for parts
     other than text."""
     if content is None or isinstance(content, str):
         return content or "", None
-    texts, thoughts = list[str](), list[str]()
+    texts, thoughts = list[MessagePart](), list[str]()
     for position, part in enumerate(content):
         text = part.text if part.refusal is None else part.refusal
         if part.type in besides:
@@ -143,8 +152,8 @@ def content_of(
         elif text is None:
             raise RequestError(f"{where}[{position}] has no text: give one or leave the part out")
         else:
-            texts.append(text)
-    return "\n".join(texts), "\n".join(filter(None, thoughts)) or None
+            texts.append(MessagePart(type="text", text=text))
+    return texts, "\n".join(filter(None, thoughts)) or None
 
 
 def _arguments(call: FunctionCall) -> JsonObject:

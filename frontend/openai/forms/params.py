@@ -1,6 +1,7 @@
-"""Convert the fields of a request to SamplingParams. A field that the engine does not support is refused by name.
+"""Fill in the operator's defaults and convert the fields of a request to SamplingParams.
 
-OpenAI's bookkeeping fields (user, metadata, store …) are accepted and have no effect.
+A field that the engine does not support is refused by name. OpenAI's bookkeeping fields (user, metadata, store …) are
+accepted and have no effect.
 """
 
 from __future__ import annotations
@@ -8,21 +9,42 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from typing import Any, TypeVar
 
+import msgspec
+
+from ....ipc.config.engine_spec import EngineSpec
 from ....ipc.errors import RequestError
 from ....ipc.sampling_params import LENGTH, SamplingParams
 from ....ipc.structured_outputs import StructuredOutputsParams
-from .schema import Body, ChatRequest, Generation, Scheduled
+from .schema import Body, ChatRequest, Generation, Scheduled, StreamOptions
+
+BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+_LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the name depends on the endpoint
+
+
+def with_defaults(body: BodyT, spec: EngineSpec) -> BodyT:
+    """Fill a Generation's null fields with the model's sampling defaults, and apply flags; return others unchanged."""
+    if not isinstance(body, Generation):
+        return body
+    defaults: dict[str, Any] = dict(spec.default_sampling_params)
+    lengths = [name for name in _LENGTHS if name in body.__struct_fields__]
+    longest = defaults.pop("max_tokens", None)
+    if all(getattr(body, name) is None for name in lengths):
+        defaults[lengths[0]] = longest
+    if spec.config.return_tokens_as_token_ids:
+        defaults["return_tokens_as_token_ids"] = True
+    given = {name: value for name, value in defaults.items() if getattr(body, name) is None}
+    if spec.config.enable_force_include_usage and body.stream:
+        given["stream_options"] = StreamOptions(include_usage=True, continuous_usage_stats=True)
+    return msgspec.structs.replace(body, **given) if given else body
 
 
 def sampling_params(body: Generation, **more: object) -> SamplingParams:
-    """Return the parameters of a request. `more`: values that the endpoint derives; they replace those of `body`."""
+    """Check a request's fields and return its parameters. `more`: values that replace those of `body`."""
     refuse_unserved(body)
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs is not served in a stream: leave it out or set stream to false")
-    num_answers = 1 if body.n is None else body.n
-    if body.best_of is not None and body.best_of != num_answers:
-        raise RequestError(f"best_of is {body.best_of} and n is {num_answers}: ask for n answers and choose yourself")
     if body.logprob_token_ids:
         if more.get("logprobs") is None:
             raise RequestError("logprob_token_ids needs logprobs: ask for them too")
@@ -30,11 +52,11 @@ def sampling_params(body: Generation, **more: object) -> SamplingParams:
     more["extra_args"] = body.vllm_xargs
     if more.get("structured_outputs") is None:
         more["structured_outputs"] = structured_outputs(body)
-    return given_params(body, logit_bias=_logit_bias(body), **more)
+    return given_params(body, **more)
 
 
 def refuse_unserved(body: Body) -> None:
-    """Raise RequestError for the first field that asks for a feature in NOT_SERVED."""
+    """Raise RequestError for a field of NOT_SERVED that has an effect, and for stream_options without stream."""
     if getattr(body, "stream_options", None) is not None and not getattr(body, "stream", None):
         raise RequestError("stream_options needs stream to be true: leave it out or stream the answer")
     for name, harmless in body.NOT_SERVED.items():
@@ -46,25 +68,11 @@ def refuse_unserved(body: Body) -> None:
 def given_params(body: Scheduled, **more: object) -> SamplingParams:
     """Return SamplingParams from the body's fields of the same names. `more` replaces them; None: default."""
     given = {name: getattr(body, name, None) for name in SamplingParams.__struct_fields__} | more
-    try:
-        return SamplingParams(**{name: value for name, value in given.items() if value is not None})
-    except TypeError as error:
-        raise RequestError(str(error)) from None
-
-
-def _logit_bias(body: Generation) -> dict[int, float] | None:
-    """Convert the keys, token ids as text, to integers."""
-    if not body.logit_bias:
-        return None
-    try:
-        return {int(token_id): bias for token_id, bias in body.logit_bias.items()}
-    except ValueError:
-        bad = [key for key in body.logit_bias if not key.strip().isdecimal()]
-        raise RequestError(f"logit_bias has the keys {', '.join(map(repr, bad))!s:.400}: keys are token ids") from None
+    return SamplingParams.from_optional(**{name: value for name, value in given.items() if value is not None})
 
 
 def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
-    """Return the constraint on the answer, from any of its fields; None without one."""
+    """Return the constraint in structured_outputs, guided_* or response_format, or None; RequestError for several."""
     found: dict[str, object] = dict(body.structured_outputs or {})  # by name of the constraint
     style = {name: found.pop(name) for name in ("disable_any_whitespace",) if name in found}
     field = "structured_outputs"
@@ -90,7 +98,7 @@ def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
 
 @contextlib.contextmanager
 def errors_about(field: str, begin: str = r"structured_outputs\.\w+") -> Iterator[None]:
-    """Name `field` in a RequestError in place of the parameter's name, the regex `begin`, with which it begins."""
+    """In RequestErrors replace the parameter's name, which the regex `begin` matches at the start, by `field`."""
     try:
         yield
     except RequestError as error:
@@ -110,8 +118,9 @@ def prompt_errors_about(field: str) -> Iterator[None]:
 
 
 def chat_max_tokens(body: ChatRequest) -> int | None:
-    """Return the limit of new tokens, reasoning included; max_completion_tokens takes precedence over max_tokens."""
+    """Return max_completion_tokens or else max_tokens, the limit of new tokens; None if neither is given."""
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    if (most := getattr(body, name)) is not None:
+    most: int | None = getattr(body, name)
+    if most is not None:
         LENGTH.check(name, most)
-    return int(most) if most is not None else None
+    return most

@@ -20,7 +20,7 @@ from .schema import MAX_ID_CHARACTERS, MAX_PROMPTS, Prompts
 
 
 def answer_id(prefix: str, given: str | None) -> str:
-    """Return `prefix` with the caller's id, or with a random one."""
+    """Return `prefix-ID` with the caller's id, or with a random one; RequestError for an invalid id."""
     if given is None:
         return f"{prefix}-{secrets.token_hex(16)}"
     if not 0 < len(given) <= MAX_ID_CHARACTERS or not given.isprintable() or "/" in given:

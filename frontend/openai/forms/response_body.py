@@ -23,11 +23,11 @@ from .schema import (
     JsonSchemaFormat,
     Length,
     Message,
+    MessagePart,
     NamedFunction,
     NamedTool,
     ResponseFormat,
     Sent,
-    TextPart,
     Tool,
     ToolCall,
     items,
@@ -37,22 +37,22 @@ LOGPROBS = "message.output_text.logprobs"  # in `include`
 
 
 class InputItem(Sent, frozen=True, kw_only=True):
-    """Message, tool call, its output, or reasoning of an earlier answer, which does not enter the prompt."""
+    """Message, tool call, output of a call, or reasoning of an earlier answer. Reasoning does not enter the prompt."""
 
     type: Literal[
         "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning"
     ] = "message"
     role: str | None = None
-    content: str | list[TextPart] | None = None
+    content: str | list[MessagePart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | JsonObject | None = None
     input: str | None = None
-    output: str | list[TextPart] | None = None
+    output: str | list[MessagePart] | None = None
 
 
 class ResponseTool(Function, frozen=True, kw_only=True):
-    """Function or custom tool, with its fields beside the type."""
+    """Function or custom tool. Its fields stand beside the type; in a chat they stand in a field of the type's name."""
 
     type: Literal["function", "custom"]
     format: CustomFormat | None = None
@@ -71,7 +71,7 @@ class ResponseToolChoice(Body, frozen=True, kw_only=True, omit_defaults=True):
     tools: list[ResponseToolName] | None = None
 
     def to_chat(self) -> NamedTool:
-        """Return the tool_choice of a chat."""
+        """Return this choice in the form of a chat's tool_choice."""
         named = NamedFunction(name=self.name)
         allowed = [AllowedTool(type=each.type, function=each, custom=each) for each in self.tools or ()]
         lists = AllowedTools(mode=self.mode, tools=allowed) if self.type == "allowed_tools" else None
@@ -123,12 +123,12 @@ class ResponsesRequest(Conversation, frozen=True, kw_only=True):
 
 
 def chat_request(body: ResponsesRequest) -> ChatRequest:
-    """Return the chat that answers a request."""
+    """Rewrite a request as the chat that answers it; RequestError for fields that are not served."""
     refuse_unserved(body)
     tools = [
         Tool(
             type=each.type,
-            function=Function(name=each.name, description=each.description, parameters=each.parameters),
+            function=each,
             custom=CustomTool(name=each.name, description=each.description, format=each.format),
         )
         for each in body.tools or ()
@@ -164,19 +164,15 @@ def _messages(body: ResponsesRequest) -> list[Message]:
     if not body.input:
         raise RequestError("input is empty: give a text or at least one item")
     for position, item in enumerate(body.input):
+        where = f"input[{position}]"
         if item.type in ("function_call", "custom_tool_call"):
             call = FunctionCall(name=item.name or "", arguments=item.arguments, input=item.input)
             messages.append(Message(role="assistant", tool_calls=[ToolCall(id=item.call_id, function=call)]))
         elif item.type in ("function_call_output", "custom_tool_call_output"):
-            messages.append(
-                Message(
-                    role="tool",
-                    content=content_of(f"input[{position}].output", item.output)[0],
-                    tool_call_id=item.call_id,
-                )
-            )
+            text, _ = content_of(f"{where}.output", item.output)
+            messages.append(Message(role="tool", content=text, tool_call_id=item.call_id))
         elif item.type == "message":
             if item.role is None or item.content is None:
-                raise RequestError(f"input[{position}] needs role and content")
-            messages.append(Message(role=item.role, content=content_of(f"input[{position}].content", item.content)[0]))
+                raise RequestError(f"{where} needs role and content")
+            messages.append(Message(role=item.role, content=content_of(f"{where}.content", item.content)[0]))
     return messages

@@ -94,7 +94,7 @@ class ResponseFormat(Body, frozen=True, kw_only=True):
 
 
 class Scheduled(Body, frozen=True, kw_only=True):
-    """Fields of all requests that the engine runs."""
+    """Base with the fields for model, truncation, scheduling and caching, which most endpoints share."""
 
     model: str | None = None
     user: str | None = None
@@ -167,7 +167,7 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     add_special_tokens: bool | None = None
 
 
-class TextPart(Sent, frozen=True, kw_only=True):
+class MessagePart(Sent, frozen=True, kw_only=True):
     """Part of a message. Types other than text and thought decode, so that an error can name them."""
 
     type: str
@@ -183,7 +183,7 @@ class FunctionCall(Sent, frozen=True, kw_only=True):
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True):
-    """Root of what names a tool in the field of its type."""
+    """Base of structs with a tool in the field that `type` names. RequestError if a Body lacks the tool's name."""
 
     def __post_init__(self) -> None:
         if isinstance(self, Body) and (kind := getattr(self, "type", "")) != "allowed_tools" and not self.called.name:
@@ -191,7 +191,7 @@ class Called(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def called(self) -> Any:
-        """The function, or the custom tool in its place."""
+        """Return the tool: the field `custom` if that is its type, otherwise `function`."""
         return getattr(self, "custom" if getattr(self, "type", "") == "custom" else "function")
 
 
@@ -207,7 +207,7 @@ class Message(Sent, frozen=True, kw_only=True):
     """Message of a chat. The template interprets the role; `developer`, OpenAI's newer name, becomes system."""
 
     role: str
-    content: str | list[TextPart] | None = None
+    content: str | list[MessagePart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -232,7 +232,7 @@ class Function(Body, frozen=True, kw_only=True):
 
 
 class CustomFormat(Body, frozen=True, kw_only=True):
-    """The text that a custom tool takes. A chat has the fields of its grammar in `grammar`, a response here."""
+    """Form of a custom tool's text. A chat has its grammar in `grammar`, a response in the other fields."""
 
     type: Literal["text", "grammar"] = "grammar"
     syntax: Literal["lark", "regex"] | None = None
@@ -241,13 +241,13 @@ class CustomFormat(Body, frozen=True, kw_only=True):
 
 
 class CustomTool(Function, frozen=True, kw_only=True):
-    """A tool that takes a text. The model sees a function with one argument."""
+    """Tool that takes a text. The model sees a function with one argument."""
 
     format: CustomFormat | None = None
 
     @property
     def constraint(self) -> dict[str, object]:
-        """The structured_outputs of its input; {}: any text."""
+        """Return the structured_outputs of the tool's input; {} if it may be any text."""
         if self.format is None or self.format.type == "text":
             return {}
         given = self.format.grammar or self.format
@@ -394,6 +394,6 @@ class DetokenizeRequest(Body, frozen=True, kw_only=True):
 
 
 class AbortRequest(Body, frozen=True, kw_only=True):
-    """POST /abort with the id of an answer (cmpl-…, chatcmpl-…, resp_…)."""
+    """POST /abort with the id of an answer of any endpoint, such as cmpl-…, chatcmpl-…, resp_… or msg_…."""
 
     request_id: str

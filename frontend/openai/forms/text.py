@@ -57,7 +57,7 @@ class AnswerText:
         return not self._parsers
 
     def read(self, delta: Delta) -> list[Part]:
-        """Return the parts of a delta; the last delta also brings the parts of held text."""
+        """Return a delta's parts without calls beyond max_calls; the last delta also brings the parts of held text."""
         if not self._parsers:
             return [Content(delta.text)] if delta.text else []
         parts = self._parse(delta.text, is_last=delta.finish_reason is not None)

@@ -55,7 +55,7 @@ def _bits(vector: array[float]) -> bytes:
 
 
 def _int8(vector: array[float]) -> Iterable[int]:
-    """Return the numbers scaled so that the largest is ±127. Cosine similarity does not depend on the scale."""
+    """Scale the largest number to ±127 and round all. Cosine similarity does not depend on the scale."""
     scale = 127 / (max(map(abs, vector)) or 1)
     return (round(number * scale) for number in vector)
 

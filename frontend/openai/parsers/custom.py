@@ -1,5 +1,5 @@
-"""CustomCalls: calls of custom tools. The model writes most of them as functions of one text, {"input": "…"}; here they
-become calls with that text as their input, as it comes."""
+"""Rewrite calls of custom tools, which the model writes as functions of one text, {"input": "…"}, as calls with that
+text as their input."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _CONTROLS = dict(zip("ntrbf", "\n\t\r\b\f", strict=True))
 
 
 class CustomCalls:
-    """Reads the parts of one answer."""
+    """Filter for the parts of one answer. Replaces calls of custom tools by CustomBegin, CustomInput and CallEnd."""
 
     def __init__(self, names: Collection[str], *, is_text: bool) -> None:
-        """`names`: of the custom tools. `is_text`: their calls are the inputs themselves."""
+        """`names`: of the custom tools. `is_text`: the model writes the bare input, without JSON around it."""
         self._names, self._is_text = names, is_text
         self._input: InputText | None = None  # of the open call
 
@@ -41,7 +41,7 @@ class CustomCalls:
 
 
 class InputText:
-    """Reads the text of {"input": "…"} as it comes; other arguments are the text themselves."""
+    """Reader of the text in {"input": "…"}, piece by piece. Arguments of another form come unchanged from `finish`."""
 
     def __init__(self) -> None:
         self._held = ""

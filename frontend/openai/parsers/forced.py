@@ -35,7 +35,7 @@ def _without_content(parts: list[Part]) -> list[Part]:
 
 
 def forcing_schema(parameters_by_name: dict[str, JsonObject], name: str | None, *, is_parallel: bool) -> JsonObject:
-    """Return the schema of the answers that ForcedParser reads: one call of `name`; if it is None, a list of calls."""
+    """Return the schema of a forced answer: arguments of `name`; if None, a list of calls, one unless `is_parallel`."""
     if name is not None:
         return {"type": "object"} | parameters_by_name[name]
     definitions = {

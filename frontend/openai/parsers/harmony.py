@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 
-from .parts import Arguments, CallBegin, CallEnd, Content, MarkedText, Part, Thought
+from ...text.markers import MarkerFinder
+from .parts import Arguments, CallBegin, CallEnd, Content, Part, Thought
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -21,35 +22,33 @@ class HarmonyParser:
     def __init__(self, *, has_calls: bool) -> None:
         """`has_calls`: if False, calls are content."""
         self._has_calls = has_calls
-        self._text = MarkedText()
+        self._outside, self._in_header = MarkerFinder(START, CHANNEL, *ENDS), MarkerFinder(MESSAGE)
         self._header: str | None = None  # text of the header that is being read
         self._kind: type[Thought | Content | Arguments] = Content
         self._raw: list[str] = []  # texts of the open call
 
     def append(self, text: str) -> list[Part]:
-        self._text.held += text
         parts: list[Part] = []
-        while True:
+        while text:
             if self._header is not None:
-                before, marker = self._text.until(MESSAGE)
+                before, marker, text = self._in_header.feed(text)
                 self._header += before
-                if not marker:
-                    return parts
-                parts += self._begin(self._header)
-                self._header = None
+                if marker:
+                    parts += self._begin(self._header)
+                    self._header = None
             else:
-                before, marker = self._text.until(START, CHANNEL, *ENDS)
+                before, marker, text = self._outside.feed(text)
                 parts += [self._kind(before)] if before else []
                 if self._kind is Arguments:
                     self._raw.append(before)
-                if not marker:
-                    return parts
-                parts += self._end()
-                self._header = None if marker in ENDS else marker
+                if marker:
+                    parts += self._end()
+                    self._header = None if marker in ENDS else marker
+        return parts
 
     def finish(self) -> list[Part]:
         """Return the held text and end the open call. An incomplete header is dropped."""
-        held = self._text.take() if self._header is None else ""
+        held = self._outside.finish() if self._header is None else ""
         parts: list[Part] = [self._kind(held)] if held else []
         return [*parts, *self._end()]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ...text.markers import MarkerFinder
 from .json_calls import CallReader
-from .parts import CallEnd, Content, MarkedText, Part, content
+from .parts import BlankFilter, CallEnd, Part, content
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
@@ -13,63 +14,51 @@ class HermesParser:
     call. White space after a call is content only if other content follows."""
 
     def __init__(self) -> None:
-        self._text = MarkedText()
+        self._opening, self._closing = MarkerFinder(OPENING), MarkerFinder(CLOSING)
         self._call: CallReader | None = None
         self._raw: str | None = None  # text of a complete call before its closing marker
-        self._is_after_call = False
-        self._space = ""  # white space after the call
+        self._blanks = BlankFilter(keeps_first=True)
 
     def append(self, text: str) -> list[Part]:
-        self._text.held += text
         parts: list[Part] = []
-        while True:
+        while text:
             if self._call is not None:
-                found, is_done = self._read_call(self._call)
+                found, text = self._read_call(self._call, text)
             elif self._raw is not None:
-                found, is_done = self._read_end(self._raw)
+                found, text = self._read_end(self._raw, text)
             else:
-                before, marker = self._text.until(OPENING)
-                found, is_done = self._outside(before), bool(marker)
+                before, marker, text = self._opening.feed(text)
+                found = content(before)
                 self._call = CallReader(OPENING) if marker else None
-            parts += found
-            if not is_done:
-                return parts
+            parts += self._blanks.read(found)
+        return parts
 
     def finish(self) -> list[Part]:
         """Return the held text. An incomplete call ends with its raw text, or is content if its name is incomplete."""
         if self._call is not None:
-            parts = self._call.finish()
-            return self._outside(parts[0].text) if isinstance(parts[0], Content) else parts
-        held = self._text.take()
-        return [CallEnd(self._raw + held)] if self._raw is not None else self._outside(held)
+            return self._blanks.read(self._call.finish())
+        if self._raw is not None:
+            return [CallEnd(self._raw + self._closing.finish())]
+        return self._blanks.read(content(self._opening.finish()))
 
-    def _read_call(self, call: CallReader) -> tuple[list[Part], bool]:
-        parts = call.append(self._text.take())
+    def _read_call(self, call: CallReader, text: str) -> tuple[list[Part], str]:
+        """Return the parts of the open call and the text after it; hold its CallEnd until the closing marker."""
+        parts = call.append(text)
         if not call.is_over:
-            return parts, False
-        self._text.held, self._call = call.rest, None
+            return parts, ""
+        self._call = None
         if not call.is_call:
-            return self._outside(OPENING), True
+            return content(OPENING), call.rest
         *parts, end = parts
         assert isinstance(end, CallEnd)
         self._raw = end.raw
-        return parts, True
+        return parts, call.rest
 
-    def _read_end(self, raw: str) -> tuple[list[Part], bool]:
-        before, marker = self._text.until(CLOSING)
+    def _read_end(self, raw: str, text: str) -> tuple[list[Part], str]:
+        before, marker, rest = self._closing.feed(text)
         self._raw = raw + before + marker
         if not marker:
-            return [], False
+            return [], ""
         ended: list[Part] = [CallEnd(self._raw)]
-        self._raw, self._is_after_call, self._space = None, True, ""
-        return ended, True
-
-    def _outside(self, text: str) -> list[Part]:
-        """Return the content of text outside calls; hold back white space after a call."""
-        if self._is_after_call:
-            text, self._space = self._space + text, ""
-            if not text.strip():
-                self._space = text
-                return []
-            self._is_after_call = False
-        return content(text)
+        self._raw = None
+        return ended, rest

@@ -12,7 +12,7 @@ _OUTSIDE, _IN_TEXT = re.compile(r'["\[\]{}<]'), re.compile(r'["\\]')
 
 
 class JsonScanner:
-    """Scanner for the end of a JSON object or list. `is_over`: the end was found, or a character that is not JSON."""
+    """Scanner for the end of a JSON object or list. `is_over`: the end was found, or a < outside strings (a marker)."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
@@ -20,7 +20,7 @@ class JsonScanner:
         self.is_over = False
 
     def append(self, text: str) -> int:
-        """Scan `text` and return the number of its characters that belong to the object."""
+        """Scan the next text and return the number of its characters that belong to the object."""
         position = int(self._is_escaped and bool(text))
         self._is_escaped = self._is_escaped and not text
         while (found := (_IN_TEXT if self._is_in_text else _OUTSIDE).search(text, position)) is not None:
@@ -42,20 +42,21 @@ class JsonScanner:
 
 
 class CallReader:
-    """Reader of one call. If the name does not precede the arguments, no part comes before the whole object.
+    """Reader of one call. Parts come early if the object begins with name and arguments, in this order; otherwise all
+    come at its end. With `has_name` the name was read before, and the object holds only the arguments.
 
     Once it `is_over`, `rest` is the text after the call, or the whole text if `is_call` is False."""
 
-    def __init__(self, before: str = "") -> None:
+    def __init__(self, before: str = "", *, has_name: bool = False) -> None:
         """`before`: text before the object that is part of the raw call, such as its opening marker."""
         self._before = before
         self._head = ""
         self._raw: list[str] = []
         self._whole = JsonScanner()
-        self._arguments: JsonScanner | None = None
-        self._tail = JsonScanner(depth=1)
+        self._arguments: JsonScanner | None = JsonScanner() if has_name else None
+        self._tail = None if has_name else JsonScanner(depth=1)
         self.is_over = False
-        self.is_call = False
+        self.is_call = has_name
         self.rest = ""
 
     def append(self, text: str) -> list[Part]:
@@ -98,9 +99,9 @@ class CallReader:
             if not self._arguments.is_over:
                 return parts
             self._arguments = None
-        end = self._tail.append(text)
+        end = 0 if self._tail is None else self._tail.append(text)
         self._raw.append(text[:end])
-        if self._tail.is_over:
+        if self._tail is None or self._tail.is_over:
             self.is_over, self.rest = True, text[end:]
             parts.append(self._end())
         return parts

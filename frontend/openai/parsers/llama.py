@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...text.markers import split_marker
 from .json_calls import CallListReader
 from .parts import Part, content
 
@@ -9,7 +10,7 @@ PYTHON_TAG = "<|python_tag|>"
 
 
 class LlamaParser:
-    """Parser of one answer. It holds calls only if it begins with one; the text after its calls is content."""
+    """Parser of one answer. An answer has calls only if it begins with one; the text after these calls is content."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -21,10 +22,8 @@ class LlamaParser:
             return content(text)
         if self._calls is None:
             self._held += text
-            begun = self._held.lstrip()
-            if PYTHON_TAG.startswith(begun[: len(PYTHON_TAG)]):
-                begun = begun.removeprefix(PYTHON_TAG).lstrip() if begun.startswith(PYTHON_TAG) else ""
-            if not begun:
+            split = split_marker(self._held, PYTHON_TAG)
+            if split is None or not (begun := split[1].lstrip()):
                 return []
             self._calls, text = CallListReader("; \n\t", self._held[: len(self._held) - len(begun)]), begun
         parts = self._calls.append(text)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from .json_calls import CallListReader, JsonScanner
-from .parts import Arguments, CallBegin, CallEnd, MarkedText, Part, content
+from ...text.markers import MarkerFinder
+from .json_calls import CallListReader, CallReader
+from .parts import CallBegin, Part, content
 
 MARKER = "[TOOL_CALLS]"
 _NAME = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?(?:\[ARGS\]\s*)?(?=\{)")
@@ -15,65 +16,54 @@ class MistralParser:
     """Parser of one answer. Text after a call is content, and so is a marker without a call."""
 
     def __init__(self) -> None:
-        self._text = MarkedText()
-        self._is_marked = False
+        self._marker = MarkerFinder(MARKER)
+        self._head: str | None = None  # text since the marker, before a call
         self._list: CallListReader | None = None
-        self._arguments: JsonScanner | None = None
-        self._raw: list[str] = []  # texts of the open call
+        self._call: CallReader | None = None
 
     def append(self, text: str) -> list[Part]:
-        self._text.held += text
         parts: list[Part] = []
-        while True:
+        while text:
             if self._list is not None:
-                found, is_done = self._read_list(self._list)
-            elif self._arguments is not None:
-                found, is_done = self._read_arguments(self._arguments)
-            elif self._is_marked:
-                found, is_done = self._read_name()
+                found, text = self._read_list(self._list, text)
+            elif self._call is not None:
+                found, text = self._call.append(text), self._call.rest
+                self._call = None if self._call.is_over else self._call
+            elif self._head is not None:
+                found, text = self._read_name(self._head + text)
             else:
-                before, marker = self._text.until(MARKER)
-                found, is_done = content(before), bool(marker)
-                self._is_marked = bool(marker)
+                before, marker, text = self._marker.feed(text)
+                found, self._head = content(before), "" if marker else None
             parts += found
-            if not is_done:
-                return parts
+        return parts
 
     def finish(self) -> list[Part]:
         if self._list is not None:
             return self._list.finish()
-        if self._arguments is not None:
-            return [CallEnd(MARKER + "".join(self._raw))]
-        return content(MARKER * self._is_marked + self._text.take())
+        if self._call is not None:
+            return self._call.finish()
+        return content(self._marker.finish() if self._head is None else MARKER + self._head)
 
-    def _read_name(self) -> tuple[list[Part], bool]:
-        held = self._text.held
-        if held.lstrip().startswith("["):
-            before, _, self._text.held = held.partition("[")
+    def _read_name(self, head: str) -> tuple[list[Part], str]:
+        """Read the text between marker and list or arguments, or hold it. Return parts and the text after them."""
+        self._head = None
+        if head.lstrip().startswith("["):
+            before, _, rest = head.partition("[")
             self._list = CallListReader(", \n\t", f"{MARKER}{before}[")
-        elif (name := _NAME.match(held)) is not None:
-            self._text.held, self._arguments, self._raw = held[name.end() :], JsonScanner(), [name[0]]
-            return [CallBegin(name[1])], True
-        elif "{" in held or "\n" in held.strip():
-            self._is_marked = False
-            return content(MARKER), True
-        return [], self._list is not None
+            return [], rest
+        if (name := _NAME.match(head)) is not None:
+            self._call = CallReader(MARKER + name[0], has_name=True)
+            return [CallBegin(name[1])], head[name.end() :]
+        if "{" in head or "\n" in head.strip():
+            return content(MARKER), head
+        self._head = head
+        return [], ""
 
-    def _read_list(self, calls: CallListReader) -> tuple[list[Part], bool]:
-        parts = calls.append(self._text.take())
-        if calls.is_over:
-            self._list, self._is_marked, self._text.held = None, False, calls.rest
-            if not calls.rest.startswith("]"):  # an item of the list is not a call
-                return [*parts, *content(calls.before)], True
-            self._text.held = calls.rest[1:]
-        return parts, calls.is_over
-
-    def _read_arguments(self, arguments: JsonScanner) -> tuple[list[Part], bool]:
-        text = self._text.take()
-        end = arguments.append(text)
-        parts: list[Part] = [Arguments(text[:end])] if end else []
-        self._raw.append(text[:end])
-        if not arguments.is_over:
-            return parts, False
-        self._text.held, self._arguments, self._is_marked = text[end:], None, False
-        return [*parts, CallEnd(MARKER + "".join(self._raw))], True
+    def _read_list(self, calls: CallListReader, text: str) -> tuple[list[Part], str]:
+        parts = calls.append(text)
+        if not calls.is_over:
+            return parts, ""
+        self._list = None
+        if calls.rest.startswith("]"):
+            return parts, calls.rest[1:]
+        return [*parts, *content(calls.before)], calls.rest  # an item of the list is not a call

@@ -6,10 +6,8 @@ neighbours of the same kind, the parts are equal.
 
 from __future__ import annotations
 
-import re
 import secrets
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable
 from typing import ClassVar, Protocol, TypeAlias
 
 import msgspec
@@ -39,7 +37,7 @@ class Arguments(msgspec.Struct, frozen=True):
 
 
 class CustomBegin(CallBegin, frozen=True):
-    """A call of a custom tool. Its input follows in pieces, then its end."""
+    """Begin of a custom tool's call. Its CustomInput follows, in pieces, and then its CallEnd."""
 
     form: ClassVar = ("custom", "input")
 
@@ -49,7 +47,7 @@ class CustomInput(Arguments, frozen=True):
 
 
 class CallEnd(msgspec.Struct, frozen=True):
-    """End of a function call. `raw`: the call as the model wrote it, which is content if the arguments are not JSON."""
+    """End of a call. `raw`: the call as the model wrote it, which is content if a function's arguments are not JSON."""
 
     raw: str
 
@@ -72,6 +70,28 @@ def content(text: str) -> list[Part]:
     return [Content(text)] if text else []
 
 
+class BlankFilter:
+    """Filter that drops runs of content which are only white space. White space is held until more content follows."""
+
+    def __init__(self, *, keeps_first: bool = False) -> None:
+        """`keeps_first`: white space at the begin of the answer is kept."""
+        self._space = ""
+        self._has_text = keeps_first  # the open content has more than white space
+
+    def read(self, parts: Iterable[Part]) -> list[Part]:
+        read: list[Part] = []
+        for part in parts:
+            if not isinstance(part, Content):
+                self._space, self._has_text = "", False
+                read.append(part)
+                continue
+            text = self._space + part.text
+            self._has_text = self._has_text or bool(text.strip())
+            self._space = "" if self._has_text else text
+            read += content(text) if self._has_text else []
+        return read
+
+
 def call(name: str, arguments: str, raw: str) -> list[Part]:
     """Return the parts of a whole call."""
     return [CallBegin(name), Arguments(arguments), CallEnd(raw)]
@@ -91,7 +111,7 @@ class ToolUse(msgspec.Struct, frozen=True):
 
 
 def whole_calls(parts: Iterable[Part]) -> tuple[str, list[ToolUse]]:
-    """Return content and calls of a whole answer. A call is content if its arguments are not valid JSON."""
+    """Return content and calls of a whole answer. A function call with invalid JSON becomes content."""
     texts: list[str] = []
     calls: list[ToolUse] = []
     begin, arguments = CallBegin(""), list[str]()
@@ -117,37 +137,3 @@ def is_json(text: str) -> bool:
     except (msgspec.DecodeError, RecursionError):
         return False
     return True
-
-
-class MarkedText:
-    """Buffer of text that is read from marker to marker. Add pieces to `held`."""
-
-    def __init__(self) -> None:
-        self.held = ""
-
-    def until(self, *markers: str) -> tuple[str, str]:
-        """Take the text before the next marker, and that marker.
-
-        Without a marker, take the text that cannot be the beginning of one, and ""."""
-        found = _any_of(markers).search(self.held)
-        if found is not None:
-            before, self.held = self.held[: found.start()], self.held[found.end() :]
-            return before, found[0]
-        end = len(self.held) - max(held_back(self.held, marker) for marker in markers)
-        before, self.held = self.held[:end], self.held[end:]
-        return before, ""
-
-    def take(self) -> str:
-        """Take all of the held text."""
-        held, self.held = self.held, ""
-        return held
-
-
-@cache
-def _any_of(markers: Sequence[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, markers)))
-
-
-def held_back(text: str, marker: str) -> int:
-    """Return the number of characters at the end of `text` that may begin `marker`."""
-    return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if marker.startswith(text[-n:])), 0)

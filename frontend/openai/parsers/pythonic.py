@@ -6,6 +6,7 @@ import ast
 import json
 import re
 
+from ...text.markers import split_marker
 from .parts import Part, call, content
 
 START, END = "<|python_start|>", "<|python_end|>"
@@ -14,7 +15,7 @@ _NAMES = {"true": True, "false": False, "null": None}
 
 
 class PythonicParser:
-    """Parser of one answer. It is held until its end, and is content unless it is a list of calls."""
+    """Parser of one answer. The answer is held while it may be a list of calls; any other answer is content."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -24,12 +25,8 @@ class PythonicParser:
         if self._is_content:
             return content(text)
         self._held += text
-        begun = self._held.lstrip()
-        if begun.startswith(START):
-            begun = begun.removeprefix(START).lstrip()
-        elif START.startswith(begun):
-            return []
-        if not begun or _BEGIN.match(begun):
+        split = split_marker(self._held, START)
+        if split is None or not (begun := split[1].lstrip()) or _BEGIN.match(begun):
             return []
         self._is_content = True
         return content(self._held)

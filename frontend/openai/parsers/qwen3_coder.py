@@ -10,7 +10,8 @@ import json
 from collections.abc import Mapping
 
 from ....ipc.codec import JsonObject
-from .parts import Arguments, CallBegin, CallEnd, MarkedText, Part, content
+from ...text.markers import MarkerFinder
+from .parts import Arguments, CallBegin, CallEnd, Part, content
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
@@ -35,25 +36,22 @@ _NEXT = {  # state after each marker
 
 
 class Qwen3CoderParser:
-    """Parser of one answer: a state machine over the markers. It holds text between two markers until the second one
+    """Parser of one answer: a state machine over the markers. It holds names and values until the marker after them
     comes; content is not held."""
 
     def __init__(self, schemas: Mapping[str, JsonObject]) -> None:
         """`schemas`: schema of the arguments by name of the tool."""
         self._schemas = schemas
-        self._text = MarkedText()
-        self._state = "outside"
+        self._enter("outside")
         self._before = ""  # the text since the last marker
         self._raw = ""  # the text since the first marker of the call
         self._name = self._key = ""
         self._num_parameters = 0
 
     def append(self, text: str) -> list[Part]:
-        self._text.held += text
         parts: list[Part] = []
-        marker = "?"
-        while marker:
-            before, marker = self._text.until(*_MARKERS[self._state])
+        while text:
+            before, marker, text = self._finder.feed(text)
             if self._state == "outside":
                 parts += content(before)
                 self._raw = marker
@@ -67,22 +65,27 @@ class Qwen3CoderParser:
 
     def finish(self) -> list[Part]:
         """Return the held text. An incomplete call ends with its raw text, or is content if it has no name."""
-        raw = self._raw + self._text.take()
+        held = self._finder.finish()
         if self._state == "outside":
-            return content(raw)
+            return content(held)
+        raw = self._raw + held
         if self._state == "closing":
             return content(raw.rpartition(END_FUNCTION)[2].strip())
         is_call = self._state not in ("opened", "name")
         return [CallEnd(raw)] if is_call else content(raw)
 
+    def _enter(self, state: str) -> None:
+        self._state, self._finder = state, MarkerFinder(*_MARKERS[state])
+
     def _move(self, before: str, marker: str) -> list[Part]:
         """Enter the state after `marker` and return the parts of the text `before` it."""
-        state, self._state = self._state, _NEXT.get(marker, "")
+        state = self._state
+        self._enter(_NEXT.get(marker) or ("parameters" if state == "name" else "value"))
         if state == "name":
-            self._name, self._num_parameters, self._state = before.strip(), 0, "parameters"
+            self._name, self._num_parameters = before.strip(), 0
             return [CallBegin(self._name), Arguments("{")]
         if state == "key":
-            self._key, self._state = before.strip(), "value"
+            self._key = before.strip()
             return []
         if state == "opened" and marker == CLOSING:
             return content(self._raw)

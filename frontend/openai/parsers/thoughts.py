@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .parts import MarkedText, Part, Thought, content
+from ...text.markers import MarkerFinder, split_marker
+from .parts import Part, Thought, content
 
 MARKERS = {  # by name of --reasoning-parser
     "think": ("<think>", "</think>"),
@@ -18,36 +19,32 @@ class ThoughtParser:
     """Parser of one answer: at most one thought, at its begin, and then content."""
 
     def __init__(self, name: str, *, is_open: bool) -> None:
-        """`is_open`: the prompt ends inside the thought, as some chat templates open it."""
-        self._opening, self._closing = MARKERS[name]
+        """`is_open`: the answer begins inside the thought, without an opening marker."""
+        self._opening, closing = MARKERS[name]
+        self._thought = MarkerFinder(closing)
         self._is_open = is_open
-        self._has_begun = False  # the opening marker has come, or can no longer come
+        self._held: str | None = ""  # until the opening marker has come, or can no longer come; then None
         self._is_over = self._has_content = False  # the thought has ended
-        self._text = MarkedText()
 
     def append(self, text: str) -> list[Part]:
         if self._is_over:
             return self._content(text)
-        self._text.held += text
-        if not self._has_begun:
-            begun = self._text.held.lstrip()  # white space before the opening marker is not content
-            if self._opening.startswith(begun[: len(self._opening)]) and len(begun) < len(self._opening):
+        if self._held is not None:
+            self._held += text
+            split = split_marker(self._held, self._opening)
+            if split is None:
                 return []
-            self._has_begun = True
-            if begun.startswith(self._opening):
-                self._is_open, self._text.held = True, begun.removeprefix(self._opening)
-            elif not self._is_open:
+            self._held, (opening, text) = None, split  # white space before the opening marker is not content
+            self._is_open |= bool(opening)
+            if not self._is_open:
                 self._is_over = self._has_content = True
-                return content(self._text.take())
-        thought, marker = self._text.until(self._closing)
-        parts: list[Part] = [Thought(thought)] if thought else []
-        if marker:
-            self._is_over = True
-            parts += self._content(self._text.take())
-        return parts
+                return content(text)
+        thought, closing, rest = self._thought.feed(text)
+        self._is_over = bool(closing)
+        return [*([Thought(thought)] if thought else []), *self._content(rest)]
 
     def finish(self) -> list[Part]:
-        held = self._text.take()
+        held = self._held or self._thought.finish()
         return [Thought(held)] if held and self._is_open else content(held)
 
     def _content(self, text: str) -> list[Part]:

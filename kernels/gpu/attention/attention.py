@@ -75,7 +75,6 @@ def attend_tile(
     start,  # first key of the tile
     end,  # number of keys of the row
     scale,  # of scores, times log2(e)
-    cap,  # soft cap, times log2(e)
     window,
     block_stride,
     BLOCK_SIZE: tl.constexpr,
@@ -84,7 +83,6 @@ def attend_tile(
     TILE: tl.constexpr,
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
     """Return acc, m_i and l_i after one more tile. Without IS_MASKED every query attends to every key of the tile."""
@@ -101,8 +99,6 @@ def attend_tile(
     if IS_FP8:
         scale_offsets = blocks * (block_stride // 4) + places
         score = score * tl.load(scale_bases[0] + scale_offsets, mask=keys < end, other=0.0)[None, :]
-    if HAS_CAP:  # cap · tanh(score / cap), with tanh x = 1 − 2 / (1 + e^2x)
-        score = cap * (1.0 - 2.0 / (1.0 + tl.exp2(score * (2.0 * 1.4426950408889634 / cap))))
     if IS_MASKED:
         is_seen = (keys[None, :] <= positions[:, None]) & (keys[None, :] < end)
         if HAS_WINDOW:

@@ -50,7 +50,7 @@ def plan_kernel(
     HAS_WINDOW: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """List the items of one row, after those of the rows before it."""
+    """List the items, (row, split), of one row after those of the rows before it; the last row writes their number."""
     row = tl.program_id(0)
     before, mine = row * 0, row * 0
     for start in range(0, row + 1, ROWS):
@@ -80,7 +80,6 @@ def decode_kernel(
     partials,  # [R, H, NUM_SPLITS, D] float32
     partial_logs,  # [R, H, NUM_SPLITS] float32: log2 of the sum of 2^score
     scale,
-    cap,
     window,
     query_stride,
     table_stride,
@@ -94,7 +93,6 @@ def decode_kernel(
     MIN_TILES: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
     kv_head = tl.program_id(1)
@@ -124,7 +122,7 @@ def decode_kernel(
         for tile_start in range(start, stop, TILE):
             acc, m_i, l_i = attend_tile(
                 q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, tile_start, length, scale,
-                cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
+                window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, IS_FP8,
             )  # fmt: skip
         acc = mean_value(acc, l_i, IS_FP8)
         at = row * (NUM_KV_HEADS * GROUP) + heads
@@ -151,7 +149,7 @@ def merge_kernel(
     NUM_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
 ):
-    """Merge the splits of one (row, query head); write zeros for a row of length 0."""
+    """Merge the splits of one (row, query head), if there are several; write zeros for a row of length 0."""
     row = tl.program_id(0).to(tl.int64)
     at = row * NUM_HEADS + tl.program_id(1)
     length = tl.load(seq_lens + row)
@@ -203,7 +201,6 @@ def decode_attention(
     scale: float,
     sliding_window: int | None,
     shape: DecodeShape,
-    soft_cap: float | None = None,
 ) -> None:
     """Compute attention of query [R, H, D] (rows may be strided) over the first seq_lens[r] keys of each row r.
 
@@ -227,7 +224,6 @@ def decode_attention(
         partials,
         partial_logs,
         scale * LOG2_E,
-        (soft_cap or 0.0) * LOG2_E,
         sliding_window or 0,
         query.stride(0),
         block_tables.stride(0),
@@ -238,7 +234,6 @@ def decode_attention(
         DIM_PAD=dim_pad,
         BLOCK_SIZE=block_size,
         **constants,
-        HAS_CAP=soft_cap is not None,
         IS_FP8=is_fp8(kv_cache),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,

@@ -29,7 +29,7 @@ def rotated_halves(
     first, second, weight, cos_sin, position, eps,
     HEAD_DIM: tl.constexpr, HALF_PAD: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
-    """Normalize (over both halves) and rotate heads, given as two halves [n, D / 2] float32."""
+    """Rotate heads, given as two halves [n, D / 2] float32; with HAS_NORM normalize them, over both halves, before."""
     HALF: tl.constexpr = HEAD_DIM // 2
     dims = tl.arange(0, HALF_PAD)
     is_dim = dims < HALF

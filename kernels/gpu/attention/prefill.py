@@ -33,7 +33,6 @@ def prefill_kernel(
     tiles,  # [n, 2] int32: row, index of the tile's first token among the row's tokens of this step
     output,  # [T, H, D] contiguous
     scale,
-    cap,
     window,
     query_stride,
     table_stride,
@@ -45,7 +44,6 @@ def prefill_kernel(
     BLOCK_M: tl.constexpr,
     TILE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
-    HAS_CAP: tl.constexpr,
     IS_FP8: tl.constexpr,
     IS_BATCH_INVARIANT: tl.constexpr,
 ):
@@ -85,19 +83,19 @@ def prefill_kernel(
         for start in range(left, body_start, TILE):
             acc, m_i, l_i = attend_tile(
                 q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
-                cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
+                window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, IS_FP8,
             )  # fmt: skip
     if IS_BATCH_INVARIANT:  # process all tiles in the last loop, as the limits between loops depend on other queries
         diagonal = body_start
     for start in range(body_start, diagonal, TILE):
         acc, m_i, l_i = attend_tile(
             q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
-            cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_CAP, IS_FP8,
+            window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, IS_FP8,
         )  # fmt: skip
     for start in range(diagonal, end, TILE):
         acc, m_i, l_i = attend_tile(
             q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
-            cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_CAP, IS_FP8,
+            window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, IS_FP8,
         )  # fmt: skip
     acc = mean_value(acc, l_i, IS_FP8)
     at = global_tokens * (NUM_KV_HEADS * GROUP) + heads
@@ -129,7 +127,6 @@ def prefill_attention(
     scale: float,
     sliding_window: int | None,
     shape: PrefillShape,
-    soft_cap: float | None = None,
     is_batch_invariant: bool = False,
 ) -> None:
     """Compute attention of the tokens in `tiles` (from plan_prefill); query and output are [T, H, D] of the whole step.
@@ -147,7 +144,6 @@ def prefill_attention(
         tiles,
         output,
         scale * LOG2_E,
-        (soft_cap or 0.0) * LOG2_E,
         sliding_window or 0,
         query.stride(0),
         metadata.block_tables.stride(0),
@@ -159,7 +155,6 @@ def prefill_attention(
         BLOCK_M=shape.block_m,
         TILE=shape.tile,
         HAS_WINDOW=sliding_window is not None,
-        HAS_CAP=soft_cap is not None,
         IS_FP8=is_fp8(kv_cache),
         IS_BATCH_INVARIANT=is_batch_invariant,
         num_warps=shape.num_warps,

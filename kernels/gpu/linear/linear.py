@@ -7,30 +7,19 @@ cuBLAS, which chooses tiles and splits by the number of rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-
-@dataclass(frozen=True)
-class LinearShape:
-    """Tile and launch parameters of a program."""
-
-    rows: int
-    outputs: int
-    inner: int
-    num_warps: int
-    num_stages: int
+from .matmul import MatmulShape
 
 
-def linear_shape(element_size: int) -> LinearShape:
-    """Choose the tile by the dtype alone."""
+def linear_shape(element_size: int) -> MatmulShape:
+    """Choose the tile by the bytes of an element alone, as the number of rows must not matter."""
     if element_size > 2:  # no tensor cores
-        return LinearShape(16, 32, 32, num_warps=4, num_stages=2)
-    return LinearShape(64, 128, 64, num_warps=4, num_stages=4)
+        return MatmulShape(16, 32, 32, num_warps=4, num_stages=2)
+    return MatmulShape(64, 128, 64, num_warps=4, num_stages=4)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -75,7 +64,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -
     output = torch.empty((num_rows, num_outputs), dtype=dtype, device=x.device)
     shape = linear_shape(x.element_size())
     if num_rows:
-        linear_kernel[(triton.cdiv(num_rows, shape.rows), triton.cdiv(num_outputs, shape.outputs))](
+        linear_kernel[(triton.cdiv(num_rows, shape.block_m), triton.cdiv(num_outputs, shape.block_n))](
             x,
             weight,
             weight if bias is None else bias,
@@ -84,9 +73,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -
             num_outputs,
             x.stride(0),
             INPUTS=num_inputs,
-            ROWS=shape.rows,
-            OUTPUTS=shape.outputs,
-            INNER=shape.inner,
+            ROWS=shape.block_m,
+            OUTPUTS=shape.block_n,
+            INNER=shape.block_k,
             HAS_BIAS=bias is not None,
             num_warps=shape.num_warps,
             num_stages=shape.num_stages,

@@ -45,7 +45,7 @@ class Matrices:
 
     @classmethod
     def pack(cls, weights: Sequence[Weight]) -> Matrices:
-        """Stack weights of one shape and kind."""
+        """Stack weights of one shape and kind; groups that do not fit the kernel's tiles become a g_idx."""
         first = weights[0]
         if isinstance(first, Tensor):
             plain = torch.stack([weight for weight in weights if isinstance(weight, Tensor)])
@@ -228,7 +228,7 @@ class MatmulShape:
 
 
 def matmul_shape(num_rows: int, element_size: int, group_size: int, num_groups: int) -> MatmulShape:
-    """Choose the tile by the number of rows; with experts, their average number."""
+    """Choose the tile by the number of rows; with experts, pass the average number of rows of an expert."""
     block_m = 16 if num_rows <= 16 else 32 if num_rows <= 48 else 64
     block_n, num_warps = (64, 4) if block_m <= 32 else (128, 8)
     block_k = _block_k(element_size, group_size, num_groups)

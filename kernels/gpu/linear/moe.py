@@ -103,7 +103,7 @@ def moe_sum_kernel(
 
 
 def route(scores: Tensor, top_k: int, is_normalized: bool) -> tuple[Tensor, Tensor]:
-    """Return weights [T, top_k] float32 and ids [T, top_k] int32 of the experts with the highest scores [T, E]."""
+    """Return weights [T, top_k] float32 and ids [T, top_k] int32 of each token's experts of highest scores [T, E]."""
     num_tokens, num_experts = scores.shape
     weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=scores.device)
     experts = torch.empty((num_tokens, top_k), dtype=torch.int32, device=scores.device)
@@ -123,7 +123,7 @@ def route(scores: Tensor, top_k: int, is_normalized: bool) -> tuple[Tensor, Tens
 
 
 def list_rows(experts: Tensor, num_experts: int) -> ExpertRows:
-    """List the pairs of each expert. experts: [T, top_k] int32, distinct for each token."""
+    """List the (token, expert) pairs of each expert. experts: [T, top_k] int32, distinct for each token."""
     num_tokens = len(experts)
     rows = torch.empty((num_experts, num_tokens), dtype=torch.int32, device=experts.device)
     counts = torch.empty(num_experts, dtype=torch.int32, device=experts.device)

@@ -14,6 +14,8 @@ ties kept. Pass 3 uses its bounds too: a token that they drop cannot be the resu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -141,7 +143,7 @@ def highest_cut(
 def best_candidate(
     logits, listed, count, largest, temperature, cut, min_weight, position, seed_low, seed_high, PART: tl.constexpr
 ):
-    """Return the candidate with the highest logit / T + noise among those with key ≥ cut and weight ≥ min_weight."""
+    """Return the id with the highest logit / T + noise among candidates with key ≥ cut and weight ≥ min_weight."""
     steps = tl.arange(0, PART)
     best_score = tl.full([1], float("-inf"), tl.float64)
     best_id = tl.full([1], _NO_ID, tl.int32)
@@ -236,11 +238,7 @@ def sample_kernel(
 def sample(
     logits: Tensor,
     row_ids: Tensor,
-    temperatures: Tensor,
-    top_ks: Tensor,
-    top_ps: Tensor,
-    min_ps: Tensor,
-    seeds: Tensor,
+    drawing: Sequence[Tensor],
     positions: Tensor,
     last_tokens: Tensor | None = None,
     output: Tensor | None = None,
@@ -248,24 +246,20 @@ def sample(
     """Sample a token for each of n rows: [n] int64, written to `output` if given.
 
     logits: [n, vocab] float32, contiguous, not modified. row_ids: [n] int64, index into the columns; negative gives
-    token 0. The columns of parameters are those of workers/sampling/sampling_columns.py, seeds as int32 words.
+    token 0. drawing: the columns temperatures, top_ks, top_ps, min_ps and seeds, as in the kernel.
     positions: [n] int32, of the token to sample. last_tokens: [rows] int64, also receives the tokens.
     """
     num_rows, vocab_size = logits.shape
     if output is None:
         output = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if last_tokens is None:
-        last_tokens = torch.empty(len(temperatures), dtype=torch.int64, device=logits.device)
+        last_tokens = torch.empty(len(drawing[0]), dtype=torch.int64, device=logits.device)
     listed = torch.empty((num_rows, vocab_size), dtype=torch.int32, device=logits.device)
     if num_rows:
         sample_kernel[(num_rows,)](
             logits,
             row_ids,
-            temperatures,
-            top_ks,
-            top_ps,
-            min_ps,
-            seeds,
+            *drawing,
             positions,
             last_tokens,
             listed,

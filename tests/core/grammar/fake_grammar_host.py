@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tokenloom.core.grammar.manager import HOST_IS_UP, GrammarHostLost
+from tokenloom.core.grammar.host import HOST_IS_UP, GrammarHostLost
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import RequestError, error_info
 from tokenloom.ipc.messages.grammar import (

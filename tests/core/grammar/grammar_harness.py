@@ -41,7 +41,7 @@ class GrammarHarness(Harness):
 
     def turn(self, answers: int = 1) -> None:
         self.grammars.work()
-        self.core.take_grammars()
+        self.core.grammars.take()
         super().turn(answers)
 
     def run(self, max_turns: int = 20_000) -> None:
@@ -51,7 +51,7 @@ class GrammarHarness(Harness):
                 break
             self.turn()
         self.grammars.work()
-        self.core.take_grammars()
+        self.core.grammars.take()
         super().run()
 
     def check(self, key: int) -> None:

@@ -35,11 +35,11 @@ def test_the_next_step_is_sent_with_the_masks_of_the_first_and_not_with_its_resu
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 20, "7,20")
     harness.grammars.work()
-    harness.core.take_grammars()
+    harness.core.grammars.take()
     assert harness.core.step() == 1
     assert harness.worker.answer() is None, "the first step waits for its mask"
     harness.grammars.work()
-    harness.core.take_grammars()
+    harness.core.grammars.take()
     assert harness.core.step() == 1 and len(harness.worker.queue) == 2
     harness.run()
     harness.check(0)
@@ -61,7 +61,7 @@ def test_jump_forward_tokens_leave_with_the_step_that_samples_the_first_of_them(
     harness.ask(0, [1, 2, 3], 40, FORCING)
     while harness.core.num_requests:
         harness.grammars.work()
-        harness.core.take_grammars()
+        harness.core.grammars.take()
         harness.take()
         assert len(harness.tokens[0]) == num_told or 0 in harness.finished, "before their step is over"
         Harness.turn(harness)
@@ -77,7 +77,7 @@ def test_a_worker_that_samples_another_token_than_the_forced_one_is_refused() ->
     harness.ask(0, [1, 2, 3], 40, FORCING)
     for _ in range(40):
         harness.grammars.work()
-        harness.core.take_grammars()
+        harness.core.grammars.take()
         harness.core.step()
         result = harness.worker.answer()
         if harness.core.scheduler.known_tokens().popitem()[1] > 3 + len(harness.tokens[0]):
@@ -154,7 +154,7 @@ def _let_pass(harness: GrammarHarness, seconds: float) -> None:
     """The core goes on, the host stands still."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        harness.core.take_grammars()
+        harness.core.grammars.take()
         Harness.turn(harness)
 
 
@@ -239,12 +239,12 @@ def test_a_token_that_comes_while_its_grammar_is_opened_again_counts() -> None:
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 12, "7,12")
     harness.grammars.work()
-    harness.core.take_grammars()
+    harness.core.grammars.take()
     harness.core.step()
     harness.grammars.work()
-    harness.core.take_grammars()  # the first step has its mask
+    harness.core.grammars.take()  # the first step has its mask
     harness.grammars.die()
-    harness.core.take_grammars()  # opened again with the tokens of now: none
+    harness.core.grammars.take()  # opened again with the tokens of now: none
     result = harness.worker.answer()
     assert result is not None
     harness.core.on_result(result)
@@ -280,12 +280,12 @@ def test_workers_are_not_blamed_for_a_mask_that_is_late() -> None:
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 8, "3,8")
     harness.grammars.work()
-    harness.core.take_grammars()
+    harness.core.grammars.take()
     harness.core.step()
-    while_waiting = harness.core.overdue_at, harness.core.next_grammar_deadline is None
+    while_waiting = harness.core.overdue_at, harness.core.grammars.next_deadline is None
     harness.grammars.work()
-    harness.core.take_grammars()
-    with_mask = harness.core.overdue_at is None, harness.core.next_grammar_deadline
+    harness.core.grammars.take()
+    with_mask = harness.core.overdue_at is None, harness.core.grammars.next_deadline
     assert while_waiting == (None, False) and with_mask == (False, None)
     harness.run()
     harness.check(0)

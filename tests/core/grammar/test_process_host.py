@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import msgspec
 import zmq
 
-from tokenloom.core.grammar.manager import HOST_IS_UP
+from tokenloom.core.grammar.host import HOST_IS_UP
 from tokenloom.core.grammar.process_host import GrammarProcessHost
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.messages.grammar import AdvanceGrammars, GrammarOpened, GrammarsAdvanced, GrammarToCore
 from tokenloom.tests.core.harness import make_spec
+from tokenloom.tests.support.engine_specs import in_folder
 
 DEADLINE_S = 60.0
 
 
 def test_the_core_never_waits_for_a_grammar_process_that_is_not_there_yet(tmp_path: Path) -> None:
-    spec = msgspec.structs.replace(make_spec(), run_directory=str(tmp_path), tokenizer_folder=str(DEMO_FOLDER))
+    spec = in_folder(make_spec(), tmp_path, tokenizer_folder=str(DEMO_FOLDER))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     host = GrammarProcessHost(context, spec, core_epoch=0)
     try:

@@ -40,7 +40,7 @@ def run_random_grammars(seed: int, num_operations: int) -> None:
         elif action < 0.6:
             harness.grammars.work(rng.randrange(1, 4))
         elif action < 0.75:
-            harness.core.take_grammars()
+            harness.core.grammars.take()
         else:
             harness.answer()
         harness.core.scheduler.check_invariants()

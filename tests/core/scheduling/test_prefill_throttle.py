@@ -52,6 +52,18 @@ def test_tokens_that_cost_more_in_small_chunks_are_held_to_the_same_limit() -> N
     assert abs(throttle.limit(16, 1, 2048) - 50) <= 1
 
 
+def test_the_time_of_a_decode_step_is_learned_for_each_size_of_batch() -> None:
+    """Prompts join every step of 28 rows; the steps of 2 rows before them were three times as fast."""
+    throttle = PrefillThrottle()
+    throttle.on_step(0, 512, 0.0512)
+    for _ in range(9):
+        throttle.on_step(2, 0, 0.010)
+    assert abs(throttle.limit(28, 1, 2048) - 50) <= 1  # as beside 2 rows, until a step had so many
+    for _ in range(9):
+        throttle.on_step(28, 50, 0.030 + 0.0001 * 50)
+    assert abs(throttle.limit(28, 1, 2048) - 150) <= 1
+
+
 def test_without_streams_or_without_knowledge_nothing_is_held_back() -> None:
     throttle = PrefillThrottle()
     assert throttle.limit(16, 1, 2048) == 2048

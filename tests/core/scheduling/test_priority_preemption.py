@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from tokenloom.core.admission import AGING_S
 from tokenloom.core.request import Request
-from tokenloom.core.scheduling.policy import AGING_S
 from tokenloom.core.scheduling.scheduler import MAX_VICTIMS_PER_STEP
 from tokenloom.tests.core.harness import Harness, prompt_of
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, LogprobColumns
+from tokenloom.ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, KeyLogprobs
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.core.fake_worker import FakeWorker, fake_logprob
 from tokenloom.tests.core.harness import Harness, frontend_of, prompt_of
@@ -78,10 +78,10 @@ class GroupHarness(Harness):
         assert self.prompt_told[key] == expected
 
 
-def entries(columns: LogprobColumns | None) -> list[tuple[int, int, int, float]]:
+def entries(columns: KeyLogprobs | None) -> list[tuple[int, int, int, float]]:
     if columns is None:
         return []
-    keys, positions = decode_ids(columns.owners), decode_ids(columns.positions)
+    keys, positions = decode_ids(columns.keys), decode_ids(columns.positions)
     ends = np.cumsum(np.frombuffer(columns.widths, np.int32))
     token_ids, logprobs = decode_ids(columns.token_ids), np.frombuffer(columns.logprobs, np.float32)
     assert ends[-1] == len(token_ids) == len(logprobs) and len(keys) == len(positions) == len(columns.ranks) // 4

@@ -34,7 +34,7 @@ def chat(*messages: object, **fields: Any) -> ChatRequest:
 
 
 def turns(*messages: object, **fields: Any) -> list[tuple[str, str]]:
-    return [(turn.role, turn.content) for turn in chat_input(chat(*messages, **fields)).turns]
+    return [(turn.role, turn.text) for turn in chat_input(chat(*messages, **fields)).turns]
 
 
 def said(role: str, *blocks: object) -> dict[str, object]:
@@ -61,7 +61,7 @@ def test_calls_and_results_become_separate_turns() -> None:
     called = said("assistant", text("I look."), USE, USE | {"id": "toolu_2"})
     failed = {"type": "tool_result", "tool_use_id": "toolu_2", "content": [text("no"), text("way")], "is_error": True}
     listed: list[ChatMessage] = chat_input(chat(QUESTION, called, said("user", RESULT, failed, text("And?")))).turns
-    assert [(turn.role, turn.content) for turn in listed] == [
+    assert [(turn.role, turn.text) for turn in listed] == [
         ("user", "Hi"),
         ("assistant", "I look."),
         ("tool", "found"),
@@ -83,7 +83,7 @@ def test_thoughts_of_earlier_answers_reach_the_template() -> None:
     thought = {"type": "thinking", "thinking": "why", "signature": "unsigned"}
     hidden = {"type": "redacted_thinking", "data": "AAAA"}
     turn = chat_input(chat(QUESTION, said("assistant", thought, hidden, text("x")), QUESTION)).turns[1]
-    assert (turn.content, turn.more) == ("x", {"reasoning_content": "why"})
+    assert (turn.text, turn.more) == ("x", {"reasoning_content": "why"})
 
 
 def test_answers_continue_a_last_turn_of_the_assistant() -> None:

@@ -15,7 +15,7 @@ from tokenloom.frontend.client.prompts import (
 )
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.messages.client import ChatMessage
+from tokenloom.ipc.messages.client import ChatMessage, TextPart
 from tokenloom.ipc.sampling_params import SamplingParams
 
 PARAMS = SamplingParams()
@@ -87,13 +87,15 @@ def test_an_invalid_list_of_prompts_is_refused(prompts: object) -> None:
         list_prompts(prompts)  # type: ignore[arg-type]
 
 
-def test_list_chats_tells_one_chat_from_many_and_text_parts_are_joined() -> None:
+def test_list_chats_tells_one_chat_from_many_and_text_parts_are_kept() -> None:
     turn = {"role": "user", "content": "hi"}
     assert list_chats([turn]) == [[turn]]
     assert list_chats([[turn], [turn, turn]]) == [[turn], [turn, turn]]
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
-    submit = new_submit("r", [ChatMessage("system", "be"), turn, parts], PARAMS)
-    assert submit.chat == [ChatMessage("system", "be"), ChatMessage("user", "hi"), ChatMessage("user", "a\nb")]
+    read = ChatMessage("user", [TextPart("a"), TextPart("b")])
+    submit = new_submit("r", [ChatMessage("system", "be"), turn, parts, read], PARAMS)
+    assert submit.chat == [ChatMessage("system", "be"), ChatMessage("user", "hi"), read, read]
+    assert read.text == "a\nb" and submit.chat[1].parts == [TextPart("hi")]
     assert submit.prompt is None and submit.prompt_token_ids is None
 
 
@@ -109,6 +111,7 @@ def test_list_chats_tells_one_chat_from_many_and_text_parts_are_joined() -> None
         ),
         ({"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}, "only parts of type text"),
         ({"role": "user", "content": "\udfff"}, "surrogate"),
+        ({"role": "user", "content": [TextPart("\udfff")]}, "surrogate"),
         ("text", "message 1"),
     ],
 )

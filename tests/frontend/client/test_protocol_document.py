@@ -25,6 +25,7 @@ from tokenloom.ipc.messages.client import (
     Logprobs,
     RequestMetrics,
     Submit,
+    TextPart,
 )
 from tokenloom.ipc.messages.metrics import Counter, Gauge, Histogram
 from tokenloom.ipc.pooling_params import PoolingParams
@@ -36,6 +37,7 @@ DOCUMENT = (Path(__file__).resolve().parents[3] / "docs" / "protocol.md").read_t
 STRUCTS: dict[str, Any] = {
     **{each.__struct_config__.tag: each for each in (*get_args(ClientMessage), *get_args(FrontendMessage))},
     "chat_message": ChatMessage,
+    "text_part": TextPart,
     "chat_form": ChatForm,
     "child": Child,
     "params": SamplingParams,

@@ -20,7 +20,9 @@ from tokenloom.frontend.openai.forms.errors import HttpError
 DEADLINE_S = 10.0
 LIMIT_S = 0.2
 HEAD = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+CHUNKED = b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
 GET = b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n"
+BAD_URL = b"http://x:99999/"  # the parser takes it as a target; its port is too large
 
 
 class Server:
@@ -31,6 +33,7 @@ class Server:
         self.finish = asyncio.Event()
         self.connections: Connections
         self.port = 0
+        self.accepted: list[HttpConnection] = []
         self._clients: list[Client] = []
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,9 +62,12 @@ class Server:
         state = uvicorn.server.ServerState()
         self.connections = Connections(LIMIT_S, max_connections, self.on_refused)
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(
-            lambda: HttpConnection(config, state, self.connections, True), "127.0.0.1", 0
-        )
+
+        def accept() -> HttpConnection:
+            self.accepted.append(HttpConnection(config, state, self.connections, True))
+            return self.accepted[-1]
+
+        listener = await loop.create_server(accept, "127.0.0.1", 0)
         self.port = listener.sockets[0].getsockname()[1]
         try:
             yield
@@ -99,6 +105,13 @@ class Client:
         head = await self._reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         return int(head.split(b" ")[1]), await self._reader.readexactly(length)
+
+    async def begin(self) -> None:
+        """Read the first half of the answer on `/slow`."""
+        await self._reader.readuntil(b"\r\n\r\nslow")
+
+    async def take(self, num_bytes: int) -> bytes:
+        return await self._reader.readexactly(num_bytes)
 
     async def rest(self) -> bytes:
         """Read until the server closes the connection."""
@@ -193,6 +206,42 @@ def test_an_answer_has_no_time_limit_even_with_half_a_request_behind_it() -> Non
         server.finish.set()
         assert await client.answer() == (200, b"slowdone")
         assert (await client.answer())[0] == 408
+
+    run(test)
+
+
+@pytest.mark.parametrize("broken", [CHUNKED + b"no chunk\r\n", GET % BAD_URL], ids=["body", "url"])
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_an_open_answer_gets_no_error_of_the_request_behind_it(broken: bytes, has_begun: bool) -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect(GET % b"/slow" + (b"" if has_begun else broken))
+        if has_begun:
+            await client.begin()
+            client.send(broken)
+        assert await client.rest() == b"" and server.refused == []
+
+    run(test)
+
+
+def test_a_bad_url_behind_a_complete_answer_gets_400() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect(GET % b"/")
+        assert (await client.answer())[0] == 200
+        client.send(GET % BAD_URL)
+        assert (await client.answer())[0] == 400 and server.refused == [(400, "http")]
+
+    run(test)
+
+
+def test_the_time_of_a_body_does_not_run_while_the_answer_before_it_is_open() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect(GET % b"/slow" + HEAD % 3 + b"x")
+        await client.begin()
+        server.accepted[0].check(asyncio.get_running_loop().time() + 100 * LIMIT_S, 0.0)
+        server.finish.set()
+        assert await client.take(4) == b"done"
+        client.send(b"xx")
+        assert await client.answer() == (200, b"%08d" % 3) and server.refused == []
 
     run(test)
 

@@ -16,6 +16,7 @@ from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.client import ChatMessage, Child, Submit
 from tokenloom.ipc.messages.core import EngineCoreRequest
+from tokenloom.ipc.messages.intake import ReadPrompt
 from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.text.samples import new_tokenizer
@@ -36,15 +37,16 @@ def process_whole(inputs: InputProcessor, params: SamplingParams | None = None, 
     if not fields.keys() & {"prompt", "prompt_token_ids", "chat"}:
         fields["prompt_token_ids"] = encode_ids(range(10))
     submit = Submit(request_id="r", params=params or SamplingParams(), **fields)
-    return inputs.process(submit, inputs.tokenize(submit.prompt, submit.prompt_token_ids, submit.chat), now=1234.5)
+    question = ReadPrompt(prompt=submit.prompt, token_ids=submit.prompt_token_ids, chat=submit.chat)
+    return inputs.process(submit, inputs.tokenize(question), now=1234.5)
 
 
 def test_text_gets_the_special_tokens_and_a_chat_only_those_of_its_template() -> None:
     inputs = new_inputs()
-    assert decode_ids(inputs.tokenize("The", None, None).token_ids).tolist() == [1, 296]
-    chat = inputs.tokenize(None, None, [ChatMessage("user", "The")])
+    assert decode_ids(inputs.tokenize(ReadPrompt(prompt="The")).token_ids).tolist() == [1, 296]
+    chat = inputs.tokenize(ReadPrompt(chat=[ChatMessage("user", "The")]))
     assert decode_ids(chat.token_ids).tolist().count(1) == 1 and chat.text == "<s>The"
-    assert inputs.tokenize(None, encode_ids([5, 6]), None) == Prompt(encode_ids([5, 6]), None)
+    assert inputs.tokenize(ReadPrompt(token_ids=encode_ids([5, 6]))) == Prompt(encode_ids([5, 6]), None)
 
 
 def test_max_tokens_is_limited_by_max_model_len() -> None:
@@ -149,7 +151,7 @@ def test_parameters_that_this_model_cannot_serve_are_refused(params: SamplingPar
 
 def test_a_submit_without_a_prompt_is_refused() -> None:
     with pytest.raises(RequestError, match="0 of prompt"):
-        new_inputs().tokenize(None, None, None)
+        new_inputs().tokenize(ReadPrompt())
 
 
 def test_ids_above_the_models_vocabulary_are_refused_in_a_text_too() -> None:

@@ -35,8 +35,8 @@ from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.client import ChatForm, ChatMessage
 from tokenloom.ipc.messages.intake import BodyInput, BodyRead, NotRead, PromptRead, ReadBody, ReadPrompt
-from tokenloom.ipc.process.faults import inject
 from tokenloom.tests.support.engine_specs import new_spec
+from tokenloom.tests.support.faults import inject
 
 DEADLINE_S = 20.0
 TEXT = "The capital of Peru is Lima. " * 4
@@ -85,9 +85,9 @@ def command_of(process: psutil.Process) -> str:
 
 
 def test_texts_chats_and_bodies_are_read_by_one_process(host: IntakeHost) -> None:
-    assert read(host).token_ids == INPUTS.tokenize(TEXT, None, None).token_ids
+    assert read(host).token_ids == INPUTS.tokenize(ReadPrompt(prompt=TEXT)).token_ids
     pid, chat = intake_pid(), [ChatMessage("user", TEXT)]
-    here = INPUTS.tokenize(None, None, chat)
+    here = INPUTS.tokenize(ReadPrompt(chat=chat))
     assert host.ask(ReadPrompt(chat=chat)) == PromptRead(token_ids=here.token_ids, text=here.text)
     question = ReadBody(body_type="CompletionRequest", max_bytes_per_token=None)
     answer = host.ask(question, [b'{"prompt": [5, ', b'6], "n": 2}'])
@@ -188,9 +188,16 @@ def test_short_texts_stay_texts_and_token_ids_become_bytes() -> None:
     assert pack(DetokenizeRequest, tokens=[5, 6]).inputs == [BodyInput(token_ids=encode_ids([5, 6]))]
 
 
+def test_a_packed_answer_that_continues_a_thought_begins_inside_it() -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "<think>so far"}]
+    for is_continued in (False, True):
+        packed = pack(ChatRequest, messages=messages, continue_final_message=is_continued)
+        assert packed.inputs[0].is_inside_thought is is_continued
+
+
 def test_a_chat_becomes_its_token_ids() -> None:
     messages = [{"role": "user", "content": "x"}]
-    expected = INPUTS.tokenize(None, None, [ChatMessage("user", "x")]).token_ids
+    expected = INPUTS.tokenize(ReadPrompt(chat=[ChatMessage("user", "x")])).token_ids
     for body_type, fields in (
         (ChatRequest, {"messages": messages}),
         (ResponsesRequest, {"input": "x"}),

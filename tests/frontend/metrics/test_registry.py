@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 import re
+import subprocess
+import sys
 from bisect import bisect_left
 from pathlib import Path
 
@@ -90,13 +92,19 @@ def test_a_full_queue_counts_as_a_rejection_by_its_reason() -> None:
     assert metrics.rejections.get("max_num_queued_tokens") == 4
 
 
+@pytest.mark.parametrize(("module", "is_imported"), [("embedded.in_process", 0), ("http.server", 1)])
+def test_prometheus_client_is_imported_with_the_http_server(module: str, is_imported: int) -> None:
+    code = f"import sys, tokenloom.frontend.{module}; sys.exit('prometheus_client' in sys.modules)"
+    assert subprocess.run([sys.executable, "-P", "-c", code], timeout=60).returncode == is_imported
+
+
 def test_prometheus_parses_the_counts_and_sum_of_a_histogram() -> None:
     rng = random.Random(5)
     histogram = Histogram("time_seconds", "Time.", SECONDS)
     values = [rng.expovariate(3.0) for _ in range(500)] + list(SECONDS)
     for value in values:
         histogram.observe(value)
-    registry = Registry("x_", (("model", 'a"b\\c\nd'),))
+    registry = Registry("x_", {"model": 'a"b\\c\nd'})
     registry.metrics.append(histogram)
     (family,) = text_string_to_metric_families(registry.render())
     found = {sample.labels.get("le", sample.name): sample.value for sample in family.samples}
@@ -115,7 +123,7 @@ def test_counters_and_gauges_render_their_values() -> None:
     counter.add(0.5, "stop")
     counter.raise_to(7, "abort")
     counter.raise_to(3, "abort")
-    registry = Registry("", ())
+    registry = Registry("", {})
     registry.metrics += [counter, Gauge("level", "Level.", lambda: level[0])]
     level[0] = 4.25
     families = {family.name: family for family in text_string_to_metric_families(registry.render())}
@@ -253,7 +261,7 @@ def test_sums_hold_for_any_traffic_and_any_end_of_answers() -> None:
     assert ends == metrics.preempted.count == metrics.param_max_tokens.count >= metrics.param_n.count > 0
     assert metrics.param_max_tokens.sum == 200 * ends
     assert ends == metrics.end_to_end.count == metrics.prompt_lengths.count == metrics.output_lengths.count
-    assert {reason for ((_, reason),) in (labels for _, labels, _ in metrics.finished.samples())} == {
+    assert {reason for (reason,) in metrics.finished.totals} == {
         "stop",
         "length",
         "abort",

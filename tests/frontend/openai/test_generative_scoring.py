@@ -9,7 +9,7 @@ from array import array
 import pytest
 
 from tokenloom.frontend.intake.body_parser import ParsedBody
-from tokenloom.frontend.openai.forms.scoring_body import GenerativeScoringRequest
+from tokenloom.frontend.openai.forms.embedding_body import GenerativeScoringRequest
 from tokenloom.frontend.openai.generative_scoring import GenerativeScoring
 from tokenloom.frontend.openai.local_engine import LocalEngine
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER

@@ -6,14 +6,17 @@ import asyncio
 
 import pytest
 
+from tokenloom.frontend.intake.body_parser import ParsedBody
 from tokenloom.frontend.openai import local_engine as server_engine
 from tokenloom.frontend.openai import slices as server_slices
+from tokenloom.frontend.openai.forms.schema import ChatRequest, Message
 from tokenloom.frontend.openai.local_engine import LocalEngine
 from tokenloom.frontend.openai.slices import in_slices
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.messages.client import Submit
+from tokenloom.ipc.messages.intake import BodyInput
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.scripts.engine_steps import new_frontend
 
@@ -58,6 +61,18 @@ def test_a_request_that_is_left_before_its_slice_is_not_submitted() -> None:
         assert frontend.num_open_requests == 0 and frontend.counts["requests"] == 1
 
     asyncio.run(asyncio.wait_for(run(), 20))
+
+
+@pytest.mark.parametrize("text", ["<think>so far", "<think>so</think> far"])
+def test_an_answer_that_continues_a_thought_begins_inside_it(text: str) -> None:
+    async def prompt(is_continued: bool) -> BodyInput:
+        frontend, _ = new_frontend(EngineConfig(model=str(DEMO_FOLDER)))
+        messages = [Message(role="user", content="x"), Message(role="assistant", content=text)]
+        body = ChatRequest(messages=messages, continue_final_message=is_continued)
+        return await LocalEngine(frontend, lambda: None).chat_prompt(ParsedBody(body, []))
+
+    assert asyncio.run(prompt(True)).is_inside_thought is (text == "<think>so far")
+    assert not asyncio.run(prompt(False)).is_inside_thought
 
 
 def test_other_tasks_run_between_slices() -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tokenloom.frontend import launch
-from tokenloom.frontend.options.arguments import add_engine_arguments, engine_config, given_options
+from tokenloom.frontend.options.arguments import add_engine_arguments, given_options
 from tokenloom.frontend.options.options import config_from_keywords, new_config
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
@@ -20,7 +20,7 @@ from tokenloom.ipc.errors import ConfigError
 def parse(*argv: str) -> EngineConfig:
     parser = argparse.ArgumentParser()
     add_engine_arguments(parser)
-    return engine_config(parser.parse_args(argv))
+    return new_config(given_options(parser.parse_args(argv)))
 
 
 def test_vllms_flags_set_the_fields_of_their_names() -> None:
@@ -216,7 +216,7 @@ def test_errors_of_keywords_have_the_words_of_flags(options: dict[str, object], 
 )
 def test_vllms_spelling_of_an_option_has_vllms_meaning(line: str, expected: dict[str, Any]) -> None:
     arguments = launch.new_serve_parser().parse(line.split())
-    assert engine_config(arguments) == EngineConfig(**expected)
+    assert new_config(given_options(arguments)) == EngineConfig(**expected)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_a_bad_key_of_a_json_option_is_refused_by_its_name(
     line: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        engine_config(launch.new_serve_parser().parse(line.split()))
+        new_config(given_options(launch.new_serve_parser().parse(line.split())))
     except ConfigError as error:
         assert str(error).startswith(message)
     except SystemExit:

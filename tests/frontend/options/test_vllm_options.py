@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.options.arguments import add_engine_arguments, engine_config, given_options
-from tokenloom.frontend.options.options import KINDS, config_from_keywords, log_ignored
+from tokenloom.frontend.options.arguments import add_engine_arguments, given_options
+from tokenloom.frontend.options.options import KINDS, config_from_keywords, log_ignored, new_config
 from tokenloom.frontend.options.synonyms import NAMES, VALUES
 from tokenloom.frontend.options.vllm_options import IGNORED, REFUSED, VLLM_OPTIONS
 from tokenloom.ipc.config.engine_config import EngineConfig
@@ -107,7 +107,7 @@ def words(line: str) -> list[str]:
 def taken(line: str) -> EngineConfig:
     from tokenloom.frontend.launch import new_serve_parser
 
-    return engine_config(new_serve_parser().parse(words(line)))
+    return new_config(given_options(new_serve_parser().parse(words(line))))
 
 
 @pytest.mark.parametrize("line", lines(TAKEN_FLAGS))
@@ -168,7 +168,7 @@ def test_every_row_of_the_tables_is_a_flag_with_a_reason(name: str) -> None:
         name in " ".join(IGNORED.values()).replace("?", "").replace("*", "").split()
     )
     if option.harmless is not None:
-        assert option.is_refused(True if option.is_flag else "other") and not option.is_refused(None)
+        assert option.is_refused(True if option.type is bool else "other") and not option.is_refused(None)
         assert not any(map(option.is_refused, option.harmless))
 
 
@@ -183,7 +183,7 @@ def test_options_without_effect_are_logged_in_one_line(tmp_path: Path, caplog: p
     add_engine_arguments(parser)
     arguments = parser.parse_args(["--config", str(file)])
     with pytest.raises(ConfigError, match=r"engine.yaml line 2: pipeline-parallel-size 2 is not served: .* give 1$"):
-        engine_config(arguments)
+        new_config(given_options(arguments))
     caplog.clear()
     with caplog.at_level(logging.WARNING, "tokenloom.options"):
         log_ignored(given_options(arguments))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from tokenloom.frontend.intake.thread_pool import THREAD_BYTES, WAIT_S
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.messages.client import Abort, Accepted, ChatMessage, Deltas
+from tokenloom.ipc.messages.client import Abort, Accepted, ChatMessage, Deltas, TextPart
 from tokenloom.ipc.messages.core import Finished, Started
 from tokenloom.tests.frontend.bench import DEADLINE_S, TOKENIZER, Bench, deltas_of, ids, new_submit
 
@@ -125,7 +125,7 @@ def test_token_ids_are_served_without_a_tokenizer() -> None:
 
 
 def test_a_chat_is_rendered_and_its_text_reported(bench: Bench) -> None:
-    key = bench.submit(chat=[ChatMessage("user", "The "), ChatMessage("user", "test")], accept=False)
+    key = bench.submit(chat=[ChatMessage("user", "The "), ChatMessage("user", [TextPart("test")])], accept=False)
     bench.core(accepted=[key])
     (accepted,) = bench.heard()
     assert isinstance(accepted, Accepted) and accepted.prompt == "The test"

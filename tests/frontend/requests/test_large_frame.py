@@ -10,7 +10,7 @@ import pytest
 from tokenloom.frontend.requests.large_frame import LARGE_BYTES, MAX_TURNS, check_large_frame, message_id
 from tokenloom.ipc.codec import encode
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.messages.client import ChatForm, ChatMessage, Child, Submit
+from tokenloom.ipc.messages.client import ChatForm, ChatMessage, Child, Submit, TextPart
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.bench import Bench
 
@@ -21,6 +21,7 @@ TURN = ChatMessage("user", "a")
     ("fields", "reason"),
     [
         ({"chat": [TURN] * (MAX_TURNS + 1)}, f"chat has {MAX_TURNS + 1} entries, at most {MAX_TURNS}"),
+        ({"chat": [ChatMessage("user", [TextPart("a")] * (MAX_TURNS // 2 + 1))] * 2}, f"has {MAX_TURNS + 2} entries"),
         ({"prompt": "x", "children": [Child()] * 300_000}, "children has 300000 entries, at most 128"),
         ({"prompt": "x", "params": SamplingParams(allowed_token_ids=[2**30] * 300_000)}, "params has 1500"),
         ({"chat": [TURN], "chat_form": ChatForm(variables={"x": [[]] * 1_100_000})}, "chat_form has 1100"),
@@ -40,6 +41,7 @@ def test_too_many_values_are_refused_with_field_and_number(bench: Bench, fields:
         {"prompt": "x" * LARGE_BYTES},
         {"prompt_token_ids": bytes(LARGE_BYTES)},
         {"chat": [TURN] * MAX_TURNS},
+        {"chat": [ChatMessage("user", [TextPart("a")] * (MAX_TURNS // 2))] * 2},
         {"chat": [TURN, ChatMessage("user", "a", {"x": [0] * 250_000})] * 2},
         {"chat": [TURN] * 15 + [ChatMessage("user", "a" * LARGE_BYTES)]},
         {"prompt": "x", "params": SamplingParams(allowed_token_ids=[2**30] * 200_000)},

@@ -11,14 +11,14 @@ from tokenloom.frontend.requests.logprob_buffer import LogprobBuffer, LogprobRun
 from tokenloom.frontend.text.token_texts import TokenTexts
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.messages.core import LogprobColumns
+from tokenloom.ipc.messages.core import KeyLogprobs
 from tokenloom.tests.frontend.text.samples import new_tokenizer
 
 
-def columns(entries: list[tuple[int, int, list[int]]]) -> LogprobColumns:
+def columns(entries: list[tuple[int, int, list[int]]]) -> KeyLogprobs:
     """Encode (key, position, token ids): logprob −i/4 for the i-th id, rank 2 for the token itself."""
-    return LogprobColumns(
-        owners=encode_ids([key for key, _, _ in entries]),
+    return KeyLogprobs(
+        keys=encode_ids([key for key, _, _ in entries]),
         positions=encode_ids([position for _, position, _ in entries]),
         widths=encode_ids([len(ids) for _, _, ids in entries]),
         ranks=encode_ids([2] * len(entries)),
@@ -68,7 +68,7 @@ def test_columns_of_unequal_length_are_refused(field: str) -> None:
     good = columns([(1, 0, [5, 6]), (1, 1, [7, 8])])
     fields = {name: getattr(good, name) for name in good.__struct_fields__}
     with pytest.raises(ProtocolError):
-        list(runs_of(LogprobColumns(**fields | {field: fields[field][:-4]})))
+        list(runs_of(KeyLogprobs(**fields | {field: fields[field][:-4]})))
 
 
 def test_unpacked_logprobs_are_one_dict_per_token_with_the_token_first() -> None:

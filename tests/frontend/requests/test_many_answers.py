@@ -11,17 +11,17 @@ from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.base import Unknown, Welcome
 from tokenloom.ipc.messages.client import Abort, Accepted, Credit, Delta, Logprobs, Submit
-from tokenloom.ipc.messages.core import EngineCoreRequest, Finished, LogprobColumns
+from tokenloom.ipc.messages.core import EngineCoreRequest, Finished, KeyLogprobs
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.bench import Bench, ids, new_submit
 from tokenloom.tests.frontend.requests.rig import Rig
 from tokenloom.tests.frontend.text.samples import new_tokenizer
 
 
-def scored(*entries: tuple[int, int, int]) -> LogprobColumns:
+def scored(*entries: tuple[int, int, int]) -> KeyLogprobs:
     """Encode (key, position, token): the token's logprob is −token/8, the top token is 1."""
-    return LogprobColumns(
-        owners=encode_ids([key for key, _, _ in entries]),
+    return KeyLogprobs(
+        keys=encode_ids([key for key, _, _ in entries]),
         positions=encode_ids([position for _, position, _ in entries]),
         widths=encode_ids([2] * len(entries)),
         ranks=encode_ids([3] * len(entries)),

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER, check_parallel, find_checkpoint, resolve
-from tokenloom.frontend.supervisor.start_check import GPU_NODES
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER, GPU_NODES, check_parallel, find_checkpoint, resolve
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.model_config import ModelConfig
@@ -22,7 +21,7 @@ def test_without_a_model_the_demo_is_served(tmp_path: Path, monkeypatch: pytest.
     spec = resolve(EngineConfig(device="cpu"), RunDirectory(tmp_path))
     assert Path(spec.model_folder) == DEMO_FOLDER == find_checkpoint("demo", None)
     assert spec.max_model_len == spec.model.max_position_embeddings >= 2048
-    assert spec.client_address == f"ipc://{tmp_path}/client.sock"
+    assert spec.endpoints.clients == f"ipc://{tmp_path}/client.sock"
     monkeypatch.setattr(os, "environ", spec.environment())
     assert type(spec).from_environment() == spec
     assert spec.fingerprint == type(spec).from_environment().fingerprint

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from tokenloom.frontend.text.chat_template import ChatTemplate, check_template
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError, RequestError
-from tokenloom.ipc.messages.client import ChatForm, ChatMessage
+from tokenloom.ipc.messages.client import ChatForm, ChatMessage, TextPart
 from tokenloom.tests.frontend.text.samples import backend_json, new_tokenizer
 
 CHAT = [
@@ -77,6 +77,35 @@ def test_a_last_turn_is_continued_as_transformers_does(name: str, text: str) -> 
     )
     assert ChatTemplate(CONTINUED[name], {}).render(chat, ChatForm(is_continued=True)) == expected
     assert ChatTemplate("", {}).render(chat, ChatForm(is_continued=True, template=CONTINUED[name])) == expected
+
+
+PARTS = "{% for part in m.content %}[{{ part.type }}: {{ part.text }}]{% endfor %}"
+SHOWN = {  # template of a message, and two rendered messages: a text, and two parts
+    "text": ("{{ m.content }}", "hi|a\nb|"),
+    "parts": (PARTS, "[text: hi]|[text: a][text: b]|"),
+    "either": ("{% if m.content is string %}{{ m.content }}{% else %}" + PARTS + "{% endif %}", "hi|a\nb|"),
+    "upper case": ("{{ m.content | upper }}", "HI|A\nB|"),
+    "error for text": (
+        "{% if m.content is string %}{{ raise_exception('') }}{% endif %}" + PARTS,
+        "[text: hi]|[text: a][text: b]|",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_template_that_shows_no_plain_texts_gets_lists_of_parts(name: str) -> None:
+    shown, expected = SHOWN[name]
+    source = "{% for m in messages %}" + shown + "|{% endfor %}"
+    chat = [ChatMessage("user", "hi"), ChatMessage("user", [TextPart("a"), TextPart("b")])]
+    assert ChatTemplate(source, {}).render(chat) == expected
+    assert ChatTemplate("", {}).render(chat, ChatForm(template=source)) == expected
+
+
+def test_the_last_part_of_a_turn_is_continued() -> None:
+    chat = [ChatMessage("assistant", [TextPart("a"), TextPart("b")])]
+    for content, expected in (("{{ m.content }}", "a\nb"), (PARTS, "[text: a][text: b")):
+        template = ChatTemplate("{% for m in messages %}" + content + "</s>{% endfor %}", {})
+        assert template.render(chat, ChatForm(is_continued=True)) == expected
 
 
 def test_a_turn_that_the_template_changes_cannot_be_continued() -> None:

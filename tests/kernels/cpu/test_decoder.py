@@ -18,7 +18,7 @@ from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load, make_metadata
-from tokenloom.workers.step_context import StepContext
+from tokenloom.workers.model_step import StepContext
 
 LEVELS = instruction_levels()
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")

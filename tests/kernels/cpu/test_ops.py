@@ -1,4 +1,7 @@
-"""CpuOps against ReferenceOps in float32 on the same numbers, for every instruction level that this machine has."""
+"""CpuOps against ReferenceOps in float32 on the same numbers, for every instruction level that this machine has.
+
+With AVX512-BF16 and no AMX, the AMX level runs on tiles in plain C.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,12 @@ import torch
 from torch import Tensor
 
 from tokenloom.kernels.contract import AttentionMetadata
-from tokenloom.kernels.cpu.cpu_ops import CpuOps, make_cpu_ops
+from tokenloom.kernels.cpu.cpu_ops import CpuOps
+from tokenloom.kernels.cpu.library import KernelLibrary
+from tokenloom.kernels.cpu.loader import load_level
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.tests.kernels.cpu.compile_with_header import compile_with_header
 from tokenloom.tests.workers.paged_run import make_metadata
 
 LEVELS = instruction_levels()
@@ -27,10 +33,14 @@ def inference() -> Iterator[None]:
         yield
 
 
+EMULATED_AMX = "AMX in plain C"
+
+
 def kinds() -> list[tuple[torch.dtype, str]]:
     """Float32 is the same code at all levels with AVX-512."""
     own_float32 = [level for level in LEVELS if level in ("AVX-512", "AVX2")]
-    return [(torch.float32, level) for level in own_float32] + [(torch.bfloat16, level) for level in LEVELS]
+    of_bf16 = [*LEVELS, EMULATED_AMX] if "AVX512-BF16" in LEVELS and "AMX" not in LEVELS else LEVELS
+    return [(torch.float32, level) for level in own_float32] + [(torch.bfloat16, level) for level in of_bf16]
 
 
 @pytest.fixture(scope="module", params=kinds(), ids=lambda kind: f"{kind[0]}-{kind[1]}")
@@ -40,8 +50,17 @@ def kind(request: pytest.FixtureRequest) -> tuple[torch.dtype, str]:
 
 
 @pytest.fixture(scope="module")
-def ops(kind: tuple[torch.dtype, str]) -> CpuOps:
-    return make_cpu_ops(*kind)
+def library(kind: tuple[torch.dtype, str], tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+    element_type, level = kind
+    if level != EMULATED_AMX:
+        return load_level(level, element_type == torch.bfloat16).library
+    target = tmp_path_factory.mktemp("emulated") / "kernels.so"
+    return compile_with_header("amx_emulation.h", "AVX512-BF16", target)
+
+
+@pytest.fixture(scope="module")
+def ops(library: KernelLibrary, kind: tuple[torch.dtype, str]) -> CpuOps:
+    return CpuOps(library, kind[0])
 
 
 def check(answer: Tensor, exact: Tensor, atol: float = 1e-4) -> None:
@@ -233,11 +252,24 @@ def test_a_nan_query_does_not_affect_other_tokens(ops: CpuOps) -> None:
     assert torch.equal(answer[1:], calm[1:])
 
 
+@pytest.mark.parametrize(("num_heads", "count"), [(20, 26), (20, 51), (3, 2), (3, 5), (1, 513)])
+def test_last_token_of_a_prompt_alone_in_its_block(ops: CpuOps, num_heads: int, count: int) -> None:
+    """A block of a prompt has up to 512 query rows; its last block is one token with a context of several splits."""
+    torch.manual_seed(count)
+    computed, head_dim, block_size = 700, 64, 16
+    blocks = list(range(1, (computed + count) // block_size + 2))
+    metadata = make_metadata([(computed, count, blocks)], block_size)
+    kv_cache = torch.randn(len(blocks) + 1, 1, 2, 1, block_size, head_dim, dtype=ops.dtype)
+    query = torch.randn(count, num_heads, head_dim, dtype=ops.dtype)
+    exact = ReferenceOps().paged_attention(query.float(), kv_cache.float(), 0, metadata, 0.2, None)
+    check(ops.paged_attention(query, kv_cache, 0, metadata, 0.2, None), exact, atol=2e-3)
+
+
 @pytest.mark.parametrize("seed", range(40, 46))
 def test_batch_invariant_attention_gives_the_same_bits_for_any_chunk_size(
-    kind: tuple[torch.dtype, str], seed: int
+    library: KernelLibrary, kind: tuple[torch.dtype, str], seed: int
 ) -> None:
-    ops = make_cpu_ops(*kind, is_batch_invariant=True)
+    ops = CpuOps(library, kind[0], is_batch_invariant=True)
     query, kv_cache, metadata, window, rows, block_size = draw_attention(seed, ops.dtype)
     together = ops.paged_attention(query, kv_cache, 0, metadata, 0.1, window)
     for row, (computed, count, blocks) in enumerate(rows):

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from tokenloom.kernels.gpu.attention.decode import MAX_SPLITS, PLAN_ROWS, decode_attention, plan_decode
-from tokenloom.kernels.gpu.attention.prefill import plan_prefill, prefill_attention
 from tokenloom.kernels.gpu.ops import TritonOps
-from tokenloom.kernels.gpu.table import DecodeShape, PrefillShape
+from tokenloom.kernels.gpu.table import DecodeShape
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.gpu.shapes import PagedStep, as_fp8, far_away, from_fp8, paged_step
 
@@ -79,13 +78,13 @@ def test_attention_is_the_references_over_many_random_steps(seed: int) -> None:
     check_step(random_step(seed))
 
 
-def decode_alone(step: PagedStep, rows: list[int], shape: DecodeShape, soft_cap: float | None = None) -> torch.Tensor:
+def decode_alone(step: PagedStep, rows: list[int], shape: DecodeShape) -> torch.Tensor:
     index = torch.tensor(rows)
     lengths, tables = step.metadata.seq_lens[index], step.metadata.block_tables[index]
     query = step.query[index]
     output = torch.full(query.shape, torch.nan, dtype=query.dtype)
     items = plan_decode(lengths, step.window, shape)
-    decode_attention(query, step.kv_cache, 1, tables, lengths, items, output, step.scale, step.window, shape, soft_cap)
+    decode_attention(query, step.kv_cache, 1, tables, lengths, items, output, step.scale, step.window, shape)
     return output
 
 
@@ -136,28 +135,6 @@ def test_the_plan_lists_every_split_of_every_row_once(times: int) -> None:
     wanted = [row * MAX_SPLITS + chunk for row, count in enumerate(chunks) for chunk in range(count)]
     assert items[0] == len(wanted)
     assert items[1 : 1 + len(wanted)] == wanted
-
-
-def test_soft_cap_bounds_scores_in_decode_and_prefill() -> None:
-    cap = 2.0
-    step = paged_step(random.Random(3), [77], [(20, 21)], torch.float32, 64, 2, 1, 16, None)
-    cache = step.kv_cache[:, 1]  # [blocks, 2, 1, block_size, D]
-    output = torch.empty(step.query.shape)
-    tiles = plan_prefill(step.metadata, 2, PrefillShape(64, 16, 4, 2))
-    shape = PrefillShape(64, 16, 4, 2)
-    prefill_attention(step.query, step.kv_cache, 1, step.metadata, tiles, output, step.scale, None, shape, soft_cap=cap)
-    output[:1] = decode_alone(step, [0], DecodeShape(16, 1, 4, 2), soft_cap=cap)
-    starts, lengths = step.metadata.query_starts_host, step.metadata.seq_lens_host
-    for row, length in enumerate(lengths):
-        blocks = step.metadata.block_tables[row].long()
-        key, value = (cache[blocks, side, 0].reshape(-1, 64)[:length] for side in (0, 1))
-        count = starts[row + 1] - starts[row]
-        query = step.query[starts[row] : starts[row + 1]]
-        scores = torch.einsum("thd,kd->thk", query, key) * step.scale
-        scores = cap * torch.tanh(scores / cap)
-        hidden = torch.arange(length)[None, None] > (length - count + torch.arange(count))[:, None, None]
-        wanted = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value
-        torch.testing.assert_close(output[starts[row] : starts[row + 1]], wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_stale_values_past_a_rows_end_are_masked() -> None:

@@ -116,11 +116,13 @@ def sample_rows(logits: torch.Tensor, rows: list[Row], row_ids: list[int] | None
     tokens = sample(
         logits,
         torch.tensor(row_ids if row_ids is not None else list(range(len(rows))), dtype=torch.int64),
-        torch.tensor([row.temperature for row in rows], dtype=torch.float32),
-        torch.tensor([row.top_k for row in rows], dtype=torch.int32),
-        torch.tensor([row.top_p for row in rows], dtype=torch.float64),
-        torch.tensor([row.min_p for row in rows], dtype=torch.float64),
-        torch.from_numpy(seeds),
+        (
+            torch.tensor([row.temperature for row in rows], dtype=torch.float32),
+            torch.tensor([row.top_k for row in rows], dtype=torch.int32),
+            torch.tensor([row.top_p for row in rows], dtype=torch.float64),
+            torch.tensor([row.min_p for row in rows], dtype=torch.float64),
+            torch.from_numpy(seeds),
+        ),
         torch.tensor([row.position for row in rows], dtype=torch.int32),
     )
     ids: list[int] = tokens.tolist()

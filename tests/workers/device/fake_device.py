@@ -34,7 +34,7 @@ class FakeRecorder:
     def __init__(self) -> None:
         self.num_replays = 0
 
-    def record(self, step: Step) -> Step:
+    def __call__(self, step: Step) -> Step:
         def replay() -> None:
             self.num_replays += 1
             step()

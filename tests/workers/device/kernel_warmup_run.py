@@ -33,10 +33,10 @@ from tokenloom.tests.kernels.gpu.loaded_nowhere import LoadedNowhere
 from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.device.kernel_warmup import (
     META_DEVICE,
-    EagerRecorder,
     KernelWarmup,
     distinct_layers,
     launch_steps,
+    run_eagerly,
 )
 from tokenloom.workers.model_step import compute
 from tokenloom.workers.models.decoder import DecoderModel, load_model
@@ -104,12 +104,12 @@ def main(folder: Path) -> None:
         kv_cache = new_cache(model, 77)
         runners = [
             DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, GROUP, recorder)
-            for recorder in (EagerRecorder(), None)
+            for recorder in (run_eagerly, None)
         ]
         for counts, lengths in SHORT_STEPS if "short" in sys.argv else STEPS:
             inputs = dummy_step(counts, lengths, BLOCK_SIZE)
             for runner in runners:
-                runner.clear()  # of rows that had other blocks
+                runner.rows.clear()  # of rows that had other blocks
                 runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
             logsumexp(compute(model, inputs, kv_cache)[1])  # as of rows with rules or logprobs
     found = {"num_kernels": ahead.num_kernels, "num_loaded": len(driver.threads), "missing": missing}

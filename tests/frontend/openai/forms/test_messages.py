@@ -5,9 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tokenloom.frontend.anthropic.forms.request_body import MessagesRequest
+from tokenloom.frontend.anthropic.forms.request_body import chat_request as chat_of_messages
 from tokenloom.frontend.openai.forms.messages import chat_input
 from tokenloom.frontend.openai.forms.response_body import ResponsesRequest, chat_request
 from tokenloom.frontend.openai.forms.schema import ChatRequest
+from tokenloom.ipc.errors import RequestError
+from tokenloom.ipc.messages.client import TextPart
 
 ARGUMENTS = [
     ('{"a": 1}', {"a": 1}),
@@ -37,6 +41,29 @@ def test_arguments_are_text_or_objects_and_incomplete_ones_count_as_empty(given:
 def test_thoughts_of_earlier_answers_have_either_name(name: str) -> None:
     chat = msgspec.convert({"messages": [{"role": "assistant", "content": "x", name: "why"}]}, ChatRequest)
     assert chat_input(chat).turns[0].more == {"reasoning_content": "why"}
+
+
+def test_text_parts_reach_the_template_as_parts() -> None:
+    listed = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}, {"type": "output_text", "text": "c"}]
+    said = {"role": "user", "content": listed}
+    result = {"type": "function_call_output", "call_id": "c", "output": listed}
+    blocks = [{"type": "tool_result", "content": listed, "is_error": True}, *listed]
+    chats = [
+        msgspec.convert({"messages": [said]}, ChatRequest),
+        chat_request(msgspec.convert({"input": [said, result]}, ResponsesRequest)),
+        chat_of_messages(
+            msgspec.convert({"messages": [{**said, "content": blocks}], "max_tokens": 9}, MessagesRequest)
+        ),
+    ]
+    parts = [TextPart("a"), TextPart("b"), TextPart("c")]
+    assert [[turn.content for turn in chat_input(chat).turns] for chat in chats] == [
+        [parts],
+        [parts, parts],
+        [[TextPart("Error: a"), *parts[1:]], parts],
+    ]
+    image = {"role": "user", "content": [listed[0], {"type": "image_url", "image_url": {"url": "x"}}]}
+    with pytest.raises(RequestError, match=r"messages\[0\].content\[1\] is a part of type 'image_url': only text is"):
+        chat_input(msgspec.convert({"messages": [image]}, ChatRequest))
 
 
 def test_a_custom_tool_and_its_calls_are_a_function_of_one_text_to_a_template() -> None:

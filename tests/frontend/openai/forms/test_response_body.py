@@ -12,7 +12,7 @@ from tokenloom.ipc.errors import RequestError
 
 def contents(*items: object) -> list[str]:
     body = msgspec.convert({"input": items}, ResponsesRequest)
-    return [turn.content for turn in chat_input(chat_request(body)).turns]
+    return [turn.text for turn in chat_input(chat_request(body)).turns]
 
 
 def test_a_function_output_may_have_parts() -> None:

@@ -15,7 +15,7 @@ from tokenloom.frontend.openai.parsers.hermes import HermesParser
 from tokenloom.frontend.openai.parsers.llama import LlamaParser
 from tokenloom.frontend.openai.parsers.mistral import MistralParser
 from tokenloom.frontend.openai.parsers.names import TOOL_PARSERS, find_reasoning_parser, find_tool_parser
-from tokenloom.frontend.openai.parsers.parts import Arguments, CallBegin, Parser, held_back
+from tokenloom.frontend.openai.parsers.parts import Arguments, CallBegin, Parser
 from tokenloom.frontend.openai.parsers.pythonic import PythonicParser
 from tokenloom.frontend.openai.parsers.qwen3_coder import Qwen3CoderParser
 from tokenloom.frontend.openai.parsers.thoughts import MARKERS
@@ -249,8 +249,3 @@ def test_options_and_parsers_have_the_same_names() -> None:
     assert set(get_args(hints["reasoning_parser"])) - {"auto", "none"} == reasoning
     assert TOOL_SYNONYMS.keys().isdisjoint(TOOL_PARSERS) and set(TOOL_SYNONYMS.values()) <= TOOL_PARSERS.keys()
     assert REASONING_SYNONYMS.keys().isdisjoint(reasoning) and set(REASONING_SYNONYMS.values()) <= reasoning
-
-
-def test_the_beginning_of_a_marker_at_the_end_is_held_back() -> None:
-    assert held_back("ab</thi", "</think>") == 5
-    assert held_back("ab", "</think>") == 0

@@ -1,4 +1,4 @@
-"""Run a request to /v1/completions or /v1/chat/completions and build its response, whole or as events.
+"""Run the Submit messages of an HTTP request and build its response: for completions and chats whole or as events.
 
 Does not know the fields of a choice: the endpoint's Choice builds these.
 """
@@ -12,8 +12,10 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import ClassVar
 
+from starlette.responses import Response
+
 from ...ipc.codec import JsonObject, num_ids
-from ...ipc.messages.client import Delta, Logprobs, Submit
+from ...ipc.messages.client import Delta, Logprobs, RequestMetrics, Submit
 from .events import DONE, TextEvents, event
 from .forms.errors import encode_json
 from .forms.params import prompt_errors_about
@@ -25,13 +27,15 @@ _UNUSED: JsonObject = {"service_tier": None, "system_fingerprint": None, "kv_tra
 
 
 class Choice(ABC):
-    """Choice of a response. Streams use `opening` and `chunk` per delta; others `add` per delta and then `build`."""
+    """Choice of a response. A stream calls `opening` once and `chunk` per delta; a whole response calls `add`
+    per delta and then `build`."""
 
-    is_plain: bool  # the chunks between the first and the last hold only text
     has_begun = False  # the first chunk was built
     last: Delta  # the newest delta that was added
 
-    def __init__(self) -> None:
+    def __init__(self, index: int, run: Run, *, is_plain: bool) -> None:
+        """`is_plain`: the chunks between the first and the last hold only text."""
+        self._index, self._run, self.is_plain = index, run, is_plain
         self.texts: list[str] = []
         self.token_ids = bytearray()
         self.with_logprobs: list[Delta] = []
@@ -48,7 +52,7 @@ class Choice(ABC):
 
     @property
     def prompt_logprobs(self) -> list[Logprobs]:
-        """Return the prompt's logprobs in order; complete once all answers to the prompt have ended."""
+        """Return the prompt's logprobs in order of position; complete once all answers to the prompt have ended."""
         parts = sorted(self.with_prompt_logprobs, key=attrgetter("prompt_start"))
         return [each.prompt_logprobs for each in parts if each.prompt_logprobs is not None]
 
@@ -68,25 +72,14 @@ class Choice(ABC):
         """Return the chunk of a delta that brings only text to a plain choice."""
 
 
-class Answers(ABC):
-    """Response to one completion or chat. Use `whole` or `events`, once."""
+class EngineResponse(ABC):
+    """Base of responses. A response runs the `submits` of one HTTP request; `whole` may be called once."""
 
-    stream_end = DONE
-    kind: ClassVar[str]
-    chunk_kind: ClassVar[str]
-    prompt_field: ClassVar[str]
-    streams_empty_text: ClassVar[bool]  # tokens without text are an event
+    prompt_field: str  # begins the errors about a prompt
 
-    def __init__(
-        self, engine: LocalEngine, body: Generation, model: str, request_id: str, submits: Sequence[Submit]
-    ) -> None:
-        self._engine = engine
-        self._options = body.stream_options
-        self._has_token_ids = bool(body.return_token_ids)
-        self._model = model
-        self.id = request_id
-        self._submits = submits
-        self._created = int(time.time())
+    def __init__(self, engine: LocalEngine, model: str, request_id: str, submits: Sequence[Submit]) -> None:
+        self._engine, self._model, self._submits = engine, model, submits
+        self.id, self._created = request_id, int(time.time())
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Run]:
@@ -94,11 +87,33 @@ class Answers(ABC):
             yield run
 
     @abstractmethod
+    async def whole(self) -> bytes | Response:
+        """Return the response body once all answers have ended."""
+
+    def _head(self, kind: str) -> JsonObject:
+        return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
+
+
+class ChoicesResponse(EngineResponse):
+    """Base of responses to completions and chats. Only one of `whole` and `events` may be called, once."""
+
+    stream_end = DONE
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    streams_empty_text: ClassVar[bool]  # tokens without text are an event
+
+    def __init__(
+        self, engine: LocalEngine, body: Generation, model: str, request_id: str, submits: Sequence[Submit]
+    ) -> None:
+        super().__init__(engine, model, request_id, submits)
+        self._options = body.stream_options
+        self._has_token_ids = bool(body.return_token_ids)
+
+    @abstractmethod
     def _choices(self, run: Run) -> Iterable[Choice]:
         """Make the choices, one at a time: there may be thousands."""
 
     async def whole(self) -> bytes:
-        """Return the response body once all answers have ended."""
         with self.run() as run:
             choices = await in_slices(self._choices(run))
             for index, choice in enumerate(choices):
@@ -111,10 +126,13 @@ class Answers(ABC):
             return encode_json(envelope | _UNUSED | self._prompt_fields(run, choices[0]))
 
     def _timings(self, run: Run) -> JsonObject:
-        return run.timings() if self._engine.has_timings else {}
+        """Return the field `metrics`, the answer's durations, if responses include it and there is one choice."""
+        if not self._engine.has_timings or run.num_choices != 1:
+            return {}
+        return {"metrics": timings(run.metrics, run.num_completion_tokens)}
 
     def _prompt_fields(self, run: Run, choice: Choice) -> JsonObject:
-        """Return a whole response's fields about its only prompt."""
+        """Return the fields about the prompt that a whole response has beside its choices."""
         return {}
 
     def _first_chunk_fields(self, run: Run) -> JsonObject:
@@ -122,7 +140,7 @@ class Answers(ABC):
         return {}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events of each turn, without the end of the stream."""
+        """Yield the events of each turn of the frontend that has any; the caller sends `stream_end`."""
         with_usage = bool(self._options and self._options.include_usage)
         in_every = bool(with_usage and self._options and self._options.continuous_usage_stats)
         with self.run() as run:
@@ -156,21 +174,29 @@ class Answers(ABC):
                 yield event(self._envelope(self.chunk_kind, [], run.usage()) | self._timings(run))
 
     def _text_events(self, choice: Choice, with_null: bool) -> TextEvents:
-        def body_of(text: str) -> JsonObject:
-            return self._envelope(self.chunk_kind, [choice.text_chunk(text)], None, with_null)
-
-        return TextEvents(body_of)
+        return TextEvents(lambda text: self._envelope(self.chunk_kind, [choice.text_chunk(text)], None, with_null))
 
     def _envelope(
         self, kind: str, choices: list[JsonObject], usage: JsonObject | None, with_null: bool = False
     ) -> JsonObject:
-        envelope: JsonObject = {
-            "id": self.id,
-            "object": kind,
-            "created": self._created,
-            "model": self._model,
-            "choices": choices,
-        }
+        envelope = self._head(kind) | {"choices": choices}
         if usage is not None or with_null:
             envelope["usage"] = usage
         return envelope
+
+
+def timings(metrics: RequestMetrics, num_tokens: int) -> JsonObject:
+    """Return the durations of an answer with `num_tokens`, in ms, and tokens per second; unknown ones are left out."""
+    begin, first, end = metrics.first_scheduled_time, metrics.first_token_time, metrics.finished_time
+    found: JsonObject = {}
+    if begin:
+        found["queue_time_ms"] = (begin - metrics.arrival_time) * 1000
+    if begin and first:
+        found["time_to_first_token_ms"] = (first - begin) * 1000
+    if first and end:
+        found["generation_time_ms"] = (end - first) * 1000
+        if num_tokens > 1:
+            found["mean_itl_ms"] = (end - first) * 1000 / (num_tokens - 1)
+    if begin and end > begin:
+        found["tokens_per_second"] = num_tokens / (end - begin)
+    return found

@@ -1,4 +1,4 @@
-"""StopChecker finds stop strings wherever deltas are cut, and holds back no more text than needed."""
+"""MarkerFinder finds stop strings and tags wherever the text is cut, and holds back no more text than needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tokenloom.frontend.text.stop_strings import StopChecker
+from tokenloom.frontend.text.markers import MarkerFinder, split_marker
 
 
 def brute_force(text: str, stops: tuple[str, ...], begin: int = 0) -> tuple[int, str] | None:
@@ -40,17 +40,17 @@ def test_any_split_finds_the_stop_that_ends_first_and_holds_back_the_least(is_in
     for _ in range(10_000):
         text, stops, pieces = random_case(rng)
         expected = brute_force(text, stops)
-        checker, shown, stop = StopChecker(stops, is_included), "", None
+        finder, shown, stop = MarkerFinder(*stops, is_included=is_included), "", ""
         for index, piece in enumerate(pieces):
-            match = checker.append(piece)
-            shown += match.text
-            if match.stop is not None:
-                stop = match.stop
+            before, stop, rest = finder.feed(piece)
+            shown += before
+            if stop:
                 break
+            assert not rest
             seen = "".join(pieces[: index + 1])
             assert len(seen) - len(shown) == (0 if is_included else held_back(seen, stops))
         if expected is None:
-            assert stop is None and shown + checker.finish() == text
+            assert not stop and shown + finder.finish() == text
         else:
             end, longest = expected
             assert stop == longest
@@ -66,21 +66,54 @@ def test_an_occurrence_before_min_tokens_is_ignored() -> None:
         num_early = rng.randrange(len(pieces) + 1)
         begin = len("".join(pieces[:num_early]))
         expected = brute_force(text, stops, begin)
-        checker, shown, stop = StopChecker(stops, False), "", None
+        finder, shown, stop = MarkerFinder(*stops), "", ""
         for index, piece in enumerate(pieces):
-            match = checker.append(piece, may_stop=index >= num_early)
-            shown += match.text
-            if match.stop is not None:
-                stop = match.stop
+            before, stop, _ = finder.feed(piece, may_match=index >= num_early)
+            shown += before
+            if stop:
                 break
             seen = "".join(pieces[: index + 1])
             assert len(seen) - len(shown) == held_back(seen, stops)
         if expected is None:
-            assert stop is None and shown + checker.finish() == text
+            assert not stop and shown + finder.finish() == text
         else:
             assert (shown, stop) == (text[: expected[0] - len(expected[1])], expected[1])
 
 
 def test_text_before_a_second_begin_of_a_stop_string_is_shown_at_once() -> None:
-    checker = StopChecker(("<END>",), False)
-    assert [checker.append(piece).text for piece in ("a<", "<E", "Nb", "<END", "!")] == ["a", "<", "<ENb", "", "<END!"]
+    finder = MarkerFinder("<END>")
+    assert [finder.feed(piece)[0] for piece in ("a<", "<E", "Nb", "<END", "!")] == ["a", "<", "<ENb", "", "<END!"]
+
+
+def all_markers(text: str, markers: tuple[str, ...]) -> list[str]:
+    """Return the text split at its markers: text, marker, text, …; brute force."""
+    found = brute_force(text, markers)
+    if found is None:
+        return [text]
+    end, marker = found
+    return [text[: end - len(marker)], marker, *all_markers(text[end:], markers)]
+
+
+def test_a_text_is_read_from_marker_to_marker_wherever_it_is_cut() -> None:
+    rng = random.Random(7)
+    num_markers = 0
+    for _ in range(5_000):
+        text, markers, pieces = random_case(rng)
+        finder, split = MarkerFinder(*markers), [""]
+        for piece in pieces:
+            while piece:
+                before, marker, piece = finder.feed(piece)
+                split[-1] += before
+                split += [marker, ""] if marker else []
+        split[-1] += finder.finish()
+        assert split == all_markers(text, markers)
+        num_markers += len(split) // 2
+    assert num_markers > 5_000
+
+
+def test_the_beginning_of_a_marker_at_the_end_is_held_back() -> None:
+    assert MarkerFinder("</think>").feed("ab</thi") == ("ab", "", "")
+    assert MarkerFinder("</think>").feed("ab") == ("ab", "", "")
+    assert [split_marker(text, "<a>") for text in (" ", " <", " <a", " <b", "\n<a> <")] == (
+        [None, None, None, ("", " <b"), ("\n<a>", " <")]
+    )

@@ -1,0 +1,30 @@
+"""GrammarHost: compiles grammars and makes masks, in a process (process_host.py) or in the caller (local_host.py)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ...ipc.messages.grammar import CoreToGrammar, GrammarToCore
+
+NUM_COMPILERS = 2  # grammars that are compiled at once
+HOST_IS_UP = 0  # the grammar id of a host's first answer
+
+
+class GrammarHostLost(Exception):
+    """The host has ended; the next message starts a new one without any grammars."""
+
+
+class GrammarHost(Protocol):
+    """Compiles grammars and makes masks. `send` does not wait; `receive` returns the answers so far."""
+
+    @property
+    def has_process(self) -> bool:
+        """Whether a process runs, whose end `receive` reports."""
+
+    def send(self, message: CoreToGrammar) -> None: ...
+
+    def receive(self) -> list[GrammarToCore]:
+        """Return the answers so far; GrammarHostLost, once, if the host has ended."""
+
+    def stop(self) -> None:
+        """End the host at once; the next message starts a new one."""

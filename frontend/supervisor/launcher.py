@@ -1,0 +1,76 @@
+"""Launcher: starts the engine's processes. The supervisor knows a process only by the protocols here, so that it may
+run on another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+from ...ipc.messages.base import Rank
+
+Role: TypeAlias = Literal["worker", "core", "frontend"]
+
+
+class Unit(NamedTuple):
+    """The processes that are started and replaced together: a worker group, a core or a frontend of one replica."""
+
+    role: Role
+    replica: int = 0
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process to start."""
+
+    unit: Unit
+    number: int = 0  # a worker's generation, a core's epoch, the count of frontends before
+    rank: Rank | None = None  # of a worker
+    host: str = ""  # empty: this machine
+    arguments: Sequence[str] = ()
+    inherited_fds: Sequence[int] = ()
+
+    @property
+    def name(self) -> str:
+        """The name in logs and errors."""
+        return self.unit.role if self.rank is None else f"{self.unit.role} {self.rank}"
+
+    @property
+    def identity(self) -> bytes:
+        """The identity on the sockets to supervisor and core."""
+        return f"{self.name.replace(' ', '-')}-{self.number}".encode()
+
+
+class ChildProcess(Protocol):
+    """Interface of a started process, on this machine or another."""
+
+    place: str  # where it runs, for the log
+    wake_fds: Sequence[int]  # readable when it has written to stderr or has ended
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    def describe_exit(self) -> str:
+        """Name the process and the cause of its end. It must have ended."""
+
+    def resident_bytes(self) -> int:
+        """Return its resident memory in bytes, 0 if it has ended."""
+
+    def take_starved_s(self) -> float:
+        """Return the seconds since the last call in which the main thread waited for a CPU or for the disk."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until it ends, at most `timeout_s`."""
+
+    def close(self) -> None:
+        """Kill it if it still runs, wait for its end, and close its descriptors."""
+
+
+class Launcher(Protocol):
+    """Interface for starting processes, on this machine or another."""
+
+    def spawn(self, spec: ProcessSpec) -> ChildProcess: ...
+
+    def turn(self) -> None:
+        """Write the processes' new lines to our stderr, and do other regular work; called in each turn."""

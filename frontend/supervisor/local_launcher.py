@@ -1,0 +1,156 @@
+"""LocalLauncher: starts processes on this machine, by exec, each in a session of its own.
+
+The standard input of a process is the lifeline that ends it with the supervisor; the last lines of its stderr are kept
+for errors. pids, descriptors and /proc are known only here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+from ...ipc.child import spawn_child
+from ...ipc.process.log import write_line
+from ...ipc.process.signals import group_signals_held_back
+from .launcher import ProcessSpec, Role
+from .oom_kills import OomKills
+
+NUM_LAST_WORDS = 50
+MIN_RUN_S = 1e-3  # below this CPU time a process counts as not scheduled
+
+
+class LocalLauncher:
+    """Starts the module of each role. As process 1 of a container it also reaps orphans."""
+
+    modules: ClassVar[Mapping[Role, str]] = {
+        "worker": "tokenloom.workers.process",
+        "core": "tokenloom.core.process",
+        "frontend": "tokenloom.frontend.process",
+    }
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._processes: list[LocalProcess] = []
+
+    def spawn(self, spec: ProcessSpec) -> LocalProcess:
+        self._processes.append(LocalProcess(spec, self.modules[spec.unit.role], self._environment))
+        return self._processes[-1]
+
+    def turn(self) -> None:
+        self._processes = [process for process in self._processes if not process.is_closed]
+        for process in self._processes:
+            process.forward_stderr()
+        if os.getpid() == 1:
+            self.reap_orphans()
+
+    def reap_orphans(self) -> None:
+        """Reap ended processes that this launcher has not started. As process 1 of a container the supervisor inherits
+        the orphans of its children (compilers, the grammar process of a lost core), which else stay as zombies."""
+        ours = {process.pid for process in self._processes}
+        with contextlib.suppress(ChildProcessError):  # there are no children at all
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and found.si_pid not in ours:
+                os.waitpid(found.si_pid, 0)
+
+
+class LocalProcess:
+    """Process on this machine, with the write end of its lifeline and the read end of its stderr."""
+
+    def __init__(self, spec: ProcessSpec, module: str, environment: Mapping[str, str]) -> None:
+        self._name, self.is_closed = spec.name, False
+        self._last_words: deque[str] = deque(maxlen=NUM_LAST_WORDS)
+        with group_signals_held_back():
+            self._process = spawn_child(
+                module, spec.arguments, environment, spec.inherited_fds, stdout=sys.stderr, stderr=subprocess.PIPE
+            )
+        assert self._process.stderr is not None
+        self.pid = self._process.pid
+        self._stderr_fd = self._process.stderr.fileno()
+        os.set_blocking(self._stderr_fd, False)
+        self._pid_fd = os.pidfd_open(self.pid)
+        self.wake_fds: Sequence[int] = (self._stderr_fd, self._pid_fd)
+        self.place = f"pid {self.pid}"
+        self._partial = b""
+        self._sched_stat = SchedStat.of(self.pid)
+        self._oom_kills = OomKills(self.pid)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def resident_bytes(self) -> int:
+        try:
+            with open(f"/proc/{self.pid}/statm", "rb") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError):
+            return 0
+
+    def take_starved_s(self) -> float:
+        """Return the time without a CPU, as ChildProcess; also read the counts of OOM kills, for `describe_exit`."""
+        self._oom_kills.update()
+        before, self._sched_stat = self._sched_stat, SchedStat.of(self.pid)
+        return self._sched_stat.starved_s(before)
+
+    def describe_exit(self) -> str:
+        """Describe its end: the OOM killer, or else signal or exit code, with its last line of stderr above INFO."""
+        code = self._process.returncode
+        if code == -signal.SIGKILL and (reason := self._oom_kills.describe()):
+            return f"{self._name} was killed by SIGKILL: {reason}"
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        words = next((line for line in reversed(self._last_words) if line.strip() and " INFO " not in line), "")
+        return f"{self._name} {how}" + (f": {words.strip()}" if words else "")
+
+    def forward_stderr(self) -> None:
+        """Copy its new whole lines to our stderr, and keep the last NUM_LAST_WORDS of them."""
+        with contextlib.suppress(OSError):  # nothing is there, or it is closed
+            *lines, self._partial = (self._partial + os.read(self._stderr_fd, 1 << 16)).split(b"\n")
+            for line in lines:
+                self._last_words.append(line.decode(errors="replace"))
+                write_line(self._last_words[-1], sys.stderr)
+
+    def wait(self, timeout_s: float) -> None:
+        select.select([self._pid_fd], [], [], max(timeout_s, 0))
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._process.kill()  # no effect on an ended one
+        self._process.wait()
+        assert self._process.stderr is not None and self._process.stdin is not None
+        self._process.stderr.close()
+        self._process.stdin.close()
+        os.close(self._pid_fd)
+
+
+class SchedStat(NamedTuple):
+    """CPU scheduling of a process's main thread up to now, from /proc."""
+
+    at: float  # monotonic seconds
+    state: str  # R: runs or is runnable; D: waits for the disk; S: sleeps; T: stopped; empty: unknown
+    ran_s: float
+    waited_s: float  # for a CPU; the kernel adds a wait when it ends
+
+    @classmethod
+    def of(cls, pid: int) -> SchedStat:
+        now = time.monotonic()
+        try:
+            with (
+                open(f"/proc/{pid}/task/{pid}/stat", encoding="utf-8") as stat,
+                open(f"/proc/{pid}/schedstat", encoding="utf-8") as schedstat,
+            ):
+                ran_ns, waited_ns, _ = map(int, schedstat.read().split())
+                return cls(now, stat.read().rpartition(") ")[2][0], ran_ns / 1e9, waited_ns / 1e9)
+        except (OSError, ValueError):
+            return cls(now, "", 0.0, 0.0)
+
+    def starved_s(self, before: SchedStat) -> float:
+        """Return the seconds since `before` in which the thread was runnable, or in disk sleep, but not scheduled."""
+        if self.state in ("R", "D") and self.ran_s - before.ran_s < MIN_RUN_S:
+            return self.at - before.at
+        return max(self.waited_s - before.waited_s, 0.0)

@@ -1,0 +1,74 @@
+"""Both ends of the blob channel over ZeroMQ sockets that their callers own and poll. No call waits for a peer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+
+import zmq
+
+from ..codec import Decoder, encode
+from ..errors import ProtocolError
+from ..messages.blobs import MAX_CHUNK_BYTES, BlobChunk, BlobReply, GetBlob, NoBlob
+from ..sockets import receive
+from .fetch import BlobFetch
+from .store import BlobStore
+
+LEASE_S = 30.0  # a blob is not evicted this long after a peer's last request
+MAX_LEASES = 64
+
+
+class BlobServer:
+    """Replies to peers from a store, and maps blobs that are being fetched. Call it in a thread, since the first
+    request for a blob that another process has put hashes it."""
+
+    def __init__(self, store: BlobStore) -> None:
+        self.num_malformed = 0
+        self._store = store
+        self._leases: dict[bytes, tuple[memoryview, float]] = {}  # by digest: mapping and end; soonest first
+        self._decoder = Decoder[GetBlob](GetBlob)
+
+    def reply(self, request: GetBlob, now: float) -> BlobReply:
+        """Return the requested part of a blob, which stays mapped for LEASE_S, or NoBlob."""
+        self.expire(now)
+        lease = self._leases.pop(request.digest, None)
+        blob = self._store.open(request.digest) if lease is None else lease[0]
+        if blob is None or not 0 <= request.offset <= len(blob):
+            return NoBlob(digest=request.digest)
+        self._leases[request.digest] = blob, now + LEASE_S
+        if len(self._leases) > MAX_LEASES:
+            del self._leases[next(iter(self._leases))]
+        end = request.offset + max(0, min(request.length, MAX_CHUNK_BYTES))
+        data = bytes(blob[request.offset : end])
+        return BlobChunk(digest=request.digest, offset=request.offset, size=len(blob), data=data)
+
+    def expire(self, now: float) -> None:
+        """Unmap blobs that no peer has requested for LEASE_S."""
+        for digest in [digest for digest, (_, end) in self._leases.items() if end <= now]:
+            del self._leases[digest]
+
+    def answer(self, socket: zmq.Socket[bytes], now: float) -> None:
+        """Reply to all requests that wait at a ROUTER; drop a malformed one, and a reply to a peer that is gone."""
+        for identity, frame in receive(socket, 2):
+            try:
+                reply = self.reply(self._decoder.decode(frame), now)
+            except ProtocolError:
+                self.num_malformed += 1
+                continue
+            with contextlib.suppress(zmq.ZMQError):
+                socket.send_multipart([identity, encode(reply)], zmq.NOBLOCK)
+
+
+_replies = Decoder[BlobReply](BlobReply)
+
+
+def exchange(socket: zmq.Socket[bytes], fetches: Mapping[bytes, BlobFetch], now: float) -> None:
+    """Pass the replies that wait at a DEALER to their fetches, by digest, and send the requests that are due."""
+    for (frame,) in receive(socket):
+        with contextlib.suppress(ProtocolError):  # its request is repeated
+            reply = _replies.decode(frame)
+            if (fetch := fetches.get(reply.digest)) is not None:
+                fetch.receive(reply, now)
+    for fetch in fetches.values():
+        for request in fetch.requests(now):
+            socket.send(encode(request), zmq.NOBLOCK)

@@ -1,0 +1,173 @@
+"""A folder of blob files that several processes share, limited in bytes.
+
+`flock` is the only state between processes; the kernel releases it when its holder dies. A shared lock protects a file:
+a pin, a mapping or an unfinished write. A file without a lock may be removed. Files appear and disappear under the lock
+of the folder. Last use is a file's access time. Knows no digest.
+Layout, on a local disk: <folder>/{lock,<64 hex>,<16 hex>.part}; folder mode 0700, files 0600.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import ConfigError, Overloaded, RequestError
+
+_NAME = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}\.part")  # other files are left alone
+
+
+class BlobFile(NamedTuple):
+    """A file of the folder; the first one in sorted order is removed first."""
+
+    is_blob: bool  # else an unfinished one
+    used_ns: int
+    name: str
+    size: int
+
+
+class BlobFolder:
+    """Creates, finds and evicts files. Their sizes, with the reserved size of unfinished ones, are ≤ `max_bytes`."""
+
+    def __init__(self, path: Path, max_bytes: int, now_ns: Callable[[], int] = time.time_ns) -> None:
+        self.path = path
+        self.max_bytes = max_bytes
+        self.num_evicted = 0
+        self._now_ns = now_ns
+
+    def files(self) -> list[BlobFile]:
+        """Return all blobs and unfinished files."""
+        found = []
+        for path in self.path.iterdir() if self.path.exists() else ():
+            with contextlib.suppress(FileNotFoundError):
+                if _NAME.fullmatch(path.name):
+                    status = path.lstat()
+                    found.append(BlobFile(path.suffix != ".part", status.st_atime_ns, path.name, status.st_size))
+        return found
+
+    def acquire(self, name: str) -> int | None:
+        """Open a file for reading with a shared lock, and note the use; None if it is missing.
+
+        The lock lasts until the last duplicate of the descriptor is closed; a mapping holds one.
+        """
+        while _NAME.fullmatch(name):  # a peer may ask for anything
+            try:
+                fd = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME)
+            except FileNotFoundError:
+                break
+            fcntl.flock(fd, fcntl.LOCK_SH)  # waits while an eviction decides: microseconds
+            if os.fstat(fd).st_nlink:
+                self._touch(fd)
+                return fd
+            os.close(fd)  # evicted between open and flock
+        return None
+
+    def create_part(self) -> tuple[Path, int]:
+        """Create an empty unfinished file with a shared lock; return its path and descriptor."""
+        path = self.path / f"{secrets.token_hex(8)}.part"
+        with self.locked():
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+        return path, fd
+
+    def resize(self, fd: int, old_size: int, new_size: int) -> None:
+        """Change the reserved size of an unfinished file, and evict blobs if the limit requires it. RequestError if the
+        file alone exceeds the limit, Overloaded if the others are in use."""
+        if new_size > self.max_bytes:
+            raise RequestError(
+                f"a blob of {new_size} bytes exceeds the limit of {self.path}, {self.max_bytes} bytes: "
+                "use a smaller one or raise the limit"
+            )
+        with self.locked():
+            self._make_room(new_size - old_size)
+            os.ftruncate(fd, new_size)
+
+    def publish(self, part: Path, fd: int, name: str) -> bool:
+        """Rename an unfinished file to `name`; False if there is such a file already, which others may have pinned."""
+        with self.locked():
+            if (self.path / name).exists():
+                return False
+            self._touch(fd)
+            part.rename(self.path / name)
+            return True
+
+    def remove(self, name: str, fd: int) -> bool:
+        """Remove a file, even a protected one, if it is the one that `fd` has open."""
+        path = self.path / name
+        with self.locked(), contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(fd)):
+                path.unlink()
+                return True
+        return False
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the folder, which is created if it is missing. ConfigError if it is open to others."""
+        with self.full_disk_is_overload():
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = self.path.stat()
+            if status.st_uid != os.getuid() or status.st_mode & 0o077:
+                raise ConfigError(f"{self.path} must belong to this user with mode 0700: chmod 700 it or use another")
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(fd)
+
+    @contextlib.contextmanager
+    def full_disk_is_overload(self) -> Iterator[None]:
+        """Raise Overloaded instead of the OSError of a full disk."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            message = f"cannot write to {self.path}: {error.strerror}: free space or choose another folder"
+            raise Overloaded(message) from None
+
+    def _touch(self, fd: int) -> None:
+        """Set the last use of a file to now; its mtime stays, which is part of its identity."""
+        os.utime(fd, ns=(self._now_ns(), os.fstat(fd).st_mtime_ns))
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Remove unfinished files of dead processes, then the least recently used blobs until `num_bytes` more fit.
+
+        If protected files leave too little room, evict nothing and raise Overloaded.
+        """
+        files = sorted(self.files())
+        missing = sum(file.size for file in files) + num_bytes - self.max_bytes
+        chosen = []
+        for file in files:
+            if missing <= 0 and file.is_blob:
+                break
+            if self._evict(file, is_trial=file.is_blob):
+                missing -= file.size
+                chosen.append(file)
+        if missing > 0:
+            raise Overloaded(
+                f"no room for {num_bytes} bytes in {self.path}: {num_bytes - missing} of {self.max_bytes} bytes are "
+                "free or can be evicted, the others are in use: retry later or raise the limit"
+            )
+        if [file for file in chosen if file.is_blob and not self._evict(file)]:
+            self._make_room(num_bytes)  # a process has begun to use one of them
+
+    def _evict(self, file: BlobFile, is_trial: bool = False) -> bool:
+        """Remove a file if no process protects it, and return whether it is gone; a trial removes nothing."""
+        path = self.path / file.name
+        with contextlib.suppress(FileNotFoundError), path.open("r+b", buffering=0) as opened:
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            if not is_trial:
+                path.unlink()  # or its writer just did
+                self.num_evicted += file.is_blob
+        return True

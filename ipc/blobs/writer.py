@@ -1,0 +1,61 @@
+"""BlobWriter: a blob while it is being written, in a temporary file of its folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+from .folder import BlobFolder
+
+MAX_STEP_BYTES = 16 << 20  # reserved at once for a blob of unknown size
+
+
+class BlobWriter:
+    """Appends to a temporary file, which it owns; `close` removes it unless it was published. A process that dies
+    leaves it without a lock, for the next writer to remove."""
+
+    def __init__(self, folder: BlobFolder, size: int = 0) -> None:
+        self.num_bytes = 0
+        self._folder = folder
+        self._hash = hashlib.sha256()
+        self._reserved = 0
+        self._part, self.fd = folder.create_part()
+        try:
+            self._reserve(size)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, data: bytes) -> None:
+        """Append `data`; Overloaded if folder or disk are full, RequestError if the blob exceeds the folder's limit."""
+        end = self.num_bytes + len(data)
+        if end > self._reserved:
+            limit = self._folder.max_bytes
+            self._reserve(max(end, min(end + MAX_STEP_BYTES, end + limit // 64, limit)))
+        rest = memoryview(data)
+        with self._folder.full_disk_is_overload():
+            while rest:
+                rest = rest[os.write(self.fd, rest) :]
+        self._hash.update(data)
+        self.num_bytes = end
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 of the bytes so far."""
+        return self._hash.digest()
+
+    def publish(self) -> bool:
+        """Rename the file to the blob's digest, for others to find; False if the folder has that blob already."""
+        self._reserve(self.num_bytes)
+        return self._folder.publish(self._part, self.fd, self.digest().hex())
+
+    def close(self) -> None:
+        """Remove the temporary file, if it was not published."""
+        if self.fd >= 0:
+            self._part.unlink(missing_ok=True)
+            os.close(self.fd)
+            self.fd = -1
+
+    def _reserve(self, size: int) -> None:
+        if size != self._reserved:
+            self._folder.resize(self.fd, self._reserved, size)
+            self._reserved = size

@@ -1,0 +1,50 @@
+"""LocalLauncher reaps orphaned processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import ClassVar
+
+import pytest
+
+from tokenloom.frontend.supervisor.launcher import ProcessSpec, Unit
+from tokenloom.frontend.supervisor.local_launcher import LocalLauncher
+
+DEADLINE_S = 30.0
+
+
+class BrokenLauncher(LocalLauncher):
+    """Its processes end at once, with exit code 1."""
+
+    modules: ClassVar = dict.fromkeys(LocalLauncher.modules, "tokenloom.no_such_module")
+
+
+def test_orphans_are_reaped_and_children_of_the_engine_keep_their_exit_code() -> None:
+    launcher = BrokenLauncher(os.environ)
+    orphan, own = subprocess.Popen(["true"]), launcher.spawn(ProcessSpec(Unit("core")))
+    try:
+        os.waitid(os.P_PID, orphan.pid, os.WEXITED | os.WNOWAIT)
+        launcher.reap_orphans()
+        own.wait(DEADLINE_S)
+        launcher.reap_orphans()
+        assert own.has_ended and own.describe_exit().startswith("core exited with code 1")
+        launcher.reap_orphans()
+        with pytest.raises(ChildProcessError):
+            os.waitpid(orphan.pid, os.WNOHANG)
+    finally:
+        own.close()
+        orphan.wait()
+
+
+def test_descriptors_of_a_closed_process_are_not_read_by_their_next_owner() -> None:
+    launcher = BrokenLauncher(os.environ)
+    launcher.spawn(ProcessSpec(Unit("core"))).close()
+    pipes = [os.pipe() for _ in range(3)]  # they take the numbers that are free now
+    for _, write_fd in pipes:
+        os.write(write_fd, b"kept\n")
+    launcher.turn()
+    for read_fd, write_fd in pipes:
+        os.close(write_fd)
+        with open(read_fd, "rb") as file:
+            assert file.read() == b"kept\n"

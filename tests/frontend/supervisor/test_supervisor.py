@@ -1,0 +1,215 @@
+"""The supervisor runs an engine whose processes have no pid on this machine, only a place and the control socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tokenloom.frontend.listening.http_listeners import HttpListeners
+from tokenloom.frontend.supervisor.launcher import ProcessSpec, Unit
+from tokenloom.frontend.supervisor.signal_watch import STOP_SIGNALS
+from tokenloom.frontend.supervisor.supervisor import Supervisor
+from tokenloom.ipc.addresses import RunDirectory
+from tokenloom.ipc.codec import Decoder, encode
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.engine_spec import EngineSpec
+from tokenloom.ipc.errors import EngineDead
+from tokenloom.ipc.messages.base import Ping, Pong, Rank
+from tokenloom.ipc.messages.supervisor import (
+    ChildToSupervisor,
+    Drain,
+    Drained,
+    Initialize,
+    Measured,
+    Ready,
+    Stop,
+    SupervisorToChild,
+    WorkersDown,
+    WorkersUp,
+)
+from tokenloom.ipc.sockets import new_socket, receive
+from tokenloom.tests.support.engine_specs import new_spec
+
+DEADLINE_S = 20
+HANG_TIMEOUT_S = 0.5
+WORKERS, CORE, FRONTEND = Unit("worker"), Unit("core"), Unit("frontend")
+
+
+class RemoteProcess:
+    """A process of another host, of which only messages and an event descriptor are here."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], engine: EngineSpec, spec: ProcessSpec) -> None:
+        self.spec, self.place = spec, "pid 7 on host-1"
+        self._event = os.eventfd(0, os.EFD_NONBLOCK)
+        self.has_ended = self.is_closed = False
+        self.received: list[SupervisorToChild] = []
+        self._control = new_socket(context, zmq.DEALER, identity=spec.identity)
+        self._control.connect(engine.endpoints.control)
+        self.wake_fds: Sequence[int] = [self._event, int(self._control.getsockopt(zmq.FD))]
+        self._decoder: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
+        self.send(engine.hello)
+        if spec.unit == WORKERS:
+            self.send(Measured(max_blocks=9, block_bytes=1, device="none"))
+        elif spec.unit == CORE or spec.number:
+            self.send(Ready())
+
+    def send(self, message: ChildToSupervisor) -> None:
+        self._control.send(encode(message))
+
+    def turn(self) -> None:
+        """Answer the supervisor's messages."""
+        for (frame,) in receive(self._control):
+            message = self._decoder.decode(frame)
+            self.received.append(message)
+            if isinstance(message, Initialize) and self.spec.unit == WORKERS:
+                self.send(Ready())
+            elif isinstance(message, Ping):
+                self.send(Pong())
+            elif isinstance(message, Drain):
+                self.send(Drained())
+            elif isinstance(message, Stop):
+                self.end()
+
+    def end(self) -> None:
+        self.has_ended = True
+        os.eventfd_write(self._event, 1)
+
+    def describe_exit(self) -> str:
+        return f"{self.spec.name} was lost with host-1"
+
+    def resident_bytes(self) -> int:
+        return 5 << 20
+
+    def take_starved_s(self) -> float:
+        return 0.0
+
+    def wait(self, timeout_s: float) -> None:
+        if self._control.poll(int(max(timeout_s, 0) * 1000)):
+            self.turn()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._control.close()
+        os.close(self._event)
+
+
+class RemoteLauncher:
+    """Starts RemoteProcesses and runs `script` at every turn of the supervisor."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], engine: EngineSpec) -> None:
+        self._context, self._engine = context, engine
+        self.processes: list[RemoteProcess] = []
+        self.script: Callable[[], None] = self._finish_start
+
+    def _finish_start(self) -> None:
+        self.of(FRONTEND)[0].send(Ready())
+        self.script = lambda: None
+
+    def spawn(self, spec: ProcessSpec) -> RemoteProcess:
+        self.processes.append(RemoteProcess(self._context, self._engine, spec))
+        return self.processes[-1]
+
+    def turn(self) -> None:
+        for process in self.processes:
+            if not process.is_closed:
+                process.turn()
+        self.script()
+
+    def of(self, unit: Unit) -> list[RemoteProcess]:
+        return [process for process in self.processes if process.spec.unit == unit]
+
+
+@pytest.fixture
+def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteLauncher]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    numbers = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    signal.alarm(DEADLINE_S)
+    config = EngineConfig(tensor_parallel_size=2, hang_timeout_s=HANG_TIMEOUT_S)
+    with zmq.Context() as context:
+        yield RemoteLauncher(context, new_spec(run_directory=str(tmp_path), config=config))
+    signal.alarm(0)
+    signal.set_wakeup_fd(-1)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def listeners(launcher: RemoteLauncher, tmp_path: Path) -> HttpListeners:
+    listeners = HttpListeners()
+    listeners.open(EngineConfig(http="127.0.0.1:0", uds=str(tmp_path / "http.sock")))
+    return listeners
+
+
+@pytest.fixture
+def supervisor(launcher: RemoteLauncher, listeners: HttpListeners) -> Iterator[Supervisor]:
+    supervisor = Supervisor(launcher._engine, RunDirectory.create(), listeners, launcher, lambda line: None)
+    yield supervisor
+    supervisor.stop()
+    assert all(process.is_closed for process in launcher.processes)
+
+
+def test_a_lost_remote_worker_replaces_its_group_and_the_others_stay(
+    launcher: RemoteLauncher,
+    supervisor: Supervisor,
+    listeners: HttpListeners,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    supervisor.start()
+    places = " and ".join([supervisor.address, *listeners.addresses])
+    assert "http://" in places and "unix:" in places
+    launcher.processes[1].end()
+
+    def stop_when_replaced() -> None:
+        (core,) = launcher.of(CORE)
+        if WorkersUp(generation=1) in core.received:
+            launcher.script = lambda: None
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    launcher.script = stop_when_replaced
+    with caplog.at_level("INFO", logger="tokenloom"):
+        supervisor.run()
+    started = [(process.spec.unit, process.spec.number, process.spec.rank) for process in launcher.processes]
+    group = [Rank(0, 0), Rank(0, 1)]
+    old, new = ([(WORKERS, generation, rank) for rank in group] for generation in (0, 1))
+    assert started == [*old, (CORE, 0, None), (FRONTEND, 0, None), *new]
+    down = WorkersDown(generation=0, reason="worker 1 was lost with host-1")
+    assert down in launcher.of(CORE)[0].received
+    assert any(line.startswith(f"state: serving at {places}, up") for line in caplog.messages)
+    assert "state: worker 1: pid 7 on host-1, ready, generation 1, 5 MiB" in caplog.messages
+
+
+def test_a_remote_process_that_ends_during_the_start_ends_the_engine(
+    launcher: RemoteLauncher, supervisor: Supervisor
+) -> None:
+    launcher.script = lambda: launcher.of(CORE)[0].end()
+    with pytest.raises(EngineDead, match="core was lost with host-1"):
+        supervisor.start()
+
+
+def test_a_core_that_was_ready_long_before_the_frontend_does_not_count_as_hung(
+    launcher: RemoteLauncher, supervisor: Supervisor
+) -> None:
+    begun = time.monotonic()
+
+    def finish_late() -> None:
+        if time.monotonic() > begun + 2 * HANG_TIMEOUT_S:
+            launcher.of(FRONTEND)[0].send(Ready())
+            launcher.script = stop_after_pings
+
+    def stop_after_pings() -> None:
+        if Ping() in launcher.of(CORE)[-1].received:
+            launcher.script = lambda: None
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    launcher.script = finish_late
+    supervisor.start()
+    supervisor.run()
+    assert [process.spec.number for process in launcher.processes] == [0, 0, 0, 0]

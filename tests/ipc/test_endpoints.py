@@ -1,0 +1,44 @@
+"""Every socket of an engine has an address of its own; a successor of a process has a new one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.engine_spec import EngineSpec
+from tokenloom.ipc.endpoints import Endpoints
+from tokenloom.ipc.messages.base import Rank
+from tokenloom.tests.support.engine_specs import new_spec
+
+FOLDER = "/run/{}/1a2b3c4d"  # braces are legal in a path
+
+
+def test_every_socket_and_every_successor_has_an_address_of_its_own() -> None:
+    places = Endpoints.in_folder(FOLDER)
+    numbered = [find(number) for find in (places.steps_of, places.results_of, places.grammar_of) for number in (0, 1)]
+    addresses = [places.clients, places.control, places.core, *numbered]
+    assert len(set(addresses)) == 9
+    assert all(address.startswith(f"ipc://{FOLDER}/") and address.endswith(".sock") for address in addresses)
+
+
+def test_tcp_addresses_are_used_as_they_are() -> None:
+    places = Endpoints.in_folder(FOLDER, "tcp://127.0.0.1:5555")
+    places = msgspec.structs.replace(places, steps="tcp://10.0.0.1:*")
+    assert (places.clients, places.steps_of(3)) == ("tcp://127.0.0.1:5555", "tcp://10.0.0.1:*")
+
+
+def test_a_child_reads_the_endpoints_of_its_parent() -> None:
+    spec = new_spec(endpoints=Endpoints.in_folder(FOLDER))
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=EngineSpec).endpoints == spec.endpoints
+
+
+@pytest.mark.parametrize(("rank", "name"), [(Rank(pp=0, tp=3), "3"), (Rank(pp=2, tp=1), "2.1")])
+def test_a_rank_has_a_name_from_which_its_process_reads_it(rank: Rank, name: str) -> None:
+    assert str(rank) == name
+    assert Rank.parse(name) == rank
+
+
+def test_a_group_has_one_worker_for_each_tensor_parallel_rank() -> None:
+    spec = new_spec(config=EngineConfig(tensor_parallel_size=3))
+    assert [str(rank) for rank in spec.ranks] == ["0", "1", "2"]

@@ -1,0 +1,29 @@
+/* Counts the lines of a weight that the kernels load and prefetch. The counters are shared by all sources. */
+#include <immintrin.h>
+#include <stdint.h>
+
+typedef struct {
+    const char *start, *stop; /* the weight */
+    const char *next; /* the line after the last that was loaded */
+    int64_t num_loads, num_jumps; /* lines that were loaded; of them not after the one before */
+    uint8_t *is_fetched; /* for each line: it was prefetched */
+} CountedReads;
+__attribute__((visibility("default"), weak)) CountedReads counted_reads;
+
+static inline const void *count_load(const void *line) {
+    const char *at = (const char *)line;
+    if (at < counted_reads.start || at >= counted_reads.stop) return line;
+    counted_reads.num_loads++;
+    counted_reads.num_jumps += at != counted_reads.next;
+    counted_reads.next = at + 64;
+    return line;
+}
+static inline void count_fetch(const void *line) {
+    const char *at = (const char *)line;
+    if (at >= counted_reads.start && at < counted_reads.stop) counted_reads.is_fetched[(at - counted_reads.start) / 64] = 1;
+}
+static inline __m512i load_uncounted(const void *line) { return _mm512_load_si512(line); }
+
+#undef _mm_prefetch
+#define _mm_prefetch(line, hint) count_fetch(line)
+#define _mm512_load_si512(line) load_uncounted(count_load(line))

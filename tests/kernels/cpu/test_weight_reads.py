@@ -1,0 +1,89 @@
+"""How often a linear reads its weight, and that it prefetches it: by counts, as times on a shared machine vary."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from tokenloom.kernels.cpu.cpu_ops import CpuLinear, CpuOps
+from tokenloom.kernels.cpu.library import KernelLibrary
+from tokenloom.kernels.cpu.processor import instruction_levels
+from tokenloom.tests.kernels.cpu.compile_with_header import compile_with_header
+
+LEVELS = [level for level in instruction_levels() if level.startswith("AVX")]
+NUM_INPUTS, NUM_OUTPUTS = 1024, 96  # 64 KiB for each of three pairs of tiles
+NUM_LINES = NUM_INPUTS * NUM_OUTPUTS * 2 // 64
+FETCHED_AHEAD = 8192 // 64  # lines
+
+
+class CountedReads(ctypes.Structure):
+    """As in counted_reads.h."""
+
+    _fields_ = (
+        ("start", ctypes.c_void_p),
+        ("stop", ctypes.c_void_p),
+        ("next", ctypes.c_void_p),
+        ("num_loads", ctypes.c_int64),
+        ("num_jumps", ctypes.c_int64),
+        ("is_fetched", ctypes.c_void_p),
+    )
+
+
+class Reads(NamedTuple):
+    """Lines of a weight that one product read."""
+
+    num_loads: int
+    num_jumps: int
+    num_fetched: int
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+    target = tmp_path_factory.mktemp("counted") / "kernels.so"
+    return compile_with_header("counted_reads.h", request.param, target)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def multiply(library: KernelLibrary, num_rows: int) -> Reads:
+    ops = CpuOps(library, torch.bfloat16)
+    weight = ops.pack_linear(torch.randn(NUM_OUTPUTS, NUM_INPUTS, dtype=torch.bfloat16), None)
+    assert isinstance(weight, CpuLinear)
+    is_fetched = torch.zeros(NUM_LINES, dtype=torch.uint8)
+    start = weight.struct.weight
+    counted = CountedReads.in_dll(library, "counted_reads")
+    counted.next, counted.num_loads, counted.num_jumps, counted.is_fetched = start, 0, 0, is_fetched.data_ptr()
+    counted.start, counted.stop = start, start + NUM_LINES * 64
+    ops.linear(torch.randn(num_rows, NUM_INPUTS, dtype=torch.bfloat16), weight)
+    counted.stop = counted.start
+    return Reads(counted.num_loads, counted.num_jumps, int(is_fetched.sum()))
+
+
+@pytest.mark.parametrize("num_rows", [8, 9, 12, 13, 16, 17, 24, 32])
+def test_a_weight_is_prefetched_while_rows_are_multiplied(library: KernelLibrary, num_rows: int) -> None:
+    assert multiply(library, num_rows).num_fetched >= NUM_LINES - FETCHED_AHEAD
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 5, 7, 8, 12])
+def test_up_to_12_rows_read_a_weight_once_in_the_order_of_memory(library: KernelLibrary, num_rows: int) -> None:
+    reads = multiply(library, num_rows)
+    if reads.num_loads:  # AVX2 reads weights with instructions that are not counted
+        assert (reads.num_loads, reads.num_jumps) == (NUM_LINES, 0)
+
+
+@pytest.mark.parametrize(("num_rows", "num_passes"), [(13, 2), (16, 2), (24, 3), (32, 4)])
+def test_12_rows_share_a_pass_over_8_kib_of_a_weight(library: KernelLibrary, num_rows: int, num_passes: int) -> None:
+    reads = multiply(library, num_rows)
+    if reads.num_loads:
+        jumps = (num_passes - 1) * NUM_LINES // FETCHED_AHEAD  # back to the start of each 8 KiB
+        assert (reads.num_loads, reads.num_jumps) == (num_passes * NUM_LINES, jumps)
