@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,24 +37,29 @@ class MemoryCgroup(NamedTuple):
     @property
     def num_oom_kills(self) -> int | None:
         """Number of the cgroup's processes that the OOM killer has killed."""
-        return _read_table(self.folder / ("memory.oom_control" if self.is_v1 else "memory.events")).get("oom_kill")
+        return _read_count(self.folder / ("memory.oom_control" if self.is_v1 else "memory.events"), "oom_kill")
 
 
 def memory_cgroups(pid: int | None = None, root: Path = CGROUP_ROOT) -> list[MemoryCgroup]:
     """Return the memory cgroups of a process (None: this one), innermost first; empty if unknown."""
     try:
-        membership = Path(f"/proc/{'self' if pid is None else pid}/cgroup").read_text(encoding="utf-8").splitlines()
+        membership = Path(f"/proc/{'self' if pid is None else pid}/cgroup").read_text(encoding="utf-8")
     except OSError:
         return []
-    found = []
-    for line in membership:
+    return list(_memory_cgroups(membership, root))
+
+
+@functools.lru_cache(maxsize=64)  # a health monitor asks every few seconds
+def _memory_cgroups(membership: str, root: Path) -> tuple[MemoryCgroup, ...]:
+    found: list[MemoryCgroup] = []
+    for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
             base = root / controllers
             folder = base / path.lstrip("/")
             folders = [folder, *(parent for parent in folder.parents if parent.is_relative_to(base))]
             found += [MemoryCgroup(each, is_v1=bool(controllers)) for each in folders]
-    return found
+    return tuple(found)
 
 
 def available_bytes(root: Path = CGROUP_ROOT) -> int:
@@ -73,7 +80,7 @@ def swap_bytes() -> int:
 
 def num_machine_oom_kills() -> int | None:
     """Return the number of processes that the OOM killer has killed on this machine, in any cgroup."""
-    return _read_table(VMSTAT).get("oom_kill")
+    return _read_count(VMSTAT, "oom_kill")
 
 
 def gib(num_bytes: int) -> str:
@@ -90,6 +97,15 @@ def _read_number(path: Path) -> int | None:
         return int(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):  # "max"
         return None
+
+
+def _read_count(path: Path, name: str) -> int | None:
+    """Read the number behind a name; for long tables, of which one line is wanted."""
+    try:
+        found = re.search(rf"^{name} (\d+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
 
 
 def _read_table(path: Path) -> dict[str, int]:
