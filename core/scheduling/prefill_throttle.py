@@ -1,7 +1,8 @@
 """PrefillThrottle: how many prompt tokens may join a step beside decoding rows.
 
 One prompt among many decoding rows may add half a step's time to their step, and each further prompt as much again;
-more would stall the streams. A burst of prompts gets the whole budget. The cost of prompt tokens is learned from
+more would stall the streams. A burst of prompts gets the whole budget, and so do its last prompts, for as many steps as
+the burst had before: held back, they would decode alone after all others. The cost of prompt tokens is learned from
 finished steps.
 """
 
@@ -23,6 +24,7 @@ class PrefillThrottle:
         self._decode_step_s: dict[int, float] = {}  # by bits of the number of rows
         self._prompt_token_s: float | None = None
         self._times_as_long = 1.0
+        self._burst_steps = 0  # that the last prompts of a burst may still take
 
     def on_step(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
         """Update the averages with the tokens and the seconds of a finished step."""
@@ -46,9 +48,14 @@ class PrefillThrottle:
 
     def limit(self, num_decodes: int, num_prompts: int, budget: int) -> int:
         """Return how many of the `budget` tokens left beside `num_decodes` decoding rows may go to `num_prompts`
-        prompts: all in a burst, or before the costs are known. A size of batch that no step had yet counts as the next
-        smaller one."""
-        if num_decodes <= CROWD * num_prompts or self._prompt_token_s is None:
+        prompts in the next step: all in a burst, or before the costs are known. A size of batch that no step had yet
+        counts as the next smaller one. Call it once for a step whose rows may change."""
+        if num_decodes <= CROWD * num_prompts:
+            self._burst_steps += 1
+            return budget
+        is_tail = num_prompts > 0 and self._burst_steps > 0
+        self._burst_steps = self._burst_steps - 1 if is_tail else 0
+        if is_tail or self._prompt_token_s is None:
             return budget
         known = [size for size in self._decode_step_s if size <= num_decodes.bit_length()]
         if not known:

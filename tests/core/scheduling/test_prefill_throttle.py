@@ -28,7 +28,28 @@ def test_many_prompts_for_few_streams_take_the_budget() -> None:
     throttle.on_step(16, 0, 0.010)
     throttle.on_step(0, 512, 0.0512)
     assert throttle.limit(4, 60, 2048) == 2048
+    throttle.limit(64, 0, 2048)  # the burst ends
     assert throttle.limit(16, 1, 2048) < throttle.limit(16, 2, 2048) < throttle.limit(16, 4, 2048) == 2048
+
+
+def test_the_last_prompts_of_a_burst_take_the_budget_for_as_many_steps_as_the_burst_had() -> None:
+    throttle = PrefillThrottle()
+    throttle.on_step(16, 0, 0.010)
+    throttle.on_step(0, 512, 0.0512)
+    held = throttle.limit(28, 4, 512)
+    burst = [throttle.limit(num_decodes, 32 - num_decodes, 512) for num_decodes in (0, 12, 24)]
+    tail = [throttle.limit(28, 4, 512) for _ in range(4)]
+    assert held < 512 and burst == [512] * 3 and tail == [512, 512, 512, held]
+
+
+def test_a_prompt_that_comes_after_a_burst_is_held_back() -> None:
+    throttle = PrefillThrottle()
+    throttle.on_step(16, 0, 0.010)
+    throttle.on_step(0, 512, 0.0512)
+    for num_decodes in (0, 12, 24):
+        throttle.limit(num_decodes, 32 - num_decodes, 512)
+    throttle.limit(32, 0, 480)
+    assert throttle.limit(32, 1, 480) < 100
 
 
 def test_the_fixed_cost_of_a_mixed_step_lowers_the_number_of_prompt_tokens() -> None:
@@ -71,4 +92,5 @@ def test_without_streams_or_without_knowledge_nothing_is_held_back() -> None:
     assert throttle.limit(16, 1, 2048) == 2048
     throttle.on_step(0, 128, 6.4)
     assert throttle.limit(0, 1, 2048) == 2048
+    throttle.limit(1, 0, 2048)  # the burst ends
     assert throttle.limit(16, 1, 2048) == MIN_TOKENS and throttle.limit(16, 1, 5) == 5
