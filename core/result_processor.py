@@ -77,7 +77,8 @@ class ResultProcessor:
         if is_plain:  # one token for each row, and nothing has changed since the step was made
             rows = batch.sampled_rows
             counts: npt.NDArray[np.integer] = batch.sampled_counts
-            new = _Columns(rows, state.num_tokens[rows], _decode(output.token_ids, len(rows), output.step))
+            positions = batch.sampled_ends + entry.number
+            new = _Columns(rows, positions, _decode(output.token_ids, len(rows), output.step))
             may_end = may_be_full or state.num_rows_by_stop_id
             reasons = self._end_reasons(new, may_be_full=may_be_full) if may_end else None
             reason_by_row = {int(rows[index]): reason for index, reason in reasons.items()} if reasons else {}
