@@ -1,8 +1,8 @@
 """Enforce a limit on the free relatives per 1,000 words of docstrings and comments in each room.
 
 The words in RELATIVES are counted because a sentence that leans on them has usually lost its noun. The count is a
-ratchet, not the aim: `--sample N` prints N docstrings with only their signatures, drawn by a fixed seed, so that a
-reader without the code can describe each function.
+ratchet, not the aim: `--sample N` prints N docstrings with only their signatures (a method's with its class, a class's
+with its fields), drawn by a fixed seed, so that a reader without the code can describe each function.
 Exit code 1 and one line for each room above its limit.
 """
 
@@ -26,11 +26,13 @@ C_COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def docstrings(source: str) -> Iterator[tuple[Documented, str]]:
-    """Yield each module, class and function that has a docstring, with its docstring."""
-    for node in ast.walk(ast.parse(source)):
+def docstrings(source: str) -> Iterator[tuple[Documented, ast.ClassDef | None, str]]:
+    """Yield each module, class and function that has a docstring, with the class of a method, and the docstring."""
+    tree = ast.parse(source)
+    classes = {node: each for each in ast.walk(tree) if isinstance(each, ast.ClassDef) for node in each.body}
+    for node in ast.walk(tree):
         if isinstance(node, Documented) and (text := ast.get_docstring(node)):
-            yield node, text
+            yield node, classes.get(node) if isinstance(node, ast.stmt) else None, text
 
 
 def prose(path: Path) -> str:
@@ -40,7 +42,7 @@ def prose(path: Path) -> str:
         return " ".join(C_COMMENT.findall(source))
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = [token.string for token in tokens if token.type == tokenize.COMMENT]
-    return " ".join([text for _, text in docstrings(source)] + comments)
+    return " ".join([text for _, _, text in docstrings(source)] + comments)
 
 
 def files(room: str) -> list[Path]:
@@ -54,27 +56,30 @@ def share(paths: list[Path]) -> float:
     return 1000 * len(RELATIVES.findall(text)) / max(len(WORD.findall(text)), 1)
 
 
-def signature(node: Documented) -> str:
-    """Format a definition's signature on one line."""
+def signature(node: Documented, owner: ast.ClassDef | None) -> list[str]:
+    """Return the lines that show a definition: of a class its bases and fields, of a method its class `owner` first."""
     if isinstance(node, ast.Module):
-        return "module"
+        return ["module"]
     if isinstance(node, ast.ClassDef):
-        return f"class {node.name}({', '.join(map(ast.unparse, node.bases))})"
+        fields = [f"  {ast.unparse(each)}" for each in node.body if isinstance(each, ast.AnnAssign)]
+        return [f"class {node.name}({', '.join(map(ast.unparse, node.bases))}):", *fields]
+    word = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
     returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-    return f"def {node.name}({ast.unparse(node.args)}){returns}"
+    line = f"{word} {node.name}({ast.unparse(node.args)}){returns}"
+    return [signature(owner, None)[0], f"  {line}"] if owner else [line]
 
 
 def sample(number: int, seed: int) -> Iterator[str]:
     """Yield `number` docstrings of the product's rooms, with file, line and signature."""
     found = [
-        (path.relative_to(ROOT), node, text)
+        (path.relative_to(ROOT), node, owner, text)
         for room in ("frontend", "core", "workers", "kernels", "ipc")
         for path in files(room)
         if path.suffix == ".py"
-        for node, text in docstrings(path.read_text(encoding="utf-8"))
+        for node, owner, text in docstrings(path.read_text(encoding="utf-8"))
     ]
-    for path, node, text in random.Random(seed).sample(found, number):
-        yield f"{path}:{getattr(node, 'lineno', 1)}\n  {signature(node)}\n  {text}\n"
+    for path, node, owner, text in random.Random(seed).sample(found, number):
+        yield "\n  ".join((f"{path}:{getattr(node, 'lineno', 1)}", *signature(node, owner), text)) + "\n"
 
 
 def main() -> int:
