@@ -3,8 +3,8 @@
     from tokenloom.tests.support.checkpoints import tiny_checkpoint
     folder = tiny_checkpoint(tmp_path / "model", "qwen3", num_key_value_heads=1, head_dim=80)
 
-The weights are random but the files are real: config, safetensors, generation config, byte-level tokenizer. For a model
-with sensible text, use `demo/`.
+The weights are random but the files are real: config, safetensors, generation config, byte-level tokenizer. The
+families are FAMILIES and those of `families.py`. For a model with sensible text, use `demo/`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tokenloom.scripts.make_checkpoint import CONFIGS, SHARD_BYTES, write_checkpoint
+
+from . import families
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 
@@ -21,6 +23,8 @@ def tiny_config(family: str = "llama", **fields: object) -> dict[str, object]:
 
     head_dim follows from hidden_size and num_attention_heads unless it is given.
     """
+    if family in families.CONFIGS:
+        return {name: value for name, value in {**families.CONFIGS[family], **fields}.items() if value is not None}
     config = {**CONFIGS[f"tiny-{family}"], **fields}
     resized = {"hidden_size", "num_attention_heads"} & fields.keys()
     if resized and "head_dim" not in fields:
@@ -39,4 +43,5 @@ def tiny_checkpoint(
     **fields: object,
 ) -> Path:
     """Write a checkpoint with `tiny_config(family, **fields)` into `folder` and return it."""
-    return write_checkpoint(folder, tiny_config(family, **fields), dtype, seed, shard_bytes)
+    write = families.write_family if family in families.CONFIGS else write_checkpoint
+    return write(folder, tiny_config(family, **fields), dtype, seed, shard_bytes)
