@@ -52,7 +52,8 @@ class BackgroundResponse:
         return self.follow(-1)
 
     async def follow(self, after: int) -> AsyncGenerator[bytes, None]:
-        """Yield the events after number `after`, to the end of the stream; RequestError if this is not a stream."""
+        """Yield the encoded events after sequence number `after` (-1: all), to the end of the stream; RequestError if
+        this is not a stream."""
         if self._events is None:
             raise RequestError("stream needs a response that was created with stream true: ask for it as a whole")
         position = after + 1
@@ -123,8 +124,8 @@ class BackgroundResponse:
 
 
 class _UnsentEvents:
-    """Filter for the events of an answer that is generated again: drops the stored ones. Its text may come in other
-    deltas than before."""
+    """Filter for the events of an answer that is generated again: drops the stored ones. The new answer has the same
+    text, which may be cut into other deltas."""
 
     def __init__(self, stored: Sequence[bytes]) -> None:
         bodies = [msgspec.json.decode(event.partition(b"\ndata: ")[2]) for event in stored]

@@ -1,7 +1,8 @@
 """Read and decode the body of an HTTP request.
 
 The event loop decodes a small body. An intake process (`intake/process.py`) decodes a large one, tokenizes long prompts
-and returns the rest in bounded size, so that the loop neither joins its chunks nor decodes the whole.
+and returns the rest in bounded size; a large body for an endpoint without prompts is refused. The loop joins a large
+body's chunks only to store it (Responses, at most MAX_RECORD_BYTES), and never decodes the whole.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ MAX_HELD_BYTES = 1 << 30  # of bodies that are being received or decoded
 
 
 class BodyReader:
-    """Reader of request bodies. Limits the bytes of all bodies that are being received or decoded to MAX_HELD_BYTES."""
+    """Reader of request bodies. Refuses a body (Overloaded) if all bodies being received or decoded would hold more
+    than MAX_HELD_BYTES."""
 
     def __init__(self, thread_pool: ThreadPool, limits: PromptLimits, *, is_strict: bool = False) -> None:
         """`is_strict`: refuse unknown fields, which are otherwise removed with a warning."""
@@ -50,10 +52,11 @@ class BodyReader:
         self._num_held = 0
 
     async def read(self, request: Request, body_type: type[BodyT], served: Collection[str] = ()) -> ParsedBody[BodyT]:
-        """Receive and decode the body.
+        """Receive and decode the body; name removed unknown fields in `request.scope[WARNING]`.
 
-        HttpError if it does not match the schema, or names a model that is not in `served` (empty: any model);
-        RequestError for an invalid value; Overloaded at the limit of all bodies' bytes."""
+        HttpError if it is not plain JSON by its headers, is empty or too large, does not match the schema, or names a
+        model that is not in `served` (empty: any model); RequestError for an invalid value; Overloaded at the limit of
+        all bodies' bytes; ClientDisconnect if the client leaves."""
         coding = request.headers.get("content-encoding", "identity")
         if coding != "identity":
             raise HttpError(415, f"the body comes with content-encoding {coding:.40}: send it as it is")

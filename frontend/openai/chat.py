@@ -209,7 +209,8 @@ class ChatChoice(Choice):
 
 
 def chat_params(body: ChatRequest) -> SamplingParams:
-    """Return the sampling parameters of a chat. `body`: result of `with_allowed_tools`."""
+    """Return the sampling parameters of a chat; RequestError for contradicting fields. `body`: result of
+    `with_allowed_tools`."""
     forced = _forced_calls(body)
     if forced is not None and structured_outputs(msgspec.structs.replace(body, response_format=None)) is not None:
         raise RequestError("tool_choice forces a call while structured_outputs wants something else: give one")

@@ -27,8 +27,8 @@ _UNUSED: JsonObject = {"service_tier": None, "system_fingerprint": None, "kv_tra
 
 
 class Choice(ABC):
-    """Choice of a response. A stream calls `opening` once and `chunk` per delta; a whole response calls `add`
-    per delta and then `build`."""
+    """Choice of a response. A stream calls `opening` once and `chunk` per delta, except for deltas that TextEvents
+    encodes; a whole response calls `add` per delta and then `build`."""
 
     has_begun = False  # the first chunk was built
     last: Delta  # the newest delta that was added
@@ -88,7 +88,7 @@ class EngineResponse(ABC):
 
     @abstractmethod
     async def whole(self) -> bytes | Response:
-        """Return the response body once all answers have ended."""
+        """Generate until all answers have ended; return the body as JSON, or as a Response if it is not JSON."""
 
     def _head(self, kind: str) -> JsonObject:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
@@ -140,7 +140,7 @@ class ChoicesResponse(EngineResponse):
         return {}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the events of each turn of the frontend that has any; the caller sends `stream_end`."""
+        """Yield the encoded events, those of a turn of the frontend joined; the caller sends `stream_end`."""
         with_usage = bool(self._options and self._options.include_usage)
         in_every = bool(with_usage and self._options and self._options.continuous_usage_stats)
         with self.run() as run:

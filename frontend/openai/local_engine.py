@@ -228,7 +228,7 @@ class LocalEngine:
         self.wake()
 
     def abort(self, request_id: str) -> int:
-        """Abort the submits `request_id` and `request_id/N`; the caller gets partial answers. Returns their number.
+        """Abort the submits `request_id` and `request_id/N`, and return their number; their `run` gets partial answers.
 
         The submit of resp_X and of msg_X is chatcmpl-X.
         """
@@ -243,7 +243,7 @@ class LocalEngine:
         return len(found)
 
     async def control(self, control: Control) -> None:
-        """Send a control message, with a fresh query id, and await its completion; raises its error."""
+        """Send a control message, with a fresh query id, and await its reply; raise the error of a QueryFailed."""
         query_id = next(self._query_ids)
         done = self._controls[query_id] = asyncio.get_running_loop().create_future()
         try:

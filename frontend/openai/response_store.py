@@ -56,7 +56,7 @@ class Record(NamedTuple):
 
 
 class ResponseStore:
-    """Bounded store of responses. Calls take effect in order.
+    """Bounded store of responses. Calls take effect in order, and raise InternalError if SQLite fails.
 
     Invariant after each call: count and bytes are within their limits, except for bytes that open responses have added.
     """

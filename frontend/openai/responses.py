@@ -42,14 +42,15 @@ class ResponseCreation:
         keep: Callable[[dict[str, Any]], Awaitable[bool]] | None = None,
         created: int | None = None,
     ) -> None:
-        """`keep` stores the response before the client gets it; returns False if that fails. `created`: unix time."""
+        """`keep` stores the response before the client gets it; returns False if that fails. `created`: unix time in
+        seconds; None: now."""
         self._engine, self._body, self._model, self._chat, self._keep = engine, body, model, chat, keep
         self._created = int(time.time()) if created is None else created
         self.id = response_id(chat.id)
         self._writer = ItemWriter(hashlib.sha256(self.id.encode()).hexdigest()[:24])
 
     async def whole(self) -> bytes:
-        """Return the response body once the answer has ended."""
+        """Generate until the answer has ended, and return the response body (JSON)."""
         last: JsonObject = {}
         async for turn in self.progress():
             last = turn[-1][1] if turn else last
@@ -64,7 +65,8 @@ class ResponseCreation:
                 sequence += len(turn)
 
     async def progress(self) -> AsyncGenerator[list[Event], None]:
-        """Yield the events in order, one list, possibly empty, per turn of the frontend."""
+        """Yield the events in order: a list, possibly empty, per turn of the frontend, and a last one that ends the
+        response."""
         with_ids = bool(self._body.return_tokens_as_token_ids)
         token_ids = bytearray()
         with errors_about("input", r"messages\b"), self._chat.run() as run:

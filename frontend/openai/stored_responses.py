@@ -85,7 +85,8 @@ class StoredResponses:
     async def with_previous(self, parsed: ParsedBody[ResponsesRequest]) -> ParsedBody[ResponsesRequest]:
         """Return the body with the conversation of previous_response_id, if given, before its input.
 
-        HttpError 400 if that response is not stored; RequestError if it has not ended."""
+        HttpError 400 if that response is not stored; RequestError if it has not ended, or the body is longer than
+        MAX_RECORD_BYTES."""
         previous_id = parsed.body.previous_response_id
         if previous_id is None:
             return parsed
@@ -116,7 +117,8 @@ class StoredResponses:
         return record
 
     async def follow(self, record: Record, after: int) -> AsyncGenerator[bytes, None]:
-        """Return the events of a background response after number `after`; RequestError if it is not a stream."""
+        """Return a generator of a background response's events after sequence number `after` (-1: all); RequestError if
+        it is not a stream."""
         if (running := self._running.get(record.id)) is not None:
             return running.follow(after)
         stored = await self._store.events(record.id)
@@ -129,7 +131,8 @@ class StoredResponses:
         return events()
 
     async def cancel(self, response_id: str) -> bytes:
-        """Cancel a background response, unless it has ended, and return it as stored; HttpError 400 for others."""
+        """Cancel a background response, unless it has ended, and return it as stored (JSON). HttpError 400 for another
+        response, 404 if none is stored."""
         if not (await self.find(response_id)).is_background:
             raise HttpError(400, "Cannot cancel a synchronous response.", param="response_id")
         if (running := self._running.get(response_id)) is not None:
@@ -137,7 +140,7 @@ class StoredResponses:
         return (await self.find(response_id)).response
 
     async def delete(self, response_id: str) -> None:
-        """Delete a response, after cancelling it if it is in progress."""
+        """Delete a response, after cancelling it if it is in progress; HttpError 404 if none is stored."""
         await self.find(response_id)
         if (running := self._running.get(response_id)) is not None:
             await running.cancel()

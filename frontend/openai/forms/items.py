@@ -59,7 +59,8 @@ class ItemWriter:
         yield from self.close("completed" if is_whole else "incomplete")
 
     def close(self, status: str = "completed") -> Iterator[Event]:
-        """Close the open item, if any, and yield its events. A function call is incomplete if its JSON is invalid."""
+        """Close the open item, if any, and yield its events. `status` is that of a message or thought; a function call
+        is incomplete if its JSON is invalid, and any other call is completed."""
         if not self._type:
             return
         text, item = "".join(self._texts), self._open | {"status": status}

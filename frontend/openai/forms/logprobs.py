@@ -54,7 +54,8 @@ def chat_logprobs(delta: Delta, *, with_ids: bool = False) -> list[JsonObject]:
 
 
 def prompt_logprob_dicts(parts: Iterable[Logprobs], num_top: int) -> list[TokenLogprobs | None]:
-    """Return vLLM's prompt_logprobs: None for the first token, for others a dict of it and the `num_top` likeliest."""
+    """Return vLLM's prompt_logprobs: None for the first token, for others a dict of the token itself and the `num_top`
+    likeliest (-1: all)."""
     tokens = (token for part in parts for token in unpack_logprobs(narrowed(part, num_top)))
     first: list[TokenLogprobs | None] = [None]  # the first token has no logprob
     return first + [{token_id: _finite(each) for token_id, each in token.items()} for token in tokens]
@@ -80,7 +81,8 @@ def narrowed(logprobs: Logprobs, num_top: int) -> Logprobs:
 def _rows(logprobs: Logprobs | None, with_ids: bool) -> list[list[tuple[str, str, float]]]:
     """Return per position (name, text, logprob) of the sampled token and then of the likeliest ones.
 
-    If the request named tokens (logprob_token_ids), these come in place of the likeliest."""
+    If the request named tokens (logprob_token_ids), the sampled token once more and the named ones come in place of
+    the likeliest. `with_ids`: a token's name is its id."""
     if logprobs is None:
         return []
     texts, rows = logprobs.texts, unpack_rows(logprobs)

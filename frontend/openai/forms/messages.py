@@ -32,7 +32,8 @@ class ChatInput(NamedTuple):
     echoed: str | None = None  # text of the last turn, if answers begin with it
 
     def prompt(self, token_ids: bytes, text: str | None) -> BodyInput:
-        """Return the tokenized prompt, and whether it ends inside a thought. `text`: the rendered chat, if known."""
+        """Return the tokenized prompt, with `echoed` as its text and with whether it ends inside a thought. `text`: the
+        rendered chat, if known."""
         is_inside = ends_inside(text or "", is_continued=self.form.is_continued)
         return BodyInput(text=self.echoed, token_ids=token_ids, is_of_chat=True, is_inside_thought=is_inside)
 
@@ -73,7 +74,8 @@ def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
 
 
 def with_allowed_tools(body: ChatRequest) -> ChatRequest:
-    """Apply a tool_choice of type allowed_tools, if given: keep only these tools, and replace it by its mode."""
+    """Apply a tool_choice of type allowed_tools, if given: keep only these tools, and replace the choice by its mode.
+    RequestError if it allows no tool, or one that `tools` lacks."""
     choice = body.tool_choice
     if not isinstance(choice, NamedTool) or choice.type != "allowed_tools":
         return body

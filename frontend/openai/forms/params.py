@@ -41,7 +41,8 @@ def with_defaults(body: BodyT, spec: EngineSpec) -> BodyT:
 
 
 def sampling_params(body: Generation, **more: object) -> SamplingParams:
-    """Check a request's fields and return its parameters. `more`: values that replace those of `body`."""
+    """Return a request's parameters; RequestError for fields that are invalid, not served or contradict each other.
+    `more`: values that replace those of `body`."""
     refuse_unserved(body)
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs is not served in a stream: leave it out or set stream to false")
@@ -66,7 +67,7 @@ def refuse_unserved(body: Body) -> None:
 
 
 def given_params(body: Scheduled, **more: object) -> SamplingParams:
-    """Return SamplingParams from the body's fields of the same names. `more` replaces them; None: default."""
+    """Return SamplingParams from the body's fields of the same names, replaced by `more`; None means the default."""
     given = {name: getattr(body, name, None) for name in SamplingParams.__struct_fields__} | more
     return SamplingParams.from_optional(**{name: value for name, value in given.items() if value is not None})
 
@@ -118,7 +119,8 @@ def prompt_errors_about(field: str) -> Iterator[None]:
 
 
 def chat_max_tokens(body: ChatRequest) -> int | None:
-    """Return max_completion_tokens or else max_tokens, the limit of new tokens; None if neither is given."""
+    """Return max_completion_tokens or else max_tokens, the limit of new tokens; None if neither is given. RequestError
+    for a limit out of range."""
     name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     most: int | None = getattr(body, name)
     if most is not None:

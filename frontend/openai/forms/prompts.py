@@ -29,7 +29,8 @@ def answer_id(prefix: str, given: str | None) -> str:
 
 
 def body_inputs(field: str, prompts: Prompts, limits: PromptLimits, n: int | None = None) -> list[BodyInput]:
-    """Return the prompts after the checks that need no model. `field`: name for errors; `n`: answers per prompt."""
+    """Return the prompts; RequestError if one fails a check that needs no model. `field`: name for errors; `n`: answers
+    per prompt."""
     listed = _listed(field, prompts)
     if len(listed) > MAX_PROMPTS:
         raise RequestError(f"{field} holds {len(listed)} prompts, at most {MAX_PROMPTS} are served at once")

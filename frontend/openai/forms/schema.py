@@ -247,7 +247,8 @@ class CustomTool(Function, frozen=True, kw_only=True):
 
     @property
     def constraint(self) -> dict[str, object]:
-        """Return the structured_outputs of the tool's input; {} if it may be any text."""
+        """Return the structured_outputs of the tool's input; {} if it may be any text. RequestError for a grammar
+        without syntax or definition."""
         if self.format is None or self.format.type == "text":
             return {}
         given = self.format.grammar or self.format

@@ -48,14 +48,15 @@ def _code(number: float, form: Float) -> int:
 
 
 def _bits(vector: array[float]) -> bytes:
-    """Return one bit per number, set if it is not negative; the first of eight numbers is the highest bit."""
+    """Return one bit per number, set if it is not negative; the first of eight numbers is the highest bit. RequestError
+    if the number of numbers is no multiple of 8."""
     if len(vector) % 8:
         raise RequestError(f"embedding_types has bits of {len(vector)} numbers: give an output_dimension of 8, 16 …")
     return int("".join("01"[number >= 0] for number in vector), 2).to_bytes(len(vector) // 8, "big")
 
 
 def _int8(vector: array[float]) -> Iterable[int]:
-    """Scale the largest number to ±127 and round all. Cosine similarity does not depend on the scale."""
+    """Scale the number of largest magnitude to ±127 and round all. Cosine similarity does not depend on the scale."""
     scale = 127 / (max(map(abs, vector)) or 1)
     return (round(number * scale) for number in vector)
 

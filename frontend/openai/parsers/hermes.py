@@ -10,8 +10,8 @@ OPENING, CLOSING = "<tool_call>", "</tool_call>"
 
 
 class HermesParser:
-    """Parser of one answer. The last call may lack its closing marker. Text between markers is content unless it is a
-    call. White space after a call is content only if other content follows."""
+    """Parser of one answer. The last call may lack its closing marker. Text between markers is content unless it begins
+    with a call. White space after a call is content only if other content follows."""
 
     def __init__(self) -> None:
         self._opening, self._closing = MarkerFinder(OPENING), MarkerFinder(CLOSING)

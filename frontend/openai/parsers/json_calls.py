@@ -152,7 +152,8 @@ class CallListReader:
 def read_call(text: str) -> tuple[str, str] | None:
     """Return name and arguments (JSON text) of a call, or None if `text` is not a call.
 
-    The arguments may be called arguments or parameters, and may be an object or its JSON text."""
+    The arguments may be called arguments or parameters; both absent means {}. They are an object, or a text, which is
+    returned unchecked."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

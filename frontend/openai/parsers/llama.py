@@ -1,4 +1,7 @@
-"""Parse Llama 3 and 4: the answer is {"name": …, "parameters": {…}}, several separated by semicolons."""
+"""Parse Llama 3 and 4: an answer with calls begins with {"name": …, "parameters": {…}}, or <|python_tag|> and that.
+
+Semicolons or white space separate further calls. Any other text is content.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ _TOOL_SIGNS = (  # text in a template, and the parser that it implies; the first
 
 
 def find_tool_parser(template: str) -> str:
-    """Return the name of the parser for the form of calls in a chat template; "none" if it does not mention tools."""
+    """Return the name of the parser for the form of calls in a chat template; "none" if the template has no known
+    marker and does not mention tools."""
     named = next((name for sign, name in _TOOL_SIGNS if sign in template), None)
     if named is not None or "tools" not in template:
         return named or "none"

@@ -111,7 +111,7 @@ class ToolUse(msgspec.Struct, frozen=True):
 
 
 def whole_calls(parts: Iterable[Part]) -> tuple[str, list[ToolUse]]:
-    """Return content and calls of a whole answer. A function call with invalid JSON becomes content."""
+    """Return content and calls of a whole answer, without thoughts. A function call with invalid JSON is content."""
     texts: list[str] = []
     calls: list[ToolUse] = []
     begin, arguments = CallBegin(""), list[str]()

@@ -15,7 +15,8 @@ _NAMES = {"true": True, "false": False, "null": None}
 
 
 class PythonicParser:
-    """Parser of one answer. The answer is held while it may be a list of calls; any other answer is content."""
+    """Parser of one answer. The answer is held while it may be a list of calls, with or without the markers START and
+    END around it; any other answer is content."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -43,7 +44,8 @@ class PythonicParser:
 
 
 def _read(text: str) -> list[tuple[str, str]]:
-    """Return names and arguments (JSON text) of calls; ValueError unless `text` lists calls with named arguments."""
+    """Return names and arguments (JSON text) of calls; ValueError or SyntaxError unless `text` is a list of calls with
+    named arguments."""
     listed = ast.parse(text, mode="eval").body
     if not isinstance(listed, ast.List) or not listed.elts:
         raise ValueError(text)

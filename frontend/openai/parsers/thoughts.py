@@ -55,7 +55,7 @@ class ThoughtParser:
 
 
 def ends_inside(prompt: str, *, is_continued: bool = False) -> bool:
-    """Return whether the answer begins inside a thought: the prompt ends with an opening marker.
+    """Return whether the answer begins inside a thought: the prompt ends with any parser's opening marker.
 
     `is_continued`: the answer continues the last turn, and the thought may have begun anywhere in the prompt. Otherwise
     earlier markers do not count: a user may have written them."""
