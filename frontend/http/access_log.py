@@ -28,7 +28,8 @@ MAX_PATH_CHARACTERS = 200
 
 
 class AccessLog:
-    """ASGI middleware around the whole app. `has_all`: log all requests, not only MAX_ERRORS_PER_S failed ones."""
+    """ASGI middleware around the whole app. `has_all`: log all requests; otherwise only failed ones, without probes and
+    at most MAX_ERRORS_PER_S a second."""
 
     def __init__(self, app: ASGIApp, *, has_all: bool) -> None:
         self._app, self._has_all = app, has_all

@@ -109,7 +109,7 @@ class AdminEndpoints:
         return json_response(body, 503 if health.is_stalled else 200)
 
     async def ready(self, request: Request) -> Response:
-        """Return 200 if a new request would be served, else 503."""
+        """Return 200 if a new request would be accepted, else 503. During a pause or sleep it would be, and wait."""
         health = self._frontend.health()
         return json_response({"ready": health.is_ready}, 200 if health.is_ready else 503)
 

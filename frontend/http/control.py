@@ -106,7 +106,7 @@ class ControlEndpoints:
         return json_response({"level": self._frontend.log_level})
 
     async def _read(self, request: Request, body_type: type[BodyT]) -> BodyT:
-        """Check that the caller may send commands, and decode the body. An empty body means default values."""
+        """Check that the caller may send commands, and decode the body. It may be empty if all fields have defaults."""
         self._check(request)
         has_defaults = not any(each.required for each in msgspec.structs.fields(body_type))
         if has_defaults and not await request.body():

@@ -1,4 +1,4 @@
-"""/openapi.json: OpenAPI document of all endpoints, generated from the structs that decode their bodies."""
+"""Build the OpenAPI document /openapi.json: all endpoints with a summary, from the structs that decode their bodies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OR_MESSAGES = {"TokenizeRequest": "prompt", "EmbeddingRequest": "input"}  # exa
 
 
 def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
-    """Build the OpenAPI 3.1 document of the listed endpoints."""
+    """Build the OpenAPI 3.1 document of the endpoints that have a summary."""
     listed = [each for each in endpoints if each.summary]
     bodies = [each.body_type for each in listed if each.body_type is not None]
     schemas, components = msgspec.json.schema_components(
@@ -94,7 +94,7 @@ def _limit(name: str, field: JsonObject, spec: EngineSpec) -> None:
 
 
 def _limit_ids(schema: object, highest: int) -> None:
-    """Set the maximum of every token id in a schema; TOKEN_ID is their title."""
+    """Set the maximum of every token id in a schema, in place; TOKEN_ID is their title."""
     if isinstance(schema, dict):
         if schema.get("title") == TOKEN_ID:
             schema["maximum"] = highest

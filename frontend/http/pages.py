@@ -61,7 +61,7 @@ class PageEndpoints:
         ]
 
     def _redirect(self, page: str) -> Callable[[Request], Awaitable[Response]]:
-        """Make a handler that redirects to `page`, relative to the proxy's root path."""
+        """Make a handler that redirects to `page` under the proxy's root path; without one, by a relative link."""
         root = self._spec.config.root_path  # without one the link is relative, for proxies with an unknown prefix
 
         async def redirect(request: Request) -> Response:
@@ -114,7 +114,7 @@ class PageEndpoints:
 
 
 def _page(name: str, media_type: str = "text/html; charset=utf-8") -> Callable[[Request], Awaitable[Response]]:
-    """Make a handler that returns a file of FOLDER."""
+    """Read a file of FOLDER now, and make a handler that returns its content."""
     content = (FOLDER / name).read_bytes()
 
     async def page(request: Request) -> Response:

@@ -98,7 +98,7 @@ def _in_parts(item: JsonObject) -> JsonObject:
 
 
 def _number(request: Request, name: str, default: int) -> int:
-    """Read an integer query parameter."""
+    """Read an integer query parameter; `default` if it is absent, RequestError if it is no integer."""
     given = request.query_params.get(name)
     try:
         return default if given is None else int(given)

@@ -46,7 +46,8 @@ class InfoEndpoints:
         return found
 
     async def server_info(self, request: Request) -> Response:
-        """Return the configuration as one text, or with `?config_format=json` as objects, as vLLM does."""
+        """Return a JSON object with configuration, system and version, as vLLM does. The configuration is one text, or
+        objects with `?config_format=json`; HttpError for another format."""
         config_format = request.query_params.get("config_format", "text")
         if config_format not in ("text", "json"):
             message = f"config_format {config_format!r:.100} is neither text nor json"
@@ -64,7 +65,8 @@ class InfoEndpoints:
         )
 
     def _groups(self) -> dict[str, JsonObject]:
-        """Return all options except secrets, in vLLM's groups. Automatic options have their resolved value."""
+        """Return all options except secrets, in vLLM's groups and engine_config. Automatic options that the engine spec
+        resolves have that value; others, such as the parsers, stay "auto"."""
         spec, metrics = self._spec, self._frontend.metrics
         options = {name: value for name, value in msgspec.to_builtins(spec.config).items() if name not in SECRETS}
         options |= {"model": spec.model_folder, "tokenizer": spec.tokenizer_folder, "dtype": spec.dtype}
