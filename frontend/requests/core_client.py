@@ -34,7 +34,7 @@ class CoreClient:
         self.next_ping_at = 0.0  # monotonic seconds
 
     def connect(self) -> None:
-        """Send Hello: at the start, and to a core that does not know this frontend."""
+        """Queue Hello, and count the core as not up: at the start, or if the core does not know this frontend."""
         self.is_up = False
         self._outbox.to_core.append(self._hello)
 
@@ -50,7 +50,8 @@ class CoreClient:
         self._outbox.to_core.append(command)
 
     def keep_alive(self, now: float) -> None:
-        """Send a ping if the core is up. Call at `next_ping_at`, while the core has requests of this frontend."""
+        """Queue a ping if the core is up, and set `next_ping_at`. A core that does not know this frontend replies
+        Unknown. Call it at `next_ping_at`, while the core has requests of this frontend."""
         if self.is_up:
             self.next_ping_at = now + PING_INTERVAL_S
             self._outbox.to_core.append(Ping())

@@ -232,8 +232,8 @@ class EngineMetrics:
         self.prompt_tokens_by_source.add(timeline.num_prompt_tokens - num_cached, "local_compute")
 
     def on_end(self, answer: AnswerState, cause: str = "pause") -> None:
-        """Count an ended answer once; one that the core refused before its start counts as refused. `cause`: label of
-        an abort; the core itself aborts only for a pause."""
+        """Count an ended answer once. If the core refused it before its start, its request counts as refused, once for
+        all answers. `cause`: label of an abort; the core itself aborts only for a pause."""
         timeline = self._timelines.pop(answer.key, None)
         if timeline is None:
             return

@@ -112,7 +112,8 @@ class Frontend:
 
     @property
     def is_drained(self) -> bool:
-        """Whether draining is complete: no client has open work, though the outbox may still hold messages."""
+        """Whether draining is complete: the clients' time to return is over, and none has open work. The outbox may
+        still hold messages."""
         return self._monotonic() >= self._drains_at and not any(session.has_open_work for session in self._sessions)
 
     @property
@@ -289,7 +290,7 @@ class Frontend:
             self._tracing.close()
 
     def tick(self, now: float, *, check_leases: bool = True) -> None:
-        """End a turn: check leases, ping the core, make one Deltas message per client. `now` in monotonic seconds.
+        """End a turn: check leases, ping the core, refuse expired jobs, make the Deltas. `now` in monotonic seconds.
 
         `check_leases`: all messages of clients have been read, so that silent clients really are silent. If this loop
         itself was stopped (debugger, suspended machine), all leases restart.

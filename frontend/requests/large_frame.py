@@ -35,7 +35,7 @@ class _Outline(msgspec.Struct, frozen=True):
 
 
 class _Name(msgspec.Struct, frozen=True):
-    """Type and id of a client's message, enough to reply with an error."""
+    """Type and id of a client's message, read from a malformed frame to reply with an error."""
 
     type: str | None = None
     request_id: str | None = None

@@ -82,7 +82,7 @@ Session: TypeAlias = ClientSession[RequestState]
 class AnswerState:
     """One of the n answers of a request: tokens, detokenizer, finder of stop strings, and the updates not yet taken.
 
-    Each Delta has tokens and exactly their text, so that a client's text is always a function of its tokens.
+    Each Delta has tokens and exactly the text that they complete: a client's text is a function of its tokens.
     """
 
     __slots__ = (
@@ -134,7 +134,8 @@ class AnswerState:
         self._logprobs.trim(len(self.token_ids))  # tokens after the end are not part of the answer
 
     def append(self, start: int, token_ids: Sequence[int], now: float) -> bool:
-        """Append tokens from `start` until one ends the answer; return whether any is new. ProtocolError on a gap."""
+        """Append tokens until a stop string or repetition ends the answer; return whether any is new. `start`: position
+        of the first; known tokens are skipped, and a gap is a ProtocolError. `now`: unix seconds."""
         known = len(self.token_ids)
         if start != known:
             if start > known:

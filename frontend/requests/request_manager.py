@@ -188,7 +188,7 @@ class RequestManager:
             self.drop(session, "slow")
 
     def forget(self, request: RequestState, cause: str) -> None:
-        """Remove a request without a message to its client, which has replaced it or is gone."""
+        """Remove a request without a message to its client, which has replaced it or is gone. `cause`: see `abort`."""
         self._remove(request)
         for answer in request.answers:
             self._metrics.on_end(answer, cause)
