@@ -64,7 +64,10 @@ class BodyPacker:
         self._new_inputs = new_inputs
 
     def pack(self, parsed: ParsedBody[Body]) -> BodyRead:
-        """Take the prompts out of a body. RequestError if one is too long for the model, or the rest for the loop."""
+        """Separate a body into its prompts, tokenized except short texts, and the rest.
+
+        RequestError if a prompt is too long for the model and not to be truncated, or the rest too long for the loop.
+        """
         body = parsed.body
         rest = _rest(body)
         if isinstance(body, ResponsesRequest):
@@ -145,7 +148,7 @@ def _rest(body: Body) -> bytes:
 
 
 def _num_values(body: Body) -> tuple[str, int]:
-    """Count the values in the body's fields, and stop soon after MAX_VALUES. Also returns the last field counted."""
+    """Return the last field counted and the number of values up to it; counting stops soon after MAX_VALUES."""
     num_values, name = 0, ""
     for name in body.__struct_fields__:
         stack: list[object] = [value for value in (getattr(body, name),) if value is not None]

@@ -42,7 +42,7 @@ def parse_body(
     raw: bytes | bytearray, body_type: type[BodyT], limits: PromptLimits, *, is_strict: bool = False
 ) -> ParsedBody[BodyT]:
     """Decode and check a body. BodyError if it does not match the schema, RequestError for a bad value; both name the
-    field. Unknown fields are refused if `is_strict` or if the type is no Body (an admin order), and dropped otherwise.
+    field. Unknown fields are refused if `is_strict` or the type is no Body (a control command); else dropped and named.
     """
     try:
         return _parse(raw, body_type, limits)

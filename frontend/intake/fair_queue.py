@@ -43,7 +43,7 @@ class _Owner:
 
 
 class FairQueue(Generic[W]):
-    """Queue of waiting jobs, each held once. A job belongs to the smallest size class that it fits."""
+    """Queue of waiting jobs, fair to their owners. A job waits in the smallest size class that it fits."""
 
     def __init__(self, class_bytes: Sequence[int]) -> None:
         """`class_bytes`: largest job of each size class, ascending."""

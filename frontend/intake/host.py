@@ -43,7 +43,8 @@ class IntakeHost:
         self._is_interrupted = False
 
     def ask(self, question: IntakeQuestion, body: Sequence[bytes] = ()) -> IntakeAnswer:
-        """Send `question` and `body`, and return the answer. RequestError if it ends the process or takes too long."""
+        """Send `question` and `body`, and return the answer. RequestError if the question ends the process, takes too
+        long or is interrupted; InternalError if the process cannot be started."""
         frame = encode(question)
         num_bytes = sum(map(len, body)) or len(frame)
         while True:

@@ -101,7 +101,8 @@ class InputProcessor:
         return Prompt(head_of(tokenizer, token_ids, self.max_model_len) if cut_side == "right" else token_ids, text)
 
     def tokenize(self, question: ReadPrompt) -> Prompt:
-        """Tokenize a text or a chat, which is rendered first; return token ids as they are."""
+        """Tokenize a text or a chat, which is rendered first; return token ids as they are. RequestError unless exactly
+        one of the three is given."""
         num_given = sum(each is not None for each in (question.prompt, question.token_ids, question.chat))
         if num_given != 1:
             raise RequestError(f"{num_given} of prompt, prompt_token_ids and chat are given: give exactly one")
@@ -129,7 +130,7 @@ class InputProcessor:
         return self.limits.cut_side(params.truncate_prompt_tokens, params.truncation_side)
 
     def detokenize(self, token_ids: bytes) -> str:
-        """Decode at most MAX_DETOKENIZED `token_ids`, special tokens included."""
+        """Decode `token_ids`, special tokens included; RequestError for more than MAX_DETOKENIZED or invalid ones."""
         if num_ids(token_ids) > MAX_DETOKENIZED:
             raise RequestError(f"{num_ids(token_ids)} tokens are to become text, at most {MAX_DETOKENIZED}: send fewer")
         ids = _decode_ids(token_ids, "token_ids")
@@ -309,7 +310,10 @@ class InputProcessor:
         return self._processor_paths.index(path)
 
     def opens_thought(self, prompt_token_ids: bytes) -> bool:
-        """Return whether the answer to this prompt begins inside a reasoning block."""
+        """Return whether the answer begins inside a reasoning block; False without a reasoning parser.
+
+        That is so if the prompt ends with the opening marker (not if text follows the marker), or if the parser's
+        answers always begin inside a block and the prompt does not end with the closing marker."""
         if self._tokenizer is None or not self._has_thoughts:
             return False
         opening, closing = self._markers

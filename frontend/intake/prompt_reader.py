@@ -22,7 +22,7 @@ TURN_CHARACTERS = 16  # added to each turn by a template, about
 
 class PromptReader:
     """Reader of prompts for the frontend's loop. Its methods call `then` once with the result or error, now or later in
-    the loop, unless the returned job is cancelled before."""
+    the loop, unless the returned job is cancelled while it waits for a thread."""
 
     def __init__(self, inputs: InputProcessor, thread_pool: ThreadPool) -> None:
         self.inputs = inputs
@@ -63,7 +63,7 @@ class PromptReader:
         )
 
     def detokenize(self, token_ids: bytes, then: Then[str], *, owner: str) -> PoolJob | None:
-        """Decode tokens, in a thread if there are more than SHORT_CHARACTERS."""
+        """Decode tokens, in a thread if their number is above SHORT_CHARACTERS."""
         return self._thread_pool.run(
             lambda: self.inputs.detokenize(token_ids),
             then,

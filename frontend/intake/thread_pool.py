@@ -71,7 +71,7 @@ class ThreadPool:
         wait_s: float = WAIT_S,
     ) -> PoolJob | None:
         """Run `work` in a thread and return its job; the loop later calls `then` with the result or error, or with
-        Overloaded after `wait_s` in the queue.
+        Overloaded after `wait_s`, at most WAIT_S, in the queue.
 
         Returns None if `then` has been called already: with Overloaded because the queue is full, or with the outcome
         of `work` that is not `is_long`, which runs here."""
@@ -91,7 +91,7 @@ class ThreadPool:
         owner: str = "",
         wait_s: float = WAIT_S,
     ) -> PoolJob | None:
-        """Send a question to an intake process in a thread, where `read` converts the answer. `then`: as in `run`."""
+        """Send a question to an intake process in a thread, where `read` converts the answer. Otherwise as `run`."""
 
         def work(host: Host) -> Callable[[], None]:
             return partial(then, _outcome(lambda: read(host.ask(question, body))))
@@ -115,7 +115,8 @@ class ThreadPool:
         return job
 
     def cancel(self, job: PoolJob | None) -> None:
-        """Drop a waiting job, or interrupt its question if it runs. Ignores None and jobs that have ended."""
+        """Drop a waiting job, or interrupt the question of a running one, which still calls `then`. Ignores None and
+        jobs that have ended."""
         if job is not None:
             with self._changed:
                 if not self._queue.remove(job) and job in self._running:

@@ -116,7 +116,8 @@ def check_template(config: EngineConfig) -> None:
 
 
 def read_template(given: str) -> tuple[str, str]:
-    """Return a template and its origin: the text of file `given`, or `given` itself if it has braces or newlines."""
+    """Return a template and its origin: the text of file `given`, or `given` itself if it has braces or newlines and is
+    no file. ConfigError for an unreadable file."""
     if not os.path.isfile(given) and any(mark in given for mark in "{}\n"):
         return given, "--chat-template"
     try:

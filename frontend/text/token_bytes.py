@@ -1,8 +1,8 @@
 """Compute the largest number of text bytes that one token can represent, so that longer texts are refused unread.
 
-There is no limit if a part of the tokenizer drops or shrinks text: a normalizer that strips, a pre-tokenizer that
-removes spaces, an added token that swallows the spaces beside it, an unknown word that becomes one token. Each part is
-classified by its description in tokenizer.json; an unlisted part counts as one that drops text.
+A normalizer that shrinks text by a known factor (Unicode forms, lowercase) raises the limit by it. There is no limit if
+text may vanish: a normalizer that strips, a pre-tokenizer that removes spaces, an added token that swallows the spaces
+beside it, an unknown word that becomes one token. Parts are classified by tokenizer.json; an unlisted one drops text.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ class Tokenizer:
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Encode `text`; `add_special_tokens` adds the special tokens that the checkpoint puts around a prompt."""
+        """Encode `text`; `add_special_tokens` adds the special tokens that the checkpoint puts around a prompt.
+        RequestError if the library fails."""
         try:
             return self._encode(text, add_special_tokens)
         except Exception as error:  # the libraries raise bare Exception, and a remote tokenizer anything
@@ -110,7 +111,7 @@ class Tokenizer:
 
     @cached_property
     def text_end(self) -> bytes:
-        """Return the tokens that the checkpoint appends to a text, such as the last token of an embedding model."""
+        """Return the encoded ids that the checkpoint appends to a text, such as an embedding model's last token."""
         bare, whole = (self.encode("a", add_special_tokens=each) for each in (False, True))
         ends = (whole[begin + len(bare) :] for begin in range(len(whole)) if whole[begin : begin + len(bare)] == bare)
         return encode_ids(next(ends, ()))
@@ -134,7 +135,8 @@ def read_tokenizer_config(folder: Path) -> JsonObject:
 
 
 def head_of(tokenizer: Tokenizer | None, token_ids: bytes, num_kept: int) -> bytes:
-    """Truncate a prompt to `num_kept` tokens: its first ones, and the tokens that the checkpoint appends to it."""
+    """Truncate encoded ids to `num_kept` tokens: the first ones, and at the end the tokens that the checkpoint appends
+    to a text, if the prompt ends with them."""
     end = b"" if tokenizer is None else tokenizer.text_end[-4 * num_kept :]
     if len(token_ids) <= 4 * num_kept or not token_ids.endswith(end):
         return token_ids[: 4 * num_kept]
