@@ -25,7 +25,8 @@ class EngineState(NamedTuple):
 
 
 def state_lines(state: EngineState) -> list[str]:
-    """Format the state: a line for the engine, one for each process, one for the work, one for the last failure."""
+    """Format the state: a line for the engine, one for each process, one for the work, one for the last failure if
+    there was any."""
     restarts = ", ".join(f"{count} of the {role}" for role, count in state.num_restarts.items() if count)
     where = f" at {' and '.join(state.places)}" if state.places else ""
     lines = [f"state: {state.phase}{where}, up {_duration(state.uptime_s)}; restarts: {restarts or 'none'}"]

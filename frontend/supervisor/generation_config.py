@@ -23,7 +23,8 @@ NAMES = {  # name in the file: field of SamplingParams
 
 
 def generation_folder(config: EngineConfig, folder: Path) -> Path:
-    """Return the folder of the generation_config.json to read: the model's `folder` or that of --generation-config."""
+    """Return the folder of the generation_config.json to read: the model's `folder` or that of --generation-config.
+    ConfigError if the latter has no such file."""
     if config.generation_config in ("auto", "vllm"):
         return folder
     found = Path(config.generation_config)
@@ -33,7 +34,8 @@ def generation_folder(config: EngineConfig, folder: Path) -> Path:
 
 
 def default_sampling_params(config: EngineConfig, folder: Path) -> dict[str, int | float]:
-    """Read the sampling defaults in `folder`, or none for --generation-config vllm, and apply the overrides."""
+    """Read the sampling defaults in `folder`, or none for --generation-config vllm, and apply the overrides.
+    ConfigError for an invalid value, or for an override of an unknown name."""
     file = folder / FILE
     reads_file = config.generation_config != "vllm" and file.is_file()
     params = _params(read_json(file) if reads_file else {}, str(file))

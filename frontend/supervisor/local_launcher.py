@@ -93,13 +93,13 @@ class LocalProcess:
             return 0
 
     def take_starved_s(self) -> float:
-        """Return the time without a CPU, as ChildProcess; also read the counts of OOM kills, for `describe_exit`."""
+        """Return the seconds as ChildProcess does; also read the counts of OOM kills, for `describe_exit`."""
         self._oom_kills.update()
         before, self._sched_stat = self._sched_stat, SchedStat.of(self.pid)
         return self._sched_stat.starved_s(before)
 
     def describe_exit(self) -> str:
-        """Describe its end: the OOM killer, or else signal or exit code, with its last line of stderr above INFO."""
+        """Describe its end: the OOM killer, or else signal or exit code with its last line of stderr beyond INFO."""
         code = self._process.returncode
         if code == -signal.SIGKILL and (reason := self._oom_kills.describe()):
             return f"{self._name} was killed by SIGKILL: {reason}"

@@ -1,7 +1,7 @@
-"""Resolves an EngineConfig into an EngineSpec: finds the checkpoint, reads its shape, replaces each "auto" by a value.
+"""Resolves an EngineConfig into an EngineSpec: finds the checkpoint, reads its shape, chooses dtype and device.
 
-Checks before a process starts that the device exists and that the weights are whole and fit in memory. Needs
-neither torch nor transformers.
+Checks before a process starts that the device seems to exist, that the weights are whole and that those of a CPU model
+fit in memory. Needs neither torch nor transformers.
 """
 
 from __future__ import annotations

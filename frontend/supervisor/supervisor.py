@@ -87,7 +87,8 @@ class Supervisor:
     # ── start ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Start all children and wait until they are ready. Raises the error of a child's Failed, or EngineDead."""
+        """Start all children and wait until they are ready. Raises the error of a child's Failed, StartInterrupted for
+        a stop signal, and EngineDead otherwise."""
         if self.spec.config.listen and self.spec.config.listen.startswith("ipc://"):
             self._lock_fd = lock_ipc_address(self.spec.config.listen)
         self._signals = SignalWatch()
@@ -382,7 +383,8 @@ class Supervisor:
     # ── stop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def stop(self) -> None:
-        """End all children within STOP_TIMEOUT_S, close the HTTP sockets and remove all files. May be called twice."""
+        """End all children within STOP_TIMEOUT_S, or at once if the engine has not started; close the HTTP sockets and
+        remove all files. May be called twice."""
         self._listeners.close()
         self._children.broadcast(messages.Stop(reason="" if self._failure is None else str(self._failure)))
         self._children.close(STOP_TIMEOUT_S if self._is_serving else 0.0)  # a start has nothing to finish
