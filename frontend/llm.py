@@ -76,7 +76,7 @@ class AsyncLLM(AsyncClient):
     def __init__(
         self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: object
     ) -> None:
-        """Start an engine and wait until it serves; keywords and errors are those of LLM.
+        """Start an engine and block until it serves; keywords and errors are those of the class LLM above.
 
         `in_process` runs the engine in a thread of this process.
         """

@@ -1,7 +1,7 @@
 """RequestBatch: runs the requests of one `generate` call and returns their outputs in the order of the prompts.
 
-Keeps a bounded number of requests open. If the engine is overloaded, it keeps fewer and resubmits as others finish,
-so that a long list is never rejected for its length. The first error aborts the batch.
+Keeps a bounded number of requests open. If the engine is overloaded, the batch keeps fewer open and resubmits as others
+finish, so that a long list is never rejected for its length. The first error of another kind aborts the batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keyword arguments of `generate`, `chat` and `embed` besides prompts and parameters, with their checks.
 
-Names are vLLM's. A keyword of type None is a feature that this engine does not have; programs that pass None run.
+Names are vLLM's. A keyword of type None is a feature that this engine does not have: only None and {} are accepted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def check_options(method: str, options: Mapping[str, object], known: type[Unserv
 
 
 def with_priority(params: list[SamplingParams], options: CallOptions) -> list[SamplingParams]:
-    """Replace the priority in each prompt's parameters by the `priority` keyword, if it is given."""
+    """Replace the priority in each prompt's parameters by the `priority` keyword, if it is given. RequestError unless
+    it is one number or one for each."""
     priority = options.get("priority")
     if priority is None:
         return params
@@ -69,7 +70,7 @@ def with_priority(params: list[SamplingParams], options: CallOptions) -> list[Sa
 
 
 def chat_form(options: CallOptions | ChatOptions) -> ChatForm | None:
-    """Build the ChatForm of a call from its keywords; None if they change nothing."""
+    """Build the ChatForm of a call from its keywords; None if they change nothing, RequestError for a bad value."""
     given: JsonMapping = options
     content_format, template = given.get("chat_template_content_format"), given.get("chat_template")
     if content_format not in (None, "auto", "string"):

@@ -40,7 +40,7 @@ def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def list_chats(messages: Chat | Sequence[Chat]) -> list[Chat]:
-    """Return one conversation or many as a list."""
+    """Return one conversation or many as a list of conversations; RequestError for no list."""
     if isinstance(messages, (str, Mapping, ChatMessage)) or not isinstance(messages, Sequence):
         raise RequestError(
             f"messages is {_type_name(messages)}: a chat is a list of {{'role': …, 'content': …}}, or a list of chats"
@@ -72,7 +72,7 @@ def check_params(params: SamplingParams | None) -> SamplingParams:
 
 
 def check_pooling(params: PoolingParams | None) -> PoolingParams:
-    """Return `params` after a check of its type, or the defaults for None."""
+    """Return `params`, or the defaults for None; RequestError for another type."""
     if not isinstance(params, PoolingParams | None):
         raise RequestError(f"pooling_params is {_type_name(params)}: it must be tokenloom.PoolingParams")
     return params or PoolingParams()

@@ -54,7 +54,8 @@ class BeamSearch:
         self.sampling_params = SamplingParams(temperature=0, max_tokens=1, logprobs=width, ignore_eos=True)
 
     def requests(self) -> list[list[int]]:
-        """Return the prompts of the next round, the tokens of every open beam; [] after max_tokens rounds."""
+        """Return the prompts of the next round, the tokens of every open beam; [] after max_tokens rounds or if no beam
+        is open."""
         if self._num_rounds == self._params.max_tokens:
             return []
         return [beam.tokens for beams in self._open for beam in beams]
