@@ -27,8 +27,8 @@ class Admission:
         self._kv_cache, self._waiting, self._stats = kv_cache, waiting, stats
 
     def check(self, message: EngineCoreRequest) -> None:
-        """Raise RequestError if the request can never fit, Overloaded if it may fit later. A resubmission (it has
-        tokens) is never refused for load."""
+        """Raise RequestError if the request can never fit or exceeds one request's share of the queue, Overloaded if it
+        may fit later. A resubmission (it has tokens) is never refused for load."""
         num_prompt = num_ids(message.prompt_token_ids)
         self._check_size(num_prompt, message.max_tokens, is_pooled=message.pooling is not None)
         if any(child.output_token_ids for child in message.children):

@@ -16,7 +16,7 @@ CRASHES_TO_FAIL = 3
 
 class CrashIsolation:
     """Finder of the request that kills workers. Invariant: while suspects run, no other request is admitted; further
-    suspects wait only while others run."""
+    suspects wait only while these run."""
 
     def __init__(self) -> None:
         # by request: its known tokens at its first crash, and its crashes without a new token between

@@ -1,8 +1,8 @@
 """HangDetector: how long a step may take before its workers count as hung.
 
 Learned from finished steps: the longest time for each power of two of tokens. A step of k times the tokens takes at
-most k times as long; the smallest bound of all known sizes, times a margin, is the limit. Steps that score prompts
-over the whole vocabulary are learned separately.
+most k times as long; the smallest bound of all known sizes, times a margin, is the limit, at least MIN_LIMIT_S. Steps
+that score prompts over the whole vocabulary are learned separately.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     def compile(self, kind: GrammarKind, text: str) -> Matcher:
-        """Return a matcher at the grammar's start, a copy if it is cached. RequestError names a bad grammar's fault."""
+        """Return a new matcher at the grammar's start; compiled grammars are cached. RequestError for a bad grammar."""
         with self._lock:
             known = self._cache.get((kind, text))
             if known is not None:

@@ -14,7 +14,8 @@ MAX_AHEAD = 64  # jump-forward tokens at once, which bounds the time of a look a
 
 
 class GrammarCursor:
-    """Owns the matcher. Invariant: it has consumed the answer's tokens and `ahead`."""
+    """Owns the matcher. Invariant: it has consumed the answer's tokens, and then `ahead`: the tokens that the grammar
+    forces next."""
 
     def __init__(self, matcher: Matcher, vocab_size: int) -> None:
         """vocab_size: of the model; the matcher's may be larger."""
@@ -46,7 +47,7 @@ class GrammarCursor:
         return None if self.ahead or self._known_mask is not None else self._matcher
 
     def finish_mask(self, words: Words) -> None:
-        """Write the mask of the next token to `words` if it is known, else look ahead from the one just made there."""
+        """Write the next token's mask to `words` if it is known; else `words` holds it: look ahead from that mask."""
         if self.ahead:
             words[:] = 0
             words[self.ahead[0] // 32] = np.uint32(1 << self.ahead[0] % 32)

@@ -214,8 +214,8 @@ class _Adapter:
 
 
 class _Names:
-    """The keys named by schemas, and by all schemas joined with them. has_any: a schema names keys, or an empty list;
-    is_open: a schema allows other keys."""
+    """All keys that the schemas, their branches (allOf, anyOf, oneOf) or $ref targets name. has_any: one of them has
+    properties, patternProperties or required, even if empty; is_open: one of them allows other keys explicitly."""
 
     def __init__(self, adapter: _Adapter, *schemas: Schema) -> None:
         self.names: dict[str, None] = {}

@@ -36,7 +36,7 @@ class KVCacheManager:
         return -(-num_tokens // self.block_size)
 
     def get_computed_blocks(self, request: Request) -> list[int]:
-        """Return the longest cached prefix of the request's tokens. It ends before the last token, which must be
+        """Return the blocks of the request's longest cached prefix. It ends before the last token, which must be
         computed to sample the next, and before prompt tokens whose logprobs are wanted. Mean pooling needs all hidden
         states, so it reads none; a request that skips the cache reads only blocks of its own prompt group."""
         if request.pooling is not None and request.pooling.method == "mean":
@@ -80,8 +80,9 @@ class KVCacheManager:
         return blocks
 
     def cache_blocks(self, request: Request, num_blocks: int) -> None:
-        """Let other requests find the first `num_blocks` blocks of this one. All their tokens must be known, and the
-        steps that write them scheduled; a call never has a smaller number than the one before."""
+        """Let other requests find the first `num_blocks` blocks of this one, if prefix caching is on (without it, only
+        its prompt group finds them). All their tokens must be known, and the steps that write them scheduled; a call
+        never has a smaller number than the one before."""
         if self._is_caching or request.cache_root is not None:
             for i in range(request.num_cached_blocks, num_blocks):
                 self.pool.cache_block(request.block_ids[i], self._key(request, i))

@@ -1,6 +1,6 @@
 """ControlQueue: runs pause, resume, reload, sleep, wake_up, reset_prefix_cache and profiles, one after the other.
 
-A pause is complete when no step is in flight. A reload pauses, lets every rank load the weights in place of a step,
+A pause is complete when the engine is quiet. A reload pauses, lets every rank load the weights in place of a step,
 and voids everything computed or cached. Sleep and wake_up are reloads of nothing and of the former weights. Requests
 stay and continue from their tokens. The supervisor confirms each reload, since it starts new workers with the same
 weights. A profile begins and ends between two steps; it is lost if a worker or the core is replaced.

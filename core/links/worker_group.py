@@ -89,7 +89,7 @@ class WorkerGroup:
         self._publisher.send(frame)
 
     def reload(self, step: int, holding: Holding) -> None:
-        """Send a reload in place of step `step`; `take_done` returns it when every rank is done."""
+        """Send ReloadWeights in place of step `step`; `take_done` returns this message when every rank is done."""
         self._give(ReloadWeights(step=step, core_epoch=self._core_epoch, generation=self.generation, holding=holding))
 
     def profile(self, step: int, records: bool) -> None:
@@ -113,7 +113,7 @@ class WorkerGroup:
 
     def receive(self) -> Iterator[ModelRunnerOutput]:
         """Yield all received results, note the ranks' acknowledgements, and send again messages that a worker missed.
-        EngineDead on a WorkerError."""
+        EngineDead on a WorkerError, or if a missed message is no longer kept."""
         for message in self._receive():
             if isinstance(message, ModelRunnerOutput):
                 while self._unanswered and self._unanswered[0][0] <= message.step:
