@@ -85,7 +85,8 @@ def attend_tile(
     HAS_WINDOW: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
-    """Return acc, m_i and l_i after one more tile. Without IS_MASKED every query attends to every key of the tile."""
+    """Return acc, m_i and l_i after the tile of TILE keys from `start`. Without IS_MASKED each of its keys exists, and
+    every query attends to it."""
     dims = tl.arange(0, DIM_PAD)
     keys = start + tl.arange(0, TILE)
     blocks, places = key_places(table, start, end, BLOCK_SIZE, TILE)

@@ -88,8 +88,8 @@ def list_candidates(
 ):  # fmt: skip
     """Write the candidates to `listed` by rising id; return their number.
 
-    Candidates weigh at least `floor` or, if last_bin ≥ 0 (top_k), are in a bin up to it. If noise_scale > 0, a
-    candidate's noise must also be high enough to win.
+    If last_bin ≥ 0 (top_k), the candidates are the tokens in bins up to it, whatever their weight; otherwise the tokens
+    that weigh at least `floor`. If noise_scale > 0, a candidate's noise must also be high enough to win.
     """
     steps = tl.arange(0, BLOCK)
     count = vocab_size * 0
