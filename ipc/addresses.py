@@ -52,7 +52,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls) -> RunDirectory:
-        """Create and lock a directory; remove those of dead engines."""
+        """Create and lock a directory; remove those of dead engines. ConfigError if no directory can be used."""
         try:
             base = base_directory()
             with _locked(base):  # or another engine's sweep could remove the directory between mkdir and lock

@@ -29,7 +29,8 @@ class BlobServer:
         self._decoder = Decoder[GetBlob](GetBlob)
 
     def reply(self, request: GetBlob, now: float) -> BlobReply:
-        """Return the requested part of a blob, which stays mapped for LEASE_S, or NoBlob."""
+        """Return the requested part of a blob, or NoBlob. The blob stays mapped for LEASE_S, or until MAX_LEASES others
+        are."""
         self.expire(now)
         lease = self._leases.pop(request.digest, None)
         blob = self._store.open(request.digest) if lease is None else lease[0]

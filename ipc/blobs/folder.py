@@ -99,7 +99,7 @@ class BlobFolder:
             return True
 
     def remove(self, name: str, fd: int) -> bool:
-        """Remove a file, even a protected one, if it is the one that `fd` has open."""
+        """Remove a file, even a protected one, if it is the one that `fd` has open; return whether it was removed."""
         path = self.path / name
         with self.locked(), contextlib.suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(fd)):

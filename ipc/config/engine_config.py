@@ -304,7 +304,7 @@ def _check_address(address: str) -> None:
 
 
 def http_endpoint(address: str) -> tuple[str, int]:
-    """Parse `[HOST:]PORT`, with an IPv6 host in brackets, into (host without them, port); default host: 127.0.0.1."""
+    """Parse `[HOST:]PORT`, IPv6 in brackets, into (host without them, port); ConfigError if invalid."""
     host, _, port = address.rpartition(":")
     if not (port.isdecimal() and int(port) <= 65535):
         raise ConfigError(f"--http {address} must be [HOST:]PORT with a port in [0, 65535] (0: any free one)")

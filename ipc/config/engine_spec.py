@@ -22,7 +22,9 @@ VARIABLE = "TOKENLOOM_SPEC"
 
 
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A configuration without automatic values; only the KV pool's size is still measured by workers."""
+    """A configuration with the values that checkpoint and machine decide, such as dtype and device. `config` is as
+    given: its automatic values remain. Workers measure the KV pool's size later; with max_model_len auto the length
+    follows from that size (`fitted_model_len`), and max_model_len is its upper limit."""
 
     run_id: str  # 16 hex characters, new for each engine
     run_directory: str
@@ -77,7 +79,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return -(-self.max_model_len // self.config.block_size)
 
     def fitted_model_len(self, num_blocks: int) -> int:
-        """Return max_model_len; `auto` is cut to the tokens of a pool of `num_blocks`, the null block included."""
+        """Return max_model_len; `auto` is cut to the tokens of a pool of `num_blocks`, one of them the null block."""
         if self.config.max_model_len != AUTO_LENGTH:
             return self.max_model_len
         return min(self.max_model_len, (num_blocks - 1) * self.config.block_size)

@@ -51,7 +51,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Read the header of one file; ConfigError if file or header is damaged, or the file smaller than that says."""
+    """Read the header of one file; ConfigError if it is missing or damaged, or the file is smaller than it says."""
     try:
         with path.open("rb") as file:
             (num_header_bytes,) = struct.unpack("<Q", file.read(8))

@@ -130,9 +130,7 @@ class GetMetrics(Message, frozen=True, kw_only=True, tag="get_metrics"):
 
 class Control(Message, frozen=True, kw_only=True, tag="control"):
     """Order to pause, resume, reload weights, sleep, wake up, clear the prefix cache, profile or set the log level.
-
-    Done replies after the action is complete.
-    """
+    Done replies after the action is complete."""
 
     query_id: int
     action: ControlAction
@@ -149,7 +147,7 @@ CREDIT_WINDOW = 128  # Deltas messages in flight to one client
 
 
 class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):
-    """Reply to Submit: the core has the request. Until then the client resubmits it after a reconnect."""
+    """Reply to Submit: the core has the request, or it ended before. Until then a reconnect resubmits it."""
 
     request_id: str
     attempt: int
@@ -219,7 +217,8 @@ class Text(Message, frozen=True, kw_only=True, tag="text"):
 
 
 class Health(Message, frozen=True, kw_only=True, tag="health_is"):
-    """Reply to GetHealth. is_ready: requests are served; is_stalled: there are requests, but no step finishes."""
+    """Reply to GetHealth. is_ready: new requests are accepted, and wait while is_paused or is_asleep; is_stalled: there
+    are requests, is_paused and is_asleep are false, and no step finishes."""
 
     query_id: int
     is_ready: bool

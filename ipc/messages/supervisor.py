@@ -48,10 +48,8 @@ class Failed(Message, frozen=True, kw_only=True, tag="failed"):
 
 
 class SetLogLevel(Message, frozen=True, kw_only=True, tag="set_log_level"):
-    """Order of a client to set the log level of all processes, sent by a frontend.
-
-    The supervisor passes it on to all children, and to processes that it starts later.
-    """
+    """Order of a client, sent by a frontend, to set the log level of all processes. The supervisor passes it on to all
+    children, and to processes that it starts later."""
 
     level: LogLevel
 
