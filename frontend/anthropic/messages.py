@@ -34,7 +34,7 @@ class MessageCreation:
         self._usage: JsonObject = {}
 
     async def whole(self) -> bytes:
-        """Return the message once the answer has ended."""
+        """Generate until the answer has ended, and return the message (JSON)."""
         async for _ in self._progress():
             pass
         return encode_json(self._message())

@@ -47,7 +47,8 @@ class Command:
         self.add_arguments(parser)
 
     def main(self, argv: Sequence[str]) -> int:
-        """Parse `argv` and run the command. Exit code: 2 for a caller's error, 1 for an engine's, 130 for Ctrl-C."""
+        """Parse `argv`, run the command and return its exit code: after an error 2 if it is the caller's, else 1; 1 if
+        the reader of the output has ended; 130 for Ctrl-C."""
         parser = OptionParser(prog=f"engine-launch {self.name}")
         self.configure(parser)
         arguments = parser.parse_args(argv)

@@ -69,7 +69,8 @@ class Tracing:
         self._model = model
 
     def record(self, answer: Timeline, reason: str, ended_at: float) -> None:
-        """Create and queue the spans of an answer that has just ended; `reason`: its finish reason."""
+        """Create and queue the spans of an answer that has just ended. `reason`: its finish reason; `ended_at`:
+        monotonic seconds."""
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

@@ -126,7 +126,8 @@ OPTION_NAMES = (*KINDS, *NAMES, *(name for name in VLLM_OPTIONS if len(name) > 3
 
 
 def new_config(options: Mapping[str, Given]) -> EngineConfig:
-    """Make an EngineConfig from options by name or alias; skip ignored ones. ConfigError names option and place."""
+    """Make an EngineConfig from options by name or alias; skip ignored ones. ConfigError names option and place. If
+    max_num_seqs is not given, it is at most a given max_num_batched_tokens."""
     known: dict[str, Given] = {}
     for name, given in options.items():
         if (option := VLLM_OPTIONS.get(name)) is not None:

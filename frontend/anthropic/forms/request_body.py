@@ -105,7 +105,7 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True):
 
 
 def chat_request(body: MessagesRequest) -> ChatRequest:
-    """Rewrite a request as the chat that answers it."""
+    """Rewrite a request as the chat that answers it; RequestError for fields that are invalid or not served."""
     fields = {name: getattr(body, name) for name in _SAME} | _prompt(body)
     if body.tool_choice is not None:
         function, choice = openai.NamedFunction(name=body.tool_choice.name), _CHOICES.get(body.tool_choice.type)
@@ -123,7 +123,7 @@ def chat_request(body: MessagesRequest) -> ChatRequest:
 
 
 def tokenize_request(body: CountTokensRequest) -> TokenizeRequest:
-    """Rewrite a request as the request to /tokenize that counts its prompt."""
+    """Rewrite a request as the request to /tokenize that counts its prompt; RequestError as in `chat_request`."""
     return TokenizeRequest(**_prompt(body))
 
 
