@@ -50,7 +50,7 @@ class Clients:
         return max(self.tally.last_token_at)
 
     def hold(self, client: int, seconds: float) -> None:
-        """Delay all traffic between one client and the engine."""
+        """Delay all traffic between one client and the engine for `seconds`; do not wait for it."""
         self._loop.call_soon_threadsafe(self._hold, client, seconds)
 
     def cut(self, client: int) -> None:

@@ -70,7 +70,7 @@ class Engine:
         )
 
     def wait_ready(self, timeout_s: float = START_S) -> str:
-        """Wait for the ready line and return the clients' address."""
+        """Wait for the ready line, set `address` and `url` from it, and return the clients' address."""
         places = [word for word in self.wait_line("Ready", timeout_s).split() if "://" in word]
         self.address, self.url = places[0], "".join(places[1:])
         self.processes()

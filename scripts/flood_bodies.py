@@ -132,7 +132,7 @@ def stream(url: str) -> int:
 
 
 def beside(flag: str, url: str) -> subprocess.Popen[bytes]:
-    """Run this script in another process until its stdin is closed."""
+    """Start this script in another process, which runs until its stdin is closed."""
     return subprocess.Popen([sys.executable, "-P", __file__, flag, url], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 

@@ -175,7 +175,8 @@ _MUTATIONS = (_flip, _truncate, _insert, _splice, _noise, _inflate, _nest, _rety
 
 
 def send_to_frontend(count: int, seed: int) -> dict[str, int]:
-    """Send `count` frames to the client and core handlers of a Frontend for the demo model; return its counts."""
+    """Send `count` frames to the client and core handlers of a Frontend for the demo model; return its event counts.
+    SystemExit if the frontend then does not answer a client."""
     frontend, _ = new_frontend(EngineConfig(max_model_len=64))
     from_clients = FrameFuzzer(ClientMessage, seed)
     from_core = FrameFuzzer(CoreToFrontend, seed + 1)

@@ -3,8 +3,8 @@
     python scripts/peer_grammars.py TOKENIZER.json
 
 Needs tokenizers and numpy, and each library to be measured: llguidance, xgrammar (which brings torch). Each schema is
-compiled ROUNDS times without the library's cache; masks are timed along random walks, the same number of tokens for
-each library. One thread. Runs without tokenloom, in any environment.
+compiled ROUNDS times without the library's cache; masks are timed along random walks of up to WALK tokens, which end
+with the grammar. One thread. Runs without tokenloom, in any environment.
 """
 
 from __future__ import annotations
