@@ -97,8 +97,8 @@ class EngineCore:
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def add_request(self, frontend_id: int, message: EngineCoreRequest) -> None:
-        """Queue the answers of a request, in place of those of an earlier attempt, or finish them with an error. An
-        attempt that is not newer is accepted again and changes nothing."""
+        """Queue the answers of a request, in place of those of an earlier attempt; finish them with an error if the
+        request is refused. An attempt that is not newer is accepted again and changes nothing."""
         first = message.children[0].key
         known = self._request_by_id.get((frontend_id, first))
         if known is not None and known.attempt >= message.attempt:

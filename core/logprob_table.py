@@ -44,7 +44,7 @@ class LogprobTable(NamedTuple):
         return cls(rows, positions, widths, ranks, token_ids, logprobs)
 
     def select(self, mask: npt.NDArray[np.bool_]) -> LogprobTable:
-        """Return the selected tokens. mask: [n]."""
+        """Return the table of the tokens that `mask` ([n]) selects."""
         if mask.all():
             return self
         entries = np.repeat(mask, self.widths)

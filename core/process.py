@@ -191,7 +191,7 @@ class CoreProcess:
 
     def _ask_to_reload(self, holding: Holding) -> None:
         """Announce a reload to the supervisor, which records it and sends it back for `_reload`. From then on, if this
-        core dies, the supervisor replaces the workers with it."""
+        core dies, the supervisor replaces the workers, too."""
         assert self._workers is not None, "controls are processed only with workers"
         self.supervisor.send(Reloading(generation=self._workers.generation, holding=holding))
 

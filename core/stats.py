@@ -15,7 +15,7 @@ KV_MAP_BLOCKS = 256  # sampled for the map in Progress
 
 
 class CoreStats:
-    """Totals since the core's start; `log_line` also computes rates since the last line."""
+    """Totals since the core's start; `log_line` also computes rates since the last line. `now`: monotonic seconds."""
 
     def __init__(self) -> None:
         self.num_generated_tokens = 0

@@ -60,7 +60,7 @@ class KVCacheManager:
         return num_new + num_idle_hits + num_reserved - self.pool.num_free
 
     def num_freed_by(self, request: Request, kept: list[int]) -> int:
-        """Return how many blocks become free with `request`, not counting those in `kept`."""
+        """Return how many blocks would become free if `request` gave up its blocks, not counting those in `kept`."""
         return sum(self.pool.ref_count(block) == 1 for block in set(request.block_ids).difference(kept))
 
     def take_computed(self, request: Request, computed: list[int]) -> None:

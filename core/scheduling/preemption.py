@@ -20,8 +20,8 @@ class Preemption:
         """Return the running requests to preempt so that `request` gets a row and blocks: at most `limit`, all
         strictly behind it in order, cheapest first. Empty if it fits without preemption, or not even with it.
 
-        Only a request that has never run preempts others, so each does it at most once and requests cannot preempt one
-        another in turn."""
+        Only a request that has never run preempts others, so each request preempts at most once, and requests cannot
+        preempt one another in turn."""
         if not limit or request.num_cached_tokens >= 0 or request.sort_key >= self._rows.sort_key.max():
             return []
         computed = self._kv_cache.get_computed_blocks(request)
