@@ -101,7 +101,7 @@ def sweep(base: Path) -> int:
 
 def lock_ipc_address(address: str, option: str = "--listen") -> int:
     """Lock the ipc path that the operator chose by `option`; return the lock's fd, to be held until the process ends.
-    Wait for FAREWELL_S while another socket listens there; then, or if an engine has the lock, raise ConfigError.
+    Wait up to FAREWELL_S while another socket listens there; then, or if an engine has the lock, raise ConfigError.
 
     The lock tells whether an address is in use: a second bind in ZeroMQ takes over an ipc path without an error.
     """

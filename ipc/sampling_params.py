@@ -263,7 +263,7 @@ class SamplingParams(
 
 
 def child_seed(seed: int, index: int) -> int:
-    """Return the seed of answer `index`: seed + index, less 2^64 from there on. seed: the request's, given or drawn."""
+    """Return the seed of answer `index`: seed + index, minus 2^64 if that is 2^64 or more. seed: the request's own."""
     return seed + index if seed + index < 2**64 else seed + index - 2**64
 
 

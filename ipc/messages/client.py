@@ -182,7 +182,7 @@ class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """New output of one answer: tokens [start, start + n) and their text."""
+    """New output of one answer: tokens [start, start + n) and the text that they complete."""
 
     request_id: str
     index: int = 0  # of the answer, among n

@@ -93,11 +93,11 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class LogprobColumns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Logprobs of n tokens of any requests: for each the token itself, then alternatives by falling logprob.
+    """Logprobs of n tokens of any requests: for each the token itself, then alternatives as in Logprobs (client.py).
 
     Logprobs have four shapes on their way: a worker sends RowLogprobs, the core sends them on as KeyLogprobs, the
-    frontend collects those of an answer in a LogprobBuffer and sends Logprobs (client.py), and the client's outputs
-    have TokenLogprobs (or FlatLogprobs).
+    frontend collects those of an answer in a LogprobBuffer and sends Logprobs, and the client's outputs have
+    TokenLogprobs (or FlatLogprobs).
     """
 
     widths: bytes = b""  # int32 [n]: 1 + number of alternatives

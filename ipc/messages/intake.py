@@ -61,7 +61,7 @@ class PromptRead(Message, frozen=True, kw_only=True, tag="prompt_read"):
 
 
 class NotRead(Message, frozen=True, kw_only=True, tag="not_read"):
-    """Reply to either: the caller's body or text is invalid."""
+    """Reply to ReadBody or ReadPrompt: the caller's body or text is invalid."""
 
     message: str
     status: int = 400  # of the HTTP response

@@ -66,7 +66,7 @@ class ReplaceWorkers(Message, frozen=True, kw_only=True, tag="replace_workers"):
 
 
 class Reloading(Message, frozen=True, kw_only=True, tag="reloading"):
-    """Announcement to the supervisor that the workers' weights are about to change.
+    """Announcement to the supervisor that the workers are about to change their memory: a reload, sleep or wake-up.
 
     The supervisor records that the content of their memory is uncertain and replies with the same message; only then
     does the core order the change.
@@ -77,9 +77,9 @@ class Reloading(Message, frozen=True, kw_only=True, tag="reloading"):
 
 
 class Reloaded(Message, frozen=True, kw_only=True, tag="reloaded"):
-    """Report to the supervisor that all ranks have the weights of Reloading.
+    """Report to the supervisor that all ranks have the holding of Reloading.
 
-    The supervisor records that new workers load the same weights and replies with the same message; only then does the
+    The supervisor records that new workers start with the same and replies with the same message; only then does the
     client get its reply.
     """
 

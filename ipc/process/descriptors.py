@@ -9,7 +9,7 @@ MAX_DESCRIPTORS = 1 << 20  # some container runtimes set 2^30, for which some pr
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit of this process and its children to the hard one, or MAX_DESCRIPTORS; return it."""
+    """Raise the soft limit of this process and its children to the hard one, at most MAX_DESCRIPTORS; return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
