@@ -110,7 +110,7 @@ class FrontendProcess:
         return (self.supervisor.socket, self._clients, self._core.socket, *zap)
 
     def seconds_to_tick(self, now: float) -> float | None:
-        """Return the time to the next deadline, None without one; `now` in monotonic seconds."""
+        """Return the seconds to the next deadline, None without one; `now` in monotonic seconds."""
         return self._frontend.seconds_to_tick(now)
 
     def stop(self) -> None:

@@ -54,7 +54,8 @@ class MessageCreation:
             yield event(message_error(to_http_error(error))[0], "error")
 
     async def _progress(self) -> AsyncGenerator[list[Event], None]:
-        """Yield the events, a list per turn of the frontend with deltas. Errors before the first delta precede all."""
+        """Yield the events, a list per turn of the frontend with deltas, and a last list. An error before the first
+        delta is raised before any event."""
         last = Delta(request_id="")
         with self._chat.run() as run:
             async for read in self._chat.parts(run):

@@ -62,7 +62,7 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
         request_id: str | None = None,
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the growing next turn of a conversation; a message is {"role": …, "content": …}."""
+        """Yield the growing next turn of a conversation, as `generate` does; a message is {"role": …, "content": …}."""
         check_options("chat", options, ChatOptions)
         (params,) = with_priority([check_params(sampling_params)], options)
         submit = self._new_submit(check_chat(messages), params, request_id, form=chat_form(options))
@@ -102,7 +102,7 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
         return search.outputs[0]
 
     async def abort(self, request_id: str) -> None:
-        """End a request: its last output has the tokens generated so far and finish_reason abort."""
+        """End a request, if it is open: its last output has the tokens generated so far and finish_reason abort."""
         self._transport.abort(request_id)
 
     # ── queries ──

@@ -127,7 +127,7 @@ class Client(base_client.BaseClient[None]):
         return self._stream(self._new_submit(prompt, params, request_id))
 
     def abort(self, request_id: str) -> None:
-        """End a request: its last output has the tokens generated so far and finish_reason abort."""
+        """End a request, if it is open: its last output has the tokens generated so far and finish_reason abort."""
         self._transport.abort(request_id)
 
     # ── queries ──

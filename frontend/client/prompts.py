@@ -28,7 +28,8 @@ _FORMS = "a prompt is text, a list of token ids, {'prompt': text} or {'prompt_to
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or many as a list. An empty list is no prompts, a list of integers is one prompt."""
+    """Return one prompt or many as a list. An empty list is no prompts, a list of integers is one prompt. RequestError
+    for anything else."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, bytearray)):
@@ -49,7 +50,8 @@ def list_chats(messages: Chat | Sequence[Chat]) -> list[Chat]:
 
 
 def list_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:
-    """Return checked parameters for each prompt; `params`: one for all prompts, one each, or None for the defaults."""
+    """Return checked parameters for each prompt; `params`: one for all prompts, one each, or None for the defaults.
+    RequestError for another number of them."""
     if params is None or isinstance(params, SamplingParams):
         return [check_params(params)] * num_prompts
     if isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
@@ -85,7 +87,8 @@ def new_submit(
     pooling: PoolingParams | None = None,
     form: ChatForm | None = None,
 ) -> Submit:
-    """Make the Submit of a prompt or of a chat, which `form` renders; `pooling` requests a vector instead of tokens."""
+    """Make the Submit of a prompt or of a chat, which `form` renders; `pooling` requests a vector instead of tokens.
+    RequestError for an invalid id or prompt."""
     check_request_id(request_id)
     if is_chat(prompt):
         return Submit(request_id=request_id, params=params, chat=check_chat(prompt), chat_form=form, pooling=pooling)

@@ -59,7 +59,8 @@ _MOVES: dict[State, set[State]] = {
 
 
 class ClientProtocol:
-    """Open requests and queries of one client. Invariant: each of them gets exactly one last update."""
+    """Open requests and queries of one client. Invariant: each of them gets exactly one last update. Times are in
+    monotonic seconds."""
 
     def __init__(
         self, address: str, send: Callable[[ClientMessage], None], connect_timeout_s: float, reconnect_timeout_s: float
@@ -325,7 +326,7 @@ class ClientProtocol:
                 self._end_query(query_id, error)
 
     def _lose(self) -> None:
-        """Fail all open requests and queries: no Welcome came in time. A later one opens a new connection."""
+        """Fail all open requests and queries: no Welcome came in time. A later submit or query connects again."""
         text = f"no engine answers at {self._address} for {self._greet_timeout_s:g} s"
         if self._run_id is not None:
             text = f"the engine at {self._address} is lost and did not come back within {self._greet_timeout_s:g} s"

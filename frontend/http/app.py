@@ -77,7 +77,7 @@ class GeneratingEndpoints:
 
     @contextlib.contextmanager
     def _refusals(self) -> Iterator[None]:
-        """Count a request as refused if this context, entered before the engine gets it, raises an expected error."""
+        """Count a request as refused if this context raises an expected error. The engine gets the request later."""
         try:
             yield
         except (HttpError, TokenloomError) as error:

@@ -29,7 +29,7 @@ _TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]')
 
 
 class Invocations:
-    """Dispatcher of requests to the given endpoints by path."""
+    """Dispatcher: passes each request to one of the given endpoints, chosen by the fields of its body."""
 
     def __init__(self, endpoints: list[Endpoint]) -> None:
         self._by_path: Mapping[str, Endpoint] = {each.path: each for each in endpoints}

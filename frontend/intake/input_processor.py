@@ -102,7 +102,7 @@ class InputProcessor:
 
     def tokenize(self, question: ReadPrompt) -> Prompt:
         """Tokenize a text or a chat, which is rendered first; return token ids as they are. RequestError unless exactly
-        one of the three is given."""
+        one of prompt, token_ids and chat is given."""
         num_given = sum(each is not None for each in (question.prompt, question.token_ids, question.chat))
         if num_given != 1:
             raise RequestError(f"{num_given} of prompt, prompt_token_ids and chat are given: give exactly one")

@@ -177,7 +177,7 @@ class ChatChoice(Choice):
         return chat_logprobs(delta, with_ids=bool(self._body.return_tokens_as_token_ids))
 
     def _call_deltas(self, parts: list[Part]) -> list[JsonObject]:
-        """Return one delta per call that the parts begin or continue: a call's first one has its name and id."""
+        """Return one delta per call that the parts begin or continue: a call's first delta has its name and id."""
         calls: dict[int, dict[str, dict[str, str]]] = {}
         heads: dict[int, JsonObject] = {}
         index = self._text.num_calls - sum(isinstance(part, CallBegin) for part in parts) - 1

@@ -51,7 +51,8 @@ class StoredResponses:
             logger.warning("responses of an earlier frontend are lost: %s", error)
 
     async def start(self, parsed: ParsedBody[ResponsesRequest]) -> ResponseCreation | BackgroundResponse:
-        """Check a request and return its response; if it is for the background, store and start it."""
+        """Check a request and return its response; if it is for the background, store and start it. HttpError 400 if it
+        is for the background and cannot be stored; further errors as of `with_previous`."""
         body = parsed.body
         parsed = await self.with_previous(parsed)
         is_kept = body.store is not False and self._store.is_on and 0 < len(parsed.raw) <= MAX_RECORD_BYTES

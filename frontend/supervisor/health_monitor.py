@@ -32,8 +32,8 @@ class HealthMonitor:
             child.last_sign_at = self.next_at  # nobody pinged those that were ready before the others
 
     def check(self) -> tuple[Child, str] | None:
-        """Ping core and frontend if `next_at` has come. Return the first child that hangs, with a description; the core
-        watches ready workers."""
+        """Ping core and frontend if `next_at` has come. Return the first child that hangs, with a description, or None;
+        the core watches ready workers."""
         now = time.monotonic()
         if now < self.next_at:
             return None

@@ -28,7 +28,7 @@ def find_checkpoint(
     name: str | None, revision: str | None, option: str = "--model", config: EngineConfig | None = None
 ) -> Path:
     """Return the folder of a checkpoint; the files of a hub id are downloaded unless cached. None is the demo model.
-    ConfigError if it is not found; `option` names the checkpoint in it. Weights are not fetched for "--tokenizer"."""
+    ConfigError, which names `option`, if it is not found. For the option --tokenizer no weights are downloaded."""
     if name is not None and os.path.isdir(name):
         return Path(name).resolve()
     if name in (None, "demo"):

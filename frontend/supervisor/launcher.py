@@ -33,7 +33,7 @@ class ProcessSpec:
 
     @property
     def name(self) -> str:
-        """The name in logs and errors."""
+        """The name in logs and errors, such as "core" or "worker 0"."""
         return self.unit.role if self.rank is None else f"{self.unit.role} {self.rank}"
 
     @property

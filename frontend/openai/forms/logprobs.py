@@ -44,7 +44,7 @@ class CompletionLogprobs:
 
 
 def chat_logprobs(delta: Delta, *, with_ids: bool = False) -> list[JsonObject]:
-    """Return one object per token of the delta: the token and the most likely ones at its position.
+    """Return one object per token of the delta: the token and the likeliest, or the named ones, at its position.
 
     `with_ids`: write tokens as token_id:ID; only `bytes` has their text."""
     return [

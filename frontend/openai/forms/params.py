@@ -24,7 +24,8 @@ _LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the n
 
 
 def with_defaults(body: BodyT, spec: EngineSpec) -> BodyT:
-    """Fill a Generation's null fields with the model's sampling defaults, and apply flags; return others unchanged."""
+    """Fill a Generation's null fields with the model's sampling defaults, and apply the engine's flags for logprobs and
+    usage; return other bodies unchanged."""
     if not isinstance(body, Generation):
         return body
     defaults: dict[str, Any] = dict(spec.default_sampling_params)
@@ -73,7 +74,8 @@ def given_params(body: Scheduled, **more: object) -> SamplingParams:
 
 
 def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
-    """Return the constraint in structured_outputs, guided_* or response_format, or None; RequestError for several."""
+    """Return the constraint in structured_outputs, guided_* or response_format, or None; RequestError for several, or
+    for an invalid one."""
     found: dict[str, object] = dict(body.structured_outputs or {})  # by name of the constraint
     style = {name: found.pop(name) for name in ("disable_any_whitespace",) if name in found}
     field = "structured_outputs"
