@@ -1,4 +1,4 @@
-"""CrashIsolation: finds the request that kills workers, by bisection, while all others go on.
+"""CrashIsolation: finds the request that kills workers, by bisection, so that all others can go on.
 
 A worker group may fail for other reasons, so the first crash makes no suspects. When a request was in the crashing
 step twice without a new token in between, the requests of that step become suspects: half of them run alone until

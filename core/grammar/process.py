@@ -1,4 +1,4 @@
-"""The grammar process: python -m tokenloom.core.grammar.process --spec JSON --address A
+"""The grammar process: python -m tokenloom.core.grammar.process --address A
 
 Compiles grammars and makes masks outside the core's loop. The core starts it with the first grammar, and replaces it
 if a grammar crashes it or keeps it busy past a deadline: a stack overflow or an endless search in a library fails

@@ -64,7 +64,7 @@ class KVCacheManager:
         return sum(self.pool.ref_count(block) == 1 for block in set(request.block_ids).difference(kept))
 
     def take_computed(self, request: Request, computed: list[int]) -> None:
-        """Start the request's table with the blocks found by get_computed_blocks, and count them as hits."""
+        """Start the request's table with the blocks of get_computed_blocks, reference them and count them as hits."""
         assert not request.block_ids, "a request starts with an empty table"
         self.pool.touch(computed)
         request.block_ids = list(computed)
