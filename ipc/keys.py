@@ -31,7 +31,7 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls(*(key.decode() for key in (*server, *client)))
 
     def save(self, path: Path) -> None:
-        """Write a new file that only this user can read; ConfigError if it exists."""
+        """Write a new file that only this user can read; ConfigError if it exists or cannot be written."""
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:

@@ -1,7 +1,7 @@
 """Messages of several channels: the base class, handshake, ping and bulk arrays.
 
 Structs are msgpack maps with a `type` tag; token, row and block ids are `bytes`: raw little-endian int32 (codec.py).
-Each other file here defines one channel.
+Each other file here but metrics.py defines one channel.
 """
 
 from __future__ import annotations
