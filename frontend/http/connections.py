@@ -1,7 +1,8 @@
 """Connections: limits the time in which an HTTP client must send a request, and the number of connections.
 
 If a client sends a head or body too slowly, it gets 408 and its connection is closed. One timer checks all connections
-that wait for their client, a few times within the limit; without such connections no timer runs. Answers have no limit.
+that wait for their client, a few times within the limit; without such connections no timer runs. An answer may take
+any time.
 
 At the limit of connections a new one replaces the connection that has been idle for longest. If none is idle, requests
 on the new connection get 503, except probes.

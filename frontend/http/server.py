@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn on the frontend's own event loop. Imported only when --http is given.
+"""The HTTP server: uvicorn on the frontend's own event loop. Imported only if HTTP is served (--http, --uds).
 
 One thread runs the frontend's turns (iterations of its loop) and the HTTP handlers, so that a token goes from the
 core's message to the client's socket without a lock, a queue or a second process.

@@ -99,7 +99,7 @@ class LocalProcess:
         return self._sched_stat.starved_s(before)
 
     def describe_exit(self) -> str:
-        """Describe its end: the OOM killer, or else signal or exit code with its last line of stderr beyond INFO."""
+        """Describe the end: the OOM killer, or else signal or exit code with the last stderr line that is not INFO."""
         code = self._process.returncode
         if code == -signal.SIGKILL and (reason := self._oom_kills.describe()):
             return f"{self._name} was killed by SIGKILL: {reason}"

@@ -1,6 +1,6 @@
 """Reports the progress of a start as log lines.
 
-The command prints all of them on its standard output. A program that starts an engine (LLM) prints one every
+The command prints all of them on its standard output. A program that starts an engine (LLM) prints at most one every
 MIN_INTERVAL_S on its standard error, hence none for a quick start.
 """
 
