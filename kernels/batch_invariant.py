@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .contract import PackedLinear
+from .contract import Norm, PackedLinear
 from .reference import ReferenceOps
 
 
@@ -24,8 +24,8 @@ class BatchInvariantOps(ReferenceOps):
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return _map_rows(lambda row: ReferenceOps.linear(self, row, packed), x)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return _map_rows(lambda row: ReferenceOps.rms_norm(self, row, weight, eps), x)
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        return _map_rows(lambda row: ReferenceOps.norm(self, row, norm), x)
 
 
 def _map_rows(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -6,9 +6,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
+
+NormKind: TypeAlias = Literal["rms", "layer"]
+ActivationKind: TypeAlias = Literal["none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped"]
+ScoreKind: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +43,81 @@ class BatchColumns:
     block_tables: Tensor  # [rows, max_blocks_per_row] int32
 
 
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A norm over the last axis, of n elements: x / rms(x) * weight ("rms"), or (x − mean) / deviation * weight + bias
+    ("layer"). Computed in float32 and rounded once."""
+
+    kind: NormKind
+    weight: Tensor | None  # [n] float32; None: ones
+    bias: Tensor | None  # [n] float32; None: zeros
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class HeadNorms:
+    """Norms of query and key heads. The weights are [D], or [heads, D] if each head has its own."""
+
+    query: Norm
+    key: Norm
+    spans_heads: bool = False  # one norm over all heads of a token, which has [heads, D] weights
+    is_after_rope: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Rotary:
+    """Rotation of query and key heads by position."""
+
+    cos_sin: Tensor | None  # [P, rotated] float32: cosines, then sines of each position; None: heads are not rotated
+    query_scale: Tensor | None = None  # [P] float32: factor of the query heads at each position
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionSpec:
+    """How a layer's attention maps scores to weights."""
+
+    scale: float
+    window: int | None = None  # positions that a token attends to, its own included; None: all before it
+    softcap: float = 0.0  # c: scores become c * tanh(scores / c) after scaling; 0: they stay
+    sinks: Tensor | None = None  # [H] float32: the score of one more key per head, without a value
+
+
+class Activation(NamedTuple):
+    """Activation behind a linear layer. `is_gated`: the layer's first half are gates, its second half ups, and the
+    result is act(gate) * up; "swiglu_clamped" is act(min(gate, limit)) * (clamp(up, ±limit) + 1) with
+    act(x) = x * sigmoid(1.702 x)."""
+
+    kind: ActivationKind = "none"
+    is_gated: bool = False
+    limit: float = 0.0
+
+
+NO_ACTIVATION = Activation()
+GATED_SILU = Activation("silu", is_gated=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """How experts are chosen for a token, and weighted."""
+
+    top_k: int
+    score: ScoreKind = "softmax"  # of the router's outputs; "softmax_of_chosen": over the chosen experts alone
+    choice_bias: Tensor | None = None  # [E] float32, added to the scores for the choice, not for the weights
+    num_groups: int = 1  # of experts, of equal size
+    top_groups: int = 1  # groups with the highest scores, from which experts are chosen
+    group_score: Literal["max", "top2"] = "max"  # of a group: its best score, or the sum of its two best
+    is_normalized: bool = False  # weights are divided by their sum
+    scale: float = 1.0  # factor of the weights
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the weights are the highest softmax scores of all experts, perhaps normalized."""
+        has_choice = self.choice_bias is not None or self.num_groups > 1
+        return self.score == "softmax" and not has_choice and self.scale == 1.0
+
+
 class PackedLinear(Protocol):
-    """Weight and bias of a linear layer in the layout of the Ops that packed it; opaque to layers."""
+    """Weight, bias and activation of a linear layer in the layout of the Ops that packed it; opaque to layers."""
 
     @property
     def in_features(self) -> int: ...
@@ -61,17 +138,26 @@ class PackedExperts(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """Weights of a decoder layer: norm → attention, then norm → gated MLP, each added to the residual stream."""
+    """Weights of a decoder layer; the residual stream is x:
 
-    input_norm: Tensor  # [hidden]
+        sequential  x += attention_output_norm(attention(input_norm(x))); x += mlp_output_norm(mlp(mlp_norm(x)))
+        parallel    n = input_norm(x); x += attention(n) + mlp(n if mlp_norm is None else mlp_norm(x))
+
+    A norm that is None is left out.
+    """
+
+    input_norm: Norm | None
     qkv: PackedLinear  # query heads | key heads | value heads
-    query_norm: Tensor | None  # [D]
-    key_norm: Tensor | None
+    head_norms: HeadNorms | None
+    rotary: Rotary
+    attention: AttentionSpec
     output: PackedLinear
-    post_norm: Tensor  # [hidden]
-    gate_up: PackedLinear  # gated
+    attention_output_norm: Norm | None
+    mlp_norm: Norm | None
+    up: PackedLinear  # with the activation, gated or not
     down: PackedLinear
-    sliding_window: int | None
+    mlp_output_norm: Norm | None
+    is_parallel: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,12 +165,14 @@ class DecoderWeights:
     """Weights and shapes of a single-rank decoder, from token ids to logits."""
 
     table: Tensor | PackedLinear  # of the embedding, see Ops.embedding
+    positions: Tensor | None  # [P, hidden]: learned embeddings, added to the tokens'
+    embedding_scale: float
     layers: list[LayerWeights]
-    norm: Tensor  # [hidden]
+    residual_scale: float  # of what a layer adds to the residual stream
+    norm: Norm
     head: PackedLinear
-    eps: float  # of all norms
-    cos_sin: Tensor  # see Ops.qk_norm_rope_cache
-    scale: float  # of attention scores
+    logit_scale: float
+    logit_softcap: float  # as AttentionSpec.softcap, after the scale
     num_heads: int
     num_kv_heads: int
     head_dim: int

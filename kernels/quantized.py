@@ -8,7 +8,7 @@ fp8 is e4m3 of OCP's FP8 specification; int4 is unsigned. Knows no file format; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -52,6 +52,12 @@ class QuantizedWeight:
         if self.g_idx is not None:
             return self.g_idx.long()
         return torch.arange(self.shape[1], device=self.qweight.device) // self.group_size
+
+    def select_outputs(self, outputs: Tensor) -> QuantizedWeight:
+        """Return the matrix of some outputs, in this order. outputs: [n] int64."""
+        stored = self.qweight.view(torch.uint8)[outputs].view(self.qweight.dtype)  # torch cannot index every e4m3
+        zeros = None if self.zeros is None else self.zeros[outputs]
+        return replace(self, qweight=stored, scales=self.scales[outputs], zeros=zeros)
 
     def dequantize(self) -> Tensor:
         """Compute the matrix [out, in] in float32 and round it to `dtype`."""

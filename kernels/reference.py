@@ -10,7 +10,7 @@ Kernels are tested against it within stated tolerances, and fall back to it. Axe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import fp8_cache
-from .contract import AttentionMetadata, BatchColumns, DecoderWeights, FusedDecoder, PackedExperts, PackedLinear
+from .contract import (
+    GATED_SILU,
+    NO_ACTIVATION,
+    Activation,
+    AttentionMetadata,
+    AttentionSpec,
+    BatchColumns,
+    DecoderWeights,
+    FusedDecoder,
+    HeadNorms,
+    Norm,
+    PackedExperts,
+    PackedLinear,
+    Rotary,
+    Routing,
+)
 from .quantized import Weight, as_floats
 
 
@@ -28,7 +43,7 @@ class PlainLinear:
 
     weight: Tensor
     bias: Tensor | None
-    is_gated: bool = False
+    activation: Activation = NO_ACTIVATION
 
     @property
     def in_features(self) -> int:
@@ -36,7 +51,7 @@ class PlainLinear:
 
     @property
     def out_features(self) -> int:
-        return self.weight.shape[0] // (2 if self.is_gated else 1)
+        return self.weight.shape[0] // (2 if self.activation.is_gated else 1)
 
     @property
     def nbytes(self) -> int:
@@ -105,42 +120,50 @@ class ReferenceOps:
         rows.num_computed.index_add_(0, live, (~is_padding).int())
         return self.embedding(rows.last_tokens[live].masked_fill(is_padding, first_id - 1), table, first_id)
 
-    def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
+    def pack_linear(self, weight: Weight, bias: Tensor | None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
         """Pack weight [out, in] and bias [out] for `linear`, by reference or as a copy; never write to them.
 
-        `is_gated`: the first half of the rows are gates, the second half ups; out_features is out / 2. An
-        implementation without a kernel for a quantized weight dequantizes it.
+        A gated activation halves the outputs: out_features is out / 2. An implementation without a kernel for a
+        quantized weight dequantizes it.
         """
-        return PlainLinear(as_floats(weight), bias, is_gated)
+        return PlainLinear(as_floats(weight), bias, activation)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        """Multiply x [T, in] by the packed weight and add its bias: [T, out]. `packed` was packed by the same Ops.
+        """Multiply x [T, in] by the packed weight, add its bias and apply its activation: [T, out_features].
 
-        A gated layer returns silu(first half) * second half: [T, out / 2].
+        `packed` was packed by the same Ops.
         """
         assert isinstance(packed, PlainLinear)
-        outputs = F.linear(x, packed.weight, packed.bias)
-        return self.silu_and_mul(outputs) if packed.is_gated else outputs
+        return self.activate(F.linear(x, packed.weight, packed.bias), packed.activation)
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """Compute `linear` as float32 [T, out], possibly more precise than the model's dtype."""
         return self.linear(x, packed).float()
 
-    def pack_experts(self, gate_up: Sequence[Weight], down: Sequence[Weight]) -> PackedExperts:
-        """Pack each expert's gate_up [2 n, hidden], gates first, and down [hidden, n]."""
+    def pack_experts(
+        self,
+        gate_up: Sequence[Weight],
+        down: Sequence[Weight],
+        biases: tuple[Tensor, Tensor] | None = None,
+        activation: Activation = GATED_SILU,
+    ) -> PackedExperts:
+        """Pack each expert's gate_up [2 n, hidden], gates first, and down [hidden, n].
+
+        biases: of gate_up [E, 2 n] and of down [E, hidden]. Each output is weighted with its bias.
+        """
+        up_biases, down_biases = biases or ([None] * len(gate_up), [None] * len(down))
         return PlainExperts(
-            [self.pack_linear(weight, None, is_gated=True) for weight in gate_up],
-            [self.pack_linear(weight, None) for weight in down],
+            [self.pack_linear(weight, bias, activation) for weight, bias in zip(gate_up, up_biases, strict=True)],
+            [self.pack_linear(weight, bias) for weight, bias in zip(down, down_biases, strict=True)],
         )
 
-    def fused_moe(self, x: Tensor, scores: Tensor, packed: PackedExperts, top_k: int, is_normalized: bool) -> Tensor:
-        """Pass x [T, hidden] through the `top_k` experts with the highest scores [T, E]; return their weighted sum.
+    def fused_moe(self, x: Tensor, scores: Tensor, packed: PackedExperts, routing: Routing) -> Tensor:
+        """Pass x [T, hidden] through the experts that `routing` chooses by scores [T, E]; return their weighted sum.
 
-        Weights are the softmax of all scores in float32; `is_normalized` divides them by the sum of the top k. The sum
-        is accumulated in float32, in the order of expert ids or of scores.
+        The sum is accumulated in float32, in the order of expert ids or of scores.
         """
         assert isinstance(packed, PlainExperts)
-        weights, experts = route(scores, top_k, is_normalized)
+        weights, experts = route(scores, routing)
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in sorted(set(experts.flatten().tolist())):
             tokens, ranks = torch.where(experts == expert)
@@ -148,52 +171,78 @@ class ReferenceOps:
             total.index_add_(0, tokens, outputs * weights[tokens, ranks, None])
         return total.to(x.dtype)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Compute x / rms(x) * weight over the last axis, the mean in float32. x: [..., n], weight: [n]."""
-        return F.rms_norm(x, weight.shape, weight, eps)
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """Normalize x [..., n] over its last axis."""
+        weight, wide = norm.weight, x.float()
+        if norm.kind == "rms":
+            return F.rms_norm(wide, x.shape[-1:], weight, norm.eps).to(x.dtype)
+        return F.layer_norm(wide, x.shape[-1:], weight, norm.bias, norm.eps).to(x.dtype)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Add x to `residual` in place, then return rms_norm(residual). x, residual: [T, n]."""
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+        """Add x to `residual` in place, then return norm(residual). x, residual: [T, n]."""
         residual += x
-        return self.rms_norm(residual, weight, eps)
+        return self.norm(residual, norm)
 
-    def silu_and_mul(self, x: Tensor) -> Tensor:
-        """Compute silu(gate) * up [..., n] of x [..., 2n], which holds gate, then up."""
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        """Compute act(x) [..., n], or act(gate) * up [..., n] of x [..., 2n] for a gated activation; x may change."""
+        kind, is_gated, limit = activation
+        if not is_gated:
+            return _ACTIVATIONS[kind](x)
         gate, up = x.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        if kind == "swiglu_clamped":
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+            return gate * torch.sigmoid(gate * 1.702) * (up + 1)
+        return _ACTIVATIONS[kind](gate).mul_(up)
 
     def qk_norm_rope_cache(
         self,
         heads: Tensor,
-        norms: tuple[Tensor, Tensor] | None,
-        eps: float,
-        cos_sin: Tensor,
+        norms: HeadNorms | None,
+        rotary: Rotary,
         kv_cache: Tensor,
         layer: int,
         metadata: AttentionMetadata,
     ) -> Tensor:
         """Normalize and rotate query and key heads, store keys and values; return the query heads [T, H, D].
 
-        heads: [T, H + 2 * num_kv_heads, D], query | key | value; overwritten, and the result may be a view of it.
-        norms: weights [D] of the RMS norms of query and key heads. cos_sin: [P, D] float32, D/2 cosines then D/2 sines
-        per position < P (neox style: element i pairs with i + D/2). Keys and values are stored at `metadata.slots` of
-        `layer`, NaN and infinities as 0: masked attention multiplies stale values by 0, and 0 * NaN is NaN, so they
-        would poison the block's next owner.
+        heads: [T, H + 2 * num_kv_heads, D], query | key | value; overwritten, and the result may be a view of it. Of n
+        rotated elements, the first of a head, element i pairs with i + n / 2 (neox style). Keys and values are stored
+        at `metadata.slots` of `layer`, NaN and infinities as 0: masked attention multiplies stale values by 0, and
+        0 * NaN is NaN, so they would poison the block's next owner.
         """
         num_kv_heads = kv_cache.shape[3]
         num_heads = heads.shape[1] - 2 * num_kv_heads
         query, key, value = torch.split(heads, [num_heads, num_kv_heads, num_kv_heads], dim=1)
-        if norms is not None:
-            query.copy_(self.rms_norm(query, norms[0], eps))
-            key.copy_(self.rms_norm(key, norms[1], eps))
-        self.rotary(heads[:, : num_heads + num_kv_heads], metadata.positions, cos_sin)
+        if norms is not None and not norms.is_after_rope:
+            self.norm_heads(query, norms.query, norms.spans_heads)
+            self.norm_heads(key, norms.key, norms.spans_heads)
+        if rotary.cos_sin is not None:
+            self.rotate(heads[:, : num_heads + num_kv_heads], metadata.positions, rotary.cos_sin)
+        if norms is not None and norms.is_after_rope:
+            self.norm_heads(query, norms.query, norms.spans_heads)
+            self.norm_heads(key, norms.key, norms.spans_heads)
+        if rotary.query_scale is not None:
+            query.copy_(query * rotary.query_scale[metadata.positions, None, None])
         self.store_kv(key, value, kv_cache, layer, metadata)
         return query
 
-    def rotary(self, heads: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
-        """Rotate `heads` [T, H, D] in place; its last stride is 1. positions: [T] int64, each < P."""
-        cos, sin = cos_sin.index_select(0, positions)[:, None].chunk(2, dim=-1)  # [T, 1, D / 2] each
-        first, second = heads.chunk(2, dim=-1)
+    def norm_heads(self, heads: Tensor, norm: Norm, spans_heads: bool) -> None:
+        """Normalize heads [T, H, D] in place, each alone or all heads of a token together."""
+        if spans_heads:
+            whole = Norm(norm.kind, _flat(norm.weight), _flat(norm.bias), norm.eps)
+            heads.copy_(self.norm(heads.flatten(1), whole).view(heads.shape))
+        elif norm.weight is None or norm.weight.dim() == 1:
+            heads.copy_(self.norm(heads, norm))
+        else:
+            plain = F.rms_norm if norm.kind == "rms" else F.layer_norm
+            wide: Tensor = plain(heads.float(), heads.shape[-1:], eps=norm.eps) * norm.weight
+            heads.copy_(wide if norm.bias is None else wide + norm.bias)
+
+    def rotate(self, heads: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+        """Rotate the first n elements of `heads` [T, H, D] in place; its last stride is 1. positions: [T] int64, each
+        < P. cos_sin: [P, n]."""
+        cos, sin = cos_sin.index_select(0, positions)[:, None].chunk(2, dim=-1)  # [T, 1, n / 2] each
+        first, second = heads[..., : cos_sin.shape[1]].chunk(2, dim=-1)
         rotated_first = first * cos - second * sin
         second.copy_(second * cos + first * sin)
         first.copy_(rotated_first)
@@ -217,8 +266,7 @@ class ReferenceOps:
         kv_cache: Tensor,
         layer: int,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
+        spec: AttentionSpec,
     ) -> Tensor:
         """Compute causal attention of query [T, H, D] over each row's own context in `layer`: [T, H, D].
 
@@ -232,11 +280,11 @@ class ReferenceOps:
             for start in range(starts[row], starts[row + 1], self.query_chunk_size):
                 stop = min(start + self.query_chunk_size, starts[row + 1])
                 end = length - (starts[row + 1] - stop)
-                first = 0 if sliding_window is None else max(0, end - (stop - start) - sliding_window + 1)
+                first = 0 if spec.window is None else max(0, end - (stop - start) - spec.window + 1)
                 blocks = metadata.block_tables[row, first // block_size : -(-end // block_size)]
                 seen = slice(first % block_size, first % block_size + end - first)
                 key, value = _gather(kv_cache, layer, blocks, query.dtype)[..., seen, :]
-                output[start:stop] = _attend(query[start:stop], key, value, scale, sliding_window)
+                output[start:stop] = _attend(query[start:stop], key, value, spec)
         return output
 
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
@@ -251,17 +299,28 @@ def plain_table(table: Tensor | PackedLinear) -> Tensor:
     return weight
 
 
-def route(scores: Tensor, top_k: int, is_normalized: bool) -> tuple[Tensor, Tensor]:
-    """Return weights [T, top_k] float32 and ids of the experts with the highest scores [T, E], in falling order; equal
-    scores by rising id."""
-    ranked, order = scores.softmax(dim=-1, dtype=torch.float32).sort(dim=-1, descending=True, stable=True)
-    weights, experts = ranked[:, :top_k], order[:, :top_k]
-    if is_normalized:
+def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Return weights [T, top_k] float32 and ids of the chosen experts, in falling order of their scores for the choice;
+    equal scores by rising id. scores: [T, E], the router's outputs."""
+    wide = scores.float()
+    probabilities = {"softmax": wide.softmax(dim=-1), "sigmoid": wide.sigmoid()}.get(routing.score, wide)
+    choice = probabilities if routing.choice_bias is None else probabilities + routing.choice_bias
+    if routing.num_groups > 1:
+        groups = choice.view(len(choice), routing.num_groups, -1)
+        best = groups.amax(-1) if routing.group_score == "max" else groups.topk(2, dim=-1)[0].sum(-1)
+        order = best.sort(dim=-1, descending=True, stable=True)[1][:, : routing.top_groups]
+        is_open = torch.zeros_like(best, dtype=torch.bool).scatter_(1, order, True)
+        choice = groups.masked_fill(~is_open[..., None], -torch.inf).flatten(-2)
+    experts = choice.sort(dim=-1, descending=True, stable=True)[1][:, : routing.top_k]
+    weights = probabilities.gather(1, experts)
+    if routing.score == "softmax_of_chosen":
+        weights = weights.softmax(dim=-1)
+    if routing.is_normalized:
         total = weights[:, :1].clone()
-        for rank in range(1, top_k):  # the rounding of torch's sum may depend on the number of rows
+        for rank in range(1, routing.top_k):  # the rounding of torch's sum may depend on the number of rows
             total += weights[:, rank : rank + 1]
         weights = weights / total
-    return weights, experts
+    return weights * routing.scale, experts
 
 
 def _gather(kv_cache: Tensor, layer: int, blocks: Tensor, dtype: torch.dtype) -> Tensor:
@@ -275,19 +334,52 @@ def _gather(kv_cache: Tensor, layer: int, blocks: Tensor, dtype: torch.dtype) ->
     return found.reshape(2, num_kv_heads, len(blocks) * block_size, -1)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
     """Compute attention of query [Q, H, D], the last Q positions of key and value [num_kv_heads, S, D]: [Q, H, D].
 
-    scaled_dot_product_attention computes scores and softmax in float32 for every dtype.
+    Scores and softmax are float32 for every dtype.
     """
     num_queries, num_keys, mask = query.shape[0], key.shape[1], None
     if num_queries > 1:
         mask = torch.ones((num_queries, num_keys), dtype=torch.bool, device=query.device)
         mask = mask.tril(num_keys - num_queries)
-        if window is not None:
-            mask = mask.triu(num_keys - num_queries - window + 1)
+        if spec.window is not None:
+            mask = mask.triu(num_keys - num_queries - spec.window + 1)
+    if spec.softcap or spec.sinks is not None:
+        return _attend_by_scores(query, key, value, spec, mask)
     is_grouped = query.shape[1] > key.shape[0]
     attended = F.scaled_dot_product_attention(
-        query.transpose(0, 1)[None], key[None], value[None], mask, scale=scale, enable_gqa=is_grouped
+        query.transpose(0, 1)[None], key[None], value[None], mask, scale=spec.scale, enable_gqa=is_grouped
     )
     return attended[0].transpose(0, 1)
+
+
+def _attend_by_scores(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:
+    """Compute `_attend` with a soft cap or sinks. mask: [Q, S], False where a query does not attend to a key."""
+    queries = query.transpose(0, 1).reshape(key.shape[0], -1, *query.shape[::2]).float()  # [num_kv_heads, group, Q, D]
+    scores = queries @ key[:, None].float().transpose(-1, -2) * spec.scale
+    if spec.softcap:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    if spec.sinks is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        sinks = spec.sinks.view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.cat((scores, sinks), dim=-1).softmax(dim=-1)[..., :-1]
+    attended: Tensor = (weights @ value[:, None].float()).flatten(0, 1).transpose(0, 1)
+    return attended.to(query.dtype)
+
+
+def _flat(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.flatten()
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+}

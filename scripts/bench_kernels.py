@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.kernels.cpu.library import load_library
 from tokenloom.kernels.cpu.library_store import cached_library
 from tokenloom.kernels.cpu.processor import levels_up_to
@@ -59,7 +59,7 @@ def seconds(function: Callable[[], object]) -> float:
 
 def measure_model(name: str, num_rounds: int, cpu_isa: str, report: Report) -> None:
     folder = find_checkpoint(name, DTYPE)
-    config, ops = ModelConfig.load(folder), select_ops(CPU, getattr(torch, DTYPE), cpu_isa=cpu_isa)
+    config, ops = load_model_config(folder), select_ops(CPU, getattr(torch, DTYPE), cpu_isa=cpu_isa)
     report.note("kernels", ops.kernels)
     model = load_model(folder, config, 2048, getattr(torch, DTYPE), CPU, ops, ParallelGroup())
     steps = {case: step_of(model, *rows) for case, rows in CASES.items()}

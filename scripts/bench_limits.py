@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.scripts.bench_contestant import SCRIPTS, Peer
 from tokenloom.scripts.bench_workload import Workload
 
@@ -57,7 +58,7 @@ class Limits:
         self._model = model
         self._item_bytes = ITEM_BYTES[dtype]
         hidden, experts = model.hidden_size, model.experts
-        num_mixed = 0 if experts is None else len(experts.layers)
+        num_mixed = model.num_expert_layers
         self._dense_weights = model.num_layers * _num_weights(linear_shapes(model)[:2])
         self._dense_weights += (model.num_layers - num_mixed) * _num_weights(
             _mlp_shapes(hidden, model.intermediate_size)
@@ -132,7 +133,7 @@ class LimitsPeer:
     def __init__(self, folder: Path, dtype: str, device: str, threads: int) -> None:
         arguments = [str(folder), "--dtype", dtype, "--device", device, "--threads", str(threads)]
         self._peer = Peer("limits", [sys.executable, str(SCRIPTS / "peer_limits.py"), *arguments])
-        self.limits = Limits(ModelConfig.load(folder), dtype)
+        self.limits = Limits(load_model_config(folder), dtype)
 
     def measure(self) -> Rates:
         answer = self._peer.ask({})

@@ -29,7 +29,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from ..kernels import fp8_cache
-from ..kernels.contract import AttentionMetadata, BatchColumns
+from ..kernels.contract import (
+    GATED_SILU,
+    NO_ACTIVATION,
+    AttentionMetadata,
+    AttentionSpec,
+    BatchColumns,
+    HeadNorms,
+    Norm,
+    Rotary,
+    Routing,
+)
 from ..kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from ..kernels.gpu.compile import compiling
 from ..kernels.gpu.ops import TritonOps
@@ -105,11 +115,12 @@ def attend(
     """Run a mixed step from the projected heads through attention."""
     metadata, num_heads = step(4, [300]), group * NUM_KV_HEADS
     heads = empty((304, num_heads + 2 * NUM_KV_HEADS, head_dim), dtype=dtype)
-    norms = (empty(head_dim, dtype=dtype), empty(head_dim, dtype=dtype)) if has_norm else None
+    norm = Norm("rms", empty(head_dim, dtype=torch.float32), None, 1e-6)
+    norms = HeadNorms(norm, norm) if has_norm else None
     width = head_dim + fp8_cache.SCALE_BYTES * has_fp8_cache
     cache = empty((9, 2, 2, NUM_KV_HEADS, BLOCK_SIZE, width), dtype=fp8_cache.DTYPE if has_fp8_cache else dtype)
-    query = ops.qk_norm_rope_cache(heads, norms, 1e-6, empty((64, head_dim)), cache, 1, metadata)
-    ops.paged_attention(query, cache, 1, metadata, head_dim**-0.5, window)
+    query = ops.qk_norm_rope_cache(heads, norms, Rotary(empty((64, head_dim))), cache, 1, metadata)
+    ops.paged_attention(query, cache, 1, metadata, AttentionSpec(head_dim**-0.5, window))
 
 
 def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
@@ -121,10 +132,12 @@ def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
         ops.embedding(ids.int(), table, 0)
         ops.begin_step(ids.int(), rows, table, 0)
         x = ops.begin_decode(ids, rows, metadata, BLOCK_SIZE, table, 0)
-        ops.add_rms_norm(x, torch.empty_like(x), empty(width, dtype=dtype), 1e-6)
-    ops.silu_and_mul(empty((4, 2 * INNER), dtype=dtype))
+        ops.add_norm(x, torch.empty_like(x), Norm("rms", empty(width, dtype=torch.float32), None, 1e-6))
+    ops.activate(empty((4, 2 * INNER), dtype=dtype), GATED_SILU)
     for width, is_gated in ((HIDDEN, True), (5 * HIDDEN, False)):
-        packed = ops.pack_linear(empty((2 * INNER, width), dtype=dtype), None, is_gated)
+        packed = ops.pack_linear(
+            empty((2 * INNER, width), dtype=dtype), None, GATED_SILU if is_gated else NO_ACTIVATION
+        )
         ops.linear(empty((1, width), dtype=dtype), packed)
     ops.logits(empty((1, HIDDEN), dtype=dtype), ops.pack_linear(empty((INNER, HIDDEN), dtype=dtype), None))
     logsumexp(empty((4, 4096)))
@@ -162,7 +175,7 @@ def multiply(
         ops.linear(x, ops.pack_linear(make((INNER, HIDDEN)), None))
         return
     packed = ops.pack_experts([make((2 * INNER, HIDDEN))] * num_experts, [make((HIDDEN, INNER))] * num_experts)
-    ops.fused_moe(x, empty((num_rows, num_experts), dtype=dtype), packed, 8, True)
+    ops.fused_moe(x, empty((num_rows, num_experts), dtype=dtype), packed, Routing(8, is_normalized=True))
 
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels.select import select_ops
 from tokenloom.workers.device.cuda_graphs import CudaRecorder
@@ -34,7 +34,7 @@ class DeviceSteps:
         self._first = max(context - NUM_STEPS // 2 - NUM_WARM_UPS, 1)
         max_model_len = self._first + NUM_STEPS + NUM_WARM_UPS
         ops = select_ops(device, dtype)
-        model = load_model(folder, ModelConfig.load(folder), max_model_len, dtype, device, ops, group)
+        model = load_model(folder, load_model_config(folder), max_model_len, dtype, device, ops, group)
         width = -(-max_model_len // BLOCK_SIZE)
         (spec,) = model.kv_cache_specs(BLOCK_SIZE, dtype)
         cache = torch.randn(spec.shape(num_rows * width + 1), dtype=dtype, device=device)

@@ -21,14 +21,14 @@ MAX_COPY_BYTES = 2 << 30  # far more than a GPU's cache, and little beside an en
 def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Answer]:
     import torch
 
-    from tokenloom.ipc.config.model_config import ModelConfig
+    from tokenloom.ipc.config.model_file import load_model_config
     from tokenloom.scripts.bench_limits import Limits, linear_shapes
     from tokenloom.scripts.bench_matmul import fastest_linear, shortest
 
     if options.threads:
         torch.set_num_threads(options.threads)
     device, dtype = torch.device(options.device), getattr(torch, options.dtype)
-    model = ModelConfig.load(Path(options.model))
+    model = load_model_config(Path(options.model))
     num_bytes = Limits(model, options.dtype).weight_bytes
     num_bytes = min(num_bytes, MAX_COPY_BYTES) if device.type == "cuda" else num_bytes
     source = torch.ones(num_bytes // 4, dtype=torch.float32, device=device)

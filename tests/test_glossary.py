@@ -15,9 +15,9 @@ FOUND = [match.groups() for match in TERMS if match is not None]
 # Class names that vLLM, llguidance, FlashAttention or the literature use for the same thing.
 FIELD_TERMS = {
     "core": "BlockPool EngineCore Executor GrammarCompiler KVCacheManager Matcher Request Scheduler State WaitingQueue",
-    "workers": "Attention DecoderLayer DecoderModel GatedMLP InputBatch KVCacheSpec LogitsProcessors Model ModelRunner "
-    "Pooler RotaryEmbedding Sampler SamplingMetadata SparseMLP Worker",
-    "kernels": "AttentionMetadata",
+    "workers": "Attention DecoderLayer DecoderModel InputBatch KVCacheSpec LogitsProcessors MLP Model ModelRunner "
+    "Pooler Sampler SamplingMetadata SparseMLP Worker",
+    "kernels": "Activation AttentionMetadata AttentionSpec HeadNorms Norm Rotary Routing",
 }
 
 

@@ -16,6 +16,7 @@ import msgspec
 
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.model_config import ModelConfig
+from ...ipc.config.model_file import load_model_config
 from ...ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
 from ...ipc.messages.client import Control, Done, QueryFailed
 from ...ipc.messages.core import ControlDone, EngineControl
@@ -67,7 +68,7 @@ class ControlProxy:
             raise RequestError("reload needs a model: a folder or a hub id")
         try:
             folder = find_checkpoint(model, None, "the model", self._spec.config)
-            shape = _shape(ModelConfig.load(folder, self._spec.config.hf_overrides))
+            shape = _shape(load_model_config(folder, self._spec.config.hf_overrides))
         except ConfigError as error:  # the caller's mistake here, not the operator's
             raise RequestError(str(error)) from None
         if shape != _shape(self._spec.model):

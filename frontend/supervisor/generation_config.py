@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ...ipc.codec import JsonObject
+from ...ipc.config.config_file import read_json
 from ...ipc.config.engine_config import EngineConfig
-from ...ipc.config.model_config import read_json
 from ...ipc.errors import ConfigError, RequestError
 from ...ipc.sampling_params import SamplingParams
 

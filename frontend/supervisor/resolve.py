@@ -17,6 +17,7 @@ from ...ipc.addresses import RunDirectory
 from ...ipc.config.engine_config import AUTO_LENGTH, EngineConfig
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.model_config import ModelConfig
+from ...ipc.config.model_file import load_model_config
 from ...ipc.config.quantization_config import QuantizationConfig
 from ...ipc.config.weight_files import stored_tensors
 from ...ipc.endpoints import Endpoints
@@ -47,7 +48,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     new_ssl_context(config)
     folder = find_checkpoint(config.model, config.revision, config=config)
     generation = generation_folder(config, folder)
-    model = _quantized(config, ModelConfig.load(folder, config.hf_overrides, generation))
+    model = _quantized(config, load_model_config(folder, config.hf_overrides, generation))
     check_parallel(model, config.tensor_parallel_size)
     dtype, device = _dtype(config, model), _device(config)
     if config.load_format != "dummy":
@@ -87,7 +88,7 @@ def check_parallel(model: ModelConfig, size: int) -> None:
             f"{model.num_kv_heads} KV heads neither divide among nor replicate over --tensor-parallel-size {size}"
         )
     inner_sizes = {model.intermediate_size} if model.experts is None else {model.experts.intermediate_size}
-    if model.experts is not None and len(model.experts.layers) < model.num_layers:
+    if model.experts is not None and model.num_expert_layers < model.num_layers:
         inner_sizes.add(model.intermediate_size)
     for inner_size in sorted(inner_sizes):
         if inner_size % size:

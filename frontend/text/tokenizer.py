@@ -16,7 +16,7 @@ from pathlib import Path
 import tokenizers
 
 from ...ipc.codec import JsonObject, encode_ids
-from ...ipc.config.model_config import read_json
+from ...ipc.config.config_file import read_json
 from ...ipc.errors import ConfigError, RequestError
 from ...ipc.sampling_params import CutSide
 from .text_cut import TextCut

@@ -12,13 +12,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..contract import AttentionMetadata, DecoderWeights, FusedDecoder, PackedLinear
+from ..contract import (
+    GATED_SILU,
+    NO_ACTIVATION,
+    Activation,
+    AttentionMetadata,
+    AttentionSpec,
+    DecoderWeights,
+    FusedDecoder,
+    HeadNorms,
+    Norm,
+    PackedLinear,
+    Rotary,
+)
 from ..quantized import Weight, as_floats
 from ..reference import ReferenceOps
 from . import library as c
 from .arena import PackedMemory
 from .compiler import Unavailable
-from .fused_decoder import CpuDecoder
+from .fused_decoder import CpuDecoder, can_fuse, can_fuse_heads
 from .loader import load_kernels, load_level
 
 MAX_HEAD_DIM = 256  # of the attention kernels
@@ -33,6 +45,7 @@ class CpuLinear:
     in_features: int
     out_features: int
     nbytes: int
+    activation: Activation  # applied after the C call; a gated silu is part of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +84,8 @@ class CpuOps(ReferenceOps):
         )
         return rows
 
-    def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
-        weight = as_floats(weight)
+    def pack_linear(self, weight: Weight, bias: Tensor | None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
+        weight, is_gated = as_floats(weight), activation == GATED_SILU
         num_rows, num_inputs = weight.shape
         num_outputs = num_rows // 2 if is_gated else num_rows
         num_lines = -(-num_inputs // self._line)
@@ -93,47 +106,54 @@ class CpuOps(ReferenceOps):
         self._library.pack_linear(
             byref(struct), weight.data_ptr(), None if bias is None else bias.data_ptr(), torch.get_num_threads()
         )
-        return CpuLinear(struct, owner, num_inputs, num_outputs, weight_bytes + bias_bytes)
+        late = NO_ACTIVATION if is_gated else activation
+        num_features = num_outputs // 2 if late.is_gated else num_outputs
+        return CpuLinear(struct, owner, num_inputs, num_features, weight_bytes + bias_bytes, late)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        return self._multiply(x, packed, c.STORE, self.dtype)
+        assert isinstance(packed, CpuLinear)
+        return self.activate(self._multiply(x, packed, c.STORE, self.dtype), packed.activation)
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return self._multiply(x, packed, c.STORE_FLOAT, torch.float32)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        if norm.kind != "rms" or norm.weight is None:
+            return super().norm(x, norm)
         rows = x.reshape(-1, x.shape[-1])
         out = torch.empty(x.shape, dtype=self.dtype)
-        self._norm(_with_dense_rows(rows), None, weight, eps, out)
+        self._norm(_with_dense_rows(rows), None, norm.weight, norm.eps, out)
         return out
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if residual.stride(-1) != 1:
-            return super().add_rms_norm(x, residual, weight, eps)
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+        if norm.kind != "rms" or norm.weight is None or residual.stride(-1) != 1:
+            return super().add_norm(x, residual, norm)
         out = torch.empty(residual.shape, dtype=self.dtype)
-        self._norm(residual, _with_dense_rows(x), weight, eps, out)
+        self._norm(residual, _with_dense_rows(x), norm.weight, norm.eps, out)
         return out
 
     def qk_norm_rope_cache(
         self,
         heads: Tensor,
-        norms: tuple[Tensor, Tensor] | None,
-        eps: float,
-        cos_sin: Tensor,
+        norms: HeadNorms | None,
+        rotary: Rotary,
         kv_cache: Tensor,
         layer: int,
         metadata: AttentionMetadata,
     ) -> Tensor:
         num_tokens, num_all, head_dim = heads.shape
+        if not can_fuse_heads(norms, rotary, head_dim):
+            return super().qk_norm_rope_cache(heads, norms, rotary, kv_cache, layer, metadata)
+        assert rotary.cos_sin is not None
         num_kv_heads = kv_cache.shape[3]
         num_heads = num_all - 2 * num_kv_heads
         assert heads.stride(1) == head_dim and heads.stride(2) == 1
-        query_norm, key_norm = (None, None) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
+        query_norm, key_norm, eps = c.head_norms(norms)
         work = c.HeadWork(
             query_norm=query_norm,
             key_norm=key_norm,
             eps=eps,
-            cos_sin=cos_sin.data_ptr(),
+            cos_sin=rotary.cos_sin.data_ptr(),
             positions=metadata.positions.data_ptr(),
             slots=metadata.slots.data_ptr(),
         )
@@ -148,15 +168,14 @@ class CpuOps(ReferenceOps):
         kv_cache: Tensor,
         layer: int,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
+        spec: AttentionSpec,
     ) -> Tensor:
         num_tokens, num_heads, head_dim = query.shape
-        if head_dim > MAX_HEAD_DIM or head_dim % 2:
-            return super().paged_attention(query, kv_cache, layer, metadata, scale, sliding_window)
+        if head_dim > MAX_HEAD_DIM or head_dim % 2 or spec.softcap or spec.sinks is not None:
+            return super().paged_attention(query, kv_cache, layer, metadata, spec)
         if query.stride(1) != head_dim or query.stride(2) != 1:
             query = query.contiguous()
-        plan = self._plan_of(metadata, num_heads, kv_cache.shape[3], head_dim, sliding_window or 0)
+        plan = self._plan_of(metadata, num_heads, kv_cache.shape[3], head_dim, spec.window or 0)
         is_padded = num_tokens != metadata.query_starts_host[-1] or 0 in metadata.seq_lens_host
         output = (torch.zeros if is_padded else torch.empty)(query.shape, dtype=self.dtype)
         cache = _cache_of(kv_cache, layer)
@@ -165,7 +184,7 @@ class CpuOps(ReferenceOps):
             query.data_ptr(),
             query.stride(0),
             byref(cache),
-            scale,
+            spec.scale,
             output.data_ptr(),
             num_heads * head_dim,
             torch.get_num_threads(),
@@ -173,19 +192,19 @@ class CpuOps(ReferenceOps):
         return output
 
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
-        if weights.head_dim > MAX_HEAD_DIM or weights.head_dim % 2:
+        if weights.head_dim > MAX_HEAD_DIM or weights.head_dim % 2 or not can_fuse(weights):
             return None
         return CpuDecoder(self._library, weights, self.dtype, self._is_batch_invariant)
 
     def _multiply(self, x: Tensor, packed: PackedLinear, kind: int, dtype: torch.dtype) -> Tensor:
         assert isinstance(packed, CpuLinear)
         x = _with_dense_rows(x)
-        num_rows = x.shape[0]
-        out = torch.empty((num_rows, packed.out_features), dtype=dtype)
+        num_rows, num_outputs = x.shape[0], packed.struct.num_outputs
+        out = torch.empty((num_rows, num_outputs), dtype=dtype)
         num_elements = num_rows * packed.struct.num_lines * self._line
         if self._scratch.numel() < num_elements:
             self._scratch = torch.empty(num_elements, dtype=self.dtype)
-        output = c.Output(kind, c.Rows(out.data_ptr(), packed.out_features, 0))
+        output = c.Output(kind, c.Rows(out.data_ptr(), num_outputs, 0))
         self._library.op_linear(
             byref(packed.struct),
             x.data_ptr(),

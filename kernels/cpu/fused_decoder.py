@@ -7,7 +7,7 @@ from ctypes import Structure, addressof, byref
 import torch
 from torch import Tensor
 
-from ..contract import AttentionMetadata, DecoderWeights, LayerWeights, PackedLinear
+from ..contract import AttentionMetadata, DecoderWeights, HeadNorms, LayerWeights, Norm, PackedLinear, Rotary
 from . import library as c
 
 
@@ -20,7 +20,8 @@ class CpuDecoder:
         self._library = library
         self._weights = weights
         self._dtype = dtype
-        self._hidden_size = weights.norm.shape[0]
+        assert weights.norm.weight is not None
+        self._hidden_size = weights.norm.weight.shape[0]
         self._layers = (c.Layer * len(weights.layers))(*map(_layer, weights.layers))
         self._decoder = self._describe(weights, is_batch_invariant)
         self._elements_per_token = library.decoder_scratch(byref(self._decoder), 1)
@@ -74,10 +75,10 @@ class CpuDecoder:
             num_heads=weights.num_heads,
             num_kv_heads=weights.num_kv_heads,
             head_dim=weights.head_dim,
-            eps=weights.eps,
-            scale=weights.scale,
-            final_norm=weights.norm.data_ptr(),
-            cos_sin=weights.cos_sin.data_ptr(),
+            eps=weights.norm.eps,
+            scale=weights.layers[0].attention.scale,
+            final_norm=_address(weights.norm),
+            cos_sin=_cos_sin(weights),
             packed_table=None if isinstance(table, Tensor) else addressof(_linear(table)),
             table=table.data_ptr() if isinstance(table, Tensor) else None,
             num_ids=table.shape[0] if isinstance(table, Tensor) else table.out_features,
@@ -93,14 +94,62 @@ def _linear(packed: PackedLinear) -> Structure:
 
 
 def _layer(weights: LayerWeights) -> Structure:
+    query_norm, key_norm, _ = c.head_norms(weights.head_norms)
     return c.Layer(
         qkv=_linear(weights.qkv),
         output=_linear(weights.output),
-        gate_up=_linear(weights.gate_up),
+        gate_up=_linear(weights.up),
         down=_linear(weights.down),
-        input_norm=weights.input_norm.data_ptr(),
-        post_norm=weights.post_norm.data_ptr(),
-        query_norm=None if weights.query_norm is None else weights.query_norm.data_ptr(),
-        key_norm=None if weights.key_norm is None else weights.key_norm.data_ptr(),
-        window=weights.sliding_window or 0,
+        input_norm=_address(weights.input_norm),
+        post_norm=_address(weights.mlp_norm),
+        query_norm=query_norm,
+        key_norm=key_norm,
+        window=weights.attention.window or 0,
     )
+
+
+def _cos_sin(weights: DecoderWeights) -> int:
+    cos_sin = weights.layers[0].rotary.cos_sin
+    assert cos_sin is not None
+    return cos_sin.data_ptr()
+
+
+def _address(norm: Norm | None) -> int:
+    assert norm is not None and norm.weight is not None
+    return norm.weight.data_ptr()
+
+
+def can_fuse(weights: DecoderWeights) -> bool:
+    """Whether step.c computes this decoder; if not, its layers run one by one."""
+    first, norms = weights.layers[0], [weights.norm]
+    for layer in weights.layers:
+        if layer.input_norm is None or layer.mlp_norm is None or layer.is_parallel:
+            return False
+        if layer.attention_output_norm is not None or layer.mlp_output_norm is not None:
+            return False
+        if not can_fuse_heads(layer.head_norms, layer.rotary, weights.head_dim):
+            return False
+        if layer.rotary is not first.rotary or layer.attention.scale != first.attention.scale:
+            return False
+        if layer.attention.softcap or layer.attention.sinks is not None or not _has_gated_silu(layer.up):
+            return False
+        norms += [layer.input_norm, layer.mlp_norm]
+        norms += [] if layer.head_norms is None else [layer.head_norms.query]
+    scales = (weights.embedding_scale, weights.residual_scale, weights.logit_scale)
+    is_plain = weights.positions is None and not weights.logit_softcap and set(scales) == {1.0}
+    is_rms = all(norm.kind == "rms" and norm.weight is not None for norm in norms)
+    return is_plain and is_rms and len({norm.eps for norm in norms}) == 1
+
+
+def can_fuse_heads(norms: HeadNorms | None, rotary: Rotary, head_dim: int) -> bool:
+    """Whether heads.c computes these norms and this rotation: RMS norms of each head before a full rotation."""
+    is_plain = rotary.query_scale is None and rotary.cos_sin is not None and rotary.cos_sin.shape[1] == head_dim
+    if norms is None or not is_plain:
+        return is_plain
+    is_rms = all(norm.kind == "rms" and norm.weight is not None for norm in (norms.query, norms.key))
+    is_shared = is_rms and norms.query.weight is not None and norms.query.weight.dim() == 1
+    return is_shared and not norms.is_after_rope and norms.query.eps == norms.key.eps
+
+
+def _has_gated_silu(packed: PackedLinear) -> bool:
+    return bool(_linear(packed).is_gated)

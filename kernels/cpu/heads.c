@@ -16,7 +16,7 @@ static float inverse_rms(const element *head, int64_t head_dim, float eps) {
 }
 
 /* to = rotate(norm(from)); `to` may be `from`. Element i pairs with i + head_dim / 2. */
-static void rotate_head(element *to, const element *from, int64_t head_dim, const element *norm, float eps,
+static void rotate_head(element *to, const element *from, int64_t head_dim, const float *norm, float eps,
                         const float *cos_sin, bool is_key) {
     int64_t half = head_dim / 2;
     Floats scale = fill16(norm ? inverse_rms(from, head_dim, eps) : 1.0f);
@@ -24,8 +24,8 @@ static void rotate_head(element *to, const element *from, int64_t head_dim, cons
         Mask mask = lanes(half - i);
         Floats first = load16(from + i, mask), second = load16(from + half + i, mask);
         if (norm) {
-            first = multiply16(multiply16(first, scale), load16(norm + i, mask));
-            second = multiply16(multiply16(second, scale), load16(norm + half + i, mask));
+            first = multiply16(multiply16(first, scale), load_some(norm + i, mask));
+            second = multiply16(multiply16(second, scale), load_some(norm + half + i, mask));
         }
         Floats cosine = load_some(cos_sin + i, mask), sine = load_some(cos_sin + half + i, mask);
         Floats low = multiply_subtract16(first, cosine, multiply16(second, sine));

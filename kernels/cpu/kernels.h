@@ -187,7 +187,7 @@ void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out,
 /* ── norm.c ──────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 /* out = x / rms(x) * weight for rows [0, num_rows); with `delta` x += delta first. A panel's padding becomes 0. */
-void rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const element *weight,
+void rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const float *weight,
               float eps, int64_t num_rows, int64_t num_columns, const Rows *out, Team *team);
 
 /* ── heads.c ─────────────────────────────────────────────────────────────────────────────────────────────────────── */
@@ -212,7 +212,7 @@ typedef struct {
 } Heads;
 
 typedef struct {
-    const element *query_norm, *key_norm; /* [head_dim], or NULL */
+    const float *query_norm, *key_norm; /* [head_dim], or NULL */
     float eps;
     const float *cos_sin; /* [positions][head_dim]: cosines, then sines */
     const int64_t *positions; /* [num_tokens] */

@@ -12,7 +12,7 @@ import re
 from ctypes import Structure
 from pathlib import Path
 
-from ..contract import AttentionMetadata
+from ..contract import AttentionMetadata, HeadNorms
 from .compiler import SOURCE_FOLDER, Unavailable
 
 _SCALARS: dict[str, type] = {
@@ -67,6 +67,14 @@ def step_rows(metadata: AttentionMetadata) -> Structure:
         metadata.query_starts.data_ptr(),
         len(metadata.seq_lens_host),
     )
+
+
+def head_norms(norms: HeadNorms | None) -> tuple[int | None, int | None, float]:
+    """Return the addresses of the weights of query and key norms, and their epsilon; the caller keeps them alive."""
+    if norms is None:
+        return None, None, 0.0
+    assert norms.query.weight is not None and norms.key.weight is not None
+    return norms.query.weight.data_ptr(), norms.key.weight.data_ptr(), norms.query.eps
 
 
 def _type_of(declaration: str) -> type | None:

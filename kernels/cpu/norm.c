@@ -23,20 +23,20 @@ static float add_and_square(element *x, const element *delta, int64_t num_column
 }
 
 /* to = from * scale * weight, and zeros in a panel's padding. */
-static void write_norm(const element *from, Floats scale, const element *weight, int64_t num_columns, const Rows *out,
+static void write_norm(const element *from, Floats scale, const float *weight, int64_t num_columns, const Rows *out,
                        int64_t row) {
     int64_t padded = out->panel_rows ? out->stride : num_columns;
     for (int64_t i = 0; i < padded; i += LINE) {
         element *to = rows_at(out, row, i);
         for (int64_t j = i; j < i + LINE; j += 16) {
             Mask mask = lanes(num_columns - j);
-            Floats v = multiply16(multiply16(load16(from + j, mask), scale), load16(weight + j, mask));
+            Floats v = multiply16(multiply16(load16(from + j, mask), scale), load_some(weight + j, mask));
             store16(to + (j - i), lanes(padded - j), v);
         }
     }
 }
 
-void rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const element *weight,
+void rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const float *weight,
               float eps, int64_t num_rows, int64_t num_columns, const Rows *out, Team *team) {
     for (Range range; take_share(team, num_rows, &range); finish_share(team, num_rows))
         for (int64_t row = range.start; row < range.stop; row++) {

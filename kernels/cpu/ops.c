@@ -22,7 +22,7 @@ EXPORT void op_embed_packed(const Linear *w, const int32_t *token_ids, int64_t n
     END_TEAM
 }
 
-EXPORT void op_rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const element *weight,
+EXPORT void op_rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const float *weight,
                         float eps, int64_t num_rows, int64_t num_columns, element *out, int num_threads) {
     BEGIN_TEAM
     Rows rows = {out, num_columns, 0};

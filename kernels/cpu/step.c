@@ -8,7 +8,7 @@
 
 typedef struct {
     Linear qkv, output, gate_up, down;
-    const element *input_norm, *post_norm, *query_norm, *key_norm; /* the last two may be NULL */
+    const float *input_norm, *post_norm, *query_norm, *key_norm; /* the last two may be NULL */
     int64_t window; /* 0: none */
 } Layer;
 
@@ -16,7 +16,7 @@ typedef struct {
     const Layer *layers;
     int64_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim;
     float eps, scale;
-    const element *final_norm;
+    const float *final_norm;
     const float *cos_sin;
     const Linear *packed_table; /* the embedding as the packed weight of the tied head, or NULL */
     const element *table; /* else as [vocabulary][hidden_size] */

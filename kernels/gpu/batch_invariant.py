@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..contract import PackedLinear
+from ..contract import NO_ACTIVATION, Activation, PackedLinear
 from ..quantized import Weight
 from ..reference import PlainLinear, ReferenceOps
 from .attention.prefill import plan_prefill
@@ -24,13 +24,12 @@ class BatchInvariantTritonOps(TritonOps):
 
     is_batch_invariant = True
 
-    def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
-        return ReferenceOps.pack_linear(self, weight, bias, is_gated)  # dequantizes
+    def pack_linear(self, weight: Weight, bias: Tensor | None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
+        return ReferenceOps.pack_linear(self, weight, bias, activation)  # dequantizes
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         assert isinstance(packed, PlainLinear)
-        outputs = linear(x, packed.weight, packed.bias, x.dtype)
-        return self.silu_and_mul(outputs) if packed.is_gated else outputs
+        return self.activate(linear(x, packed.weight, packed.bias, x.dtype), packed.activation)
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
         assert isinstance(packed, PlainLinear)

@@ -13,12 +13,25 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..contract import AttentionMetadata, BatchColumns, PackedExperts, PackedLinear
+from ..contract import (
+    GATED_SILU,
+    NO_ACTIVATION,
+    Activation,
+    AttentionMetadata,
+    AttentionSpec,
+    BatchColumns,
+    HeadNorms,
+    Norm,
+    PackedExperts,
+    PackedLinear,
+    Rotary,
+    Routing,
+)
 from ..quantized import Weight
 from ..reference import PlainLinear, ReferenceOps
 from .activation import silu_and_mul
 from .attention.decode import decode_attention, plan_decode
-from .attention.heads import qk_norm_rope_cache
+from .attention.heads import can_fuse_heads, qk_norm_rope_cache
 from .attention.prefill import plan_prefill, prefill_attention
 from .linear.gemv import gemv
 from .linear.matmul import Matrices, matmul
@@ -40,7 +53,7 @@ class QuantizedLinear:
 
     matrices: Matrices
     bias: Tensor | None
-    is_gated: bool
+    activation: Activation
 
     @property
     def in_features(self) -> int:
@@ -48,7 +61,7 @@ class QuantizedLinear:
 
     @property
     def out_features(self) -> int:
-        return self.matrices.out_features // (2 if self.is_gated else 1)
+        return self.matrices.out_features // (2 if self.activation.is_gated else 1)
 
     @property
     def nbytes(self) -> int:
@@ -87,43 +100,68 @@ class TritonOps(ReferenceOps):
 
     begin_decode = staticmethod(begin_decode)
 
-    def pack_linear(self, weight: Weight, bias: Tensor | None, is_gated: bool = False) -> PackedLinear:
+    def pack_linear(self, weight: Weight, bias: Tensor | None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
         if isinstance(weight, Tensor):
-            return super().pack_linear(weight, bias, is_gated)
-        return QuantizedLinear(Matrices.pack([weight]), bias, is_gated)
+            return super().pack_linear(weight, bias, activation)
+        return QuantizedLinear(Matrices.pack([weight]), bias, activation)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if isinstance(packed, PlainLinear) and x.shape[0] == 1:
-            return gemv(_with_dense_rows(x), packed.weight, packed.bias, packed.is_gated, x.dtype)
+            is_fused = packed.activation == GATED_SILU
+            outputs = gemv(_with_dense_rows(x), packed.weight, packed.bias, is_fused, x.dtype)
+            return outputs if is_fused else self.activate(outputs, packed.activation)
         if not isinstance(packed, QuantizedLinear):
             return super().linear(x, packed)
         outputs = matmul(_with_dense_rows(x), packed.matrices, packed.bias, x.dtype)
-        return self.silu_and_mul(outputs) if packed.is_gated else outputs
+        return self.activate(outputs, packed.activation)
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if isinstance(packed, PlainLinear) and x.shape[0] == 1:
-            return gemv(_with_dense_rows(x), packed.weight, packed.bias, packed.is_gated, torch.float32)
+            return gemv(_with_dense_rows(x), packed.weight, packed.bias, False, torch.float32)
         return super().logits(x, packed)
 
-    def pack_experts(self, gate_up: Sequence[Weight], down: Sequence[Weight]) -> PackedExperts:
+    def pack_experts(
+        self,
+        gate_up: Sequence[Weight],
+        down: Sequence[Weight],
+        biases: tuple[Tensor, Tensor] | None = None,
+        activation: Activation = GATED_SILU,
+    ) -> PackedExperts:
+        if biases is not None or activation != GATED_SILU:
+            return super().pack_experts(gate_up, down, biases, activation)
         return TritonExperts(Matrices.pack(gate_up), Matrices.pack(down))
 
-    def fused_moe(self, x: Tensor, scores: Tensor, packed: PackedExperts, top_k: int, is_normalized: bool) -> Tensor:
-        assert isinstance(packed, TritonExperts)
-        return fused_moe(_with_dense_rows(x), scores, packed, top_k, is_normalized, self.is_batch_invariant)
+    def fused_moe(self, x: Tensor, scores: Tensor, packed: PackedExperts, routing: Routing) -> Tensor:
+        if not isinstance(packed, TritonExperts):
+            return super().fused_moe(x, scores, packed, routing)
+        return fused_moe(_with_dense_rows(x), scores, packed, routing, self.is_batch_invariant)
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if x.shape[-1] > MAX_WIDTH:
-            return super().rms_norm(x, weight, eps)
-        return rms_norm(x.reshape(-1, x.shape[-1]), None, weight, eps).view(x.shape)
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        if x.shape[-1] > MAX_WIDTH or norm.kind != "rms" or norm.weight is None or norm.weight.dim() > 1:
+            return super().norm(x, norm)
+        return rms_norm(x.reshape(-1, x.shape[-1]), None, norm.weight, norm.eps).view(x.shape)
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if x.shape[-1] > MAX_WIDTH:
-            return super().add_rms_norm(x, residual, weight, eps)
-        return rms_norm(x, residual, weight, eps)
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
+        if x.shape[-1] > MAX_WIDTH or norm.kind != "rms" or norm.weight is None:
+            return super().add_norm(x, residual, norm)
+        return rms_norm(x, residual, norm.weight, norm.eps)
 
-    silu_and_mul = staticmethod(silu_and_mul)
-    qk_norm_rope_cache = staticmethod(qk_norm_rope_cache)
+    def activate(self, x: Tensor, activation: Activation) -> Tensor:
+        return silu_and_mul(x) if activation == GATED_SILU else super().activate(x, activation)
+
+    def qk_norm_rope_cache(
+        self,
+        heads: Tensor,
+        norms: HeadNorms | None,
+        rotary: Rotary,
+        kv_cache: Tensor,
+        layer: int,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        if not can_fuse_heads(norms, rotary, heads.shape[2]):
+            return super().qk_norm_rope_cache(heads, norms, rotary, kv_cache, layer, metadata)
+        assert rotary.cos_sin is not None
+        return qk_norm_rope_cache(heads, norms, rotary.cos_sin, kv_cache, layer, metadata)
 
     def paged_attention(
         self,
@@ -131,12 +169,12 @@ class TritonOps(ReferenceOps):
         kv_cache: Tensor,
         layer: int,
         metadata: AttentionMetadata,
-        scale: float,
-        sliding_window: int | None,
+        spec: AttentionSpec,
     ) -> Tensor:
         head_dim, group = query.shape[2], query.shape[1] // kv_cache.shape[3]
-        if not self.supports(head_dim, group):
-            return super().paged_attention(query, kv_cache, layer, metadata, scale, sliding_window)
+        if not self.supports(head_dim, group) or spec.softcap or spec.sinks is not None:
+            return super().paged_attention(query, kv_cache, layer, metadata, spec)
+        scale, sliding_window = spec.scale, spec.window
         key = (self._architecture, head_dim, group, query.element_size())
         is_padded = query.shape[0] != metadata.query_starts_host[-1]
         output = (torch.zeros if is_padded else torch.empty)(query.shape, dtype=query.dtype, device=query.device)

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from tokenloom.ipc.messages.workers import RowSampling
-from tokenloom.kernels.contract import AttentionMetadata
+from tokenloom.kernels.contract import GATED_SILU, NO_ACTIVATION, AttentionMetadata, AttentionSpec, Rotary
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.tests.kernels.gpu.shapes import as_fp8, from_fp8
 from tokenloom.tests.kernels.test_reference import scatter_rows
+from tokenloom.tests.support.norms import head_norms, rms
 from tokenloom.tests.workers.paged_run import make_metadata
 from tokenloom.workers.sampling.sampler import Sampler
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
@@ -71,14 +72,14 @@ def test_linears_and_norms_agree_with_the_reference(
     weight, bias = rounded(130, 96, dtype=dtype) / 8, rounded(130, dtype=dtype)
     here = [tensor.to(device, dtype, copy=True) for tensor in (x, residual, scale, weight, bias)]
     for is_gated in (False, True):
-        packed = reference.pack_linear(weight, bias, is_gated)
-        actual = ops.linear(here[0], ops.pack_linear(here[3], here[4], is_gated))
+        packed = reference.pack_linear(weight, bias, GATED_SILU if is_gated else NO_ACTIVATION)
+        actual = ops.linear(here[0], ops.pack_linear(here[3], here[4], GATED_SILU if is_gated else NO_ACTIVATION))
         assert_near(actual, reference.linear(x, packed), dtype)
     plain = reference.pack_linear(weight, None)
     assert_near(ops.logits(here[0], ops.pack_linear(here[3], None)), reference.logits(x, plain), dtype)
-    assert_near(ops.rms_norm(here[0], here[2], EPS), reference.rms_norm(x, scale, EPS), dtype)
-    normed = ops.add_rms_norm(here[0], here[1], here[2], EPS)
-    assert_near(normed, reference.add_rms_norm(x, residual, scale, EPS), dtype)
+    assert_near(ops.norm(here[0], rms(here[2], EPS)), reference.norm(x, rms(scale, EPS)), dtype)
+    normed = ops.add_norm(here[0], here[1], rms(here[2], EPS))
+    assert_near(normed, reference.add_norm(x, residual, rms(scale, EPS)), dtype)
     assert_near(here[1], residual, dtype)
 
 
@@ -118,9 +119,11 @@ def test_heads_and_attention_agree_with_the_reference_over_random_schedules(
         cache, step = kv_cache.to(where, kind, copy=True), to_device(metadata, where)
         scales = None if norms is None else (norms[0].to(where, kind), norms[1].to(where, kind))
         copied = heads.to(where, kind, copy=True)
-        query = each.qk_norm_rope_cache(copied, scales, EPS, cos_sin.to(where), cache, 1, step)
+        query = each.qk_norm_rope_cache(copied, head_norms(scales, EPS), Rotary(cos_sin.to(where)), cache, 1, step)
         query = query.clone()
-        results.append((query, each.paged_attention(query, cache, 1, step, head_dim**-0.5, window), cache))
+        results.append(
+            (query, each.paged_attention(query, cache, 1, step, AttentionSpec(head_dim**-0.5, window)), cache)
+        )
     (query, attended, cache), (query_here, attended_here, cache_here) = results
     assert_near(query_here, query, dtype)
     assert_near(attended_here, attended, dtype)
@@ -147,8 +150,13 @@ def test_a_cache_of_8_bits_agrees_with_the_reference(
     for each, where, kind in ((ReferenceOps(), torch.device("cpu"), torch.float32), (ops, device, dtype)):
         cache, step = kv_cache.to(where, copy=True), to_device(metadata, where)
         copied = heads.to(where, kind, copy=True)
-        query = each.qk_norm_rope_cache(copied, None, EPS, cos_sin.to(where), cache, 1, step).clone()
-        results.append((from_fp8(cache.cpu())[1:], each.paged_attention(query, cache, 1, step, head_dim**-0.5, None)))
+        query = each.qk_norm_rope_cache(copied, None, Rotary(cos_sin.to(where)), cache, 1, step).clone()
+        results.append(
+            (
+                from_fp8(cache.cpu())[1:],
+                each.paged_attention(query, cache, 1, step, AttentionSpec(head_dim**-0.5, None)),
+            )
+        )
     (stored, attended), (stored_here, attended_here) = results
     bound = torch.maximum(stored.abs() / 8, stored.abs().amax(-1, keepdim=True) / 448 / 512) * 1.02
     assert float(((stored_here - stored).abs() - bound).max()) <= 0  # a rounding apart: the next number

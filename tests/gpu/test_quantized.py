@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tokenloom.kernels.contract import Routing
 from tokenloom.kernels.quantized import QuantizedWeight
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import select_ops
@@ -75,8 +76,8 @@ def test_mixed_experts_agree_with_the_reference(form: str, dtype: torch.dtype, d
                 weights.append(quantized)
                 here.append([on_device(weight, device, dtype) for weight in quantized])
         packed = reference.pack_experts(*weights)
-        expected = reference.fused_moe(x.float(), scores.float(), packed, 6, True)
-        actual = ops.fused_moe(x.to(device), scores.to(device), ops.pack_experts(*here), 6, True)
+        expected = reference.fused_moe(x.float(), scores.float(), packed, Routing(6, is_normalized=True))
+        actual = ops.fused_moe(x.to(device), scores.to(device), ops.pack_experts(*here), Routing(6, is_normalized=True))
         assert_near(actual, expected, dtype)
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tokenloom.kernels import fp8_cache
+from tokenloom.kernels.contract import AttentionSpec, Rotary
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.kernels.gpu.shapes import as_fp8, from_fp8
@@ -35,14 +36,14 @@ def test_attention_equals_that_over_dequantized_values() -> None:
     cache = as_fp8(torch.randn(9, 2, 2, 2, block_size, 32))
     heads = torch.randn(9, 8, 32)
     cos_sin = torch.cat([torch.ones(64, 16), torch.zeros(64, 16)], dim=-1)
-    query = ops.qk_norm_rope_cache(heads.clone(), None, 1e-6, cos_sin, cache, 1, metadata).clone()
+    query = ops.qk_norm_rope_cache(heads.clone(), None, Rotary(cos_sin), cache, 1, metadata).clone()
     plain = from_fp8(cache)
     blocks, places = metadata.slots // block_size, metadata.slots % block_size
     for side in (0, 1):
         given = heads[:, 4 + 2 * side : 6 + 2 * side]
         bound = torch.maximum(given.abs() / 16, given.abs().amax(-1, keepdim=True) / 448 / 1024) * 1.0001
         assert ((plain[blocks, 1, side, :, places] - given).abs() <= bound).all()
-    attended = ops.paged_attention(query, cache, 1, metadata, 32**-0.5, None)
+    attended = ops.paged_attention(query, cache, 1, metadata, AttentionSpec(32**-0.5, None))
     wanted = brute_force(query, plain, 1, rows, 32**-0.5, None)
     np.testing.assert_allclose(attended.numpy(), wanted, atol=2e-5, rtol=2e-5)
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from tokenloom.kernels.batch_invariant import BatchInvariantOps
+from tokenloom.kernels.contract import GATED_SILU, AttentionSpec, Routing
 from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.tests.support.norms import rms
 from tokenloom.tests.workers.paged_run import make_metadata
 
 Row = tuple[int, int, list[int]]  # computed tokens, new tokens, block ids
@@ -68,9 +70,13 @@ def test_fused_moe_equals_a_loop_over_tokens(num_experts: int, top_k: int, is_no
             answer = down[expert].double().numpy() @ (gate / (1 + np.exp(-gate)) * up)
             expected[token] += answer * weights[expert] / (weights[chosen].sum() if is_normalized else 1)
     ops = ReferenceOps()
-    mixed = ops.fused_moe(x, scores, ops.pack_experts(list(gate_up), list(down)), top_k, is_normalized)
+    mixed = ops.fused_moe(
+        x, scores, ops.pack_experts(list(gate_up), list(down)), Routing(top_k, is_normalized=is_normalized)
+    )
     np.testing.assert_allclose(mixed.numpy(), expected, atol=1e-4)
-    assert ops.fused_moe(x[:0], scores[:0], ops.pack_experts(gate_up, down), 1, is_normalized).shape == (0, 24)
+    assert ops.fused_moe(
+        x[:0], scores[:0], ops.pack_experts(gate_up, down), Routing(1, is_normalized=is_normalized)
+    ).shape == (0, 24)
 
 
 SCHEDULES = {
@@ -108,7 +114,7 @@ def test_paged_attention_is_attention_over_each_rows_own_context(
     kv_cache = torch.randn(300, 2, 2, num_kv_heads, block_size, head_dim)
     projected = torch.randn(num_tokens, num_heads + 3, head_dim)
     query = projected[:, 1 : num_heads + 1]  # strided, as in a fused projection
-    output = ReferenceOps().paged_attention(query, kv_cache, 1, metadata, 0.2, window)
+    output = ReferenceOps().paged_attention(query, kv_cache, 1, metadata, AttentionSpec(0.2, window))
     assert output.shape == query.shape
     np.testing.assert_allclose(output.numpy(), brute_force(query, kv_cache, 1, rows, 0.2, window), atol=2e-6)
 
@@ -127,7 +133,7 @@ def test_paged_attention_holds_for_random_schedules(seed: int) -> None:
     query = torch.randn(metadata.query_starts_host[-1], num_heads, 24)
     ops = draw.choice([ReferenceOps, BatchInvariantOps])()
     for layer in (0, 2):
-        output = ops.paged_attention(query, kv_cache, layer, metadata, 0.3, window)
+        output = ops.paged_attention(query, kv_cache, layer, metadata, AttentionSpec(0.3, window))
         np.testing.assert_allclose(output.numpy(), brute_force(query, kv_cache, layer, rows, 0.3, window), atol=2e-6)
 
 
@@ -138,7 +144,7 @@ def test_scores_of_half_precision_are_summed_in_float32(dtype: torch.dtype) -> N
     metadata = make_metadata(rows, 16)
     kv_cache = torch.randn(80, 1, 2, 2, 16, 64).to(dtype)
     query = torch.randn(42, 6, 64).to(dtype)
-    output = ReferenceOps().paged_attention(query, kv_cache, 0, metadata, 0.125, None)
+    output = ReferenceOps().paged_attention(query, kv_cache, 0, metadata, AttentionSpec(0.125, None))
     assert output.dtype == dtype
     exact = brute_force(query, kv_cache, 0, rows, 0.125, None)
     rounding = torch.finfo(dtype).eps
@@ -149,7 +155,7 @@ def test_tokens_beyond_the_rows_and_empty_rows_get_zeros() -> None:
     rows = [*scatter_rows([(4, 1)], 8, 20, seed=0), *scatter_rows([(0, 5)], 8, 20, seed=0)]
     metadata = make_metadata(rows, 8)
     output = ReferenceOps().paged_attention(
-        torch.randn(9, 2, 8), torch.randn(20, 1, 2, 1, 8, 8), 0, metadata, 1.0, None
+        torch.randn(9, 2, 8), torch.randn(20, 1, 2, 1, 8, 8), 0, metadata, AttentionSpec(1.0, None)
     )
     assert output[:6].abs().amin() > 0
     assert output[6:].abs().amax() == 0
@@ -159,7 +165,7 @@ def test_step_without_tokens_is_legal() -> None:
     ops, metadata, kv_cache = ReferenceOps(), make_metadata([], 8), torch.zeros(4, 1, 2, 1, 8, 8)
     nothing = torch.empty(0, 1, 8)
     ops.store_kv(nothing, nothing, kv_cache, 0, metadata)
-    assert ops.paged_attention(torch.empty(0, 2, 8), kv_cache, 0, metadata, 1.0, None).shape == (0, 2, 8)
+    assert ops.paged_attention(torch.empty(0, 2, 8), kv_cache, 0, metadata, AttentionSpec(1.0, None)).shape == (0, 2, 8)
 
 
 def test_store_kv_writes_the_slots_of_its_layer_and_nothing_else() -> None:
@@ -187,7 +193,7 @@ def test_an_overflowed_request_does_not_poison_the_next_owner_of_its_block(poiso
     metadata = make_metadata([(0, 3, [2])], 8)
     key, value, query = (torch.randn(3, 1, 8) for _ in range(3))
     ops.store_kv(key, value, kv_cache, 0, metadata)
-    assert ops.paged_attention(query, kv_cache, 0, metadata, 1.0, None).isfinite().all()
+    assert ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(1.0, None)).isfinite().all()
 
 
 def test_rotary_turns_each_pair_by_its_angle_in_place() -> None:
@@ -196,7 +202,7 @@ def test_rotary_turns_each_pair_by_its_angle_in_place() -> None:
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
     projected = torch.randn(5, 4, 12)
     before, positions = projected.clone(), torch.tensor([0, 49, 7, 7, 3])
-    ReferenceOps().rotary(projected[:, :3], positions, cos_sin)
+    ReferenceOps().rotate(projected[:, :3], positions, cos_sin)
     pairs = torch.complex(before[:, :3, :6], before[:, :3, 6:])
     turned = pairs * torch.polar(torch.ones(5, 1, 6), angles[positions][:, None])
     expected = torch.cat((turned.real, turned.imag), dim=-1)
@@ -211,9 +217,9 @@ def test_norms_divide_by_the_root_mean_square() -> None:
         normed: np.ndarray = values / np.sqrt((values**2).mean(-1, keepdims=True) + 1e-3) * weight.numpy()
         return normed
 
-    np.testing.assert_allclose(ops.rms_norm(x, weight, 1e-3).numpy(), norm(x.numpy()), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(ops.norm(x, rms(weight, 1e-3)).numpy(), norm(x.numpy()), rtol=1e-4, atol=1e-6)
     total = x + residual
-    normed = ops.add_rms_norm(x, residual, weight, 1e-3)
+    normed = ops.add_norm(x, residual, rms(weight, 1e-3))
     assert torch.equal(residual, total)
     np.testing.assert_allclose(normed.numpy(), norm(total.numpy()), rtol=1e-4, atol=1e-6)
 
@@ -221,7 +227,9 @@ def test_norms_divide_by_the_root_mean_square() -> None:
 def test_silu_gates_the_second_half_with_the_first() -> None:
     x = torch.randn(7, 10)
     gate, up = x[:, :5].numpy(), x[:, 5:].numpy()
-    np.testing.assert_allclose(ReferenceOps().silu_and_mul(x).numpy(), gate / (1 + np.exp(-gate)) * up, rtol=1e-5)
+    np.testing.assert_allclose(
+        ReferenceOps().activate(x, GATED_SILU).numpy(), gate / (1 + np.exp(-gate)) * up, rtol=1e-5
+    )
 
 
 def test_embedding_of_foreign_ids_is_zero() -> None:

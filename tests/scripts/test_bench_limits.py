@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.scripts.bench_limits import Limits, Rates
 from tokenloom.scripts.bench_workload import Workload
 from tokenloom.tests.support.checkpoints import FAMILIES, tiny_checkpoint
@@ -27,12 +27,12 @@ def test_weight_bytes_count_the_matrices_that_a_step_reads(family: str, is_tied:
     weights = matrix_weights(folder)
     if not is_tied:
         del weights["model.embed_tokens.weight"]  # a step reads only a few of its rows
-    assert Limits(ModelConfig.load(folder), "bfloat16").weight_bytes == 2 * sum(weights.values())
+    assert Limits(load_model_config(folder), "bfloat16").weight_bytes == 2 * sum(weights.values())
 
 
 def test_a_step_reads_only_the_experts_that_its_tokens_choose(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, "mixtral", tie_word_embeddings=True)
-    model, weights = ModelConfig.load(folder), matrix_weights(folder)
+    model, weights = load_model_config(folder), matrix_weights(folder)
     assert model.experts is not None
     limits = Limits(model, "float32")
     of_experts = sum(size for name, size in weights.items() if ".experts." in name)
@@ -46,7 +46,7 @@ def test_a_step_reads_only_the_experts_that_its_tokens_choose(tmp_path: Path) ->
 
 def test_flops_are_two_per_weight_and_token_and_four_per_pair_and_element(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, "llama")
-    model, weights = ModelConfig.load(folder), matrix_weights(folder)
+    model, weights = load_model_config(folder), matrix_weights(folder)
     head = weights.pop("model.embed_tokens.weight")  # tied
     limits = Limits(model, "float32")
     assert limits.flops(num_tokens=7, num_sampled=0, num_pairs=0) == 2 * 7 * sum(weights.values())
@@ -55,7 +55,7 @@ def test_flops_are_two_per_weight_and_token_and_four_per_pair_and_element(tmp_pa
 
 
 def test_each_step_takes_the_longer_of_reading_and_multiplying(tmp_path: Path) -> None:
-    limits = Limits(ModelConfig.load(tiny_checkpoint(tmp_path)), "float32")
+    limits = Limits(load_model_config(tiny_checkpoint(tmp_path)), "float32")
     workload = Workload(num_requests=4, num_in=10, num_out=6, vocab_size=300)
     slow_memory = Rates(read_bytes_per_s=limits.weight_bytes / 2.0, flops_per_s=1e30)
     assert limits.seconds(workload, slow_memory, budget=16) == pytest.approx(2.0 * (3 + 5))  # ⌈40 / 16⌉ chunks, 5 steps
@@ -66,7 +66,7 @@ def test_each_step_takes_the_longer_of_reading_and_multiplying(tmp_path: Path) -
 
 
 def test_the_roofline_adds_the_cache_that_attention_reads(tmp_path: Path) -> None:
-    model = ModelConfig.load(tiny_checkpoint(tmp_path))
+    model = load_model_config(tiny_checkpoint(tmp_path))
     limits = Limits(model, "bfloat16")
     assert limits.kv_bytes(1) == 2 * 2 * model.num_layers * model.num_kv_heads * model.head_dim
     requests = [(10, 3), (20, 1), (5, 4)]

@@ -8,7 +8,7 @@ import msgspec
 
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.config.model_config import ModelConfig, RopeConfig
+from tokenloom.ipc.config.model_config import LayerConfig, ModelConfig, NormConfig, RopeConfig
 from tokenloom.ipc.endpoints import Endpoints
 
 
@@ -23,16 +23,12 @@ def new_spec(vocab_size: int = 1000, max_model_len: int = 512, **changes: object
         num_kv_heads=1,
         head_dim=8,
         max_position_embeddings=max_model_len,
-        rms_norm_eps=1e-6,
-        rope=RopeConfig(),
+        layers=[LayerConfig()],
+        ropes=[RopeConfig()],
+        norm=NormConfig(eps=1e-6),
+        attention_scale=8**-0.5,
         dtype="float32",
         tie_word_embeddings=True,
-        has_qkv_bias=False,
-        has_output_bias=False,
-        has_mlp_bias=False,
-        has_qk_norm=False,
-        sliding_windows=[None],
-        experts=None,
         quantization=None,
         eos_token_ids=[2],
         bos_token_id=1,

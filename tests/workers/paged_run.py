@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.config.quantization_config import QuantizationConfig
 from tokenloom.kernels.contract import AttentionMetadata
 from tokenloom.kernels.select import Ops, select_ops
@@ -29,7 +29,7 @@ def load(
     ops: Ops | None = None,
     quantization: str | None = None,
 ) -> DecoderModel:
-    config = ModelConfig.load(folder)
+    config = load_model_config(folder)
     if quantization is not None:
         on_load = msgspec.convert({"layout": "on_load", "weight_dtype": quantization}, QuantizationConfig)
         config = msgspec.structs.replace(config, quantization=on_load)

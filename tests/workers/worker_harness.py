@@ -17,7 +17,7 @@ import zmq
 from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.messages.supervisor import (
     ChildToSupervisor,
     Failed,
@@ -54,7 +54,7 @@ def make_spec(model_folder: Path, run_directory: Path, **options: int | str) -> 
     return new_spec(
         run_directory=str(run_directory),
         config=EngineConfig(**{"num_threads": 1, "num_kv_blocks": 64, "max_num_seqs": 4, **options}),  # type: ignore[arg-type]
-        model=ModelConfig.load(model_folder),
+        model=load_model_config(model_folder),
         model_folder=str(model_folder),
         max_model_len=128,
     )

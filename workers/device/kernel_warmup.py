@@ -89,9 +89,8 @@ def run_eagerly(step: Step) -> Step:
 
 def distinct_layers(config: ModelConfig) -> ModelConfig:
     """Return the config cut to its first layers that include every kind: further ones launch the same kernels."""
-    expert_layers = [] if config.experts is None else config.experts.layers
-    kinds = [(window, layer in expert_layers) for layer, window in enumerate(config.sliding_windows)]
-    return msgspec.structs.replace(config, num_layers=1 + max(kinds.index(kind) for kind in kinds))
+    count = 1 + max(config.layers.index(layer) for layer in config.layers)
+    return msgspec.structs.replace(config, num_layers=count, layers=config.layers[:count])
 
 
 def _doubling_prompts(most: int, longest: int) -> Iterator[list[int]]:

@@ -6,53 +6,150 @@ same one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
-from ...ipc.config.model_config import ModelConfig
+from ...ipc.config.model_config import HeadNormsConfig, ModelConfig
+from ...kernels.contract import AttentionSpec, HeadNorms, Norm, Rotary
 from ..model_step import StepContext
-from ..weights.loader import LayerLoader, Projection
-from .rotary import RotaryEmbedding
+from ..weights.loader import LayerLoader, Projection, stacked
+
+NO_ROTATION = Rotary(None)
 
 
 class Attention:
     """Block x [T, hidden_size] → [T, hidden_size]; writes keys and values to layer `layer` of the KV cache."""
 
     def __init__(
-        self, loader: LayerLoader, name: str, config: ModelConfig, layer: int, rotary: RotaryEmbedding
+        self, loader: LayerLoader, prefix: str, config: ModelConfig, layer: int, rotaries: Sequence[Rotary]
     ) -> None:
+        """`prefix`: of the layer's tensors, with the dot. rotaries: one for each of `config.ropes`."""
         self._ops, self._group = loader.ops, loader.group
         self._layer = layer
-        self._rotary = rotary
-        self._eps = config.rms_norm_eps
-        self.window = config.sliding_windows[layer]
-        self.scale = config.head_dim**-0.5
-        head_dim = self._head_dim = config.head_dim
+        rope = config.layers[layer].rope
+        self.rotary = NO_ROTATION if rope is None else rotaries[rope]
+        names, head_dim = config.names, config.head_dim
+        self._head_dim = head_dim
         heads = loader.group.shard(config.num_heads, "attention heads")
         kv_heads = loader.group.shard_kv_heads(config.num_kv_heads)
         self._num_local_heads = len(heads) + 2 * len(kv_heads)  # of queries, of keys, of values
-        projections = [
-            Projection(f"{name}.q_proj", config.num_heads * head_dim, _elements(heads, head_dim)),
-            Projection(f"{name}.k_proj", config.num_kv_heads * head_dim, _elements(kv_heads, head_dim)),
-            Projection(f"{name}.v_proj", config.num_kv_heads * head_dim, _elements(kv_heads, head_dim)),
-        ]
-        self.qkv = loader.column_parallel(config.hidden_size, projections, config.has_qkv_bias)
+        order = None
+        if rope is not None and config.ropes[rope].is_paired:
+            order = _halves_order(config.ropes[rope].rotary_dim or head_dim, head_dim)
+        num_rotated = len(heads) + len(kv_heads)
+        self.qkv = loader.column_parallel(
+            config.hidden_size,
+            _projections(prefix, config, heads, kv_heads),
+            config.has_qkv_bias,
+            row_order=None if order is None else _rows_of(order, num_rotated, len(kv_heads)),
+            is_transposed=names.is_transposed,
+        )
         output_shape, shard = (config.hidden_size, config.num_heads * head_dim), _elements(heads, head_dim)
-        self.output = loader.row_parallel(f"{name}.o_proj", output_shape, shard, config.has_output_bias)
-        self.norms: tuple[Tensor, Tensor] | None = None  # weights [D], of query heads and of key heads
-        if config.has_qk_norm:
-            self.norms = loader.vector(f"{name}.q_norm", head_dim), loader.vector(f"{name}.k_norm", head_dim)
+        self.output = loader.row_parallel(
+            f"{prefix}{names.output}", output_shape, shard, config.has_output_bias, is_transposed=names.is_transposed
+        )
+        self.norms: HeadNorms | None = None
+        if config.head_norms is not None:
+            self.norms = _load_norms(loader, prefix, config, config.head_norms, heads, kv_heads, order)
+        sinks = None
+        if config.has_sinks:
+            sinks = loader.vector(f"{prefix}{names.sinks}", (config.num_heads,), 0, heads)
+        self.spec = AttentionSpec(config.attention_scale, config.layers[layer].window, config.attention_softcap, sinks)
 
     def __call__(self, x: Tensor, context: StepContext) -> Tensor:
         metadata, kv_cache = context.metadata, context.kv_cache
         # [T, query heads | key heads | value heads, head_dim]
         heads = self._ops.linear(x, self.qkv).view(x.shape[0], self._num_local_heads, self._head_dim)
-        query = self._ops.qk_norm_rope_cache(
-            heads, self.norms, self._eps, self._rotary.cos_sin, kv_cache, self._layer, metadata
-        )
-        attended = self._ops.paged_attention(query, kv_cache, self._layer, metadata, self.scale, self.window)
+        norms = self.norms
+        if norms is not None and norms.spans_heads and self._group.size > 1:
+            self._normalize_over_ranks(heads, norms)
+            norms = None
+        query = self._ops.qk_norm_rope_cache(heads, norms, self.rotary, kv_cache, self._layer, metadata)
+        attended = self._ops.paged_attention(query, kv_cache, self._layer, metadata, self.spec)
         return self._group.all_reduce(self._ops.linear(attended.flatten(1), self.output))
+
+    def _normalize_over_ranks(self, heads: Tensor, norms: HeadNorms) -> None:
+        """Apply RMS norms that span the heads of all ranks, in place."""
+        num_keys = (self._num_local_heads - heads_of(norms.query)) // 2
+        parts = torch.split(heads, [heads_of(norms.query), num_keys, num_keys], dim=1)[:2]
+        squares = torch.stack([part.float().square().mean(dim=(1, 2)) for part in parts], dim=-1)
+        means = self._group.all_reduce(squares) / self._group.size  # ranks have equally many heads, or equal copies
+        for index, (part, norm) in enumerate(zip(parts, (norms.query, norms.key), strict=True)):
+            assert norm.weight is not None
+            part.copy_(part * torch.rsqrt(means[:, index, None, None] + norm.eps) * norm.weight)
+
+
+def heads_of(norm: Norm) -> int:
+    """Return the number of heads of a norm with weights [heads, D]."""
+    assert norm.weight is not None
+    return norm.weight.shape[0]
+
+
+def _projections(prefix: str, config: ModelConfig, heads: range, kv_heads: range) -> list[Projection]:
+    """Return this rank's rows of the matrices of query, key and value heads."""
+    names, head_dim = config.names, config.head_dim
+    sizes = [count * head_dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    shards = [_elements(each, head_dim) for each in (heads, kv_heads, kv_heads)]
+    if not names.qkv:
+        parts = zip((names.query, names.key, names.value), sizes, shards, strict=True)
+        return [Projection(f"{prefix}{name}", size, [shard]) for name, size, shard in parts]
+    if names.qkv_layout == "stacked":
+        return stacked(f"{prefix}{names.qkv}", sizes, shards)
+    group = config.num_heads // config.num_kv_heads  # query heads of a KV head; its key and its value follow them
+    queries = [head // group * (group + 2) + head % group for head in heads]
+    keys = [head * (group + 2) + group for head in kv_heads]
+    rows = [_elements(range(head, head + 1), head_dim) for head in (*queries, *keys, *(key + 1 for key in keys))]
+    return [Projection(f"{prefix}{names.qkv}", sum(sizes), rows)]
+
+
+def _load_norms(
+    loader: LayerLoader,
+    prefix: str,
+    config: ModelConfig,
+    norms: HeadNormsConfig,
+    heads: range,
+    kv_heads: range,
+    order: Tensor | None,
+) -> HeadNorms:
+    """Load the norms of query and key heads. order: [D], as the elements of the heads were reordered."""
+    size = config.head_dim
+
+    def load(name: str, num_heads: int, shard: range) -> Norm:
+        if norms.has_weight_per_head:
+            weight = loader.vector(f"{name}.weight", (num_heads, size), 0, shard) + norms.norm.offset
+            norm = Norm(norms.norm.kind, weight, None, norms.norm.eps)
+        elif norms.spans_heads:
+            weight = loader.vector(f"{name}.weight", (num_heads * size,), 0, _elements(shard, size))
+            norm = Norm(norms.norm.kind, weight.view(-1, size) + norms.norm.offset, None, norms.norm.eps)
+        else:
+            norm = loader.norm(name, size, norms.norm)
+        if order is None:
+            return norm
+        moved = [None if each is None else each[..., order] for each in (norm.weight, norm.bias)]
+        return Norm(norm.kind, moved[0], moved[1], norm.eps)
+
+    query = load(f"{prefix}{config.names.query_norm}", config.num_heads, heads)
+    key = load(f"{prefix}{config.names.key_norm}", config.num_kv_heads, kv_heads)
+    return HeadNorms(query, key, norms.spans_heads, norms.is_after_rope)
 
 
 def _elements(heads: range, head_dim: int) -> range:
     """Return the indices of the elements of a projection that belong to these heads."""
     return range(heads.start * head_dim, heads.stop * head_dim)
+
+
+def _halves_order(rotary_dim: int, head_dim: int) -> Tensor:
+    """Return the order [head_dim] that turns rotated pairs (0, 1), (2, 3), … into pairs (i, i + rotary_dim / 2).
+    Scores do not change, since queries and keys are reordered alike."""
+    rotated = torch.arange(rotary_dim)
+    return torch.cat((rotated[::2], rotated[1::2], torch.arange(rotary_dim, head_dim)))
+
+
+def _rows_of(order: Tensor, num_rotated: int, num_values: int) -> Tensor:
+    """Return the order of all rows of a fused projection, of which the value heads keep theirs."""
+    head_dim = len(order)
+    rotated = torch.arange(num_rotated)[:, None] * head_dim + order
+    values = torch.arange(num_rotated * head_dim, (num_rotated + num_values) * head_dim)
+    return torch.cat((rotated.flatten(), values))

@@ -1,23 +1,47 @@
-"""The gated feed-forward block: down(silu(gate(x)) * up(x)), split between ranks along its inner size."""
+"""The feed-forward block, gated: down(act(gate(x)) * up(x)), or plain: down(act(up(x))), split between ranks along its
+inner size."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from ..weights.loader import LayerLoader, Projection
+from ...ipc.config.model_config import ActivationConfig, TensorNames
+from ...kernels.contract import Activation
+from ..weights.loader import LayerLoader, Projection, stacked
 
 
-class GatedMLP:
+class MLP:
     """Block x [T, hidden_size] → [T, hidden_size], summed over ranks."""
 
     def __init__(
-        self, loader: LayerLoader, name: str, hidden_size: int, intermediate_size: int, has_bias: bool
+        self,
+        loader: LayerLoader,
+        prefix: str,
+        names: TensorNames,
+        hidden_size: int,
+        inner_size: int,
+        activation: ActivationConfig,
+        has_bias: bool,
     ) -> None:
+        """`prefix`: of the layer's tensors, with the dot."""
         self._ops, self._group = loader.ops, loader.group
-        shard = loader.group.shard(intermediate_size, "elements of intermediate_size")
-        projections = [Projection(f"{name}.{each}", intermediate_size, shard) for each in ("gate_proj", "up_proj")]
-        self.gate_up = loader.column_parallel(hidden_size, projections, has_bias, is_gated=True)
-        self.down = loader.row_parallel(f"{name}.down_proj", (hidden_size, intermediate_size), shard, has_bias)
+        shard = loader.group.shard(inner_size, "elements of intermediate_size")
+        if names.gate_up and activation.is_gated:
+            projections = stacked(f"{prefix}{names.gate_up}", [inner_size] * 2, [shard] * 2)
+        else:
+            parts = (names.gate, names.up) if activation.is_gated else (names.up,)
+            projections = [Projection(f"{prefix}{part}", inner_size, [shard]) for part in parts]
+        self.up = loader.column_parallel(
+            hidden_size, projections, has_bias, activation_of(activation), is_transposed=names.is_transposed
+        )
+        shape = (hidden_size, inner_size)
+        self.down = loader.row_parallel(
+            f"{prefix}{names.down}", shape, shard, has_bias, is_transposed=names.is_transposed
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._group.all_reduce(self._ops.linear(self._ops.linear(x, self.gate_up), self.down))
+        return self._group.all_reduce(self._ops.linear(self._ops.linear(x, self.up), self.down))
+
+
+def activation_of(config: ActivationConfig) -> Activation:
+    return Activation(config.kind, config.is_gated, config.limit)

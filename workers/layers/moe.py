@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.config.model_config import ExpertsConfig
+from ...kernels.contract import Routing
 from ...kernels.quantized import Weight
 from ..weights.checkpoint import Checkpoint, TensorSlice
 from ..weights.loader import LayerLoader
@@ -22,9 +23,9 @@ class SparseMLP:
     """Block x [T, hidden_size] → [T, hidden_size]: a router selects each token's experts and mixes their outputs."""
 
     def __init__(self, loader: LayerLoader, name: str, hidden_size: int, config: ExpertsConfig) -> None:
-        """`name`: prefix of the layer's tensors in the checkpoint."""
+        """`name`: of the layer in the checkpoint."""
         self._ops, self._group = loader.ops, loader.group
-        self._config = config
+        self._routing = Routing(config.top_k, is_normalized=config.is_normalized)
         checkpoint = loader.checkpoint
         block, *matrices = MIXTRAL if f"{name}.{MIXTRAL[0]}.gate.weight" in checkpoint else QWEN
         router = checkpoint.load(TensorSlice(f"{name}.{block}.gate.weight", (config.num_experts, hidden_size)))
@@ -39,9 +40,7 @@ class SparseMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         scores = self._ops.linear(x, self._router)
-        config = self._config
-        mixed = self._ops.fused_moe(x, scores, self._experts, config.top_k, config.is_normalized)
-        return self._group.all_reduce(mixed)
+        return self._group.all_reduce(self._ops.fused_moe(x, scores, self._experts, self._routing))
 
 
 def _load_each(

@@ -1,4 +1,4 @@
-"""RotaryEmbedding: the table of cosines and sines of every position, for each kind of RoPE scaling.
+"""Tables of cosines and sines of every position, for each kind of RoPE scaling.
 
 Formulas: default (RoFormer, arXiv 2104.09864), linear (position interpolation), llama3 (Llama 3.1), yarn (arXiv
 2309.00071), dynamic (NTK; its base fixed for the longest context that may be served, so that a token's key does not
@@ -12,25 +12,22 @@ import math
 import torch
 from torch import Tensor
 
-from ...ipc.config.model_config import RopeConfig
+from ...ipc.config.model_config import ModelConfig, RopeConfig
 from ...ipc.errors import ConfigError
+from ...kernels.contract import Rotary
 
 
-class RotaryEmbedding:
-    """Owns the cosines and sines that rotate query and key heads at each position in [0, max_model_len)."""
-
-    def __init__(
-        self,
-        rope: RopeConfig,
-        head_dim: int,
-        max_position_embeddings: int,
-        max_model_len: int,
-        device: torch.device,
-    ) -> None:
-        frequencies, magnitude = rotary_frequencies(rope, head_dim, max_position_embeddings, max_model_len)
-        angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
-        # [max_model_len, head_dim] float32: cosines, then sines, of each position
-        self.cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(magnitude).to(device)
+def make_rotary(config: ModelConfig, rope: RopeConfig, max_model_len: int, device: torch.device) -> Rotary:
+    """Compute the cosines and sines of each position in [0, max_model_len)."""
+    rotary_dim = rope.rotary_dim or config.head_dim
+    frequencies, magnitude = rotary_frequencies(rope, rotary_dim, config.max_position_embeddings, max_model_len)
+    positions = torch.arange(max_model_len, dtype=torch.float32)
+    angles = positions[:, None] * frequencies
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(magnitude).to(device)
+    if config.query_scaling is None:
+        return Rotary(cos_sin)
+    factor, length = config.query_scaling
+    return Rotary(cos_sin, (1 + factor * torch.log(1 + (positions / length).floor())).to(device))
 
 
 def rotary_frequencies(

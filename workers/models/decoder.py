@@ -1,29 +1,30 @@
-"""DecoderModel: the decoder of Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3-MoE, driven by ModelConfig.
+"""DecoderModel: the decoder of all native families, driven by the fields of ModelConfig.
 
     token ids → embedding → [norm → attention → norm → MLP] × num_layers → norm → (lm head) → logits
 
-Knows the order of the layers and the names in a checkpoint; knows no kernels and no requests.
+Knows the order of the layers; knows no family, no kernels and no requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
-from ...ipc.config.model_config import ModelConfig
-from ...kernels.contract import BatchColumns, DecoderWeights, FusedDecoder, LayerWeights, PackedLinear
+from ...ipc.config.model_config import ModelConfig, TensorNames
+from ...kernels.contract import BatchColumns, DecoderWeights, FusedDecoder, LayerWeights, Norm, PackedLinear, Rotary
 from ...kernels.select import Ops
 from ..kv_cache import KVCacheSpec
 from ..layers.attention import Attention
-from ..layers.mlp import GatedMLP
+from ..layers.mlp import MLP
 from ..layers.moe import SparseMLP
-from ..layers.rotary import RotaryEmbedding
+from ..layers.rotary import make_rotary
 from ..model_step import StepContext
 from ..parallel import ParallelGroup
-from ..weights.checkpoint import Checkpoint
+from ..weights.checkpoint import Checkpoint, TensorSlice
 from ..weights.dummy import DummyCheckpoint
 from ..weights.loader import LayerLoader
 
@@ -31,88 +32,127 @@ from ..weights.loader import LayerLoader
 class DecoderLayer:
     """One block. The residual stream travels beside the hidden states and is added inside the norms."""
 
-    def __init__(self, loader: LayerLoader, config: ModelConfig, layer: int, rotary: RotaryEmbedding) -> None:
-        name, hidden_size = f"model.layers.{layer}", config.hidden_size
+    def __init__(self, loader: LayerLoader, config: ModelConfig, layer: int, rotaries: Sequence[Rotary]) -> None:
+        names, prefix = config.names, f"{config.names.layers}.{layer}."
         self._ops = loader.ops
-        self._eps = config.rms_norm_eps
-        self._attention = Attention(loader, f"{name}.self_attn", config, layer, rotary)
-        self._mlp: GatedMLP | SparseMLP
-        if config.experts is not None and layer in config.experts.layers:
-            self._mlp = SparseMLP(loader, name, hidden_size, config.experts)
+        self._scale, self._is_parallel = config.residual_scale, config.is_parallel
+        self._attention = Attention(loader, prefix, config, layer, rotaries)
+        self._mlp: MLP | SparseMLP
+        if config.experts is not None and config.layers[layer].has_experts:
+            self._mlp = SparseMLP(loader, prefix.removesuffix("."), config.hidden_size, config.experts)
         else:
-            self._mlp = GatedMLP(loader, f"{name}.mlp", hidden_size, config.intermediate_size, config.has_mlp_bias)
-        self._input_norm = loader.vector(f"{name}.input_layernorm", hidden_size)
-        self._post_norm = loader.vector(f"{name}.post_attention_layernorm", hidden_size)
+            sizes = (config.hidden_size, config.intermediate_size)
+            self._mlp = MLP(loader, prefix, names, *sizes, config.activation, config.has_mlp_bias)
+
+        def norm(name: str) -> Norm | None:
+            return loader.norm(f"{prefix}{name}", config.hidden_size, config.norm) if name else None
+
+        self._input_norm, self._attention_output_norm = norm(names.input_norm), norm(names.attention_output_norm)
+        self._mlp_norm, self._mlp_output_norm = norm(names.mlp_norm), norm(names.mlp_output_norm)
 
     @property
     def weights(self) -> LayerWeights | None:
         """The layer's weights for a fused decoder; None for a layer with experts."""
         if isinstance(self._mlp, SparseMLP):
             return None
-        query_norm, key_norm = self._attention.norms or (None, None)
         return LayerWeights(
             input_norm=self._input_norm,
             qkv=self._attention.qkv,
-            query_norm=query_norm,
-            key_norm=key_norm,
+            head_norms=self._attention.norms,
+            rotary=self._attention.rotary,
+            attention=self._attention.spec,
             output=self._attention.output,
-            post_norm=self._post_norm,
-            gate_up=self._mlp.gate_up,
+            attention_output_norm=self._attention_output_norm,
+            mlp_norm=self._mlp_norm,
+            up=self._mlp.up,
             down=self._mlp.down,
-            sliding_window=self._attention.window,
+            mlp_output_norm=self._mlp_output_norm,
+            is_parallel=self._is_parallel,
         )
 
     def __call__(self, hidden: Tensor | None, residual: Tensor, context: StepContext) -> Tensor:
-        """Run the block and return its MLP's output [T, hidden_size], which the next block adds to `residual`. hidden:
-        the previous block's output, added to `residual` in place; None before the first block."""
-        if hidden is None:
-            normed = self._ops.rms_norm(residual, self._input_norm, self._eps)
-        else:
-            normed = self._ops.add_rms_norm(hidden, residual, self._input_norm, self._eps)
+        """Run the block and return the output [T, hidden_size] that the next block adds to `residual`. hidden: the
+        previous block's output, added to `residual` in place; None before the first block."""
+        normed = self._normalize(hidden, residual, self._input_norm)
         # `normed` is reused, so that attention's input and output are freed before the wider MLP runs.
-        normed = self._ops.add_rms_norm(self._attention(normed, context), residual, self._post_norm, self._eps)
-        return self._mlp(normed)
+        if self._is_parallel:
+            mlp_input = normed if self._mlp_norm is None else self._ops.norm(residual, self._mlp_norm)
+            return self._scaled(self._attention(normed, context) + self._mlp(mlp_input))
+        attended = self._attention(normed, context)
+        if self._attention_output_norm is not None:
+            attended = self._ops.norm(attended, self._attention_output_norm)
+        normed = self._normalize(self._scaled(attended), residual, self._mlp_norm)
+        output = self._mlp(normed)
+        if self._mlp_output_norm is not None:
+            output = self._ops.norm(output, self._mlp_output_norm)
+        return self._scaled(output)
+
+    def _normalize(self, hidden: Tensor | None, residual: Tensor, norm: Norm | None) -> Tensor:
+        """Add `hidden`, if any, to `residual` in place, and return its norm; without a norm a copy."""
+        if norm is None:
+            return residual.add_(hidden).clone() if hidden is not None else residual.clone()
+        if hidden is None:
+            return self._ops.norm(residual, norm)
+        return self._ops.add_norm(hidden, residual, norm)
+
+    def _scaled(self, output: Tensor) -> Tensor:
+        return output if self._scale == 1.0 else output * self._scale
 
 
 class DecoderModel:
     """Weights and forward pass of one rank. Inference only: call it under `torch.inference_mode()`."""
 
-    def __init__(self, loader: LayerLoader, config: ModelConfig, rotary: RotaryEmbedding) -> None:
+    def __init__(self, loader: LayerLoader, config: ModelConfig, rotaries: Sequence[Rotary]) -> None:
         self._ops, self._group = loader.ops, loader.group
-        self._eps, self._vocab_size = config.rms_norm_eps, config.vocab_size
+        self._config, names = config, config.names
+        self._vocab_size = config.vocab_size
         self._kv_shape = (config.num_layers, len(loader.group.shard_kv_heads(config.num_kv_heads)), config.head_dim)
         vocabulary = (config.vocab_size, config.hidden_size)
-        table = loader.vocabulary("model.embed_tokens", *vocabulary)
+        table = loader.vocabulary(names.embedding, *vocabulary)
         self._first_id = self._group.rank * len(table)
-        self._layers = [DecoderLayer(loader, config, layer, rotary) for layer in range(config.num_layers)]
-        self._norm = loader.vector("model.norm", config.hidden_size)
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=table.dtype).item()  # rounded as theirs
+        self._positions: Tensor | None = None
+        if config.num_learned_positions:
+            shape = (config.num_learned_positions, config.hidden_size)
+            self._positions = loader.checkpoint.load(TensorSlice(f"{names.positions}.weight", shape))
+            loader.num_bytes += self._positions.nbytes
+        self._layers = [DecoderLayer(loader, config, layer, rotaries) for layer in range(config.num_layers)]
+        self._norm = loader.norm(names.norm, config.hidden_size, config.norm)
         self._table: Tensor | PackedLinear = table  # the embedding; packed if it is the weight of the head, too
+        head_bias = self._load_head_bias(loader) if config.has_head_bias else None
         if config.tie_word_embeddings:
-            self._head = self._table = loader.pack(table)
+            self._head = self._table = loader.pack(table, head_bias)
         else:
-            self._head = loader.pack(loader.vocabulary("lm_head", *vocabulary))
+            self._head = loader.pack(loader.vocabulary(names.head, *vocabulary), head_bias)
             loader.num_bytes += table.nbytes
-        self.weight_bytes = loader.num_bytes + rotary.cos_sin.nbytes  # of this rank
-        self._fused = self._fuse(config, rotary)
+        tables = [each.cos_sin for each in rotaries if each.cos_sin is not None]
+        self.weight_bytes = loader.num_bytes + sum(each.nbytes for each in tables)  # of this rank
+        self._fused = self._fuse()
 
     def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> list[KVCacheSpec]:
         """Return one spec: all layers share their block tables."""
         return [KVCacheSpec(*self._kv_shape, block_size, dtype)]
 
-    def _fuse(self, config: ModelConfig, rotary: RotaryEmbedding) -> FusedDecoder | None:
+    def _load_head_bias(self, loader: LayerLoader) -> Tensor:
+        shard = self._group.shard_vocab(self._vocab_size)
+        return loader.checkpoint.load(TensorSlice(f"{self._config.names.head}.bias", (self._vocab_size,), 0, shard))
+
+    def _fuse(self) -> FusedDecoder | None:
         """Return the forward pass as one operation; None for several ranks, for experts or without such kernels."""
-        weights = [layer.weights for layer in self._layers]
+        config, weights = self._config, [layer.weights for layer in self._layers]
         dense = [each for each in weights if each is not None]
         if self._group.size > 1 or len(dense) < len(weights):  # a group must all-reduce in each layer
             return None
         decoder = DecoderWeights(
             table=self._table,
+            positions=self._positions,
+            embedding_scale=self._embedding_scale,
             layers=dense,
+            residual_scale=config.residual_scale,
             norm=self._norm,
             head=self._head,
-            eps=config.rms_norm_eps,
-            cos_sin=rotary.cos_sin,
-            scale=config.head_dim**-0.5,
+            logit_scale=config.logit_scale,
+            logit_softcap=config.logit_softcap,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
@@ -145,11 +185,15 @@ class DecoderModel:
 
     def _run_layers(self, embedded: Tensor, context: StepContext) -> Tensor:
         residual = self._group.all_reduce(embedded)
+        if self._embedding_scale != 1.0:
+            residual = residual * self._embedding_scale
+        if self._positions is not None:
+            residual = residual + self._positions[context.metadata.positions]
         hidden: Tensor | None = None
         for layer in self._layers:
             hidden = layer(hidden, residual, context)
         assert hidden is not None
-        return self._ops.add_rms_norm(hidden, residual, self._norm, self._eps)
+        return self._ops.add_norm(hidden, residual, self._norm)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab_size] float32 of hidden [n, hidden_size] on rank 0. Other ranks must call, too; they
@@ -158,7 +202,11 @@ class DecoderModel:
         scores = self._group.gather(shard)
         if scores is None:
             return shard.new_empty((0, self._vocab_size))
-        return scores[:, : self._vocab_size]
+        scores = scores[:, : self._vocab_size]
+        if self._config.logit_scale != 1.0:
+            scores = scores * self._config.logit_scale
+        cap = self._config.logit_softcap
+        return cap * torch.tanh(scores / cap) if cap else scores
 
 
 def load_model(
@@ -179,8 +227,22 @@ def load_model(
     lacks a tensor, has one of another shape, is damaged, or does not divide by the group. `is_dummy`: random weights,
     and nothing is read.
     """
-    rotary = RotaryEmbedding(config.rope, config.head_dim, config.max_position_embeddings, max_model_len, device)
+    rotaries = [make_rotary(config, rope, max_model_len, device) for rope in config.ropes]
     arguments = (folder, dtype, device, config.quantization)
     with DummyCheckpoint(*arguments, {}) if is_dummy else Checkpoint(*arguments) as checkpoint:
         checkpoint.on_progress = on_progress
-        return DecoderModel(LayerLoader(checkpoint, ops, group), config, rotary)
+        config = msgspec.structs.replace(config, names=rooted(config.names, checkpoint))
+        return DecoderModel(LayerLoader(checkpoint, ops, group), config, rotaries)
+
+
+def rooted(names: TensorNames, checkpoint: Checkpoint) -> TensorNames:
+    """Return the names with the root that this checkpoint has in place of "model."."""
+    for root in names.roots:
+        embedding = root + names.embedding.removeprefix("model.")
+        if f"{embedding}.weight" in checkpoint:
+            fields = ("embedding", "positions", "layers", "norm")
+            moved = {field: root + getattr(names, field).removeprefix("model.") for field in fields}
+            head = f"{root.removesuffix('model.')}{names.head}"
+            head = head if f"{head}.weight" in checkpoint else names.head
+            return msgspec.structs.replace(names, head=head, **moved)
+    return names

@@ -26,13 +26,15 @@ FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
 class TensorSlice:
     """Elements `shard` along `axis` of the tensor `name`, which must have shape `shape` in the checkpoint.
 
-    A shard past the tensor's end is filled with zeros there (a padded vocabulary).
+    A shard past the tensor's end is filled with zeros there (a padded vocabulary). `is_transposed`: the file has the
+    matrix as [in, out], with the axes of `shape` swapped.
     """
 
     name: str
     shape: tuple[int, ...]
     axis: int = 0
     shard: range | None = None  # None: all of it
+    is_transposed: bool = False
 
     @property
     def range(self) -> range:
@@ -77,10 +79,11 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_by_name
 
-    def load(self, *slices: TensorSlice) -> Tensor:
-        """Read the slices and concatenate them along axis 0, as one new tensor of `self.dtype`."""
+    def load(self, *slices: TensorSlice, dtype: torch.dtype | None = None) -> Tensor:
+        """Read the slices and concatenate them along axis 0, as one new tensor of `dtype`, by default `self.dtype`."""
         rows = [wanted.part_shape[0] for wanted in slices]
-        parameter = torch.empty((sum(rows), *slices[0].part_shape[1:]), dtype=self.dtype, device=self.device)
+        shape = (sum(rows), *slices[0].part_shape[1:])
+        parameter = torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
         for wanted, target in zip(slices, torch.split(parameter, rows), strict=True):
             self._read(wanted, target)
         return parameter
@@ -103,8 +106,10 @@ class Checkpoint:
         start, stop = wanted.range.start, min(wanted.range.stop, wanted.shape[wanted.axis])
         num_real = max(0, stop - start)
         if num_real:
-            index = (slice(None),) * wanted.axis + (slice(start, stop),)
-            target.narrow(wanted.axis, 0, num_real).copy_(source[index])
+            stored_axis = 1 - wanted.axis if wanted.is_transposed else wanted.axis
+            index = (slice(None),) * stored_axis + (slice(start, stop),)
+            stored = source[index].T if wanted.is_transposed else source[index]
+            target.narrow(wanted.axis, 0, num_real).copy_(stored)
         target.narrow(wanted.axis, num_real, len(wanted.range) - num_real).zero_()
 
     def _slice(self, wanted: TensorSlice, dtypes: Sequence[str]) -> Any:
@@ -114,7 +119,7 @@ class Checkpoint:
         if self.on_progress is not None:
             self.on_progress(min(self._num_read, len(self._file_by_name)), len(self._file_by_name))
         shape, dtype = tuple(source.get_shape()), source.get_dtype()
-        if shape != wanted.shape:
+        if shape != (wanted.shape[::-1] if wanted.is_transposed else wanted.shape):
             raise ConfigError(
                 f"{path}: tensor {wanted.name} has shape {list(shape)}, config.json asks for {list(wanted.shape)}: "
                 "the two belong to different models"

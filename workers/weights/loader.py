@@ -7,12 +7,15 @@ one weight and one matmul.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from ...kernels.contract import PackedExperts, PackedLinear
-from ...kernels.quantized import Weight
+from ...ipc.config.model_config import NormConfig
+from ...kernels.contract import GATED_SILU, NO_ACTIVATION, Activation, Norm, PackedExperts, PackedLinear
+from ...kernels.quantized import QuantizedWeight, Weight
 from ...kernels.select import Ops
 from ..parallel import ParallelGroup
 from .checkpoint import Checkpoint, TensorSlice
@@ -21,11 +24,19 @@ from .quantized_weights import load_matrix
 
 @dataclass(frozen=True)
 class Projection:
-    """A [num_outputs, in] matrix of a checkpoint, `name`.weight; this rank computes the outputs `shard`."""
+    """A [num_outputs, in] matrix of a checkpoint, `name`.weight; this rank computes the outputs in `shards`, in their
+    order."""
 
     name: str
     num_outputs: int
-    shard: range
+    shards: Sequence[range]
+
+
+def stacked(name: str, sizes: Sequence[int], shards: Sequence[range]) -> list[Projection]:
+    """Return the projection for a matrix that holds several, one behind the other, of which this rank has shards."""
+    starts = [sum(sizes[:part]) for part in range(len(sizes))]
+    moved = [range(start + shard.start, start + shard.stop) for start, shard in zip(starts, shards, strict=True)]
+    return [Projection(name, sum(sizes), moved)]
 
 
 class LayerLoader:
@@ -38,43 +49,85 @@ class LayerLoader:
         self.num_bytes = 0
 
     def column_parallel(
-        self, num_inputs: int, projections: list[Projection], has_bias: bool, is_gated: bool = False
+        self,
+        num_inputs: int,
+        projections: list[Projection],
+        has_bias: bool,
+        activation: Activation = NO_ACTIVATION,
+        row_order: Tensor | None = None,
+        *,
+        is_transposed: bool = False,
     ) -> PackedLinear:
         """Load one layer of all `projections`: x [T, in] → [T, sum of their shards], in their order.
 
-        `is_gated`: the first of two projections gates the second, which halves the outputs.
+        A gated activation: the first half of the outputs gates the second. row_order: [out] int64, index of the loaded
+        output that becomes each output. `is_transposed`: matrices are [in, out] in the checkpoint.
         """
-        weights = (TensorSlice(f"{p.name}.weight", (p.num_outputs, num_inputs), 0, p.shard) for p in projections)
-        biases = (TensorSlice(f"{p.name}.bias", (p.num_outputs,), 0, p.shard) for p in projections)
-        bias = self.checkpoint.load(*biases) if has_bias else None
-        return self.pack(load_matrix(self.checkpoint, *weights), bias, is_gated)
+        weight = load_matrix(self.checkpoint, *self._slices(projections, num_inputs, is_transposed))
+        bias = None
+        if has_bias:
+            parts = ((p.name, p.num_outputs, shard) for p in projections for shard in p.shards)
+            slices = (TensorSlice(f"{name}.bias", (size,), 0, shard) for name, size, shard in parts)
+            bias = self.checkpoint.load(*slices)
+        if row_order is not None:
+            weight, bias = reordered(weight, row_order), None if bias is None else bias[row_order]
+        return self.pack(weight, bias, activation)
 
-    def row_parallel(self, name: str, shape: tuple[int, int], shard: range, has_bias: bool) -> PackedLinear:
+    def _slices(self, projections: list[Projection], num_inputs: int, is_transposed: bool) -> Iterator[TensorSlice]:
+        for projection in projections:
+            shape = (projection.num_outputs, num_inputs)
+            for shard in projection.shards:
+                yield TensorSlice(f"{projection.name}.weight", shape, 0, shard, is_transposed)
+
+    def row_parallel(
+        self, name: str, shape: tuple[int, int], shard: range, has_bias: bool, *, is_transposed: bool = False
+    ) -> PackedLinear:
         """Load the layer x [T, `shard` of in] → [T, out], to be summed over ranks: only rank 0 has the bias. `shape`:
-        [out, in] of the whole matrix."""
-        weight = load_matrix(self.checkpoint, TensorSlice(f"{name}.weight", shape, 1, shard))
+        [out, in] of the whole matrix. `is_transposed`: as `column_parallel`."""
+        weight = load_matrix(self.checkpoint, TensorSlice(f"{name}.weight", shape, 1, shard, is_transposed))
         bias = None
         if has_bias and self.group.rank == 0:  # added once to the sum
             bias = self.checkpoint.load(TensorSlice(f"{name}.bias", shape[:1]))
         return self.pack(weight, bias)
 
-    def pack(self, weight: Weight, bias: Tensor | None = None, is_gated: bool = False) -> PackedLinear:
-        packed = self.ops.pack_linear(weight, bias, is_gated)
+    def pack(self, weight: Weight, bias: Tensor | None = None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
+        packed = self.ops.pack_linear(weight, bias, activation)
         self.num_bytes += packed.nbytes
         return packed
 
-    def pack_experts(self, gate_up: list[Weight], down: list[Weight]) -> PackedExperts:
-        packed = self.ops.pack_experts(gate_up, down)
+    def pack_experts(
+        self,
+        gate_up: list[Weight],
+        down: list[Weight],
+        biases: tuple[Tensor, Tensor] | None = None,
+        activation: Activation = GATED_SILU,
+    ) -> PackedExperts:
+        packed = self.ops.pack_experts(gate_up, down, biases, activation)
         self.num_bytes += packed.nbytes
         return packed
 
-    def vector(self, name: str, size: int) -> Tensor:
-        """Load `name`.weight [size], unsharded."""
-        weight = self.checkpoint.load(TensorSlice(f"{name}.weight", (size,)))
-        self.num_bytes += weight.nbytes
-        return weight
+    def norm(self, name: str, size: int, config: NormConfig) -> Norm:
+        """Load the norm with the weight `name`.weight [size], unsharded."""
+        weight = self.vector(f"{name}.weight", (size,)) if config.has_weight else None
+        if weight is not None and config.offset:
+            weight += config.offset
+        bias = self.vector(f"{name}.bias", (size,)) if config.has_bias else None
+        return Norm(config.kind, weight, bias, config.eps)
+
+    def vector(self, name: str, shape: tuple[int, ...], axis: int = 0, shard: range | None = None) -> Tensor:
+        """Load a small parameter in float32: all of it, or a shard along `axis`."""
+        values = self.checkpoint.load(TensorSlice(name, shape, axis, shard), dtype=torch.float32)
+        self.num_bytes += values.nbytes
+        return values
 
     def vocabulary(self, name: str, vocab_size: int, hidden_size: int) -> Tensor:
         """Load this rank's rows of `name`.weight [vocab_size, hidden_size], zero-padded. Not counted in `num_bytes`."""
         shard = self.group.shard_vocab(vocab_size)
         return self.checkpoint.load(TensorSlice(f"{name}.weight", (vocab_size, hidden_size), 0, shard))
+
+
+def reordered(weight: Weight, row_order: Tensor) -> Weight:
+    """Return a weight [out, in] with row i from row_order[i]. row_order: [out] int64."""
+    if not isinstance(weight, QuantizedWeight):
+        return weight[row_order]
+    return weight.select_outputs(row_order)

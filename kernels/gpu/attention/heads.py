@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...contract import AttentionMetadata
+from ...contract import AttentionMetadata, HeadNorms, Rotary
 from ...fp8_cache import LARGEST, is_fp8
 from ..launch import next_power_of_2
 from .attention import cache_arguments
@@ -118,10 +118,19 @@ def qk_norm_rope_cache_kernel(
         tl.store(target + HALF, second.to(kv_cache.dtype.element_ty), mask=exists)
 
 
+def can_fuse_heads(norms: HeadNorms | None, rotary: Rotary, head_dim: int) -> bool:
+    """Whether the kernel computes these norms and this rotation: RMS norms of each head before a full rotation."""
+    is_plain = rotary.query_scale is None and rotary.cos_sin is not None and rotary.cos_sin.shape[1] == head_dim
+    if norms is None or not is_plain:
+        return is_plain
+    is_rms = all(norm.kind == "rms" and norm.weight is not None for norm in (norms.query, norms.key))
+    is_shared = is_rms and norms.query.weight is not None and norms.query.weight.dim() == 1
+    return is_shared and not norms.is_after_rope and norms.query.eps == norms.key.eps
+
+
 def qk_norm_rope_cache(
     heads: Tensor,
-    norms: tuple[Tensor, Tensor] | None,
-    eps: float,
+    norms: HeadNorms | None,
     cos_sin: Tensor,
     kv_cache: Tensor,
     layer: int,
@@ -131,7 +140,10 @@ def qk_norm_rope_cache(
     num_tokens, num_all_heads, head_dim = heads.shape
     num_kv_heads, block_size = kv_cache.shape[3:5]
     num_heads = num_all_heads - 2 * num_kv_heads
-    query_norm, key_norm = norms if norms is not None else (cos_sin, cos_sin)
+    query_norm, key_norm, eps = cos_sin, cos_sin, 0.0
+    if norms is not None:
+        assert norms.query.weight is not None and norms.key.weight is not None
+        query_norm, key_norm, eps = norms.query.weight, norms.key.weight, norms.query.eps
     if num_tokens:
         grid = (num_tokens, -(-num_heads // _HEADS) + 2 * -(-num_kv_heads // _HEADS))
         qk_norm_rope_cache_kernel[grid](

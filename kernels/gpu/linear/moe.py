@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ... import reference
+from ...contract import Routing
 from ..activation import silu_and_mul
 from .matmul import ExpertRows, Matrices, matmul
 
@@ -122,6 +124,14 @@ def route(scores: Tensor, top_k: int, is_normalized: bool) -> tuple[Tensor, Tens
     return weights, experts
 
 
+def choose(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Compute `route` of reference.py: by the kernel for plain routers, else in torch."""
+    if routing.is_plain:
+        return route(scores, routing.top_k, routing.is_normalized)
+    weights, experts = reference.route(scores, routing)
+    return weights, experts.int()
+
+
 def list_rows(experts: Tensor, num_experts: int) -> ExpertRows:
     """List the (token, expert) pairs of each expert. experts: [T, top_k] int32, distinct for each token."""
     num_tokens = len(experts)
@@ -144,11 +154,11 @@ def moe_sum(expert_outputs: Tensor, top_k: int, dtype: torch.dtype) -> Tensor:
 
 
 def fused_moe(
-    x: Tensor, scores: Tensor, packed: TritonExperts, top_k: int, is_normalized: bool, is_batch_invariant: bool = False
+    x: Tensor, scores: Tensor, packed: TritonExperts, routing: Routing, is_batch_invariant: bool = False
 ) -> Tensor:
     """Compute Ops.fused_moe; a token's expert outputs are added in the order of their scores."""
-    weights, experts = route(scores, top_k, is_normalized)
+    weights, experts = choose(scores, routing)
     lists = list_rows(experts, packed.gate_up.qweight.shape[0])
     inner = silu_and_mul(matmul(x, packed.gate_up, None, x.dtype, lists, is_batch_invariant=is_batch_invariant))
     expert_outputs = matmul(inner, packed.down, None, torch.float32, lists, weights, is_batch_invariant)
-    return moe_sum(expert_outputs, top_k, x.dtype)
+    return moe_sum(expert_outputs, routing.top_k, x.dtype)

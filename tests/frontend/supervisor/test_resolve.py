@@ -11,7 +11,7 @@ import pytest
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER, GPU_NODES, check_parallel, find_checkpoint, resolve
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.config.quantization_config import QuantizationConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.process.machine_memory import gib, swap_bytes, total_bytes
@@ -68,7 +68,7 @@ def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
 
 
 def test_heads_that_do_not_divide_among_the_ranks_are_refused() -> None:
-    model = ModelConfig.load(DEMO_FOLDER)
+    model = load_model_config(DEMO_FOLDER)
     for size in (1, 2, 4):
         check_parallel(model, size)
     with pytest.raises(ConfigError, match="do not divide among --tensor-parallel-size 7"):

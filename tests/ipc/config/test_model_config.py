@@ -10,6 +10,7 @@ import pytest
 import transformers
 
 from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
 
 FAMILIES: dict[str, Any] = {
@@ -34,7 +35,7 @@ def read(folder: Path, fields: dict[str, object], generation: dict[str, object] 
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **SMALL, **fields}))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
-    return ModelConfig.load(folder)
+    return load_model_config(folder)
 
 
 VARIANTS: dict[str, dict[str, object]] = {
@@ -59,15 +60,15 @@ def test_shape_equals_that_of_transformers(architecture: str, variant: str, tmp_
     theirs = FAMILIES[architecture].from_pretrained(tmp_path)
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
-    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.norm.eps == theirs.rms_norm_eps
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
-    assert ours.rope.kind == theirs.rope_parameters["rope_type"]
+    assert ours.ropes[0].theta == theirs.rope_parameters["rope_theta"]
+    assert ours.ropes[0].kind == theirs.rope_parameters["rope_type"]
     if architecture in ("Qwen2ForCausalLM", "Qwen3ForCausalLM"):
         windows = [theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types]
     else:
         windows = [None if architecture == "LlamaForCausalLM" else theirs.sliding_window] * 4
-    assert ours.sliding_windows == windows
+    assert [layer.window for layer in ours.layers] == windows
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -83,7 +84,7 @@ def test_biases_and_norms_match_transformers_modules(architecture: str, tmp_path
     assert ours.has_qkv_bias == (f"{layer}.self_attn.q_proj.bias" in names)
     assert ours.has_output_bias == (f"{layer}.self_attn.o_proj.bias" in names)
     assert ours.has_mlp_bias == (f"{layer}.mlp.down_proj.bias" in names)
-    assert ours.has_qk_norm == (f"{layer}.self_attn.q_norm.weight" in names)
+    assert (ours.head_norms is not None) == (f"{layer}.self_attn.q_norm.weight" in names)
 
 
 @pytest.mark.parametrize(
@@ -93,12 +94,13 @@ def test_biases_and_norms_match_transformers_modules(architecture: str, tmp_path
 def test_expert_layers_match_transformers(fields: dict[str, object], layers: list[int], tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     fields = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2, **fields}
-    ours = read(tmp_path, fields).experts
+    config = read(tmp_path, fields)
+    ours = config.experts
     make_theirs: Any = transformers.AutoModelForCausalLM.from_config
     with torch.device("meta"):
         model = make_theirs(transformers.Qwen3MoeConfig.from_pretrained(tmp_path))
     shapes = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
-    assert ours is not None and ours.layers == layers
+    assert ours is not None and [i for i, layer in enumerate(config.layers) if layer.has_experts] == layers
     assert [i for i in range(4) if f"model.layers.{i}.mlp.gate.weight" in shapes] == layers
     size = ours.intermediate_size
     assert shapes[f"model.layers.{layers[0]}.mlp.experts.gate_up_proj"] == [ours.num_experts, 2 * size, 256]
@@ -106,20 +108,20 @@ def test_expert_layers_match_transformers(fields: dict[str, object], layers: lis
 
 def test_old_spelling_of_rope_is_read(tmp_path: Path) -> None:
     scaling = {"type": "linear", "factor": 2.0}
-    rope = read(tmp_path, {"rope_theta": 5000.0, "rope_scaling": scaling}).rope
+    rope = read(tmp_path, {"rope_theta": 5000.0, "rope_scaling": scaling}).ropes[0]
     assert (rope.kind, rope.theta, rope.parameters) == ("linear", 5000.0, {"factor": 2.0})
 
 
 def test_new_spelling_of_rope_is_read(tmp_path: Path) -> None:
     parameters = {"rope_type": "yarn", "rope_theta": 7000.0, "factor": 4.0, "original_max_position_embeddings": 512}
-    rope = read(tmp_path, {"rope_parameters": parameters}).rope
+    rope = read(tmp_path, {"rope_parameters": parameters}).ropes[0]
     assert (rope.kind, rope.theta) == ("yarn", 7000.0)
     assert rope.parameters == {"factor": 4.0, "original_max_position_embeddings": 512}
 
 
 def test_original_length_outside_the_rope_parameters_is_read(tmp_path: Path) -> None:
     parameters = {"rope_type": "yarn", "factor": 4.0}
-    rope = read(tmp_path, {"rope_parameters": parameters, "original_max_position_embeddings": 300}).rope
+    rope = read(tmp_path, {"rope_parameters": parameters, "original_max_position_embeddings": 300}).ropes[0]
     assert rope.parameters["original_max_position_embeddings"] == 300
 
 
@@ -151,9 +153,9 @@ def test_end_tokens_of_generation_config_replace_those_of_config(
         ({"rms_norm_eps": "small"}, "has an invalid value: could not convert string to float: 'small'"),
         ({"rope_scaling": "linear"}, "has an invalid value"),
         ({"eos_token_id": ["<eos>"]}, "has an invalid value: 'str' object cannot be interpreted as an integer"),
-        ({"hidden_act": "gelu"}, "hidden_act gelu is not supported"),
-        ({"rope_scaling": {"type": "longrope"}}, "rope type longrope is not supported, known are default"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is not supported"),
+        ({"hidden_act": "mish"}, "hidden_act mish is not supported, known are silu"),
+        ({"rope_scaling": {"type": "ntk"}}, "rope type ntk is not supported, known are default"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5 is outside"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "for full_attention layers are not supported"),
         (
             {
@@ -177,22 +179,22 @@ def test_unsupported_models_are_refused_in_one_line(fields: dict[str, object], m
 def test_a_damaged_file_is_a_config_error(content: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ConfigError, match=r"config\.json (cannot be read|must hold a JSON object)"):
-        ModelConfig.load(tmp_path)
+        load_model_config(tmp_path)
 
 
 def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json does not exist: --model must name a folder"):
-        ModelConfig.load(tmp_path)
+        load_model_config(tmp_path)
 
 
 def test_overrides_replace_fields_of_the_file(tmp_path: Path) -> None:
     plain = read(tmp_path, {"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})
-    assert (plain.rope.kind, plain.rope.theta) == ("default", 5e5)
+    assert (plain.ropes[0].kind, plain.ropes[0].theta) == ("default", 5e5)
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     for name in ("rope_scaling", "rope_parameters"):
-        model = ModelConfig.load(tmp_path, {name: yarn, "max_position_embeddings": 256})
-        assert (model.rope.kind, model.rope.theta, model.max_position_embeddings) == ("yarn", 5e5, 256)
-    assert ModelConfig.load(tmp_path, {"rope_theta": 7.0}).rope.theta == 7.0
-    assert ModelConfig.load(tmp_path, {"rope_scaling": {**yarn, "rope_theta": 9.0}}).rope.theta == 9.0
+        model = load_model_config(tmp_path, {name: yarn, "max_position_embeddings": 256})
+        assert (model.ropes[0].kind, model.ropes[0].theta, model.max_position_embeddings) == ("yarn", 5e5, 256)
+    assert load_model_config(tmp_path, {"rope_theta": 7.0}).ropes[0].theta == 7.0
+    assert load_model_config(tmp_path, {"rope_scaling": {**yarn, "rope_theta": 9.0}}).ropes[0].theta == 9.0
     with pytest.raises(ConfigError, match="architecture Odd is not supported"):
-        ModelConfig.load(tmp_path, {"architectures": ["Odd"]})
+        load_model_config(tmp_path, {"architectures": ["Odd"]})

@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.kernels.contract import AttentionMetadata
+from tokenloom.kernels.contract import GATED_SILU, NO_ACTIVATION, AttentionMetadata, AttentionSpec, Rotary
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.kernels.cpu.library import KernelLibrary
 from tokenloom.kernels.cpu.loader import load_level
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.cpu.compile_with_header import compile_with_header
+from tokenloom.tests.support.norms import head_norms, rms
 from tokenloom.tests.workers.paged_run import make_metadata
 
 LEVELS = instruction_levels()
@@ -85,9 +86,12 @@ def test_linear_is_the_reference_linear(ops: CpuOps, seed: int) -> None:
     reference = ReferenceOps()
     for is_gated in (False, True):
         exact = reference.linear(
-            x.float(), reference.pack_linear(weight.float(), None if bias is None else bias.float(), is_gated)
+            x.float(),
+            reference.pack_linear(
+                weight.float(), None if bias is None else bias.float(), GATED_SILU if is_gated else NO_ACTIVATION
+            ),
         )
-        packed = ops.pack_linear(weight, bias, is_gated)
+        packed = ops.pack_linear(weight, bias, GATED_SILU if is_gated else NO_ACTIVATION)
         assert (packed.in_features, packed.out_features) == (num_inputs, exact.shape[1])
         check(ops.linear(x, packed), exact)
         if not is_gated:
@@ -113,7 +117,7 @@ def test_a_rows_result_does_not_depend_on_the_rows_beside_it(ops: CpuOps, num_ro
 def test_nan_and_infinity_do_not_spread_to_other_rows(ops: CpuOps) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(20, 64, dtype=ops.dtype), torch.randn(64, 64, dtype=ops.dtype)
-    packed = ops.pack_linear(weight, None, is_gated=True)
+    packed = ops.pack_linear(weight, None, GATED_SILU)
     calm = ops.linear(x, packed)
     x[7, 3], x[8, 3] = torch.nan, torch.inf
     answer = ops.linear(x, packed)
@@ -136,10 +140,10 @@ def test_embedding_reads_the_packed_head(ops: CpuOps, num_ids: int, hidden: int)
 def test_norms_are_the_reference_norms(ops: CpuOps, num_rows: int, size: int) -> None:
     torch.manual_seed(size)
     x, residual, weight = (torch.randn(num_rows, size, dtype=ops.dtype) for _ in range(3))
-    check(ops.rms_norm(x, weight[0], 1e-5), ReferenceOps().rms_norm(x.float(), weight[0].float(), 1e-5))
+    check(ops.norm(x, rms(weight[0], 1e-5)), ReferenceOps().norm(x.float(), rms(weight[0].float(), 1e-5)))
     expected_residual = residual + x
-    expected = ReferenceOps().rms_norm(expected_residual.float(), weight[0].float(), 1e-5)
-    check(ops.add_rms_norm(x, residual, weight[0], 1e-5), expected)
+    expected = ReferenceOps().norm(expected_residual.float(), rms(weight[0].float(), 1e-5))
+    check(ops.add_norm(x, residual, rms(weight[0], 1e-5)), expected)
     assert torch.equal(residual, expected_residual)
 
 
@@ -160,9 +164,11 @@ def test_qk_norm_rope_cache_is_the_references(
     heads[5, -1, 3], heads[6, num_heads, 1] = torch.nan, torch.inf  # a value, a key
     kv_cache = torch.randn(8, 3, 2, num_kv_heads, block_size, head_dim, dtype=ops.dtype)
     exact_cache, exact_norms = kv_cache.float(), None if norms is None else (norms[0].float(), norms[1].float())
-    exact = ReferenceOps().qk_norm_rope_cache(heads.float(), exact_norms, 1e-6, cos_sin, exact_cache, 1, metadata)
+    exact = ReferenceOps().qk_norm_rope_cache(
+        heads.float(), head_norms(exact_norms, 1e-6), Rotary(cos_sin), exact_cache, 1, metadata
+    )
     before = kv_cache.clone()
-    query = ops.qk_norm_rope_cache(heads, norms, 1e-6, cos_sin, kv_cache, 1, metadata)
+    query = ops.qk_norm_rope_cache(heads, head_norms(norms, 1e-6), Rotary(cos_sin), kv_cache, 1, metadata)
     check(query, exact, atol=1e-5)
     check(kv_cache[1:], exact_cache[1:], atol=1e-5)
     assert kv_cache.isfinite().all()
@@ -200,8 +206,8 @@ def draw_attention(
 def test_paged_attention_is_the_reference_attention(ops: CpuOps, seed: int) -> None:
     query, kv_cache, metadata, window, _, _ = draw_attention(seed, ops.dtype)
     scale = query.shape[2] ** -0.5
-    exact = ReferenceOps().paged_attention(query.float(), kv_cache.float(), 1, metadata, scale, window)
-    answer = ops.paged_attention(query, kv_cache, 1, metadata, scale, window)
+    exact = ReferenceOps().paged_attention(query.float(), kv_cache.float(), 1, metadata, AttentionSpec(scale, window))
+    answer = ops.paged_attention(query, kv_cache, 1, metadata, AttentionSpec(scale, window))
     # In prefill the weights of a sum are rounded to bf16, too, before values of deviation 1 are added.
     check(answer, exact, atol=2 * BF16_EPS if ops.dtype == torch.bfloat16 else 1e-5)
 
@@ -209,10 +215,12 @@ def test_paged_attention_is_the_reference_attention(ops: CpuOps, seed: int) -> N
 @pytest.mark.parametrize("seed", range(40, 46))
 def test_a_decode_rows_attention_does_not_depend_on_the_rows_beside_it(ops: CpuOps, seed: int) -> None:
     query, kv_cache, metadata, window, rows, block_size = draw_attention(seed, ops.dtype)
-    together = ops.paged_attention(query, kv_cache, 0, metadata, 0.1, window)
+    together = ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(0.1, window))
     for row in range(metadata.num_decode_rows):
         alone = make_metadata([rows[row]], block_size)
-        assert torch.equal(ops.paged_attention(query[row : row + 1], kv_cache, 0, alone, 0.1, window)[0], together[row])
+        assert torch.equal(
+            ops.paged_attention(query[row : row + 1], kv_cache, 0, alone, AttentionSpec(0.1, window))[0], together[row]
+        )
 
 
 def test_long_contexts_and_prompts(ops: CpuOps) -> None:
@@ -221,14 +229,14 @@ def test_long_contexts_and_prompts(ops: CpuOps) -> None:
     metadata = make_metadata(rows, 16)
     query = torch.randn(901, 4, 64, dtype=ops.dtype)
     kv_cache = torch.randn(650, 1, 2, 2, 16, 64).to(ops.dtype)
-    exact = ReferenceOps().paged_attention(query.float(), kv_cache.float(), 0, metadata, 0.125, None)
-    check(ops.paged_attention(query, kv_cache, 0, metadata, 0.125, None), exact, atol=2e-3)
+    exact = ReferenceOps().paged_attention(query.float(), kv_cache.float(), 0, metadata, AttentionSpec(0.125, None))
+    check(ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(0.125, None)), exact, atol=2e-3)
 
 
 def test_tokens_beyond_the_rows_and_empty_rows_get_zeros(ops: CpuOps) -> None:
     metadata = make_metadata([(4, 1, [3]), (0, 5, [2]), (0, 0, [])], 8)
     query, kv_cache = torch.randn(9, 2, 16, dtype=ops.dtype), torch.randn(20, 1, 2, 1, 8, 16).to(ops.dtype)
-    output = ops.paged_attention(query, kv_cache, 0, metadata, 1.0, None)
+    output = ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(1.0, None))
     assert output[:6].abs().amin() > 0
     assert output[6:].abs().amax() == 0
 
@@ -236,8 +244,8 @@ def test_tokens_beyond_the_rows_and_empty_rows_get_zeros(ops: CpuOps) -> None:
 def test_step_without_tokens_is_legal(ops: CpuOps) -> None:
     metadata, kv_cache = make_metadata([], 8), torch.zeros(4, 1, 2, 1, 8, 8, dtype=ops.dtype)
     heads = torch.empty(0, 4, 8, dtype=ops.dtype)
-    query = ops.qk_norm_rope_cache(heads, None, 1e-6, torch.zeros(1, 8), kv_cache, 0, metadata)
-    assert ops.paged_attention(query, kv_cache, 0, metadata, 1.0, None).shape == (0, 2, 8)
+    query = ops.qk_norm_rope_cache(heads, None, Rotary(torch.zeros(1, 8)), kv_cache, 0, metadata)
+    assert ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(1.0, None)).shape == (0, 2, 8)
     assert ops.linear(
         torch.empty(0, 8, dtype=ops.dtype), ops.pack_linear(torch.ones(5, 8, dtype=ops.dtype), None)
     ).shape == (0, 5)
@@ -245,9 +253,9 @@ def test_step_without_tokens_is_legal(ops: CpuOps) -> None:
 
 def test_a_nan_query_does_not_affect_other_tokens(ops: CpuOps) -> None:
     query, kv_cache, metadata, _, _, _ = draw_attention(3, ops.dtype)
-    calm = ops.paged_attention(query, kv_cache, 0, metadata, 0.1, None)
+    calm = ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(0.1, None))
     query[0] = torch.nan
-    answer = ops.paged_attention(query, kv_cache, 0, metadata, 0.1, None)
+    answer = ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(0.1, None))
     assert answer[0].isnan().all()
     assert torch.equal(answer[1:], calm[1:])
 
@@ -261,8 +269,8 @@ def test_last_token_of_a_prompt_alone_in_its_block(ops: CpuOps, num_heads: int, 
     metadata = make_metadata([(computed, count, blocks)], block_size)
     kv_cache = torch.randn(len(blocks) + 1, 1, 2, 1, block_size, head_dim, dtype=ops.dtype)
     query = torch.randn(count, num_heads, head_dim, dtype=ops.dtype)
-    exact = ReferenceOps().paged_attention(query.float(), kv_cache.float(), 0, metadata, 0.2, None)
-    check(ops.paged_attention(query, kv_cache, 0, metadata, 0.2, None), exact, atol=2e-3)
+    exact = ReferenceOps().paged_attention(query.float(), kv_cache.float(), 0, metadata, AttentionSpec(0.2, None))
+    check(ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(0.2, None)), exact, atol=2e-3)
 
 
 @pytest.mark.parametrize("seed", range(40, 46))
@@ -271,10 +279,10 @@ def test_batch_invariant_attention_gives_the_same_bits_for_any_chunk_size(
 ) -> None:
     ops = CpuOps(library, kind[0], is_batch_invariant=True)
     query, kv_cache, metadata, window, rows, block_size = draw_attention(seed, ops.dtype)
-    together = ops.paged_attention(query, kv_cache, 0, metadata, 0.1, window)
+    together = ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(0.1, window))
     for row, (computed, count, blocks) in enumerate(rows):
         for place in range(0, count, 17):
             token = metadata.query_starts_host[row] + place
             alone = make_metadata([(computed + place, 1, blocks)], block_size)
-            answer = ops.paged_attention(query[token : token + 1], kv_cache, 0, alone, 0.1, window)
+            answer = ops.paged_attention(query[token : token + 1], kv_cache, 0, alone, AttentionSpec(0.1, window))
             assert torch.equal(answer[0], together[token])

@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tokenloom.kernels.contract import AttentionSpec, Rotary
 from tokenloom.kernels.gpu.attention.decode import MAX_SPLITS, PLAN_ROWS, decode_attention, plan_decode
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.gpu.table import DecodeShape
@@ -37,7 +38,7 @@ def inference() -> Iterator[None]:
 def expected(step: PagedStep) -> torch.Tensor:
     query, kv_cache = step.query.float(), step.kv_cache
     kv_cache = from_fp8(kv_cache) if kv_cache.dtype == torch.uint8 else kv_cache.float()
-    return ReferenceOps().paged_attention(query, kv_cache, 1, step.metadata, step.scale, step.window)
+    return ReferenceOps().paged_attention(query, kv_cache, 1, step.metadata, AttentionSpec(step.scale, step.window))
 
 
 def random_step(seed: int) -> PagedStep:
@@ -62,7 +63,9 @@ def random_step(seed: int) -> PagedStep:
 
 
 def check_step(step: PagedStep) -> None:
-    result = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.scale, step.window)
+    result = TritonOps(90).paged_attention(
+        step.query, step.kv_cache, 1, step.metadata, AttentionSpec(step.scale, step.window)
+    )
     tolerance = TOLERANCES[step.query.dtype]
     torch.testing.assert_close(result.float(), expected(step), atol=tolerance, rtol=tolerance)
 
@@ -112,7 +115,7 @@ def test_many_keys_of_small_weight_count_in_half_precision(
     keys[step.metadata.block_tables[0, 0], :, :, 0] = 1.0
     values[step.metadata.block_tables[0, 0], :, :, 0] = 0.0
     step = replace(step, query=torch.ones_like(step.query), kv_cache=as_fp8(step.kv_cache))
-    result = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.scale, None)
+    result = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, AttentionSpec(step.scale, None))
     torch.testing.assert_close(result.float(), expected(step), atol=0, rtol=4e-3)
 
 
@@ -140,10 +143,10 @@ def test_the_plan_lists_every_split_of_every_row_once(times: int) -> None:
 def test_stale_values_past_a_rows_end_are_masked() -> None:
     step = paged_step(random.Random(4), [18], [(0, 19)], torch.float32, 64, 2, 1, 32, None)
     check_step(step)
-    before = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.scale, None)
+    before = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, AttentionSpec(step.scale, None))
     step.kv_cache[step.metadata.block_tables[0, 0], :, :, :, 18:] = 1e30
     step.kv_cache[step.metadata.block_tables[1, 0], :, :, :, 19:] = 1e30
-    after = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.scale, None)
+    after = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, AttentionSpec(step.scale, None))
     assert torch.equal(before, after)
 
 
@@ -157,8 +160,10 @@ def test_a_cache_may_have_more_elements_than_32_bits_count(has_fp8_cache: bool, 
     heads = torch.randn(near.metadata.query_starts_host[-1], 4 + 2 * 2, 64).half()
     results = []
     for step in (near, far):
-        query = ops.qk_norm_rope_cache(heads.clone(), None, 1e-5, cos_sin, step.kv_cache, 1, step.metadata)
-        results.append((query, ops.paged_attention(query, step.kv_cache, 1, step.metadata, step.scale, None)))
+        query = ops.qk_norm_rope_cache(heads.clone(), None, Rotary(cos_sin), step.kv_cache, 1, step.metadata)
+        results.append(
+            (query, ops.paged_attention(query, step.kv_cache, 1, step.metadata, AttentionSpec(step.scale, None)))
+        )
     (query, attended), (far_query, far_attended) = results
     assert torch.equal(far_query, query)
     assert torch.equal(far.kv_cache[-rows:], near.kv_cache)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from tokenloom.kernels.contract import Routing
 from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from tokenloom.kernels.gpu.linear.linear import linear
 from tokenloom.kernels.gpu.sampling.logprobs import logsumexp
@@ -63,11 +64,11 @@ def test_fused_moe_is_the_references_and_tokens_are_independent(form: Literal["i
         gate_up, down = ([quantize(weight, form) for weight in weights] for weights in (gate_up, down))
     ops, reference = BatchInvariantTritonOps(90), ReferenceOps()
     packed = ops.pack_experts(gate_up, down)
-    together = ops.fused_moe(x, scores, packed, 3, True)
-    wanted = reference.fused_moe(x, scores, reference.pack_experts(gate_up, down), 3, True)
+    together = ops.fused_moe(x, scores, packed, Routing(3, is_normalized=True))
+    wanted = reference.fused_moe(x, scores, reference.pack_experts(gate_up, down), Routing(3, is_normalized=True))
     torch.testing.assert_close(together, wanted, atol=2e-5, rtol=2e-5)
     for rows in ([0], [69], [3, 50], list(range(17, 40))):
-        assert torch.equal(ops.fused_moe(x[rows], scores[rows], packed, 3, True), together[rows])
+        assert torch.equal(ops.fused_moe(x[rows], scores[rows], packed, Routing(3, is_normalized=True)), together[rows])
 
 
 def test_logsumexp_is_torchs_and_rows_are_independent() -> None:

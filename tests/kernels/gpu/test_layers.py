@@ -13,9 +13,11 @@ import pytest
 import torch
 
 from tokenloom.kernels import fp8_cache
+from tokenloom.kernels.contract import GATED_SILU, Rotary
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.gpu.shapes import from_fp8, paged_step
+from tokenloom.tests.support.norms import head_norms, rms
 
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 4e-3}
 
@@ -44,9 +46,9 @@ def test_norms_are_the_references(seed: int) -> None:
     num_tokens, width = rng.choice([0, 1, 3, 17]), rng.choice([1, 8, 100, 1024, 1536, 5120])
     x, residual = torch.randn(num_tokens, width).to(dtype), torch.randn(num_tokens, width).to(dtype)
     weight, copy = torch.randn(width).to(dtype), residual.clone()
-    check_close(TritonOps(90).rms_norm(x, weight, 1e-5), ReferenceOps().rms_norm(x, weight, 1e-5))
-    result = TritonOps(90).add_rms_norm(x, copy, weight, 1e-5)
-    check_close(result, ReferenceOps().add_rms_norm(x, residual, weight, 1e-5))
+    check_close(TritonOps(90).norm(x, rms(weight, 1e-5)), ReferenceOps().norm(x, rms(weight, 1e-5)))
+    result = TritonOps(90).add_norm(x, copy, rms(weight, 1e-5))
+    check_close(result, ReferenceOps().add_norm(x, residual, rms(weight, 1e-5)))
     assert torch.equal(copy, residual)
 
 
@@ -58,7 +60,7 @@ def test_gated_linear_is_the_references(seed: int) -> None:
     width = rng.choice([1, 5, 100, 1030])
     x, weight = torch.randn(rng.choice([0, 1, 7]), 24).to(dtype), torch.randn(2 * width, 24).div(5).to(dtype)
     bias = rng.choice([None, torch.randn(2 * width).to(dtype)])
-    results = [ops.linear(x, ops.pack_linear(weight, bias, is_gated=True)) for ops in (TritonOps(90), ReferenceOps())]
+    results = [ops.linear(x, ops.pack_linear(weight, bias, GATED_SILU)) for ops in (TritonOps(90), ReferenceOps())]
     check_close(*results)
 
 
@@ -113,7 +115,7 @@ def test_qk_norm_rope_cache_is_the_references(seed: int) -> None:
     cos_sin = torch.randn(310, head_dim)
     caches = [step.kv_cache.clone(), step.kv_cache.clone()]
     queries = [
-        ops.qk_norm_rope_cache(heads.clone(), norms, 1e-6, cos_sin, cache, 1, metadata)
+        ops.qk_norm_rope_cache(heads.clone(), head_norms(norms, 1e-6), Rotary(cos_sin), cache, 1, metadata)
         for ops, cache in zip((TritonOps(90), ReferenceOps()), caches, strict=True)
     ]
     check_close(*queries)
@@ -134,7 +136,7 @@ def test_keys_stored_in_8_bits_are_the_references(seed: int) -> None:
     cos_sin = torch.randn(310, head_dim)
     caches = [step.kv_cache.clone(), step.kv_cache.clone()]
     for ops, cache in zip((TritonOps(90), ReferenceOps()), caches, strict=True):
-        ops.qk_norm_rope_cache(heads.clone(), None, 1e-6, cos_sin, cache, 1, step.metadata)
+        ops.qk_norm_rope_cache(heads.clone(), None, Rotary(cos_sin), cache, 1, step.metadata)
     stored, wanted = (from_fp8(cache)[1:] for cache in caches)
     numbers, scales = (part[1:] for part in fp8_cache.parts(caches[1].flatten(-2), block_size))
     torch.testing.assert_close(fp8_cache.parts(caches[0].flatten(-2), block_size)[1][1:], scales, atol=0, rtol=2e-3)

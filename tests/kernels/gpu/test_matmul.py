@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tokenloom.kernels.contract import GATED_SILU, NO_ACTIVATION, Routing
 from tokenloom.kernels.gpu.linear.moe import CHUNK, list_rows, route
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.quantized import QuantizedWeight, Weight, concatenate, from_g_idx, quantize
@@ -82,7 +83,10 @@ def test_quantized_linear_is_the_references(seed: int, form: str) -> None:
         weight = concatenate([weight, random_weight(rng, form, 2, num_in, dtype)])
     bias = rng.choice([None, torch.randn(weight.shape[0]).to(dtype)])
     x = torch.randn(num_rows, 2 * num_in).to(dtype)[:, :num_in]  # strided
-    results = [ops.linear(x, ops.pack_linear(weight, bias, is_gated)) for ops in (TritonOps(90), ReferenceOps())]
+    results = [
+        ops.linear(x, ops.pack_linear(weight, bias, GATED_SILU if is_gated else NO_ACTIVATION))
+        for ops in (TritonOps(90), ReferenceOps())
+    ]
     check_close(*results)
 
 
@@ -104,7 +108,7 @@ def test_fused_moe_is_the_references(seed: int, form: str) -> None:
     gate_up, down = ([draw(*shape) for _ in range(num_experts)] for shape in ((2 * inner, hidden), (hidden, inner)))
     x, scores = torch.randn(num_tokens, hidden).to(dtype), torch.randn(num_tokens, num_experts).to(dtype)
     results = [
-        ops.fused_moe(x, scores, ops.pack_experts(gate_up, down), top_k, is_normalized)
+        ops.fused_moe(x, scores, ops.pack_experts(gate_up, down), Routing(top_k, is_normalized=is_normalized))
         for ops in (TritonOps(90), ReferenceOps())
     ]
     check_close(*results)

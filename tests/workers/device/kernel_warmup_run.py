@@ -24,6 +24,7 @@ if "alone" in sys.argv:
     del triton.runtime._async_compile.AsyncCompileMode
 
 from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from tokenloom.kernels.gpu.compile import compiling
@@ -81,7 +82,7 @@ def compile_or_hang(source: ASTSource, *arguments: object, **options: object) ->
 def main(folder: Path) -> None:
     driver = LoadedNowhere(ARCHITECTURE)
     triton.runtime.driver.set_active(driver)
-    config = ModelConfig.load(folder)
+    config = load_model_config(folder)
 
     def launch() -> None:
         model = load(folder, distinct_layers(config))

@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_config import LayerConfig
+from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.quantized_checkpoints import quantized_pair
 from tokenloom.workers.device.kernel_warmup import distinct_layers
@@ -82,12 +83,12 @@ def test_a_hanging_compilation_is_reported_with_its_kernel(tmp_path: Path) -> No
 
 
 def test_distinct_layers_include_each_kind_of_layer(tmp_path: Path) -> None:
-    config = ModelConfig.load(tiny_checkpoint(tmp_path, "mixtral", num_hidden_layers=4))
+    config = load_model_config(tiny_checkpoint(tmp_path, "mixtral", num_hidden_layers=4))
     for windows, expert_layers, num_layers in (
         ([None] * 4, [0, 1, 2, 3], 1),
         ([None, None, 8, None], [0, 1, 2, 3], 3),
         ([8, None, 8, None], [3], 4),
     ):
-        experts = msgspec.structs.replace(config.experts, layers=expert_layers)
-        mixed = msgspec.structs.replace(config, sliding_windows=windows, experts=experts)
+        layers = [LayerConfig(window=window, has_experts=i in expert_layers) for i, window in enumerate(windows)]
+        mixed = msgspec.structs.replace(config, layers=layers)
         assert distinct_layers(mixed).num_layers == num_layers

@@ -10,10 +10,11 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from tokenloom.ipc.config.model_config import ModelConfig, RopeConfig
+from tokenloom.ipc.config.model_config import RopeConfig
+from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.workers.layers.rotary import RotaryEmbedding, rotary_frequencies
+from tokenloom.workers.layers.rotary import make_rotary, rotary_frequencies
 
 CPU = torch.device("cpu")
 LENGTH = 4096
@@ -62,7 +63,7 @@ def config_of(parameters: dict[str, object], head_dim: int) -> LlamaConfig:
 def test_rotated_heads_equal_transformers(kind: str, head_dim: int, tmp_path: Path) -> None:
     theirs = config_of(KINDS[kind], head_dim)
     theirs.save_pretrained(tmp_path)
-    ours = ModelConfig.load(tmp_path)
+    ours = load_model_config(tmp_path)
     torch.manual_seed(0)
     positions = torch.cat((torch.arange(50), torch.randint(LENGTH, (200,)), torch.tensor([LENGTH - 1])))
     query, key = torch.randn(1, 2, 251, head_dim), torch.randn(1, 1, 251, head_dim)
@@ -70,8 +71,9 @@ def test_rotated_heads_equal_transformers(kind: str, head_dim: int, tmp_path: Pa
     expected = torch.cat(apply_rotary_pos_emb(query, key, cos, sin), dim=1)[0].transpose(0, 1)
 
     heads = torch.cat((query, key), dim=1)[0].transpose(0, 1).contiguous()
-    rotary = RotaryEmbedding(ours.rope, head_dim, ours.max_position_embeddings, LENGTH, CPU)
-    ReferenceOps().rotary(heads, positions, rotary.cos_sin)
+    rotary = make_rotary(ours, ours.ropes[0], LENGTH, CPU)
+    assert rotary.cos_sin is not None
+    ReferenceOps().rotate(heads, positions, rotary.cos_sin)
     torch.testing.assert_close(heads, expected, atol=2e-5, rtol=0)
 
 

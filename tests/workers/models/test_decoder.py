@@ -174,9 +174,10 @@ def test_half_precision_is_as_close_to_float32_as_transformers(family: str, dtyp
     model = load(folder, dtype)
     actual = run_schedule(PagedRun(model, 16, dtype=dtype), tokens, [{"a": 100, "b": 30}, {"a": 20, "b": 10}])
     for name in tokens:
-        ours = (actual[name] - exact[name]).abs().mean()
-        theirs = (rounded[name] - exact[name]).abs().mean()
-        assert ours <= 1.25 * theirs
+        # per token, since rounding changes the choice of experts for a few tokens of either
+        ours = (actual[name] - exact[name]).abs().mean(dim=1).median()
+        theirs = (rounded[name] - exact[name]).abs().mean(dim=1).median()
+        assert ours <= 1.1 * theirs
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.config.quantization_config import QuantizationConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.quantized import QuantizedWeight, as_floats
@@ -28,7 +28,7 @@ Q_PROJ = f"{LAYER}.self_attn.q_proj.weight"
 def open_pair(folders: tuple[Path, Path]) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
     """The quantized checkpoint, and the floats that it stands for."""
     quantized, plain = folders
-    checkpoint = Checkpoint(quantized, torch.float32, CPU, ModelConfig.load(quantized).quantization)
+    checkpoint = Checkpoint(quantized, torch.float32, CPU, load_model_config(quantized).quantization)
     return checkpoint, load_file(plain / "model.safetensors")
 
 

@@ -1,0 +1,89 @@
+"""ConfigFile: the fields of a checkpoint's config.json, read with checks. ConfigError names file, field and value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Never
+
+from ..errors import ConfigError
+
+
+class ConfigFile:
+    """Fields of a config.json with a family's defaults for those that it leaves out. A field that is None counts as
+    left out."""
+
+    def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
+        self.path = path
+        self._fields = dict(fields)
+
+    def __contains__(self, name: str) -> bool:
+        return self._fields.get(name) is not None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self._fields.get(name)
+        return default if value is None else value
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigFile:
+        """Return a copy in which fields that the file does not name at all have these values."""
+        return ConfigFile(self.path, {**defaults, **self._fields})
+
+    def with_names(self, names: Mapping[str, str]) -> ConfigFile:
+        """Return a copy with fields under another name, too: `names` maps our name to the file's."""
+        found = {ours: self._fields[theirs] for ours, theirs in names.items() if theirs in self._fields}
+        return ConfigFile(self.path, {**self._fields, **found})
+
+    def nested(self, name: str) -> ConfigFile:
+        """Return the fields of the object `name`, with the outer fields for those that it does not name."""
+        inner = self.get(name)
+        if not isinstance(inner, dict):
+            self.refuse(f"{name} must be an object, it is {inner!r}")
+        return ConfigFile(self.path, {**self._fields, **inner})
+
+    def positive(self, name: str) -> int:
+        value = self._fields.get(name)
+        if not isinstance(value, int) or value < 1:
+            self.refuse(f"{name} must be a positive integer, it is {value!r}")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        return float(self.get(name, default))
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        return bool(self.get(name, default))
+
+    def choice(self, name: str, known: Mapping[str, str], default: str) -> str:
+        """Return the value of `known` for a field that must be one of its keys."""
+        value = self.get(name, default)
+        if value not in known:
+            self.refuse(f"{name} {value} is not supported, known are {', '.join(known)}")
+        return known[value]
+
+    def refuse(self, reason: str) -> Never:
+        raise ConfigError(f"{self.path}: {reason}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file of a checkpoint; ConfigError if it is missing or invalid."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: --model must name a folder with a checkpoint") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, it holds {type(value).__name__}")
+    return value
+
+
+def overridden(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return `raw` with overrides applied. Rotary embeddings have two spellings, rope_scaling and rope_parameters: an
+    override of one replaces both."""
+    parameters = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
+    if "rope_theta" in overrides and parameters:
+        raw = {**raw, "rope_parameters": {**parameters, "rope_theta": overrides["rope_theta"]}, "rope_scaling": None}
+    elif {"rope_scaling", "rope_parameters"} & overrides.keys():
+        theta = parameters.get("rope_theta") or raw.get("rope_theta")
+        raw = {**raw, "rope_scaling": None, "rope_parameters": None, "rope_theta": theta}
+    return raw | overrides

@@ -1,0 +1,65 @@
+"""Loading of ModelConfig from a checkpoint's config.json and generation_config.json, without transformers.
+
+Unsupported architectures, missing fields and unknown values raise ConfigError with the file, the value and the remedy.
+"""
+
+from __future__ import annotations
+
+import operator
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+from .config_file import ConfigFile, overridden, read_json
+from .families import FAMILIES
+from .model_config import ModelConfig
+from .quantization_config import parse_quantization
+
+
+def load_model_config(
+    folder: Path, overrides: dict[str, Any] | None = None, generation_folder: Path | None = None
+) -> ModelConfig:
+    """Read config.json, with `overrides` applied, and generation_config.json if it exists, from `folder`.
+
+    `generation_folder`: another folder for generation_config.json.
+    """
+    path = folder / "config.json"
+    raw = read_json(path)
+    if overrides:
+        raw = overridden(raw, overrides)
+    generation_file = (generation_folder or folder) / "generation_config.json"
+    generation = read_json(generation_file) if generation_file.exists() else {}
+    try:
+        return _parse(ConfigFile(path, raw), generation)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise ConfigError(f"{path} has an invalid value: {error}") from error
+
+
+def _parse(file: ConfigFile, generation: dict[str, Any]) -> ModelConfig:
+    listed = file.get("architectures", ["none"])
+    architecture = listed[0] if isinstance(listed, list) else listed
+    family = FAMILIES.get(architecture)
+    if family is None:
+        file.refuse(f"architecture {architecture} is not supported, known are {', '.join(FAMILIES)}")
+    file = family.prepare(file)
+    fields = {name: rule(file) if callable(rule) else rule for name, rule in family.rules().items()}
+    config = ModelConfig(
+        architecture=architecture,
+        dtype=str(file.get("dtype") or file.get("torch_dtype") or "float32"),
+        quantization=parse_quantization(file.get("quantization_config"), file.path),
+        eos_token_ids=_eos_token_ids(file, generation),
+        bos_token_id=file.get("bos_token_id") if isinstance(file.get("bos_token_id"), int) else None,
+        **fields,
+    )
+    if config.num_heads % config.num_kv_heads:
+        file.refuse(f"{config.num_heads} attention heads do not divide into {config.num_kv_heads} KV heads")
+    return config
+
+
+def _eos_token_ids(file: ConfigFile, generation: dict[str, Any]) -> list[int]:
+    eos = generation.get("eos_token_id")
+    if eos is None:
+        eos = file.get("eos_token_id")
+    return sorted(map(operator.index, {eos} if isinstance(eos, int) else set(eos or ())))
