@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenloom.scripts.make_checkpoint import CONFIGS, SHARD_BYTES, write_checkpoint
 
-from . import families
+from . import families, family_checkpoints
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
 
@@ -24,7 +24,7 @@ def tiny_config(family: str = "llama", **fields: object) -> dict[str, object]:
     head_dim follows from hidden_size and num_attention_heads unless it is given.
     """
     if family in families.CONFIGS:
-        return {name: value for name, value in {**families.CONFIGS[family], **fields}.items() if value is not None}
+        return _replaced(families.CONFIGS[family], fields)
     config = {**CONFIGS[f"tiny-{family}"], **fields}
     resized = {"hidden_size", "num_attention_heads"} & fields.keys()
     if resized and "head_dim" not in fields:
@@ -32,6 +32,14 @@ def tiny_config(family: str = "llama", **fields: object) -> dict[str, object]:
         assert isinstance(hidden_size, int) and isinstance(num_heads, int)
         config["head_dim"] = hidden_size // num_heads
     return {name: value for name, value in config.items() if value is not None}
+
+
+def _replaced(config: dict[str, object], fields: dict[str, object]) -> dict[str, object]:
+    """Return the config with fields replaced or removed: those of its text_config, if it has one."""
+    text = config.get("text_config")
+    if isinstance(text, dict):
+        return {**config, "text_config": _replaced(text, fields)}
+    return {name: value for name, value in {**config, **fields}.items() if value is not None}
 
 
 def tiny_checkpoint(
@@ -43,5 +51,5 @@ def tiny_checkpoint(
     **fields: object,
 ) -> Path:
     """Write a checkpoint with `tiny_config(family, **fields)` into `folder` and return it."""
-    write = families.write_family if family in families.CONFIGS else write_checkpoint
+    write = family_checkpoints.write_family if family in families.CONFIGS else write_checkpoint
     return write(folder, tiny_config(family, **fields), dtype, seed, shard_bytes)

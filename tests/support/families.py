@@ -1,29 +1,17 @@
-"""Tiny random-weight checkpoints of every decoder family, built by transformers' own classes.
+"""The config.json of a tiny model of every decoder family, for `checkpoints.tiny_checkpoint`.
 
-    from tokenloom.tests.support.checkpoints import tiny_checkpoint
-    folder = tiny_checkpoint(tmp_path, "gemma2", sliding_window=5)
-
-config.json is spelled as the family's published files spell it and leaves out the fields that they leave out. Its
+Each is spelled as the family's published files spell it and leaves out the fields that they leave out. Its
 values are far from the defaults, so that a field that is not read changes the logits: epsilons of 0.02, windows of 8
 positions, small rotary bases. All norms, biases, scales and sinks are random.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-import torch
-
-from tokenloom.scripts.make_checkpoint import BOS_ID, DTYPES, EOS_ID, write_tokenizer
 
 Config = dict[str, Any]  # config.json
 
 EPS = 0.02
-SPREAD = 0.3  # deviation of norms, scales and sinks
-BIAS_SPREAD = 0.15
 SHAPE: Config = {
     "hidden_size": 64,
     "num_hidden_layers": 3,
@@ -103,6 +91,26 @@ GEMMA4: Config = {
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 300.0},
+    },
+}
+FALCON: Config = {
+    "num_key_value_heads": None,
+    "intermediate_size": None,
+    "max_position_embeddings": None,
+    "alibi": False,
+    "bias": False,
+    "layer_norm_epsilon": EPS,
+    "multi_query": True,
+    "parallel_attn": True,
+}
+MINISTRAL3: Config = {
+    "head_dim": 24,
+    "rope_parameters": {
+        **YARN,
+        "rope_theta": 300.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.5,
+        "llama_4_scaling_beta": 0.3,
     },
 }
 LAYER_NORM: Config = {"layer_norm_eps": EPS}
@@ -278,47 +286,27 @@ DENSE: dict[str, Config] = {
         "layer_norm_epsilon": EPS,
         "vocab_size": 271,
     },
-    "ministral3": _rms(
-        "ministral3",
-        "Ministral3ForCausalLM",
-        head_dim=24,
-        rope_theta=None,
-        rope_parameters={
-            **YARN,
-            "rope_theta": 300.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 0.5,
-            "llama_4_scaling_beta": 0.3,
+    "ministral3": _rms("ministral3", "Ministral3ForCausalLM", **MINISTRAL3, rope_theta=None, tie_word_embeddings=False),
+    "falcon": _config("falcon", "FalconForCausalLM", **FALCON, new_decoder_architecture=False),
+    "falcon_40b": _config("falcon", "FalconForCausalLM", **FALCON, new_decoder_architecture=True, num_kv_heads=2),
+    "mistral3": {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "text_config": {**SHAPE, **MINISTRAL3, "model_type": "ministral3", "rms_norm_eps": EPS, "hidden_act": "silu"},
+        "tie_word_embeddings": True,
+        "vision_config": {
+            "model_type": "pixtral",
+            "hidden_size": 32,
+            "head_dim": 16,
+            "intermediate_size": 48,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 14,
         },
-        tie_word_embeddings=False,
-    ),
-    "falcon": _config(
-        "falcon",
-        "FalconForCausalLM",
-        num_key_value_heads=None,
-        intermediate_size=None,
-        max_position_embeddings=None,
-        alibi=False,
-        bias=False,
-        layer_norm_epsilon=EPS,
-        multi_query=True,
-        new_decoder_architecture=False,
-        parallel_attn=True,
-    ),
-    "falcon_40b": _config(
-        "falcon",
-        "FalconForCausalLM",
-        num_key_value_heads=None,
-        num_kv_heads=2,
-        intermediate_size=None,
-        max_position_embeddings=None,
-        alibi=False,
-        bias=False,
-        layer_norm_epsilon=EPS,
-        multi_query=True,
-        new_decoder_architecture=True,
-        parallel_attn=True,
-    ),
+        "image_token_index": 260,
+        "spatial_merge_size": 2,
+    },
     "jais2": _config("jais2", "Jais2ForCausalLM", hidden_act="relu2", attention_bias=True, mlp_bias=True, **LAYER_NORM),
     "apertus": _rms(
         "apertus",
@@ -399,40 +387,3 @@ SPARSE: dict[str, Config] = {
 }
 
 CONFIGS: dict[str, Config] = DENSE | SPARSE
-
-
-def write_family(folder: Path, config: Mapping[str, Any], dtype: str, seed: int, shard_bytes: int) -> Path:
-    """Write config, random weights under their published names, generation config and tokenizer; return `folder`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    folder.mkdir(parents=True, exist_ok=True)
-    stored = {**config, "dtype": dtype, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": 0}
-    text = json.dumps(stored, indent=2) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    randomize(model, seed)
-    model.to(DTYPES[dtype]).save_pretrained(folder, max_shard_size=shard_bytes)
-    (folder / "config.json").write_text(text, encoding="utf-8")  # transformers has rewritten it in its own spelling
-    ids = json.dumps({"bos_token_id": BOS_ID, "eos_token_id": EOS_ID})
-    (folder / "generation_config.json").write_text(ids, encoding="utf-8")
-    write_tokenizer(folder)
-    return folder
-
-
-@torch.no_grad()
-def randomize(model: torch.nn.Module, seed: int) -> None:
-    """Fill every parameter and stored buffer with noise. Matrices keep the scale of their inputs; a vector varies
-    around the value that it was initialized with, as norms are around 0 or 1."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, tensor in model.state_dict().items():
-        noise = torch.randn(tensor.shape, generator=generator)
-        if name.endswith("act_fn.eps"):  # a constant of xIELU that files store
-            continue
-        if "bias" in name:
-            tensor.copy_(BIAS_SPREAD * noise)
-        elif tensor.ndim < 2 or name.endswith("norm.weight"):  # Command-R+ has a row of norm weights for each head
-            tensor.copy_(tensor.mean() + SPREAD * noise)
-        elif "embed" in name or "lm_head" in name or name.endswith(("wte.weight", "wpe.weight")):
-            tensor.copy_(noise * 3.0 / tensor.shape[1] ** 0.5)
-        else:
-            tensor.copy_(noise / tensor.shape[-1] ** 0.5)

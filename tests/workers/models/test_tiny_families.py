@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.families import CONFIGS
+from tokenloom.tests.support.family_checkpoints import reference_model
 
 PROMPT = torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(3))
 TEXT_IGNORES = ("vision_tower", "multi_modal_projector")
@@ -27,7 +27,7 @@ def logits_of(model: torch.nn.Module) -> Tensor:
 @pytest.mark.parametrize("family", CONFIGS)
 def test_logits_differ_between_tokens_and_positions(family: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, family)
-    logits = logits_of(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+    logits = logits_of(reference_model(folder))
     assert logits.std(dim=0).mean() > 0.5
     assert logits.std(dim=1).mean() > 0.5
     assert len(set(logits.argmax(-1).tolist())) >= 5
@@ -37,7 +37,7 @@ def test_logits_differ_between_tokens_and_positions(family: str, tmp_path: Path)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_each_tensor_changes_the_logits(family: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, family)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = reference_model(folder)
     expected = logits_of(model)
     unmoved = []
     for name, tensor in model.state_dict().items():
