@@ -23,6 +23,7 @@ class Admission:
 
     def __init__(self, spec: EngineSpec, kv_cache: KVCacheManager, waiting: WaitingQueue, stats: CoreStats) -> None:
         self._config, self._max_model_len = spec.config, spec.max_model_len
+        self._has_state = spec.model.has_state  # of layers: then no blocks are shared, not even within a request
         self._max_tokens = spec.max_request_tokens
         self._kv_cache, self._waiting, self._stats = kv_cache, waiting, stats
 
@@ -76,7 +77,8 @@ class Admission:
         params, config, prompt = message.params, self._config, np.frombuffer(message.prompt_token_ids, np.int32)
         priority = params.priority if config.scheduling_policy == "priority" else 0
         is_private = params.skip_reading_prefix_cache or not config.enable_prefix_caching
-        root = random_namespace() if is_private and len(message.children) > 1 else None
+        is_sharing = is_private and len(message.children) > 1 and not self._has_state
+        root = random_namespace() if is_sharing else None
         requests = []
         for child in message.children:
             tokens = np.concatenate([prompt, np.frombuffer(child.output_token_ids, np.int32)])

@@ -71,7 +71,7 @@ class EngineCore:
         self._request_by_id: dict[tuple[int, int], Request] = {}
         self.stats = CoreStats()
         self.scheduler = Scheduler(
-            KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching, record),
+            KVCacheManager(num_blocks, config.block_size, spec.shares_prefixes, record),
             max_num_seqs=config.max_num_seqs,
             max_model_len=spec.max_model_len,
             max_num_batched_tokens=spec.max_num_batched_tokens,

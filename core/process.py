@@ -96,7 +96,9 @@ class CoreProcess:
         failure = self._probe(self._workers)
         generation = self._workers.generation
         record = None
-        if self._spec.config.enable_prefix_caching:
+        if self._spec.config.enable_prefix_caching and not self._spec.shares_prefixes:
+            logger.info("prefix caching is off: layers of %s keep states", self._spec.model.architecture)
+        if self._spec.shares_prefixes:
             record = BlockRecord(Path(self._spec.run_directory) / "blocks", message.num_blocks, generation)
         self._engine = EngineCore(
             self._spec,

@@ -58,6 +58,7 @@ FOLDERS = {
     "core/links": Folder(IPC, _CORE),
     "core/scheduling": Folder((*IPC, "core/kv"), _CORE),
     "workers": Folder((*IPC, "kernels", "kernels/gpu"), _WORKERS | _parties("zmq psutil")),
+    "workers/borrowed": Folder((*IPC, "kernels"), _WORKERS | _parties("transformers")),
     "workers/device": Folder(
         (*IPC, "kernels", "kernels/gpu", "kernels/gpu/sampling", "workers/models", "workers/sampling"), _WORKERS
     ),

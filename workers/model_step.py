@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.contract import AttentionMetadata, BatchColumns
+from .arrays import I32
 from .input_batch import StepInputs
 from .kv_cache import KVCacheSpec
 
@@ -20,6 +21,7 @@ class StepContext:
 
     metadata: AttentionMetadata
     kv_cache: Tensor  # as in KVCacheSpec.shape; the layers write the step's keys and values
+    rows: I32 | None = None  # [R] row of each request; None: rows whose state is not kept
 
 
 class Model(Protocol):
@@ -42,15 +44,17 @@ class Model(Protocol):
     def compute_logits(self, hidden: Tensor) -> Tensor: ...
 
 
-def compute(model: Model, inputs: StepInputs, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+def compute(model: Model, inputs: StepInputs, kv_cache: Tensor, *, keeps_state: bool = True) -> tuple[Tensor, Tensor]:
     """Run the model on a step. Return the hidden states [T, hidden_size] of its tokens, and logits of the rows that
-    sample: [s, vocab] on rank 0, [0, vocab] on the others."""
+    sample: [s, vocab] on rank 0, [0, vocab] on the others. keeps_state: whether the rows continue in a later step."""
     arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
     tensors = [torch.from_numpy(array) for array in (inputs.token_ids, inputs.sampled_tokens, *arrays)]
     if kv_cache.device.type != "cpu":
         tensors = [tensor.to(kv_cache.device) for tensor in tensors]
     token_ids, logits_indices, *rest = tensors
-    return model.forward_logits(token_ids, logits_indices, StepContext(step_metadata(inputs, *rest), kv_cache))
+    rows = inputs.rows if keeps_state else None
+    context = StepContext(step_metadata(inputs, *rest), kv_cache, rows)
+    return model.forward_logits(token_ids, logits_indices, context)
 
 
 def step_metadata(

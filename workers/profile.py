@@ -59,7 +59,7 @@ def run_dummy(
 
     num_logprobs: also copy the logits, as processors do, and score so many tokens beside each; None: neither.
     """
-    _, logits = compute(model, inputs, kv_cache)
+    _, logits = compute(model, inputs, kv_cache, keeps_state=False)
     if sampler is not None:
         columns = SamplingColumns.greedy(len(inputs.sampled_rows))
         for row in inputs.sampled_rows:

@@ -34,7 +34,8 @@ from .input_batch import InputBatch
 from .kv_cache import KVCacheSpec
 from .memory import KVCacheLimits, fit_on_cpu, fit_on_gpu
 from .model_runner import ModelRunner
-from .models.decoder import DecoderModel, load_model
+from .model_step import Model
+from .models.decoder import load_model
 from .parallel import NullGroup, ParallelGroup
 from .profile import activation_bytes, dummy_step, largest_steps, run_dummy
 from .sampling.logits_processors import load_processors
@@ -69,7 +70,7 @@ class Worker:
         self._folder = Path(spec.model_folder)
         self._asleep: list[MemoryTag] = []  # memory that is not held
         self._num_blocks = 0
-        self._model: DecoderModel | None = None
+        self._model: Model | None = None
         self._kv_cache: Tensor | None = None
         self.runner: ModelRunner | None = None  # None while weights or KV cache are asleep
         self.on_progress: Callable[[int, int], None] | None = None  # gets (tensors read, all tensors)
@@ -144,7 +145,7 @@ class Worker:
         run_dummy(self._model, dummy_step([1], [1], self._spec.config.block_size), self._kv_cache, self._sampler)
         self.runner = self._make_runner(self._model, self._kv_cache)
 
-    def _make_runner(self, model: DecoderModel, kv_cache: Tensor) -> ModelRunner:
+    def _make_runner(self, model: Model, kv_cache: Tensor) -> ModelRunner:
         config, vocab_size = self._spec.config, self._spec.model.vocab_size
         limits = (config.max_num_seqs, self._spec.max_model_len)
         batch = InputBatch(*limits, config.block_size, len(kv_cache), vocab_size, self._processors)
@@ -158,7 +159,7 @@ class Worker:
         trace = self.recorder.step
         return ModelRunner(model, batch, kv_cache, self._group, vocab_size, device_runner, self._sampler, trace)
 
-    def _load_model(self, config: ModelConfig, device: torch.device, group: ParallelGroup) -> DecoderModel:
+    def _load_model(self, config: ModelConfig, device: torch.device, group: ParallelGroup) -> Model:
         has_kernels = self._device.type == "cuda" and not self._spec.config.enforce_reference
         if self._spec.model.quantization is not None and not has_kernels:
             logger.warning("no kernels for quantized weights here: they take the memory of %s", self._spec.dtype)
@@ -168,6 +169,11 @@ class Worker:
         is_reload = self._folder != Path(self._spec.model_folder)
         is_dummy = self._spec.config.load_format == "dummy" and not is_reload
         length = self._spec.max_model_len
+        if config.implementation == "transformers":
+            from .borrowed.load import load_borrowed  # imports transformers
+
+            options = (self._spec.config, length, self._dtype, device, ops)
+            return load_borrowed(self._folder, config, *options, is_dummy=is_dummy)
         return load_model(self._folder, config, length, self._dtype, device, ops, group, on_progress, is_dummy=is_dummy)
 
     def _select_ops(self) -> Ops:
@@ -244,14 +250,16 @@ class Worker:
 
     @cached_property
     def _has_kernels(self) -> bool:
-        """Whether this GPU has kernels for the model's attention."""
+        """Whether this GPU has kernels for the model's attention, which are launched without transformers."""
+        if self._spec.model.implementation == "transformers":
+            return False
         from ..kernels.gpu.load import load_gpu_ops
 
         ops = load_gpu_ops(self._device)
         model = self._spec.model
         return not isinstance(ops, str) and ops.supports(model.head_dim, model.num_heads // model.num_kv_heads)
 
-    def _kv_cache_spec(self, model: DecoderModel) -> KVCacheSpec:
+    def _kv_cache_spec(self, model: Model) -> KVCacheSpec:
         (spec,) = model.kv_cache_specs(self._spec.config.block_size, self._kv_dtype)  # rows have one block table
         return spec
 
@@ -271,7 +279,7 @@ class Worker:
         timeout_s = self._spec.config.start_timeout_s
         return ParallelGroup.connect(self._rank, self._size, self._device, folder / "store", timeout_s)
 
-    def _measure_activations(self, model: DecoderModel) -> int:
+    def _measure_activations(self, model: Model) -> int:
         config = self._spec.config
         steps = largest_steps(
             config.max_num_seqs, self._spec.max_num_batched_tokens, self._spec.max_model_len, config.block_size

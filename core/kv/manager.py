@@ -83,10 +83,14 @@ class KVCacheManager:
         """Let other requests find the first `num_blocks` blocks of this one, if prefix caching is on (without it, only
         its prompt group finds them). All their tokens must be known, and the steps that write them scheduled; a call
         never has a smaller number than the one before."""
-        if self._is_caching or request.cache_root is not None:
+        if self.shares_blocks(request):
             for i in range(request.num_cached_blocks, num_blocks):
                 self.pool.cache_block(request.block_ids[i], self._key(request, i))
         request.num_cached_blocks = num_blocks
+
+    def shares_blocks(self, request: Request) -> bool:
+        """Whether other requests, or at least the other answers of its own, can find the request's blocks."""
+        return self._is_caching or request.cache_root is not None
 
     def free(self, request: Request) -> None:
         """Free the request's blocks tail first, so that a prefix is evicted from its end."""

@@ -75,9 +75,10 @@ class Scheduler:
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
     def add_requests(self, requests: list[Request]) -> None:
-        """Queue the answers of one request; each fits into an empty pool. If the prompt is longer than a block, the
-        first computes it and the others wait until they find its blocks."""
-        if len(requests) > 1 and requests[0].num_prompt_tokens > self.kv_cache.block_size:  # else no block is shared
+        """Queue the answers of one request; each fits into an empty pool. If the prompt is longer than a block, and
+        blocks are shared, the first computes it and the others wait until they find its blocks."""
+        has_blocks = requests[0].num_prompt_tokens > self.kv_cache.block_size
+        if len(requests) > 1 and has_blocks and self.kv_cache.shares_blocks(requests[0]):
             self.prompt_groups.add(list(requests))
         for request in requests:
             self.waiting.add(request)

@@ -33,6 +33,7 @@ VALUES: dict[str, Mapping[Any, Any]] = {  # option: {alias: value}
     "dtype": {"half": "float16", "float": "float32"},
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
     "max_model_len": {"auto": AUTO_LENGTH},
+    "model_impl": {"vllm": "native"},
     "quantization": {"awq_marlin": "awq", "gptq_marlin": "gptq", "fbgemm_fp8": "fp8"},
     "hf_token": {True: None},  # the key stored by the hub's own command
     "tool_call_parser": TOOL_PARSERS,

@@ -45,7 +45,7 @@ IGNORED = {
     "mm_shm_cache_max_object_size_mb mm_tensor_ipc mm_hasher_algorithm disable_mm_preprocessor_cache? "
     "enable_mm_embeds? interleave_mm_strings? language_model_only? skip_mm_profiling? mm_encoder_only? "
     "video_pruning_rate enable_mm_processor_stats? renderer_num_workers",
-    "no model with such layers is served": "mamba_backend mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size "
+    "transformers keeps the states of layers": "mamba_backend mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size "
     "mamba_cache_mode enable_mamba_cache_stochastic_rounding? mamba_cache_philox_rounds mamba_ssu_algorithm",
     "no adapters are loaded": "max_loras max_lora_rank max_cpu_loras lora_dtype fully_sharded_loras? "
     "lora_target_modules* lora_extra_vocab_size specialize_active_lora? enable_tower_connector_lora?",
@@ -85,7 +85,7 @@ REFUSED = {
     "weights stay in the memory of their device": "cpu_offload_gb=0 cpu_offload_params* offload_backend=auto "
     "offload_group_size=0 offload_num_in_group=1 offload_prefetch_step=1 offload_params*",
     "the tokenizer is the one of tokenizer.json": "tokenizer_mode=auto|slow|hf tokenizer_pool_size=0",
-    "models are read by this engine's own code": "model_impl=auto|vllm config_format=auto|hf hf_config_path "
+    "models are read by this engine's own code": "config_format=auto|hf hf_config_path "
     "model_class_overrides quantization_config quantization_param_path io_processor_plugin additional_config",
     "fields of config.json are replaced with --hf-overrides": "rope_scaling rope_theta disable_sliding_window?",
     "answers and embeddings are served without it; nothing else is": "task=auto|generate|embed|embedding "

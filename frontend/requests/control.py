@@ -68,7 +68,8 @@ class ControlProxy:
             raise RequestError("reload needs a model: a folder or a hub id")
         try:
             folder = find_checkpoint(model, None, "the model", self._spec.config)
-            shape = _shape(load_model_config(folder, self._spec.config.hf_overrides))
+            config = self._spec.config
+            shape = _shape(load_model_config(folder, config.hf_overrides, implementation=config.model_impl))
         except ConfigError as error:  # the caller's mistake here, not the operator's
             raise RequestError(str(error)) from None
         if shape != _shape(self._spec.model):

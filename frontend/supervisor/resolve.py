@@ -48,7 +48,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     new_ssl_context(config)
     folder = find_checkpoint(config.model, config.revision, config=config)
     generation = generation_folder(config, folder)
-    model = _quantized(config, load_model_config(folder, config.hf_overrides, generation))
+    model = _quantized(config, load_model_config(folder, config.hf_overrides, generation, config.model_impl))
     check_parallel(model, config.tensor_parallel_size)
     dtype, device = _dtype(config, model), _device(config)
     if config.load_format != "dummy":
@@ -79,6 +79,11 @@ def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
 
 def check_parallel(model: ModelConfig, size: int) -> None:
     """Raise ConfigError if the model's layers cannot be sharded over `size` ranks."""
+    if model.implementation == "transformers" and size > 1:
+        raise ConfigError(
+            f"--tensor-parallel-size {size}: {model.architecture} runs on transformers' layers, which are not shared "
+            "among ranks: leave it out"
+        )
     if model.num_heads % size:
         raise ConfigError(
             f"{model.num_heads} attention heads do not divide among --tensor-parallel-size {size}: choose a divisor"
@@ -97,6 +102,11 @@ def check_parallel(model: ModelConfig, size: int) -> None:
 
 def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     method, stored = config.quantization, model.quantization
+    if model.implementation == "transformers" and method != "none":
+        raise ConfigError(
+            f"--quantization {method}: {model.architecture} runs on transformers' layers, which are not quantized: "
+            "leave it out"
+        )
     if stored is not None and method != "none":
         is_same = stored.layout in _STORED_AS.get(method, ()) and (method != "fp8" or stored.weight_dtype == "fp8")
         if not is_same:

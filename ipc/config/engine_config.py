@@ -59,6 +59,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "auto"
     hf_overrides: Annotated[dict[str, Any] | None, _model("values that replace fields of config.json")] = None
     trust_remote_code: Annotated[bool, _model("let a hub tokenizer run its own Python code")] = False
+    model_impl: Annotated[
+        Literal["auto", "native", "transformers"],
+        _model("whose layers run; auto: native where there are some for the architecture, else transformers'"),
+    ] = "auto"
+    skip_self_check: Annotated[
+        bool, _model("do not compare transformers' layers with transformers' own forward pass at the start")
+    ] = False
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], _model("auto: the checkpoint's")] = "auto"
     quantization: Annotated[
         Literal["none", "int8", "fp8", "awq", "gptq", "compressed-tensors"],

@@ -56,6 +56,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return [self.served_model_name, *self.model_aliases]
 
     @property
+    def shares_prefixes(self) -> bool:
+        """Whether requests share the KV blocks of equal prefixes: not if layers keep a state beside them."""
+        return self.config.enable_prefix_caching and not self.model.has_state
+
+    @property
     def max_num_batched_tokens(self) -> int:
         """Token budget of one step: as configured, else 512 on a CPU and 2048 elsewhere, at least max_num_seqs. A CPU
         needs only a few hundred tokens for full throughput; more would only delay other requests."""

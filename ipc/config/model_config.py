@@ -12,6 +12,7 @@ import msgspec
 
 from .quantization_config import QuantizationConfig
 
+ModelImplementation = Literal["auto", "native", "transformers"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional"]
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped"]
 
@@ -120,7 +121,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a decoder-only model; sizes count elements."""
 
     architecture: str
-    implementation: Literal["native", "transformers"] = "native"
+    implementation: Literal["native", "transformers"] = "native"  # whose code runs the layers
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -149,6 +150,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     has_output_bias: bool = False
     has_mlp_bias: bool = False
     has_head_bias: bool = False
+    has_state: bool = False  # layers keep a state beside keys and values, so that requests share no prefixes
     names: TensorNames = TensorNames()
     dtype: str  # of the checkpoint: float32, bfloat16 or float16
     tie_word_embeddings: bool

@@ -6,22 +6,29 @@ Unsupported architectures, missing fields and unknown values raise ConfigError w
 from __future__ import annotations
 
 import operator
+import re
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from .borrowed_config import borrowed_config, text_of
 from .config_file import ConfigFile, overridden, read_json
 from .families import FAMILIES
-from .model_config import ModelConfig
+from .model_config import ModelConfig, ModelImplementation
 from .quantization_config import parse_quantization
+
+CAUSAL = re.compile("ForCausalLM$|LMHead|ForConditionalGeneration$")  # in the names of architectures
 
 
 def load_model_config(
-    folder: Path, overrides: dict[str, Any] | None = None, generation_folder: Path | None = None
+    folder: Path,
+    overrides: dict[str, Any] | None = None,
+    generation_folder: Path | None = None,
+    implementation: ModelImplementation = "auto",
 ) -> ModelConfig:
     """Read config.json, with `overrides` applied, and generation_config.json if it exists, from `folder`.
 
-    `generation_folder`: another folder for generation_config.json.
+    `generation_folder`: another folder for generation_config.json. implementation: --model-impl.
     """
     path = folder / "config.json"
     raw = read_json(path)
@@ -30,19 +37,26 @@ def load_model_config(
     generation_file = (generation_folder or folder) / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else {}
     try:
-        return _parse(ConfigFile(path, raw), generation)
+        return _parse(ConfigFile(path, raw), generation, implementation)
     except ConfigError:
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise ConfigError(f"{path} has an invalid value: {error}") from error
 
 
-def _parse(file: ConfigFile, generation: dict[str, Any]) -> ModelConfig:
+def _parse(file: ConfigFile, generation: dict[str, Any], implementation: ModelImplementation) -> ModelConfig:
     listed = file.get("architectures", ["none"])
     architecture = listed[0] if isinstance(listed, list) else listed
     family = FAMILIES.get(architecture)
+    if family is None and not CAUSAL.search(str(architecture)):
+        file.refuse(f"architecture {architecture} is not supported: it is no causal language model")
+    if implementation == "transformers" or (implementation == "auto" and family is None):
+        text = text_of(file)
+        return borrowed_config(text, architecture, _eos_token_ids(text, generation))
     if family is None:
-        file.refuse(f"architecture {architecture} is not supported, known are {', '.join(FAMILIES)}")
+        file.refuse(
+            f"architecture {architecture} has no native model: leave out --model-impl; native are {', '.join(FAMILIES)}"
+        )
     file = family.prepare(file)
     fields = {name: rule(file) if callable(rule) else rule for name, rule in family.rules().items()}
     config = ModelConfig(

@@ -76,6 +76,23 @@ def test_a_prefix_is_computed_once_and_at_least_one_token_is_recomputed() -> Non
     harness.check(1)
 
 
+def test_a_model_with_states_shares_no_blocks_not_even_among_the_answers_of_a_request() -> None:
+    harness = Harness(block_size=4)
+    model = msgspec.structs.replace(harness.spec.model, has_state=True)
+    harness.spec = msgspec.structs.replace(harness.spec, model=model)
+    harness.renew_core()
+    prompt = prompt_of(random.Random(2), 32)
+    for key in range(2):
+        harness.add(key, prompt)
+        harness.run()
+        harness.check(key)
+    assert harness.cached == {0: 0, 1: 0}
+    children = [CoreChild(key=key, seed=key) for key in (2, 3)]
+    harness.core.add_request(0, msgspec.structs.replace(harness.requests[0], children=children))
+    harness.core.step()
+    assert [request.num_cached_tokens for request in harness.core.scheduler.rows.requests()] == [0, 0]
+
+
 def test_an_emptied_cache_has_no_hits_and_running_requests_continue(tmp_path: Path) -> None:
     harness, rng = Harness(block_size=4, record=tmp_path / "blocks"), random.Random(5)
     first, other = prompt_of(rng, 32), prompt_of(rng, 32)

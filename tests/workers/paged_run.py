@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.config.quantization_config import QuantizationConfig
 from tokenloom.kernels.contract import AttentionMetadata
 from tokenloom.kernels.select import Ops, select_ops
-from tokenloom.workers.model_step import StepContext
+from tokenloom.workers.model_step import Model, StepContext
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import ParallelGroup
 
@@ -71,7 +72,7 @@ class PagedRun:
 
     def __init__(
         self,
-        model: DecoderModel,
+        model: Model,
         block_size: int,
         num_blocks: int = 256,
         dtype: torch.dtype = torch.float32,
@@ -87,12 +88,21 @@ class PagedRun:
         random.Random(seed).shuffle(self._free)
         self._blocks: dict[str, list[int]] = {}
         self._computed: dict[str, int] = {}
+        self._rows: dict[str, int] = {}
 
     def step(self, new_tokens: dict[str, list[int]]) -> dict[str, Tensor]:
         """Compute these tokens of each request in one step: float32 logits [n, vocab] of each (rank 0)."""
+        return self._run(new_tokens, has_logits=True)
+
+    def hidden(self, new_tokens: dict[str, list[int]]) -> dict[str, Tensor]:
+        """Compute these tokens in one step without logits: hidden states [n, hidden_size] of each request."""
+        return self._run(new_tokens, has_logits=False)
+
+    def _run(self, new_tokens: dict[str, list[int]], has_logits: bool) -> dict[str, Tensor]:
         order = sorted(new_tokens, key=lambda name: len(new_tokens[name]) != 1)
         rows = []
         for name in order:
+            self._rows.setdefault(name, len(self._rows))
             computed, count = self._computed.get(name, 0), len(new_tokens[name])
             blocks = self._blocks.setdefault(name, [])
             while len(blocks) * self.block_size < computed + count:
@@ -102,9 +112,10 @@ class PagedRun:
         metadata = make_metadata(rows, self.block_size, self.device)
         token_ids = torch.tensor([t for name in order for t in new_tokens[name]], device=self.device)
         with torch.inference_mode():
-            every = torch.arange(len(token_ids), device=self.device)
-            context = StepContext(metadata, self.kv_cache)
-            logits = self.model.forward_logits(token_ids, every, context)[1].clone()
-        if not logits.shape[0]:  # another rank has them
+            every = torch.arange(len(token_ids) if has_logits else 0, device=self.device)
+            context = StepContext(metadata, self.kv_cache, np.array([self._rows[name] for name in order], np.int32))
+            hidden, logits = self.model.forward_logits(token_ids, every, context)
+        wanted = logits.clone() if has_logits else hidden.clone()
+        if not wanted.shape[0]:  # another rank has them
             return {}
-        return dict(zip(order, torch.split(logits, [len(new_tokens[name]) for name in order]), strict=True))
+        return dict(zip(order, torch.split(wanted, [len(new_tokens[name]) for name in order]), strict=True))

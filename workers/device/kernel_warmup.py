@@ -22,8 +22,7 @@ from ...ipc.config.model_config import ModelConfig
 from ...ipc.errors import ConfigError
 from ...kernels.gpu.compile import Kernels, compiling, load, unfinished
 from ...kernels.gpu.sampling.logprobs import logsumexp
-from ..model_step import compute
-from ..models.decoder import DecoderModel
+from ..model_step import Model, compute
 from ..parallel import NullGroup
 from ..profile import dummy_step, largest_steps
 from ..sampling.sampling_columns import SamplingColumns
@@ -101,7 +100,7 @@ def _doubling_prompts(most: int, longest: int) -> Iterator[list[int]]:
 
 
 def launch_steps(
-    model: DecoderModel,
+    model: Model,
     kv_cache: Tensor,
     max_num_seqs: int,
     max_num_tokens: int,

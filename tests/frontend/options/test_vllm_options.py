@@ -34,7 +34,7 @@ TAKEN_FLAGS = """
 --served-model-name a b|--config-format auto|--hf-token hf_x|--hf-overrides {"rope_theta": 1e6}
 --generation-config vllm|--runner auto|--convert none|--task generate
 --override-generation-config {"temperature": 0.5}|--enable-sleep-mode|--model-impl vllm|--load-format auto
---load-format safetensors|--load-format dummy|--download-dir /models|--use-tqdm-on-load
+--model-impl transformers|--load-format safetensors|--load-format dummy|--download-dir /models|--use-tqdm-on-load
 --model-loader-extra-config {"a": 1}|--safetensors-load-strategy lazy|--ignore-patterns original/*
 --guided-decoding-backend xgrammar|--distributed-executor-backend mp|--pipeline-parallel-size 1|-pp 1
 --tensor-parallel-size 1|-tp 1|--data-parallel-size 1|-dp 1|--nnodes 1|--node-rank 0|--master-addr 127.0.0.1
@@ -63,7 +63,7 @@ REFUSED_FLAGS = """
 --enable-prompt-embeds|--task classify|--pooler-config {"a": 1}|--worker-cls a.B|--ssl-ciphers AES
 --response-role bot|--chat-template-content-format openai
 --structured-outputs-config {"disable_any_whitespace": true}|--rope-scaling {"a": 1}|--disable-sliding-window
---model-impl transformers|--config-format mistral|--kv-cache-dtype fp8_e5m2|--tool-call-parser granite
+--model-impl terratorch|--config-format mistral|--kv-cache-dtype fp8_e5m2|--tool-call-parser granite
 --reasoning-parser hunyuan_a13b|--quantization bitsandbytes|--kv-offloading-size 4|--allow-credentials
 """
 KEYWORDS: dict[str, object] = {  # keywords of LLM with values from scripts; the refused ones are below

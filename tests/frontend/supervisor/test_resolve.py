@@ -30,7 +30,7 @@ def test_without_a_model_the_demo_is_served(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported, known are LlamaForCausalLM"),
+        ({"architectures": ["BertModel"]}, "BertModel is not supported: it is no causal language model"),
         ({"hidden_size": None}, "hidden_size must be a positive integer"),
         ({"num_key_value_heads": 3}, "do not divide"),
         ({"dtype": "int8", "torch_dtype": "int8"}, "dtype int8"),

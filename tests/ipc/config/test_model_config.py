@@ -138,7 +138,7 @@ def test_end_tokens_of_generation_config_replace_those_of_config(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported, known are Llama"),
+        ({"architectures": ["BertModel"]}, "architecture BertModel is not supported: it is no causal"),
         ({"architectures": None}, "architecture none is not supported"),
         ({"vocab_size": None}, "vocab_size must be a positive integer, it is None"),
         ({"hidden_size": -4}, "hidden_size must be a positive integer, it is -4"),
@@ -149,7 +149,7 @@ def test_end_tokens_of_generation_config_replace_those_of_config(
             {"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9},
             "num_experts_per_tok 9 is above num_local_experts 8",
         ),
-        ({"architectures": "GPT2LMHeadModel"}, "architecture GPT2LMHeadModel is not supported"),
+        ({"architectures": "GPT2Model"}, "architecture GPT2Model is not supported"),
         ({"rms_norm_eps": "small"}, "has an invalid value: could not convert string to float: 'small'"),
         ({"rope_scaling": "linear"}, "has an invalid value"),
         ({"eos_token_id": ["<eos>"]}, "has an invalid value: 'str' object cannot be interpreted as an integer"),

@@ -1,0 +1,108 @@
+"""The ModelConfig of an architecture whose layers are transformers': sizes, by any of the names that families use.
+
+Only the worker knows such an architecture, and it finds out for itself all that the layers need. What other processes
+need is read here: the vocabulary, the longest position, end tokens, and whether layers keep states.
+"""
+
+from __future__ import annotations
+
+from .config_file import ConfigFile
+from .model_config import LayerConfig, ModelConfig, NormConfig, RopeConfig
+
+# Names of each size, of which a file has one.
+NAMES = {
+    "vocab_size": ("vocab_size",),
+    "hidden_size": ("hidden_size", "d_model", "n_embd", "dim", "embedding_dim"),
+    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_blocks"),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "mamba_n_heads"),
+    "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
+    "max_position_embeddings": ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "model_max_length"),
+}
+NO_LIMIT = 1 << 20  # positions of a model whose file names no limit, such as one without attention
+TEXT_FIELDS = ("text_config", "llm_config", "language_config")  # of a model that also sees or hears
+
+# Types of layers, and models whose files do not name them, that keep a state beside keys and values.
+STATE_LAYERS = frozenset(("linear_attention", "mamba", "mamba2", "conv", "hybrid", "hybrid_sliding", "recurrent"))
+STATE_MODELS = frozenset(
+    (
+        "bailing_hybrid",
+        "bamba",
+        "falcon_h1",
+        "falcon_mamba",
+        "granitemoehybrid",
+        "jamba",
+        "kimi_linear",
+        "lfm2",
+        "lfm2_moe",
+        "lfm3",
+        "mamba",
+        "mamba2",
+        "minimax",
+        "nemotron_h",
+        "olmo_hybrid",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+        "recurrent_gemma",
+        "rwkv",
+        "xlstm",
+        "zamba",
+        "zamba2",
+    )
+)
+
+
+def text_of(file: ConfigFile) -> ConfigFile:
+    """Return the fields of the language model."""
+    return next((file.nested(name) for name in TEXT_FIELDS if name in file), file)
+
+
+def borrowed_config(file: ConfigFile, architecture: str, eos_token_ids: list[int]) -> ModelConfig:
+    """Make the configuration of a model that transformers' layers run. ConfigError names a size that `file` lacks."""
+    if "quantization_config" in file:
+        file.refuse(
+            f"{architecture} runs on transformers' layers, which serve no quantized checkpoint (quantization_config): "
+            "take the one with floats"
+        )
+    hidden_size, num_heads = _size(file, "hidden_size"), _size(file, "num_heads", 1)
+    head_dim = file.positive("head_dim") if "head_dim" in file else max(hidden_size // num_heads, 1)
+    kinds = _layer_kinds(file)
+    num_layers = _size(file, "num_layers", len(kinds))
+    return ModelConfig(
+        architecture=architecture,
+        implementation="transformers",
+        vocab_size=_size(file, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=_size(file, "num_kv_heads", num_heads),
+        head_dim=head_dim,
+        max_position_embeddings=_size(file, "max_position_embeddings", NO_LIMIT),
+        layers=[LayerConfig()] * num_layers,
+        ropes=[RopeConfig()],
+        norm=NormConfig(eps=0.0),
+        attention_scale=1.0,
+        has_state=file.get("model_type") in STATE_MODELS or not STATE_LAYERS.isdisjoint(kinds),
+        dtype=str(file.get("dtype") or file.get("torch_dtype") or "float32"),
+        tie_word_embeddings=file.flag("tie_word_embeddings"),
+        quantization=None,
+        eos_token_ids=eos_token_ids,
+        bos_token_id=file.get("bos_token_id") if isinstance(file.get("bos_token_id"), int) else None,
+    )
+
+
+def _size(file: ConfigFile, size: str, default: int = 0) -> int:
+    """Return a size by one of its names. default: of a file that names none; 0: it must name one."""
+    found = next((name for name in NAMES[size] if name in file), None)
+    if found is None and default:
+        return default
+    if found is None:
+        file.refuse(f"there is no {' or '.join(NAMES[size])}")
+    return file.positive(found)
+
+
+def _layer_kinds(file: ConfigFile) -> list[str]:
+    """Return the type of each layer, if the file lists them."""
+    kinds = file.get("layer_types") or file.get("layers_block_type") or file.get("block_types")
+    return list(map(str, kinds)) if isinstance(kinds, list) else []

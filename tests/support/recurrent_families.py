@@ -1,0 +1,134 @@
+"""Tiny checkpoints of families with recurrent layers, which only transformers' layers serve.
+
+The fields of config.json follow the families' published files; each has layers of every kind, groups and experts where
+the family has them, and chunks of its scan shorter than the prompts of tests.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tokenloom.scripts.make_checkpoint import SHARD_BYTES
+
+from .families import Config
+from .family_checkpoints import write_family
+
+SHAPE: Config = {
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 271,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 0.02,
+}
+DELTA_NET: Config = {
+    **SHAPE,
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+EXPERTS: Config = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 24,
+}
+MAMBA: Config = {
+    **SHAPE,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_expand": 2,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 5,
+}
+
+
+def _named(model_type: str, architecture: str, base: Config, **fields: Any) -> Config:
+    return {"architectures": [architecture], "model_type": model_type, **base, **fields}
+
+
+RECURRENT: dict[str, Config] = {
+    "qwen3_next": _named("qwen3_next", "Qwen3NextForCausalLM", DELTA_NET, **EXPERTS),
+    "qwen3_5": _named("qwen3_5_text", "Qwen3_5ForCausalLM", DELTA_NET),
+    "qwen3_5_moe": _named("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", DELTA_NET, **EXPERTS),
+    "granite4": _named(
+        "granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        MAMBA,
+        num_hidden_layers=3,
+        layer_types=["mamba", "attention", "mamba"],
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        shared_intermediate_size=24,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        logits_scaling=2.5,
+        attention_multiplier=0.4,
+    ),
+    "bamba": _named("bamba", "BambaForCausalLM", MAMBA, num_hidden_layers=3, attn_layer_indices=[1]),
+    "falcon_h1": _named(
+        "falcon_h1", "FalconH1ForCausalLM", MAMBA, num_hidden_layers=2, mamba_d_ssm=128, head_dim=16, key_multiplier=0.7
+    ),
+    "nemotron_h": _named(
+        "nemotron_h",
+        "NemotronHForCausalLM",
+        SHAPE,
+        layers_block_type=["mamba", "mlp", "attention", "mamba"],
+        head_dim=16,
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        n_groups=2,
+        ssm_state_size=8,
+        chunk_size=5,
+    ),
+    "lfm2": _named(
+        "lfm2",
+        "Lfm2ForCausalLM",
+        SHAPE,
+        num_hidden_layers=3,
+        layer_types=["conv", "full_attention", "conv"],
+        block_auto_adjust_ff_dim=False,
+    ),
+    "jamba": _named(
+        "jamba",
+        "JambaForCausalLM",
+        SHAPE,
+        num_hidden_layers=4,
+        attn_layer_period=4,
+        attn_layer_offset=2,
+        expert_layer_period=2,
+        expert_layer_offset=1,
+        num_experts=4,
+        num_experts_per_tok=2,
+        mamba_d_state=8,
+        mamba_dt_rank=4,
+    ),
+    "mamba2": _named(
+        "mamba2",
+        "Mamba2ForCausalLM",
+        {"hidden_size": 64, "vocab_size": 271},
+        num_hidden_layers=2,
+        num_heads=8,
+        head_dim=16,
+        n_groups=2,
+        state_size=8,
+        chunk_size=5,
+    ),
+}
+
+
+def recurrent_checkpoint(folder: Path, family: str, dtype: str = "float32", seed: int = 0) -> Path:
+    """Write a checkpoint of a family of RECURRENT into `folder` and return it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # of the decays, whose means the noise keeps
+        return write_family(folder, RECURRENT[family], dtype, seed, SHARD_BYTES)

@@ -1,0 +1,181 @@
+"""The attention function of borrowed layers: transformers' attention interface over our paged KV cache.
+
+A layer calls `attend` with the queries, keys and values of all tokens of the step. The first forward pass of a model
+is a trial: it records for each layer the shapes and arguments of that call, an AttentionCall, and refuses arguments
+that this function would ignore. Later passes store keys and values in the step's slots and read the paged cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels.contract import AttentionSpec
+from ...kernels.select import Ops
+from ..kv_cache import KVCacheSpec
+from ..model_step import StepContext
+
+IMPLEMENTATION = "tokenloom"  # our name among transformers' attention functions
+
+# Arguments that do not change a causal attention over the row's own context.
+HARMLESS = (
+    "position_ids",
+    "position_embeddings",
+    "cache_position",
+    "past_key_values",
+    "past_key_value",
+    "cache_params",
+    "use_cache",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "return_dict",
+    "logits_to_keep",
+    "num_items_in_batch",
+    "dropout",
+    "layer_head_mask",
+    "deterministic",
+    "target_dtype",
+)
+KNOWN = frozenset(("scaling", "sliding_window", "softcap", "s_aux", "is_causal", *HARMLESS))
+
+
+class Unserved(Exception):
+    """Why an architecture cannot be served with transformers' layers."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """The attention of one layer, as it was called in the trial."""
+
+    name: str  # of the module
+    layer: int  # in the KV cache
+    num_heads: int
+    num_kv_heads: int
+    key_dim: int
+    value_dim: int
+    spec: AttentionSpec
+
+
+class PagedAttention:
+    """The attention of one model. Owns the record of its layers; `calls` is empty until the trial is over."""
+
+    def __init__(self, ops: Ops) -> None:
+        self.calls: dict[nn.Module, AttentionCall] = {}
+        self._ops = ops
+        self._names: dict[nn.Module, str] = {}
+        self._context: StepContext | None = None
+        self._num_kv_heads = self._width = 1  # of the KV cache
+
+    @contextlib.contextmanager
+    def trial(self, model: nn.Module) -> Iterator[None]:
+        """Record the calls of a forward pass instead of attending. Unserved names an argument that is not served."""
+        self._names = {module: name for name, module in model.named_modules()}
+        token = _CURRENT.set(self)
+        try:
+            yield
+        finally:
+            _CURRENT.reset(token)
+        calls = self.calls.values()
+        self._width = max((max(call.key_dim, call.value_dim) for call in calls), default=1)
+        self._num_kv_heads = _common_heads(list(calls))
+        self._names = {}
+
+    @contextlib.contextmanager
+    def step(self, context: StepContext) -> Iterator[None]:
+        """Attend over the KV cache of this step."""
+        self._context = context
+        token = _CURRENT.set(self)
+        try:
+            yield
+        finally:
+            _CURRENT.reset(token)
+            self._context = None
+
+    def kv_cache_spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
+        """Return the shape of a cache that holds the widest layer; a model without attention has one narrow layer."""
+        return KVCacheSpec(max(len(self.calls), 1), self._num_kv_heads, self._width, block_size, dtype)
+
+    def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+        """Compute causal attention of query [1, H, T, D] over each row's context: [1, T, H, D of the values]."""
+        if self._context is None:
+            self._record(module, query, key, value, options)
+            return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
+        call, context = self.calls[module], self._context
+        kv_cache, dtype = context.kv_cache, query.dtype
+        heads = [self._fit(each, call, kv_cache) for each in (query, key, value)]
+        self._ops.store_kv(heads[1], heads[2], kv_cache, call.layer, context.metadata)
+        attended = self._ops.paged_attention(heads[0], kv_cache, call.layer, context.metadata, call.spec)
+        return attended[None, :, :, : call.value_dim].to(dtype)
+
+    def _fit(self, heads: Tensor, call: AttentionCall, kv_cache: Tensor) -> Tensor:
+        """Return heads [1, H, T, D] as [T, H, D of the cache]; KV heads are repeated to the number that it has."""
+        heads = heads[0].transpose(0, 1)
+        if heads.shape[1] == call.num_kv_heads != self._num_kv_heads and call.num_heads != call.num_kv_heads:
+            heads = heads.repeat_interleave(self._num_kv_heads // call.num_kv_heads, dim=1)
+        if heads.shape[2] < self._width:
+            heads = nn.functional.pad(heads, (0, self._width - heads.shape[2]))
+        if heads.dtype != kv_cache.dtype and kv_cache.dtype.is_floating_point:
+            heads = heads.to(kv_cache.dtype)
+        return heads.contiguous()
+
+    def _record(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> None:
+        name = self._names.get(module, type(module).__name__)
+        if module in self.calls:
+            raise Unserved(f"its layer {name} attends twice in a step")
+        for option, given in options.items():
+            if option not in KNOWN and given is not None and given is not False:
+                raise Unserved(f"its layer {name} gives attention an argument that is not served: {option}")
+        if options.get("is_causal", True) is False or getattr(module, "is_causal", True) is False:
+            raise Unserved(f"its layer {name} attends to later tokens (is_causal is false)")
+        if query.shape[2] != key.shape[2] or query.shape[0] != 1:
+            raise Unserved(
+                f"its layer {name} attends from {query.shape[2]} tokens to {key.shape[2]} keys of its own making"
+            )
+        scale, sinks = options.get("scaling"), options.get("s_aux")
+        self.calls[module] = AttentionCall(
+            name=name,
+            layer=len(self.calls),
+            num_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            key_dim=query.shape[3],
+            value_dim=value.shape[3],
+            spec=AttentionSpec(
+                scale=query.shape[3] ** -0.5 if scale is None else float(scale),
+                window=options.get("sliding_window"),
+                softcap=options.get("softcap") or 0.0,
+                sinks=None if sinks is None else sinks.float().flatten(),
+            ),
+        )
+
+
+_CURRENT: ContextVar[PagedAttention] = ContextVar("tokenloom_attention")  # of the model that runs
+
+
+def attention_function(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    """Pass a layer's call to the model that runs. The mask is None, since transformers makes none for this function."""
+    if attention_mask is not None:
+        raise Unserved(f"a layer {type(module).__name__} makes an attention mask of its own")
+    return _CURRENT.get().attend(module, query, key, value, options), None
+
+
+def _common_heads(calls: list[AttentionCall]) -> int:
+    """Return the number of KV heads of a cache for all layers; Unserved if the layers' numbers do not fit."""
+    if not calls:
+        return 1
+    most = max(call.num_kv_heads for call in calls)
+    for call in calls:
+        if most % call.num_kv_heads or call.num_heads % most:
+            raise Unserved(
+                f"its layer {call.name} has {call.num_heads} heads and {call.num_kv_heads} KV heads, another has "
+                f"{most} KV heads: one cache cannot hold both"
+            )
+    return most

@@ -1,0 +1,187 @@
+"""Loading a borrowed model: from config.json and safetensors to a BorrowedModel, with its architecture checked first.
+
+Code that a checkpoint brings is never run: an architecture is one of the installed transformers, or it is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ...ipc.config.config_file import overridden, read_json
+from ...ipc.config.engine_config import EngineConfig
+from ...ipc.config.model_config import ModelConfig
+from ...ipc.errors import ConfigError
+from ...ipc.process.machine_memory import available_bytes, gib
+from ...kernels.select import Ops
+from .attention import IMPLEMENTATION, Unserved
+from .model import BorrowedModel
+from .self_check import check_architecture
+
+logger = logging.getLogger("tokenloom.borrowed")
+
+# Model types whose layers compute or keep state where neither our attention function nor a cache object sees it.
+REFUSED = {
+    "bloom": "its attention is computed inline, with ALiBi",
+    "codegen": "its attention is computed inline",
+    "diffllama": "its layers attend twice",
+    "doge": "its layers make masks of their own",
+    "falcon_mamba": "its state is kept outside the cache",
+    "hrm_text": "its layers run in loops",
+    "inkling_text": "its attention has a position bias",
+    "phimoe": "its window is only in the mask",
+    "recurrent_gemma": "its state is kept outside the cache",
+    "rwkv": "its state is kept outside the cache",
+    "zamba2": "its layers share attention with other inputs",
+}
+NEAREST = {  # beginnings of architectures: a family with a native model
+    "Llama": "LlamaForCausalLM",
+    "Mistral": "MistralForCausalLM",
+    "Qwen2": "Qwen2ForCausalLM",
+    "Qwen3": "Qwen3ForCausalLM",
+}
+ORIGINAL_LENGTH = "original_max_position_embeddings"
+# Tensors of parts that answer no text prompts: heads that draft tokens, vision and audio.
+UNUSED = re.compile(r"(^|\.)(mtp|nextn|vision|visual|audio|multi_modal_projector|embed_vision|embed_audio)[._]|^mtp")
+
+
+def load_borrowed(
+    folder: Path,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    ops: Ops,
+    *,
+    is_dummy: bool = False,
+) -> BorrowedModel:
+    """Make the model of `folder` on `device` as `dtype`. ConfigError: why transformers' layers cannot serve it.
+
+    is_dummy: random weights, and nothing but config.json is read.
+    """
+    log: Any = transformers.logging
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    theirs = read_config(folder, config.hf_overrides)
+    text = theirs.get_text_config(decoder=True)
+    _check_known(text, model_config.architecture)
+    _check_rotary(text, max_model_len)
+    is_stepwise = False
+    try:
+        if not config.skip_self_check:
+            begun = time.monotonic()
+            is_stepwise = check_architecture(text)
+            logger.info("self-check of %s passed in %.1f s", model_config.architecture, time.monotonic() - begun)
+        weights: Any = _build(theirs, dtype) if is_dummy else _read(folder, theirs, dtype)
+        model = BorrowedModel(weights.to(device), ops)
+    except Unserved as error:
+        raise ConfigError(_refusal(model_config.architecture, str(error))) from error
+    model.rows.is_stepwise = is_stepwise
+    check_state(model, model_config, config.max_num_seqs)
+    return model
+
+
+def read_config(folder: Path, overrides: dict[str, Any] | None) -> PreTrainedConfig:
+    """Read config.json as transformers does. ConfigError if its model_type is not one of the installed transformers."""
+    raw = overridden(read_json(folder / "config.json"), overrides or {})
+    kind = str(raw.get("model_type"))
+    if kind not in transformers.CONFIG_MAPPING:
+        brings = " and brings code of its own, which is never run" if raw.get("auto_map") else ""
+        raise ConfigError(
+            f"{folder / 'config.json'}: model_type {kind} is unknown to transformers {transformers.__version__}{brings}"
+        )
+    try:
+        found: PreTrainedConfig = transformers.CONFIG_MAPPING[kind].from_dict(raw)
+    except Exception as error:  # each class checks in its own way
+        raise ConfigError(f"{folder / 'config.json'} has an invalid value: {error!s:.300}") from error
+    return found
+
+
+def _check_known(config: PreTrainedConfig, architecture: str) -> None:
+    reason = REFUSED.get(config.model_type)
+    if reason is not None:
+        raise ConfigError(_refusal(architecture, f"{reason}, so that answers would be wrong"))
+
+
+def _refusal(architecture: str, reason: str) -> str:
+    nearest = next((name for start, name in NEAREST.items() if architecture.startswith(start)), None)
+    mend = f"; the nearest native model is {nearest}" if nearest else ""
+    return f"{architecture} cannot be served with transformers' layers: {reason}{mend}"
+
+
+def _check_rotary(config: PreTrainedConfig, max_model_len: int) -> None:
+    """Raise ConfigError if angles would depend on the longest row of a step."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope, *(each for each in rope.values() if isinstance(each, dict))]
+    for each in kinds:
+        if each.get("rope_type") not in ("dynamic", "longrope"):
+            continue
+        known = each.get(ORIGINAL_LENGTH) or getattr(config, ORIGINAL_LENGTH, None)
+        length = known or config.max_position_embeddings
+        if max_model_len > length:
+            raise ConfigError(
+                f"--max-model-len {max_model_len}: beyond {length} positions angles ({each['rope_type']}) depend on "
+                f"the other requests of a step: give --max-model-len {length}"
+            )
+
+
+def _build(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    make: Any = AutoModelForCausalLM.from_config
+    model: PreTrainedModel = make(config, dtype=dtype, attn_implementation=IMPLEMENTATION)
+    return model
+
+
+def _read(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Read the weights. ConfigError names missing, surplus and misshapen tensors."""
+    load: Any = AutoModelForCausalLM.from_pretrained
+    try:
+        model, found = load(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
+            output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+        )
+    except Exception as error:  # whatever transformers finds wrong with the files
+        raise ConfigError(f"{folder}: {type(error).__name__}: {error!s:.300}") from error
+    surplus = sorted(name for name in found["unexpected_keys"] if not UNUSED.search(name))
+    for problem, names in (
+        ("lacks the tensors", sorted(found["missing_keys"])),
+        ("has tensors of other shapes", sorted(f"{name} {list(own)}" for name, own, _ in found["mismatched_keys"])),
+        ("has tensors that the model does not use", surplus),
+    ):
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            raise ConfigError(f"{folder} {problem} {', '.join(names[:5])}{more}")
+    read: PreTrainedModel = model
+    return read
+
+
+def check_state(model: BorrowedModel, config: ModelConfig, max_num_seqs: int) -> None:
+    """Raise ConfigError if states were not expected, or do not fit into memory beside the weights."""
+    if not model.rows.layers:
+        return
+    if not config.has_state:
+        raise ConfigError(
+            f"{config.architecture} keeps states in {model.rows.layers[0]}, which its config.json does not tell: give "
+            '--hf-overrides {"layer_types": …} with linear_attention for such layers'
+        )
+    needed = model.rows.state_bytes * max_num_seqs
+    if needed > available_bytes():
+        raise ConfigError(
+            f"the states of {max_num_seqs} requests take {gib(needed)}, {gib(available_bytes())} of memory can be had: "
+            "lower --max-num-seqs"
+        )
+    logger.info("%s of states per request in %d layers", gib(model.rows.state_bytes), len(model.rows.layers))

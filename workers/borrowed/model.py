@@ -1,0 +1,135 @@
+"""BorrowedModel: a causal language model of transformers whose layers run over our paged KV cache.
+
+    token ids → transformers' decoder, the tokens of all rows packed as [1, T] → hidden states → its head → logits
+
+For architectures without a model of ours. Attention, linear layers and recurrent states are ours; everything else,
+which is all that differs between architectures, is transformers' code. Only this folder imports transformers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ...kernels.contract import BatchColumns
+from ...kernels.select import Ops
+from ..kv_cache import KVCacheSpec
+from ..model_step import StepContext
+from .attention import IMPLEMENTATION, PagedAttention, Unserved, attention_function
+from .linear import PackedLayer, pack_layers
+from .recurrent import PassingCache, RecurrentRows
+
+NUM_TRIAL_TOKENS = 2
+
+ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, attention_function)
+
+
+class BorrowedModel:
+    """Forward pass of one rank over transformers' modules. Inference only, as DecoderModel, which has the shapes."""
+
+    def __init__(self, model: PreTrainedModel, ops: Ops) -> None:
+        """model: built with our attention implementation. Packs its linear layers and runs it once, on a few tokens.
+
+        Unserved says why the model cannot be served.
+        """
+        self._model = model.train(False)
+        self.decoder: nn.Module = model  # until the trial
+        self._config = model.config.get_text_config(decoder=True)
+        self._vocab_size = int(self._config.vocab_size)
+        pack_layers(model, ops)
+        parameters = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+        packed = sum(each.num_bytes for each in model.modules() if isinstance(each, PackedLayer))
+        self.weight_bytes = packed + sum(parameters.values())
+        self._attention = PagedAttention(ops)
+        self.rows = RecurrentRows(self._config)
+        self._cache = PassingCache(config=self._config)
+        self._given: Any = None  # output of the decoder, for the head
+        tensors = (*model.parameters(), *model.buffers())
+        self._device = next(each.device for each in tensors if each.device.type != "meta")
+        with torch.inference_mode():
+            self._try()
+        self._compute = self.decoder.forward
+        self.decoder.forward = self._give
+
+    def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> list[KVCacheSpec]:
+        """Return one spec: all layers share their block tables."""
+        return [self._attention.kv_cache_spec(block_size, dtype)]
+
+    @property
+    def has_state(self) -> bool:
+        """Whether layers have states that a cache of keys and values does not hold."""
+        return bool(self.rows.layers)
+
+    def forward_logits(self, token_ids: Tensor, logits_indices: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
+        """Compute one step, as DecoderModel.forward_logits."""
+        if not len(token_ids):
+            hidden = torch.empty((0, self._config.hidden_size), device=token_ids.device)
+            return hidden, torch.empty((0, self._vocab_size), device=token_ids.device)
+        self.rows.begin(context)
+        with self._attention.step(context):
+            self._given = self._compute(**self._inputs(token_ids, context.metadata.positions))
+        hidden = self._given.last_hidden_state[0]
+        if not len(logits_indices):
+            return hidden, torch.empty((0, self._vocab_size), device=hidden.device)
+        return hidden, self.compute_logits(hidden[logits_indices])
+
+    def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
+        raise NotImplementedError("borrowed models sample on the host")
+
+    def forward_decode(self, row_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
+        raise NotImplementedError("borrowed models sample on the host")
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [n, vocab_size] float32 of hidden [n, hidden_size]: the model's own code from there on."""
+        self._given.last_hidden_state = hidden[None]
+        token_ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
+        logits: Tensor = self._model(input_ids=token_ids, use_cache=False, return_dict=True).logits
+        return logits[0].float()
+
+    def _give(self, *args: Any, **kwargs: Any) -> Any:
+        return self._given
+
+    def _inputs(self, token_ids: Tensor, positions: Tensor) -> dict[str, Any]:
+        return {
+            "input_ids": token_ids.long()[None],
+            "position_ids": positions[None],
+            "past_key_values": self._cache,
+            "use_cache": False,
+            "return_dict": True,
+        }
+
+    def _find_decoder(self, inputs: dict[str, Any]) -> None:
+        """Run the model once. Its decoder is the part that is called first and is a model of its own."""
+        called: list[nn.Module] = []
+        parts = [
+            each for each in self._model.modules() if isinstance(each, PreTrainedModel) and each is not self._model
+        ]
+        hooks = [each.register_forward_pre_hook(lambda module, _args: called.append(module)) for each in parts]
+        self._model(**inputs)
+        for hook in hooks:
+            hook.remove()
+        if not called:
+            raise Unserved("it has no decoder apart from its head")
+        self.decoder = called[0]
+
+    def _try(self) -> None:
+        token_ids = torch.arange(NUM_TRIAL_TOKENS, device=self._device)
+        try:
+            with self._attention.trial(self._model):
+                self.rows.wrap(
+                    self._model,
+                    lambda: self._find_decoder(self._inputs(token_ids, token_ids)),
+                    lambda module: module in self._attention.calls,
+                )
+        except Unserved:
+            raise
+        except Exception as error:  # whatever the code of a model raises if it needs a mask, or another cache
+            raise Unserved(f"its forward pass fails without masks: {_shown(error)}") from error
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0][:200]

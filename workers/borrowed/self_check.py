@@ -1,0 +1,168 @@
+"""The self-check of a borrowed architecture: packed, chunked and paged steps must give its own model's numbers.
+
+A model that ignores our attention function, or keeps a state in a place of its own, still runs, and its answers look
+plausible. So a small model of the architecture, with random weights, runs twice at load: as it is served, and as
+transformers runs it, in float32. Every layer's output and all logits must agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ...kernels.reference import ReferenceOps
+from ...kernels.select import Ops
+from ..model_step import compute
+from .attention import IMPLEMENTATION, Unserved
+from .check_steps import BLOCK_SIZE, LENGTHS, NUM_BLOCKS, packed_steps
+from .model import BorrowedModel
+from .reduced_config import VOCAB_SIZE, WINDOW, reduced_config
+
+TOLERANCE = 2e-4  # of logits and hidden states, relative to the largest
+MAX_PARAMETERS = 24_000_000  # of a model that is checked with its real widths
+SPREAD = 0.3  # deviation of weights that are constants when a model is made, such as norms
+STALE = 1e3  # content of KV blocks that are not written
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where the two models disagree. layer: −1 if all layers agree and logits do not."""
+
+    layer: int
+    kind: str
+    position: int
+
+    def __str__(self) -> str:
+        if self.layer < 0:
+            return "its logits differ from those of its own forward pass, though its layers agree"
+        kind = f" ({self.kind})" if self.kind else ""
+        where = "in a chunk that continues a prompt" if self.position else "at the begin of a prompt"
+        return f"its layer {self.layer}{kind} differs {where} from its own forward pass"
+
+
+def check_architecture(config: PreTrainedConfig, ops: Ops | None = None) -> bool:
+    """Check that models like `config` are served correctly; Unserved says why not. ops: other than plain torch.
+
+    Returns whether recurrent layers must get a chunk that continues a prompt token by token.
+    """
+    reference = _reduced_model(config)
+    try:
+        with torch.inference_mode():
+            difference = _compare(reference, ops or ReferenceOps(), is_stepwise=False)
+            if difference is None:
+                return False
+            if _compare(reference, ops or ReferenceOps(), is_stepwise=True) is None:
+                return True
+    except Unserved:
+        raise
+    except Exception as error:  # whatever the code of a model raises if it needs what we lack
+        raise Unserved(f"a reduced model fails in the self-check: {_shown(error)}") from error
+    raise Unserved(f"in the self-check, of a reduced model, {difference}")
+
+
+def _compare(reference: PreTrainedModel, ops: Ops, is_stepwise: bool) -> Difference | None:
+    """Run both models on the same rows; return their first difference."""
+    twin = _build(reference.config, IMPLEMENTATION)
+    twin.load_state_dict(reference.state_dict())
+    served = BorrowedModel(twin, ops)
+    served.rows.is_stepwise = is_stepwise
+    draw = torch.Generator().manual_seed(0)
+    rows = [torch.randint(0, VOCAB_SIZE - 1, (length,), generator=draw, dtype=torch.int32) for length in LENGTHS]
+    expected = [_own_outputs(reference, row) for row in rows]
+    if all(bool((outputs[-1] == outputs[-1][:1]).all()) for outputs in expected):
+        raise Unserved("the self-check is void: a reduced model gives the same logits for all tokens")
+    (spec,) = served.kv_cache_specs(BLOCK_SIZE, torch.float32)
+    kv_cache = torch.full(spec.shape(NUM_BLOCKS), STALE)
+    kinds = getattr(reference.config.get_text_config(decoder=True), "layer_types", None) or []
+    for inputs, spans in packed_steps([row.numpy() for row in rows]):
+        with _layer_outputs(twin, len(inputs.token_ids)) as outputs:
+            outputs.append(compute(served, inputs, kv_cache)[1])
+        for span in spans:
+            for layer, (ours, theirs) in enumerate(zip(outputs, expected[span.row], strict=True)):
+                if not _agrees(ours[span.tokens], theirs[span.start : span.stop]):
+                    is_layer = layer < len(outputs) - 1
+                    kind = str(kinds[layer]) if is_layer and layer < len(kinds) else ""
+                    return Difference(layer if is_layer else -1, kind, span.start)
+    return None
+
+
+def _own_outputs(reference: PreTrainedModel, row: Tensor) -> list[Tensor]:
+    """Return the output of each layer and the logits, all [tokens, n], of the model's own pass over a row."""
+    with _layer_outputs(reference, len(row)) as outputs:
+        logits = reference(input_ids=row[None].long(), use_cache=False).logits[0]
+    return [*outputs, logits.float()]
+
+
+def _agrees(actual: Tensor, expected: Tensor) -> bool:
+    bound = TOLERANCE * expected.abs().max().clamp(min=1e-3)
+    return bool(((actual.float() - expected.float()).abs() <= bound).all())
+
+
+@contextlib.contextmanager
+def _layer_outputs(model: PreTrainedModel, num_tokens: int) -> Iterator[list[Tensor]]:
+    """Collect the outputs of decoder layers, [num_tokens, n] each, while models run; none if no layers are found."""
+    count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    stacks = [each for each in model.modules() if isinstance(each, nn.ModuleList) and len(each) == count]
+    outputs: list[Tensor] = []
+
+    def note(_module: nn.Module, _args: Any, output: Any) -> None:
+        found = output[0] if isinstance(output, tuple) else output
+        # Models with parallel streams have an axis before that of the batch.
+        axis = next(i for i in range(1, found.dim()) if found.shape[i] == num_tokens)
+        outputs.append(found.movedim(axis, 0).flatten(1))
+
+    hooks = [layer.register_forward_hook(note) for layer in (stacks[0] if stacks else ())]
+    try:
+        yield outputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _reduced_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """Make the reduced model, with its real widths if it is small, in float32 with random weights."""
+    failures = []
+    for has_small_sizes in (False, True):
+        try:
+            reduced = reduced_config(config, has_small_sizes=has_small_sizes)
+            with torch.device("meta"):
+                size = sum(each.numel() for each in _build(reduced, "eager").parameters())
+            if size > MAX_PARAMETERS:
+                failures.append(f"{size} parameters are too many")
+                continue
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                return _tried(_build(reduced, "eager"))
+        except Exception as error:  # whatever a configuration's or a model's class finds wrong
+            failures.append(_shown(error))
+    raise Unserved(f"no reduced model for the self-check can be made: {', '.join(failures)}")
+
+
+def _tried(model: PreTrainedModel) -> PreTrainedModel:
+    """Make constant weights random and run the model once; ValueError if its numbers are not finite."""
+    for parameter in model.parameters():
+        if parameter.dim() <= 1 or bool((parameter == parameter.flatten()[0]).all()):
+            parameter.data += SPREAD * torch.randn_like(parameter)
+    with torch.inference_mode():
+        logits = model(input_ids=torch.arange(2 * WINDOW)[None], use_cache=False).logits
+    if not logits.isfinite().all():
+        raise ValueError("its logits are not finite")
+    return model
+
+
+def _build(config: PreTrainedConfig, implementation: str) -> PreTrainedModel:
+    make: Any = AutoModelForCausalLM.from_config
+    model: PreTrainedModel = make(copy.deepcopy(config), attn_implementation=implementation, dtype=torch.float32)
+    model.train(False)
+    return model
+
+
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0][:200]
