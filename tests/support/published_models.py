@@ -28,6 +28,10 @@ class PublishedModel:
     shapes: dict[str, tuple[int, ...]]
     ignored: frozenset[str]
 
+    @property
+    def architecture(self) -> str:
+        return str(self.config["architectures"][0])
+
 
 def read_published(name: str) -> PublishedModel:
     """Read the file of the model `name`, one of NAMES."""

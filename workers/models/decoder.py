@@ -224,15 +224,33 @@ def load_model(
     """Make the model of `config` from this rank's shard of the checkpoint in `folder`, on `device` as `dtype`.
 
     `on_progress` is called with each tensor read: how many so far, and of how many. ConfigError if the checkpoint
-    lacks a tensor, has one of another shape, is damaged, or does not divide by the group. `is_dummy`: random weights,
-    and nothing is read.
+    lacks a tensor, has one too many or of another shape, is damaged, or does not divide by the group. `is_dummy`:
+    random weights, and nothing is read.
     """
-    rotaries = [make_rotary(config, rope, max_model_len, device) for rope in config.ropes]
     arguments = (folder, dtype, device, config.quantization)
     with DummyCheckpoint(*arguments, {}) if is_dummy else Checkpoint(*arguments) as checkpoint:
         checkpoint.on_progress = on_progress
-        config = msgspec.structs.replace(config, names=rooted(config.names, checkpoint))
-        return DecoderModel(LayerLoader(checkpoint, ops, group), config, rotaries)
+        model = read_model(checkpoint, config, max_model_len, ops, group)
+        # Kernels are warmed up on the meta device with some of the layers. Only rank 0 reads all biases.
+        if device.type != "meta" and group.rank == 0:
+            refuse_surplus(checkpoint, config)
+        return model
+
+
+def read_model(
+    checkpoint: Checkpoint, config: ModelConfig, max_model_len: int, ops: Ops, group: ParallelGroup
+) -> DecoderModel:
+    """Make the model of `config` from this rank's shard of an open checkpoint."""
+    rotaries = [make_rotary(config, rope, max_model_len, checkpoint.device) for rope in config.ropes]
+    config = msgspec.structs.replace(config, names=rooted(config.names, checkpoint))
+    return DecoderModel(LayerLoader(checkpoint, ops, group), config, rotaries)
+
+
+def refuse_surplus(checkpoint: Checkpoint, config: ModelConfig) -> None:
+    """Refuse tensors that the model has not read and that its family does not ignore."""
+    head = rooted(config.names, checkpoint).head
+    tied = [f"{head}."] if config.tie_word_embeddings else []
+    checkpoint.refuse_unread([*config.names.ignored, *tied])
 
 
 def rooted(names: TensorNames, checkpoint: Checkpoint) -> TensorNames:

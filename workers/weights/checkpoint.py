@@ -6,7 +6,7 @@ parameter that it belongs to. Knows names and shapes; knows no models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ...ipc.config.weight_files import INDEX_NAME, damaged, file_by_tensor
 from ...ipc.errors import ConfigError
 
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+TABLES = (".rotary_emb.inv_freq", ".attn.bias", ".attention.bias", ".attention.masked_bias")  # constants in old files
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Checkpoint:
         self.device = device
         self.quantization = quantization
         self.on_progress: Callable[[int, int], None] | None = None  # gets (tensors read, all tensors)
-        self._num_read = 0
+        self._names_read: set[str] = set()
         self._open_files: dict[Path, Any] = {}
         self._file_by_name = file_by_tensor(folder) if file_by_name is None else file_by_name
 
@@ -101,6 +102,18 @@ class Checkpoint:
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self._find(name)[1].get_shape())
 
+    def refuse_unread(self, ignored: Iterable[str]) -> None:
+        """Refuse tensors of which nothing was read, unless their names begin with one of `ignored`. Quantized
+        checkpoints may have some: their formats store tensors that not every kernel needs."""
+        unread = self._file_by_name.keys() - self._names_read
+        unknown = sorted(name for name in unread if not name.startswith(tuple(ignored)) and not name.endswith(TABLES))
+        if unknown and self.quantization is None:
+            others = f" and for {len(unknown) - 1} others" if len(unknown) > 1 else ""
+            raise ConfigError(
+                f"{self.folder}: the model in config.json has no place for tensor {unknown[0]}{others}: the checkpoint "
+                "does not fit its config.json"
+            )
+
     def _read(self, wanted: TensorSlice, target: Tensor) -> None:
         source = self._slice(wanted, FLOAT_DTYPES)
         start, stop = wanted.range.start, min(wanted.range.stop, wanted.shape[wanted.axis])
@@ -115,9 +128,9 @@ class Checkpoint:
     def _slice(self, wanted: TensorSlice, dtypes: Sequence[str]) -> Any:
         """Check shape and dtype of the tensor, report progress, and return safetensors' lazy slice of all of it."""
         path, source = self._find(wanted.name)
-        self._num_read += 1
+        self._names_read.add(wanted.name)
         if self.on_progress is not None:
-            self.on_progress(min(self._num_read, len(self._file_by_name)), len(self._file_by_name))
+            self.on_progress(len(self._names_read), len(self._file_by_name))
         shape, dtype = tuple(source.get_shape()), source.get_dtype()
         if shape != (wanted.shape[::-1] if wanted.is_transposed else wanted.shape):
             raise ConfigError(

@@ -1,0 +1,158 @@
+"""Published checkpoints at full size: config.json is read as transformers reads it, and each tensor is loaded once.
+
+The files in `published/` have names and shapes; nothing is downloaded and no weights exist.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.tests.support.names_only_checkpoint import NamesOnlyCheckpoint, Shape
+from tokenloom.tests.support.published_models import NAMES, PublishedModel, read_published
+from tokenloom.workers.models.decoder import read_model, refuse_surplus
+from tokenloom.workers.parallel import ParallelGroup
+
+NOT_NATIVE_YET = {  # architectures
+    "ApertusForCausalLM",
+    "ArceeForCausalLM",
+    "Cohere2ForCausalLM",
+    "CohereForCausalLM",
+    "Dots1ForCausalLM",
+    "Ernie4_5ForCausalLM",
+    "Ernie4_5_MoeForCausalLM",
+    "Exaone4ForCausalLM",
+    "FalconForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTNeoXForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma3ForConditionalGeneration",
+    "Gemma4ForConditionalGeneration",
+    "GemmaForCausalLM",
+    "Glm4ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "GlmForCausalLM",
+    "GptOssForCausalLM",
+    "GraniteForCausalLM",
+    "HeliumForCausalLM",
+    "HunYuanDenseV1ForCausalLM",
+    "Jais2ForCausalLM",
+    "Mistral3ForConditionalGeneration",
+    "NemotronForCausalLM",
+    "Olmo2ForCausalLM",
+    "Olmo3ForCausalLM",
+    "OlmoForCausalLM",
+    "Phi3ForCausalLM",
+    "PhiForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "SeedOssForCausalLM",
+    "SmolLM3ForCausalLM",
+    "StableLmForCausalLM",
+    "Starcoder2ForCausalLM",
+    "VaultGemmaForCausalLM",
+}
+REFUSED = pytest.mark.xfail(strict=True, raises=ConfigError)
+MODELS = {name: read_published(name) for name in NAMES}
+EVERY = [
+    pytest.param(name, marks=[REFUSED] if model.architecture in NOT_NATIVE_YET else [])
+    for name, model in MODELS.items()
+]
+EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+HAVE_WINDOWS_EVERYWHERE = ("mistral", "phi3", "starcoder2")
+
+
+def config_of(model: PublishedModel, folder: Path) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps(model.config), encoding="utf-8")
+    return load_model_config(folder)
+
+
+def load(config: ModelConfig, shapes: Mapping[str, Shape]) -> NamesOnlyCheckpoint:
+    checkpoint = NamesOnlyCheckpoint(shapes, config.quantization)
+    read_model(checkpoint, config, 16, ReferenceOps(), ParallelGroup())
+    refuse_surplus(checkpoint, config)
+    return checkpoint
+
+
+def in_file(model: PublishedModel) -> dict[str, Shape]:
+    return model.shapes | dict.fromkeys(model.ignored, (1,))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_loading_reads_each_element_once(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]
+    checkpoint = load(config_of(model, tmp_path), in_file(model))
+    assert checkpoint.faults(model.ignored) == []
+
+
+def theirs(folder: Path) -> dict[str, Any]:
+    """Return the fields of ModelConfig as transformers reads them from config.json."""
+    whole = transformers.AutoConfig.from_pretrained(folder)
+    text = whole.get_text_config()
+    num_heads, num_layers = text.num_attention_heads, text.num_hidden_layers
+    num_kv_heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_kv_heads", None) or num_heads
+    if getattr(text, "multi_query", False) and not text.new_decoder_architecture:
+        num_kv_heads = 1  # Falcon-7B
+    window = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None)
+    if kinds is None:
+        has_windows = text.model_type in HAVE_WINDOWS_EVERYWHERE
+        kinds = ["sliding_attention" if has_windows else "full_attention"] * num_layers
+    return {
+        "vocab_size": text.vocab_size,
+        "hidden_size": text.hidden_size,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": getattr(text, "head_dim", None) or text.hidden_size // num_heads,
+        "max_position_embeddings": text.max_position_embeddings,
+        "eps": next((getattr(text, name) for name in EPSILONS if hasattr(text, name)), 1e-5),  # OLMo 1 has no field
+        "windows": [window if kind == "sliding_attention" else None for kind in kinds],
+        "thetas": theta_by_kind(getattr(text, "rope_parameters", None)),
+        "tie_word_embeddings": whole.tie_word_embeddings,
+        "dtype": str(whole.dtype or "float32").removeprefix("torch."),
+    }
+
+
+def theta_by_kind(parameters: dict[str, Any] | None) -> set[float]:
+    if parameters is None:
+        return set()  # GPT-2
+    entries = [entry for entry in parameters.values() if isinstance(entry, dict)]
+    return {float(entry["rope_theta"]) for entry in entries or [parameters]}
+
+
+def ours(config: ModelConfig) -> dict[str, Any]:
+    direct = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
+    return {name: getattr(config, name) for name in (*direct, "max_position_embeddings", "tie_word_embeddings")} | {
+        "eps": config.norm.eps,
+        "windows": [layer.window for layer in config.layers],
+        "thetas": {rope.theta for rope in config.ropes},
+        "dtype": config.dtype,
+    }
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_config_is_read_as_transformers_reads_it(name: str, tmp_path: Path) -> None:
+    config = config_of(MODELS[name], tmp_path)
+    assert ours(config) == theirs(tmp_path)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_missing_and_surplus_tensors_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]
+    config = config_of(model, tmp_path)
+    missing = max(tensor for tensor in model.shapes if "attn" in tensor or "attention" in tensor)
+    with pytest.raises(ConfigError, match=f"tensor {missing} is missing"):
+        load(config, {tensor: shape for tensor, shape in in_file(model).items() if tensor != missing})
+    if config.quantization is None:
+        with pytest.raises(ConfigError, match=r"no place for tensor model\.layers\.0\.extra\.weight"):
+            load(config, {**in_file(model), "model.layers.0.extra.weight": (1,)})
