@@ -73,7 +73,7 @@ HAVE_WINDOWS_EVERYWHERE = ("mistral", "phi3", "starcoder2")
 
 def config_of(model: PublishedModel, folder: Path) -> ModelConfig:
     (folder / "config.json").write_text(json.dumps(model.config), encoding="utf-8")
-    return load_model_config(folder)
+    return load_model_config(folder, implementation="native")
 
 
 def load(config: ModelConfig, shapes: Mapping[str, Shape]) -> NamesOnlyCheckpoint:
