@@ -1,189 +1,14 @@
-"""FAMILIES: what each architecture has in place of Llama's fields of ModelConfig, one entry a family.
-
-A rule is a value, or a function of the config.json. A family without an entry's field has Llama's.
-"""
+"""FAMILIES: what each architecture has in place of Llama's fields of ModelConfig, one entry a family."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+import msgspec
 
+from . import family_rules as rules
 from . import model_fields as fields
-from .config_file import ConfigFile
-from .model_config import ActivationConfig, HeadNormsConfig, LayerConfig, NormConfig, RopeConfig, TensorNames
-from .model_fields import FULL, SLIDING
+from .family_rules import Family, flag, head_norms, layer_norm, number, rms, rope
+from .model_config import ActivationConfig, NormConfig, TensorNames
 
-Rule: TypeAlias = Any  # a value of a field of ModelConfig, or Callable[[ConfigFile], value]
-
-ACTIVATIONS = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "relu2": "relu2",
-}
-
-
-def heads_of(file: ConfigFile) -> int:
-    return file.positive("num_attention_heads")
-
-
-def kv_heads_of(file: ConfigFile) -> int:
-    return file.positive("num_key_value_heads") if "num_key_value_heads" in file else heads_of(file)
-
-
-def head_dim_of(file: ConfigFile) -> int:
-    return fields.head_dim(file, file.positive("hidden_size"), heads_of(file))
-
-
-def number(name: str, default: float = 1.0) -> Callable[[ConfigFile], float]:
-    return lambda file: file.number(name, default)
-
-
-def flag(name: str, default: bool = False) -> Callable[[ConfigFile], bool]:
-    return lambda file: file.flag(name, default)
-
-
-def inverse_root(name: str) -> Callable[[ConfigFile], float]:
-    """Return the attention scale 1 / √field."""
-    return lambda file: 1 / math.sqrt(file.positive(name))
-
-
-def rms(offset: float = 0.0, eps: str = "rms_norm_eps", default: float = 1e-6) -> Callable[[ConfigFile], NormConfig]:
-    return lambda file: NormConfig(eps=file.number(eps, default), offset=offset)
-
-
-def layer_norm(
-    eps: str, default: float = 1e-5, *, has_bias: bool = True, has_weight: bool = True, offset: float = 0.0
-) -> Callable[[ConfigFile], NormConfig]:
-    def rule(file: ConfigFile) -> NormConfig:
-        epsilon = file.number(eps, default)
-        return NormConfig(kind="layer", eps=epsilon, has_weight=has_weight, has_bias=has_bias, offset=offset)
-
-    return rule
-
-
-def activation(
-    name: str = "hidden_act", default: str = "silu", *, is_gated: bool = True
-) -> Callable[[ConfigFile], ActivationConfig]:
-    def rule(file: ConfigFile) -> ActivationConfig:
-        kind: Any = file.choice(name, ACTIVATIONS, default)
-        return ActivationConfig(kind=kind, is_gated=is_gated)
-
-    return rule
-
-
-def rope(*, is_paired: bool = False, default_part: float = 1.0) -> Callable[[ConfigFile], list[RopeConfig]]:
-    return lambda file: [fields.rope_of(file, head_dim_of(file), is_paired=is_paired, default_part=default_part)]
-
-
-def head_norms(norm: Callable[[ConfigFile], NormConfig], **more: bool) -> Callable[[ConfigFile], HeadNormsConfig]:
-    return lambda file: HeadNormsConfig(norm=norm(file), **more)
-
-
-def all_layers(file: ConfigFile) -> list[LayerConfig]:
-    return [LayerConfig()] * file.positive("num_hidden_layers")
-
-
-def windows_everywhere(file: ConfigFile) -> list[LayerConfig]:
-    return [LayerConfig(window=fields.window_of(file))] * file.positive("num_hidden_layers")
-
-
-def qwen_windows(file: ConfigFile) -> list[LayerConfig]:
-    """Qwen has windows only with use_sliding_window, from layer max_window_layers on unless layer_types says more."""
-    num_layers = file.positive("num_hidden_layers")
-    window = fields.window_of(file) if file.flag("use_sliding_window") else None
-    if "layer_types" in file:
-        return fields.layers_of(fields.layer_kinds(file), window)
-    first = int(file.get("max_window_layers"))
-    return [LayerConfig(window=window if layer >= first else None) for layer in range(num_layers)]
-
-
-def qwen_expert_layers(file: ConfigFile) -> list[LayerConfig]:
-    num_layers, step = file.positive("num_hidden_layers"), int(file.get("decoder_sparse_step") or 1)
-    dense, window = set(file.get("mlp_only_layers") or ()), None
-    if file.flag("use_sliding_window"):
-        window = fields.window_of(file)
-    return [
-        LayerConfig(window=window, has_experts=layer not in dense and (layer + 1) % step == 0)
-        for layer in range(num_layers)
-    ]
-
-
-def mixtral_layers(file: ConfigFile) -> list[LayerConfig]:
-    return [LayerConfig(window=fields.window_of(file), has_experts=True)] * file.positive("num_hidden_layers")
-
-
-def sliding_layers(period: int) -> Callable[[ConfigFile], list[LayerConfig]]:
-    """Full attention in each `period`-th layer or by layer_types, windows in the others."""
-    return lambda file: fields.layers_of(fields.layer_kinds(file, period), fields.window_of(file))
-
-
-def local_and_global(period: int) -> Callable[[ConfigFile], list[LayerConfig]]:
-    """As `sliding_layers`; full layers have the first rotary embedding, sliding ones the second."""
-    return lambda file: fields.layers_of(
-        fields.layer_kinds(file, period), fields.window_of(file), lambda layer, kind: int(kind == SLIDING)
-    )
-
-
-def nope_on_full(period: int) -> Callable[[ConfigFile], list[LayerConfig]]:
-    """As `sliding_layers`; full layers have no positions."""
-    return lambda file: fields.layers_of(
-        fields.layer_kinds(file, period), fields.window_of(file), lambda layer, kind: None if kind == FULL else 0
-    )
-
-
-def smollm3_layers(file: ConfigFile) -> list[LayerConfig]:
-    """no_rope_layers has 1 for a layer with positions; by default each no_rope_layer_interval-th has none."""
-    num_layers, interval = file.positive("num_hidden_layers"), int(file.get("no_rope_layer_interval", 4))
-    listed = file.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(num_layers)]
-    kinds = fields.layer_kinds(file) if file.flag("use_sliding_window") else [FULL] * num_layers
-    return fields.layers_of(kinds, fields.window_of(file), lambda layer, kind: 0 if listed[layer] else None)
-
-
-LLAMA: Mapping[str, Rule] = {
-    "vocab_size": lambda file: file.positive("vocab_size"),
-    "hidden_size": lambda file: file.positive("hidden_size"),
-    "intermediate_size": lambda file: file.positive("intermediate_size"),
-    "num_layers": lambda file: file.positive("num_hidden_layers"),
-    "num_heads": heads_of,
-    "num_kv_heads": kv_heads_of,
-    "head_dim": head_dim_of,
-    "max_position_embeddings": lambda file: file.positive("max_position_embeddings"),
-    "layers": all_layers,
-    "ropes": rope(),
-    "norm": rms(),
-    "attention_scale": lambda file: head_dim_of(file) ** -0.5,
-    "activation": activation(),
-    "tie_word_embeddings": flag("tie_word_embeddings"),
-}
-
-
-@dataclass(frozen=True)
-class Family:
-    """An architecture's differences from Llama."""
-
-    own: Mapping[str, Rule] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers', of fields that a file may leave out
-    renamed: Mapping[str, str] = field(default_factory=dict)  # the file's name of a field by Llama's
-    text_field: str = ""  # of the object that holds the text model's fields; empty: they are not nested
-
-    def prepare(self, file: ConfigFile) -> ConfigFile:
-        """Return the file with Llama's names and with defaults."""
-        if self.text_field in file:
-            file = file.nested(self.text_field)
-        return file.with_names(self.renamed).with_defaults(self.defaults)
-
-    def rules(self) -> Mapping[str, Rule]:
-        return {**LLAMA, **self.own}
-
-
-GEMMA = {"norm": rms(offset=1.0), "embedding_scale": lambda file: math.sqrt(file.positive("hidden_size"))}
 SANDWICH = TensorNames(
     attention_output_norm="post_attention_layernorm",
     mlp_norm="pre_feedforward_layernorm",
@@ -195,15 +20,98 @@ POST_NORMS = TensorNames(
     mlp_norm="",
     mlp_output_norm="post_feedforward_layernorm",
 )
+VISION = ["vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector."]
 ATTENTION_BIAS = {"has_qkv_bias": flag("attention_bias"), "has_output_bias": flag("attention_bias")}
-QWEN3 = {**ATTENTION_BIAS, "layers": qwen_windows, "head_norms": head_norms(rms())}
+BIASES = {**ATTENTION_BIAS, "has_mlp_bias": flag("mlp_bias")}
+ALL_BIASES = {"has_qkv_bias": True, "has_output_bias": True, "has_mlp_bias": True}
+QWEN3 = {**ATTENTION_BIAS, "layers": rules.qwen_windows, "head_norms": head_norms(rms())}
+UNGATED = rules.activation(is_gated=False)
+GEMMA = {
+    **ATTENTION_BIAS,
+    "norm": rms(offset=1.0),
+    "embedding_scale": rules.scaled_hidden,
+    "tie_word_embeddings": flag("tie_word_embeddings", True),
+}
+GEMMA2 = {
+    **GEMMA,
+    "names": SANDWICH,
+    "activation": rules.activation("hidden_activation", "gelu_pytorch_tanh"),
+    "attention_scale": rules.inverse_root("query_pre_attn_scalar"),
+    "attention_softcap": number("attn_logit_softcapping", 0.0),
+    "logit_softcap": number("final_logit_softcapping", 0.0),
+    "layers": rules.sliding_layers(2),
+}
+GEMMA2_DEFAULTS = {
+    "head_dim": 256,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+GEMMA3 = {
+    **GEMMA2,
+    "attention_softcap": 0.0,
+    "head_norms": head_norms(rms(offset=1.0)),
+    "layers": lambda file: rules.local_and_global(int(file.get("sliding_window_pattern", 6)))(file),
+    "ropes": rules.local_ropes(),
+    "names": msgspec.structs.replace(
+        SANDWICH, roots=["language_model.model.", "model.language_model."], ignored=VISION
+    ),
+}
+GEMMA3_DEFAULTS = {
+    "vocab_size": 262208,
+    "head_dim": 256,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131072,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "rope_theta": 1e6,
+}
+GLM = {
+    "has_qkv_bias": flag("attention_bias", True),
+    "ropes": rope(is_paired=True, default_part=0.5),
+    "norm": rms(default=1.5625e-7),
+}
+COHERE = {
+    **ATTENTION_BIAS,
+    "norm": layer_norm("layer_norm_eps", has_bias=False),
+    "is_parallel": True,
+    "logit_scale": number("logit_scale", 0.0625),
+    "tie_word_embeddings": flag("tie_word_embeddings", True),
+    "names": TensorNames(mlp_norm=""),
+}
+OLMO2 = {
+    **ATTENTION_BIAS,
+    "norm": rms(default=1e-5),
+    "names": POST_NORMS,
+    "head_norms": head_norms(rms(default=1e-5), spans_heads=True),
+}
+ERNIE = {
+    "ropes": rope(is_paired=True),
+    "norm": rms(default=1e-5),
+    "has_qkv_bias": flag("use_bias"),
+    "has_output_bias": flag("use_bias"),
+    "has_mlp_bias": flag("use_bias"),
+    "tie_word_embeddings": flag("tie_word_embeddings", True),
+}
+
+MINISTRAL3 = {
+    "norm": rms(default=1e-5),
+    "layers": rules.windows_everywhere,
+    "query_scaling": rules.ministral_scaling,
+    "names": TensorNames(roots=["language_model.model.", "model.language_model."], ignored=VISION),
+}
 
 FAMILIES: dict[str, Family] = {
-    "LlamaForCausalLM": Family({**ATTENTION_BIAS, "has_mlp_bias": flag("mlp_bias")}),
-    "MistralForCausalLM": Family({"layers": windows_everywhere}, {"num_key_value_heads": 8, "sliding_window": 4096}),
+    "LlamaForCausalLM": Family(BIASES),
+    "MistralForCausalLM": Family(
+        {"layers": rules.windows_everywhere}, {"num_key_value_heads": 8, "sliding_window": 4096}
+    ),
     "MixtralForCausalLM": Family(
         {
-            "layers": mixtral_layers,
+            "layers": rules.mixtral_layers,
             "experts": lambda file: fields.experts_of(file, "intermediate_size", is_normalized=True),
         },
         {
@@ -215,7 +123,7 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "Qwen2ForCausalLM": Family(
-        {"layers": qwen_windows, "has_qkv_bias": True},
+        {"layers": rules.qwen_windows, "has_qkv_bias": True},
         {"num_key_value_heads": 32, "sliding_window": 4096, "max_window_layers": 28},
     ),
     "Qwen3ForCausalLM": Family(
@@ -224,7 +132,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen3MoeForCausalLM": Family(
         {
             **QWEN3,
-            "layers": qwen_expert_layers,
+            "layers": rules.qwen_expert_layers,
             "experts": lambda file: fields.experts_of(file, "moe_intermediate_size"),
         },
         {
@@ -234,5 +142,239 @@ FAMILIES: dict[str, Family] = {
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
         },
+    ),
+    "GemmaForCausalLM": Family({**GEMMA, "activation": ActivationConfig(kind="gelu_tanh")}, {"head_dim": 256}),
+    "Gemma2ForCausalLM": Family(GEMMA2, GEMMA2_DEFAULTS),
+    "VaultGemmaForCausalLM": Family(
+        {**GEMMA2, "names": TensorNames(mlp_norm="pre_feedforward_layernorm")}, GEMMA2_DEFAULTS
+    ),
+    "Gemma3ForCausalLM": Family(GEMMA3, {**GEMMA3_DEFAULTS, "vocab_size": 262144}),
+    "Gemma3ForConditionalGeneration": Family(GEMMA3, GEMMA3_DEFAULTS, text_field="text_config"),
+    "PhiForCausalLM": Family(
+        {
+            **ALL_BIASES,
+            "has_head_bias": True,
+            "is_parallel": True,
+            "norm": layer_norm("layer_norm_eps"),
+            "head_norms": rules.if_flag("qk_layernorm", head_norms(layer_norm("layer_norm_eps"))),
+            "ropes": rope(default_part=0.5),
+            "activation": UNGATED,
+            "names": TensorNames(
+                norm="model.final_layernorm",
+                mlp_norm="",
+                output="self_attn.dense",
+                up="mlp.fc1",
+                down="mlp.fc2",
+                query_norm="self_attn.q_layernorm",
+                key_norm="self_attn.k_layernorm",
+            ),
+        },
+        {"hidden_act": "gelu_new"},
+    ),
+    "Phi3ForCausalLM": Family(
+        {
+            "norm": rms(default=1e-5),
+            "layers": rules.windows_everywhere,
+            "names": TensorNames(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
+        }
+    ),
+    "OlmoForCausalLM": Family(
+        {
+            **ATTENTION_BIAS,
+            "norm": NormConfig(kind="layer", eps=1e-5, has_weight=False),
+            "qkv_clip": number("clip_qkv", 0.0),
+        }
+    ),
+    "Olmo2ForCausalLM": Family(OLMO2),
+    "Olmo3ForCausalLM": Family(
+        {**OLMO2, "layers": rules.local_and_global(4), "ropes": rules.olmo3_ropes},
+        {"sliding_window": 4096, "rope_theta": 500000.0},
+    ),
+    "GraniteForCausalLM": Family(
+        {
+            **BIASES,
+            "attention_scale": number("attention_multiplier"),
+            "embedding_scale": number("embedding_multiplier"),
+            "residual_scale": number("residual_multiplier"),
+            "logit_scale": rules.inverse("logits_scaling"),
+        }
+    ),
+    "GlmForCausalLM": Family(
+        {**GLM, "names": TensorNames(gate_up="mlp.gate_up_proj")}, {"head_dim": 128, "num_key_value_heads": 2}
+    ),
+    "Glm4ForCausalLM": Family(
+        {
+            **GLM,
+            "names": TensorNames(
+                attention_output_norm="post_self_attn_layernorm",
+                mlp_output_norm="post_mlp_layernorm",
+                gate_up="mlp.gate_up_proj",
+            ),
+        },
+        {"head_dim": 128, "num_key_value_heads": 2},
+    ),
+    "CohereForCausalLM": Family(
+        {
+            **COHERE,
+            "ropes": rope(is_paired=True),
+            "head_norms": rules.if_flag(
+                "use_qk_norm", head_norms(layer_norm("layer_norm_eps", has_bias=False), has_weight_per_head=True)
+            ),
+        },
+        {"rope_theta": 500000.0},
+    ),
+    "Cohere2ForCausalLM": Family(
+        {**COHERE, "ropes": rope(is_paired=True), "layers": rules.cohere2_layers}, {"sliding_window": 4096}
+    ),
+    "SmolLM3ForCausalLM": Family(
+        {**BIASES, "layers": rules.smollm3_layers, "tie_word_embeddings": flag("tie_word_embeddings", True)},
+        {"num_key_value_heads": 4, "rope_theta": 2e6},
+    ),
+    "Starcoder2ForCausalLM": Family(
+        {
+            "norm": layer_norm("norm_epsilon"),
+            "layers": rules.windows_everywhere,
+            "activation": UNGATED,
+            "has_qkv_bias": flag("use_bias", True),
+            "has_output_bias": flag("use_bias", True),
+            "has_mlp_bias": flag("use_bias", True),
+            "tie_word_embeddings": flag("tie_word_embeddings", True),
+            "names": TensorNames(up="mlp.c_fc", down="mlp.c_proj"),
+        },
+        {"num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh"},
+    ),
+    "NemotronForCausalLM": Family(
+        {
+            **BIASES,
+            "norm": layer_norm("norm_eps", offset=1.0),
+            "ropes": rope(default_part=0.5),
+            "activation": UNGATED,
+        },
+        {"hidden_act": "relu2"},
+        {"partial_rotary_factor": "rotary_percent"},
+    ),
+    "StableLmForCausalLM": Family(
+        {
+            "norm": layer_norm("layer_norm_eps"),
+            "ropes": rope(default_part=0.25),
+            "has_qkv_bias": flag("use_qkv_bias"),
+            "is_parallel": flag("use_parallel_residual"),
+            "head_norms": rules.if_flag(
+                "qk_layernorm", head_norms(layer_norm("layer_norm_eps", has_bias=False), has_weight_per_head=True)
+            ),
+            "names": rules.stablelm_names,
+        },
+        {"num_key_value_heads": 32},
+    ),
+    "ArceeForCausalLM": Family({**BIASES, "norm": rms(default=1e-5), "activation": UNGATED}, {"hidden_act": "relu2"}),
+    "HeliumForCausalLM": Family(
+        {
+            "norm": rms(default=1e-8),
+            "ropes": rope(is_paired=True),
+            "has_qkv_bias": flag("attention_bias"),
+            "has_mlp_bias": flag("mlp_bias"),
+        },
+        {"head_dim": 128, "rope_theta": 1e5},
+    ),
+    "Ernie4_5ForCausalLM": Family(ERNIE, {"head_dim": 128, "num_key_value_heads": 2, "rope_theta": 5e5}),
+    "SeedOssForCausalLM": Family(
+        {
+            "has_qkv_bias": flag("attention_bias", True),
+            "has_output_bias": flag("attention_out_bias"),
+            "has_mlp_bias": flag("mlp_bias"),
+        },
+        {"head_dim": 128, "num_key_value_heads": 8},
+    ),
+    "HunYuanDenseV1ForCausalLM": Family(
+        {
+            **ATTENTION_BIAS,
+            "norm": rms(default=1e-5),
+            "head_norms": head_norms(rms(default=1e-5), is_after_rope=True),
+            "names": TensorNames(query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
+        }
+    ),
+    "Exaone4ForCausalLM": Family(
+        {
+            "norm": rms(default=1e-5),
+            "head_norms": head_norms(rms(default=1e-5)),
+            "layers": rules.exaone4_layers,
+            "names": POST_NORMS,
+        },
+        {"num_key_value_heads": 32},
+    ),
+    "GPTNeoXForCausalLM": Family(
+        {
+            "norm": layer_norm("layer_norm_eps"),
+            "ropes": rope(default_part=0.25),
+            "is_parallel": flag("use_parallel_residual", True),
+            "activation": UNGATED,
+            "has_qkv_bias": flag("attention_bias", True),
+            "has_output_bias": flag("attention_bias", True),
+            "has_mlp_bias": True,
+            "names": rules.neox_names,
+        },
+        {"hidden_act": "gelu"},
+        {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
+    ),
+    "GPT2LMHeadModel": Family(
+        {
+            **ALL_BIASES,
+            "norm": layer_norm("layer_norm_epsilon"),
+            "intermediate_size": rules.positive_or("n_inner", 4),
+            "attention_scale": rules.gpt2_scale,
+            "activation": rules.activation("activation_function", "gelu_new", is_gated=False),
+            "num_learned_positions": lambda file: file.positive("max_position_embeddings"),
+            "layers": rules.layers_without_rope,
+            "ropes": [],
+            "tie_word_embeddings": flag("tie_word_embeddings", True),
+            "names": TensorNames(
+                embedding="model.wte",
+                positions="model.wpe",
+                layers="model.h",
+                norm="model.ln_f",
+                input_norm="ln_1",
+                mlp_norm="ln_2",
+                qkv="attn.c_attn",
+                output="attn.c_proj",
+                up="mlp.c_fc",
+                down="mlp.c_proj",
+                is_transposed=True,
+                roots=["transformer.", ""],
+            ),
+        },
+        renamed={
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+        },
+    ),
+    "Ministral3ForCausalLM": Family(MINISTRAL3, {"num_key_value_heads": 8}),
+    "Mistral3ForConditionalGeneration": Family(MINISTRAL3, {"num_key_value_heads": 8}, text_field="text_config"),
+    "FalconForCausalLM": Family(
+        {
+            "norm": layer_norm("layer_norm_epsilon"),
+            "intermediate_size": rules.positive_or("ffn_hidden_size", 4),
+            "num_kv_heads": rules.falcon_kv_heads,
+            "is_parallel": lambda file: file.flag("new_decoder_architecture") or file.flag("parallel_attn", True),
+            "ropes": rules.falcon_ropes,
+            "activation": rules.activation("activation", "gelu", is_gated=False),
+            "has_qkv_bias": flag("bias"),
+            "has_output_bias": flag("bias"),
+            "has_mlp_bias": flag("bias"),
+            "tie_word_embeddings": flag("tie_word_embeddings", True),
+            "names": rules.falcon_names,
+        },
+        {"max_position_embeddings": 2048},
+    ),
+    "Jais2ForCausalLM": Family(
+        {
+            "norm": layer_norm("layer_norm_eps"),
+            "activation": UNGATED,
+            "has_qkv_bias": flag("attention_bias", True),
+            "has_output_bias": flag("attention_bias", True),
+            "has_mlp_bias": flag("mlp_bias", True),
+        },
+        {"hidden_act": "relu2"},
     ),
 }

@@ -135,6 +135,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     norm: NormConfig
     is_parallel: bool = False  # attention and MLP read the same stream, and both are added to it
     head_norms: HeadNormsConfig | None = None
+    qkv_clip: float = 0.0  # queries, keys and values are clamped to ± this before norms; 0: they are not
     attention_scale: float
     attention_softcap: float = 0.0  # 0: none
     has_sinks: bool = False

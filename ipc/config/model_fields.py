@@ -38,7 +38,7 @@ def rope_of(file: ConfigFile, head_dim: int, *, is_paired: bool = False, default
     return _rope(file, parameters, float(theta), head_dim, is_paired, default_part)
 
 
-def ropes_by_kind(file: ConfigFile, head_dim: int, kinds: Sequence[str], local_theta: float) -> list[RopeConfig]:
+def ropes_by_kind(file: ConfigFile, head_dim: int, local_theta: float) -> list[RopeConfig]:
     """Parse a rotary embedding for each of the kinds FULL and SLIDING: entries of rope_parameters, or the older
     rope_theta with rope_scaling for full layers and `rope_local_base_freq` for sliding ones."""
     entries = file.get("rope_parameters") or {}

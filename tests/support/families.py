@@ -172,6 +172,7 @@ DENSE: dict[str, Config] = {
         "Olmo3ForCausalLM",
         layer_types=["sliding_attention", "sliding_attention", "full_attention"],
         sliding_window=8,
+        rope_theta=500000.0,  # transformers reads no other value for sliding layers from this spelling
         rope_scaling={**YARN, "attention_factor": 1.2},
         tie_word_embeddings=False,
     ),

@@ -31,7 +31,7 @@ class Attention:
         rope = config.layers[layer].rope
         self.rotary = NO_ROTATION if rope is None else rotaries[rope]
         names, head_dim = config.names, config.head_dim
-        self._head_dim = head_dim
+        self._head_dim, self._clip = head_dim, config.qkv_clip
         heads = loader.group.shard(config.num_heads, "attention heads")
         kv_heads = loader.group.shard_kv_heads(config.num_kv_heads)
         self._num_local_heads = len(heads) + 2 * len(kv_heads)  # of queries, of keys, of values
@@ -62,6 +62,8 @@ class Attention:
         metadata, kv_cache = context.metadata, context.kv_cache
         # [T, query heads | key heads | value heads, head_dim]
         heads = self._ops.linear(x, self.qkv).view(x.shape[0], self._num_local_heads, self._head_dim)
+        if self._clip:
+            heads.clamp_(-self._clip, self._clip)
         norms = self.norms
         if norms is not None and norms.spans_heads and self._group.size > 1:
             self._normalize_over_ranks(heads, norms)
@@ -118,7 +120,11 @@ def _load_norms(
 
     def load(name: str, num_heads: int, shard: range) -> Norm:
         if norms.has_weight_per_head:
-            weight = loader.vector(f"{name}.weight", (num_heads, size), 0, shard) + norms.norm.offset
+            if "{head}" in name:
+                rows = [loader.vector(f"{name.format(head=head)}.weight", (size,)) for head in shard]
+                weight = torch.stack(rows) + norms.norm.offset
+            else:
+                weight = loader.vector(f"{name}.weight", (num_heads, size), 0, shard) + norms.norm.offset
             norm = Norm(norms.norm.kind, weight, None, norms.norm.eps)
         elif norms.spans_heads:
             weight = loader.vector(f"{name}.weight", (num_heads * size,), 0, _elements(shard, size))

@@ -1,8 +1,9 @@
 """Tables of cosines and sines of every position, for each kind of RoPE scaling.
 
 Formulas: default (RoFormer, arXiv 2104.09864), linear (position interpolation), llama3 (Llama 3.1), yarn (arXiv
-2309.00071), dynamic (NTK; its base fixed for the longest context that may be served, so that a token's key does not
-depend on how long its request grows). All in float32, as in transformers.
+2309.00071), longrope (Phi-3), dynamic (NTK). The base of dynamic and the factors of longrope are those of the longest
+context that may be served, so that a token's key does not depend on how long its request grows. All in float32, as in
+transformers.
 """
 
 from __future__ import annotations
@@ -43,6 +44,14 @@ def rotary_frequencies(
     if rope.kind == "yarn":
         factor = _yarn_factor(rope, max_position_embeddings)
         return _yarn_frequencies(rope, head_dim, max_position_embeddings, factor), _yarn_magnitude(rope, factor)
+    if rope.kind == "longrope":
+        original_length = _number(rope, "original_max_position_embeddings", max_position_embeddings)
+        factors = rope.parameters["long_factor" if max_model_len > original_length else "short_factor"]
+        if not isinstance(factors, list) or len(factors) != head_dim // 2:
+            raise ConfigError(f"config.json: rope type longrope needs {head_dim // 2} short and long factors")
+        frequencies = _inverse_powers(rope.theta, head_dim) / torch.tensor(factors, dtype=torch.float32)
+        factor = _number(rope, "factor", max_position_embeddings / original_length)
+        return frequencies, _longrope_magnitude(rope, factor, original_length)
     if rope.kind == "default":
         return _inverse_powers(rope.theta, head_dim), 1.0
     raise ConfigError(f"config.json: rope type {rope.kind} is not supported")
@@ -54,6 +63,8 @@ def _inverse_powers(theta: float, head_dim: int) -> Tensor:
 
 def _dynamic_theta(rope: RopeConfig, head_dim: int, max_position_embeddings: int, max_model_len: int) -> float:
     factor = _number(rope, "factor")
+    if rope.parameters.get("alpha"):  # Hunyuan: the same base at every length
+        return float(rope.theta * _number(rope, "alpha") ** (head_dim / (head_dim - 2)))
     stretch = max(max_model_len, max_position_embeddings) / max_position_embeddings
     return float(rope.theta * (factor * stretch - (factor - 1)) ** (head_dim / (head_dim - 2)))
 
@@ -105,6 +116,13 @@ def _yarn_magnitude(rope: RopeConfig, factor: float) -> float:
     if mscale and mscale_all_dim:
         return suggested(mscale) / suggested(mscale_all_dim)
     return suggested(1.0)
+
+
+def _longrope_magnitude(rope: RopeConfig, factor: float, original_length: float) -> float:
+    """Return `attention_factor`, or √(1 + ln factor / ln original length) (LongRoPE, arXiv 2402.13753)."""
+    if rope.parameters.get("attention_factor") is not None:
+        return _number(rope, "attention_factor")
+    return math.sqrt(1 + math.log(factor) / math.log(original_length)) if factor > 1 else 1.0
 
 
 def _number(rope: RopeConfig, name: str, default: float | None = None) -> float:

@@ -141,7 +141,7 @@ class DecoderModel:
         """Return the forward pass as one operation; None for several ranks, for experts or without such kernels."""
         config, weights = self._config, [layer.weights for layer in self._layers]
         dense = [each for each in weights if each is not None]
-        if self._group.size > 1 or len(dense) < len(weights):  # a group must all-reduce in each layer
+        if self._group.size > 1 or len(dense) < len(weights) or config.qkv_clip:  # a group all-reduces in each layer
             return None
         decoder = DecoderWeights(
             table=self._table,

@@ -1,0 +1,292 @@
+"""Rules: how families read fields of ModelConfig from config.json, and Family, a set of them.
+
+A rule is a value, or a function of the config.json. A family without a rule of its own for a field has Llama's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from . import model_fields as fields
+from .config_file import ConfigFile
+from .model_config import ActivationConfig, HeadNormsConfig, LayerConfig, NormConfig, RopeConfig, TensorNames
+from .model_fields import FULL, SLIDING
+
+Rule: TypeAlias = Any  # a value of a field of ModelConfig, or Callable[[ConfigFile], value]
+
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+
+
+def heads_of(file: ConfigFile) -> int:
+    return file.positive("num_attention_heads")
+
+
+def kv_heads_of(file: ConfigFile) -> int:
+    return file.positive("num_key_value_heads") if "num_key_value_heads" in file else heads_of(file)
+
+
+def head_dim_of(file: ConfigFile) -> int:
+    return fields.head_dim(file, file.positive("hidden_size"), heads_of(file))
+
+
+def number(name: str, default: float = 1.0) -> Callable[[ConfigFile], float]:
+    return lambda file: file.number(name, default)
+
+
+def flag(name: str, default: bool = False) -> Callable[[ConfigFile], bool]:
+    return lambda file: file.flag(name, default)
+
+
+def inverse_root(name: str) -> Callable[[ConfigFile], float]:
+    """Return the attention scale 1 / √field."""
+    return lambda file: 1 / math.sqrt(file.positive(name))
+
+
+def rms(offset: float = 0.0, eps: str = "rms_norm_eps", default: float = 1e-6) -> Callable[[ConfigFile], NormConfig]:
+    return lambda file: NormConfig(eps=file.number(eps, default), offset=offset)
+
+
+def layer_norm(
+    eps: str, default: float = 1e-5, *, has_bias: bool = True, has_weight: bool = True, offset: float = 0.0
+) -> Callable[[ConfigFile], NormConfig]:
+    def rule(file: ConfigFile) -> NormConfig:
+        epsilon = file.number(eps, default)
+        return NormConfig(kind="layer", eps=epsilon, has_weight=has_weight, has_bias=has_bias, offset=offset)
+
+    return rule
+
+
+def activation(
+    name: str = "hidden_act", default: str = "silu", *, is_gated: bool = True
+) -> Callable[[ConfigFile], ActivationConfig]:
+    def rule(file: ConfigFile) -> ActivationConfig:
+        kind: Any = file.choice(name, ACTIVATIONS, default)
+        return ActivationConfig(kind=kind, is_gated=is_gated)
+
+    return rule
+
+
+def rope(*, is_paired: bool = False, default_part: float = 1.0) -> Callable[[ConfigFile], list[RopeConfig]]:
+    return lambda file: [fields.rope_of(file, head_dim_of(file), is_paired=is_paired, default_part=default_part)]
+
+
+def head_norms(norm: Callable[[ConfigFile], NormConfig], **more: bool) -> Callable[[ConfigFile], HeadNormsConfig]:
+    return lambda file: HeadNormsConfig(norm=norm(file), **more)
+
+
+def all_layers(file: ConfigFile) -> list[LayerConfig]:
+    return [LayerConfig()] * file.positive("num_hidden_layers")
+
+
+def layers_without_rope(file: ConfigFile) -> list[LayerConfig]:
+    return [LayerConfig(rope=None)] * file.positive("num_hidden_layers")
+
+
+def windows_everywhere(file: ConfigFile) -> list[LayerConfig]:
+    return [LayerConfig(window=fields.window_of(file))] * file.positive("num_hidden_layers")
+
+
+def qwen_windows(file: ConfigFile) -> list[LayerConfig]:
+    """Qwen has windows only with use_sliding_window, from layer max_window_layers on unless layer_types says more."""
+    num_layers = file.positive("num_hidden_layers")
+    window = fields.window_of(file) if file.flag("use_sliding_window") else None
+    if "layer_types" in file:
+        return fields.layers_of(fields.layer_kinds(file), window)
+    first = int(file.get("max_window_layers"))
+    return [LayerConfig(window=window if layer >= first else None) for layer in range(num_layers)]
+
+
+def qwen_expert_layers(file: ConfigFile) -> list[LayerConfig]:
+    num_layers, step = file.positive("num_hidden_layers"), int(file.get("decoder_sparse_step") or 1)
+    dense, window = set(file.get("mlp_only_layers") or ()), None
+    if file.flag("use_sliding_window"):
+        window = fields.window_of(file)
+    return [
+        LayerConfig(window=window, has_experts=layer not in dense and (layer + 1) % step == 0)
+        for layer in range(num_layers)
+    ]
+
+
+def mixtral_layers(file: ConfigFile) -> list[LayerConfig]:
+    return [LayerConfig(window=fields.window_of(file), has_experts=True)] * file.positive("num_hidden_layers")
+
+
+def sliding_layers(period: int) -> Callable[[ConfigFile], list[LayerConfig]]:
+    """Full attention in each `period`-th layer or by layer_types, windows in the others."""
+    return lambda file: fields.layers_of(fields.layer_kinds(file, period), fields.window_of(file))
+
+
+def local_and_global(period: int) -> Callable[[ConfigFile], list[LayerConfig]]:
+    """As `sliding_layers`; full layers have the first rotary embedding, sliding ones the second."""
+    return lambda file: fields.layers_of(
+        fields.layer_kinds(file, period), fields.window_of(file), lambda layer, kind: int(kind == SLIDING)
+    )
+
+
+def smollm3_layers(file: ConfigFile) -> list[LayerConfig]:
+    """no_rope_layers has 1 for a layer with positions; by default each no_rope_layer_interval-th has none."""
+    num_layers, interval = file.positive("num_hidden_layers"), int(file.get("no_rope_layer_interval", 4))
+    listed = file.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(num_layers)]
+    kinds = fields.layer_kinds(file) if file.flag("use_sliding_window") else [FULL] * num_layers
+    return fields.layers_of(kinds, fields.window_of(file), lambda layer, kind: 0 if listed[layer] else None)
+
+
+def scaled_hidden(file: ConfigFile) -> float:
+    """Return Gemma's embedding scale √hidden_size."""
+    return math.sqrt(file.positive("hidden_size"))
+
+
+def inverse(name: str, default: float = 1.0) -> Callable[[ConfigFile], float]:
+    return lambda file: 1 / file.number(name, default)
+
+
+def local_ropes(theta: float = 10000.0) -> Callable[[ConfigFile], list[RopeConfig]]:
+    """Rotary embeddings of full and of sliding layers; `theta`: of sliding layers if no field says it."""
+    return lambda file: fields.ropes_by_kind(file, head_dim_of(file), theta)
+
+
+def olmo3_ropes(file: ConfigFile) -> list[RopeConfig]:
+    """Sliding layers have the theta of full ones, and no scaling."""
+    return fields.ropes_by_kind(file, head_dim_of(file), file.number("rope_theta", 500000.0))
+
+
+def cohere2_layers(file: ConfigFile) -> list[LayerConfig]:
+    """Sliding layers have positions, full ones have none; without a window all are full."""
+    kinds, window = fields.layer_kinds(file, int(file.get("sliding_window_pattern", 4))), fields.window_of(file)
+    return fields.layers_of(kinds, window, lambda layer, kind: 0 if kind == SLIDING and window else None)
+
+
+def exaone4_layers(file: ConfigFile) -> list[LayerConfig]:
+    """Sliding layers have positions, full ones have none; without windows all have. The pattern is a period or a text
+    such as LLLG."""
+    window, pattern = fields.window_of(file), file.get("sliding_window_pattern", 4)
+    if window is None:
+        return all_layers(file)
+    kinds = fields.layer_kinds(file, len(pattern) if isinstance(pattern, str) else int(pattern))
+    return fields.layers_of(kinds, window, lambda layer, kind: 0 if kind == SLIDING else None)
+
+
+def ministral_scaling(file: ConfigFile) -> tuple[float, int] | None:
+    parameters = file.get("rope_parameters") or file.get("rope_scaling") or {}
+    beta = parameters.get("llama_4_scaling_beta")
+    return None if beta is None else (float(beta), int(parameters["original_max_position_embeddings"]))
+
+
+def neox_names(file: ConfigFile) -> TensorNames:
+    return TensorNames(
+        embedding="gpt_neox.embed_in",
+        layers="gpt_neox.layers",
+        norm="gpt_neox.final_layer_norm",
+        head="embed_out",
+        qkv="attention.query_key_value",
+        qkv_layout="by_kv_head",
+        output="attention.dense",
+        up="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h",
+    )
+
+
+def falcon_names(file: ConfigFile) -> TensorNames:
+    """Falcon has a norm of its own for the MLP in newer files; older ones share one, or are sequential."""
+    is_new = file.flag("new_decoder_architecture")
+    num_norms = int(file.get("num_ln_in_parallel_attn") or (2 if is_new else 1))
+    input_norm, mlp_norm = "input_layernorm", "" if file.flag("parallel_attn", True) else "post_attention_layernorm"
+    if is_new and num_norms == 2:
+        input_norm, mlp_norm = "ln_attn", "ln_mlp"
+    return TensorNames(
+        embedding="transformer.word_embeddings",
+        layers="transformer.h",
+        norm="transformer.ln_f",
+        input_norm=input_norm,
+        mlp_norm=mlp_norm,
+        qkv="self_attention.query_key_value",
+        qkv_layout="stacked" if file.flag("multi_query", True) and not is_new else "by_kv_head",
+        output="self_attention.dense",
+        up="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h",
+    )
+
+
+def falcon_kv_heads(file: ConfigFile) -> int:
+    if file.flag("new_decoder_architecture"):
+        return file.positive("num_kv_heads") if "num_kv_heads" in file else heads_of(file)
+    return 1 if file.flag("multi_query", True) else heads_of(file)
+
+
+def falcon_ropes(file: ConfigFile) -> list[RopeConfig]:
+    if file.flag("alibi"):
+        file.refuse("alibi positions are not supported: models with rotary positions are")
+    return [fields.rope_of(file, head_dim_of(file))]
+
+
+def stablelm_names(file: ConfigFile) -> TensorNames:
+    return TensorNames(
+        mlp_norm="" if file.flag("use_parallel_residual") else "post_attention_layernorm",
+        query_norm="self_attn.q_layernorm.norms.{head}",
+        key_norm="self_attn.k_layernorm.norms.{head}",
+    )
+
+
+def if_flag(name: str, rule: Callable[[ConfigFile], Any]) -> Callable[[ConfigFile], Any]:
+    """Return the rule's value if the field is true, else None."""
+    return lambda file: rule(file) if file.flag(name) else None
+
+
+def gpt2_scale(file: ConfigFile) -> float:
+    if file.flag("scale_attn_by_inverse_layer_idx") or not file.flag("scale_attn_weights", True):
+        file.refuse("only attention scaled by 1 / √head_dim is supported, not scale_attn_by_inverse_layer_idx")
+    return 1 / math.sqrt(head_dim_of(file))
+
+
+def positive_or(name: str, factor: int) -> Callable[[ConfigFile], int]:
+    """Return the field, or `factor` times hidden_size if the file leaves it out."""
+    return lambda file: file.positive(name) if name in file else factor * file.positive("hidden_size")
+
+
+LLAMA: Mapping[str, Rule] = {
+    "vocab_size": lambda file: file.positive("vocab_size"),
+    "hidden_size": lambda file: file.positive("hidden_size"),
+    "intermediate_size": lambda file: file.positive("intermediate_size"),
+    "num_layers": lambda file: file.positive("num_hidden_layers"),
+    "num_heads": heads_of,
+    "num_kv_heads": kv_heads_of,
+    "head_dim": head_dim_of,
+    "max_position_embeddings": lambda file: file.positive("max_position_embeddings"),
+    "layers": all_layers,
+    "ropes": rope(),
+    "norm": rms(),
+    "attention_scale": lambda file: head_dim_of(file) ** -0.5,
+    "activation": activation(),
+    "tie_word_embeddings": flag("tie_word_embeddings"),
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """An architecture's differences from Llama."""
+
+    own: Mapping[str, Rule] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers', of fields that a file may leave out
+    renamed: Mapping[str, str] = field(default_factory=dict)  # the file's name of a field by Llama's
+    text_field: str = ""  # of the object that holds the text model's fields; empty: they are not nested
+
+    def prepare(self, file: ConfigFile) -> ConfigFile:
+        """Return the file with Llama's names and with defaults."""
+        if self.text_field in file:
+            file = file.nested(self.text_field)
+        return file.with_names(self.renamed).with_defaults(self.defaults)
+
+    def rules(self) -> Mapping[str, Rule]:
+        return {**LLAMA, **self.own}
