@@ -36,6 +36,7 @@
 #define TILE_STEP LINE
 #define SECOND_TILE TILE
 #endif
+#define TILE_STEP_BYTES (TILE_STEP * (int64_t)sizeof(element))
 #define WORDS(elements) ((elements) * (int64_t)sizeof(element) / 4)
 #define PAIR_OUTPUTS 32 /* outputs of a pair of tiles, the unit of work of a linear */
 

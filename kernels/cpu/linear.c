@@ -137,9 +137,9 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
         for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE) {
             fetch_ahead(ahead);
             _tile_loadd(4, x + line * step, 64);
-            _tile_loadd(6, weight, 128);
+            _tile_loadd(6, weight, TILE_STEP_BYTES);
             _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(7, weight + SECOND_TILE, 128);
+            _tile_loadd(7, weight + SECOND_TILE, TILE_STEP_BYTES);
             _tile_dpbf16ps(1, 4, 7);
             finish_rows(before, rows_per_line);
         }
@@ -150,8 +150,8 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
         for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE) {
             fetch_ahead(ahead);
             _tile_loadd(4, x + line * TILE, 64);
-            _tile_loadd(6, weight, 128);
-            _tile_loadd(7, weight + SECOND_TILE, 128);
+            _tile_loadd(6, weight, TILE_STEP_BYTES);
+            _tile_loadd(7, weight + SECOND_TILE, TILE_STEP_BYTES);
             _tile_dpbf16ps(0, 4, 6);
             _tile_dpbf16ps(1, 4, 7);
             _tile_loadd(5, lower + line * step, 64);

@@ -159,8 +159,8 @@ INLINE void multiply_strip(float *sums, int64_t stride, bool is_new, bool begins
     }
     for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE) {
         _tile_loadd(4, upper + line * TILE, 64);
-        _tile_loadd(6, weight, 128);
-        _tile_loadd(7, weight + SECOND_TILE, 128);
+        _tile_loadd(6, weight, TILE_STEP_BYTES);
+        _tile_loadd(7, weight + SECOND_TILE, TILE_STEP_BYTES);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         _tile_loadd(5, lower + line * TILE, 64);
