@@ -77,8 +77,7 @@ class ResultProcessor:
         if is_plain:  # one token for each row, and nothing has changed since the step was made
             rows = batch.sampled_rows
             counts: npt.NDArray[np.integer] = batch.sampled_counts
-            positions = batch.sampled_ends + entry.number
-            new = _Columns(rows, positions, _decode(output.token_ids, len(rows), output.step))
+            new = _Columns(rows, state.num_tokens[rows], _decode(output.token_ids, len(rows), output.step))
             may_end = may_be_full or state.num_rows_by_stop_id
             reasons = self._end_reasons(new, may_be_full=may_be_full) if may_end else None
             reason_by_row = {int(rows[index]): reason for index, reason in reasons.items()} if reasons else {}
@@ -88,7 +87,8 @@ class ResultProcessor:
             new, reason_by_row = self._cut_at_ends(new)
             token_owners, counts = TokenOwners(state, new.rows), np.bincount(new.rows, minlength=len(state.epoch))
         new_tokens = _new_tokens(token_owners, new)
-        state.append(*new, counts)
+        places = batch.sampled_places + entry.number if is_plain else state.places(new.rows, new.positions)
+        state.append(places, new.token_ids, counts)
         if output.logprobs is not None:
             new_tokens = new_tokens._replace(logprobs=self._output_logprobs(output.logprobs, entry, new))
         if output.prompt_logprobs is not None:
@@ -176,7 +176,8 @@ class ResultProcessor:
                 positions += range(start, start + len(ids))
                 new_ids += ids
         new = _Columns(*np.array([rows, positions, new_ids], np.int32))
-        state.append(*new, np.bincount(new.rows, minlength=len(state.epoch)))
+        counts = np.bincount(new.rows, minlength=len(state.epoch))
+        state.append(state.places(new.rows, new.positions), new.token_ids, counts)
         state.version += bool(rows)
         return _new_tokens(TokenOwners(state, new.rows), new)
 

@@ -50,6 +50,7 @@ class Batch:
         self.pooled_rows = rows[is_end & is_pooled]  # prompts to embed that the step computes to their end
         self.pooled_epochs = self.epochs[is_end & is_pooled]
         self.sampled_rows, self.sampled_ends = rows[samples], ends[samples]
+        self.sampled_places = state.places(self.sampled_rows, self.sampled_ends)  # of the tokens that step 0 samples
         self.sampled_epochs, self.sampled_rewound = self.epochs[samples], state.num_rewound[self.sampled_rows]
         self.sampled_frame = self.sampled_rows.astype(np.int32).tobytes()
         self.sampled_counts: Ids = np.zeros_like(state.num_tokens)  # [max_num_seqs] tokens of a step by row: 1 or 0

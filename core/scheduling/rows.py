@@ -32,6 +32,7 @@ class Rows:
         self.block_size = block_size
         self.tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # memory is used as rows fill
         self._flat_tokens = self.tokens.reshape(-1)
+        self._first_place = np.arange(max_num_seqs) * max_model_len  # of each row in _flat_tokens
         self.version = 0
         self.num_active = 0
         self.is_active: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
@@ -111,11 +112,14 @@ class Rows:
         count[~self.is_active] = 0
         return count
 
-    def append(
-        self, rows: npt.NDArray[np.integer], positions: Ids, token_ids: Ids, counts: npt.NDArray[np.integer]
-    ) -> None:
-        """Append known tokens: entry i goes to `rows[i]` at `positions[i]`. counts: [max_num_seqs] entries per row."""
-        self._flat_tokens[rows.astype(np.intp, copy=False) * self.tokens.shape[1] + positions] = token_ids
+    def places(self, rows: npt.NDArray[np.integer], positions: Ids) -> npt.NDArray[np.intp]:
+        """Return the indices for `append` of the tokens at `positions` of `rows`."""
+        places: npt.NDArray[np.intp] = self._first_place[rows] + positions
+        return places
+
+    def append(self, places: npt.NDArray[np.intp], token_ids: Ids, counts: npt.NDArray[np.integer]) -> None:
+        """Append known tokens: token_ids[i] goes to `places[i]`. counts: [max_num_seqs] new tokens of each row."""
+        self._flat_tokens[places] = token_ids  # two indices take twice as long
         self.num_tokens += counts
 
     def rewind(self, rows: npt.NDArray[np.integer]) -> None:

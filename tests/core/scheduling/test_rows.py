@@ -24,6 +24,7 @@ def test_rows_take_one_token_or_several_each(seed: int) -> None:
             positions.append(len(tokens[row]))
             tokens[row].append(token_id)
         counts = np.bincount(np.array(entries, np.int32), minlength=NUM_ROWS)
-        rows.append(*np.array([entries, positions, token_ids], np.int32), counts)
+        places = rows.places(*np.array([entries, positions], np.int32))
+        rows.append(places, np.array(token_ids, np.int32), counts)
         assert rows.num_tokens.tolist() == [len(each) for each in tokens]
     assert [rows.tokens[row, : len(each)].tolist() for row, each in enumerate(tokens)] == tokens
