@@ -83,7 +83,7 @@ class KVCacheManager:
         """Let other requests find the first `num_blocks` blocks of this one, if prefix caching is on (without it, only
         its prompt group finds them). All their tokens must be known, and the steps that write them scheduled; a call
         never has a smaller number than the one before."""
-        if self.shares_blocks(request):
+        if self._is_caching or self.shares_blocks(request):  # the first spares most steps a call
             for i in range(request.num_cached_blocks, num_blocks):
                 self.pool.cache_block(request.block_ids[i], self._key(request, i))
         request.num_cached_blocks = num_blocks
