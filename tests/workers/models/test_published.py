@@ -38,6 +38,20 @@ EVERY = [
     for name, model in MODELS.items()
 ]
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
+ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "activation_function", "activation")
+ACTIVATIONS = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
+    "xielu": "xielu",
+}
+SAME_NAMES = (
+    *("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_position_embeddings"),
+    *("tie_word_embeddings", "embedding_scale", "residual_scale", "logit_scale", "logit_softcap"),
+    *("attention_scale", "attention_softcap"),
+)
 HAVE_WINDOWS_EVERYWHERE = ("mistral", "phi3", "starcoder2")
 
 
@@ -90,6 +104,39 @@ def theirs(folder: Path) -> dict[str, Any]:
         "thetas": theta_by_kind(getattr(text, "rope_parameters", None)),
         "tie_word_embeddings": whole.tie_word_embeddings,
         "dtype": str(whole.dtype or "float32").removeprefix("torch."),
+        **scales(text),
+        **head_shape(text),
+    }
+
+
+def scales(text: Any) -> dict[str, Any]:
+    is_gemma = "gemma" in text.model_type
+    has_caps = text.model_type in ("gemma2", "vaultgemma")
+    return {
+        "embedding_scale": text.hidden_size**0.5 if is_gemma else getattr(text, "embedding_multiplier", 1.0),
+        "residual_scale": getattr(text, "residual_multiplier", 1.0),
+        "logit_scale": getattr(text, "logit_scale", 1.0) / getattr(text, "logits_scaling", 1.0),
+        "logit_softcap": getattr(text, "final_logit_softcapping", None) or 0.0,
+        "attention_softcap": (text.attn_logit_softcapping or 0.0) if has_caps else 0.0,
+    }
+
+
+def head_shape(text: Any) -> dict[str, Any]:
+    """Return the scale of scores, the rotated elements of a head, the layers without positions, and the activation."""
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    scale = getattr(text, "query_pre_attn_scalar", head_dim) ** -0.5
+    parameters = getattr(text, "rope_parameters", None) or {}
+    entries = [entry for entry in parameters.values() if isinstance(entry, dict)] or [parameters]
+    parts = {entry.get("partial_rotary_factor", 1.0) for entry in entries if entry}
+    kinds = getattr(text, "layer_types", None) or []
+    without = [layer for layer, has_rope in enumerate(getattr(text, "no_rope_layers", None) or []) if not has_rope]
+    if text.model_type == "cohere2" or (text.model_type == "exaone4" and text.sliding_window):
+        without = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    return {
+        "attention_scale": pytest.approx(getattr(text, "attention_multiplier", scale)),
+        "rotary_dims": {int(head_dim * part) for part in parts},
+        "layers_without_rope": without if parameters else list(range(text.num_hidden_layers)),
+        "activation": ACTIVATIONS[next(getattr(text, name) for name in ACTIVATION_FIELDS if getattr(text, name, None))],
     }
 
 
@@ -101,12 +148,14 @@ def theta_by_kind(parameters: dict[str, Any] | None) -> set[float]:
 
 
 def ours(config: ModelConfig) -> dict[str, Any]:
-    direct = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
-    return {name: getattr(config, name) for name in (*direct, "max_position_embeddings", "tie_word_embeddings")} | {
+    return {name: getattr(config, name) for name in SAME_NAMES} | {
         "eps": config.norm.eps,
         "windows": [layer.window for layer in config.layers],
         "thetas": {rope.theta for rope in config.ropes},
         "dtype": config.dtype,
+        "rotary_dims": {rope.rotary_dim or config.head_dim for rope in config.ropes},
+        "layers_without_rope": [number for number, layer in enumerate(config.layers) if layer.rope is None],
+        "activation": config.activation.kind,
     }
 
 
