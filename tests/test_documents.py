@@ -22,7 +22,7 @@ DOCUMENTS = (
     "CHANGELOG.md",
     "SECURITY.md",
     *(f"docs/{name}.md" for name in ("architecture", "operations", "openai", "conformance", "benchmarks")),
-    *(f"docs/{name}.md" for name in ("quickstart", "troubleshooting", "coming_from_vllm", "glossary")),
+    *(f"docs/{name}.md" for name in ("quickstart", "models", "troubleshooting", "coming_from_vllm", "glossary")),
 )
 EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/examples").glob("*.py"))
 ROOMS = ("core", "frontend", "ipc", "kernels", "workers", "tests", "scripts", "docs", "demo")

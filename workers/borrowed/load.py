@@ -99,9 +99,10 @@ def read_config(folder: Path, overrides: dict[str, Any] | None) -> PreTrainedCon
             f"{folder / 'config.json'}: model_type {kind} is unknown to transformers {transformers.__version__}{brings}"
         )
     try:
-        found: PreTrainedConfig = transformers.CONFIG_MAPPING[kind].from_dict(raw)
+        decoded, _ = PreTrainedConfig.get_config_dict(folder)  # infinities are objects in the file
+        found: PreTrainedConfig = transformers.CONFIG_MAPPING[kind].from_dict(overridden(decoded, overrides or {}))
     except Exception as error:  # each class checks in its own way
-        raise ConfigError(f"{folder / 'config.json'} has an invalid value: {error!s:.300}") from error
+        raise ConfigError(f"{folder / 'config.json'} has an invalid value: {_one_line(error)}") from error
     return found
 
 
@@ -155,7 +156,7 @@ def _read(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrai
             ignore_mismatched_sizes=True,
         )
     except Exception as error:  # whatever transformers finds wrong with the files
-        raise ConfigError(f"{folder}: {type(error).__name__}: {error!s:.300}") from error
+        raise ConfigError(f"{folder}: {type(error).__name__}: {_one_line(error)}") from error
     surplus = sorted(name for name in found["unexpected_keys"] if not UNUSED.search(name))
     for problem, names in (
         ("lacks the tensors", sorted(found["missing_keys"])),
@@ -167,6 +168,10 @@ def _read(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrai
             raise ConfigError(f"{folder} {problem} {', '.join(names[:5])}{more}")
     read: PreTrainedModel = model
     return read
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def check_state(model: BorrowedModel, config: ModelConfig, max_num_seqs: int) -> None:

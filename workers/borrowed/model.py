@@ -41,15 +41,15 @@ class BorrowedModel:
         self._config = model.config.get_text_config(decoder=True)
         self._vocab_size = int(self._config.vocab_size)
         pack_layers(model, ops)
-        parameters = {tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers())}
+        tensors = [each for each in (*model.parameters(), *model.buffers()) if each.device.type != "meta"]
+        self._device = tensors[0].device
+        plain = {each.data_ptr(): each.nbytes for each in tensors}  # tied ones count once
         packed = sum(each.num_bytes for each in model.modules() if isinstance(each, PackedLayer))
-        self.weight_bytes = packed + sum(parameters.values())
+        self.weight_bytes = packed + sum(plain.values())
         self._attention = PagedAttention(ops)
         self.rows = RecurrentRows(self._config)
         self._cache = PassingCache(config=self._config)
         self._given: Any = None  # output of the decoder, for the head
-        tensors = (*model.parameters(), *model.buffers())
-        self._device = next(each.device for each in tensors if each.device.type != "meta")
         with torch.inference_mode():
             self._try()
         self._compute = self.decoder.forward

@@ -78,6 +78,9 @@ def _reduce_layers(fields: dict[str, Any]) -> None:
     for name, values in lists.items():
         fields[name] = [values[i] for i in kept]
     fields[count_name] = len(kept)
+    if fields.get("per_layer_config"):
+        given = {int(layer): each for layer, each in fields["per_layer_config"].items()}
+        fields["per_layer_config"] = {str(i): given[layer] for i, layer in enumerate(kept) if layer in given}
     for name in ("first_k_dense_replace", "num_dense_layers", "num_kv_shared_layers", "moe_layer_start_index"):
         if fields.get(name):
             fields[name] = 1
@@ -104,10 +107,8 @@ def _reduce(fields: dict[str, Any], has_small_sizes: bool) -> None:
     is_rope_alone = fields.get("head_dim") == fields.get("qk_rope_head_dim")  # head_dim means the rotated part
     old_heads = next((fields[n] for n in ("num_attention_heads", "n_head", "num_heads") if fields.get(n)), None)
     for name, value in list(fields.items()):
-        if isinstance(value, dict) and name != "rope_parameters":
-            if name.endswith("per_layer_config"):
-                fields[name] = {}
-            continue
+        if name == "per_layer_config" and value and has_small_sizes:
+            fields[name] = {layer: _small_layer(each) for layer, each in value.items()}
         if has_small_sizes and name in _SIZE_OF and isinstance(value, list):
             fields[name] = [min(each, _SIZE_OF[name]) for each in value]
         if has_small_sizes and value is None and name in _DEFAULTS:
@@ -130,6 +131,12 @@ def _reduce(fields: dict[str, Any], has_small_sizes: bool) -> None:
         fields["eos_token_id"] = None
     if has_small_sizes:
         _match_sizes(fields, is_rope_alone)
+
+
+def _small_layer(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return a layer's own fields with heads of twice the reduced width, and without its other sizes."""
+    kept = {name: each for name, each in fields.items() if name not in _SIZE_OF and name not in _KV_HEADS}
+    return {**kept, "head_dim": 2 * _SIZE_OF["head_dim"]} if "head_dim" in fields else kept
 
 
 def _match_sizes(fields: dict[str, Any], is_rope_alone: bool) -> None:

@@ -69,7 +69,10 @@ def check_architecture(config: PreTrainedConfig, ops: Ops | None = None) -> bool
 
 def _compare(reference: PreTrainedModel, ops: Ops, is_stepwise: bool) -> Difference | None:
     """Run both models on the same rows; return their first difference."""
-    twin = _build(reference.config, IMPLEMENTATION)
+    try:
+        twin = _build(reference.config, IMPLEMENTATION)
+    except KeyError:
+        raise Unserved("its attention is not chosen among transformers' attention functions") from None
     twin.load_state_dict(reference.state_dict())
     served = BorrowedModel(twin, ops)
     served.rows.is_stepwise = is_stepwise
