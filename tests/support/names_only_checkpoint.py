@@ -34,6 +34,12 @@ class NamesOnlyCheckpoint(Checkpoint):
             return super()._find(name)  # refuses it
         return self._file_by_name[name], NamesOnlySlice(name, self.shapes[name], self.boxes.setdefault(name, []))
 
+    def join(self, other: NamesOnlyCheckpoint) -> None:
+        """Add the elements that another rank of a group read. Those that both read in one piece count once."""
+        for name, boxes in other.boxes.items():
+            known = self.boxes.setdefault(name, [])
+            known.extend([box for box in boxes if box not in known])
+
     def faults(self, ignored: frozenset[str]) -> list[str]:
         """Return a line for each tensor that was not read as a load plan must: every element exactly once, and nothing
         of those to be ignored."""

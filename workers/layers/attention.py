@@ -121,8 +121,9 @@ def _load_norms(
     def load(name: str, num_heads: int, shard: range) -> Norm:
         if norms.has_weight_per_head:
             if "{head}" in name:
-                rows = [loader.vector(f"{name.format(head=head)}.weight", (size,)) for head in shard]
-                weight = torch.stack(rows) + norms.norm.offset
+                # Every rank reads those of all heads: a tensor that rank 0 has not read is refused as surplus.
+                rows = [loader.vector(f"{name.format(head=head)}.weight", (size,)) for head in range(num_heads)]
+                weight = torch.stack(rows[shard.start : shard.stop]) + norms.norm.offset
             else:
                 weight = loader.vector(f"{name}.weight", (num_heads, size), 0, shard) + norms.norm.offset
             norm = Norm(norms.norm.kind, weight, None, norms.norm.eps)

@@ -20,7 +20,7 @@ from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.names_only_checkpoint import NamesOnlyCheckpoint, Shape
 from tokenloom.tests.support.published_models import NAMES, PublishedModel, read_published
 from tokenloom.workers.models.decoder import read_model, refuse_surplus
-from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.parallel import NullGroup
 
 NOT_NATIVE_YET = {  # architectures
     "ApertusForCausalLM",
@@ -60,10 +60,11 @@ def config_of(model: PublishedModel, folder: Path) -> ModelConfig:
     return load_model_config(folder, implementation="native")
 
 
-def load(config: ModelConfig, shapes: Mapping[str, Shape]) -> NamesOnlyCheckpoint:
+def load(config: ModelConfig, shapes: Mapping[str, Shape], rank: int = 0, num_ranks: int = 1) -> NamesOnlyCheckpoint:
     checkpoint = NamesOnlyCheckpoint(shapes, config.quantization)
-    read_model(checkpoint, config, 16, ReferenceOps(), ParallelGroup())
-    refuse_surplus(checkpoint, config)
+    read_model(checkpoint, config, 16, ReferenceOps(), NullGroup(rank, num_ranks))
+    if rank == 0:
+        refuse_surplus(checkpoint, config)
     return checkpoint
 
 
@@ -75,6 +76,19 @@ def in_file(model: PublishedModel) -> dict[str, Shape]:
 def test_loading_reads_each_element_once(name: str, tmp_path: Path) -> None:
     model = MODELS[name]
     checkpoint = load(config_of(model, tmp_path), in_file(model))
+    assert checkpoint.faults(model.ignored) == []
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_two_ranks_share_every_element(name: str, tmp_path: Path) -> None:
+    model = MODELS[name]
+    config = config_of(model, tmp_path)
+    if config.num_heads % 2:
+        with pytest.raises(ConfigError, match="71 attention heads do not divide"):
+            load(config, in_file(model), 0, 2)
+        return
+    checkpoint = load(config, in_file(model), 0, 2)
+    checkpoint.join(load(config, in_file(model), 1, 2))
     assert checkpoint.faults(model.ignored) == []
 
 
