@@ -90,6 +90,22 @@ def test_ranks_give_the_logits_of_one_rank(size: int, tmp_path: Path) -> None:
             np.testing.assert_allclose(actual, expected, atol=1e-4, err_msg=f"{folder.name} {name}")
 
 
+FIELD_FAMILIES = (  # fused, interleaved and transposed projections, norms over all heads and per head, scales, biases
+    *("cohere_plus", "falcon", "gemma2", "glm", "gpt2", "gpt_neox", "granite", "olmo2", "phi", "phi3", "stablelm_12b"),
+    "starcoder2",
+)
+
+
+def test_two_ranks_give_the_logits_of_one_rank_for_each_form_of_a_layer(tmp_path: Path) -> None:
+    folders = [tiny_checkpoint(tmp_path / family, family) for family in FIELD_FAMILIES]
+    for code, error in run_plan(tmp_path, 2, folders):
+        assert code == 0, error
+    for index, folder in enumerate(folders):
+        for name, expected in single_rank_logits(folder, tmp_path / "plan.json").items():
+            actual = np.load(tmp_path / f"{index}-{name}.npy")
+            np.testing.assert_allclose(actual, expected, atol=1e-4, err_msg=f"{folder.name} {name}")
+
+
 def test_a_dead_rank_makes_the_calls_of_the_others_raise(tmp_path: Path) -> None:
     start = time.monotonic()
     results = run_plan(tmp_path, 2, [tiny_checkpoint(tmp_path / "qwen2", "qwen2")], dies=1)
