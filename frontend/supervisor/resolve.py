@@ -92,8 +92,9 @@ def check_parallel(model: ModelConfig, size: int) -> None:
         raise ConfigError(
             f"{model.num_kv_heads} KV heads neither divide among nor replicate over --tensor-parallel-size {size}"
         )
-    inner_sizes = {model.intermediate_size} if model.experts is None else {model.experts.intermediate_size}
-    if model.experts is not None and model.num_expert_layers < model.num_layers:
+    experts = model.experts
+    inner_sizes = {0} if experts is None else {experts.intermediate_size, experts.shared_size}
+    if experts is None or experts.is_beside_mlp or model.num_expert_layers < model.num_layers:
         inner_sizes.add(model.intermediate_size)
     for inner_size in sorted(inner_sizes):
         if inner_size % size:
@@ -116,6 +117,8 @@ def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     if config.load_format == "dummy" and stored is not None:
         if stored.weight_dtype == "int4":
             raise ConfigError("--load-format dummy makes no 4-bit weights: give 8 bits with --hf-overrides")
+        if stored.weight_dtype == "mxfp4":  # these become floats on load, as random weights are
+            return msgspec.structs.replace(model, quantization=None)
         method = stored.weight_dtype
     elif stored is not None or method == "none":
         return model
@@ -169,9 +172,12 @@ def check_weights(folder: Path, model: ModelConfig, dtype: str, device: str) -> 
         return
     if model.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
+    item_bytes = _ITEM_BYTES[dtype]
     num_bytes = sum(
-        each.num_elements * _ITEM_BYTES[dtype] if each.dtype in _FLOATS else each.num_bytes for each in tensors.values()
+        each.num_elements * item_bytes if each.dtype in _FLOATS else each.num_bytes for each in tensors.values()
     )
+    if model.quantization is not None and model.quantization.layout == "mxfp4":  # a byte becomes two floats
+        num_bytes += sum(each.num_bytes * (2 * item_bytes - 1) for each in tensors.values() if each.dtype == "U8")
     free_bytes = available_bytes() + swap_bytes()
     if num_bytes > free_bytes:
         raise ConfigError(

@@ -113,6 +113,7 @@ FAMILIES: dict[str, Family] = {
         {
             "layers": rules.mixtral_layers,
             "experts": lambda file: fields.experts_of(file, "intermediate_size", is_normalized=True),
+            "names": TensorNames(experts="block_sparse_moe", expert_matrices=("w1", "w3", "w2")),
         },
         {
             "num_key_value_heads": 8,

@@ -108,10 +108,14 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     up: str = "mlp.up_proj"
     gate_up: str = ""  # one tensor in place of gate and up, gates first
     down: str = "mlp.down_proj"
-    experts: str = "mlp"  # the block with router and experts
+    experts: str = "mlp"  # the block with router and experts; files that transformers saved may say "mlp", too
+    expert_matrices: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # of an expert: gate, up, down
+    are_experts_interleaved: bool = False  # gates and ups alternate, in one tensor for all experts: [E, in, out]
     router: str = "gate"
     choice_bias: str = "gate.e_score_correction_bias"
+    is_choice_bias_row: bool = False  # [1, E] in place of [E]
     shared_expert: str = "shared_experts"
+    shared_gate: str = "shared_expert_gate"
     is_transposed: bool = False  # matrices of layers are [in, out]
     roots: list[str] = []  # prefixes that a file may have in place of "model."
     ignored: list[str] = []  # prefixes of tensors that the text model does not use

@@ -13,10 +13,12 @@ from typing import Any
 from ..errors import ConfigError
 from .borrowed_config import borrowed_config, text_of
 from .config_file import ConfigFile, overridden, read_json
+from .expert_families import EXPERT_FAMILIES
 from .families import FAMILIES
 from .model_config import ModelConfig, ModelImplementation
 from .quantization_config import parse_quantization
 
+NATIVE = FAMILIES | EXPERT_FAMILIES
 CAUSAL = re.compile("ForCausalLM$|LMHead|ForConditionalGeneration$")  # in the names of architectures
 
 
@@ -47,7 +49,7 @@ def load_model_config(
 def _parse(file: ConfigFile, generation: dict[str, Any], implementation: ModelImplementation) -> ModelConfig:
     listed = file.get("architectures", ["none"])
     architecture = listed[0] if isinstance(listed, list) else listed
-    family = FAMILIES.get(architecture)
+    family = NATIVE.get(architecture)
     if family is None and not CAUSAL.search(str(architecture)):
         file.refuse(f"architecture {architecture} is not supported: it is no causal language model")
     if implementation == "transformers" or (implementation == "auto" and family is None):
@@ -55,7 +57,7 @@ def _parse(file: ConfigFile, generation: dict[str, Any], implementation: ModelIm
         return borrowed_config(text, architecture, _eos_token_ids(text, generation))
     if family is None:
         file.refuse(
-            f"architecture {architecture} has no native model: leave out --model-impl; native are {', '.join(FAMILIES)}"
+            f"architecture {architecture} has no native model: leave out --model-impl; native are {', '.join(NATIVE)}"
         )
     file = family.prepare(file)
     fields = {name: rule(file) if callable(rule) else rule for name, rule in family.rules().items()}

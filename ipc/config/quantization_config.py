@@ -1,8 +1,8 @@
 """QuantizationConfig: storage format of a checkpoint's matrices, parsed from `quantization_config` in config.json.
 
 Formats: AWQ (arXiv 2306.00978, AutoAWQ's "gemm"), GPTQ (arXiv 2210.17323, AutoGPTQ's and GPTQModel's), FP8 of
-DeepSeek-V3 and AutoFP8, FBGEMM's FP8, and compressed-tensors. Activations are never quantized: settings for them are
-ignored, and products are more precise.
+DeepSeek-V3 and AutoFP8, FBGEMM's FP8, compressed-tensors, and MXFP4 of experts (gpt-oss). Activations are never
+quantized: settings for them are ignored, and products are more precise.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from ..errors import ConfigError
 class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The format of all quantized matrices; the tensors in the checkpoint tell which matrices are quantized."""
 
-    layout: Literal["on_load", "scaled", "awq", "gptq", "packed"]  # on_load: stored unquantized, quantized by us
-    weight_dtype: Literal["int8", "fp8", "int4"]
+    layout: Literal[
+        "on_load", "scaled", "awq", "gptq", "packed", "mxfp4"
+    ]  # on_load: stored unquantized, quantized by us
+    weight_dtype: Literal["int8", "fp8", "int4", "mxfp4"]
     block: tuple[int, int] | None = None  # scaled: (outputs, inputs) per scale; None: a scale per output or tensor
     group_size: int | None = None  # int4: inputs per scale; None: all
     zero_offset: int = 0  # gptq: added to stored zero points
@@ -114,6 +116,10 @@ def _compressed_tensors(raw: dict[str, Any]) -> QuantizationConfig:
     return QuantizationConfig(layout="scaled", weight_dtype="int8" if kind == "int" else "fp8", block=block)
 
 
+def _mxfp4(raw: dict[str, Any]) -> QuantizationConfig:
+    return QuantizationConfig(layout="mxfp4", weight_dtype="mxfp4")
+
+
 def _block(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
@@ -129,4 +135,5 @@ _PARSERS: dict[str, Callable[[dict[str, Any]], QuantizationConfig]] = {
     "fp8": _fp8,
     "fbgemm_fp8": _fbgemm_fp8,
     "compressed-tensors": _compressed_tensors,
+    "mxfp4": _mxfp4,
 }

@@ -26,6 +26,7 @@ Writer = Callable[[np.random.Generator, int, int], tuple[Tensors, Array]]  # (ou
 
 GROUP = 32
 BLOCK = 48  # of a block of e4m3; no size divides by it
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])  # by code
 MATRIX = re.compile(r"(.*\.(?:[qkvo]_proj|gate_proj|up_proj|down_proj|w[123]))\.weight")
 
 
@@ -176,4 +177,27 @@ def quantized_pair(root: Path, form: str, family: str = "llama", seed: int = 0, 
     save_file(stored, quantized / "model.safetensors")
     fields = json.loads((quantized / "config.json").read_text())
     (quantized / "config.json").write_text(json.dumps({**fields, "quantization_config": config}))
+    return quantized, plain
+
+
+def mxfp4_pair(root: Path, seed: int = 0, **fields: object) -> tuple[Path, Path]:
+    """Write two checkpoints of gpt-oss: with experts in mxfp4, and the same weights in float32."""
+    quantized, plain = (tiny_checkpoint(root / name, "gpt_oss", **fields) for name in ("quantized", "plain"))
+    rng = np.random.default_rng(seed)
+    floats, stored = load_file(plain / "model.safetensors"), Tensors()
+    for name, tensor in floats.items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            stored[name] = tensor
+            continue
+        num_experts, num_in, num_out = tensor.shape
+        blocks = rng.integers(0, 256, (num_experts, num_out, num_in // 32, 16)).astype(np.uint8)
+        scales = rng.integers(120, 124, blocks.shape[:3]).astype(np.uint8)
+        stored |= {f"{name}_blocks": torch.from_numpy(blocks), f"{name}_scales": torch.from_numpy(scales)}
+        values = E2M1[np.stack((blocks % 16, blocks // 16), axis=-1)].reshape(*blocks.shape[:3], 32)
+        values = (values * np.exp2(scales[..., None].astype(np.float64) - 127)).reshape(num_experts, num_out, num_in)
+        floats[name] = torch.from_numpy(values.astype(np.float32)).transpose(1, 2).contiguous()
+    save_file(floats, plain / "model.safetensors")
+    save_file(stored, quantized / "model.safetensors")
+    config = json.loads((quantized / "config.json").read_text())
+    (quantized / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
     return quantized, plain

@@ -16,7 +16,7 @@ import torch
 
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.support.quantized_checkpoints import quantized_pair
+from tokenloom.tests.support.quantized_checkpoints import mxfp4_pair, quantized_pair
 from tokenloom.tests.workers.paged_run import PagedRun, load
 from tokenloom.workers.parallel import ParallelGroup
 
@@ -66,7 +66,8 @@ def single_rank_logits(folder: Path, plan_file: Path) -> dict[str, np.ndarray]:
 
 
 def shared_models(folder: Path, size: int) -> list[Path]:
-    """Checkpoints whose KV heads divide by the ranks, or are held by several of them; no vocabulary divides."""
+    """Checkpoints whose KV heads divide by the ranks, or are held by several of them; no vocabulary divides. Those with
+    experts have each kind of router, shared experts and biases."""
     biases: dict[str, Any] = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
     eight_heads: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2}
     gptq, _ = quantized_pair(folder / "gptq", "gptq, act-order", num_hidden_layers=1, **eight_heads)
@@ -76,6 +77,9 @@ def shared_models(folder: Path, size: int) -> list[Path]:
         tiny_checkpoint(folder / "qwen2", "qwen2", num_key_value_heads=4, vocab_size=293),
         tiny_checkpoint(folder / "qwen3", "qwen3", num_attention_heads=4, num_key_value_heads=size // 2, head_dim=32),
         tiny_checkpoint(folder / "qwen3_moe", "qwen3_moe", mlp_only_layers=[0], intermediate_size=96),
+        tiny_checkpoint(folder / "glm4_moe", "glm4_moe"),
+        tiny_checkpoint(folder / "qwen2_moe", "qwen2_moe"),
+        mxfp4_pair(folder / "gpt_oss", intermediate_size=96)[0],
     ]
 
 

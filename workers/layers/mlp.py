@@ -40,7 +40,11 @@ class MLP:
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._group.all_reduce(self._ops.linear(self._ops.linear(x, self.up), self.down))
+        return self._group.all_reduce(self.partial(x))
+
+    def partial(self, x: Tensor) -> Tensor:
+        """Compute this rank's part of the sum over ranks."""
+        return self._ops.linear(self._ops.linear(x, self.up), self.down)
 
 
 def activation_of(config: ActivationConfig) -> Activation:

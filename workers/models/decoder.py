@@ -39,7 +39,7 @@ class DecoderLayer:
         self._attention = Attention(loader, prefix, config, layer, rotaries)
         self._mlp: MLP | SparseMLP
         if config.experts is not None and config.layers[layer].has_experts:
-            self._mlp = SparseMLP(loader, prefix.removesuffix("."), config.hidden_size, config.experts)
+            self._mlp = SparseMLP(loader, prefix, names, config.hidden_size, config.experts)
         else:
             sizes = (config.hidden_size, config.intermediate_size)
             self._mlp = MLP(loader, prefix, names, *sizes, config.activation, config.has_mlp_bias)

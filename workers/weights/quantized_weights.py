@@ -34,7 +34,7 @@ def load_matrix(checkpoint: Checkpoint, *slices: TensorSlice) -> Weight:
     """Read slices of `NAME.weight` [out, in] and concatenate them along axis 0: quantized if all of them are, or on
     load; if only some are, these become floats."""
     config = checkpoint.quantization
-    if config is None or config.layout == "on_load":
+    if config is None or config.layout in ("on_load", "mxfp4"):  # mxfp4: of experts alone
         return quantize_on_load(checkpoint, checkpoint.load(*slices))
     parts = [_read(checkpoint, config, _Matrix.of(wanted)) for wanted in slices]
     quantized = [part for part in parts if part is not None]
@@ -55,7 +55,7 @@ def quantize_on_load(checkpoint: Checkpoint, weight: Tensor) -> Weight:
     config = checkpoint.quantization
     if config is None or config.layout != "on_load":
         return weight
-    assert config.weight_dtype != "int4"
+    assert config.weight_dtype in ("int8", "fp8")
     return quantize(weight, config.weight_dtype)
 
 

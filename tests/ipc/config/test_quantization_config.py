@@ -41,6 +41,7 @@ def compressed(file_format: str = "int-quantized", **weights: object) -> dict[st
             {"quant_method": "fp8", "weight_block_size": [128, 64]},
             QuantizationConfig(layout="scaled", weight_dtype="fp8", block=(128, 64)),
         ),
+        ({"quant_method": "mxfp4"}, QuantizationConfig(layout="mxfp4", weight_dtype="mxfp4")),
         ({"quant_method": "fbgemm_fp8"}, QuantizationConfig(layout="scaled", weight_dtype="fp8")),
         (compressed(), QuantizationConfig(layout="scaled", weight_dtype="int8")),
         (

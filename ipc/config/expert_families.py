@@ -1,0 +1,219 @@
+"""EXPERT_FAMILIES: the families with experts, as in `families.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import model_fields as fields
+from .config_file import ConfigFile
+from .families import ATTENTION_BIAS, ERNIE
+from .family_rules import Family, Rule, activation, flag, head_norms, if_flag, rms, rope, sliding_layers
+from .model_config import ActivationConfig, ExpertsConfig, LayerConfig, TensorNames
+from .model_fields import FULL, SLIDING
+
+SWIGLU_ALPHA = 1.702  # the only one that is supported
+
+
+def after_dense_layers(default: int) -> Callable[[ConfigFile], list[LayerConfig]]:
+    """Experts in all layers but the first first_k_dense_replace."""
+
+    def rule(file: ConfigFile) -> list[LayerConfig]:
+        num_dense = int(file.get("first_k_dense_replace", default))
+        return [LayerConfig(has_experts=layer >= num_dense) for layer in range(file.positive("num_hidden_layers"))]
+
+    return rule
+
+
+def dots1_layers(file: ConfigFile) -> list[LayerConfig]:
+    """Windows from layer max_window_layers on unless layer_types says more; the first layers are dense."""
+    window, first = fields.window_of(file), int(file.get("max_window_layers"))
+    num_layers, num_dense = file.positive("num_hidden_layers"), int(file.get("first_k_dense_replace", 0))
+    kinds = [SLIDING if window is not None and layer >= first else FULL for layer in range(num_layers)]
+    if "layer_types" in file:
+        kinds = fields.layer_kinds(file)
+    return [
+        LayerConfig(window=window if kind == SLIDING else None, has_experts=layer >= num_dense)
+        for layer, kind in enumerate(kinds)
+    ]
+
+
+def qwen2_moe_layers(file: ConfigFile) -> list[LayerConfig]:
+    """Windows, if any, are in each second of the layers before max_window_layers unless layer_types says more."""
+    window = fields.window_of(file) if file.flag("use_sliding_window") else None
+    last, step = int(file.get("max_window_layers")), int(file.get("decoder_sparse_step") or 1)
+    dense = set(file.get("mlp_only_layers") or ())
+    num_layers = file.positive("num_hidden_layers")
+    kinds = [SLIDING if layer % 2 == 0 and layer < last else FULL for layer in range(num_layers)]
+    if "layer_types" in file:
+        kinds = fields.layer_kinds(file)
+    return [
+        LayerConfig(
+            window=window if kind == SLIDING else None, has_experts=layer not in dense and (layer + 1) % step == 0
+        )
+        for layer, kind in enumerate(kinds)
+    ]
+
+
+def gpt_oss_layers(file: ConfigFile) -> list[LayerConfig]:
+    layers = sliding_layers(2)(file)
+    return [LayerConfig(window=layer.window, has_experts=True) for layer in layers]
+
+
+def ernie_layers(file: ConfigFile) -> list[LayerConfig]:
+    """Experts in each moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index; −1: the last."""
+    num_layers, interval = file.positive("num_hidden_layers"), int(file.get("moe_layer_interval", 1))
+    first, last = int(file.get("moe_layer_start_index", 1)), int(file.get("moe_layer_end_index", -1))
+    last = num_layers - 1 if last == -1 else last
+    return [
+        LayerConfig(has_experts=(layer + 1) % interval == 0 and first <= layer <= last) for layer in range(num_layers)
+    ]
+
+
+def sigmoid_experts(file: ConfigFile) -> ExpertsConfig:
+    """DeepSeek-V3's router (arXiv 2412.19437, section 2.1.2), with experts in groups and shared experts."""
+    num_groups, top_groups = int(file.get("n_group", 1)), int(file.get("topk_group", 1))
+    num_experts = file.positive("n_routed_experts")
+    if num_groups < 1 or num_experts % num_groups or not 1 <= top_groups <= num_groups:
+        file.refuse(f"{num_experts} experts, n_group {num_groups} and topk_group {top_groups} do not fit together")
+    size = file.positive("moe_intermediate_size")
+    return fields.experts_of(
+        file,
+        "moe_intermediate_size",
+        score="sigmoid",
+        has_choice_bias=True,
+        num_groups=num_groups,
+        top_groups=top_groups,
+        group_score="top2",
+        scale=file.number("routed_scaling_factor", 1.0),
+        shared_size=size * int(file.get("n_shared_experts", 0)),
+        activation=activation()(file),
+    )
+
+
+def gpt_oss_experts(file: ConfigFile) -> ExpertsConfig:
+    alpha = file.number("swiglu_alpha", SWIGLU_ALPHA)
+    if alpha != SWIGLU_ALPHA:
+        file.refuse(f"swiglu_alpha {alpha} is not supported, known is {SWIGLU_ALPHA}")
+    clamped = ActivationConfig(kind="swiglu_clamped", limit=file.number("swiglu_limit", 7.0))
+    return fields.experts_of(
+        file, "intermediate_size", score="softmax_of_chosen", has_bias=True, activation=clamped, is_normalized=False
+    )
+
+
+def ernie_experts(file: ConfigFile) -> ExpertsConfig:
+    if file.flag("use_bias"):
+        file.refuse("use_bias true is not supported for a model with experts")
+    size = file.positive("moe_intermediate_size")
+    return fields.experts_of(
+        file,
+        "moe_intermediate_size",
+        has_choice_bias=True,
+        is_normalized=True,
+        shared_size=size * int(file.get("moe_num_shared_experts", 0)),
+        activation=activation()(file),
+    )
+
+
+def qwen2_experts(file: ConfigFile) -> ExpertsConfig:
+    return fields.experts_of(
+        file,
+        "moe_intermediate_size",
+        shared_size=file.positive("shared_expert_intermediate_size"),
+        has_shared_gate=True,
+        activation=activation()(file),
+    )
+
+
+def without_speculation(file: ConfigFile) -> TensorNames:
+    """Ignore the layers behind the last one, which predict further tokens."""
+    num_layers, num_further = file.positive("num_hidden_layers"), int(file.get("num_nextn_predict_layers", 0))
+    return TensorNames(ignored=[f"model.layers.{num_layers + further}." for further in range(num_further)])
+
+
+SIGMOID: dict[str, Rule] = {"experts": sigmoid_experts, "names": without_speculation}
+
+EXPERT_FAMILIES: dict[str, Family] = {
+    "GptOssForCausalLM": Family(
+        {
+            **ATTENTION_BIAS,
+            "layers": gpt_oss_layers,
+            "has_sinks": True,
+            "experts": gpt_oss_experts,
+            "names": TensorNames(router="router", are_experts_interleaved=True, sinks="self_attn.sinks"),
+        },
+        {
+            "attention_bias": True,
+            "head_dim": 64,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "sliding_window": 128,
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+        },
+    ),
+    "Glm4MoeForCausalLM": Family(
+        {
+            **SIGMOID,
+            "layers": after_dense_layers(1),
+            "ropes": rope(default_part=0.5),
+            "head_norms": if_flag("use_qk_norm", head_norms(rms())),
+            "has_qkv_bias": flag("attention_bias"),
+        },
+        {
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "moe_intermediate_size": 1408,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+        },
+    ),
+    "Dots1ForCausalLM": Family(
+        {**SIGMOID, **ATTENTION_BIAS, "layers": dots1_layers, "head_norms": head_norms(rms())},
+        {
+            "num_key_value_heads": 32,
+            "moe_intermediate_size": 1408,
+            "sliding_window": 4096,
+            "max_window_layers": 62,
+        },
+    ),
+    "Ernie4_5_MoeForCausalLM": Family(
+        {
+            **ERNIE,
+            "layers": ernie_layers,
+            "experts": ernie_experts,
+            "names": TensorNames(
+                choice_bias="moe_statics.e_score_correction_bias", is_choice_bias_row=True, ignored=["model.mtp_"]
+            ),
+        },
+        {
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "moe_intermediate_size": 1536,
+            "moe_num_experts": 64,
+            "moe_num_shared_experts": 2,
+            "moe_k": 6,
+        },
+        {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+    ),
+    "Qwen2MoeForCausalLM": Family(
+        {
+            "layers": qwen2_moe_layers,
+            "experts": qwen2_experts,
+            "has_qkv_bias": flag("qkv_bias", True),
+            "names": TensorNames(shared_expert="shared_expert"),
+        },
+        {
+            "num_key_value_heads": 16,
+            "sliding_window": 4096,
+            "max_window_layers": 28,
+            "moe_intermediate_size": 1408,
+            "shared_expert_intermediate_size": 5632,
+            "num_experts": 60,
+            "num_experts_per_tok": 4,
+        },
+    ),
+}

@@ -1,0 +1,163 @@
+"""Logits of models with experts equal those of transformers in float32; each of their fields matters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.kernels.select import select_ops
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.quantized_checkpoints import mxfp4_pair
+from tokenloom.tests.workers.models.test_decoder import oracle, prompts_of, run_schedule
+from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
+from tokenloom.workers.models.decoder import read_model
+from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.weights.checkpoint import Checkpoint
+
+TOLERANCE = 1e-5  # of the largest logit
+LENGTHS = {"a": 45, "b": 1, "c": 22}
+STEPS = [{"a": 7}, {"a": 20, "c": 5}, {"a": 1, "b": 1, "c": 2}, *[{"a": 1, "c": 1}] * 3, {"a": 14, "c": 12}]
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {  # family, fields of config.json
+    "gpt_oss": ("gpt_oss", {}),
+    "gpt_oss, window in the second half, no bias in attention": (
+        "gpt_oss",
+        {
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "attention_bias": False,
+            "rope_scaling": {"rope_type": "default"},
+        },
+    ),
+    "glm4_moe, groups, norms of heads": ("glm4_moe", {}),
+    "glm4_moe, one group, two dense layers": (
+        "glm4_moe",
+        {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 2, "use_qk_norm": False, "n_shared_experts": 2},
+    ),
+    "dots1": ("dots1", {}),
+    "dots1, weights not normalized, windows": (
+        "dots1",
+        {"norm_topk_prob": False, "sliding_window": 8, "max_window_layers": 1, "first_k_dense_replace": 0},
+    ),
+    "ernie4_5_moe": ("ernie4_5_moe", {}),
+    "ernie4_5_moe, no shared expert, each second layer": (
+        "ernie4_5_moe",
+        {"moe_num_shared_experts": 0, "moe_layer_interval": 2, "moe_layer_end_index": -1},
+    ),
+    "qwen2_moe": ("qwen2_moe", {}),
+    "qwen2_moe, windows, weights normalized": (
+        "qwen2_moe",
+        {"use_sliding_window": True, "norm_topk_prob": True, "decoder_sparse_step": 2, "mlp_only_layers": []},
+    ),
+}
+
+
+def logits_of(folder: Path, config: ModelConfig, tokens: dict[str, list[int]]) -> dict[str, Tensor]:
+    with Checkpoint(folder, torch.float32, CPU, config.quantization) as checkpoint:  # tensors may remain unread
+        model = read_model(checkpoint, config, 512, select_ops(CPU, torch.float32), ParallelGroup())
+    return run_schedule(PagedRun(model, 16), tokens, STEPS)
+
+
+def check(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    for name, logits in expected.items():
+        torch.testing.assert_close(actual[name], logits, atol=TOLERANCE * logits.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_transformers_in_chunks_beside_decodes(case: str, tmp_path: Path) -> None:
+    family, fields = CASES[case]
+    folder = tiny_checkpoint(tmp_path, family, seed=len(case), **fields)
+    tokens = prompts_of(LENGTHS, 256, seed=1)
+    expected = oracle(folder, tokens)
+    check(logits_of(folder, load_model_config(folder), tokens), expected)
+
+
+def test_experts_in_mxfp4_give_the_logits_of_transformers_on_their_floats(tmp_path: Path) -> None:
+    quantized, plain = mxfp4_pair(tmp_path, intermediate_size=96)
+    tokens = prompts_of(LENGTHS, 256, seed=2)
+    expected = oracle(plain, tokens)
+    check(logits_of(quantized, load_model_config(quantized), tokens), expected)
+
+
+FLIPS: dict[str, list[dict[str, Any]]] = {  # fields of ModelConfig or, with a dot, of its experts
+    "gpt_oss": [
+        {"has_sinks": False},
+        {"has_output_bias": False},
+        {"experts.score": "softmax"},
+        {"experts.has_bias": False},
+        {"experts.top_k": 2},
+        {"experts.activation": {"kind": "swiglu_clamped", "limit": 7.0}},
+        {"experts.activation": {"kind": "silu"}},
+    ],
+    "glm4_moe": [
+        {"experts.score": "softmax"},
+        {"experts.has_choice_bias": False},
+        {"experts.num_groups": 1},
+        {"experts.top_groups": 3},
+        {"experts.group_score": "max"},
+        {"experts.is_normalized": False},
+        {"experts.scale": 1.0},
+        {"experts.shared_size": 0},
+        {"head_norms": None},
+    ],
+    "ernie4_5_moe": [{"experts.has_choice_bias": False}, {"experts.is_normalized": False}],
+    "qwen2_moe": [{"experts.has_shared_gate": False}, {"experts.is_normalized": True}],
+}
+
+
+def flipped(config: ModelConfig, changes: dict[str, Any]) -> ModelConfig:
+    values = msgspec.to_builtins(config)
+    for name, value in changes.items():
+        *path, last = name.split(".")
+        (values[path[0]] if path else values)[last] = value
+    return msgspec.convert(values, ModelConfig)
+
+
+@pytest.mark.parametrize("family", FLIPS)
+def test_each_field_changes_the_logits(family: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, family)
+    config, tokens = load_model_config(folder), prompts_of(LENGTHS, 256, seed=1)
+    right = logits_of(folder, config, tokens)
+    for changes in FLIPS[family]:
+        wrong = logits_of(folder, flipped(config, changes), tokens)
+        assert max((wrong[name] - right[name]).abs().max() for name in tokens) > 0.01, changes
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "glm4_moe", "qwen2_moe"])
+def test_bfloat16_is_as_close_to_float32_as_transformers(family: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, family, seed=3)
+    tokens = prompts_of({"a": 80, "b": 30}, 256, seed=4)
+    exact, rounded = oracle(folder, tokens), oracle(folder, tokens, torch.bfloat16)
+    run = PagedRun(load(folder, torch.bfloat16), 16, dtype=torch.bfloat16)
+    actual = run_schedule(run, tokens, [{"a": 60, "b": 20}, {"a": 20, "b": 10}])
+    for name in tokens:
+        # per token, since rounding changes the choice of experts for a few tokens of either
+        ours = (actual[name] - exact[name]).abs().mean(dim=1).median()
+        theirs = (rounded[name] - exact[name]).abs().mean(dim=1).median()
+        assert ours <= 1.1 * theirs
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "message"),
+    [
+        ("glm4_moe", {"n_group": 3}, "8 experts, n_group 3 and topk_group 2 do not fit together"),
+        ("glm4_moe", {"topk_group": 5}, "8 experts, n_group 4 and topk_group 5 do not fit together"),
+        ("glm4_moe", {"hidden_act": "mish"}, "hidden_act mish is not supported, known are silu"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias true is not supported for a model with experts"),
+        ("gpt_oss", {"swiglu_alpha": 1.5}, "swiglu_alpha 1.5 is not supported, known is 1.702"),
+        ("qwen2_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok 9 is above num_experts 8"),
+    ],
+)
+def test_unsupported_experts_are_refused(family: str, fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, family)
+    config = (folder / "config.json").read_bytes()
+    (folder / "config.json").write_bytes(msgspec.json.encode(msgspec.json.decode(config) | fields))
+    with pytest.raises(ConfigError, match=message):
+        load_model_config(folder)

@@ -1,0 +1,54 @@
+"""MXFP4 dequantizes to the values of its specification, in any shard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.tests.support.quantized_checkpoints import E2M1, mxfp4_pair
+from tokenloom.workers.weights.checkpoint import Checkpoint
+from tokenloom.workers.weights.experts import load_experts
+from tokenloom.workers.weights.mxfp4 import dequantize
+
+BLOCKS = torch.arange(256, dtype=torch.uint8).view(4, 4, 16)
+
+
+def test_every_byte_with_every_scale_is_the_table_s_value() -> None:
+    blocks = BLOCKS.view(1, 16, 16).expand(256, 16, 16)
+    scales = torch.arange(256, dtype=torch.uint8)[:, None].expand(256, 16)
+    actual = dequantize(blocks, scales, torch.float64).view(256, 256, 2)
+    for byte in range(256):
+        pair = np.array([E2M1[byte % 16], E2M1[byte // 16]])
+        exact = pair * 2.0 ** (np.arange(253, dtype=np.float64)[:, None] - 127)  # the next may exceed float32
+        np.testing.assert_array_equal(actual[:253, byte].numpy(), exact.astype(np.float32))
+    assert actual[255].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_values_equal_those_of_transformers(dtype: torch.dtype) -> None:
+    scales = torch.randint(100, 140, (4, 4), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    theirs = convert_moe_packed_tensors(BLOCKS[None], scales[None], dtype=dtype)  # [1, in, out]
+    assert torch.equal(dequantize(BLOCKS, scales, dtype), theirs[0].T)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_shards_of_mxfp4_equal_shards_of_the_floats(num_ranks: int, tmp_path: Path) -> None:
+    """An inner size of 96 divides into parts that begin inside a group of 32."""
+    folders = mxfp4_pair(tmp_path, intermediate_size=96)
+    for rank in range(num_ranks):
+        shard = range(96 // num_ranks * rank, 96 // num_ranks * (rank + 1))
+        loaded = []
+        for folder in folders:
+            config = load_model_config(folder)
+            assert config.experts is not None
+            with Checkpoint(folder, torch.float32, torch.device("cpu"), config.quantization) as checkpoint:
+                block = "model.layers.1.mlp.experts"
+                loaded.append(load_experts(checkpoint, block, 64, config.experts, config.names, shard))
+        for ours, theirs in zip(*(gate_up + down for gate_up, down in loaded), strict=True):
+            assert isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)
+            assert torch.equal(ours, theirs)

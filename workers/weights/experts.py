@@ -1,0 +1,137 @@
+"""Reads the experts of a layer: this rank's shard of each expert's gate_up [2 n, hidden], gates first, and down
+[hidden, n].
+
+Checkpoints store them in four forms, in the block `experts`:
+
+    one by one   N.gate_proj.weight [size, hidden], or other names of TensorNames.expert_matrices
+    stacked      gate_up_proj [E, gates | ups, hidden], down_proj [E, hidden, size]
+    interleaved  gate_up_proj [E, hidden, 2 size], of which gates and ups alternate, down_proj [E, size, hidden]
+    mxfp4        gate_up_proj_blocks [E, 2 size, hidden / 32, 16], interleaved, down_proj_blocks [E, hidden, size / 32,
+                 16], and for each blocks [..., 16] scales [...]
+
+Knows no router and no layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...ipc.config.model_config import ExpertsConfig, TensorNames
+from ...kernels.quantized import Weight
+from .checkpoint import Checkpoint, TensorSlice
+from .mxfp4 import GROUP_SIZE, dequantize
+from .quantized_weights import load_matrix, quantize_on_load
+
+Matrices: TypeAlias = tuple[list[Weight], list[Weight]]  # gate_up and down of each expert
+
+
+def load_experts(
+    checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, names: TensorNames, shard: range
+) -> Matrices:
+    """Read the elements `shard` of each expert's inner size. `experts`: the block's name."""
+    if f"{experts}.gate_up_proj_blocks" in checkpoint:
+        return _load_mxfp4(checkpoint, experts, hidden_size, config, shard)
+    if f"{experts}.gate_up_proj" not in checkpoint:
+        return _load_each(checkpoint, experts, names.expert_matrices, hidden_size, config, shard)
+    load = _load_interleaved if names.are_experts_interleaved else _load_stacked
+    gate_up, down = load(checkpoint, experts, hidden_size, config, shard)
+    return [quantize_on_load(checkpoint, w) for w in gate_up], [quantize_on_load(checkpoint, w) for w in down]
+
+
+def load_expert_biases(
+    checkpoint: Checkpoint,
+    experts: str,
+    hidden_size: int,
+    config: ExpertsConfig,
+    names: TensorNames,
+    shard: range,
+) -> tuple[Tensor, Tensor]:
+    """Read the biases of interleaved experts: of gate_up [E, 2 n] and of down [E, hidden]."""
+    assert names.are_experts_interleaved
+    num_experts, size = config.num_experts, config.intermediate_size
+    wanted = TensorSlice(f"{experts}.gate_up_proj_bias", (num_experts, 2 * size), 1, _both(shard))
+    down = checkpoint.load(TensorSlice(f"{experts}.down_proj_bias", (num_experts, hidden_size)))
+    return _separated(checkpoint.load(wanted), 1), down
+
+
+def _load_each(
+    checkpoint: Checkpoint,
+    experts: str,
+    matrices: tuple[str, str, str],
+    hidden_size: int,
+    config: ExpertsConfig,
+    shard: range,
+) -> Matrices:
+    gate, up, down = matrices
+    size, numbers = config.intermediate_size, range(config.num_experts)
+
+    def load(expert: int, axis: int, shape: tuple[int, int], *matrices: str) -> Weight:
+        names = (f"{experts}.{expert}.{matrix}.weight" for matrix in matrices)
+        return load_matrix(checkpoint, *(TensorSlice(name, shape, axis, shard) for name in names))
+
+    gate_up = [load(expert, 0, (size, hidden_size), gate, up) for expert in numbers]
+    return gate_up, [load(expert, 1, (hidden_size, size), down) for expert in numbers]
+
+
+def _load_stacked(
+    checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, shard: range
+) -> tuple[Tensor, Tensor]:
+    num_experts, size = config.num_experts, config.intermediate_size
+    shape = (num_experts, 2 * size, hidden_size)
+    halves = [checkpoint.load(TensorSlice(f"{experts}.gate_up_proj", shape, 1, part)) for part in _halves(shard, size)]
+    down = checkpoint.load(TensorSlice(f"{experts}.down_proj", (num_experts, hidden_size, size), 2, shard))
+    return torch.cat(halves, dim=1), down
+
+
+def _load_interleaved(
+    checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, shard: range
+) -> tuple[Tensor, Tensor]:
+    num_experts, size = config.num_experts, config.intermediate_size
+    shape = (num_experts, hidden_size, 2 * size)
+    gate_up = checkpoint.load(TensorSlice(f"{experts}.gate_up_proj", shape, 2, _both(shard)))
+    down = checkpoint.load(TensorSlice(f"{experts}.down_proj", (num_experts, size, hidden_size), 1, shard))
+    return _separated(gate_up, 2).transpose(1, 2), down.transpose(1, 2)
+
+
+def _load_mxfp4(
+    checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, shard: range
+) -> Matrices:
+    num_experts, size = config.num_experts, config.intermediate_size
+    groups = range(shard.start // GROUP_SIZE, -(-shard.stop // GROUP_SIZE))  # those that hold inputs of the shard
+    start = shard.start - groups.start * GROUP_SIZE
+
+    def load(name: str, num_outputs: int, num_inputs: int, axis: int, part: range) -> Callable[[int], Tensor]:
+        shape = (num_experts, num_outputs, num_inputs // GROUP_SIZE)
+        blocks, scales = (
+            checkpoint.load_stored(TensorSlice(f"{experts}.{name}_{suffix}", each, axis, part), ("U8",))
+            for suffix, each in (("blocks", (*shape, GROUP_SIZE // 2)), ("scales", shape))
+        )
+        return lambda expert: dequantize(blocks[expert], scales[expert], checkpoint.dtype)
+
+    gate_up = load("gate_up_proj", 2 * size, hidden_size, 1, _both(shard))
+    down = load("down_proj", hidden_size, size, 2, groups)
+    # one expert at a time, since floats take four times the memory of codes
+    return (
+        [_separated(gate_up(expert), 0) for expert in range(num_experts)],
+        [down(expert)[:, start : start + len(shard)] for expert in range(num_experts)],
+    )
+
+
+def _halves(shard: range, size: int) -> list[range]:
+    """Return the indices of the shard's gates, and of its ups, which follow all gates."""
+    return [shard, range(size + shard.start, size + shard.stop)]
+
+
+def _both(shard: range) -> range:
+    """Return the indices of the shard's gates and ups, which alternate."""
+    return range(2 * shard.start, 2 * shard.stop)
+
+
+def _separated(alternating: Tensor, axis: int) -> Tensor:
+    """Return gates and ups, which alternate along the axis, as gates | ups."""
+    places = torch.arange(alternating.shape[axis], device=alternating.device)
+    return alternating.index_select(axis, torch.cat((places[::2], places[1::2])))
