@@ -1,4 +1,5 @@
-"""The gated activation silu(gate) * up of a projection [gate | up]."""
+"""Activations of a projection, gated or not, in float32 with one rounding; a gated silu rounds silu(gate) as well, as
+torch does."""
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
 from __future__ import annotations
@@ -8,31 +9,69 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..contract import Activation
+
 _BLOCK = 1024
 
 
 @triton.jit
-def silu_mul(gate, up, dtype: tl.constexpr):
-    """Compute silu(gate) · up in float32, with silu rounded to the model's dtype first, as in torch."""
-    return (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32) * up
+def activated(x, KIND: tl.constexpr):
+    """Compute act(x) of a float32 tensor."""
+    if KIND == "silu":
+        x = x / (1.0 + tl.exp(-x))
+    elif KIND == "gelu":
+        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif KIND == "gelu_tanh":  # (1 + tanh(z)) / 2 is sigmoid(2 z), and 1.5958 is 2 sqrt(2 / π)
+        x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    elif KIND == "relu":
+        x = tl.maximum(x, 0.0)
+    elif KIND == "relu2":
+        x = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    return x
 
 
 @triton.jit
-def silu_and_mul_kernel(x, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def gated(gate, up, limit, KIND: tl.constexpr, dtype: tl.constexpr):
+    """Compute act(gate) · up of float32 tensors, act(gate) rounded to the model's dtype first."""
+    if KIND == "swiglu_clamped":
+        gate, up = tl.minimum(gate, limit), tl.minimum(tl.maximum(up, -limit), limit)
+        return gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
+    return activated(gate, KIND).to(dtype).to(tl.float32) * up
+
+
+@triton.jit
+def activation_kernel(
+    x, output, limit, WIDTH: tl.constexpr, BLOCK: tl.constexpr, KIND: tl.constexpr, IS_GATED: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     exists = columns < WIDTH
-    gate = tl.load(x + row * (2 * WIDTH) + columns, mask=exists, other=0.0).to(tl.float32)
-    up = tl.load(x + row * (2 * WIDTH) + WIDTH + columns, mask=exists, other=0.0).to(tl.float32)
     dtype: tl.constexpr = output.dtype.element_ty
-    tl.store(output + row * WIDTH + columns, silu_mul(gate, up, dtype).to(dtype), mask=exists)
+    at = x + row * (2 * WIDTH if IS_GATED else WIDTH) + columns
+    result = tl.load(at, mask=exists, other=0.0).to(tl.float32)
+    if IS_GATED:
+        up = tl.load(at + WIDTH, mask=exists, other=0.0).to(tl.float32)
+        result = gated(result, up, limit, KIND, dtype)
+    else:
+        result = activated(result, KIND)
+    tl.store(output + row * WIDTH + columns, result.to(dtype), mask=exists)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """Compute silu(gate) * up [T, n] of x [T, 2n], contiguous, gates first."""
-    num_rows, width = x.shape[0], x.shape[1] // 2
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """Compute act(x), or act(gate) * up [T, n] of x [T, 2n], contiguous, gates first."""
+    if activation.kind == "none" and not activation.is_gated:
+        return x
+    num_rows, width = x.shape[0], x.shape[1] // (2 if activation.is_gated else 1)
     output = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     if num_rows:
-        grid = (num_rows, -(-width // _BLOCK))
-        silu_and_mul_kernel[grid](x, output, WIDTH=width, BLOCK=_BLOCK, num_warps=4)
+        activation_kernel[(num_rows, -(-width // _BLOCK))](
+            x,
+            output,
+            float(activation.limit),
+            WIDTH=width,
+            BLOCK=_BLOCK,
+            KIND=activation.kind,
+            IS_GATED=activation.is_gated,
+            num_warps=4,
+        )
     return output

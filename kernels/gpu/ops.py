@@ -29,14 +29,14 @@ from ..contract import (
 )
 from ..quantized import Weight
 from ..reference import PlainLinear, ReferenceOps
-from .activation import silu_and_mul
+from .activation import activate
 from .attention.decode import decode_attention, plan_decode
 from .attention.heads import can_fuse_heads, qk_norm_rope_cache
 from .attention.prefill import plan_prefill, prefill_attention
 from .linear.gemv import gemv
 from .linear.matmul import Matrices, matmul
 from .linear.moe import TritonExperts, fused_moe
-from .norm import MAX_WIDTH, rms_norm
+from .norm import MAX_WIDTH, normalize
 from .step import begin_decode, embed_tokens
 from .table import DecodeShape, PrefillShape, decode_shape, prefill_shape
 
@@ -107,9 +107,7 @@ class TritonOps(ReferenceOps):
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if isinstance(packed, PlainLinear) and x.shape[0] == 1:
-            is_fused = packed.activation == GATED_SILU
-            outputs = gemv(_with_dense_rows(x), packed.weight, packed.bias, is_fused, x.dtype)
-            return outputs if is_fused else self.activate(outputs, packed.activation)
+            return gemv(_with_dense_rows(x), packed.weight, packed.bias, x.dtype, packed.activation)
         if not isinstance(packed, QuantizedLinear):
             return super().linear(x, packed)
         outputs = matmul(_with_dense_rows(x), packed.matrices, packed.bias, x.dtype)
@@ -117,7 +115,7 @@ class TritonOps(ReferenceOps):
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
         if isinstance(packed, PlainLinear) and x.shape[0] == 1:
-            return gemv(_with_dense_rows(x), packed.weight, packed.bias, False, torch.float32)
+            return gemv(_with_dense_rows(x), packed.weight, packed.bias, torch.float32)
         return super().logits(x, packed)
 
     def pack_experts(
@@ -137,17 +135,16 @@ class TritonOps(ReferenceOps):
         return fused_moe(_with_dense_rows(x), scores, packed, routing, self.is_batch_invariant)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        if x.shape[-1] > MAX_WIDTH or norm.kind != "rms" or norm.weight is None or norm.weight.dim() > 1:
+        if x.shape[-1] > MAX_WIDTH:
             return super().norm(x, norm)
-        return rms_norm(x.reshape(-1, x.shape[-1]), None, norm.weight, norm.eps).view(x.shape)
+        return normalize(x.reshape(-1, x.shape[-1]), None, norm).view(x.shape)
 
     def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
-        if x.shape[-1] > MAX_WIDTH or norm.kind != "rms" or norm.weight is None:
+        if x.shape[-1] > MAX_WIDTH:
             return super().add_norm(x, residual, norm)
-        return rms_norm(x, residual, norm.weight, norm.eps)
+        return normalize(x, residual, norm)
 
-    def activate(self, x: Tensor, activation: Activation) -> Tensor:
-        return silu_and_mul(x) if activation == GATED_SILU else super().activate(x, activation)
+    activate = staticmethod(activate)
 
     def qk_norm_rope_cache(
         self,

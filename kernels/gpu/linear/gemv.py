@@ -1,4 +1,4 @@
-"""Matrix-vector product of one token, with the gated activation fused in.
+"""Matrix-vector product of one token, with the activation fused in.
 
 A program computes a few outputs. Its threads lie along the inputs and keep separate sums until the end, so that all
 loads of an iteration are in flight at once. A single token is bound by reading the weights and by launches; for more
@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..activation import silu_mul
+from ...contract import NO_ACTIVATION, Activation
+from ..activation import activated, gated
 from ..launch import next_power_of_2
 
 WEIGHTS = 8192  # per program and iteration: in bfloat16 16 KB, eight loads of 16 bytes for each thread
@@ -48,10 +49,12 @@ def gemv_kernel(
     bias,  # [num_outputs] or [2 * num_outputs]
     output,  # [num_outputs]
     num_outputs,
+    limit,  # of the activation
     INPUTS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INNER: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    KIND: tl.constexpr,
     IS_GATED: tl.constexpr,
 ):
     dtype: tl.constexpr = x.dtype.element_ty
@@ -69,30 +72,35 @@ def gemv_kernel(
     result = reduce_outputs(total, bias, rows, is_row, HAS_BIAS).to(dtype)
     if IS_GATED:
         gate = reduce_outputs(gates, bias, rows - num_outputs, is_row, HAS_BIAS).to(dtype)
-        result = silu_mul(gate.to(tl.float32), result.to(tl.float32), dtype).to(dtype)
+        result = gated(gate.to(tl.float32), result.to(tl.float32), limit, KIND, dtype).to(dtype)
+    elif KIND != "none":
+        result = activated(result.to(tl.float32), KIND).to(dtype)
     tl.store(output + columns, result.to(output.dtype.element_ty), mask=is_row)
 
 
-def gemv(x: Tensor, weight: Tensor, bias: Tensor | None, is_gated: bool, dtype: torch.dtype) -> Tensor:
-    """Multiply x [1, in], dense, by weight [out, in] and add bias: [1, out], rounded to x's dtype, then to `dtype`.
-
-    `is_gated`: return silu(first half) * second half of the outputs.
-    """
-    num_inputs, num_outputs = x.shape[1], weight.shape[0] // (2 if is_gated else 1)
+def gemv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, activation: Activation = NO_ACTIVATION
+) -> Tensor:
+    """Multiply x [1, in], dense, by weight [out, in], add bias and apply the activation: [1, out], rounded to x's dtype
+    before and after the activation, then to `dtype`. A gated activation halves the outputs."""
+    num_parts = 2 if activation.is_gated else 1
+    num_inputs, num_outputs = x.shape[1], weight.shape[0] // num_parts
     output = torch.empty((1, num_outputs), dtype=dtype, device=x.device)
     inner = min(MAX_INNER, next_power_of_2(num_inputs))
-    outputs = WEIGHTS // inner // (2 if is_gated else 1)
+    outputs = WEIGHTS // inner // num_parts
     gemv_kernel[(-(-num_outputs // outputs),)](
         x,
         weight,
         weight if bias is None else bias,
         output,
         num_outputs,
+        float(activation.limit),
         INPUTS=num_inputs,
         OUTPUTS=outputs,
         INNER=inner,
         HAS_BIAS=bias is not None,
-        IS_GATED=is_gated,
+        KIND=activation.kind,
+        IS_GATED=activation.is_gated,
         num_warps=4,
     )
     return output

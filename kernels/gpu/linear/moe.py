@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ... import reference
-from ...contract import Routing
-from ..activation import silu_and_mul
+from ...contract import GATED_SILU, Routing
+from ..activation import activate
 from .matmul import ExpertRows, Matrices, matmul
 
 CHUNK = 1024  # pairs per iteration of list_rows_kernel
@@ -159,6 +159,7 @@ def fused_moe(
     """Compute Ops.fused_moe; a token's expert outputs are added in the order of their scores."""
     weights, experts = choose(scores, routing)
     lists = list_rows(experts, packed.gate_up.qweight.shape[0])
-    inner = silu_and_mul(matmul(x, packed.gate_up, None, x.dtype, lists, is_batch_invariant=is_batch_invariant))
+    inner = matmul(x, packed.gate_up, None, x.dtype, lists, is_batch_invariant=is_batch_invariant)
+    inner = activate(inner, GATED_SILU)
     expert_outputs = matmul(inner, packed.down, None, torch.float32, lists, weights, is_batch_invariant)
     return moe_sum(expert_outputs, routing.top_k, x.dtype)

@@ -60,10 +60,11 @@ import torch, triton
 from concurrent.futures import ThreadPoolExecutor
 from tokenloom.scripts.compile_kernels import NoDevice, empty
 from tokenloom.kernels.gpu.compile import compiling
-from tokenloom.kernels.gpu.norm import rms_norm
+from tokenloom.kernels.contract import Norm
+from tokenloom.kernels.gpu.norm import normalize
 triton.runtime.driver.set_active(NoDevice(80))
 with torch.inference_mode(), ThreadPoolExecutor(1) as threads, compiling(threads) as kernels:
-    rms_norm(empty((4, 64)), empty((4, 64)), empty(64), 1e-6)
+    normalize(empty((4, 64)), empty((4, 64)), Norm("rms", empty(64), None, 1e-6))
 print(*(kernel.asm["ptx"] for kernel in kernels.values()))
 """
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from tokenloom.kernels import fp8_cache
-from tokenloom.kernels.contract import GATED_SILU, Rotary
+from tokenloom.kernels.contract import Activation, ActivationKind, Norm, NormKind, Rotary
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.gpu.shapes import from_fp8, paged_step
-from tokenloom.tests.support.norms import head_norms, rms
+from tokenloom.tests.support.norms import head_norms
 
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 4e-3}
 
@@ -38,29 +38,44 @@ def seeds(count: int, slow: int) -> list[object]:
     return [*range(count), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(count, slow))]
 
 
-@pytest.mark.parametrize("seed", seeds(6, 60))
-def test_norms_are_the_references(seed: int) -> None:
-    rng = random.Random(seed)
-    torch.manual_seed(seed)
+NORMS: list[tuple[NormKind, bool, bool]] = [  # kind, with a weight, with a bias
+    ("rms", True, False),
+    ("rms", False, False),
+    ("layer", True, True),
+    ("layer", True, False),
+    ("layer", False, False),
+]
+
+
+@pytest.mark.parametrize("seed", seeds(2, 12))
+@pytest.mark.parametrize(("kind", "has_weight", "has_bias"), NORMS)
+def test_norms_are_the_references(kind: NormKind, has_weight: bool, has_bias: bool, seed: int) -> None:
+    rng = random.Random(f"{kind} {has_weight} {has_bias} {seed}")
+    torch.manual_seed(rng.getrandbits(32))
     dtype = rng.choice(list(TOLERANCES))
     num_tokens, width = rng.choice([0, 1, 3, 17]), rng.choice([1, 8, 100, 1024, 1536, 5120])
-    x, residual = torch.randn(num_tokens, width).to(dtype), torch.randn(num_tokens, width).to(dtype)
-    weight, copy = torch.randn(width).to(dtype), residual.clone()
-    check_close(TritonOps(90).norm(x, rms(weight, 1e-5)), ReferenceOps().norm(x, rms(weight, 1e-5)))
-    result = TritonOps(90).add_norm(x, copy, rms(weight, 1e-5))
-    check_close(result, ReferenceOps().add_norm(x, residual, rms(weight, 1e-5)))
+    x, residual = torch.randn(num_tokens, width).add(2).to(dtype), torch.randn(num_tokens, width).to(dtype)
+    weight, bias = torch.randn(width) if has_weight else None, torch.randn(width) if has_bias else None
+    norm, copy = Norm(kind, weight, bias, 1e-5), residual.clone()
+    check_close(TritonOps(90).norm(x, norm), ReferenceOps().norm(x, norm))
+    check_close(TritonOps(90).add_norm(x, copy, norm), ReferenceOps().add_norm(x, residual, norm))
     assert torch.equal(copy, residual)
 
 
-@pytest.mark.parametrize("seed", seeds(4, 40))
-def test_gated_linear_is_the_references(seed: int) -> None:
-    rng = random.Random(seed)
-    torch.manual_seed(seed)
+KINDS: list[ActivationKind] = ["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+ACTIVATIONS = [Activation(kind, is_gated) for kind in KINDS for is_gated in (False, True)]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 7])
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, Activation("swiglu_clamped", True, 0.75)])
+def test_a_linear_layer_with_an_activation_is_the_references(activation: Activation, num_tokens: int) -> None:
+    rng = random.Random(f"{activation} {num_tokens}")
+    torch.manual_seed(rng.getrandbits(32))
     dtype = rng.choice(list(TOLERANCES))
     width = rng.choice([1, 5, 100, 1030])
-    x, weight = torch.randn(rng.choice([0, 1, 7]), 24).to(dtype), torch.randn(2 * width, 24).div(5).to(dtype)
+    x, weight = torch.randn(num_tokens, 24).to(dtype), torch.randn(2 * width, 24).div(5).to(dtype)
     bias = rng.choice([None, torch.randn(2 * width).to(dtype)])
-    results = [ops.linear(x, ops.pack_linear(weight, bias, GATED_SILU)) for ops in (TritonOps(90), ReferenceOps())]
+    results = [ops.linear(x, ops.pack_linear(weight, bias, activation)) for ops in (TritonOps(90), ReferenceOps())]
     check_close(*results)
 
 

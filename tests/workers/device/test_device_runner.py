@@ -268,10 +268,10 @@ def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: 
         execute(runner, message([0], [1]))
     with Launches() as launches:
         runner.start(message([0], [1]))
-    per_layer = ("rms_norm_kernel", "qk_norm_rope_cache_kernel", "decode_kernel", "merge_kernel")
+    per_layer = ("norm_kernel", "qk_norm_rope_cache_kernel", "decode_kernel", "merge_kernel")
     num_layers = spec.num_layers
     expected = Counter(dict.fromkeys(per_layer, num_layers))
-    expected += Counter({"rms_norm_kernel": num_layers + 1, "gemv_kernel": 4 * num_layers})  # the norm of all
+    expected += Counter({"norm_kernel": num_layers + 1, "gemv_kernel": 4 * num_layers})  # the norm of all
     expected += Counter({"begin_decode_kernel": 1, "plan_kernel": 1, "gemv_kernel": 1, "sample_kernel": 1})
     expected["copy_"] = 2  # tokens beside the graph's, to the host
     assert launches.counts == expected
@@ -283,7 +283,7 @@ def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: 
         blocks = [value for row in (0, 3, 4, 5, 6) for value in (row, 0, 13 + row)]
         runner.start(message([0, 3, 4, 5, 6], [1] * 5, [1, 2], known, blocks))
     num_products = expected.pop("gemv_kernel")  # several rows are torch's to multiply
-    expected += Counter({"linear": num_products, "silu_and_mul_kernel": num_layers})
+    expected += Counter({"linear": num_products, "activation_kernel": num_layers})
     assert changing.counts == expected + Counter({"write_rows_kernel": 1, "copy_": 2})
 
 
