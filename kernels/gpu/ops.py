@@ -155,10 +155,10 @@ class TritonOps(ReferenceOps):
         layer: int,
         metadata: AttentionMetadata,
     ) -> Tensor:
-        if not can_fuse_heads(norms, rotary, heads.shape[2]):
+        num_heads, head_dim = heads.shape[1] - 2 * kv_cache.shape[3], heads.shape[2]
+        if not can_fuse_heads(norms, num_heads, head_dim):
             return super().qk_norm_rope_cache(heads, norms, rotary, kv_cache, layer, metadata)
-        assert rotary.cos_sin is not None
-        return qk_norm_rope_cache(heads, norms, rotary.cos_sin, kv_cache, layer, metadata)
+        return qk_norm_rope_cache(heads, norms, rotary, kv_cache, layer, metadata)
 
     def paged_attention(
         self,

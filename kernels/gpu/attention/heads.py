@@ -1,6 +1,7 @@
 """Ops.qk_norm_rope_cache in one launch: normalize and rotate query and key heads, store keys and values.
 
-A program processes some heads of one token, all query, all key or all value heads.
+A program processes some heads of one token, all query, all key or all value heads. A head is in three parts: two halves
+of PAIRS elements, which are rotated against each other, and the rest.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from ...contract import AttentionMetadata, HeadNorms, Rotary
 from ...fp8_cache import LARGEST, is_fp8
 from ..launch import next_power_of_2
+from ..norm import MAX_WIDTH
 from .attention import cache_arguments
 
 _HEADS = 4  # per program
@@ -25,32 +27,120 @@ def finite_or_zero(values):
 
 
 @triton.jit
-def rotated_halves(
-    first, second, weight, cos_sin, position, eps,
-    HEAD_DIM: tl.constexpr, HALF_PAD: tl.constexpr, HAS_NORM: tl.constexpr,
+def head_sums(first, second, rest, REST_PAD: tl.constexpr, SPANS_HEADS: tl.constexpr):
+    """Sum the elements of each head, or those of all heads: [n]."""
+    total = tl.sum(first, axis=1) + tl.sum(second, axis=1)
+    if REST_PAD > 0:
+        total += tl.sum(rest, axis=1)
+    if SPANS_HEADS:
+        total = tl.zeros_like(total) + tl.sum(total, axis=0)
+    return total
+
+
+@triton.jit
+def centered_part(
+    values, mean, head, NUM_HEADS: tl.constexpr, LENGTH: tl.constexpr, PAD: tl.constexpr
 ):  # fmt: skip
-    """Rotate heads, given as two halves [n, D / 2] float32; with HAS_NORM normalize them, over both halves, before."""
-    HALF: tl.constexpr = HEAD_DIM // 2
+    """Subtract the mean [n] from the elements that exist."""
+    exists = (head < NUM_HEADS)[:, None] & (tl.arange(0, PAD) < LENGTH)[None, :]
+    return tl.where(exists, values - mean[:, None], 0.0)
+
+
+@triton.jit
+def scaled_part(
+    values, scale, weight, bias, head,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, START: tl.constexpr, LENGTH: tl.constexpr, PAD: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, IS_PER_HEAD: tl.constexpr,
+):  # fmt: skip
+    """Multiply a part, elements from START of heads, by scale [n] and weight and add the bias."""
+    dims = tl.arange(0, PAD)
+    at, exists = (START + dims)[None, :], (dims < LENGTH)[None, :]
+    if IS_PER_HEAD:
+        at, exists = at + head[:, None] * HEAD_DIM, exists & (head < NUM_HEADS)[:, None]
+    values = values * scale[:, None]
+    if HAS_WEIGHT:
+        values *= tl.load(weight + at, mask=exists, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        values += tl.load(bias + at, mask=exists, other=0.0).to(tl.float32)
+    return values
+
+
+@triton.jit
+def normalized_heads(
+    first, second, rest, weight, bias, head, eps,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, HALF_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr, NORM: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_PER_HEAD: tl.constexpr, SPANS_HEADS: tl.constexpr,
+):  # fmt: skip
+    """Normalize the parts of heads, float32 and 0 where there is no element."""
+    COUNT: tl.constexpr = NUM_HEADS * HEAD_DIM if SPANS_HEADS else HEAD_DIM
+    REST: tl.constexpr = HEAD_DIM - 2 * PAIRS
+    if NORM == "layer":
+        mean = head_sums(first, second, rest, REST_PAD, SPANS_HEADS) / COUNT
+        first = centered_part(first, mean, head, NUM_HEADS, PAIRS, HALF_PAD)
+        second = centered_part(second, mean, head, NUM_HEADS, PAIRS, HALF_PAD)
+        if REST_PAD > 0:
+            rest = centered_part(rest, mean, head, NUM_HEADS, REST, REST_PAD)
+    squares = head_sums(first * first, second * second, rest * rest, REST_PAD, SPANS_HEADS)
+    scale = 1.0 / tl.sqrt(squares / COUNT + eps)
+    first = scaled_part(
+        first, scale, weight, bias, head, NUM_HEADS, HEAD_DIM, 0, PAIRS, HALF_PAD, HAS_WEIGHT, HAS_BIAS, IS_PER_HEAD
+    )
+    second = scaled_part(
+        second, scale, weight, bias, head, NUM_HEADS, HEAD_DIM, PAIRS, PAIRS, HALF_PAD,
+        HAS_WEIGHT, HAS_BIAS, IS_PER_HEAD,
+    )  # fmt: skip
+    if REST_PAD > 0:
+        rest = scaled_part(
+            rest, scale, weight, bias, head, NUM_HEADS, HEAD_DIM, 2 * PAIRS, REST, REST_PAD,
+            HAS_WEIGHT, HAS_BIAS, IS_PER_HEAD,
+        )  # fmt: skip
+    return first, second, rest
+
+
+@triton.jit
+def rotated_heads(first, second, cos_sin, position, PAIRS: tl.constexpr, HALF_PAD: tl.constexpr):
+    """Rotate the halves against each other."""
     dims = tl.arange(0, HALF_PAD)
-    is_dim = dims < HALF
-    if HAS_NORM:
-        squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)
-        scale = 1.0 / tl.sqrt(squares / HEAD_DIM + eps)
-        low = tl.load(weight + dims, mask=is_dim, other=0.0).to(tl.float32)
-        high = tl.load(weight + HALF + dims, mask=is_dim, other=0.0).to(tl.float32)
-        first = first * scale[:, None] * low[None, :]
-        second = second * scale[:, None] * high[None, :]
-    cos = tl.load(cos_sin + position * HEAD_DIM + dims, mask=is_dim, other=0.0)[None, :]
-    sin = tl.load(cos_sin + position * HEAD_DIM + HALF + dims, mask=is_dim, other=0.0)[None, :]
+    at, is_dim = cos_sin + position * (2 * PAIRS) + dims, dims < PAIRS
+    cos = tl.load(at, mask=is_dim, other=0.0)[None, :]
+    sin = tl.load(at + PAIRS, mask=is_dim, other=0.0)[None, :]
     return first * cos - second * sin, second * cos + first * sin
+
+
+@triton.jit
+def finished_heads(
+    first, second, rest, weight, bias, cos_sin, position, head, eps,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAIRS: tl.constexpr, HALF_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr, NORM: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    IS_PER_HEAD: tl.constexpr, SPANS_HEADS: tl.constexpr, IS_AFTER_ROPE: tl.constexpr, IS_ROTATED: tl.constexpr,
+):  # fmt: skip
+    """Normalize and rotate heads, in the order that IS_AFTER_ROPE says; the parts come out float32."""
+    first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
+    if NORM != "none" and not IS_AFTER_ROPE:
+        first, second, rest = normalized_heads(
+            first, second, rest, weight, bias, head, eps, NUM_HEADS, HEAD_DIM, PAIRS, HALF_PAD, REST_PAD,
+            NORM, HAS_WEIGHT, HAS_BIAS, IS_PER_HEAD, SPANS_HEADS,
+        )  # fmt: skip
+    if IS_ROTATED:
+        first, second = rotated_heads(first, second, cos_sin, position, PAIRS, HALF_PAD)
+    if NORM != "none" and IS_AFTER_ROPE:
+        first, second, rest = normalized_heads(
+            first, second, rest, weight, bias, head, eps, NUM_HEADS, HEAD_DIM, PAIRS, HALF_PAD, REST_PAD,
+            NORM, HAS_WEIGHT, HAS_BIAS, IS_PER_HEAD, SPANS_HEADS,
+        )  # fmt: skip
+    return first, second, rest
 
 
 @triton.jit
 def qk_norm_rope_cache_kernel(
     heads,  # [T, H + 2 * num_kv_heads, D], overwritten
-    query_norm,
-    key_norm,
-    cos_sin,  # [P, D] float32
+    query_weight,  # this and the next three: of the norms, [D] or [heads, D]
+    query_bias,
+    key_weight,
+    key_bias,
+    cos_sin,  # [P, 2 * PAIRS] float32
+    query_scale,  # [P] float32
     kv_cache,
     scales,  # an fp8 cache as float32
     layer_offset,
@@ -62,13 +152,21 @@ def qk_norm_rope_cache_kernel(
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    PAIRS: tl.constexpr,
     HALF_PAD: tl.constexpr,
+    REST_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HEADS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
+    NORM: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_PER_HEAD: tl.constexpr,
+    SPANS_HEADS: tl.constexpr,
+    IS_AFTER_ROPE: tl.constexpr,
+    IS_ROTATED: tl.constexpr,
+    HAS_QUERY_SCALE: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
-    HALF: tl.constexpr = HEAD_DIM // 2
     WIDTH: tl.constexpr = HEAD_DIM + 4 if IS_FP8 else HEAD_DIM
     QUERY_PARTS: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     KV_PARTS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
@@ -79,59 +177,87 @@ def qk_norm_rope_cache_kernel(
     slot = tl.load(slots + token)
     if part < QUERY_PARTS:
         head = part * HEADS + tl.arange(0, HEADS)
-        exists = (head < NUM_HEADS)[:, None] & (dims < HALF)[None, :]
-        at = heads + token * token_stride + head[:, None] * HEAD_DIM + dims[None, :]
-        first = tl.load(at, mask=exists, other=0.0).to(tl.float32)
-        second = tl.load(at + HALF, mask=exists, other=0.0).to(tl.float32)
-        first, second = rotated_halves(first, second, query_norm, cos_sin, position, eps, HEAD_DIM, HALF_PAD, HAS_NORM)
+        exists = (head < NUM_HEADS)[:, None] & (dims < PAIRS)[None, :]
+        row = heads + token * token_stride + head[:, None] * HEAD_DIM
+        at = row + dims[None, :]
+        first = tl.load(at, mask=exists, other=0.0)
+        second = tl.load(at + PAIRS, mask=exists, other=0.0)
+        rest = first
+        if REST_PAD > 0:
+            rest_dims = 2 * PAIRS + tl.arange(0, REST_PAD)
+            rest_exists = (head < NUM_HEADS)[:, None] & (rest_dims < HEAD_DIM)[None, :]
+            rest = tl.load(row + rest_dims[None, :], mask=rest_exists, other=0.0)
+        first, second, rest = finished_heads(
+            first, second, rest, query_weight, query_bias, cos_sin, position, head, eps, NUM_HEADS, HEAD_DIM,
+            PAIRS, HALF_PAD, REST_PAD, NORM, HAS_WEIGHT, HAS_BIAS, IS_PER_HEAD, SPANS_HEADS, IS_AFTER_ROPE, IS_ROTATED,
+        )  # fmt: skip
+        if HAS_QUERY_SCALE:
+            scale = tl.load(query_scale + position)
+            first, second, rest = first * scale, second * scale, rest * scale
         tl.store(at, first.to(heads.dtype.element_ty), mask=exists)
-        tl.store(at + HALF, second.to(heads.dtype.element_ty), mask=exists)
+        tl.store(at + PAIRS, second.to(heads.dtype.element_ty), mask=exists)
+        if REST_PAD > 0:
+            tl.store(row + rest_dims[None, :], rest.to(heads.dtype.element_ty), mask=rest_exists)
     elif slot >= 0:
         is_value = part >= QUERY_PARTS + KV_PARTS
         side = is_value.to(tl.int32)
         head = (part - QUERY_PARTS - side * KV_PARTS) * HEADS + tl.arange(0, HEADS)
-        exists = (head < NUM_KV_HEADS)[:, None] & (dims < HALF)[None, :]
+        exists = (head < NUM_KV_HEADS)[:, None] & (dims < PAIRS)[None, :]
         source = head + NUM_HEADS + side * NUM_KV_HEADS
-        at = heads + token * token_stride + source[:, None] * HEAD_DIM + dims[None, :]
+        row = heads + token * token_stride + source[:, None] * HEAD_DIM
+        at = row + dims[None, :]
         first = tl.load(at, mask=exists, other=0.0)
-        second = tl.load(at + HALF, mask=exists, other=0.0)
+        second = tl.load(at + PAIRS, mask=exists, other=0.0)
+        rest = first
+        if REST_PAD > 0:
+            rest_dims = 2 * PAIRS + tl.arange(0, REST_PAD)
+            rest_exists = (head < NUM_KV_HEADS)[:, None] & (rest_dims < HEAD_DIM)[None, :]
+            rest = tl.load(row + rest_dims[None, :], mask=rest_exists, other=0.0)
         if not is_value:
-            rotated_first, rotated_second = rotated_halves(
-                first.to(tl.float32), second.to(tl.float32), key_norm, cos_sin, position, eps,
-                HEAD_DIM, HALF_PAD, HAS_NORM,
+            new_first, new_second, new_rest = finished_heads(
+                first, second, rest, key_weight, key_bias, cos_sin, position, head, eps, NUM_KV_HEADS, HEAD_DIM,
+                PAIRS, HALF_PAD, REST_PAD, NORM, HAS_WEIGHT, HAS_BIAS, IS_PER_HEAD, SPANS_HEADS, IS_AFTER_ROPE,
+                IS_ROTATED,
             )  # fmt: skip
-            first = rotated_first.to(heads.dtype.element_ty)
-            second = rotated_second.to(heads.dtype.element_ty)
-        first, second = finite_or_zero(first), finite_or_zero(second)
+            first = new_first.to(heads.dtype.element_ty)
+            second = new_second.to(heads.dtype.element_ty)
+            rest = new_rest.to(heads.dtype.element_ty)
+        first, second, rest = finite_or_zero(first), finite_or_zero(second), finite_or_zero(rest)
         tile = (side * NUM_KV_HEADS + head) * (BLOCK_SIZE * WIDTH)
         place = slot % BLOCK_SIZE
         start = layer_offset + slot // BLOCK_SIZE * block_stride
         if IS_FP8:
-            first, second = first.to(tl.float32), second.to(tl.float32)
-            scale = tl.maximum(tl.max(tl.abs(first), axis=1), tl.max(tl.abs(second), axis=1)) / _LARGEST
+            first, second, rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
+            largest = tl.maximum(tl.max(tl.abs(first), axis=1), tl.max(tl.abs(second), axis=1))
+            if REST_PAD > 0:
+                largest = tl.maximum(largest, tl.max(tl.abs(rest), axis=1))
+            scale = largest / _LARGEST
             scale = tl.where(scale == 0.0, 1.0, scale)
             scale_at = scales + (start + tile + BLOCK_SIZE * HEAD_DIM) // 4 + place
             tl.store(scale_at, scale, mask=head < NUM_KV_HEADS)
-            first, second = first / scale[:, None], second / scale[:, None]
-        target = kv_cache + start + place * HEAD_DIM + tile[:, None] + dims[None, :]
-        tl.store(target, first.to(kv_cache.dtype.element_ty), mask=exists)
-        tl.store(target + HALF, second.to(kv_cache.dtype.element_ty), mask=exists)
+            first, second, rest = first / scale[:, None], second / scale[:, None], rest / scale[:, None]
+        row = kv_cache + start + place * HEAD_DIM + tile[:, None]
+        tl.store(row + dims[None, :], first.to(kv_cache.dtype.element_ty), mask=exists)
+        tl.store(row + PAIRS + dims[None, :], second.to(kv_cache.dtype.element_ty), mask=exists)
+        if REST_PAD > 0:
+            tl.store(row + rest_dims[None, :], rest.to(kv_cache.dtype.element_ty), mask=rest_exists)
 
 
-def can_fuse_heads(norms: HeadNorms | None, rotary: Rotary, head_dim: int) -> bool:
-    """Whether the kernel computes these norms and this rotation: RMS norms of each head before a full rotation."""
-    is_plain = rotary.query_scale is None and rotary.cos_sin is not None and rotary.cos_sin.shape[1] == head_dim
-    if norms is None or not is_plain:
-        return is_plain
-    is_rms = all(norm.kind == "rms" and norm.weight is not None for norm in (norms.query, norms.key))
-    is_shared = is_rms and norms.query.weight is not None and norms.query.weight.dim() == 1
-    return is_shared and not norms.is_after_rope and norms.query.eps == norms.key.eps
+def can_fuse_heads(norms: HeadNorms | None, num_heads: int, head_dim: int) -> bool:
+    """Whether the kernel computes these norms: of one form, and one over all heads if they fit into registers."""
+    if norms is None:
+        return True
+    forms = [
+        (norm.kind, norm.eps, *(None if each is None else each.dim() for each in (norm.weight, norm.bias)))
+        for norm in (norms.query, norms.key)
+    ]
+    return forms[0] == forms[1] and not (norms.spans_heads and num_heads * head_dim > MAX_WIDTH)
 
 
 def qk_norm_rope_cache(
     heads: Tensor,
     norms: HeadNorms | None,
-    cos_sin: Tensor,
+    rotary: Rotary,
     kv_cache: Tensor,
     layer: int,
     metadata: AttentionMetadata,
@@ -140,30 +266,41 @@ def qk_norm_rope_cache(
     num_tokens, num_all_heads, head_dim = heads.shape
     num_kv_heads, block_size = kv_cache.shape[3:5]
     num_heads = num_all_heads - 2 * num_kv_heads
-    query_norm, key_norm, eps = cos_sin, cos_sin, 0.0
+    pairs = (head_dim if rotary.cos_sin is None else rotary.cos_sin.shape[1]) // 2
+    rest = head_dim - 2 * pairs
+    norm = None if norms is None else norms.query
+    vectors = [None] * 4
     if norms is not None:
-        assert norms.query.weight is not None and norms.key.weight is not None
-        query_norm, key_norm, eps = norms.query.weight, norms.key.weight, norms.query.eps
+        vectors = [norms.query.weight, norms.query.bias, norms.key.weight, norms.key.bias]
+    spans_heads = norms is not None and norms.spans_heads
+    num_together = next_power_of_2(max(num_heads, num_kv_heads)) if spans_heads else _HEADS
     if num_tokens:
-        grid = (num_tokens, -(-num_heads // _HEADS) + 2 * -(-num_kv_heads // _HEADS))
+        grid = (num_tokens, -(-num_heads // num_together) + 2 * -(-num_kv_heads // num_together))
         qk_norm_rope_cache_kernel[grid](
             heads,
-            query_norm,
-            key_norm,
-            cos_sin,
+            *(heads if each is None else each for each in (*vectors, rotary.cos_sin, rotary.query_scale)),
             *cache_arguments(kv_cache, layer),
             metadata.positions,
             metadata.slots,
-            eps,
+            0.0 if norm is None else norm.eps,
             heads.stride(0),
             NUM_HEADS=num_heads,
             NUM_KV_HEADS=num_kv_heads,
             HEAD_DIM=head_dim,
-            HALF_PAD=next_power_of_2(head_dim // 2),
+            PAIRS=pairs,
+            HALF_PAD=next_power_of_2(pairs),
+            REST_PAD=next_power_of_2(rest) if rest else 0,
             BLOCK_SIZE=block_size,
-            HEADS=_HEADS,
-            HAS_NORM=norms is not None,
+            HEADS=num_together,
+            NORM="none" if norm is None else norm.kind,
+            HAS_WEIGHT=norm is not None and norm.weight is not None,
+            HAS_BIAS=norm is not None and norm.bias is not None,
+            IS_PER_HEAD=norm is not None and norm.weight is not None and norm.weight.dim() > 1,
+            SPANS_HEADS=spans_heads,
+            IS_AFTER_ROPE=norms is not None and norms.is_after_rope,
+            IS_ROTATED=rotary.cos_sin is not None,
+            HAS_QUERY_SCALE=rotary.query_scale is not None,
             IS_FP8=is_fp8(kv_cache),
-            num_warps=2,
+            num_warps=8 if spans_heads else 2,
         )
     return heads[:, :num_heads]

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
 
 from tokenloom.kernels import fp8_cache
-from tokenloom.kernels.contract import Activation, ActivationKind, Norm, NormKind, Rotary
+from tokenloom.kernels.contract import Activation, ActivationKind, HeadNorms, Norm, NormKind, Rotary
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.gpu.shapes import from_fp8, paged_step
-from tokenloom.tests.support.norms import head_norms
 
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 4e-3}
 
@@ -111,26 +111,71 @@ def test_embedding_is_the_references(seed: int) -> None:
     assert torch.equal(TritonOps(90).embedding(token_ids, table, first_id), wanted)
 
 
+@dataclass(frozen=True)
+class HeadForm:
+    """What is done to query and key heads of D elements."""
+
+    norm: NormKind | None = None
+    weight: str = "shared"  # by all heads; "per head", "spanning" all heads of a token, or "none"
+    has_bias: bool = False
+    is_after_rope: bool = False
+    rotation: float = 1.0  # part of the elements
+    has_query_scale: bool = False
+
+    def norms(self, num_heads: int, num_kv_heads: int, head_dim: int) -> HeadNorms | None:
+        if self.norm is None:
+            return None
+        drawn = []
+        for count in (num_heads, num_kv_heads):
+            shape = (head_dim,) if self.weight == "shared" else (count, head_dim)
+            weight = None if self.weight == "none" else torch.randn(shape)
+            drawn.append(Norm(self.norm, weight, torch.randn(shape) if self.has_bias else None, 1e-2))
+        return HeadNorms(drawn[0], drawn[1], self.weight == "spanning", self.is_after_rope)
+
+    def rotary(self, num_positions: int, head_dim: int) -> Rotary:
+        num_rotated = int(head_dim * self.rotation) // 2 * 2
+        cos_sin = torch.randn(num_positions, num_rotated) if num_rotated else None
+        return Rotary(cos_sin, torch.rand(num_positions) + 0.5 if self.has_query_scale else None)
+
+
+HEAD_FORMS = [
+    HeadForm(),
+    HeadForm("rms"),
+    HeadForm("rms", weight="none"),
+    HeadForm("rms", is_after_rope=True),
+    HeadForm("rms", weight="spanning"),
+    HeadForm("rms", weight="spanning", is_after_rope=True, rotation=0.5),
+    HeadForm("rms", weight="per head", has_bias=True, is_after_rope=True, rotation=0.25, has_query_scale=True),
+    HeadForm("rms", rotation=0.0),
+    HeadForm("layer"),
+    HeadForm("layer", has_bias=True, rotation=0.5),
+    HeadForm("layer", weight="per head", rotation=0.25),
+    HeadForm("layer", weight="spanning", has_bias=True, rotation=0.5),
+    HeadForm(rotation=0.5, has_query_scale=True),
+    HeadForm(rotation=0.0),
+]
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy, of the overflowed request
-@pytest.mark.parametrize("seed", seeds(10, 80))
-def test_qk_norm_rope_cache_is_the_references(seed: int) -> None:
-    rng = random.Random(seed)
-    torch.manual_seed(seed)
+@pytest.mark.parametrize("seed", seeds(1, 8))
+@pytest.mark.parametrize("form", HEAD_FORMS, ids=str)
+def test_qk_norm_rope_cache_is_the_references(form: HeadForm, seed: int) -> None:
+    rng = random.Random(f"{form} {seed}")
+    torch.manual_seed(rng.getrandbits(32))
     dtype, head_dim = rng.choice(list(TOLERANCES)), rng.choice([16, 64, 80, 96, 128, 256])
     group, num_kv_heads, block_size = rng.choice([1, 2, 5, 8, 16]), rng.choice([1, 2, 3]), rng.choice([16, 32, 128])
     lengths = [rng.randrange(1, 300) for _ in range(rng.randrange(0, 3))]
-    step = paged_step(rng, lengths, [(5, 3), (0, 9)], dtype, head_dim, group, num_kv_heads, block_size, None)
+    step = paged_step(rng, lengths, [(5, 3), (0, 4)], dtype, head_dim, group, num_kv_heads, block_size, None)
     metadata = step.metadata
     num_tokens = metadata.query_starts_host[-1]
     metadata.slots[rng.randrange(num_tokens)] = -1
     heads = torch.randn(num_tokens, (group + 2) * num_kv_heads, head_dim).to(dtype)
     if num_tokens > 1:  # an overflowed request
         heads[1, -1, 0], heads[1, -1, 1], heads[1, -num_kv_heads - 1, 2] = torch.nan, torch.inf, -torch.inf
-    norms = rng.choice([None, (torch.randn(head_dim).to(dtype), torch.randn(head_dim).to(dtype))])
-    cos_sin = torch.randn(310, head_dim)
+    norms, rotary = form.norms(group * num_kv_heads, num_kv_heads, head_dim), form.rotary(310, head_dim)
     caches = [step.kv_cache.clone(), step.kv_cache.clone()]
     queries = [
-        ops.qk_norm_rope_cache(heads.clone(), head_norms(norms, 1e-6), Rotary(cos_sin), cache, 1, metadata)
+        ops.qk_norm_rope_cache(heads.clone(), norms, rotary, cache, 1, metadata)
         for ops, cache in zip((TritonOps(90), ReferenceOps()), caches, strict=True)
     ]
     check_close(*queries)
@@ -148,7 +193,7 @@ def test_keys_stored_in_8_bits_are_the_references(seed: int) -> None:
     num_tokens = step.metadata.query_starts_host[-1]
     heads = torch.randn(num_tokens, (group + 2) * num_kv_heads, head_dim).mul(rng.choice([1e-3, 1, 300])).to(dtype)
     heads[0, -1] = 0
-    cos_sin = torch.randn(310, head_dim)
+    cos_sin = torch.randn(310, head_dim // rng.choice([1, 2]))  # the rest of a head is not rotated
     caches = [step.kv_cache.clone(), step.kv_cache.clone()]
     for ops, cache in zip((TritonOps(90), ReferenceOps()), caches, strict=True):
         ops.qk_norm_rope_cache(heads.clone(), None, Rotary(cos_sin), cache, 1, step.metadata)
