@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,13 @@ from ..kernels import fp8_cache
 from ..kernels.contract import (
     GATED_SILU,
     NO_ACTIVATION,
+    Activation,
     AttentionMetadata,
     AttentionSpec,
     BatchColumns,
     HeadNorms,
     Norm,
+    NormKind,
     Rotary,
     Routing,
 )
@@ -103,24 +105,61 @@ def step(decode_rows: int, prompts: Sequence[int]) -> AttentionMetadata:
     )
 
 
-def attend(
-    ops: TritonOps,
-    dtype: torch.dtype,
-    head_dim: int,
-    group: int,
-    window: int | None,
-    has_fp8_cache: bool,
-    has_norm: bool,
-) -> None:
+@dataclass(frozen=True)
+class AttentionForm:
+    """One kind of attention: the heads' norms and rotation, and the scores."""
+
+    dtype: torch.dtype
+    head_dim: int
+    group: int
+    window: int | None = None
+    has_fp8_cache: bool = False
+    softcap: float = 0.0
+    has_sinks: bool = False
+    norm: NormKind | None = "rms"
+    weights: str = "shared"  # by all heads; "per head", or "spanning" all heads of a token
+    has_bias: bool = False
+    is_after_rope: bool = False
+    rotation: float = 1.0  # part of the elements of a head
+    has_query_scale: bool = False
+
+    @property
+    def label(self) -> str:
+        """The form in words, without what is usual."""
+        words = [f"{_name(self.dtype)} dim {self.head_dim} group {self.group}"]
+        for field in fields(self)[3:]:
+            value = getattr(self, field.name)
+            if value is True or (field.name in ("window", "softcap") and value):
+                words.append(field.name.removeprefix("has_").removeprefix("is_").replace("_", " "))
+            elif value != field.default:
+                words.append(f"{field.name} {value}")
+        return " ".join(words)
+
+    def norms(self, num_heads: int) -> HeadNorms | None:
+        if self.norm is None:
+            return None
+        made = []
+        for count in (num_heads, NUM_KV_HEADS):
+            vector = empty((self.head_dim,) if self.weights == "shared" else (count, self.head_dim))
+            made.append(Norm(self.norm, vector, vector if self.has_bias else None, 1e-6))
+        return HeadNorms(made[0], made[1], self.weights == "spanning", self.is_after_rope)
+
+
+def attend(ops: TritonOps, form: AttentionForm) -> None:
     """Run a mixed step from the projected heads through attention."""
-    metadata, num_heads = step(4, [300]), group * NUM_KV_HEADS
-    heads = empty((304, num_heads + 2 * NUM_KV_HEADS, head_dim), dtype=dtype)
-    norm = Norm("rms", empty(head_dim, dtype=torch.float32), None, 1e-6)
-    norms = HeadNorms(norm, norm) if has_norm else None
-    width = head_dim + fp8_cache.SCALE_BYTES * has_fp8_cache
-    cache = empty((9, 2, 2, NUM_KV_HEADS, BLOCK_SIZE, width), dtype=fp8_cache.DTYPE if has_fp8_cache else dtype)
-    query = ops.qk_norm_rope_cache(heads, norms, Rotary(empty((64, head_dim))), cache, 1, metadata)
-    ops.paged_attention(query, cache, 1, metadata, AttentionSpec(head_dim**-0.5, window))
+    head_dim, metadata, num_heads = form.head_dim, step(4, [300]), form.group * NUM_KV_HEADS
+    heads = empty((304, num_heads + 2 * NUM_KV_HEADS, head_dim), dtype=form.dtype)
+    rotary = Rotary(
+        empty((64, int(head_dim * form.rotation))) if form.rotation else None,
+        empty(64) if form.has_query_scale else None,
+    )
+    width = head_dim + fp8_cache.SCALE_BYTES * form.has_fp8_cache
+    cache_dtype = fp8_cache.DTYPE if form.has_fp8_cache else form.dtype
+    cache = empty((9, 2, 2, NUM_KV_HEADS, BLOCK_SIZE, width), dtype=cache_dtype)
+    query = ops.qk_norm_rope_cache(heads, form.norms(num_heads), rotary, cache, 1, metadata)
+    sinks = empty(num_heads) if form.has_sinks else None
+    spec = AttentionSpec(head_dim**-0.5, form.window, form.softcap, sinks)
+    ops.paged_attention(query, cache, 1, metadata, spec)
 
 
 def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
@@ -132,12 +171,12 @@ def around_attention(ops: TritonOps, dtype: torch.dtype) -> None:
         ops.embedding(ids.int(), table, 0)
         ops.begin_step(ids.int(), rows, table, 0)
         x = ops.begin_decode(ids, rows, metadata, BLOCK_SIZE, table, 0)
-        ops.add_norm(x, torch.empty_like(x), Norm("rms", empty(width, dtype=torch.float32), None, 1e-6))
-    ops.activate(empty((4, 2 * INNER), dtype=dtype), GATED_SILU)
-    for width, is_gated in ((HIDDEN, True), (5 * HIDDEN, False)):
-        packed = ops.pack_linear(
-            empty((2 * INNER, width), dtype=dtype), None, GATED_SILU if is_gated else NO_ACTIVATION
-        )
+        ops.add_norm(x, torch.empty_like(x), Norm("rms", empty(width), None, 1e-6))
+        ops.add_norm(x, torch.empty_like(x), Norm("layer", empty(width), empty(width), 1e-6))
+    for activation in (GATED_SILU, Activation("gelu_tanh", is_gated=True), Activation("gelu"), Activation("relu2")):
+        ops.activate(empty((4, 2 * INNER), dtype=dtype), activation)
+    for width, activation in ((HIDDEN, GATED_SILU), (HIDDEN, Activation("gelu")), (5 * HIDDEN, NO_ACTIVATION)):
+        packed = ops.pack_linear(empty((2 * INNER, width), dtype=dtype), None, activation)
         ops.linear(empty((1, width), dtype=dtype), packed)
     ops.logits(empty((1, HIDDEN), dtype=dtype), ops.pack_linear(empty((INNER, HIDDEN), dtype=dtype), None))
     logsumexp(empty((4, 4096)))
@@ -179,16 +218,31 @@ def multiply(
 
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-_ATTENTION = [  # element, head_dim, group, window
-    (BF16, 128, 2, None),
-    (BF16, 128, 7, None),
-    (FP16, 128, 4, 96),
-    (BF16, 64, 8, None),
-    (BF16, 80, 1, None),
-    (BF16, 256, 4, 96),
-    (FP32, 128, 2, None),
+_ATTENTION = [
+    AttentionForm(BF16, 128, 2),
+    AttentionForm(
+        BF16, 64, 8, 128, softcap=50.0, has_sinks=True, norm="layer", weights="per head", has_bias=True,
+        is_after_rope=True, rotation=0.5, has_query_scale=True,
+    ),
+    AttentionForm(BF16, 128, 1, weights="spanning"),
+    AttentionForm(BF16, 128, 7),
+    AttentionForm(FP16, 128, 4, 96),
+    AttentionForm(BF16, 64, 8),
+    AttentionForm(BF16, 80, 1),
+    AttentionForm(BF16, 256, 4, 96),
+    AttentionForm(FP32, 128, 2),
+    AttentionForm(BF16, 64, 8, 128, has_sinks=True, norm=None),
+    AttentionForm(BF16, 256, 2, 96, softcap=50.0, norm=None),
+    AttentionForm(BF16, 128, 2, softcap=50.0, norm=None, rotation=0.0),
+    AttentionForm(FP32, 128, 2, softcap=50.0, has_sinks=True, norm="layer", rotation=0.25),
+]  # fmt: skip
+_FP8_ATTENTION = [
+    AttentionForm(BF16, 128, 2, has_fp8_cache=True),
+    AttentionForm(BF16, 128, 8, has_fp8_cache=True),
+    AttentionForm(BF16, 64, 8, has_fp8_cache=True),
+    AttentionForm(BF16, 256, 4, has_fp8_cache=True),
+    AttentionForm(BF16, 80, 4, has_fp8_cache=True, softcap=50.0, has_sinks=True, norm="layer", rotation=0.5),
 ]
-_FP8_ATTENTION = [(BF16, 128, 2, None), (BF16, 128, 8, None), (BF16, 64, 8, None), (BF16, 256, 4, None)]
 _PRODUCTS = [  # element, kind, group size (0: all), whether groups are gathered, rows, experts
     (BF16, "int4", 128, False, 16, 0),
     (BF16, "float", 0, False, 64, 16),
@@ -205,17 +259,16 @@ _PRODUCTS = [  # element, kind, group size (0: all), whether groups are gathered
 
 
 def forms(architecture: int, is_quick: bool) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield the launches of common models with their labels; `is_quick`: one form of attention, two products."""
+    """Yield the launches of common models with their labels; `is_quick`: three forms of attention, two products."""
     ops, batch_invariant = TritonOps(architecture), BatchInvariantTritonOps(architecture)
     yield "bf16", partial(around_attention, ops, BF16)
-    for dtype, head_dim, group, window in _ATTENTION[: 1 if is_quick else None]:
-        label = f"{_name(dtype)} dim {head_dim} group {group}{' window' * (window is not None)}"
-        yield label, partial(attend, ops, dtype, head_dim, group, window, False, has_norm=True)
-    yield "bf16 no norms batch_invariant", partial(attend, batch_invariant, BF16, 128, 2, None, False, has_norm=False)
+    for form in _ATTENTION[: 3 if is_quick else None]:
+        yield form.label, partial(attend, ops, form)
+    plain = AttentionForm(BF16, 128, 2, norm=None)
+    yield f"{plain.label} batch_invariant", partial(attend, batch_invariant, plain)
     if architecture >= MIN_FP8_ARCHITECTURE:
-        for dtype, head_dim, group, window in _FP8_ATTENTION[: 1 if is_quick else None]:
-            label = f"{_name(dtype)} dim {head_dim} group {group} fp8 cache"
-            yield label, partial(attend, ops, dtype, head_dim, group, window, True, has_norm=True)
+        for form in _FP8_ATTENTION[: 1 if is_quick else None]:
+            yield form.label, partial(attend, ops, form)
     for dtype in (BF16, FP32):
         yield _name(dtype), partial(multiply, batch_invariant, dtype, "float", 0, False, 16, 0)
     for dtype, kind, group_size, is_gathered, num_rows, num_experts in _PRODUCTS[: 2 if is_quick else None]:

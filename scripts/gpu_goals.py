@@ -31,6 +31,7 @@ import torch.nn.functional as F
 import triton.testing
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from tokenloom.kernels.contract import AttentionSpec
 from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
 from tokenloom.kernels.gpu.attention.prefill import plan_prefill, prefill_attention
 from tokenloom.kernels.gpu.sampling.sampling import sample
@@ -77,7 +78,7 @@ def decode_row(lengths: list[int]) -> dict[str, Any]:
 
     def time_of(shape: DecodeShape) -> float:
         items = plan_decode(metadata.seq_lens, None, shape)
-        where = (metadata.block_tables, metadata.seq_lens, items, output, HEAD_DIM**-0.5, None, shape)
+        where = (metadata.block_tables, metadata.seq_lens, items, output, AttentionSpec(HEAD_DIM**-0.5), shape)
         return replay_milliseconds(lambda: decode_attention(query, cache, 0, *where))
 
     ours = time_of(rule)
@@ -111,7 +112,7 @@ def prefill_row() -> dict[str, Any]:
     output, shape = torch.empty_like(query), prefill_shape(architecture(), HEAD_DIM, GROUP, 2)
     tiles = plan_prefill(metadata, GROUP, shape)
     ours = milliseconds(
-        lambda: prefill_attention(query, cache, 0, metadata, tiles, output, HEAD_DIM**-0.5, None, shape)
+        lambda: prefill_attention(query, cache, 0, metadata, tiles, output, AttentionSpec(HEAD_DIM**-0.5), shape)
     )
     full = [torch.randn(1, num_heads, PROMPT, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 import triton.testing
 from torch import Tensor
 
-from tokenloom.kernels.contract import AttentionMetadata
+from tokenloom.kernels.contract import AttentionMetadata, AttentionSpec
 from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
 from tokenloom.kernels.gpu.attention.prefill import plan_prefill, prefill_attention
 from tokenloom.kernels.gpu.compile import compiling
@@ -104,22 +104,23 @@ def fastest(run_by_shape: dict[Shape, Callable[[], object]]) -> tuple[Shape, flo
 
 
 def tune_decode(query: Tensor, cache: Tensor, metadata: AttentionMetadata) -> tuple[DecodeShape, float]:
-    output, scale = torch.empty_like(query), query.shape[2] ** -0.5
+    output, spec = torch.empty_like(query), AttentionSpec(query.shape[2] ** -0.5)
 
     def run_of(shape: DecodeShape) -> Callable[[], object]:
         items = plan_decode(metadata.seq_lens, None, shape)
         lengths, tables = metadata.seq_lens, metadata.block_tables
-        return partial(decode_attention, query, cache, 0, tables, lengths, items, output, scale, None, shape)
+        return partial(decode_attention, query, cache, 0, tables, lengths, items, output, spec, shape)
 
     return fastest({shape: run_of(shape) for shape in decode_candidates()})
 
 
 def tune_prefill(query: Tensor, cache: Tensor, metadata: AttentionMetadata) -> tuple[PrefillShape, float]:
-    output, group, scale = torch.empty_like(query), query.shape[1] // NUM_KV_HEADS, query.shape[2] ** -0.5
+    output, group = torch.empty_like(query), query.shape[1] // NUM_KV_HEADS
+    spec = AttentionSpec(query.shape[2] ** -0.5)
 
     def run_of(shape: PrefillShape) -> Callable[[], object]:
         tiles = plan_prefill(metadata, group, shape)
-        return partial(prefill_attention, query, cache, 0, metadata, tiles, output, scale, None, shape)
+        return partial(prefill_attention, query, cache, 0, metadata, tiles, output, spec, shape)
 
     return fastest({shape: run_of(shape) for shape in prefill_candidates(group)})
 

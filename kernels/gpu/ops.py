@@ -169,9 +169,8 @@ class TritonOps(ReferenceOps):
         spec: AttentionSpec,
     ) -> Tensor:
         head_dim, group = query.shape[2], query.shape[1] // kv_cache.shape[3]
-        if not self.supports(head_dim, group) or spec.softcap or spec.sinks is not None:
+        if not self.supports(head_dim, group):
             return super().paged_attention(query, kv_cache, layer, metadata, spec)
-        scale, sliding_window = spec.scale, spec.window
         key = (self._architecture, head_dim, group, query.element_size())
         is_padded = query.shape[0] != metadata.query_starts_host[-1]
         output = (torch.zeros if is_padded else torch.empty)(query.shape, dtype=query.dtype, device=query.device)
@@ -180,16 +179,14 @@ class TritonOps(ReferenceOps):
         if num_decode_rows:
             shape = decode_shape(*key)
             lengths, tables = metadata.seq_lens[:num_decode_rows], metadata.block_tables[:num_decode_rows]
-            items = self._items(plans, lengths, sliding_window, shape)
-            rows = query[:num_decode_rows]
-            decode_attention(
-                rows, kv_cache, layer, tables, lengths, items, output[:num_decode_rows], scale, sliding_window, shape
-            )
+            items = self._items(plans, lengths, spec.window, shape)
+            rows, attended = query[:num_decode_rows], output[:num_decode_rows]
+            decode_attention(rows, kv_cache, layer, tables, lengths, items, attended, spec, shape)
         if num_decode_rows < len(metadata.seq_lens_host):
             prefill = prefill_shape(*key)
             tiles = self._tiles(plans, group, prefill)
             if tiles.shape[0]:
-                arguments = (query, kv_cache, layer, metadata, tiles, output, scale, sliding_window, prefill)
+                arguments = (query, kv_cache, layer, metadata, tiles, output, spec, prefill)
                 prefill_attention(*arguments, self.is_batch_invariant)
         return output
 

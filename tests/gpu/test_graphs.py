@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tokenloom.ipc.messages.workers import RowSampling
+from tokenloom.kernels.contract import AttentionSpec
 from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
 from tokenloom.kernels.gpu.sampling.sampling import sample
 from tokenloom.kernels.gpu.table import decode_shape
@@ -78,7 +79,8 @@ def test_a_decode_row_does_not_feel_its_neighbours(device: torch.device) -> None
         index = torch.tensor(rows, device=device)
         output = torch.empty(len(rows), 16, 128, device=device, dtype=torch.bfloat16)
         items = plan_decode(lengths[index], None, shape)
-        decode_attention(query[index], cache, 0, tables[index], lengths[index], items, output, 128**-0.5, None, shape)
+        spec = AttentionSpec(128**-0.5)
+        decode_attention(query[index], cache, 0, tables[index], lengths[index], items, output, spec, shape)
         return output
 
     together = attend(list(range(num_rows)))

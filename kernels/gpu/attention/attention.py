@@ -15,10 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...contract import AttentionSpec
 from ...fp8_cache import is_fp8
 
 LOG2_E = 1.4426950408889634
 VALUE_LIFT = tl.constexpr(256.0)  # keeps weight × fp8 scale (at most 146) out of float16's subnormals
+BASE_2 = tl.constexpr(LOG2_E)
 NO_SCORE = tl.constexpr(-1e30)  # initial m_i: below every score, but finite, as −inf − −inf would be NaN
 
 
@@ -50,6 +52,26 @@ def tile_bases(
     return keys, keys + NUM_KV_HEADS * NUMBERS, (scales, scales)
 
 
+@triton.jit
+def no_keys(sinks, heads, exists, M: tl.constexpr, DIM_PAD: tl.constexpr, HAS_SINKS: tl.constexpr):
+    """Return acc, m_i and l_i before the first key. A sink counts as a key of this score and without a value; of the
+    query rows [M] `exists` have one, that of `heads`."""
+    acc = tl.zeros([M, DIM_PAD], tl.float32)
+    m_i = tl.full([M], NO_SCORE, tl.float32)
+    l_i = tl.zeros([M], tl.float32)
+    if HAS_SINKS:
+        m_i = tl.maximum(tl.load(sinks + heads, mask=exists, other=NO_SCORE) * BASE_2, NO_SCORE)
+        l_i = exists.to(tl.float32)
+    return acc, m_i, l_i
+
+
+def score_arguments(spec: AttentionSpec) -> tuple[float, float]:
+    """Return `scale` and `cap` of attend_tile."""
+    if not spec.softcap:
+        return spec.scale * LOG2_E, 0.0
+    return spec.scale * LOG2_E * 2 / spec.softcap, spec.softcap * LOG2_E
+
+
 def cache_arguments(kv_cache: Tensor, layer: int) -> tuple[Tensor, Tensor, int, int]:
     """Return the kernel arguments for one layer of the cache: kv_cache, scales, layer_offset, block_stride.
 
@@ -74,7 +96,8 @@ def attend_tile(
     table,  # block table of the row
     start,  # first key of the tile
     end,  # number of keys of the row
-    scale,  # of scores, times log2(e)
+    scale,  # of scores, times log2(e); with HAS_SOFTCAP 2 / softcap times that
+    cap,  # the soft cap times log2(e)
     window,
     block_stride,
     BLOCK_SIZE: tl.constexpr,
@@ -83,6 +106,7 @@ def attend_tile(
     TILE: tl.constexpr,
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
     """Return acc, m_i and l_i after the tile of TILE keys from `start`. Without IS_MASKED each of its keys exists, and
@@ -100,6 +124,8 @@ def attend_tile(
     if IS_FP8:
         scale_offsets = blocks * (block_stride // 4) + places
         score = score * tl.load(scale_bases[0] + scale_offsets, mask=keys < end, other=0.0)[None, :]
+    if HAS_SOFTCAP:  # tanh(z) is 1 − 2 / (1 + e^2z)
+        score = cap - 2.0 * cap / (1.0 + tl.exp2(score))
     if IS_MASKED:
         is_seen = (keys[None, :] <= positions[:, None]) & (keys[None, :] < end)
         if HAS_WINDOW:

@@ -16,10 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...contract import AttentionSpec
 from ...fp8_cache import is_fp8
 from ..launch import next_power_of_2
 from ..table import DecodeShape
-from .attention import LOG2_E, NO_SCORE, attend_tile, cache_arguments, mean_value, tile_bases
+from .attention import NO_SCORE, attend_tile, cache_arguments, mean_value, no_keys, score_arguments, tile_bases
 
 MAX_SPLITS = 16  # of a row; bounds the memory for partial results
 PLAN_ROWS = 256  # rows per iteration of plan_kernel
@@ -76,10 +77,12 @@ def decode_kernel(
     block_tables,  # [R, table_stride]
     seq_lens,
     items,
+    sinks,  # [H] float32
     output,  # [R, H, D] contiguous
     partials,  # [R, H, NUM_SPLITS, D] float32
     partial_logs,  # [R, H, NUM_SPLITS] float32: log2 of the sum of 2^score
     scale,
+    cap,
     window,
     query_stride,
     table_stride,
@@ -93,6 +96,8 @@ def decode_kernel(
     MIN_TILES: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_FP8: tl.constexpr,
 ):
     kv_head = tl.program_id(1)
@@ -115,14 +120,14 @@ def decode_kernel(
         q = tl.load(query + row * query_stride + heads[:, None] * HEAD_DIM + dims[None, :], mask=exists, other=0.0)
         positions = tl.full([GROUP_PAD], 0, tl.int32) + (length - 1)
         table = block_tables + row * table_stride
-        acc = tl.zeros([GROUP_PAD, DIM_PAD], tl.float32)
-        m_i = tl.full([GROUP_PAD], NO_SCORE, tl.float32)
-        l_i = tl.zeros([GROUP_PAD], tl.float32)
+        # the first split has the sink: the merge weights it like keys
+        has_sink = (members < GROUP) & (split == 0)
+        acc, m_i, l_i = no_keys(sinks, heads, has_sink, GROUP_PAD, DIM_PAD, HAS_SINKS)
         # All tiles are masked: an extra masked tile outside the pipelined loop would wait for its own loads.
         for tile_start in range(start, stop, TILE):
             acc, m_i, l_i = attend_tile(
                 q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, tile_start, length, scale,
-                window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, IS_FP8,
+                cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP, IS_FP8,
             )  # fmt: skip
         acc = mean_value(acc, l_i, IS_FP8)
         at = row * (NUM_KV_HEADS * GROUP) + heads
@@ -198,8 +203,7 @@ def decode_attention(
     seq_lens: Tensor,
     items: Tensor,
     output: Tensor,
-    scale: float,
-    sliding_window: int | None,
+    spec: AttentionSpec,
     shape: DecodeShape,
 ) -> None:
     """Compute attention of query [R, H, D] (rows may be strided) over the first seq_lens[r] keys of each row r.
@@ -209,7 +213,7 @@ def decode_attention(
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads, block_size = kv_cache.shape[3:5]
     group = num_heads // num_kv_heads
-    constants = _split_constants(sliding_window, shape)
+    constants = _split_constants(spec.window, shape)
     dim_pad = next_power_of_2(head_dim)
     partials = torch.empty((num_rows, num_heads, MAX_SPLITS, head_dim), dtype=torch.float32, device=query.device)
     partial_logs = torch.empty((num_rows, num_heads, MAX_SPLITS), dtype=torch.float32, device=query.device)
@@ -220,11 +224,12 @@ def decode_attention(
         block_tables,
         seq_lens,
         items,
+        query if spec.sinks is None else spec.sinks,
         output,
         partials,
         partial_logs,
-        scale * LOG2_E,
-        sliding_window or 0,
+        *score_arguments(spec),
+        spec.window or 0,
         query.stride(0),
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
@@ -234,6 +239,8 @@ def decode_attention(
         DIM_PAD=dim_pad,
         BLOCK_SIZE=block_size,
         **constants,
+        HAS_SOFTCAP=spec.softcap != 0.0,
+        HAS_SINKS=spec.sinks is not None,
         IS_FP8=is_fp8(kv_cache),
         num_warps=shape.num_warps,
         num_stages=shape.num_stages,
@@ -243,7 +250,7 @@ def decode_attention(
         partial_logs,
         seq_lens,
         output,
-        sliding_window or 0,
+        spec.window or 0,
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
         DIM_PAD=dim_pad,

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...contract import AttentionMetadata
+from ...contract import AttentionMetadata, AttentionSpec
 from ...fp8_cache import is_fp8
 from ..launch import next_power_of_2
 from ..table import PrefillShape
-from .attention import LOG2_E, NO_SCORE, attend_tile, cache_arguments, mean_value, tile_bases
+from .attention import attend_tile, cache_arguments, mean_value, no_keys, score_arguments, tile_bases
 
 
 @triton.jit(do_not_specialize=["table_stride"])  # changes with the step
@@ -31,8 +31,10 @@ def prefill_kernel(
     seq_lens,
     query_starts,
     tiles,  # [n, 2] int32: row, index of the tile's first token among the row's tokens of this step
+    sinks,  # [H] float32
     output,  # [T, H, D] contiguous
     scale,
+    cap,
     window,
     query_stride,
     table_stride,
@@ -44,6 +46,8 @@ def prefill_kernel(
     BLOCK_M: tl.constexpr,
     TILE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_FP8: tl.constexpr,
     IS_BATCH_INVARIANT: tl.constexpr,
 ):
@@ -70,9 +74,7 @@ def prefill_kernel(
         kv_cache, scales, layer_offset, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, IS_FP8
     )
     table = block_tables + row * table_stride
-    acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
-    m_i = tl.full([BLOCK_M], NO_SCORE, tl.float32)
-    l_i = tl.zeros([BLOCK_M], tl.float32)
+    acc, m_i, l_i = no_keys(sinks, heads, lanes < TOKENS * GROUP, BLOCK_M, DIM_PAD, HAS_SINKS)
     diagonal = (offset + first + 1) // TILE * TILE  # every token attends to the keys before it that its window holds
     body_start = first * 0
     if HAS_WINDOW:
@@ -83,19 +85,19 @@ def prefill_kernel(
         for start in range(left, body_start, TILE):
             acc, m_i, l_i = attend_tile(
                 q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
-                window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, IS_FP8,
+                cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP, IS_FP8,
             )  # fmt: skip
     if IS_BATCH_INVARIANT:  # process all tiles in the last loop, as the limits between loops depend on other queries
         diagonal = body_start
     for start in range(body_start, diagonal, TILE):
         acc, m_i, l_i = attend_tile(
             q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
-            window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, IS_FP8,
+            cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_SOFTCAP, IS_FP8,
         )  # fmt: skip
     for start in range(diagonal, end, TILE):
         acc, m_i, l_i = attend_tile(
             q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
-            window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, IS_FP8,
+            cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP, IS_FP8,
         )  # fmt: skip
     acc = mean_value(acc, l_i, IS_FP8)
     at = global_tokens * (NUM_KV_HEADS * GROUP) + heads
@@ -124,8 +126,7 @@ def prefill_attention(
     metadata: AttentionMetadata,
     tiles: Tensor,
     output: Tensor,
-    scale: float,
-    sliding_window: int | None,
+    spec: AttentionSpec,
     shape: PrefillShape,
     is_batch_invariant: bool = False,
 ) -> None:
@@ -142,9 +143,10 @@ def prefill_attention(
         metadata.seq_lens,
         metadata.query_starts,
         tiles,
+        query if spec.sinks is None else spec.sinks,
         output,
-        scale * LOG2_E,
-        sliding_window or 0,
+        *score_arguments(spec),
+        spec.window or 0,
         query.stride(0),
         metadata.block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
@@ -154,7 +156,9 @@ def prefill_attention(
         BLOCK_SIZE=block_size,
         BLOCK_M=shape.block_m,
         TILE=shape.tile,
-        HAS_WINDOW=sliding_window is not None,
+        HAS_WINDOW=spec.window is not None,
+        HAS_SOFTCAP=spec.softcap != 0.0,
+        HAS_SINKS=spec.sinks is not None,
         IS_FP8=is_fp8(kv_cache),
         IS_BATCH_INVARIANT=is_batch_invariant,
         num_warps=shape.num_warps,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tokenloom.kernels import fp8_cache
-from tokenloom.kernels.contract import AttentionMetadata
+from tokenloom.kernels.contract import AttentionMetadata, AttentionSpec
 from tokenloom.tests.workers.paged_run import make_metadata
 
 NUM_LAYERS = 2
@@ -24,8 +24,7 @@ class PagedStep:
     query: Tensor
     kv_cache: Tensor
     metadata: AttentionMetadata
-    window: int | None
-    scale: float
+    spec: AttentionSpec
 
 
 def paged_step(
@@ -39,6 +38,8 @@ def paged_step(
     block_size: int,
     window: int | None,
     has_fp8_cache: bool = False,
+    softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> PagedStep:
     """decode_lengths: keys of each decode row, its own included; prefill_rows: (cached, new) tokens of each."""
     sizes = [(length - 1, 1) for length in decode_lengths] + prefill_rows
@@ -54,7 +55,8 @@ def paged_step(
         kv_cache = as_fp8(kv_cache)
     num_heads = group * num_kv_heads
     heads = torch.randn(metadata.query_starts_host[-1], num_heads + 2 * num_kv_heads, head_dim, generator=generator)
-    return PagedStep(heads.to(dtype)[:, :num_heads], kv_cache, metadata, window, head_dim**-0.5)
+    spec = AttentionSpec(head_dim**-0.5, window, softcap, sinks)
+    return PagedStep(heads.to(dtype)[:, :num_heads], kv_cache, metadata, spec)
 
 
 def far_away(step: PagedStep) -> PagedStep:

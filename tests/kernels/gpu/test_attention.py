@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tokenloom.kernels.contract import AttentionSpec, Rotary
+from tokenloom.kernels.contract import Rotary
 from tokenloom.kernels.gpu.attention.decode import MAX_SPLITS, PLAN_ROWS, decode_attention, plan_decode
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.gpu.table import DecodeShape
@@ -38,7 +38,7 @@ def inference() -> Iterator[None]:
 def expected(step: PagedStep) -> torch.Tensor:
     query, kv_cache = step.query.float(), step.kv_cache
     kv_cache = from_fp8(kv_cache) if kv_cache.dtype == torch.uint8 else kv_cache.float()
-    return ReferenceOps().paged_attention(query, kv_cache, 1, step.metadata, AttentionSpec(step.scale, step.window))
+    return ReferenceOps().paged_attention(query, kv_cache, 1, step.metadata, step.spec)
 
 
 def random_step(seed: int) -> PagedStep:
@@ -48,24 +48,26 @@ def random_step(seed: int) -> PagedStep:
         (rng.choice([0, 0, 1, 63, 64, rng.randrange(200)]), rng.choice([2, 3, 33, 64, 65]))
         for _ in range(rng.randrange(0 if decode_lengths else 1, 3))
     ]
+    group, num_kv_heads = rng.choice(GROUPS), rng.choice([1, 2])
+    sinks = torch.randn(group * num_kv_heads, generator=torch.Generator().manual_seed(seed)) * 2
     return paged_step(
         rng,
         decode_lengths,
         prefill_rows,
         dtype=rng.choice([torch.float32, torch.float16]),
         head_dim=rng.choice(HEAD_DIMS),
-        group=rng.choice(GROUPS),
-        num_kv_heads=rng.choice([1, 2]),
+        group=group,
+        num_kv_heads=num_kv_heads,
         block_size=rng.choice(BLOCK_SIZES),
         window=rng.choice(WINDOWS),
         has_fp8_cache=seed % 3 == 0,
+        softcap=1.5 * (seed % 4 == 1),
+        sinks=sinks if seed % 4 >= 2 else None,
     )
 
 
 def check_step(step: PagedStep) -> None:
-    result = TritonOps(90).paged_attention(
-        step.query, step.kv_cache, 1, step.metadata, AttentionSpec(step.scale, step.window)
-    )
+    result = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.spec)
     tolerance = TOLERANCES[step.query.dtype]
     torch.testing.assert_close(result.float(), expected(step), atol=tolerance, rtol=tolerance)
 
@@ -86,8 +88,8 @@ def decode_alone(step: PagedStep, rows: list[int], shape: DecodeShape) -> torch.
     lengths, tables = step.metadata.seq_lens[index], step.metadata.block_tables[index]
     query = step.query[index]
     output = torch.full(query.shape, torch.nan, dtype=query.dtype)
-    items = plan_decode(lengths, step.window, shape)
-    decode_attention(query, step.kv_cache, 1, tables, lengths, items, output, step.scale, step.window, shape)
+    items = plan_decode(lengths, step.spec.window, shape)
+    decode_attention(query, step.kv_cache, 1, tables, lengths, items, output, step.spec, shape)
     return output
 
 
@@ -100,6 +102,16 @@ def test_a_rows_result_does_not_depend_on_its_neighbours(window: int | None) -> 
     for row in range(len(lengths)):
         assert torch.equal(decode_alone(step, [row], shape)[0], together[row])
     assert torch.equal(decode_alone(step, [4, 0, 3], shape), together[[4, 0, 3]])
+
+
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_a_row_has_one_sink_in_any_number_of_splits(softcap: float, window: int | None) -> None:
+    sinks = torch.tensor([3.0, -40.0, 0.5, 8.0])
+    lengths = [200, 1, 64, 315]
+    step = paged_step(random.Random(6), lengths, [], torch.float32, 64, 4, 1, 16, window, softcap=softcap, sinks=sinks)
+    shape = DecodeShape(tile=16, min_tiles=2, num_warps=4, num_stages=2)
+    torch.testing.assert_close(decode_alone(step, [0, 1, 2, 3], shape), expected(step), atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("decode_lengths", "prefill_rows"), [([900], []), ([], [(895, 5)])])
@@ -115,7 +127,7 @@ def test_many_keys_of_small_weight_count_in_half_precision(
     keys[step.metadata.block_tables[0, 0], :, :, 0] = 1.0
     values[step.metadata.block_tables[0, 0], :, :, 0] = 0.0
     step = replace(step, query=torch.ones_like(step.query), kv_cache=as_fp8(step.kv_cache))
-    result = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, AttentionSpec(step.scale, None))
+    result = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.spec)
     torch.testing.assert_close(result.float(), expected(step), atol=0, rtol=4e-3)
 
 
@@ -143,10 +155,10 @@ def test_the_plan_lists_every_split_of_every_row_once(times: int) -> None:
 def test_stale_values_past_a_rows_end_are_masked() -> None:
     step = paged_step(random.Random(4), [18], [(0, 19)], torch.float32, 64, 2, 1, 32, None)
     check_step(step)
-    before = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, AttentionSpec(step.scale, None))
+    before = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.spec)
     step.kv_cache[step.metadata.block_tables[0, 0], :, :, :, 18:] = 1e30
     step.kv_cache[step.metadata.block_tables[1, 0], :, :, :, 19:] = 1e30
-    after = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, AttentionSpec(step.scale, None))
+    after = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.spec)
     assert torch.equal(before, after)
 
 
@@ -161,9 +173,7 @@ def test_a_cache_may_have_more_elements_than_32_bits_count(has_fp8_cache: bool, 
     results = []
     for step in (near, far):
         query = ops.qk_norm_rope_cache(heads.clone(), None, Rotary(cos_sin), step.kv_cache, 1, step.metadata)
-        results.append(
-            (query, ops.paged_attention(query, step.kv_cache, 1, step.metadata, AttentionSpec(step.scale, None)))
-        )
+        results.append((query, ops.paged_attention(query, step.kv_cache, 1, step.metadata, step.spec)))
     (query, attended), (far_query, far_attended) = results
     assert torch.equal(far_query, query)
     assert torch.equal(far.kv_cache[-rows:], near.kv_cache)
