@@ -39,11 +39,12 @@ def linear_shapes(model: ModelConfig) -> list[tuple[int, int]]:
         model.hidden_size,
         model.intermediate_size if model.experts is None else model.experts.intermediate_size,
     )
-    return [((heads + 2 * kv_heads) * head_dim, hidden), (hidden, heads * head_dim), *_mlp_shapes(hidden, inner)]
+    qkv_and_output = [((heads + 2 * kv_heads) * head_dim, hidden), (hidden, heads * head_dim)]
+    return qkv_and_output + _mlp_shapes(hidden, inner, model.activation.is_gated)
 
 
-def _mlp_shapes(hidden: int, inner: int) -> list[tuple[int, int]]:
-    return [(2 * inner, hidden), (hidden, inner)]
+def _mlp_shapes(hidden: int, inner: int, is_gated: bool = True) -> list[tuple[int, int]]:
+    return [(inner * (2 if is_gated else 1), hidden), (hidden, inner)]
 
 
 def _num_weights(shapes: list[tuple[int, int]]) -> int:
@@ -61,11 +62,12 @@ class Limits:
         num_mixed = model.num_expert_layers
         self._dense_weights = model.num_layers * _num_weights(linear_shapes(model)[:2])
         self._dense_weights += (model.num_layers - num_mixed) * _num_weights(
-            _mlp_shapes(hidden, model.intermediate_size)
+            _mlp_shapes(hidden, model.intermediate_size, model.activation.is_gated)
         )
         self._expert_weights = 0  # of one expert in all MoE layers
         if experts is not None:
             self._dense_weights += num_mixed * experts.num_experts * hidden  # routers
+            self._dense_weights += num_mixed * _num_weights(_mlp_shapes(hidden, experts.shared_size))
             self._expert_weights = num_mixed * _num_weights(_mlp_shapes(hidden, experts.intermediate_size))
         self._head_weights = model.vocab_size * hidden
         num_experts = 0 if experts is None else experts.num_experts
