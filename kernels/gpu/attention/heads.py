@@ -54,14 +54,19 @@ def scaled_part(
 ):  # fmt: skip
     """Multiply a part, elements from START of heads, by scale [n] and weight and add the bias."""
     dims = tl.arange(0, PAD)
-    at, exists = (START + dims)[None, :], (dims < LENGTH)[None, :]
-    if IS_PER_HEAD:
-        at, exists = at + head[:, None] * HEAD_DIM, exists & (head < NUM_HEADS)[:, None]
     values = values * scale[:, None]
-    if HAS_WEIGHT:
-        values *= tl.load(weight + at, mask=exists, other=0.0).to(tl.float32)
-    if HAS_BIAS:
-        values += tl.load(bias + at, mask=exists, other=0.0).to(tl.float32)
+    if IS_PER_HEAD:
+        at = START + dims[None, :] + head[:, None] * HEAD_DIM
+        exists = (dims < LENGTH)[None, :] & (head < NUM_HEADS)[:, None]
+        if HAS_WEIGHT:
+            values *= tl.load(weight + at, mask=exists, other=0.0).to(tl.float32)
+        if HAS_BIAS:
+            values += tl.load(bias + at, mask=exists, other=0.0).to(tl.float32)
+    else:
+        if HAS_WEIGHT:
+            values *= tl.load(weight + START + dims, mask=dims < LENGTH, other=0.0).to(tl.float32)[None, :]
+        if HAS_BIAS:
+            values += tl.load(bias + START + dims, mask=dims < LENGTH, other=0.0).to(tl.float32)[None, :]
     return values
 
 
@@ -269,7 +274,7 @@ def qk_norm_rope_cache(
     pairs = (head_dim if rotary.cos_sin is None else rotary.cos_sin.shape[1]) // 2
     rest = head_dim - 2 * pairs
     norm = None if norms is None else norms.query
-    vectors = [None] * 4
+    vectors: list[Tensor | None] = [None] * 4
     if norms is not None:
         vectors = [norms.query.weight, norms.query.bias, norms.key.weight, norms.key.bias]
     spans_heads = norms is not None and norms.spans_heads
