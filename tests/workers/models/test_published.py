@@ -184,3 +184,36 @@ def test_missing_and_surplus_tensors_are_refused_by_name(name: str, tmp_path: Pa
     if config.quantization is None:
         with pytest.raises(ConfigError, match=r"no place for tensor model\.layers\.0\.extra\.weight"):
             load(config, {**in_file(model), "model.layers.0.extra.weight": (1,)})
+
+
+def experts_of(text: Any, shapes: Mapping[str, Shape]) -> dict[str, Any] | None:
+    """Return the fields of ExpertsConfig as transformers reads them, and the layers that have experts in the file."""
+    layers = {int(name.split("layers.")[1].split(".")[0]) for name in shapes if ".experts." in name}
+    if not layers:
+        return None
+    is_plain = text.model_type in ("mixtral", "gpt_oss")
+    size = text.intermediate_size if is_plain else text.moe_intermediate_size
+    num_shared = getattr(text, "n_shared_experts", getattr(text, "moe_num_shared_experts", 0))
+    return {
+        "num_experts": getattr(text, "num_local_experts", None) or text.num_experts,
+        "top_k": getattr(text, "top_k_experts", None) or text.num_experts_per_tok,
+        "intermediate_size": size,
+        "num_groups": getattr(text, "n_group", 1),
+        "top_groups": getattr(text, "topk_group", 1),
+        "scale": getattr(text, "routed_scaling_factor", 1.0),
+        "shared_size": getattr(text, "shared_expert_intermediate_size", num_shared * size),
+        "layers": layers,
+    }
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_experts_are_read_as_transformers_reads_them(name: str, tmp_path: Path) -> None:
+    config = config_of(MODELS[name], tmp_path)
+    text = transformers.AutoConfig.from_pretrained(tmp_path).get_text_config()
+    expected = experts_of(text, MODELS[name].shapes)
+    if expected is None:
+        assert config.experts is None
+    else:
+        assert config.experts is not None
+        assert {number for number, layer in enumerate(config.layers) if layer.has_experts} == expected.pop("layers")
+        assert {field: getattr(config.experts, field) for field in expected} == expected
