@@ -129,6 +129,11 @@ class DecoderModel:
         self.weight_bytes = loader.num_bytes + sum(each.nbytes for each in tables)  # of this rank
         self._fused = self._fuse()
 
+    @property
+    def is_fused(self) -> bool:
+        """Whether a step is one call of the kernels."""
+        return self._fused is not None
+
     def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> list[KVCacheSpec]:
         """Return one spec: all layers share their block tables."""
         return [KVCacheSpec(*self._kv_shape, block_size, dtype)]
