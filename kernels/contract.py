@@ -109,12 +109,6 @@ class Routing:
     is_normalized: bool = False  # weights are divided by their sum
     scale: float = 1.0  # factor of the weights
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether the weights are the highest softmax scores of all experts, perhaps normalized."""
-        has_choice = self.choice_bias is not None or self.num_groups > 1
-        return self.score == "softmax" and not has_choice and self.scale == 1.0
-
 
 class PackedLinear(Protocol):
     """Weight, bias and activation of a linear layer in the layout of the Ops that packed it; opaque to layers."""

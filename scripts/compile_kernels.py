@@ -217,6 +217,19 @@ def multiply(
     ops.fused_moe(x, empty((num_rows, num_experts), dtype=dtype), packed, Routing(8, is_normalized=True))
 
 
+def mix_experts(ops: TritonOps, dtype: torch.dtype) -> None:
+    """Run experts with biases and a clamped activation, chosen from the best groups."""
+    x, num_experts, make = empty((16, HIDDEN), dtype=dtype), 64, partial(empty, dtype=dtype)
+    biases = make((num_experts, 2 * INNER)), make((num_experts, HIDDEN))
+    matrices = [make((2 * INNER, HIDDEN))] * num_experts, [make((HIDDEN, INNER))] * num_experts
+    packed = ops.pack_experts(*matrices, biases, Activation("swiglu_clamped", is_gated=True, limit=7.0))
+    for routing in (
+        Routing(8, "sigmoid", empty(num_experts), 8, 4, "top2", is_normalized=True, scale=2.5),
+        Routing(4, "softmax_of_chosen"),
+    ):
+        ops.fused_moe(x, make((16, num_experts)), packed, routing)
+
+
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 _ATTENTION = [
     AttentionForm(BF16, 128, 2),
@@ -271,6 +284,7 @@ def forms(architecture: int, is_quick: bool) -> Iterator[tuple[str, Callable[[],
             yield form.label, partial(attend, ops, form)
     for dtype in (BF16, FP32):
         yield _name(dtype), partial(multiply, batch_invariant, dtype, "float", 0, False, 16, 0)
+    yield "bf16 experts with biases", partial(mix_experts, ops, BF16)
     for dtype, kind, group_size, is_gathered, num_rows, num_experts in _PRODUCTS[: 2 if is_quick else None]:
         label = f"{_name(dtype)} x {kind}{' gathered' * is_gathered}{' experts' * (num_experts > 0)}, {num_rows} rows"
         yield label, partial(multiply, ops, dtype, kind, group_size, is_gathered, num_rows, num_experts)

@@ -125,13 +125,10 @@ class TritonOps(ReferenceOps):
         biases: tuple[Tensor, Tensor] | None = None,
         activation: Activation = GATED_SILU,
     ) -> PackedExperts:
-        if biases is not None or activation != GATED_SILU:
-            return super().pack_experts(gate_up, down, biases, activation)
-        return TritonExperts(Matrices.pack(gate_up), Matrices.pack(down))
+        return TritonExperts(Matrices.pack(gate_up), Matrices.pack(down), activation, *(biases or (None, None)))
 
     def fused_moe(self, x: Tensor, scores: Tensor, packed: PackedExperts, routing: Routing) -> Tensor:
-        if not isinstance(packed, TritonExperts):
-            return super().fused_moe(x, scores, packed, routing)
+        assert isinstance(packed, TritonExperts)
         return fused_moe(_with_dense_rows(x), scores, packed, routing, self.is_batch_invariant)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:

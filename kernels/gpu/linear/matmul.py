@@ -137,7 +137,7 @@ def matmul_kernel(
     scales,
     zeros,
     g_idx,
-    bias,  # [OUT]
+    bias,  # [E, OUT]
     output,  # [*, OUT]
     rows,  # [E, num_rows] int32: the output rows of each expert
     counts,  # [E] int32: number of them
@@ -200,7 +200,7 @@ def matmul_kernel(
     if KIND != "float" and NUM_GROUPS == 1 and not HAS_ZEROS and not IS_GATHERED:
         total *= _scale_of(tl.load(scales_at, mask=is_out, other=0.0), KIND)[:, None]
     if HAS_BIAS:
-        total += tl.load(bias + outs, mask=is_out, other=0.0).to(tl.float32)[:, None]
+        total += tl.load(bias + matrix_rows, mask=is_out, other=0.0).to(tl.float32)[:, None]
     if IS_WEIGHTED:
         total *= tl.load(row_scales + targets, mask=is_row, other=0.0)[None, :]
     at = output + targets[None, :] * OUT + outs[:, None]
@@ -246,8 +246,9 @@ def matmul(
 ) -> Tensor:
     """Multiply x [T, in] by the only matrix, or each (token, expert) pair by its expert's matrix.
 
-    Returns [T or num_pairs, out] in `dtype`, each row times its `row_scales`. The rows of x are dense. With experts x
-    has one row per token, or one per pair. `is_batch_invariant`: a row's bits do not depend on the other rows.
+    Returns [T or num_pairs, out] in `dtype`, with the bias [E, out] and each row times its `row_scales`. The rows of x
+    are dense. With experts x has one row per token, or one per pair. `is_batch_invariant`: the bits of a row do not
+    depend on the other rows.
     """
     num_rows, width = x.shape[0], matrices.out_features
     num_targets = num_rows if experts is None else experts.num_pairs

@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ... import reference
-from ...contract import GATED_SILU, Routing
+from ...contract import GATED_SILU, Activation, Routing
 from ..activation import activate
 from .matmul import ExpertRows, Matrices, matmul
 
@@ -29,21 +28,55 @@ class TritonExperts:
 
     gate_up: Matrices
     down: Matrices
+    activation: Activation = GATED_SILU
+    gate_up_bias: Tensor | None = None  # [E, 2 n]
+    down_bias: Tensor | None = None  # [E, hidden]
 
     @property
     def nbytes(self) -> int:
-        return self.gate_up.nbytes + self.down.nbytes
+        biases = (each.nbytes for each in (self.gate_up_bias, self.down_bias) if each is not None)
+        return self.gate_up.nbytes + self.down.nbytes + sum(biases)
+
+
+@triton.jit
+def without_closed_groups(
+    choice, numbers, NUM_GROUPS: tl.constexpr, GROUP_SIZE: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    GROUPS_PAD: tl.constexpr, SCORE_IS_TOP2: tl.constexpr,
+):  # fmt: skip
+    """Replace the scores of experts outside the TOP_GROUPS best groups by −inf."""
+    groups = tl.arange(0, GROUPS_PAD)
+    best = tl.full((GROUPS_PAD,), float("-inf"), tl.float32)
+    for group in range(NUM_GROUPS):
+        members = tl.where(numbers // GROUP_SIZE == group, choice, float("-inf"))
+        score = tl.max(members, axis=0)
+        if SCORE_IS_TOP2:
+            score += tl.max(tl.where(numbers == tl.argmax(members, axis=0), float("-inf"), members), axis=0)
+        best = tl.where(groups == group, score, best)
+    is_open = numbers < 0
+    for _ in range(TOP_GROUPS):
+        group = tl.argmax(best, axis=0)
+        is_open = is_open | (numbers // GROUP_SIZE == group)
+        best = tl.where(groups == group, float("-inf"), best)
+    return tl.where(is_open, choice, float("-inf"))
 
 
 @triton.jit
 def route_kernel(
     scores,  # [T, E]
+    choice_bias,  # [E] float32
     weights,  # [T, TOP_K] float32
     experts,  # [T, TOP_K] int32
+    scale,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS_PAD: tl.constexpr,
     TOP_K: tl.constexpr,
     TOP_K_PAD: tl.constexpr,
+    SCORE: tl.constexpr,
+    HAS_CHOICE_BIAS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    GROUPS_PAD: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    GROUP_SCORE: tl.constexpr,
     IS_NORMALIZED: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -51,24 +84,40 @@ def route_kernel(
     is_expert = numbers < NUM_EXPERTS
     values = tl.load(scores + token * NUM_EXPERTS + numbers, mask=is_expert, other=0.0).to(tl.float32)
     # scores of a request that overflowed may be NaN: any experts will do, but list_rows needs distinct ones
-    values = tl.where(is_expert & (tl.abs(values) < float("inf")), values, -1e38)
-    powers = tl.where(is_expert, tl.exp(values - tl.max(values, axis=0)), 0.0)
-    left = tl.where(is_expert, powers / tl.sum(powers, axis=0), -1.0)
+    values = tl.where(is_expert & (tl.abs(values) < float("inf")), values, -1e30)
+    if SCORE == "softmax":
+        powers = tl.where(is_expert, tl.exp(values - tl.max(values, axis=0)), 0.0)
+        values = powers / tl.sum(powers, axis=0)
+    elif SCORE == "sigmoid":
+        powers = tl.exp(-tl.abs(values))
+        values = tl.where(values < 0, powers, 1.0) / (1.0 + powers)
+    left = tl.where(is_expert, values, float("-inf"))
+    if HAS_CHOICE_BIAS:
+        left += tl.load(choice_bias + numbers, mask=is_expert, other=0.0)
+    if NUM_GROUPS > 1:
+        left = without_closed_groups(
+            left, numbers, NUM_GROUPS, NUM_EXPERTS // NUM_GROUPS, TOP_GROUPS, GROUPS_PAD, GROUP_SCORE == "top2"
+        )
     places = tl.arange(0, TOP_K_PAD)
-    chosen_weights = tl.zeros((TOP_K_PAD,), dtype=tl.float32)
+    chosen_weights = tl.full((TOP_K_PAD,), float("-inf"), dtype=tl.float32)
     chosen = tl.zeros((TOP_K_PAD,), dtype=tl.int32)
     total = 0.0
     for place in range(TOP_K):
         best = tl.max(left, axis=0)
         number = tl.argmax(left, axis=0)
+        if HAS_CHOICE_BIAS:
+            best = tl.sum(tl.where(numbers == number, values, 0.0), axis=0)
         chosen_weights = tl.where(places == place, best, chosen_weights)
         chosen = tl.where(places == place, number, chosen)
-        left = tl.where(numbers == number, -1.0, left)
+        left = tl.where(numbers == number, float("-inf"), left)
         total += best
-    if IS_NORMALIZED:
-        chosen_weights = chosen_weights / total
     exists = places < TOP_K
-    tl.store(weights + token * TOP_K + places, chosen_weights, mask=exists)
+    if SCORE == "softmax_of_chosen":
+        powers = tl.where(exists, tl.exp(chosen_weights - tl.max(chosen_weights, axis=0)), 0.0)
+        chosen_weights = powers / tl.sum(powers, axis=0)
+    elif IS_NORMALIZED:
+        chosen_weights = chosen_weights / total
+    tl.store(weights + token * TOP_K + places, chosen_weights * scale, mask=exists)
     tl.store(experts + token * TOP_K + places, chosen, mask=exists)
 
 
@@ -104,32 +153,35 @@ def moe_sum_kernel(
     tl.store(output + token * WIDTH + columns, total.to(output.dtype.element_ty), mask=exists)
 
 
-def route(scores: Tensor, top_k: int, is_normalized: bool) -> tuple[Tensor, Tensor]:
-    """Return weights [T, top_k] float32 and ids [T, top_k] int32 of each token's experts of highest scores [T, E]."""
-    num_tokens, num_experts = scores.shape
+def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Return weights [T, top_k] float32 and ids [T, top_k] int32 of each token's experts, as `route` of reference.py.
+
+    scores: [T, E]. Experts are distinct even if scores are not finite.
+    """
+    (num_tokens, num_experts), top_k = scores.shape, routing.top_k
     weights = torch.empty((num_tokens, top_k), dtype=torch.float32, device=scores.device)
     experts = torch.empty((num_tokens, top_k), dtype=torch.int32, device=scores.device)
     if num_tokens:
         route_kernel[(num_tokens,)](
             scores,
+            weights if routing.choice_bias is None else routing.choice_bias,
             weights,
             experts,
+            float(routing.scale),
             NUM_EXPERTS=num_experts,
             EXPERTS_PAD=triton.next_power_of_2(num_experts),
             TOP_K=top_k,
             TOP_K_PAD=triton.next_power_of_2(top_k),
-            IS_NORMALIZED=is_normalized,
+            SCORE=routing.score,
+            HAS_CHOICE_BIAS=routing.choice_bias is not None,
+            NUM_GROUPS=routing.num_groups,
+            GROUPS_PAD=triton.next_power_of_2(routing.num_groups),
+            TOP_GROUPS=routing.top_groups,
+            GROUP_SCORE=routing.group_score,
+            IS_NORMALIZED=routing.is_normalized,
             num_warps=1,
         )
     return weights, experts
-
-
-def choose(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """Compute `route` of reference.py: by the kernel for plain routers, else in torch."""
-    if routing.is_plain:
-        return route(scores, routing.top_k, routing.is_normalized)
-    weights, experts = reference.route(scores, routing)
-    return weights, experts.int()
 
 
 def list_rows(experts: Tensor, num_experts: int) -> ExpertRows:
@@ -157,9 +209,9 @@ def fused_moe(
     x: Tensor, scores: Tensor, packed: TritonExperts, routing: Routing, is_batch_invariant: bool = False
 ) -> Tensor:
     """Compute Ops.fused_moe; a token's expert outputs are added in the order of their scores."""
-    weights, experts = choose(scores, routing)
+    weights, experts = route(scores, routing)
     lists = list_rows(experts, packed.gate_up.qweight.shape[0])
-    inner = matmul(x, packed.gate_up, None, x.dtype, lists, is_batch_invariant=is_batch_invariant)
-    inner = activate(inner, GATED_SILU)
-    expert_outputs = matmul(inner, packed.down, None, torch.float32, lists, weights, is_batch_invariant)
+    inner = matmul(x, packed.gate_up, packed.gate_up_bias, x.dtype, lists, is_batch_invariant=is_batch_invariant)
+    inner = activate(inner, packed.activation)
+    expert_outputs = matmul(inner, packed.down, packed.down_bias, torch.float32, lists, weights, is_batch_invariant)
     return moe_sum(expert_outputs, routing.top_k, x.dtype)

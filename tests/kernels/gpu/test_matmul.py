@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tokenloom.kernels.contract import GATED_SILU, NO_ACTIVATION, Routing
+from tokenloom.kernels.contract import GATED_SILU, NO_ACTIVATION, Activation, Routing
 from tokenloom.kernels.gpu.linear.moe import CHUNK, list_rows, route
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.quantized import QuantizedWeight, Weight, concatenate, from_g_idx, quantize
@@ -98,7 +98,7 @@ def test_fused_moe_is_the_references(seed: int, form: str) -> None:
     dtype = rng.choice(list(TOLERANCES))
     num_experts = rng.choice([1, 5, 8, 33])
     top_k, is_normalized = rng.randint(1, min(num_experts, 8)), rng.random() < 0.5
-    num_tokens, hidden, inner = rng.choice([0, 1, 5, 50, 90]), rng.choice([24, 64, 100]), rng.choice([10, 32, 56])
+    num_tokens, hidden, inner = rng.choice([0, 1, 5, 40]), rng.choice([24, 64, 100]), rng.choice([10, 32, 56])
 
     def draw(num_out: int, num_in: int) -> Weight:
         if form == "float":
@@ -107,25 +107,52 @@ def test_fused_moe_is_the_references(seed: int, form: str) -> None:
 
     gate_up, down = ([draw(*shape) for _ in range(num_experts)] for shape in ((2 * inner, hidden), (hidden, inner)))
     x, scores = torch.randn(num_tokens, hidden).to(dtype), torch.randn(num_tokens, num_experts).to(dtype)
+    biases, activation = None, GATED_SILU
+    if seed % 2:
+        biases = torch.randn(num_experts, 2 * inner).to(dtype), torch.randn(num_experts, hidden).to(dtype)
+        activation = Activation("swiglu_clamped", True, 0.75)
     results = [
-        ops.fused_moe(x, scores, ops.pack_experts(gate_up, down), Routing(top_k, is_normalized=is_normalized))
+        ops.fused_moe(
+            x, scores, ops.pack_experts(gate_up, down, biases, activation), Routing(top_k, is_normalized=is_normalized)
+        )
         for ops in (TritonOps(90), ReferenceOps())
     ]
     check_close(*results)
 
 
-@pytest.mark.parametrize("seed", seeds(6, 30))
-def test_experts_are_routed_and_listed_by_their_scores(seed: int) -> None:
-    rng = random.Random(seed)
-    torch.manual_seed(seed)
-    num_experts = rng.choice([1, 3, 8, 60, 128])
-    num_tokens, top_k = rng.choice([0, 1, 9, 150]), rng.randint(1, min(num_experts, 8))
-    scores = torch.randn(num_tokens, num_experts) * 3
-    weights, experts = route(scores, top_k, seed % 2 == 0)
-    wanted_weights, wanted = reference_route(scores, top_k, seed % 2 == 0)
+ROUTINGS = [  # of 24 experts
+    Routing(1),
+    Routing(6, is_normalized=True),
+    Routing(6, "sigmoid", is_normalized=True, scale=2.5),
+    Routing(5, "softmax_of_chosen"),
+    Routing(5, "softmax", torch.linspace(-0.1, 0.1, 24), is_normalized=True),
+    Routing(5, "softmax_of_chosen", torch.linspace(3.0, -3.0, 24)),
+    Routing(6, "softmax", None, 6, 2, scale=16.0),
+    Routing(6, "sigmoid", torch.linspace(-2.0, 1.0, 24), 4, 2, "top2", is_normalized=True),
+    Routing(2, "sigmoid", torch.linspace(1.0, -1.0, 24), 3, 1, "top2"),
+]
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("num_tokens", [0, 9])
+def test_experts_are_routed_and_listed_by_their_scores(num_tokens: int, routing: Routing) -> None:
+    torch.manual_seed(routing.top_k)
+    scores = torch.randn(num_tokens, 24) * 3
+    check_routing(scores, routing)
+
+
+@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [(3, 1, 1), (30, 60, 4), (1, 128, 8)])
+def test_experts_of_any_number_are_routed(num_tokens: int, num_experts: int, top_k: int) -> None:
+    torch.manual_seed(num_experts)
+    check_routing(torch.randn(num_tokens, num_experts) * 3, Routing(top_k, is_normalized=True))
+
+
+def check_routing(scores: torch.Tensor, routing: Routing) -> None:
+    weights, experts = route(scores, routing)
+    wanted_weights, wanted = reference_route(scores, routing)
     assert torch.equal(experts.long(), wanted)
     torch.testing.assert_close(weights, wanted_weights, atol=1e-6, rtol=1e-5)
-    check_lists(experts, num_experts)
+    check_lists(experts, scores.shape[1])
 
 
 def check_lists(experts: torch.Tensor, num_experts: int) -> None:
@@ -154,9 +181,17 @@ def test_a_quantized_model_with_experts_has_the_references_logits(form: str, fam
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-def test_overflowed_scores_give_distinct_valid_experts() -> None:
+@pytest.mark.parametrize(
+    "routing",
+    [
+        Routing(4, is_normalized=True),
+        Routing(4, "softmax_of_chosen"),
+        Routing(4, "sigmoid", torch.tensor([0.0, -5, 0, 0, 0, 0]), 3, 2, "top2"),
+    ],
+)
+def test_overflowed_scores_give_distinct_valid_experts(routing: Routing) -> None:
     scores = torch.tensor([[torch.nan] * 6, [torch.inf, torch.nan, 1, -torch.inf, torch.inf, 0], [1, 2, 3, 4, 5, 6.0]])
-    weights, experts = route(scores, 4, True)
+    weights, experts = route(scores, routing)
     for row in experts.tolist():
         assert len(set(row)) == 4 and 0 <= min(row) <= max(row) < 6
     assert experts[2].tolist() == [5, 4, 3, 2] and weights[2].isfinite().all()
