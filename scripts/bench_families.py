@@ -1,0 +1,92 @@
+"""Time a step of each native dense family beside Llama's, all of one shape: python -m tokenloom.scripts.bench_families
+
+Weights are random. Each round times Llama, then each family, by the CPU time of one thread. `excess` is the ratio of
+times divided by the ratio of weights: above 1, a family costs more than its matrices.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tokenloom.ipc.config.families import FAMILIES
+from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.kernels.select import select_ops
+from tokenloom.scripts.bench_kernels import CPU, DTYPE, step_of
+from tokenloom.scripts.bench_report import Report, median, new_parser
+from tokenloom.tests.support.checkpoints import tiny_config
+from tokenloom.tests.support.families import CONFIGS
+from tokenloom.workers.models.decoder import DecoderModel, load_model
+from tokenloom.workers.parallel import ParallelGroup
+
+SHAPE = {
+    "hidden_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 1536,
+    "vocab_size": 8192,
+    "max_position_embeddings": 2048,
+    "rope_scaling": None,
+    "tie_word_embeddings": True,
+    "layer_types": None,
+    "no_rope_layers": None,
+    "sliding_window": None,
+}
+GPT2_SHAPE = {"n_embd": 512, "n_layer": 6, "n_head": 8, "n_positions": 2048, "n_inner": 1536, "vocab_size": 8192}
+CASES = {"1 row": ([1], [128]), "16 rows": ([1] * 16, [128] * 16), "prompt of 256": ([256], [256])}
+
+
+def load(family: str, folder: Path) -> DecoderModel:
+    """Return the family's model of SHAPE with random weights."""
+    fields = tiny_config(family, **(GPT2_SHAPE if family == "gpt2" else SHAPE))
+    (folder / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+    dtype = getattr(torch, DTYPE)
+    config = load_model_config(folder)
+    return load_model(folder, config, 512, dtype, CPU, select_ops(CPU, dtype), ParallelGroup(), is_dummy=True)
+
+
+def cpu_s(function: Callable[[], object]) -> float:
+    begun = time.thread_time()
+    function()
+    return time.thread_time() - begun
+
+
+def main() -> int:
+    parser = new_parser(__doc__)
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help="default: all dense ones")
+    parser.add_argument("--rounds", type=int, default=7)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    report = Report("families", {"dtype": DTYPE, "threads": 1, "rounds": options.rounds})
+    report.note("kernels", select_ops(CPU, getattr(torch, DTYPE)).kernels)
+    names = options.families or [
+        name
+        for name, config in CONFIGS.items()
+        if config["architectures"][0] in FAMILIES and "text_config" not in config
+    ]
+    with torch.inference_mode():
+        with tempfile.TemporaryDirectory() as folder:
+            llama = load("llama", Path(folder))
+        for name in names:
+            with tempfile.TemporaryDirectory() as folder:
+                model = load(name, Path(folder))
+            weights = model.weight_bytes / llama.weight_bytes
+            for case, rows in CASES.items():
+                ours, theirs = step_of(model, *rows), step_of(llama, *rows)
+                ratios = [cpu_s(ours) / cpu_s(theirs) for _ in range(options.rounds + 1)][1:]
+                took = median(ratios)
+                report.add(family=name, case=case, time=took, weights=weights, excess=took / weights)
+    report.publish(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
