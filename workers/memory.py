@@ -63,9 +63,10 @@ class KVCacheLimits:
         return num_blocks
 
 
-def fit_on_cpu(limits: KVCacheLimits, local_ranks: int) -> int:
-    """Return how many blocks each of `local_ranks` worker processes on this machine allocates."""
-    available = available_bytes()
+def fit_on_cpu(limits: KVCacheLimits, local_ranks: int, reserved_bytes: int = 0) -> int:
+    """Return how many blocks each of `local_ranks` worker processes on this machine allocates. reserved_bytes: free
+    memory that something else will take."""
+    available = max(available_bytes() - reserved_bytes, 0)
     return limits.fit(available // local_ranks, int(min(CPU_MAX_BYTES, available * CPU_SHARE)) // local_ranks)
 
 

@@ -29,6 +29,11 @@ class Model(Protocol):
 
     weight_bytes: int
 
+    @property
+    def state_bytes(self) -> int:
+        """Memory that a row takes beside its KV blocks."""
+        ...
+
     def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> Sequence[KVCacheSpec]:
         """Return a spec for each group of layers that share block tables."""
         ...

@@ -123,11 +123,13 @@ class Worker:
             num_blocks=self._spec.config.num_kv_blocks,
             num_bytes=self._spec.config.kv_cache_memory_bytes,
         )
+        state_bytes = self._model.state_bytes * self._spec.config.max_num_seqs
         if self._device.type == "cpu":
-            max_blocks = fit_on_cpu(limits, self._size)
+            max_blocks = fit_on_cpu(limits, self._size, state_bytes)
         else:
             utilization = self._spec.config.gpu_memory_utilization
-            max_blocks = fit_on_gpu(limits, self._device, self._measure_activations(self._model), utilization)
+            taken = state_bytes + self._measure_activations(self._model)
+            max_blocks = fit_on_gpu(limits, self._device, taken, utilization)
         return Measured(
             max_blocks=max_blocks,
             block_bytes=limits.block_bytes,

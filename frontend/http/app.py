@@ -150,7 +150,7 @@ class GeneratingEndpoints:
         body, config = with_defaults(chat_of_messages(parsed.body), self._spec), self._spec.config
         with errors_about("stop_sequences", r"stop\b"):
             chat = await self._chat(ParsedBody(body, parsed.inputs))
-        block_size = config.block_size if config.enable_prefix_caching else 0
+        block_size = config.block_size if self._spec.shares_prefixes else 0
         return MessageCreation(parsed.body, self._model, chat, block_size)
 
     async def _count(self, request: Request) -> Response:

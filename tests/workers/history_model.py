@@ -39,7 +39,7 @@ def logits_after(history: Sequence[int]) -> Tensor:
 class HistoryModel:
     """A token's embedding is its number. Rows of length 0 come last and are padding."""
 
-    weight_bytes = 0
+    weight_bytes = state_bytes = 0
     _ops: Ops = ReferenceOps()
     _table = torch.arange(VOCAB_SIZE, dtype=torch.float32)[:, None]
 

@@ -1,4 +1,4 @@
-"""PackedLayer: a linear layer of a borrowed model that multiplies with our kernels."""
+"""PackedLayer: a linear layer of a borrowed model that multiplies with our kernels, also where it is the embedding."""
 
 from __future__ import annotations
 
@@ -16,33 +16,61 @@ class PackedLayer(nn.Module):
     def __init__(self, ops: Ops, linear: nn.Linear) -> None:
         super().__init__()
         self._ops = ops
-        self._packed = ops.pack_linear(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
+        self.packed = ops.pack_linear(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.num_bytes = self._packed.nbytes
+        self.num_bytes = self.packed.nbytes
         self.weight = nn.Parameter(torch.empty_like(linear.weight, device="meta"), requires_grad=False)
         self.bias = None
         if linear.bias is not None:
             self.bias = nn.Parameter(torch.empty_like(linear.bias, device="meta"), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, self.in_features)
-        return self._ops.linear(flat, self._packed).view(*x.shape[:-1], self.out_features)
+        flat = x.reshape(-1, self.in_features).to(self.weight.dtype)
+        return self._ops.linear(flat, self.packed).view(*x.shape[:-1], self.out_features)
 
 
-def pack_layers(model: nn.Module, ops: Ops) -> None:
-    """Replace each plain nn.Linear of `model` by a PackedLayer, one by one, so that memory holds one weight twice. A
+class TiedEmbedding(nn.Module):
+    """The embedding whose matrix is that of a PackedLayer: ids [...] → [..., out]. It holds no matrix of its own."""
+
+    def __init__(self, ops: Ops, layer: PackedLayer) -> None:
+        super().__init__()
+        self._ops, self._layer = ops, layer
+        self.weight = layer.weight
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        embedded = self._ops.embedding(token_ids.flatten(), self._layer.packed, 0)
+        return embedded.view(*token_ids.shape, self._layer.in_features)
+
+
+def pack_layers(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
+    """Replace each plain nn.Linear of `dtype` by a PackedLayer, one by one, so that memory holds one weight twice. A
     module whose code reads the weight of a layer keeps that layer as it is."""
-    replaced: dict[nn.Module, PackedLayer] = {}
+    places: dict[int, list[tuple[nn.Module, str]]] = {}  # by layer, which no reference from here keeps alive
     sources: dict[str, str] = {}
-    for module in list(model.modules()):
+    for module in [each for each in model.modules() if not isinstance(each, nn.Linear)]:
         kind = str(type(module))
         if kind not in sources:
             sources[kind] = _source(type(module))
         for name, child in module.named_children():
-            if type(child) is nn.Linear and f"self.{name}.weight" not in sources[kind]:
-                if child not in replaced:
-                    replaced[child] = PackedLayer(ops, child)
-                setattr(module, name, replaced[child])
+            is_read = f"self.{name}.weight" in sources[kind]
+            if type(child) is nn.Linear and child.weight.dtype == dtype and not is_read:
+                places.setdefault(id(child), []).append((module, name))
+    for holders in places.values():
+        linear = getattr(*holders[0])
+        packed = PackedLayer(ops, linear)
+        for module, name in holders:
+            setattr(module, name, packed)
+        if linear.bias is None:
+            _tie_embeddings(model, ops, linear.weight, packed)
+        del linear
+
+
+def _tie_embeddings(model: nn.Module, ops: Ops, weight: Tensor, packed: PackedLayer) -> None:
+    """Make plain embeddings with this matrix look it up in the packed layer."""
+    for module in [each for each in model.modules() if not isinstance(each, nn.Embedding)]:
+        for name, child in module.named_children():
+            if type(child) is nn.Embedding and child.weight is weight:
+                setattr(module, name, TiedEmbedding(ops, packed))
 
 
 def _source(kind: type[nn.Module]) -> str:

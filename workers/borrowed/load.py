@@ -81,7 +81,7 @@ def load_borrowed(
             is_stepwise = check_architecture(text)
             logger.info("self-check of %s passed in %.1f s", model_config.architecture, time.monotonic() - begun)
         weights: Any = _build(theirs, dtype) if is_dummy else _read(folder, theirs, dtype)
-        model = BorrowedModel(weights.to(device), ops)
+        model = BorrowedModel(weights.to(device), ops, dtype)
     except Unserved as error:
         raise ConfigError(_refusal(model_config.architecture, str(error))) from error
     model.rows.is_stepwise = is_stepwise
@@ -183,10 +183,10 @@ def check_state(model: BorrowedModel, config: ModelConfig, max_num_seqs: int) ->
             f"{config.architecture} keeps states in {model.rows.layers[0]}, which its config.json does not tell: give "
             '--hf-overrides {"layer_types": …} with linear_attention for such layers'
         )
-    needed = model.rows.state_bytes * max_num_seqs
-    if needed > available_bytes():
+    needed, available = model.state_bytes * max_num_seqs, available_bytes()
+    if needed > available:
         raise ConfigError(
-            f"the states of {max_num_seqs} requests take {gib(needed)}, {gib(available_bytes())} of memory can be had: "
-            "lower --max-num-seqs"
+            f"the states of {max_num_seqs} requests take {gib(needed)}, {gib(available)} of memory can be had: lower "
+            f"--max-num-seqs to {available // 2 // model.state_bytes} or less"
         )
-    logger.info("%s of states per request in %d layers", gib(model.rows.state_bytes), len(model.rows.layers))
+    logger.info("%s of states per request in %d layers", gib(model.state_bytes), len(model.rows.layers))

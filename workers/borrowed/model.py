@@ -31,8 +31,9 @@ ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, attention_function)
 class BorrowedModel:
     """Forward pass of one rank over transformers' modules. Inference only, as DecoderModel, which has the shapes."""
 
-    def __init__(self, model: PreTrainedModel, ops: Ops) -> None:
-        """model: built with our attention implementation. Packs its linear layers and runs it once, on a few tokens.
+    def __init__(self, model: PreTrainedModel, ops: Ops, dtype: torch.dtype = torch.float32) -> None:
+        """model: built with our attention implementation. Packs its linear layers of `dtype`, that of `ops`, and runs
+        it once, on a few tokens.
 
         Unserved says why the model cannot be served.
         """
@@ -40,7 +41,7 @@ class BorrowedModel:
         self.decoder: nn.Module = model  # until the trial
         self._config = model.config.get_text_config(decoder=True)
         self._vocab_size = int(self._config.vocab_size)
-        pack_layers(model, ops)
+        pack_layers(model, ops, dtype)
         tensors = [each for each in (*model.parameters(), *model.buffers()) if each.device.type != "meta"]
         self._device = tensors[0].device
         plain = {each.data_ptr(): each.nbytes for each in tensors}  # tied ones count once
@@ -60,9 +61,8 @@ class BorrowedModel:
         return [self._attention.kv_cache_spec(block_size, dtype)]
 
     @property
-    def has_state(self) -> bool:
-        """Whether layers have states that a cache of keys and values does not hold."""
-        return bool(self.rows.layers)
+    def state_bytes(self) -> int:
+        return self.rows.state_bytes
 
     def forward_logits(self, token_ids: Tensor, logits_indices: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         """Compute one step, as DecoderModel.forward_logits."""

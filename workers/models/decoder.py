@@ -134,6 +134,10 @@ class DecoderModel:
         """Whether a step is one call of the kernels."""
         return self._fused is not None
 
+    @property
+    def state_bytes(self) -> int:
+        return 0
+
     def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> list[KVCacheSpec]:
         """Return one spec: all layers share their block tables."""
         return [KVCacheSpec(*self._kv_shape, block_size, dtype)]

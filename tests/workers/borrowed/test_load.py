@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
-from tokenloom.tests.workers.paged_run import CPU
+from tokenloom.tests.support.family_checkpoints import randomize
+from tokenloom.tests.support.recurrent_families import RECURRENT, recurrent_checkpoint
+from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule
+from tokenloom.tests.workers.paged_run import CPU, PagedRun
 from tokenloom.workers.borrowed.attention import PagedAttention, Unserved, attention_function
 from tokenloom.workers.borrowed.load import REFUSED, check_state, load_borrowed
 from tokenloom.workers.borrowed.model import BorrowedModel
@@ -98,6 +102,28 @@ def test_tensors_of_parts_that_are_not_served_are_ignored(tmp_path: Path) -> Non
     load(folder)
 
 
+def test_a_folder_of_a_model_that_sees_is_read_as_text(tmp_path: Path) -> None:
+    text = {**RECURRENT["qwen3_5"], "model_type": "qwen3_5_text"}
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "out_hidden_size": 64}
+    config = transformers.CONFIG_MAPPING["qwen3_5"](text_config=text, vision_config=vision)
+    make: Any = transformers.AutoModelForImageTextToText.from_config
+    whole = make(config)
+    randomize(whole, seed=1)
+    whole.train(False).save_pretrained(tmp_path)
+    tokens = prompts_of({"a": 20, "b": 7}, 250, seed=1)
+    actual = run_schedule(PagedRun(load(tmp_path), 4), tokens, [{"a": 9}, {"a": 1, "b": 4}, {"a": 10, "b": 3}])
+    with torch.inference_mode():
+        for name, ids in tokens.items():
+            expected = whole(input_ids=torch.tensor([ids])).logits[0]
+            torch.testing.assert_close(actual[name], expected, atol=1e-4, rtol=0)
+
+
+def test_native_models_start_without_transformers() -> None:
+    modules = "tokenloom.workers.process, tokenloom.core.process, tokenloom.frontend.supervisor.supervisor"
+    check = f"import sys, {modules}; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], timeout=120, check=False).returncode == 0
+
+
 def test_a_rotary_embedding_that_depends_on_other_requests_bounds_the_length(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, "phi3")
     load(folder, max_model_len=128)
@@ -117,7 +143,9 @@ def test_states_that_do_not_fit_name_the_option(tmp_path: Path) -> None:
     model = load(recurrent_checkpoint(tmp_path, "lfm2"))
     model.rows.state_bytes = 1 << 40
     config = load_model_config(tmp_path, implementation="transformers")
-    with pytest.raises(ConfigError, match=r"the states of 16 requests take 16384.00 GiB, .*: lower --max-num-seqs"):
+    with pytest.raises(
+        ConfigError, match=r"the states of 16 requests take 16384.00 GiB, .*: lower --max-num-seqs to 0 or"
+    ):
         check_state(model, config, 16)
 
 

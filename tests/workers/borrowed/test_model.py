@@ -79,3 +79,9 @@ def test_bfloat16_is_as_close_to_float32_as_transformers(tmp_path: Path) -> None
 def test_layers_with_fewer_kv_heads_and_narrower_heads_share_the_widest_page(tmp_path: Path) -> None:
     (spec,) = load(checkpoint(tmp_path, "gemma4")).kv_cache_specs(4, torch.float32)
     assert (spec.num_layers, spec.num_kv_heads, spec.head_dim) == (3, 2, 32)
+
+
+def test_an_embedding_that_is_the_head_is_held_once(tmp_path: Path) -> None:
+    model = load(checkpoint(tmp_path, "granite"))
+    stored = tmp_path / "granite" / "model.safetensors"
+    assert 0.9 < model.weight_bytes / stored.stat().st_size < 1.1
