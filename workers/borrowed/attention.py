@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...kernels.contract import AttentionSpec
+from ...kernels.contract import AttentionMetadata, AttentionSpec, Rotary
 from ...kernels.select import Ops
 from ..kv_cache import KVCacheSpec
 from ..model_step import StepContext
@@ -72,9 +72,11 @@ class PagedAttention:
         self._names: dict[nn.Module, str] = {}
         self._context: StepContext | None = None
         self._num_kv_heads = self._width = 1  # of the KV cache
+        self._storing: AttentionMetadata | None = None
+        self._rotary = Rotary(None)
 
     @contextlib.contextmanager
-    def trial(self, model: nn.Module) -> Iterator[None]:
+    def trial(self, model: nn.Module, device: torch.device) -> Iterator[None]:
         """Record the calls of a forward pass instead of attending. Unserved names an argument that is not served."""
         self._names = {module: name for name, module in model.named_modules()}
         token = _CURRENT.set(self)
@@ -86,11 +88,15 @@ class PagedAttention:
         self._width = max((max(call.key_dim, call.value_dim) for call in calls), default=1)
         self._num_kv_heads = _common_heads(list(calls))
         self._names = {}
+        half = torch.ones(1, self._width // 2, device=device)
+        self._rotary = Rotary(torch.cat([half, torch.zeros_like(half)], dim=1) if self._width % 2 == 0 else None)
 
     @contextlib.contextmanager
     def step(self, context: StepContext) -> Iterator[None]:
         """Attend over the KV cache of this step."""
         self._context = context
+        # Layers have rotated their heads: each is turned by the angle 0, that of position 0.
+        self._storing = replace(context.metadata, positions=torch.zeros_like(context.metadata.positions))
         token = _CURRENT.set(self)
         try:
             yield
@@ -104,14 +110,14 @@ class PagedAttention:
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
         """Compute causal attention of query [1, H, T, D] over each row's context: [1, T, H, D of the values]."""
-        if self._context is None:
+        if self._context is None or self._storing is None:
             self._record(module, query, key, value, options)
             return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
         call, context = self.calls[module], self._context
         kv_cache, dtype = context.kv_cache, query.dtype
-        heads = [self._fit(each, call, kv_cache) for each in (query, key, value)]
-        self._ops.store_kv(heads[1], heads[2], kv_cache, call.layer, context.metadata)
-        attended = self._ops.paged_attention(heads[0], kv_cache, call.layer, context.metadata, call.spec)
+        heads = torch.cat([self._fit(each, call, kv_cache) for each in (query, key, value)], dim=1)
+        fitted = self._ops.qk_norm_rope_cache(heads, None, self._rotary, kv_cache, call.layer, self._storing)
+        attended = self._ops.paged_attention(fitted, kv_cache, call.layer, context.metadata, call.spec)
         return attended[None, :, :, : call.value_dim].to(dtype)
 
     def _fit(self, heads: Tensor, call: AttentionCall, kv_cache: Tensor) -> Tensor:
@@ -123,7 +129,7 @@ class PagedAttention:
             heads = nn.functional.pad(heads, (0, self._width - heads.shape[2]))
         if heads.dtype != kv_cache.dtype and kv_cache.dtype.is_floating_point:
             heads = heads.to(kv_cache.dtype)
-        return heads.contiguous()
+        return heads
 
     def _record(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> None:
         name = self._names.get(module, type(module).__name__)

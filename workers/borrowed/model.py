@@ -21,6 +21,7 @@ from ..kv_cache import KVCacheSpec
 from ..model_step import StepContext
 from .attention import IMPLEMENTATION, PagedAttention, Unserved, attention_function
 from .linear import PackedLayer, pack_layers
+from .norm import pack_norms
 from .recurrent import PassingCache, RecurrentRows
 
 NUM_TRIAL_TOKENS = 2
@@ -42,6 +43,7 @@ class BorrowedModel:
         self._config = model.config.get_text_config(decoder=True)
         self._vocab_size = int(self._config.vocab_size)
         pack_layers(model, ops, dtype)
+        pack_norms(model, ops, dtype)
         tensors = [each for each in (*model.parameters(), *model.buffers()) if each.device.type != "meta"]
         self._device = tensors[0].device
         plain = {each.data_ptr(): each.nbytes for each in tensors}  # tied ones count once
@@ -119,7 +121,7 @@ class BorrowedModel:
     def _try(self) -> None:
         token_ids = torch.arange(NUM_TRIAL_TOKENS, device=self._device)
         try:
-            with self._attention.trial(self._model):
+            with self._attention.trial(self._model, self._device):
                 self.rows.wrap(
                     self._model,
                     lambda: self._find_decoder(self._inputs(token_ids, token_ids)),

@@ -159,7 +159,7 @@ def test_states_that_do_not_fit_name_the_option(tmp_path: Path) -> None:
 def test_an_argument_of_attention_that_would_be_ignored_is_refused(options: dict[str, Any], message: str) -> None:
     module, heads = torch.nn.Identity(), torch.zeros(1, 2, 3, 8)
     attention = PagedAttention(ReferenceOps())
-    with attention.trial(module):
+    with attention.trial(module, CPU):
         attention_function(torch.nn.Identity(), heads, heads, heads, None, position_ids=torch.zeros(3), dropout=0.0)
         with pytest.raises(Unserved, match=message):
             attention_function(module, heads, heads, heads, None, **options)
@@ -168,7 +168,7 @@ def test_an_argument_of_attention_that_would_be_ignored_is_refused(options: dict
 def test_a_layer_that_attends_twice_or_over_keys_of_its_own_is_refused() -> None:
     module, heads = torch.nn.Identity(), torch.zeros(1, 2, 3, 8)
     attention = PagedAttention(ReferenceOps())
-    with attention.trial(module):
+    with attention.trial(module, CPU):
         with pytest.raises(Unserved, match="from 3 tokens to 1 keys of its own making"):
             attention_function(module, heads, heads[:, :, :1], heads[:, :, :1], None)
         attention_function(module, heads, heads, heads, None)

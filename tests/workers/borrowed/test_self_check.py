@@ -37,7 +37,7 @@ class Forgetful(ReferenceOps):
 
     def store_kv(self, key: Tensor, value: Tensor, *rest: Any) -> None:
         metadata = rest[-1]
-        if metadata.positions[0]:
+        if metadata.seq_lens_host[0] > metadata.query_starts_host[1]:
             key = key.clone()
             key[0] = 0
         super().store_kv(key, value, *rest)

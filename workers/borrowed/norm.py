@@ -1,0 +1,67 @@
+"""PackedNorm: an RMS norm of a borrowed model as one of our operations, in place of the seven of its own code.
+
+Classes of such norms differ in name and in whether 1 is added to the weight, so a module is known by its numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels.contract import Norm
+from ...kernels.reference import ReferenceOps
+from ...kernels.select import Ops
+
+EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
+TOLERANCE = 1e-5
+
+
+class PackedNorm(nn.Module):
+    """Normalizes x [..., n] over its last axis. `weight` is the original one, for code that asks."""
+
+    def __init__(self, ops: Ops, weight: nn.Parameter, offset: float, eps: float) -> None:
+        super().__init__()
+        self.weight = weight
+        self._ops = ops
+        self._norm = Norm("rms", weight.detach().float() + offset, None, eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != self.weight.dtype:  # kernels take the model's dtype alone
+            return ReferenceOps.norm(self._ops, x, self._norm)
+        return self._ops.norm(x.reshape(-1, x.shape[-1]), self._norm).view(x.shape)
+
+
+def pack_norms(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
+    """Replace each module of `dtype` that proves to be an RMS norm."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            packed = _packed(child, ops, dtype)
+            if packed is not None:
+                setattr(module, name, packed)
+
+
+def _packed(module: nn.Module, ops: Ops, dtype: torch.dtype) -> PackedNorm | None:
+    """Return the module as a PackedNorm, or None if it computes anything else for random weights and inputs."""
+    weight = getattr(module, "weight", None)
+    eps = next((getattr(module, name) for name in EPS_NAMES if hasattr(module, name)), None)
+    has_only_weight = len(list(module.parameters())) == 1 and not list(module.buffers()) and not list(module.children())
+    if "Norm" not in type(module).__name__ or not isinstance(weight, nn.Parameter) or not has_only_weight:
+        return None
+    if weight.dim() != 1 or weight.dtype != dtype or not isinstance(eps, float):
+        return None
+    tried = copy.deepcopy(module).float()
+    draw = torch.Generator().manual_seed(len(weight))
+    x, drawn = (torch.randn(size, generator=draw).to(weight.device) for size in ((3, len(weight)), (len(weight),)))
+    tried.weight = nn.Parameter(drawn, requires_grad=False)
+    with torch.inference_mode():
+        try:
+            found = tried(x)
+        except (TypeError, RuntimeError):  # a norm with further inputs
+            return None
+    for offset in (0.0, 1.0):
+        expected = nn.functional.rms_norm(x, weight.shape, drawn + offset, eps)
+        if isinstance(found, Tensor) and torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE):
+            return PackedNorm(ops, weight, offset, eps)
+    return None
