@@ -19,7 +19,8 @@ AGING_S = 60.0  # under the priority policy, waiting this long is worth one leve
 
 
 class Admission:
-    """Checks requests against the configuration's limits and the core's queue, pool and rates; owns nothing."""
+    """Checks requests against the configuration's limits, the queue's content and the pool's size, and makes the
+    Requests of a checked message; owns nothing. The core's rates only say when to ask again."""
 
     def __init__(self, spec: EngineSpec, kv_cache: KVCacheManager, waiting: WaitingQueue, stats: CoreStats) -> None:
         self._config, self._max_model_len = spec.config, spec.max_model_len

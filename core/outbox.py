@@ -12,7 +12,7 @@ from .result_processor import NewTokens
 
 
 class Outbox:
-    """Owns a message for each frontend; `take` empties it."""
+    """Owns a message for each frontend. `take` empties it, unless all messages hold jump-forward tokens alone."""
 
     def __init__(self) -> None:
         self._outputs_by_frontend: dict[int, EngineCoreOutputs] = {}

@@ -1,8 +1,10 @@
 """KVCacheLimits: how many KV blocks fit in a worker's memory.
 
 The first of three rules that applies: the operator's number of blocks, the operator's number of bytes, free memory.
-On a GPU free memory is measured beside the largest step; on a CPU, which other programs share, it is a fraction of the
-available memory. Knows no model: a block is a number of bytes.
+On a GPU the last is the rest of the permitted share beside weights, largest step and other programs. On a CPU, which
+other programs share, it is a share of the available memory, but at most CPU_MAX_BYTES. Both are raised to one request
+of max_model_len if that is free. The last two rules give no more blocks than can be in use. Knows no model: a block is
+a number of bytes.
 """
 
 from __future__ import annotations
@@ -64,14 +66,15 @@ class KVCacheLimits:
 
 
 def fit_on_cpu(limits: KVCacheLimits, local_ranks: int, reserved_bytes: int = 0) -> int:
-    """Return how many blocks each of `local_ranks` worker processes on this machine allocates. reserved_bytes: free
-    memory that something else will take."""
+    """Return how many blocks each of `local_ranks` worker processes on this machine allocates; ConfigError as `fit`.
+    reserved_bytes: free memory that something else will take."""
     available = max(available_bytes() - reserved_bytes, 0)
     return limits.fit(available // local_ranks, int(min(CPU_MAX_BYTES, available * CPU_SHARE)) // local_ranks)
 
 
 def fit_on_gpu(limits: KVCacheLimits, device: torch.device, activation_bytes: int, utilization: float) -> int:
-    """Return how many blocks fit into `utilization` of the GPU beside weights, activations and other programs."""
+    """Empty torch's cache; return how many blocks fit into the share `utilization` of the GPU's memory beside weights,
+    activations and other programs, with the limits and the ConfigError of `fit`."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     reserve = activation_bytes + GPU_RESERVE_BYTES

@@ -205,8 +205,7 @@ class GrammarManager:
     # ── answers of the host ──────────────────────────────────────────────────────────────────────────────────────
 
     def take(self) -> None:
-        """Apply the host's answers and the deadlines: admit, finish or fail requests, and send the masks of the oldest
-        step."""
+        """Apply the host's answers and the deadlines: admit, finish or fail requests, send the oldest step's masks."""
         if not (self.is_active or self._host.has_process):
             return
         self._clock.look()
@@ -321,7 +320,8 @@ class GrammarManager:
             self._num_until_sign = self._num_unanswered
 
     def _fail_late(self) -> None:
-        """Fail late grammars of a live host; retry proven ones. Replace it if they block its compilers."""
+        """Fail the requests of late grammars, after an answer has shown that the host lives; proven grammars get more
+        time instead. Replace the host if the others occupy all its compilers."""
         now = self._clock.now
         for grammar_id in self._late:
             entry = self._entry_by_id.get(grammar_id)

@@ -30,7 +30,8 @@ class StepDelta:
         self._tokens_by_row: dict[int, list[int]] = {}
 
     def admit(self, request: Request, num_computed_tokens: int, group: int) -> None:
-        """Note a new row; the first blocks of its table hold `num_computed_tokens` tokens already."""
+        """Note a new row and the blocks of its table, which belong to KV group `group`. The first blocks hold
+        `num_computed_tokens` tokens already."""
         self._new_rows.append(_new_row(request, num_computed_tokens))
         self.append_blocks(request.row, group, request.block_ids)
 

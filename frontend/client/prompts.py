@@ -144,7 +144,8 @@ def check_token_ids(ids: object) -> bytes:
 
 
 def is_chat(prompt: object) -> TypeGuard[Chat]:
-    """Return whether `prompt` is a list that begins with a chat message; the others are not looked at."""
+    """Return whether `prompt` is a sequence, but no str, that begins with a chat message: a ChatMessage, or a mapping
+    with a role. The other items are not looked at."""
     if isinstance(prompt, (str, Mapping)) or not isinstance(prompt, Sequence) or not prompt:
         return False
     first = prompt[0]

@@ -69,7 +69,7 @@ class Choice(ABC):
 
     @abstractmethod
     def text_chunk(self, text: str) -> JsonObject:
-        """Return the chunk of a delta that brings only text to a plain choice."""
+        """Return the entry of a chunk's `choices` for a delta that brings only text to a plain choice."""
 
 
 class EngineResponse(ABC):

@@ -28,7 +28,8 @@ class HelpAction(argparse.Action):
 
 
 def help_text(parser: argparse.ArgumentParser, word: str | None) -> str:
-    """Format the text of `--help` (None) or `--help=word`. Exits with code 2 if no group or option has it."""
+    """Format the text of `--help` (None) or `--help=word`: all options, those of the group `word`, or those with `word`
+    in name or help, vLLM's too. Exits with code 2 if there are none."""
     groups = {group.title: group for group in parser._action_groups[1:] if group.title and group._group_actions}
     if word is None:
         rows = "\n".join(_row(title, group._group_actions) for title, group in groups.items())

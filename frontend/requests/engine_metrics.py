@@ -181,7 +181,8 @@ class EngineMetrics:
         ]
 
     def latencies(self) -> JsonObject:
-        """Return the cumulative counts at the bounds SECONDS of four latency histograms: ttft, itl, queue and e2e."""
+        """Return the cumulative counts of four latency histograms, ttft, itl, queue and e2e: at each bound of SECONDS,
+        and last of all."""
         shown = {"ttft": self.first_token, "itl": self.inter_token, "queue": self.queue, "e2e": self.end_to_end}
         return {name: histogram.cumulative for name, histogram in shown.items()}
 

@@ -27,7 +27,8 @@ class StartInterrupted(EngineDead):
 
 
 class SignalWatch:
-    """Owns the pipe to which the interpreter writes the number of each signal. Create it in the main thread."""
+    """Handles the stop signals and SIGUSR1, and ignores SIGUSR2; owns the pipe to which the interpreter writes their
+    numbers. Create it in the main thread."""
 
     def __init__(self) -> None:
         self.stops: list[int] = []  # stop signals so far

@@ -75,7 +75,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_request_tokens(self) -> int:
-        """Maximum of prompt tokens × n of one request: a quarter of the queue, but at least one longest prompt."""
+        """Maximum of prompt tokens × n: a quarter of the queue, or the longest prompt (cut to the queue) if longer."""
         return max(self.config.max_waiting_tokens // 4, min(self.max_model_len, self.config.max_waiting_tokens))
 
     @property

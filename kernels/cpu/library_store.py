@@ -97,7 +97,8 @@ def cached_library(level: str, is_bf16: bool, root: Path) -> Path:
 
 
 def user_cache_folder() -> Path | None:
-    """Return $XDG_CACHE_HOME/tokenloom or ~/.cache/tokenloom; None for a user without a home."""
+    """Return $XDG_CACHE_HOME/tokenloom, or ~/.cache/tokenloom if that variable is no absolute path; None for a user
+    without a home."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     try:
         return (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "tokenloom"

@@ -167,7 +167,8 @@ _CURRENT: ContextVar[PagedAttention] = ContextVar("tokenloom_attention")  # of t
 def attention_function(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Pass a layer's call to the model that runs. The mask is None, since transformers makes none for this function."""
+    """Pass a layer's call to the model that runs. transformers makes no mask for this function; Unserved if the layer
+    makes one of its own."""
     if attention_mask is not None:
         raise Unserved(f"a layer {type(module).__name__} makes an attention mask of its own")
     return _CURRENT.get().attend(module, query, key, value, options), None

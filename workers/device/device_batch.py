@@ -85,7 +85,7 @@ class DeviceBatch:
         self._known_computed[rows] = _UNKNOWN
 
     def write(self, changes: list[Tensor]) -> None:
-        """Write `changes`, copied to the device, to the columns."""
+        """Write the arrays of `changes`, which the caller has copied to the device, to the columns."""
         columns = self.columns
         write_rows(changes, (columns.num_computed, columns.last_tokens, *self._drawing, columns.block_tables))
 

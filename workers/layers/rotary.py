@@ -19,7 +19,8 @@ from ...kernels.contract import Rotary
 
 
 def make_rotary(config: ModelConfig, rope: RopeConfig, max_model_len: int, device: torch.device) -> Rotary:
-    """Compute the cosines and sines of each position in [0, max_model_len)."""
+    """Compute for each position in [0, max_model_len) the cosines and sines, times the magnitude of `rope`, and the
+    factor of queries if the model scales them."""
     rotary_dim = rope.rotary_dim or config.head_dim
     frequencies, magnitude = rotary_frequencies(rope, rotary_dim, config.max_position_embeddings, max_model_len)
     positions = torch.arange(max_model_len, dtype=torch.float32)

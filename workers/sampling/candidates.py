@@ -7,8 +7,8 @@ tokens that the one before keeps:
     top_p        the most likely tokens, until their probability reaches top_p
 Each cuts at a value and keeps ties with the last token, so the set does not depend on a sort.
 
-If a large part of the vocabulary could win, the noise of the whole vocabulary is generated at once, and only tokens
-that it lifts to the score already reached become candidates.
+Without top_k and top_p, if a large part of the vocabulary could win, the noise of the whole vocabulary is generated at
+once. Only tokens whose score reaches that of the most likely token then become candidates.
 """
 
 from __future__ import annotations

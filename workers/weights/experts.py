@@ -32,7 +32,8 @@ Matrices: TypeAlias = tuple[list[Weight], list[Weight]]  # gate_up and down of e
 def load_experts(
     checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, names: TensorNames, shard: range
 ) -> Matrices:
-    """Read the elements `shard` of each expert's inner size. `experts`: the block's name."""
+    """Read the n elements `shard` of each expert's inner size; return each gate_up [2 n, hidden] and down [hidden, n].
+    `experts`: the block's name."""
     if f"{experts}.gate_up_proj_blocks" in checkpoint:
         return _load_mxfp4(checkpoint, experts, hidden_size, config, shard)
     if f"{experts}.gate_up_proj" not in checkpoint:

@@ -20,7 +20,7 @@ class HarmonyParser:
     """Parser of one answer. Text before the first header is content: a schema's JSON comes without channels."""
 
     def __init__(self, *, has_calls: bool) -> None:
-        """`has_calls`: if False, calls are content."""
+        """`has_calls`: if False, calls are content, or thoughts in the analysis channel."""
         self._has_calls = has_calls
         self._outside, self._in_header = MarkerFinder(START, CHANNEL, *ENDS), MarkerFinder(MESSAGE)
         self._header: str | None = None  # text of the header that is being read
