@@ -20,15 +20,15 @@ class GreedyOracle:
     """Checks answers and counts their near ties; `close` requires that these are rare enough."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
         self.num_tokens = self.num_excuses = 0
 
     @torch.inference_mode()
     def logits(self, prompt: Sequence[int], answer: Sequence[int]) -> torch.Tensor:
         """Return [len(answer), vocab] logits: row i predicts answer[i]."""
         ids = torch.tensor([[*prompt, *answer]])
-        hidden = self._model.model(ids).last_hidden_state[0, len(prompt) - 1 : -1]
-        return self._model.lm_head(hidden).float()
+        logits: torch.Tensor = self._model(ids).logits[0, len(prompt) - 1 : -1]
+        return logits.float()
 
     def check(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         logits = self.logits(prompt, answer)
