@@ -2,8 +2,8 @@
 
     a tile, [block_size, D + 4] bytes:   block_size × D numbers │ block_size scales
 
-A vector's scale is its largest magnitude / 448; an element is its number times that scale. With 3 bits of mantissa and
-2^-9 as the least number, the error of an element x of a vector with largest magnitude m is at most
+A vector's scale is its largest magnitude / 448, or 1 for zeros; an element is its number times that scale. With 3 bits
+of mantissa and 2^-9 as the least number, the error of an element x of a vector with largest magnitude m is at most
 max(|x| / 16, m / 448 · 2^-10). This needs no calibration and never saturates. A cache of dtype uint8 has this format.
 """
 
@@ -18,7 +18,7 @@ DTYPE = torch.uint8  # of the cache tensor
 
 
 def is_fp8(kv_cache: Tensor) -> bool:
-    """Whether `kv_cache` has this module's format."""
+    """Return whether `kv_cache` has this module's format."""
     return kv_cache.dtype == DTYPE
 
 

@@ -52,7 +52,7 @@ def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Wor
 def token_bits(
     token_ids: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], seeds: Bits, purpose: int = PURPOSE_TOKEN
 ) -> Bits:
-    """Compute the bits of (token, position, seed) triples. token_ids, positions: [n]; seeds: [n, 2], low word first."""
+    """Compute bits [n] of (token, position, seed) triples. token_ids, positions: [n]; seeds: [n, 2], low word first."""
     bits = np.empty(len(token_ids), np.uint32)
     for start in range(0, len(token_ids), _CHUNK):
         part = slice(start, start + _CHUNK)

@@ -32,8 +32,9 @@ def select_ops(
     """Choose the implementation for models of `dtype` on `device`. Log the kernels, or warn that plain torch must do;
     `enforce_reference` chooses plain torch and logs nothing.
 
-    `spare_folder`: holds compiled C kernels if the user's cache folder cannot; created on demand. `cpu_isa`: the
-    highest instruction level of the C kernels. Raises ValueError if the processor lacks it.
+    `has_fp8_cache` rules the C kernels out. `spare_folder`: holds compiled C kernels if the user's cache folder cannot;
+    created on demand. `cpu_isa`: their highest instruction level. Raises ValueError if the processor lacks it and they
+    are tried.
     """
     plain = BatchInvariantOps() if is_batch_invariant else ReferenceOps()
     if enforce_reference:
@@ -56,7 +57,7 @@ def _fast_ops(
     spare_folder: Path | None,
     cpu_isa: str,
 ) -> Ops | str:
-    """Load the kernels for `device`, or return the reason why there are none."""
+    """Load the kernels for `device`, or return the reason why there are none; ValueError as `select_ops`."""
     if device.type == "cuda":
         from .gpu.load import load_gpu_ops
 

@@ -1,4 +1,4 @@
-"""The number of compute threads of a worker: its physical cores, divided among the ranks of this machine.
+"""The number of compute threads of a worker: the cores of this process, divided among the ranks of this machine.
 
 Imported before torch, because the OpenMP runtime reads its environment once.
 """
@@ -11,7 +11,8 @@ from pathlib import Path
 
 
 def num_cpu_threads(configured: int | None, local_ranks: int) -> int:
-    """Return `configured`, or (if None) this rank's share of the physical cores that a process may use, at least 1."""
+    """Return `configured`, or (if None) this rank's share, at least 1, of the physical cores that a process may run on,
+    or of its cgroup's CPUs if these are fewer."""
     if configured is not None:
         return configured
     cores = min(num_physical_cores(os.sched_getaffinity(0)), int(min(cgroup_cpus(), 1 << 20)))
@@ -21,15 +22,16 @@ def num_cpu_threads(configured: int | None, local_ranks: int) -> int:
 def prepare_openmp(num_threads: int) -> None:
     """Set the environment of the OpenMP runtime, before torch is imported.
 
-    Waiting threads sleep instead of spinning: on busy cores a spinning thread uses up its time slice while the thread
-    that it waits for is not scheduled. With spinning, a step of a small model takes 250 ms on two busy cores, not 4.
+    Waiting threads sleep instead of spinning, unless OMP_WAIT_POLICY is set: on busy cores a spinning thread uses up
+    its time slice while the thread that it waits for is not scheduled. With spinning, a step of a small model takes 250
+    ms on two busy cores, not 4.
     """
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def num_physical_cores(cpus: set[int], sysfs: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Count the distinct cores of logical `cpus`: two threads of one core share its vector units."""
+    """Count the distinct cores of logical `cpus` (threads of one share its vector units), or `cpus` without `sysfs`."""
     cores = set()
     for cpu in cpus:
         topology = sysfs / f"cpu{cpu}" / "topology"

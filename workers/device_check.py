@@ -12,7 +12,7 @@ MAX_DETERMINISTIC_RANKS = 2  # a sum of two has one order
 
 
 def check_options(spec: EngineSpec, num_ranks: int) -> None:
-    """Raise ConfigError for options that no device supports."""
+    """Raise ConfigError for options that no device supports with this model and number of ranks."""
     if spec.config.deterministic and num_ranks > MAX_DETERMINISTIC_RANKS:
         raise ConfigError(
             f"--deterministic runs with at most {MAX_DETERMINISTIC_RANKS} ranks, these are {num_ranks}: lower "
@@ -26,7 +26,7 @@ def check_options(spec: EngineSpec, num_ranks: int) -> None:
 
 
 def check_cpu(spec: EngineSpec) -> None:
-    """Refuse an instruction level that this processor lacks."""
+    """Raise ConfigError for an instruction level that this processor lacks."""
     from ..kernels.select import levels_up_to
 
     try:
@@ -47,7 +47,7 @@ def select_gpu(device: torch.device) -> None:
 
 
 def check_gpu(spec: EngineSpec, device: torch.device, *, has_kernels: bool) -> None:
-    """Raise ConfigError for options that this GPU does not support, and if Triton cannot launch the kernels.
+    """Raise ConfigError for options that this GPU does not support, and if it has kernels that Triton cannot launch.
     `has_kernels`: steps can sample on the device."""
     from ..kernels.gpu.load import launch_obstacle
 

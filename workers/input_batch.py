@@ -1,8 +1,8 @@
 """InputBatch: a worker's state of the running requests, one row each, from admission until the row is freed.
 
 Tables and columns are numpy arrays indexed by row, so a step costs the same few array operations for 1 row as for 256;
-Python loops only over rows that are admitted, freed or given blocks. Sampled tokens are appended here and feed the next
-step without a round trip to the core.
+Python loops only if rows change, or have logprobs, processors or forced tokens. Sampled tokens are appended here and
+feed the next step without a round trip to the core.
 
 Trusts no message: a row, block or count that the state does not allow raises ProtocolError, because a wrong slot would
 silently corrupt another request's KV cache.
@@ -229,7 +229,7 @@ class InputBatch:
         return self._layout
 
     def prepare(self, layout: StepLayout) -> StepInputs:
-        """Return the inputs of the step; change nothing. ProtocolError if a row has too few tokens or blocks for it."""
+        """Return the inputs of the step; change no row. ProtocolError if a row has too few tokens or blocks for it."""
         computed, num_tokens = self._num_computed_tokens[layout.rows], self._num_tokens[layout.rows]
         seq_lens = computed + layout.counts
         self._check_ends(layout.rows, seq_lens, num_tokens)
@@ -266,7 +266,7 @@ class InputBatch:
         self._num_computed_tokens[layout.rows] += layout.counts
 
     def append_tokens(self, rows: I32, token_ids: I64) -> None:
-        """Append the sampled token of each row."""
+        """Append the sampled token of each row, also to its processors."""
         self._token_ids[rows, self._num_tokens[rows]] = token_ids
         self._num_tokens[rows] += 1
         self._processors.append(rows, token_ids)
@@ -321,7 +321,7 @@ class InputBatch:
 
 
 def ids_of(frame: bytes) -> I32:
-    """Decode a frame of int32 ids as a read-only array."""
+    """Decode a frame of int32 ids as a read-only array; ProtocolError if it ends within an id."""
     if len(frame) % 4:
         raise ProtocolError(f"an id frame has {len(frame)} bytes, which is not a multiple of 4")
     return np.frombuffer(frame, np.int32)

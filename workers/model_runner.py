@@ -124,7 +124,8 @@ class ModelRunner:
         return tokens.pending if isinstance(tokens, _DeviceTokens) else None
 
     def finish(self) -> ModelRunnerOutput:
-        """Wait for the oldest started step and return its result. Only that of rank 0 has logprobs and vectors."""
+        """Wait for the oldest of the started steps, at least one; return its result. Only that of rank 0 has logprobs,
+        vectors and fully masked rows."""
         step, start_time, tokens = self._started[0]
         if isinstance(tokens, _DeviceTokens):
             tokens = self._receive_tokens(tokens)

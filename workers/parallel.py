@@ -34,7 +34,8 @@ class ParallelGroup:
     ) -> ParallelGroup:
         """Join the group through `store_file`, which must be new for each group; a group of one returns at once.
 
-        A collective raises if a rank does not join it within `timeout_s`, and at once if a peer dies.
+        With gloo a collective raises if a rank does not join it within `timeout_s`, and at once if a peer dies; NCCL
+        promises neither. A GPU `device` becomes the current one.
         """
         group = cls(rank, size)
         if size == 1:
@@ -63,7 +64,7 @@ class ParallelGroup:
     # ── shards ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def shard(self, total: int, unit: str) -> range:
-        """Return this rank's part of `total`, which must divide evenly; `unit` names it in the error."""
+        """Return this rank's part of `total`; ConfigError, which names the `unit`, if it does not divide evenly."""
         if total % self.size:
             raise ConfigError(
                 f"{total} {unit} do not divide by --tensor-parallel-size {self.size}: choose a divisor of {total}"
@@ -71,7 +72,8 @@ class ParallelGroup:
         return range(self.rank * (total // self.size), (self.rank + 1) * (total // self.size))
 
     def shard_kv_heads(self, num_kv_heads: int) -> range:
-        """Return the KV heads that this rank's query heads read: an even part, or one that several ranks hold."""
+        """Return the KV heads that this rank's query heads read: an even part, or one that several ranks hold.
+        ConfigError if neither number is a multiple of the other."""
         if num_kv_heads % self.size == 0:
             return self.shard(num_kv_heads, "KV heads")
         if self.size % num_kv_heads:

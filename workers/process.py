@@ -3,8 +3,8 @@
     hello → import torch → load → measured → (initialize) → ready → turns until Stop
 
 The supervisor sends orders on the control socket; the core publishes one numbered stream of steps and receives results
-and errors by PUSH. The loop blocks until a message or a finished step arrives and computes in the same thread, so
-nothing else of this process wakes during a step. torch is imported late, so that the hello and the read-ahead of the
+and errors by PUSH. The loop blocks until a message or a finished step arrives and computes in the same thread. On a GPU
+one more thread waits for the ends of steps. torch is imported late, so that the hello and the read-ahead of the
 checkpoint do not wait for the import.
 
 Exit codes: 0 after Stop, 2 for a configuration that cannot be served, 1 for a fault.
@@ -146,7 +146,7 @@ class WorkerProcess:
         return worker
 
     def _on_progress(self, num_done: int, num_all: int) -> None:
-        """Send the number of tensors read, at most every PROGRESS_INTERVAL_S; this is also a sign of life."""
+        """Send the number of tensors read, at most once in PROGRESS_INTERVAL_S; this is also a sign of life."""
         now = time.monotonic()
         if now - self._progress_time >= PROGRESS_INTERVAL_S:
             self._progress_time = now
@@ -165,7 +165,7 @@ class WorkerProcess:
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _serve(self, worker: Worker) -> int:
-        """Take turns until Stop or a failed step; return the exit code."""
+        """Take turns until a failed step, or a Stop and the end of the backlog; return the exit code."""
         try:
             while self._backlog or not self._is_stopping:
                 self._turn(worker)

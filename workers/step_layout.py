@@ -1,7 +1,7 @@
 """The part of a step's inputs that depends only on the rows and their token counts, not on the tokens.
 
-Most steps compute the same rows as the step before, one token each, so both classes are cached while the batch is
-unchanged.
+Most steps compute the same rows as the step before, one token each, so InputBatch caches both classes while the batch
+is unchanged.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StepLayout:
 
 @dataclass(frozen=True, eq=False)
 class SamplingMetadata:
-    """Parameters and processors for sampling the next tokens of s rows; fixed from their admission on."""
+    """Sampling parameters of s rows, fixed at admission, and their processors, which follow the output."""
 
     rows: I32  # [s]
     sampling: SamplingColumns

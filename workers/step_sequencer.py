@@ -1,7 +1,8 @@
 """StepSequencer: the order in which a worker accepts the core's messages.
 
-Steps are numbered from 1 without gaps within one core_epoch. A new epoch begins with a Probe, never with a step, so
-that steps of an old core left in a socket are never computed. Pure state: no socket, no rows.
+Steps, and orders in place of a step, are numbered from 1 without gaps within one core_epoch. A new epoch begins with a
+Probe, never with a step, so that steps of an old core left in a socket are never computed. Pure state: no socket, no
+rows.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class StepSequencer:
         return place == (step.generation, step.core_epoch, step.step)
 
     def has_replaced(self, step: SchedulerOutput, message: CoreToWorker) -> bool:
-        """Whether `message` is from a newer core than `step`, so that the mask of `step` will not come."""
+        """Return whether `message` is from a newer core than `step`, so that the mask of `step` will not come."""
         return message.generation == step.generation and message.core_epoch > step.core_epoch
 
     def _classify_probe(self, probe: Probe) -> StreamAction:

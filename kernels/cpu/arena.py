@@ -1,7 +1,7 @@
 """PackedMemory: a bump allocator of packed weights, in large maps that the system can back with huge pages.
 
-Weights lie in the order of packing, which is the order in which a step reads them. A map is freed when the last weight
-in it is.
+Weights lie in the order of packing, which is the order in which a step reads them. A map, unless it is the newest, is
+freed with the last weight in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PackedMemory:
         self._used = self._size = 0
 
     def allocate(self, num_bytes: int) -> tuple[int, mmap.mmap]:
-        """Allocate `num_bytes` zeroed bytes; return their address and the map, which the caller must keep alive."""
+        """Allocate zeroed bytes; return their address, a multiple of ALIGNMENT, and the map, which the caller holds."""
         num_bytes = -(-num_bytes // ALIGNMENT) * ALIGNMENT
         if self._map is None or self._used + num_bytes > self._size:
             self._size = -(-max(num_bytes, MAP_BYTES) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES

@@ -44,7 +44,7 @@ def find_compiler() -> str | None:
 
 
 def library_digest(level: str, is_bf16: bool, tuning: Sequence[str], compiler: str = "") -> str:
-    """Hash the sources, the flags and, if given, the compiler."""
+    """Return 32 hex digits: a hash of the sources, the flags and, if given, the compiler; OSError without its file."""
     known: tuple[object, ...] = (_flags(level, is_bf16), tuple(tuning))
     if compiler:
         real = os.path.realpath(compiler)
@@ -57,7 +57,8 @@ def library_digest(level: str, is_bf16: bool, tuning: Sequence[str], compiler: s
 
 
 def compile_library(compiler: str, level: str, is_bf16: bool, tuning: Sequence[str], target: Path) -> None:
-    """Compile the library to `target`. Raises Unavailable if the compiler fails, OSError if the disk is the cause."""
+    """Compile the library to `target`. Raises Unavailable if the compiler fails or takes more than COMPILE_TIMEOUT_S,
+    OSError if the disk is the cause."""
     flags = (*_flags(level, is_bf16), *tuning)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".objects-", ignore_cleanup_errors=True) as scratch:
         sources = sorted(SOURCE_FOLDER.glob("*.c"))
@@ -76,7 +77,7 @@ def _flags(level: str, is_bf16: bool) -> tuple[str, ...]:
 
 
 def _run(command: list[str], scratch: str) -> None:
-    """Run the compiler with English messages and with its temporary files in `scratch`, which is writable."""
+    """Run the compiler with English messages and its temporary files in `scratch`. Errors as of `compile_library`."""
     environment = {**os.environ, "LC_ALL": "C", "TMPDIR": scratch}
     try:
         done = subprocess.run(

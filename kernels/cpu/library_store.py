@@ -37,7 +37,7 @@ ELEMENTS = {True: "bfloat16", False: "float32"}  # by is_bf16
 def build_prebuilt(folder: Path) -> list[str]:
     """Compile every library of a wheel into `folder`; return a line for each that the compiler could not build.
 
-    Without a compiler the folder is not created.
+    Without a compiler there is one line, and the folder is not created.
     """
     compiler = find_compiler()
     if compiler is None:
@@ -62,7 +62,7 @@ def prebuilt_name(level: str, is_bf16: bool) -> str:
 
 
 def prebuilt_library(level: str, is_bf16: bool, folder: Path) -> Path | None:
-    """Return the path of the prebuilt library in `folder`; None if there is none or its digest differs."""
+    """Return the path of the prebuilt library in `folder`; None if there is none or its digest is not listed."""
     path = folder / prebuilt_name(level, is_bf16)
     try:
         digests = json.loads((folder / DIGESTS_NAME).read_text(encoding="utf-8"))
@@ -73,7 +73,7 @@ def prebuilt_library(level: str, is_bf16: bool, folder: Path) -> Path | None:
 
 
 def cached_library(level: str, is_bf16: bool, root: Path) -> Path:
-    """Return the path of the library in a cache folder; compile it if it is missing.
+    """Return the path of the library in a cache folder. If it is missing, compile it, and delete old libraries.
 
     Raises Unavailable without a suitable compiler, OSError if the folder cannot be used.
     """
@@ -107,7 +107,7 @@ def user_cache_folder() -> Path | None:
 
 
 def _drop_old(root: Path) -> None:
-    """Delete all but the newest MAX_LIBRARIES libraries, and folders left by killed compilations."""
+    """Delete all but the newest MAX_LIBRARIES libraries, and old folders that killed compilations left."""
     for scratch in root.glob(".build-*"):
         if time.time() - scratch.stat().st_mtime > 10 * COMPILE_TIMEOUT_S:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -17,7 +17,7 @@ _REQUEST_PERMISSION, _TILE_DATA = 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XFEATURE_XT
 
 
 def levels_up_to(isa: str = "auto") -> list[str]:
-    """List `instruction_levels()` from `isa` (avx512bf16 for AVX512-BF16) down. Raises ValueError without that one."""
+    """List `instruction_levels()` from `isa` down (avx512bf16 for AVX512-BF16; auto: all); ValueError without it."""
     names = instruction_levels()
     if isa == "auto":
         return names
@@ -28,7 +28,8 @@ def levels_up_to(isa: str = "auto") -> list[str]:
 
 
 def instruction_levels() -> list[str]:
-    """List the levels that processor and Linux support, best first; to use AMX, ask Linux for permission."""
+    """List the levels that this processor supports, best first, none if it is no x86-64. AMX is listed if Linux permits
+    this process to use it, which is requested here."""
     if platform.machine() != "x86_64":
         return []
     flags = _processor_flags()

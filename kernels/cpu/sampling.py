@@ -66,7 +66,7 @@ class CpuSampling:
 
 
 def load_cpu_sampling(spare_folder: Path | None = None, isa: str = "auto") -> CpuSampling | None:
-    """Load the kernel; None if no C kernels can be used here. `spare_folder`, `isa`: as in `load_kernels`."""
+    """Load the kernel; None if no C kernels can be used here. `spare_folder`, `isa`, ValueError: as `load_kernels`."""
     try:
         return CpuSampling(load_kernels(True, spare_folder, isa).library)
     except Unavailable:

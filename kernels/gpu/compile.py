@@ -45,7 +45,8 @@ def _launch_or_compile(function: Any, *arguments: Any, grid: Any, warmup: bool, 
 def compiling(executor: Executor) -> Iterator[Kernels]:
     """Compile in `executor`, and do not run, every kernel that the calling thread launches in this context.
 
-    Yields the kernels in the order of their first launch. The end of the context waits until all are compiled.
+    Yields the kernels in the order of their first launch. The end of the context waits until all are compiled, and
+    raises the error of one that fails. Without AsyncCompileMode each launch compiles its kernel and raises its error.
     """
     kernels: Kernels = {}
     token = _kernels.set(kernels)

@@ -2,8 +2,8 @@
 
 Many kernels of a short step take less time on the device than that dispatch. A signature is all that Triton specializes
 by: kernel, device, dtype and alignment of each tensor, of each integer whether it is 1, whether 16 divides it and its
-width, and each constant. The first launch of a signature goes through Triton. Launching uses private parts of Triton;
-other versions than the tested ones dispatch every launch.
+width, and each constant. The first launch of a signature goes through Triton. The import replaces JITFunction.run.
+Launching uses private parts of Triton; other versions than the tested ones dispatch every launch.
 """
 # mypy: allow-untyped-calls
 
@@ -28,8 +28,8 @@ _cache: dict[Signature, tuple[Any, tuple[Any, ...]]] = {}  # compiled kernel, an
 
 
 def _launch_cached(function: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-    """Launch a kernel, as JITFunction.run. Kernels of this package use the cache: they must take constants by name and
-    all else by position."""
+    """Launch a kernel, as JITFunction.run. Kernels of this package use the cache, except in a warmup or with launch
+    hooks: they must take constants by name and all else by position."""
     if (
         warmup
         or not function.module.startswith(_PACKAGE)

@@ -14,7 +14,7 @@ MIN_CAPABILITY = (8, 0)  # bfloat16 products and asynchronous copies
 
 
 def load_gpu_ops(device: torch.device, is_batch_invariant: bool = False) -> TritonOps | str:
-    """Create the Triton operations for `device`, or return the reason why that is not possible."""
+    """Create the Triton operations for `device`, or return the reason: an old device, or no Triton."""
     capability = torch.cuda.get_device_capability(device)
     if capability < MIN_CAPABILITY:
         return f"{device} has compute capability {capability[0]}.{capability[1]}, the kernels need 8.0"
@@ -28,7 +28,7 @@ def load_gpu_ops(device: torch.device, is_batch_invariant: bool = False) -> Trit
 
 
 def launch_obstacle() -> str | None:
-    """Return the reason why Triton cannot launch kernels, or None. Its driver compiles a C module at first use."""
+    """Return the reason why Triton cannot launch kernels, or None; compile the C module of its driver to find out."""
     from triton import knobs
     from triton.runtime import driver
 

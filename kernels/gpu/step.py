@@ -1,7 +1,8 @@
-"""The first launch of a step: token embeddings, and in a decode step the attention metadata.
+"""The first launch of a step: token embeddings, and by `begin_decode` the attention metadata.
 
-One program copies a part of one token's embedding. A decode step has one more program per row, which derives position,
-slot, length and block table from the row's state on the device, so that the host sends no lengths.
+One program copies a part of one token's embedding. `begin_decode` has one more program per row, which derives position,
+slot, length and block table from the row's state on the device, so that the host sends no lengths, and counts the token
+as computed.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 

@@ -41,7 +41,7 @@ def table_key(architecture: int, head_dim: int, group: int, element_size: int) -
 
 @lru_cache
 def read_table() -> dict[str, dict[str, dict[str, int]]]:
-    """Return the tuned shapes, "decode" and "prefill" of each key, read once; empty without a file."""
+    """Return the tuned shapes, read once: by `table_key`, "decode" or "prefill", and field; empty without a file."""
     entries: dict[str, dict[str, dict[str, int]]] = {}
     if TABLE_PATH.exists():
         entries = json.loads(TABLE_PATH.read_text(encoding="utf-8"))
@@ -49,7 +49,7 @@ def read_table() -> dict[str, dict[str, dict[str, int]]]:
 
 
 def _is_large(architecture: int) -> bool:
-    """Whether a multiprocessor has 227 KB of shared memory; consumer GPUs have 99 KB, Blackwell (sm_120) included."""
+    """Return whether a multiprocessor has 227 KB of shared memory; consumer GPUs, even sm_120, have 99 KB."""
     return 90 <= architecture < 120
 
 

@@ -4,9 +4,10 @@
            └──────────────── one graph ────────────────┘
 
 A size is captured when it occurs for the second time, common sizes at the start; until then the same kernels run one by
-one. Steps that the host samples have a graph that ends with the logits. A graph fits any rows, because lengths, tokens
-and parameters are read on the device (DeviceBatch). NCCL collectives are part of the graph, so all ranks capture the
-same sizes at the same steps. The largest size is captured first, so that smaller graphs reuse its memory.
+one. Steps that the host samples have graphs that end with the logits, none of them at the start. A graph fits any rows,
+because lengths, tokens and parameters are read on the device (DeviceBatch). NCCL collectives are part of the graph, so
+all ranks capture the same sizes at the same steps. The largest size is captured first, so that smaller graphs reuse its
+memory.
 
 Only the capture itself needs a GPU; tests use a fake `Recorder`.
 """
@@ -84,7 +85,7 @@ def graph_bytes(
     max_blocks_per_row: int,
     num_ranks: int,
 ) -> int:
-    """Estimate the memory of all graphs.
+    """Estimate the bytes of all graphs, as of a model without experts.
 
     Their pool, as large as the largest graph needs: cuBLAS workspace, logits in two precisions and gathered from ranks,
     candidates, partial attention. Besides, the logits for the host, block tables of every size, and the kernels of two
@@ -166,14 +167,14 @@ class DecodeGraphs:
         return row_ids
 
     def run(self, rows: I32, row_ids: Tensor | None) -> Tensor:
-        """Run a decode step of rows [n] and return their tokens [n], which the next step overwrites.
+        """Launch a decode step of rows [n]; return their tokens [n] int64, which the next step of the size overwrites.
 
-        row_ids: `unknown_row_ids` of the rows, on the device.
+        row_ids: `unknown_row_ids` of the rows, on the device. The tokens stay there.
         """
         return self._run(rows, row_ids, True).sampled[: len(rows)]
 
     def run_to_logits(self, rows: I32, row_ids: Tensor | None) -> Tensor:
-        """Run a decode step without sampling and return logits, which the next such step overwrites: [n, vocab] float32
+        """Launch a decode step without sampling; return logits, which the next such step overwrites: [n, vocab] float32
         on rank 0, [0, vocab] on the others."""
         self._run(rows, row_ids, False)
         assert self._logits is not None

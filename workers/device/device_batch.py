@@ -58,7 +58,7 @@ class DeviceBatch:
     def changes(
         self, inputs: StepInputs, columns: SamplingColumns, is_counted_there: bool
     ) -> list[npt.NDArray[np.generic]]:
-        """Return the arrays that `write` needs before the step, or none; record them as sent. columns: of sampled rows.
+        """Return the arrays that `write` needs before the step, or []; record them as sent. columns: of sampled rows.
 
         A row whose last token the host does not know was sampled by the device in the step before, so it is unchanged.
         The first two arrays are rows and their numbers of computed tokens. If the step counts its tokens itself

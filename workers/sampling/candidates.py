@@ -81,7 +81,7 @@ class RowDraw(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidates:
-    """Tokens of one row, by rising id: those that top_k keeps and that can win or that top_p counts."""
+    """Tokens of one row, by rising id: with top_k all that it keeps, else all that can win, and some more."""
 
     token_ids: I64
     logits: F32

@@ -123,7 +123,8 @@ def _flat_index(logits: Tensor, ids_by_row: dict[int, I64]) -> Tensor:
 
 
 def load_processors(paths: str | None) -> list[CustomLogitsProcessor]:
-    """Import the processors of --allowed-logits-processors: "module:function", separated by commas."""
+    """Import the processors of --allowed-logits-processors: "module:function", separated by commas. ConfigError if one
+    cannot be imported or called."""
     return [_load_processor(path.strip()) for path in (paths or "").split(",") if path.strip()]
 
 

@@ -29,7 +29,8 @@ class ScoredToken(NamedTuple):
 
 
 def score_tokens(logits: Tensor, token_ids: I64, targets: Sequence[LogprobTargets]) -> list[ScoredToken]:
-    """Score n tokens. logits: [n, vocab] float32, left unchanged. token_ids, targets: [n]."""
+    """Score n tokens; NaN where the logits have no distribution. logits: [n, vocab] float32, left unchanged. token_ids,
+    targets: [n]."""
     if logits.device.type != "cpu":
         return list(_score_on_device(logits, token_ids, targets)) if len(token_ids) else []
     array, scratch = logits.numpy(), np.empty(logits.shape[1], np.float32)
@@ -38,7 +39,7 @@ def score_tokens(logits: Tensor, token_ids: I64, targets: Sequence[LogprobTarget
 
 
 def to_columns(scored: Sequence[ScoredToken], rows: Sequence[int], positions: Sequence[int]) -> RowLogprobs:
-    """Encode n scored tokens with the row and position of each."""
+    """Encode n ≥ 1 scored tokens with the row and position of each."""
     ranks, ids, logprobs = zip(*scored, strict=True)
     return RowLogprobs(
         rows=np.array(rows, np.int32).tobytes(),

@@ -1,7 +1,7 @@
 """Pooler: reduces the hidden states of each pooled prompt to one vector.
 
-A prompt is computed in chunks, of which only a float32 sum is kept. A row resumed after a preemption or a restart
-starts from its first token again, so its vector does not depend on interruptions.
+A prompt is computed in chunks, of which a mean keeps only a float32 sum. For a mean, a row resumed after a preemption
+or a restart starts from its first token again, so its vector does not depend on interruptions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""RowProcessors: the changes to one request's logits before sampling: penalties, biases, bans, custom processors.
+"""RowProcessors: the changes to one request's logits before sampling: allowed, banned and forced tokens, biases,
+penalties and custom processors.
 
 Made from the row's parameters and tokens, so that a row resumed after a preemption or a restart has the same state;
 updated with each output token.
@@ -27,7 +28,7 @@ CustomLogitsProcessor: TypeAlias = Callable[..., Tensor]
 
 
 def needs_processors(sampling: RowSampling) -> bool:
-    """Whether anything but temperature and filters changes the row's logits."""
+    """Return whether anything but temperature and filters changes the row's logits."""
     return bool(
         sampling.presence_penalty
         or sampling.frequency_penalty
@@ -43,7 +44,8 @@ def needs_processors(sampling: RowSampling) -> bool:
 
 
 class RowProcessors:
-    """Processors of one row. Invariant: `outputs` are the row's output tokens, from the constructor and `append`."""
+    """Processors of one row. Invariant: `outputs` are the row's output tokens, from the constructor and `append`. The
+    constructor raises ProtocolError for ids outside the vocabulary and for biases that do not match their ids."""
 
     def __init__(self, new_row: NewRow, processors: Sequence[CustomLogitsProcessor], vocab_size: int) -> None:
         self.sampling = sampling = new_row.sampling

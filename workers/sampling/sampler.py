@@ -1,7 +1,8 @@
 """Sampler: samples the token of each row from its logits.
 
 The token is argmax(logit / T − log E) over the tokens that pass the filters, ties to the lowest id; E is the noise of
-`kernels/noise.py`, keyed by seed, token and position, so that a sample does not depend on batch, step or process.
+`kernels/noise.py`, keyed by seed, token and position, so that a sample does not depend on batch, step or process. With
+T below MIN_TEMPERATURE the token is argmax(logit).
 
 On a GPU one kernel samples (`kernels/gpu/sampling/sampling.py`). On the host most tokens cannot win with any noise:
 `candidates.py` finds the others in float32; here they are filtered, scored in double precision and compared.
@@ -26,7 +27,7 @@ from .sampling_columns import MIN_TEMPERATURE, SamplingColumns
 def select_sampler(
     device: torch.device, enforce_reference: bool, spare_folder: Path | None = None, cpu_isa: str = "auto"
 ) -> Sampler:
-    """Return the fastest sampler for logits on `device`. Arguments as of `select_ops`."""
+    """Return the fastest sampler for logits on `device`. Arguments and ValueError as of `select_ops`."""
     if enforce_reference:
         return Sampler()
     if device.type == "cuda":
@@ -35,7 +36,7 @@ def select_sampler(
 
 
 class Sampler:
-    """Samples any mix of rows, each with its own parameters. Keeps no state between calls."""
+    """Samples any mix of rows, each with its own parameters. Keeps no row's state between calls."""
 
     def __init__(self, kernels: CpuSampling | None = None, is_on_device: bool = False) -> None:
         """`kernels` replace numpy on the host; `is_on_device`: Triton samples. The tokens are the same."""

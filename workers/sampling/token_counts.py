@@ -32,7 +32,7 @@ class TokenCounts:
         return self._counts[: self._size]
 
     def append(self, token_id: int) -> None:
-        """Add a sampled token to the counts."""
+        """Count a token of the output, sampled or forced."""
         index = self._index_by_token.get(token_id)
         if index is None:
             index = self._index_by_token[token_id] = self._size

@@ -1,6 +1,6 @@
 """Applies a step's TokenMask: tokens that the grammar forbids become −∞, before any processor.
 
-Bit t % 32 of word t / 32 is set if token t is allowed. A mask of the wrong width is a ProtocolError. Rows that this
+Bit t % 32 of word t // 32 is set if token t is allowed. A mask of the wrong width is a ProtocolError. Rows that this
 step does not sample are skipped: they were freed after the mask was requested.
 """
 
@@ -21,7 +21,7 @@ MaskSource = Callable[[], TokenMask | None]  # waits for the mask; None: nobody 
 
 
 def apply_mask(logits: Tensor, sampled_rows: I32, mask: TokenMask) -> None:
-    """Mask logits [s, vocab] in place. sampled_rows: [s], the row of each."""
+    """Mask logits [s, vocab] of the rows that `mask` names, in place. sampled_rows: [s], the row of each."""
     rows, vocab_size = ids_of(mask.rows), logits.shape[1]
     num_words = -(-vocab_size // 32)
     if len(mask.bits) != 4 * num_words * len(rows):

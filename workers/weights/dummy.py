@@ -1,6 +1,7 @@
 """DummyCheckpoint: random weights of any shape without weight files, for measurements.
 
-A tensor's values depend only on its name and shard, so that ranks with the same shard have equal values.
+A tensor's values depend only on its name, shard, dtype and kind of device, so that ranks with the same shard have equal
+values.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ DEVIATION = 0.02  # of matrices, as models are initialized
 
 
 class DummyCheckpoint(Checkpoint):
-    """Generates each tensor that is read, as floats: norms of ones, biases of zeros, matrices of normal noise."""
+    """Generates each tensor that is read, as floats: vectors of ones, or of zeros if the name ends in .bias; all others
+    of normal noise, with zeros in the padding."""
 
     def _read(self, wanted: TensorSlice, target: Tensor) -> None:
         if target.device.type == "meta":

@@ -15,7 +15,7 @@ def start_readahead(folder: Path) -> threading.Thread:
 
 
 def drop_pages(folder: Path) -> None:
-    """Drop the weight files in `folder` from the page cache, except pages that other programs have mapped."""
+    """Drop the weight files in `folder` from the page cache, except pages that a process has mapped."""
     _advise(folder, os.POSIX_FADV_DONTNEED)
 
 
