@@ -108,6 +108,7 @@ class Routing:
     group_score: Literal["max", "top2"] = "max"  # of a group: its best score, or the sum of its two best
     is_normalized: bool = False  # weights are divided by their sum
     scale: float = 1.0  # factor of the weights
+    expert_scales: Tensor | None = None  # [E] float32: one more factor of each expert's weight
 
 
 class PackedLinear(Protocol):

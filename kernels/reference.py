@@ -4,7 +4,7 @@ Kernels are tested against it within stated tolerances, and fall back to it. Axe
 (requests), H heads, D head_dim.
 
     kv_cache  [num_blocks, num_layers, 2, num_kv_heads, block_size, D]; 2 is key, value. Zeroed when allocated.
-              If its dtype is uint8, D + 4 takes the place of D: see fp8_cache.py.
+              If its dtype is uint8, D + 4 takes the place of D: see fp8_cache.py. The last four axes are dense.
     block 0   the null block, owned by no row. Padding of block tables is 0, and slot -1 may be written there.
 """
 
@@ -320,15 +320,20 @@ def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
         for rank in range(1, routing.top_k):  # the rounding of torch's sum may depend on the number of rows
             total += weights[:, rank : rank + 1]
         weights = weights / total
+    if routing.expert_scales is not None:
+        weights = weights * routing.expert_scales[experts]
     return weights * routing.scale, experts
 
 
 def _gather(kv_cache: Tensor, layer: int, blocks: Tensor, dtype: torch.dtype) -> Tensor:
     """Gather the keys and values of one row's blocks [n] in a layer: [2, num_kv_heads, n * block_size, D]."""
     _, num_layers, _, num_kv_heads, block_size, width = kv_cache.shape
-    heads = torch.arange(2 * num_kv_heads, device=blocks.device).view(2, num_kv_heads, 1)
-    tiles = (blocks.long() * num_layers + layer) * (2 * num_kv_heads) + heads
-    found = kv_cache.view(-1, block_size * width).index_select(0, tiles.flatten())
+    if kv_cache.is_contiguous():
+        heads = torch.arange(2 * num_kv_heads, device=blocks.device).view(2, num_kv_heads, 1)
+        tiles = (blocks.long() * num_layers + layer) * (2 * num_kv_heads) + heads
+        found = kv_cache.view(-1, block_size * width).index_select(0, tiles.flatten())
+    else:  # a layer that uses a part of its page
+        found = kv_cache[:, layer].permute(1, 2, 0, 3, 4).index_select(2, blocks.long()).view(-1, block_size * width)
     if fp8_cache.is_fp8(kv_cache):
         found = fp8_cache.decode(found, block_size, dtype)
     return found.reshape(2, num_kv_heads, len(blocks) * block_size, -1)

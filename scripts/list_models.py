@@ -16,9 +16,7 @@ from pathlib import Path
 
 import torch
 
-from tokenloom.ipc.config.expert_families import EXPERT_FAMILIES
-from tokenloom.ipc.config.families import FAMILIES
-from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.config.model_file import NATIVE, load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.checkpoints import FAMILIES as FIRST_FAMILIES
 from tokenloom.tests.support.checkpoints import tiny_checkpoint, tiny_config
@@ -30,7 +28,7 @@ from tokenloom.workers.parallel import ParallelGroup
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "models.md"
 MARKS = ("<!-- native: begin -->\n", "<!-- native: end -->\n")
 CPU = torch.device("cpu")
-ARCHITECTURES = sorted(FAMILIES.keys() | EXPERT_FAMILIES.keys())
+ARCHITECTURES = sorted(NATIVE)
 STEPS = {  # by whether the steps of an architecture's tiny models are one call
     frozenset([True]): "one C call",
     frozenset([False]): "C kernels, layer by layer",

@@ -18,10 +18,11 @@ def check_options(spec: EngineSpec, num_ranks: int) -> None:
             f"--deterministic runs with at most {MAX_DETERMINISTIC_RANKS} ranks, these are {num_ranks}: lower "
             "--tensor-parallel-size or leave it out"
         )
-    if spec.config.kv_cache_dtype == "fp8" and spec.model.head_dim % 4:
+    sizes = {spec.model.at_layer(layer).head_dim for layer in range(spec.model.num_layers)}
+    odd = sorted(size for size in sizes if size % 4)
+    if spec.config.kv_cache_dtype == "fp8" and odd:
         raise ConfigError(
-            f"--kv-cache-dtype fp8 needs heads of a multiple of 4 elements, these have {spec.model.head_dim}: leave it "
-            "out"
+            f"--kv-cache-dtype fp8 needs heads of a multiple of 4 elements, these have {odd[0]}: leave it out"
         )
 
 

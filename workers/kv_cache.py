@@ -1,4 +1,7 @@
-"""KVCacheSpec: the shape of the KV cache of a group of layers, and the allocation of its pool."""
+"""KVCacheSpec: the shape of the KV cache of a group of layers, and the allocation of its pool.
+
+A layer's page in a block is as large as the largest layer needs; a layer of another shape uses the first part of it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,22 @@ from torch import Tensor
 from ..kernels import fp8_cache
 
 
+def layer_cache(kv_cache: Tensor, layer: int, num_kv_heads: int, head_dim: int) -> Tensor:
+    """Return a view of one layer's part of the cache, in the layer's own shape: [num_blocks, 1, 2, num_kv_heads,
+    block_size, head_dim]."""
+    block_size = kv_cache.shape[4]
+    width = head_dim + (fp8_cache.SCALE_BYTES if fp8_cache.is_fp8(kv_cache) else 0)
+    shape = (len(kv_cache), 1, 2, num_kv_heads, block_size, width)
+    assert torch.Size(shape[2:]).numel() <= kv_cache.stride(1)
+    heads = num_kv_heads * block_size * width
+    strides = (kv_cache.stride(0), kv_cache.stride(1), heads, block_size * width, width, 1)
+    return kv_cache.as_strided(shape, strides, kv_cache.storage_offset() + layer * kv_cache.stride(1))
+
+
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """Shape of the KV cache, on one rank, of a group of layers that share their block tables."""
+    """Shape of the KV cache, on one rank, of a group of layers that share their block tables. Heads are those of the
+    layer with the most elements."""
 
     num_layers: int
     num_kv_heads: int  # of this rank

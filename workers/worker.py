@@ -252,14 +252,17 @@ class Worker:
 
     @cached_property
     def _has_kernels(self) -> bool:
-        """Whether this GPU has kernels for the model's attention, which are launched without transformers."""
+        """Whether this GPU has kernels for all layers of the model, which are launched without transformers."""
         if self._spec.model.implementation == "transformers":
             return False
         from ..kernels.gpu.load import load_gpu_ops
 
         ops = load_gpu_ops(self._device)
         model = self._spec.model
-        return not isinstance(ops, str) and ops.supports(model.head_dim, model.num_heads // model.num_kv_heads)
+        if isinstance(ops, str):
+            return False
+        layers = [model.at_layer(layer) for layer in range(model.num_layers)]
+        return all(ops.supports(each.head_dim, each.num_heads // each.num_kv_heads) for each in layers)
 
     def _kv_cache_spec(self, model: Model) -> KVCacheSpec:
         (spec,) = model.kv_cache_specs(self._spec.config.block_size, self._kv_dtype)  # rows have one block table

@@ -88,10 +88,11 @@ def check_parallel(model: ModelConfig, size: int) -> None:
         raise ConfigError(
             f"{model.num_heads} attention heads do not divide among --tensor-parallel-size {size}: choose a divisor"
         )
-    if model.num_kv_heads % size and size % model.num_kv_heads:
-        raise ConfigError(
-            f"{model.num_kv_heads} KV heads neither divide among nor replicate over --tensor-parallel-size {size}"
-        )
+    for num_kv_heads in {layer.num_kv_heads or model.num_kv_heads for layer in model.layers}:
+        if num_kv_heads % size and size % num_kv_heads:
+            raise ConfigError(
+                f"{num_kv_heads} KV heads neither divide among nor replicate over --tensor-parallel-size {size}"
+            )
     experts = model.experts
     inner_sizes = {0} if experts is None else {experts.intermediate_size, experts.shared_size}
     if experts is None or experts.is_beside_mlp or model.num_expert_layers < model.num_layers:

@@ -60,6 +60,11 @@ class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     window: int | None = None  # positions that a token attends to, its own included; None: all
     rope: int | None = 0  # index in ModelConfig.ropes; None: no positions (NoPE)
     has_experts: bool = False
+    head_dim: int | None = None  # None, here and below: the model's
+    num_kv_heads: int | None = None
+    intermediate_size: int | None = None  # of the dense MLP
+    are_values_keys: bool = False  # values are the keys before their norm and rotation
+    kv_layer: int | None = None  # the layer whose keys and values this one attends to; None: it has its own
 
 
 class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +84,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
     activation: ActivationConfig = ActivationConfig()
     shared_size: int = 0  # intermediate size of the expert that every token passes; 0: none
     has_shared_gate: bool = False  # the shared expert's output is multiplied by sigmoid(gate(x))
-    is_beside_mlp: bool = False  # the layer has a dense MLP, too, and adds both
+    is_beside_mlp: bool = False  # the layer has a dense MLP, too, and adds both; the router reads the stream
 
 
 class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +121,14 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     is_choice_bias_row: bool = False  # [1, E] in place of [E]
     shared_expert: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
+    router_scale: str = "router.scale"  # of experts beside an MLP; a parameter of its own, as the next two
+    expert_scales: str = "router.per_expert_scale"
+    layer_scale: str = "layer_scalar"
+    beside_mlp_norms: tuple[str, str, str] = (  # of the experts' input, the MLP's output, the experts' output
+        "pre_feedforward_layernorm_2",
+        "post_feedforward_layernorm_1",
+        "post_feedforward_layernorm_2",
+    )
     is_transposed: bool = False  # matrices of layers are [in, out]
     roots: list[str] = []  # prefixes that a file may have in place of "model."
     ignored: list[str] = []  # prefixes of tensors that the text model does not use
@@ -139,6 +152,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     norm: NormConfig
     is_parallel: bool = False  # attention and MLP read the same stream, and both are added to it
     head_norms: HeadNormsConfig | None = None
+    value_norm: NormConfig | None = None  # of each value head, without weight and bias
+    has_layer_scale: bool = False  # each layer multiplies the stream by a parameter
     qkv_clip: float = 0.0  # queries, keys and values are clamped to ± this before norms; 0: they are not
     attention_scale: float
     attention_softcap: float = 0.0  # 0: none
@@ -162,6 +177,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: QuantizationConfig | None  # of the layers' matrices
     eos_token_ids: list[int]  # sorted
     bos_token_id: int | None
+
+    def at_layer(self, layer: int) -> ModelConfig:
+        """Return the config with the sizes of one layer for the model's."""
+        own, names = self.layers[layer], ("head_dim", "num_kv_heads", "intermediate_size")
+        sizes = {name: getattr(own, name) for name in names if getattr(own, name) is not None}
+        return msgspec.structs.replace(self, **sizes) if sizes else self
+
+    @property
+    def num_cached_layers(self) -> int:
+        """The number of layers with keys and values of their own."""
+        return sum(layer.kv_layer is None for layer in self.layers)
 
     @property
     def num_expert_layers(self) -> int:

@@ -38,9 +38,12 @@ def rope_of(file: ConfigFile, head_dim: int, *, is_paired: bool = False, default
     return _rope(file, parameters, float(theta), head_dim, is_paired, default_part)
 
 
-def ropes_by_kind(file: ConfigFile, head_dim: int, local_theta: float) -> list[RopeConfig]:
+def ropes_by_kind(
+    file: ConfigFile, head_dim: int, local_theta: float, full_head_dim: int | None = None
+) -> list[RopeConfig]:
     """Parse a rotary embedding for each of the kinds FULL and SLIDING: entries of rope_parameters, or the older
-    rope_theta with rope_scaling for full layers and `rope_local_base_freq` for sliding ones."""
+    rope_theta with rope_scaling for full layers and `rope_local_base_freq` for sliding ones. `full_head_dim`: of full
+    layers, if it is another."""
     entries = file.get("rope_parameters") or {}
     found = []
     for kind in (FULL, SLIDING):
@@ -52,7 +55,8 @@ def ropes_by_kind(file: ConfigFile, head_dim: int, local_theta: float) -> list[R
         else:
             parameters = dict(file.get("rope_scaling") or entries)
             theta = float(parameters.pop("rope_theta", None) or file.number("rope_theta", 10000.0))
-        found.append(_rope(file, parameters, theta, head_dim, False, 1.0))
+        size = head_dim if kind == SLIDING else full_head_dim or head_dim
+        found.append(_rope(file, parameters, theta, size, False, 1.0))
     return found
 
 

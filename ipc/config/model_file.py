@@ -15,10 +15,11 @@ from .borrowed_config import borrowed_config, text_of
 from .config_file import ConfigFile, overridden, read_json
 from .expert_families import EXPERT_FAMILIES
 from .families import FAMILIES
+from .gemma4_family import GEMMA4_FAMILIES
 from .model_config import ModelConfig, ModelImplementation
 from .quantization_config import parse_quantization
 
-NATIVE = FAMILIES | EXPERT_FAMILIES
+NATIVE = FAMILIES | EXPERT_FAMILIES | GEMMA4_FAMILIES
 CAUSAL = re.compile("ForCausalLM$|LMHead|ForConditionalGeneration$")  # in the names of architectures
 
 

@@ -35,7 +35,8 @@ def route_one(scores: list[float], routing: Routing) -> dict[int, float]:
     if routing.is_normalized:
         total = sum(weights.values())
         weights = {expert: weight / total for expert, weight in weights.items()}
-    return {expert: weight * routing.scale for expert, weight in weights.items()}
+    factors = [1.0] * len(scores) if routing.expert_scales is None else routing.expert_scales.tolist()
+    return {expert: weight * routing.scale * factors[expert] for expert, weight in weights.items()}
 
 
 KINDS = list(itertools.product(("softmax", "sigmoid", "softmax_of_chosen"), (False, True), ("max", "top2")))
@@ -56,6 +57,7 @@ def test_weights_and_experts_are_those_of_a_loop(score: str, has_bias: bool, gro
             group_score,  # type: ignore[arg-type]
             is_normalized,
             scale=draw.uniform(0.5, 3),
+            expert_scales=torch.tensor([draw.uniform(0.5, 2) for _ in range(16)]) if has_bias else None,
         )
         scores = torch.tensor([[draw.gauss(0, 2) for _ in range(16)] for _ in range(20)])
         weights, experts = route(scores, routing)

@@ -113,6 +113,7 @@ MINISTRAL3: Config = {
         "llama_4_scaling_beta": 0.3,
     },
 }
+TOWER: Config = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}  # vision
 LAYER_NORM: Config = {"layer_norm_eps": EPS}
 
 DENSE: dict[str, Config] = {
@@ -125,10 +126,7 @@ DENSE: dict[str, Config] = {
         "text_config": {**SHAPE, "model_type": "gemma3_text", "rms_norm_eps": EPS, **GEMMA3},
         "vision_config": {
             "model_type": "siglip_vision_model",
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
+            **TOWER,
             "image_size": 28,
             "patch_size": 14,
         },
@@ -138,6 +136,24 @@ DENSE: dict[str, Config] = {
         "eoi_token_index": 262,
     },
     "gemma4": _rms("gemma4_text", "Gemma4ForCausalLM", **GEMMA4),
+    "gemma4_vision": {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "model_type": "gemma4",
+        "audio_config": None,
+        "text_config": {**SHAPE, "model_type": "gemma4_text", "rms_norm_eps": EPS, **GEMMA4},
+        "vision_config": {
+            "model_type": "gemma4_vision",
+            **TOWER,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "patch_size": 14,
+            "position_embedding_size": 16,
+        },
+        "image_token_id": 260,
+        "boi_token_id": 261,
+        "eoi_token_id": 262,
+        "tie_word_embeddings": True,
+    },
     "vaultgemma": _rms("vaultgemma", "VaultGemmaForCausalLM", **GEMMA2),
     "phi": _config(
         "phi",
@@ -297,11 +313,8 @@ DENSE: dict[str, Config] = {
         "tie_word_embeddings": True,
         "vision_config": {
             "model_type": "pixtral",
-            "hidden_size": 32,
+            **TOWER,
             "head_dim": 16,
-            "intermediate_size": 48,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
             "image_size": 28,
             "patch_size": 14,
         },

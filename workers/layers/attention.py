@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...ipc.config.model_config import HeadNormsConfig, ModelConfig
 from ...kernels.contract import AttentionSpec, HeadNorms, Norm, Rotary
+from ..kv_cache import layer_cache
 from ..model_step import StepContext
 from ..weights.loader import LayerLoader, Projection, stacked
 
@@ -27,23 +28,35 @@ class Attention:
     ) -> None:
         """`prefix`: of the layer's tensors, with the dot. rotaries: one for each of `config.ropes`."""
         self._ops, self._group = loader.ops, loader.group
-        self._layer = layer
+        own = config.layers[layer]
+        self._layer = layer if own.kv_layer is None else own.kv_layer
+        self._has_own_kv = own.kv_layer is None
+        self._has_own_shape = any(each.head_dim or each.num_kv_heads for each in config.layers)
+        config = config.at_layer(layer)
         rope = config.layers[layer].rope
         self.rotary = NO_ROTATION if rope is None else rotaries[rope]
         names, head_dim = config.names, config.head_dim
         self._head_dim, self._clip = head_dim, config.qkv_clip
         heads = loader.group.shard(config.num_heads, "attention heads")
         kv_heads = loader.group.shard_kv_heads(config.num_kv_heads)
-        self._num_local_heads = len(heads) + 2 * len(kv_heads)  # of queries, of keys, of values
+        self.cache_shape = (len(kv_heads), head_dim)
+        self._num_local_heads = len(heads) + (2 * len(kv_heads) if self._has_own_kv else 0)  # query | key | value
         order = None
         if rope is not None and config.ropes[rope].is_paired:
             order = _halves_order(config.ropes[rope].rotary_dim or head_dim, head_dim)
         num_rotated = len(heads) + len(kv_heads)
+        projections = _projections(prefix, config, heads, kv_heads)
+        row_order = None if order is None else _rows_of(order, num_rotated, len(kv_heads))
+        if not self._has_own_kv:
+            projections = projections[:1]
+        elif own.are_values_keys:
+            assert row_order is None
+            projections, row_order = projections[:2], _keys_twice(len(heads) * head_dim, len(kv_heads) * head_dim)
         self.qkv = loader.column_parallel(
             config.hidden_size,
-            _projections(prefix, config, heads, kv_heads),
+            projections,
             config.has_qkv_bias,
-            row_order=None if order is None else _rows_of(order, num_rotated, len(kv_heads)),
+            row_order=row_order,
             is_transposed=names.is_transposed,
         )
         output_shape, shard = (config.hidden_size, config.num_heads * head_dim), _elements(heads, head_dim)
@@ -52,14 +65,18 @@ class Attention:
         )
         self.norms: HeadNorms | None = None
         if config.head_norms is not None:
-            self.norms = _load_norms(loader, prefix, config, config.head_norms, heads, kv_heads, order)
+            arguments = (config.head_norms, heads, kv_heads, order)
+            self.norms = _load_norms(loader, prefix, config, *arguments, has_keys=self._has_own_kv)
+        self._value_norm = None if config.value_norm is None else loader.norm("", head_dim, config.value_norm)
         sinks = None
         if config.has_sinks:
             sinks = loader.vector(f"{prefix}{names.sinks}", (config.num_heads,), 0, heads)
         self.spec = AttentionSpec(config.attention_scale, config.layers[layer].window, config.attention_softcap, sinks)
 
     def __call__(self, x: Tensor, context: StepContext) -> Tensor:
-        metadata, kv_cache = context.metadata, context.kv_cache
+        metadata, kv_cache, layer = context.metadata, context.kv_cache, self._layer
+        if self._has_own_shape:
+            kv_cache, layer = layer_cache(kv_cache, layer, *self.cache_shape), 0
         # [T, query heads | key heads | value heads, head_dim]
         heads = self._ops.linear(x, self.qkv).view(x.shape[0], self._num_local_heads, self._head_dim)
         if self._clip:
@@ -68,9 +85,23 @@ class Attention:
         if norms is not None and norms.spans_heads and self._group.size > 1:
             self._normalize_over_ranks(heads, norms)
             norms = None
-        query = self._ops.qk_norm_rope_cache(heads, norms, self.rotary, kv_cache, self._layer, metadata)
-        attended = self._ops.paged_attention(query, kv_cache, self._layer, metadata, self.spec)
+        if self._value_norm is not None and self._has_own_kv:
+            values = heads[:, -self.cache_shape[0] :]
+            values.copy_(self._ops.norm(values, self._value_norm))
+        if self._has_own_kv:
+            query = self._ops.qk_norm_rope_cache(heads, norms, self.rotary, kv_cache, layer, metadata)
+        else:
+            query = self._prepare_query(heads, metadata.positions)
+        attended = self._ops.paged_attention(query, kv_cache, layer, metadata, self.spec)
         return self._group.all_reduce(self._ops.linear(attended.flatten(1), self.output))
+
+    def _prepare_query(self, query: Tensor, positions: Tensor) -> Tensor:
+        """Normalize and rotate query heads, in place, of a layer without keys and values."""
+        if self.norms is not None:
+            self._ops.norm_heads(query, self.norms.query, self.norms.spans_heads)
+        if self.rotary.cos_sin is not None:
+            self._ops.rotate(query, positions, self.rotary.cos_sin)
+        return query
 
     def _normalize_over_ranks(self, heads: Tensor, norms: HeadNorms) -> None:
         """Apply RMS norms that span the heads of all ranks, in place."""
@@ -114,8 +145,11 @@ def _load_norms(
     heads: range,
     kv_heads: range,
     order: Tensor | None,
+    *,
+    has_keys: bool,
 ) -> HeadNorms:
-    """Load the norms of query and key heads. order: [D], as the elements of the heads were reordered."""
+    """Load the norms of query and key heads. order: [D], as the elements of the heads were reordered. Without keys the
+    key norm is the query norm, and not used."""
     size = config.head_dim
 
     def load(name: str, num_heads: int, shard: range) -> Norm:
@@ -138,13 +172,19 @@ def _load_norms(
         return Norm(norm.kind, moved[0], moved[1], norm.eps)
 
     query = load(f"{prefix}{config.names.query_norm}", config.num_heads, heads)
-    key = load(f"{prefix}{config.names.key_norm}", config.num_kv_heads, kv_heads)
+    key = load(f"{prefix}{config.names.key_norm}", config.num_kv_heads, kv_heads) if has_keys else query
     return HeadNorms(query, key, norms.spans_heads, norms.is_after_rope)
 
 
 def _elements(heads: range, head_dim: int) -> range:
     """Return the indices of the elements of a projection that belong to these heads."""
     return range(heads.start * head_dim, heads.stop * head_dim)
+
+
+def _keys_twice(num_queries: int, num_keys: int) -> Tensor:
+    """Return the order of rows that makes query | key | key of query | key."""
+    rows = torch.arange(num_queries + num_keys)
+    return torch.cat((rows, rows[num_queries:]))
 
 
 def _halves_order(rotary_dim: int, head_dim: int) -> Tensor:

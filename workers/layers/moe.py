@@ -1,4 +1,5 @@
-"""SparseMLP: the mixture-of-experts block. Every rank holds a shard of every expert, as of a dense block."""
+"""SparseMLP: the mixture-of-experts block, and MixedMLP, a dense block with experts beside it. Every rank holds a shard
+of every expert, as of a dense block."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...ipc.config.model_config import ExpertsConfig, TensorNames
-from ...kernels.contract import PackedExperts, Routing
+from ...ipc.config.model_config import ExpertsConfig, ModelConfig, TensorNames
+from ...kernels.contract import Norm, PackedExperts, Routing
 from ..weights.checkpoint import TensorSlice
 from ..weights.experts import load_expert_biases, load_experts
 from ..weights.loader import LayerLoader
@@ -24,8 +25,8 @@ class SparseMLP:
         """`prefix`: of the layer's tensors, with the dot."""
         self._ops, self._group = loader.ops, loader.group
         checkpoint = loader.checkpoint
-        block = f"{prefix}{names.experts}."
-        if f"{block}{names.router}.weight" not in checkpoint:
+        block = f"{prefix}{names.experts}." if names.experts else prefix
+        if f"{prefix}mlp.{names.router}.weight" in checkpoint:
             block = f"{prefix}mlp."
         router = f"{block}{names.router}"
         weight = checkpoint.load(TensorSlice(f"{router}.weight", (config.num_experts, hidden_size)))
@@ -35,7 +36,10 @@ class SparseMLP:
         if config.has_choice_bias:
             shape = (1, config.num_experts) if names.is_choice_bias_row else (config.num_experts,)
             choice_bias = loader.vector(f"{block}{names.choice_bias}", shape).flatten()
-        self._routing = routing_of(config, choice_bias)
+        expert_scales = None
+        if config.is_beside_mlp:
+            expert_scales = loader.vector(f"{block}{names.expert_scales}", (config.num_experts,))
+        self._routing = routing_of(config, choice_bias, expert_scales)
         self._experts = _load_packed(loader, f"{block}experts", names, hidden_size, config)
         self._shared = _load_shared(loader, block, names, hidden_size, config)
         self._shared_gate = None
@@ -43,10 +47,12 @@ class SparseMLP:
             gate = checkpoint.load(TensorSlice(f"{block}{names.shared_gate}.weight", (1, hidden_size)))
             self._shared_gate = loader.pack(gate)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, router_input: Tensor | None = None) -> Tensor:
+        """router_input: [T, hidden_size]; None: x."""
+        asked = x if router_input is None else router_input
         # a bias for the choice is as small as the differences between scores: rounded scores would change the choice
         is_exact = self._routing.choice_bias is not None
-        scores = self._ops.logits(x, self._router) if is_exact else self._ops.linear(x, self._router)
+        scores = self._ops.logits(asked, self._router) if is_exact else self._ops.linear(asked, self._router)
         mixed = self._ops.fused_moe(x, scores, self._experts, self._routing)
         if self._shared is not None:
             shared = self._shared.partial(x)
@@ -56,7 +62,30 @@ class SparseMLP:
         return self._group.all_reduce(mixed)
 
 
-def routing_of(config: ExpertsConfig, choice_bias: Tensor | None) -> Routing:
+class MixedMLP:
+    """A dense MLP with experts beside it: both read the residual stream through their own norms, and so does the
+    router; their normalized outputs are added."""
+
+    def __init__(self, loader: LayerLoader, prefix: str, config: ModelConfig, experts: ExpertsConfig) -> None:
+        """`prefix`: of the layer's tensors, with the dot."""
+        self._ops, names, size = loader.ops, config.names, config.hidden_size
+        inner = config.intermediate_size
+        self._mlp = MLP(loader, prefix, names, size, inner, config.activation, config.has_mlp_bias)
+        self._experts = SparseMLP(loader, prefix, names, size, experts)
+        norms = [loader.norm(f"{prefix}{name}", size, config.norm) for name in names.beside_mlp_norms]
+        self._input_norm, self._mlp_norm, self._experts_norm = norms
+        scale = loader.vector(f"{prefix}{names.router_scale}", (size,)) * size**-0.5
+        self._router_norm = Norm("rms", scale, None, config.norm.eps)
+
+    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
+        """x: the input of the MLP, [T, hidden_size] as `residual`."""
+        dense = self._ops.norm(self._mlp(x), self._mlp_norm)
+        asked = self._ops.norm(residual, self._router_norm)
+        mixed = self._experts(self._ops.norm(residual, self._input_norm), asked)
+        return dense + self._ops.norm(mixed, self._experts_norm)
+
+
+def routing_of(config: ExpertsConfig, choice_bias: Tensor | None, expert_scales: Tensor | None) -> Routing:
     return Routing(
         config.top_k,
         config.score,
@@ -66,6 +95,7 @@ def routing_of(config: ExpertsConfig, choice_bias: Tensor | None) -> Routing:
         config.group_score,
         config.is_normalized,
         config.scale,
+        expert_scales,
     )
 
 

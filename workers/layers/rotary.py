@@ -53,6 +53,10 @@ def rotary_frequencies(
         frequencies = _inverse_powers(rope.theta, head_dim) / torch.tensor(factors, dtype=torch.float32)
         factor = _number(rope, "factor", max_position_embeddings / original_length)
         return frequencies, _longrope_magnitude(rope, factor, original_length)
+    if rope.kind == "proportional":
+        frequencies = _inverse_powers(rope.theta, head_dim)
+        num_turning = int(_number(rope, "partial_rotary_factor") * head_dim // 2)
+        return torch.where(torch.arange(head_dim // 2) < num_turning, frequencies, 0.0), 1.0
     if rope.kind == "default":
         return _inverse_powers(rope.theta, head_dim), 1.0
     raise ConfigError(f"config.json: rope type {rope.kind} is not supported")

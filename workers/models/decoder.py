@@ -20,7 +20,7 @@ from ...kernels.select import Ops
 from ..kv_cache import KVCacheSpec
 from ..layers.attention import Attention
 from ..layers.mlp import MLP
-from ..layers.moe import SparseMLP
+from ..layers.moe import MixedMLP, SparseMLP
 from ..layers.rotary import make_rotary
 from ..model_step import StepContext
 from ..parallel import ParallelGroup
@@ -37,12 +37,19 @@ class DecoderLayer:
         self._ops = loader.ops
         self._scale, self._is_parallel = config.residual_scale, config.is_parallel
         self._attention = Attention(loader, prefix, config, layer, rotaries)
-        self._mlp: MLP | SparseMLP
-        if config.experts is not None and config.layers[layer].has_experts:
-            self._mlp = SparseMLP(loader, prefix, names, config.hidden_size, config.experts)
-        else:
+        own, config = config.layers[layer], config.at_layer(layer)
+        self._mlp: MLP | SparseMLP | MixedMLP
+        if config.experts is None or not own.has_experts:
             sizes = (config.hidden_size, config.intermediate_size)
             self._mlp = MLP(loader, prefix, names, *sizes, config.activation, config.has_mlp_bias)
+        elif config.experts.is_beside_mlp:
+            self._mlp = MixedMLP(loader, prefix, config, config.experts)
+        else:
+            self._mlp = SparseMLP(loader, prefix, names, config.hidden_size, config.experts)
+        self._layer_scale: Tensor | None = None
+        if config.has_layer_scale:
+            self._layer_scale = loader.checkpoint.load(TensorSlice(f"{prefix}{names.layer_scale}", (1,)))
+        self._is_fusible = self._layer_scale is None and config.value_norm is None and own.kv_layer is None
 
         def norm(name: str) -> Norm | None:
             return loader.norm(f"{prefix}{name}", config.hidden_size, config.norm) if name else None
@@ -52,8 +59,8 @@ class DecoderLayer:
 
     @property
     def weights(self) -> LayerWeights | None:
-        """The layer's weights for a fused decoder; None for a layer with experts."""
-        if isinstance(self._mlp, SparseMLP):
+        """The layer's weights for a fused decoder; None for a layer that they do not describe."""
+        if not isinstance(self._mlp, MLP) or not self._is_fusible:
             return None
         return LayerWeights(
             input_norm=self._input_norm,
@@ -70,22 +77,32 @@ class DecoderLayer:
             is_parallel=self._is_parallel,
         )
 
-    def __call__(self, hidden: Tensor | None, residual: Tensor, context: StepContext) -> Tensor:
-        """Run the block and return the output [T, hidden_size] that the next block adds to `residual`. hidden: the
-        previous block's output, added to `residual` in place; None before the first block."""
+    @property
+    def cache_shape(self) -> tuple[int, int]:
+        """The number of this rank's KV heads, and their size."""
+        return self._attention.cache_shape
+
+    def __call__(self, hidden: Tensor | None, residual: Tensor, context: StepContext) -> Tensor | None:
+        """Run the block and return the output [T, hidden_size] that the next block adds to `residual`; None if it is
+        added already. hidden: the previous block's output, added to `residual` in place; None before the first
+        block."""
         normed = self._normalize(hidden, residual, self._input_norm)
         # `normed` is reused, so that attention's input and output are freed before the wider MLP runs.
         if self._is_parallel:
             mlp_input = normed if self._mlp_norm is None else self._ops.norm(residual, self._mlp_norm)
+            assert not isinstance(self._mlp, MixedMLP)
             return self._scaled(self._attention(normed, context) + self._mlp(mlp_input))
         attended = self._attention(normed, context)
         if self._attention_output_norm is not None:
             attended = self._ops.norm(attended, self._attention_output_norm)
         normed = self._normalize(self._scaled(attended), residual, self._mlp_norm)
-        output = self._mlp(normed)
+        output = self._mlp(normed, residual) if isinstance(self._mlp, MixedMLP) else self._mlp(normed)
         if self._mlp_output_norm is not None:
             output = self._ops.norm(output, self._mlp_output_norm)
-        return self._scaled(output)
+        if self._layer_scale is None:
+            return self._scaled(output)
+        residual.add_(self._scaled(output)).mul_(self._layer_scale)
+        return None
 
     def _normalize(self, hidden: Tensor | None, residual: Tensor, norm: Norm | None) -> Tensor:
         """Add `hidden`, if any, to `residual` in place, and return its norm; without a norm a copy."""
@@ -106,7 +123,6 @@ class DecoderModel:
         self._ops, self._group = loader.ops, loader.group
         self._config, names = config, config.names
         self._vocab_size = config.vocab_size
-        self._kv_shape = (config.num_layers, len(loader.group.shard_kv_heads(config.num_kv_heads)), config.head_dim)
         vocabulary = (config.vocab_size, config.hidden_size)
         table = loader.vocabulary(names.embedding, *vocabulary)
         self._first_id = self._group.rank * len(table)
@@ -140,7 +156,9 @@ class DecoderModel:
 
     def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> list[KVCacheSpec]:
         """Return one spec: all layers share their block tables."""
-        return [KVCacheSpec(*self._kv_shape, block_size, dtype)]
+        shapes = [layer.cache_shape for layer in self._layers]
+        widest = max(shapes, key=lambda shape: (shape[0] * shape[1], shape[0]))  # fp8 adds bytes to each head
+        return [KVCacheSpec(self._config.num_cached_layers, *widest, block_size, dtype)]
 
     def _load_head_bias(self, loader: LayerLoader) -> Tensor:
         shard = self._group.shard_vocab(self._vocab_size)
@@ -201,7 +219,8 @@ class DecoderModel:
         hidden: Tensor | None = None
         for layer in self._layers:
             hidden = layer(hidden, residual, context)
-        assert hidden is not None
+        if hidden is None:
+            return self._ops.norm(residual, self._norm)
         return self._ops.add_norm(hidden, residual, self._norm)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

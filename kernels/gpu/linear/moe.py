@@ -181,6 +181,8 @@ def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
             IS_NORMALIZED=routing.is_normalized,
             num_warps=1,
         )
+    if routing.expert_scales is not None:
+        weights *= routing.expert_scales[experts]
     return weights, experts
 
 

@@ -123,6 +123,7 @@ def test_fused_moe_is_the_references(seed: int, form: str) -> None:
 ROUTINGS = [  # of 24 experts
     Routing(1),
     Routing(6, is_normalized=True),
+    Routing(6, is_normalized=True, expert_scales=torch.linspace(0.5, 2.0, 24)),
     Routing(6, "sigmoid", is_normalized=True, scale=2.5),
     Routing(5, "softmax_of_chosen"),
     Routing(5, "softmax", torch.linspace(-0.1, 0.1, 24), is_normalized=True),

@@ -24,7 +24,6 @@ from tokenloom.workers.parallel import NullGroup
 
 NOT_NATIVE_YET = {  # architectures
     "ApertusForCausalLM",
-    "Gemma4ForConditionalGeneration",
 }
 REFUSED = pytest.mark.xfail(strict=True, raises=ConfigError)
 EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
@@ -96,6 +95,7 @@ def theirs(folder: Path) -> dict[str, Any]:
     """Return the fields of ModelConfig as transformers reads them from config.json."""
     whole = transformers.AutoConfig.from_pretrained(folder)
     text = whole.get_text_config()
+    text.allow_global_per_layer_attribute_access = True  # of Gemma 4, whose layers differ
     num_heads, num_layers = text.num_attention_heads, text.num_hidden_layers
     num_kv_heads = getattr(text, "num_key_value_heads", None) or getattr(text, "num_kv_heads", None) or num_heads
     if getattr(text, "multi_query", False) and not text.new_decoder_architecture:
@@ -120,6 +120,19 @@ def theirs(folder: Path) -> dict[str, Any]:
         "dtype": str(whole.dtype or "float32").removeprefix("torch."),
         **scales(text),
         **head_shape(text),
+        **own_heads(text),
+    }
+
+
+def own_heads(text: Any) -> dict[str, Any]:
+    """Return the scale of scores, the rotated elements and the heads of Gemma 4's layers."""
+    if text.model_type != "gemma4_text":
+        return {"own_heads": []}
+    layers = [text.per_layer_config[layer] for layer in range(text.num_hidden_layers)]
+    return {
+        "attention_scale": 1.0,
+        "rotary_dims": {each.head_dim for each in layers},
+        "own_heads": [(each.num_key_value_heads, each.head_dim) for each in layers],
     }
 
 
@@ -170,7 +183,15 @@ def ours(config: ModelConfig) -> dict[str, Any]:
         "rotary_dims": {rope.rotary_dim or config.head_dim for rope in config.ropes},
         "layers_without_rope": [number for number, layer in enumerate(config.layers) if layer.rope is None],
         "activation": config.activation.kind,
+        "own_heads": own_heads_of(config),
     }
+
+
+def own_heads_of(config: ModelConfig) -> list[tuple[int, int]]:
+    if all(layer.head_dim is None for layer in config.layers):
+        return []
+    layers = [config.at_layer(layer) for layer in range(config.num_layers)]
+    return [(each.num_kv_heads, each.head_dim) for each in layers]
 
 
 @pytest.mark.parametrize("name", marked(NAMES))
