@@ -306,7 +306,7 @@ def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     probabilities = {"softmax": wide.softmax(dim=-1), "sigmoid": wide.sigmoid()}.get(routing.score, wide)
     choice = probabilities if routing.choice_bias is None else probabilities + routing.choice_bias
     if routing.num_groups > 1:
-        groups = choice.unflatten(1, (routing.num_groups, -1))
+        groups = choice.view(len(choice), routing.num_groups, choice.shape[1] // routing.num_groups)
         best = groups.amax(-1) if routing.group_score == "max" else groups.topk(2, dim=-1)[0].sum(-1)
         order = best.sort(dim=-1, descending=True, stable=True)[1][:, : routing.top_groups]
         is_open = torch.zeros_like(best, dtype=torch.bool).scatter_(1, order, True)
