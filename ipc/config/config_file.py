@@ -10,6 +10,10 @@ from typing import Any, Never
 from ..errors import ConfigError
 
 
+class NotNative(ConfigError):
+    """The native model of an architecture lacks what config.json asks for."""
+
+
 class ConfigFile:
     """Fields of a config.json with a family's defaults for those that it leaves out. A field that is None counts as
     left out."""
@@ -62,6 +66,10 @@ class ConfigFile:
 
     def refuse(self, reason: str) -> Never:
         raise ConfigError(f"{self.path}: {reason}")
+
+    def refuse_native(self, reason: str) -> Never:
+        """Refuse to run native layers. --model-impl auto takes transformers' instead."""
+        raise NotNative(f"{self.path}: {reason}: leave out --model-impl native")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def sigmoid_experts(file: ConfigFile) -> ExpertsConfig:
 def gpt_oss_experts(file: ConfigFile) -> ExpertsConfig:
     alpha = file.number("swiglu_alpha", SWIGLU_ALPHA)
     if alpha != SWIGLU_ALPHA:
-        file.refuse(f"swiglu_alpha {alpha} is not supported, known is {SWIGLU_ALPHA}")
+        file.refuse_native(f"swiglu_alpha {alpha} has no native layers, known is {SWIGLU_ALPHA}")
     clamped = ActivationConfig(kind="swiglu_clamped", limit=file.number("swiglu_limit", 7.0))
     return fields.experts_of(
         file, "intermediate_size", score="softmax_of_chosen", has_bias=True, activation=clamped, is_normalized=False
@@ -102,7 +102,7 @@ def gpt_oss_experts(file: ConfigFile) -> ExpertsConfig:
 
 def ernie_experts(file: ConfigFile) -> ExpertsConfig:
     if file.flag("use_bias"):
-        file.refuse("use_bias true is not supported for a model with experts")
+        file.refuse_native("use_bias true has no native layers in a model with experts")
     size = file.positive("moe_intermediate_size")
     return fields.experts_of(
         file,

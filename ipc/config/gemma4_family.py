@@ -33,7 +33,7 @@ def layers(file: ConfigFile) -> list[LayerConfig]:
     if file.get("use_bidirectional_attention") == "all":
         file.refuse("use_bidirectional_attention all is not supported: give a causal model")
     if int(file.get("hidden_size_per_layer_input")):
-        file.refuse("embeddings of each layer (hidden_size_per_layer_input) are not supported: try --model-impl auto")
+        file.refuse_native("embeddings of each layer (hidden_size_per_layer_input) have no native layers")
     kinds, first, window = kinds_of(file), first_sharing(file), fields.window_of(file)
     has_keys_as_values, num_kv_heads = file.flag("attention_k_eq_v"), kv_heads_of(file)
     if has_keys_as_values and "num_global_key_value_heads" in file:

@@ -12,9 +12,10 @@ from typing import Any
 
 from ..errors import ConfigError
 from .borrowed_config import borrowed_config, text_of
-from .config_file import ConfigFile, overridden, read_json
+from .config_file import ConfigFile, NotNative, overridden, read_json
 from .expert_families import EXPERT_FAMILIES
 from .families import FAMILIES
+from .family_rules import Family
 from .gemma4_family import GEMMA4_FAMILIES
 from .model_config import ModelConfig, ModelImplementation
 from .quantization_config import parse_quantization
@@ -53,13 +54,21 @@ def _parse(file: ConfigFile, generation: dict[str, Any], implementation: ModelIm
     family = NATIVE.get(architecture)
     if family is None and not CAUSAL.search(str(architecture)):
         file.refuse(f"architecture {architecture} is not supported: it is no causal language model")
-    if implementation == "transformers" or (implementation == "auto" and family is None):
-        text = text_of(file)
-        return borrowed_config(text, architecture, _eos_token_ids(text, generation))
-    if family is None:
+    if family is None and implementation == "native":
         file.refuse(
             f"architecture {architecture} has no native model: leave out --model-impl; native are {', '.join(NATIVE)}"
         )
+    if family is not None and implementation != "transformers":
+        try:
+            return _parse_native(file, generation, architecture, family)
+        except NotNative:
+            if implementation == "native":
+                raise
+    text = text_of(file)
+    return borrowed_config(text, architecture, _eos_token_ids(text, generation))
+
+
+def _parse_native(file: ConfigFile, generation: dict[str, Any], architecture: str, family: Family) -> ModelConfig:
     file = family.prepare(file)
     fields = {name: rule(file) if callable(rule) else rule for name, rule in family.rules().items()}
     config = ModelConfig(

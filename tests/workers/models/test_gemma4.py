@@ -105,7 +105,7 @@ def test_layers_of_different_shapes_do_not_touch_each_other_s_pages(dtype: torch
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input"),
+        ({"hidden_size_per_layer_input": 8}, "hidden_size_per_layer_input. have no native layers: leave out"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention all is not supported"),
         ({"num_kv_shared_layers": 1}, "num_kv_shared_layers 1 leaves no layer of some type with its own keys"),
     ],
@@ -115,4 +115,10 @@ def test_unsupported_models_are_refused(fields: dict[str, Any], message: str, tm
     config = (folder / "config.json").read_bytes()
     (folder / "config.json").write_bytes(msgspec.json.encode(msgspec.json.decode(config) | fields))
     with pytest.raises(ConfigError, match=message):
-        load_model_config(folder)
+        load_model_config(folder, implementation="native")
+
+
+def test_a_model_with_embeddings_of_each_layer_takes_transformers_layers(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, "gemma4", hidden_size_per_layer_input=8, vocab_size_per_layer_input=271)
+    assert load_model_config(folder).implementation == "transformers"
+    assert load_model_config(tiny_checkpoint(tmp_path / "native", "gemma4")).implementation == "native"
