@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,24 @@ def test_heads_that_do_not_divide_among_the_ranks_are_refused() -> None:
         check_parallel(model, size)
     with pytest.raises(ConfigError, match="do not divide among --tensor-parallel-size 7"):
         check_parallel(model, 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"tensor_parallel_size": 2},
+            "--tensor-parallel-size 2: LlamaForCausalLM runs on transformers' layers, which are",
+        ),
+        ({"quantization": "int8"}, "--quantization int8: LlamaForCausalLM runs on transformers' layers, which are not"),
+    ],
+)
+def test_what_transformers_layers_lack_is_refused_by_option(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    config = EngineConfig(device="cpu", model_impl="transformers", **options)
+    with pytest.raises(ConfigError, match=message):
+        resolve(config, RunDirectory(tmp_path))
 
 
 @pytest.fixture
