@@ -6,6 +6,7 @@ Classes of such norms differ in name and in whether 1 is added to the weight, so
 from __future__ import annotations
 
 import copy
+import inspect
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,8 @@ def _packed(module: nn.Module, ops: Ops, dtype: torch.dtype) -> PackedNorm | Non
     eps = next((getattr(module, name) for name in EPS_NAMES if hasattr(module, name)), None)
     has_only_weight = len(list(module.parameters())) == 1 and not list(module.buffers()) and not list(module.children())
     if "Norm" not in type(module).__name__ or not isinstance(weight, nn.Parameter) or not has_only_weight:
+        return None
+    if len(inspect.signature(module.forward).parameters) > 1:  # such as a gate
         return None
     if weight.dim() != 1 or weight.dtype != dtype or not isinstance(eps, float):
         return None
