@@ -104,14 +104,23 @@ def test_a_rows_result_does_not_depend_on_its_neighbours(window: int | None) -> 
     assert torch.equal(decode_alone(step, [4, 0, 3], shape), together[[4, 0, 3]])
 
 
-@pytest.mark.parametrize("window", [None, 70])
-@pytest.mark.parametrize("softcap", [0.0, 2.0])
+@pytest.mark.parametrize(("softcap", "window"), [(0.0, None), (2.0, 70)])
 def test_a_row_has_one_sink_in_any_number_of_splits(softcap: float, window: int | None) -> None:
     sinks = torch.tensor([3.0, -40.0, 0.5, 8.0])
     lengths = [200, 1, 64, 315]
     step = paged_step(random.Random(6), lengths, [], torch.float32, 64, 4, 1, 16, window, softcap=softcap, sinks=sinks)
     shape = DecodeShape(tile=16, min_tiles=2, num_warps=4, num_stages=2)
     torch.testing.assert_close(decode_alone(step, [0, 1, 2, 3], shape), expected(step), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("has_fp8_cache", [False, True])
+def test_prompts_and_short_rows_have_soft_caps_and_sinks(has_fp8_cache: bool) -> None:
+    sinks = torch.tensor([3.0, -40.0, 0.5, 8.0])
+    check_step(
+        paged_step(
+            random.Random(7), [9], [(70, 40)], torch.float32, 16, 4, 1, 16, 60, has_fp8_cache, softcap=1.5, sinks=sinks
+        )
+    )
 
 
 @pytest.mark.parametrize(("decode_lengths", "prefill_rows"), [([900], []), ([], [(895, 5)])])
