@@ -129,7 +129,7 @@ ROUTINGS = [  # of 24 experts
     Routing(5, "softmax", torch.linspace(-0.1, 0.1, 24), is_normalized=True),
     Routing(5, "softmax_of_chosen", torch.linspace(3.0, -3.0, 24)),
     Routing(6, "softmax", None, 6, 2, scale=16.0),
-    Routing(6, "sigmoid", torch.linspace(-2.0, 1.0, 24), 4, 2, "top2", is_normalized=True),
+    Routing(6, "sigmoid", torch.linspace(-0.2, 0.2, 24), 4, 2, "top2", is_normalized=True),
     Routing(2, "sigmoid", torch.linspace(1.0, -1.0, 24), 3, 1, "top2"),
 ]
 
