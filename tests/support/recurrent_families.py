@@ -67,6 +67,7 @@ RECURRENT: dict[str, Config] = {
         MAMBA,
         num_hidden_layers=3,
         layer_types=["mamba", "attention", "mamba"],
+        mamba_n_groups=1,
         num_local_experts=4,
         num_experts_per_tok=2,
         shared_intermediate_size=24,
