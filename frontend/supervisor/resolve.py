@@ -48,7 +48,9 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     new_ssl_context(config)
     folder = find_checkpoint(config.model, config.revision, config=config)
     generation = generation_folder(config, folder)
-    model = _quantized(config, load_model_config(folder, config.hf_overrides, generation, config.model_impl))
+    model = load_model_config(folder, config.hf_overrides, generation, config.model_impl)
+    check_borrowed(config, model)
+    model = _quantized(config, model)
     check_parallel(model, config.tensor_parallel_size)
     dtype, device = _dtype(config, model), _device(config)
     if config.load_format != "dummy":
@@ -77,13 +79,20 @@ def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
     return find_checkpoint(config.tokenizer or config.model, config.tokenizer_revision, "--tokenizer", config)
 
 
+def check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
+    """Raise ConfigError if an option needs more than transformers' layers can do, and the model runs on them."""
+    wanted = {
+        f"--tensor-parallel-size {config.tensor_parallel_size}": config.tensor_parallel_size > 1,
+        f"--quantization {config.quantization}": config.quantization != "none",
+        "--deterministic": config.deterministic,
+    }
+    option = next((option for option, is_wanted in wanted.items() if is_wanted), None)
+    if model.implementation == "transformers" and option is not None:
+        raise ConfigError(f"{option}: {model.architecture} runs on transformers' layers, which cannot: leave it out")
+
+
 def check_parallel(model: ModelConfig, size: int) -> None:
     """Raise ConfigError if the model's layers cannot be sharded over `size` ranks."""
-    if model.implementation == "transformers" and size > 1:
-        raise ConfigError(
-            f"--tensor-parallel-size {size}: {model.architecture} runs on transformers' layers, which are not shared "
-            "among ranks: leave it out"
-        )
     if model.num_heads % size:
         raise ConfigError(
             f"{model.num_heads} attention heads do not divide among --tensor-parallel-size {size}: choose a divisor"
@@ -104,11 +113,6 @@ def check_parallel(model: ModelConfig, size: int) -> None:
 
 def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     method, stored = config.quantization, model.quantization
-    if model.implementation == "transformers" and method != "none":
-        raise ConfigError(
-            f"--quantization {method}: {model.architecture} runs on transformers' layers, which are not quantized: "
-            "leave it out"
-        )
     if stored is not None and method != "none":
         is_same = stored.layout in _STORED_AS.get(method, ()) and (method != "fp8" or stored.weight_dtype == "fp8")
         if not is_same:
