@@ -7,8 +7,8 @@ from collections.abc import Callable
 from . import model_fields as fields
 from .config_file import ConfigFile
 from .families import ATTENTION_BIAS, ERNIE
-from .family_rules import Family, Rule, activation, flag, head_norms, if_flag, rms, rope, sliding_layers
-from .model_config import ActivationConfig, ExpertsConfig, LayerConfig, TensorNames
+from .family_rules import Family, Rule, activation, flag, head_dim_of, head_norms, if_flag, rms, rope, sliding_layers
+from .model_config import ActivationConfig, ExpertsConfig, LayerConfig, RopeConfig, TensorNames
 from .model_fields import FULL, SLIDING
 
 SWIGLU_ALPHA = 1.702  # the only one that is supported
@@ -22,6 +22,10 @@ def after_dense_layers(default: int) -> Callable[[ConfigFile], list[LayerConfig]
         return [LayerConfig(has_experts=layer >= num_dense) for layer in range(file.positive("num_hidden_layers"))]
 
     return rule
+
+
+def experts_everywhere(file: ConfigFile) -> list[LayerConfig]:
+    return [LayerConfig(has_experts=True)] * file.positive("num_hidden_layers")
 
 
 def dots1_layers(file: ConfigFile) -> list[LayerConfig]:
@@ -124,6 +128,25 @@ def qwen2_experts(file: ConfigFile) -> ExpertsConfig:
     )
 
 
+def olmoe_experts(file: ConfigFile) -> ExpertsConfig:
+    if "clip_qkv" in file:
+        file.refuse_native("clip_qkv behind the norms of query and key has no native layers")
+    return fields.experts_of(file, "intermediate_size", activation=activation()(file))
+
+
+def minimax_experts(file: ConfigFile) -> ExpertsConfig:
+    act = activation()(file)
+    return fields.experts_of(
+        file, "intermediate_size", score="sigmoid", has_choice_bias=True, is_normalized=True, activation=act
+    )
+
+
+def minimax_ropes(file: ConfigFile) -> list[RopeConfig]:
+    """Published files have rotary_dim, the rotated elements of a head."""
+    head_dim = head_dim_of(file)
+    return rope(default_part=int(file.get("rotary_dim", head_dim)) / head_dim)(file)
+
+
 def without_speculation(file: ConfigFile) -> TensorNames:
     """Ignore the layers behind the last one, which predict further tokens."""
     num_layers, num_further = file.positive("num_hidden_layers"), int(file.get("num_nextn_predict_layers", 0))
@@ -198,6 +221,51 @@ EXPERT_FAMILIES: dict[str, Family] = {
             "moe_k": 6,
         },
         {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+    ),
+    "SolarOpenForCausalLM": Family(
+        {**SIGMOID, "layers": experts_everywhere, "has_qkv_bias": flag("attention_bias")},
+        {
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "intermediate_size": 1,  # no layer is dense
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "moe_intermediate_size": 1280,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+        },
+    ),
+    "MiniMaxM2ForCausalLM": Family(
+        {
+            "layers": experts_everywhere,
+            "ropes": minimax_ropes,
+            "head_norms": head_norms(rms(), spans_heads=True),
+            "experts": minimax_experts,
+            "names": TensorNames(
+                experts="block_sparse_moe",
+                expert_matrices=("w1", "w3", "w2"),
+                choice_bias="e_score_correction_bias",
+            ),
+        },
+        {
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "rope_theta": 5e6,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 8,
+        },
+    ),
+    "OlmoeForCausalLM": Family(
+        {
+            **ATTENTION_BIAS,
+            "layers": experts_everywhere,
+            "norm": rms(default=1e-5),
+            "head_norms": head_norms(rms(default=1e-5), spans_heads=True),
+            "experts": olmoe_experts,
+        },
+        {"num_experts": 64, "num_experts_per_tok": 8},
     ),
     "Qwen2MoeForCausalLM": Family(
         {

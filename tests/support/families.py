@@ -400,4 +400,29 @@ SPARSE: dict[str, Config] = {
     ),
 }
 
+SPARSE |= {
+    "solar_open": _rms("solar_open", "SolarOpenForCausalLM", **SIGMOID_EXPERTS, head_dim=24, intermediate_size=None),
+    "minimax_m2": _rms(
+        "minimax_m2",
+        "MiniMaxM2ForCausalLM",
+        head_dim=16,
+        rotary_dim=8,
+        intermediate_size=40,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        scoring_func="sigmoid",
+        tie_word_embeddings=False,
+    ),
+    "olmoe": _rms(
+        "olmoe",
+        "OlmoeForCausalLM",
+        num_key_value_heads=4,
+        intermediate_size=40,
+        num_experts=8,
+        num_experts_per_tok=3,
+        norm_topk_prob=False,
+        clip_qkv=None,
+        tie_word_embeddings=False,
+    ),
+}
 CONFIGS: dict[str, Config] = DENSE | SPARSE

@@ -51,6 +51,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # family, fields of config.jso
         "ernie4_5_moe",
         {"moe_num_shared_experts": 0, "moe_layer_interval": 2, "moe_layer_end_index": -1},
     ),
+    "solar_open": ("solar_open", {}),
+    "minimax_m2": ("minimax_m2", {}),
+    "olmoe": ("olmoe", {}),
     "qwen2_moe": ("qwen2_moe", {}),
     "qwen2_moe, windows, weights normalized": (
         "qwen2_moe",
@@ -107,6 +110,7 @@ FLIPS: dict[str, list[dict[str, Any]]] = {  # fields of ModelConfig or, with a d
         {"experts.shared_size": 0},
         {"head_norms": None},
     ],
+    "minimax_m2": [{"experts.score": "softmax"}, {"experts.has_choice_bias": False}, {"head_norms": None}],
     "ernie4_5_moe": [{"experts.has_choice_bias": False}, {"experts.is_normalized": False}],
     "qwen2_moe": [{"experts.has_shared_gate": False}, {"experts.is_normalized": True}],
 }
