@@ -79,11 +79,9 @@ def test_heads_that_do_not_divide_among_the_ranks_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"tensor_parallel_size": 2},
-            "--tensor-parallel-size 2: LlamaForCausalLM runs on transformers' layers, which are",
-        ),
-        ({"quantization": "int8"}, "--quantization int8: LlamaForCausalLM runs on transformers' layers, which are not"),
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2: LlamaForCausalLM runs on transformers' layers"),
+        ({"quantization": "int8"}, "--quantization int8: LlamaForCausalLM runs on transformers' layers"),
+        ({"deterministic": True}, "--deterministic: LlamaForCausalLM runs on transformers' layers"),
     ],
 )
 def test_what_transformers_layers_lack_is_refused_by_option(
