@@ -18,29 +18,29 @@ typedef struct {
     int64_t low[TASK_ROWS], high[TASK_ROWS]; /* each attends to keys [low, high) */
     float largest[TASK_ROWS], sum[TASK_ROWS]; /* of the scores so far, and of 2^(score - largest) */
     _Alignas(64) float scores[TASK_ROWS][CHUNK]; /* then weights */
-    _Alignas(64) float values[TASK_ROWS][MAX_HEAD_DIM]; /* weighted sums, in the order of load32 */
+    _Alignas(64) float values[TASK_ROWS][HEAD_STRIDE]; /* weighted sums, in the order of load32 */
     const element *keys[CHUNK], *value_rows[CHUNK]; /* addresses of the chunk's keys and values */
     const element *next_keys[CHUNK]; /* keys of the next chunk or task, prefetched line by line */
     int64_t num_next, next_row, next_column;
 #if defined(HAS_TILES)
     _Alignas(64) uint32_t query_tiles[MAX_HEAD_DIM / LINE][16][16]; /* [pair][query row] */
 #elif !defined(__AVX512F__)
-    _Alignas(64) float wide_queries[TASK_ROWS][MAX_HEAD_DIM];
+    _Alignas(64) float wide_queries[TASK_ROWS][HEAD_STRIDE];
 #endif
 } Task;
 
 static void begin_task(Task *t, const AttentionPlan *plan, const AttentionTask *task, const element *query,
-                       int64_t query_stride) {
+                       int64_t query_stride, const Scoring *scoring) {
     t->num_rows = (int64_t)task->num_tokens * task->num_heads;
     for (int64_t row = 0; row < t->num_rows; row++) {
         int64_t token = row / task->num_heads, head = task->first_head + row % task->num_heads;
         t->queries[row] = query + (task->token + token) * query_stride + head * plan->head_dim;
         t->high[row] = min64(task->end_key, task->position + token + 1);
         t->low[row] = plan->window ? max64(0, task->position + token + 1 - plan->window) : 0;
-        t->largest[row] = -INFINITY;
-        t->sum[row] = 0;
+        t->largest[row] = task->partial < 0 ? sink_of(scoring, head) : -INFINITY; /* once for all splits */
+        t->sum[row] = t->largest[row] == -INFINITY ? 0 : 1;
+        memset(t->values[row], 0, (size_t)round_up(plan->head_dim, 32) * sizeof(float));
     }
-    memset(t->values, 0, (size_t)t->num_rows * sizeof t->values[0]);
 #if defined(HAS_TILES)
     int64_t num_lines = divide_up(plan->head_dim, LINE);
     memset(t->query_tiles, 0, (size_t)num_lines * sizeof t->query_tiles[0]);
@@ -105,7 +105,7 @@ static void score_keys(Task *t, int64_t at, int64_t count, int64_t head_dim) {
     }
     for (int64_t row = 0; row < t->num_rows; row++)
         for (int64_t i = at; i < at + SCORED; i += 16) store_floats(t->scores[row] + i, zero16());
-    multiply_near(t->scores[0] + at, CHUNK, t->wide_queries[0], MAX_HEAD_DIM, LINE, t->num_rows, tiles, num_lines);
+    multiply_near(t->scores[0] + at, CHUNK, t->wide_queries[0], HEAD_STRIDE, LINE, t->num_rows, tiles, num_lines);
 }
 
 #endif
@@ -143,13 +143,14 @@ static void score_tile(Task *t, int64_t at, int64_t head_dim) {
 #endif
 
 /* Turns the chunk's scores into weights 2^(score - largest); masked keys get 0. */
-static void weigh(Task *t, int64_t first, int64_t count, float scale, int64_t head_dim) {
-    Floats factor = fill16(scale * LOG2_E);
+static void weigh(Task *t, int64_t first, int64_t count, const Scoring *scoring, int64_t head_dim) {
+    Floats factor = fill16(exponent_factor(scoring));
     int64_t padded = round_up(count, LINE);
     for (int64_t row = 0; row < t->num_rows; row++) {
         float *scores = t->scores[row];
         int64_t low = t->low[row] - first, high = min64(count, t->high[row] - first);
         Floats highest = fill16(-INFINITY);
+        if (scoring->softcap) cap_scores(scores, padded, scoring);
         for (int64_t i = 0; i < padded; i += 16) {
             Mask seen = lanes(high - i) & (Mask)~lanes(low - i);
             Floats score = multiply16(load_floats(scores + i), factor);
@@ -233,13 +234,13 @@ static void add_all_values(Task *t, int64_t count, int64_t head_dim) {
             fetch_next(t, head_dim), fetch_next(t, head_dim);
             pack_value(tiles + i / LINE * 2 * TILE + i % LINE * 16, &t->value_rows[i], count - 1 - i, d, head_dim - d);
         }
-        multiply_near(t->values[0] + d, MAX_HEAD_DIM, t->scores[0], CHUNK, LINE, t->num_rows, tiles, num_lines);
+        multiply_near(t->values[0] + d, HEAD_STRIDE, t->scores[0], CHUNK, LINE, t->num_rows, tiles, num_lines);
     }
 }
 
 #endif
 
-INLINE void attend_keys(Task *t, const Cache *cache, int64_t first, int64_t count, float scale,
+INLINE void attend_keys(Task *t, const Cache *cache, int64_t first, int64_t count, const Scoring *scoring,
                         const int64_t head_dim) {
     int64_t bytes = head_dim * (int64_t)sizeof(element);
     for (int64_t at = 0; at < count; at += SCORED) {
@@ -252,15 +253,15 @@ INLINE void attend_keys(Task *t, const Cache *cache, int64_t first, int64_t coun
 #endif
         score_keys(t, at, count, head_dim);
     }
-    weigh(t, first, count, scale, head_dim);
+    weigh(t, first, count, scoring, head_dim);
     add_all_values(t, count, head_dim);
 }
 
 /* With code of its own for the usual sizes of heads. */
-static void attend_chunk(Task *t, const Cache *cache, int64_t first, int64_t count, float scale) {
-    if (cache->head_dim == 64) attend_keys(t, cache, first, count, scale, 64);
-    else if (cache->head_dim == 128) attend_keys(t, cache, first, count, scale, 128);
-    else attend_keys(t, cache, first, count, scale, cache->head_dim);
+static void attend_chunk(Task *t, const Cache *cache, int64_t first, int64_t count, const Scoring *scoring) {
+    if (cache->head_dim == 64) attend_keys(t, cache, first, count, scoring, 64);
+    else if (cache->head_dim == 128) attend_keys(t, cache, first, count, scoring, 128);
+    else attend_keys(t, cache, first, count, scoring, cache->head_dim);
 }
 
 /* Writes one query row's output, its weighted values / sum; the last head also clears the panel's padding. */
@@ -279,9 +280,9 @@ static void write_head(const AttentionPlan *plan, const Rows *out, int64_t token
 }
 
 static void run_task(AttentionPlan *plan, const AttentionTask *task, const element *query, int64_t query_stride,
-                     const Cache *cache, float scale, const Rows *out, const AttentionTask *next) {
+                     const Cache *cache, const Scoring *scoring, const Rows *out, const AttentionTask *next) {
     Task t;
-    begin_task(&t, plan, task, query, query_stride);
+    begin_task(&t, plan, task, query, query_stride, scoring);
 #ifdef HAS_TILES
     configure_tiles();
 #endif
@@ -294,7 +295,7 @@ static void run_task(AttentionPlan *plan, const AttentionTask *task, const eleme
         locate(t.keys, plan, task, cache, 0, key, count);
         locate(t.value_rows, plan, task, cache, 1, key, count);
         if (follower != NULL) locate(t.next_keys, plan, follower, cache, 0, after, t.num_next);
-        attend_chunk(&t, cache, key, count, scale);
+        attend_chunk(&t, cache, key, count, scoring);
     }
     for (int64_t row = 0; row < t.num_rows; row++) {
         if (task->partial < 0) {
@@ -310,13 +311,15 @@ static void run_task(AttentionPlan *plan, const AttentionTask *task, const eleme
 }
 
 /* Merges the partial results of one decode row and KV head; `task` is the first of its splits. */
-static void merge_partials(const AttentionPlan *plan, const AttentionTask *task, const Rows *out) {
+static void merge_partials(const AttentionPlan *plan, const AttentionTask *task, const Scoring *scoring,
+                           const Rows *out) {
     int64_t size = partial_floats(plan->head_dim);
     for (int64_t row = 0; row < task->num_heads; row++) {
         const float *first = plan->partials + (task->partial + row) * size;
         int64_t stride = task->num_heads * size;
-        float largest = -INFINITY, sum = 0;
+        float sink = sink_of(scoring, task->first_head + row), largest = sink, sum = 0;
         for (int64_t i = 0; i < task->num_partials; i++) largest = fmaxf(largest, first[i * stride]);
+        if (sink != -INFINITY) sum = first_of(exp2_16(fill16(sink - largest)));
         _Alignas(64) float values[MAX_HEAD_DIM] = {0};
         for (int64_t i = 0; i < task->num_partials; i++) {
             const float *partial = first + i * stride;
@@ -331,22 +334,22 @@ static void merge_partials(const AttentionPlan *plan, const AttentionTask *task,
     }
 }
 
-void attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache, float scale,
-            const Rows *out, Team *team) {
+void attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache,
+            const Scoring *scoring, const Rows *out, Team *team) {
     int64_t num_tasks = plan->num_tasks;
     for (int64_t i = take_piece(team, num_tasks), after; i < num_tasks; finish_piece(team, num_tasks), i = after) {
         after = take_piece(team, num_tasks);
         const AttentionTask *task = &plan->tasks[i], *next = after < num_tasks ? &plan->tasks[after] : NULL;
 #ifdef __AVX512F__
         if (is_prefill(task->num_tokens, task->num_heads, plan->head_dim)) {
-            prefill_task(plan, task, query, query_stride, cache, scale, out);
+            prefill_task(plan, task, query, query_stride, cache, scoring, out);
             continue;
         }
 #endif
-        run_task(plan, task, query, query_stride, cache, scale, out, next);
+        run_task(plan, task, query, query_stride, cache, scoring, out, next);
     }
     if (plan->num_partial_rows == 0) return;
     end_stage(team);
     for (int64_t i; (i = take_piece(team, num_tasks)) < num_tasks; finish_piece(team, num_tasks))
-        if (plan->tasks[i].num_partials) merge_partials(plan, &plan->tasks[i], out);
+        if (plan->tasks[i].num_partials) merge_partials(plan, &plan->tasks[i], scoring, out);
 }

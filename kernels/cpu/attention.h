@@ -18,7 +18,8 @@
 #define TASK_ROWS 24 /* more rows share the cost of packing a task's keys and values into tiles */
 #endif
 #define PREFILL_ROWS 512 /* query rows of a task of prefill.c */
-#define MAX_HEAD_DIM 256
+#define MAX_HEAD_DIM 512
+#define HEAD_STRIDE (MAX_HEAD_DIM + 16) /* the padding spreads rows over the sets of the cache */
 
 typedef struct {
     int32_t row, kv_head;
@@ -68,9 +69,24 @@ INLINE void prefetch(const element *from, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch((const char *)from + i, _MM_HINT_T1);
 }
 
+/* Applies scale and soft cap to `count` scores at a multiple of 64 bytes. */
+static inline void cap_scores(float *scores, int64_t count, const Scoring *scoring) {
+    Floats inner = fill16(scoring->scale / scoring->softcap), cap = fill16(scoring->softcap);
+    for (int64_t i = 0; i < count; i += 16)
+        store_floats(scores + i, multiply16(cap, tanh_16(multiply16(load_floats(scores + i), inner))));
+}
+
+/* Returns the factor that turns scores, capped or not, into exponents of 2. */
+INLINE float exponent_factor(const Scoring *scoring) { return (scoring->softcap ? 1.0f : scoring->scale) * LOG2_E; }
+
+/* Returns the exponent of a head's sink; without one -infinity. */
+INLINE float sink_of(const Scoring *scoring, int64_t head) {
+    return scoring->sinks == NULL ? -__builtin_inff() : scoring->sinks[head] * LOG2_E;
+}
+
 /* Runs a task of more than TASK_ROWS query rows. */
 void prefill_task(const AttentionPlan *plan, const AttentionTask *task, const element *query, int64_t query_stride,
-                  const Cache *cache, float scale, const Rows *out);
+                  const Cache *cache, const Scoring *scoring, const Rows *out);
 
 /* Copies elements to columns [column, column + count) of a row, across the lines of a panel. */
 INLINE void write_row(const Rows *out, int64_t row, int64_t column, const element *from, int64_t count) {

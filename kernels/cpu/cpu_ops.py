@@ -5,7 +5,7 @@ Weights are packed once. Every operation is one C call that releases the GIL and
 
 from __future__ import annotations
 
-from ctypes import Structure, byref
+from ctypes import Structure, addressof, byref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ..contract import (
-    GATED_SILU,
     NO_ACTIVATION,
     Activation,
     AttentionMetadata,
@@ -30,10 +29,11 @@ from ..reference import ReferenceOps
 from . import library as c
 from .arena import PackedMemory
 from .compiler import Unavailable
-from .fused_decoder import CpuDecoder, can_fuse, can_fuse_heads
+from .fused_decoder import CpuDecoder
+from .layer_structs import head_rules, norm_struct, scoring
 from .loader import load_kernels, load_level
 
-MAX_HEAD_DIM = 256  # of the attention kernels
+MAX_HEAD_DIM = 512  # of the attention kernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,6 @@ class CpuLinear:
     in_features: int
     out_features: int
     nbytes: int
-    activation: Activation  # applied after the C call; a gated silu is part of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +84,7 @@ class CpuOps(ReferenceOps):
         return rows
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
-        weight, is_gated = as_floats(weight), activation == GATED_SILU
+        weight, is_gated = as_floats(weight), activation.is_gated
         num_rows, num_inputs = weight.shape
         num_outputs = num_rows // 2 if is_gated else num_rows
         num_lines = -(-num_inputs // self._line)
@@ -100,36 +99,34 @@ class CpuOps(ReferenceOps):
             num_lines=num_lines,
             num_pairs=num_pairs,
             is_gated=is_gated,
+            activation=c.ACTIVATIONS[activation.kind],
+            limit=activation.limit,
         )
         weight = weight.contiguous()
         bias = None if bias is None else bias.contiguous()
         self._library.pack_linear(
             byref(struct), weight.data_ptr(), None if bias is None else bias.data_ptr(), torch.get_num_threads()
         )
-        late = NO_ACTIVATION if is_gated else activation
-        num_features = num_outputs // 2 if late.is_gated else num_outputs
-        return CpuLinear(struct, owner, num_inputs, num_features, weight_bytes + bias_bytes, late)
+        return CpuLinear(struct, owner, num_inputs, num_outputs, weight_bytes + bias_bytes)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         assert isinstance(packed, CpuLinear)
-        return self.activate(self._multiply(x, packed, c.STORE, self.dtype), packed.activation)
+        return self._multiply(x, packed, c.STORE, self.dtype)
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return self._multiply(x, packed, c.STORE_FLOAT, torch.float32)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        if norm.kind != "rms" or norm.weight is None:
-            return super().norm(x, norm)
-        rows = x.reshape(-1, x.shape[-1])
         out = torch.empty(x.shape, dtype=self.dtype)
-        self._norm(_with_dense_rows(rows), None, norm.weight, norm.eps, out)
+        self._normalize(_with_dense_rows(x.reshape(-1, x.shape[-1])), c.Delta(), norm, out)
         return out
 
     def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> Tensor:
-        if norm.kind != "rms" or norm.weight is None or residual.stride(-1) != 1:
+        if residual.stride(-1) != 1:
             return super().add_norm(x, residual, norm)
+        x = _with_dense_rows(x)
         out = torch.empty(residual.shape, dtype=self.dtype)
-        self._norm(residual, _with_dense_rows(x), norm.weight, norm.eps, out)
+        self._normalize(residual, c.Delta(x.data_ptr(), x.stride(0), factor=1.0), norm, out)
         return out
 
     def qk_norm_rope_cache(
@@ -142,21 +139,11 @@ class CpuOps(ReferenceOps):
         metadata: AttentionMetadata,
     ) -> Tensor:
         num_tokens, num_all, head_dim = heads.shape
-        if not can_fuse_heads(norms, rotary, head_dim):
-            return super().qk_norm_rope_cache(heads, norms, rotary, kv_cache, layer, metadata)
-        assert rotary.cos_sin is not None
         num_kv_heads = kv_cache.shape[3]
         num_heads = num_all - 2 * num_kv_heads
         assert heads.stride(1) == head_dim and heads.stride(2) == 1
-        query_norm, key_norm, eps = c.head_norms(norms)
-        work = c.HeadWork(
-            query_norm=query_norm,
-            key_norm=key_norm,
-            eps=eps,
-            cos_sin=rotary.cos_sin.data_ptr(),
-            positions=metadata.positions.data_ptr(),
-            slots=metadata.slots.data_ptr(),
-        )
+        rules = head_rules(norms, rotary)
+        work = c.HeadWork(addressof(rules), metadata.positions.data_ptr(), metadata.slots.data_ptr())
         fused = c.Heads(heads.data_ptr(), heads.stride(0), num_tokens, num_heads, num_kv_heads, head_dim)
         cache = _cache_of(kv_cache, layer)
         self._library.op_qk_norm_rope_cache(byref(fused), byref(work), byref(cache), torch.get_num_threads())
@@ -171,7 +158,7 @@ class CpuOps(ReferenceOps):
         spec: AttentionSpec,
     ) -> Tensor:
         num_tokens, num_heads, head_dim = query.shape
-        if head_dim > MAX_HEAD_DIM or head_dim % 2 or spec.softcap or spec.sinks is not None:
+        if head_dim > MAX_HEAD_DIM or head_dim % 2:
             return super().paged_attention(query, kv_cache, layer, metadata, spec)
         if query.stride(1) != head_dim or query.stride(2) != 1:
             query = query.contiguous()
@@ -184,7 +171,7 @@ class CpuOps(ReferenceOps):
             query.data_ptr(),
             query.stride(0),
             byref(cache),
-            spec.scale,
+            byref(scoring(spec)),
             output.data_ptr(),
             num_heads * head_dim,
             torch.get_num_threads(),
@@ -192,7 +179,7 @@ class CpuOps(ReferenceOps):
         return output
 
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
-        if weights.head_dim > MAX_HEAD_DIM or weights.head_dim % 2 or not can_fuse(weights):
+        if weights.head_dim > MAX_HEAD_DIM or weights.head_dim % 2:
             return None
         return CpuDecoder(self._library, weights, self.dtype, self._is_batch_invariant)
 
@@ -216,17 +203,13 @@ class CpuOps(ReferenceOps):
         )
         return out
 
-    def _norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> None:
-        num_rows, num_columns = x.shape
-        self._library.op_rms_norm(
+    def _normalize(self, x: Tensor, delta: Structure, norm: Norm, out: Tensor) -> None:
+        self._library.op_normalize(
             x.data_ptr(),
             x.stride(0),
-            None if delta is None else delta.data_ptr(),
-            0 if delta is None else delta.stride(0),
-            weight.data_ptr(),
-            eps,
-            num_rows,
-            num_columns,
+            byref(delta),
+            byref(norm_struct(norm)),
+            *x.shape,
             out.data_ptr(),
             torch.get_num_threads(),
         )

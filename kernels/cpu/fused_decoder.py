@@ -7,8 +7,9 @@ from ctypes import Structure, addressof, byref
 import torch
 from torch import Tensor
 
-from ..contract import AttentionMetadata, DecoderWeights, HeadNorms, LayerWeights, Norm, PackedLinear, Rotary
+from ..contract import AttentionMetadata, DecoderWeights, LayerWeights, PackedLinear
 from . import library as c
+from .layer_structs import head_rules, norm_struct, scoring
 
 
 class CpuDecoder:
@@ -20,8 +21,7 @@ class CpuDecoder:
         self._library = library
         self._weights = weights
         self._dtype = dtype
-        assert weights.norm.weight is not None
-        self._hidden_size = weights.norm.weight.shape[0]
+        self._hidden_size = weights.layers[0].qkv.in_features
         self._layers = (c.Layer * len(weights.layers))(*map(_layer, weights.layers))
         self._decoder = self._describe(weights, is_batch_invariant)
         self._elements_per_token = library.decoder_scratch(byref(self._decoder), 1)
@@ -67,7 +67,8 @@ class CpuDecoder:
         self._outputs = self._hidden[:num_tokens], self._logits[:num_logits]
 
     def _describe(self, weights: DecoderWeights, is_batch_invariant: bool) -> Structure:
-        table = weights.table
+        table, positions = weights.table, weights.positions
+        assert positions is None or positions.is_contiguous()
         return c.Decoder(
             layers=addressof(self._layers),
             num_layers=len(weights.layers),
@@ -75,13 +76,15 @@ class CpuDecoder:
             num_heads=weights.num_heads,
             num_kv_heads=weights.num_kv_heads,
             head_dim=weights.head_dim,
-            eps=weights.norm.eps,
-            scale=weights.layers[0].attention.scale,
-            final_norm=_address(weights.norm),
-            cos_sin=_cos_sin(weights),
+            embedding_scale=weights.embedding_scale,
+            residual_scale=weights.residual_scale,
+            logit_scale=weights.logit_scale,
+            logit_softcap=weights.logit_softcap,
+            final_norm=norm_struct(weights.norm),
             packed_table=None if isinstance(table, Tensor) else addressof(_linear(table)),
             table=table.data_ptr() if isinstance(table, Tensor) else None,
             num_ids=table.shape[0] if isinstance(table, Tensor) else table.out_features,
+            learned_positions=None if positions is None else positions.data_ptr(),
             head=addressof(_linear(weights.head)),
             is_batch_invariant=is_batch_invariant,
         )
@@ -94,62 +97,17 @@ def _linear(packed: PackedLinear) -> Structure:
 
 
 def _layer(weights: LayerWeights) -> Structure:
-    query_norm, key_norm, _ = c.head_norms(weights.head_norms)
     return c.Layer(
         qkv=_linear(weights.qkv),
         output=_linear(weights.output),
-        gate_up=_linear(weights.up),
+        up=_linear(weights.up),
         down=_linear(weights.down),
-        input_norm=_address(weights.input_norm),
-        post_norm=_address(weights.mlp_norm),
-        query_norm=query_norm,
-        key_norm=key_norm,
+        input_norm=norm_struct(weights.input_norm),
+        attention_output_norm=norm_struct(weights.attention_output_norm),
+        mlp_norm=norm_struct(weights.mlp_norm),
+        mlp_output_norm=norm_struct(weights.mlp_output_norm),
+        rules=head_rules(weights.head_norms, weights.rotary),
+        scoring=scoring(weights.attention),
         window=weights.attention.window or 0,
+        is_parallel=weights.is_parallel,
     )
-
-
-def _cos_sin(weights: DecoderWeights) -> int:
-    cos_sin = weights.layers[0].rotary.cos_sin
-    assert cos_sin is not None
-    return cos_sin.data_ptr()
-
-
-def _address(norm: Norm | None) -> int:
-    assert norm is not None and norm.weight is not None
-    return norm.weight.data_ptr()
-
-
-def can_fuse(weights: DecoderWeights) -> bool:
-    """Whether step.c computes this decoder; if not, its layers run one by one."""
-    first, norms = weights.layers[0], [weights.norm]
-    for layer in weights.layers:
-        if layer.input_norm is None or layer.mlp_norm is None or layer.is_parallel:
-            return False
-        if layer.attention_output_norm is not None or layer.mlp_output_norm is not None:
-            return False
-        if not can_fuse_heads(layer.head_norms, layer.rotary, weights.head_dim):
-            return False
-        if layer.rotary is not first.rotary or layer.attention.scale != first.attention.scale:
-            return False
-        if layer.attention.softcap or layer.attention.sinks is not None or not _has_gated_silu(layer.up):
-            return False
-        norms += [layer.input_norm, layer.mlp_norm]
-        norms += [] if layer.head_norms is None else [layer.head_norms.query]
-    scales = (weights.embedding_scale, weights.residual_scale, weights.logit_scale)
-    is_plain = weights.positions is None and not weights.logit_softcap and set(scales) == {1.0}
-    is_rms = all(norm.kind == "rms" and norm.weight is not None for norm in norms)
-    return is_plain and is_rms and len({norm.eps for norm in norms}) == 1
-
-
-def can_fuse_heads(norms: HeadNorms | None, rotary: Rotary, head_dim: int) -> bool:
-    """Whether heads.c computes these norms and this rotation: RMS norms of each head before a full rotation."""
-    is_plain = rotary.query_scale is None and rotary.cos_sin is not None and rotary.cos_sin.shape[1] == head_dim
-    if norms is None or not is_plain:
-        return is_plain
-    is_rms = all(norm.kind == "rms" and norm.weight is not None for norm in (norms.query, norms.key))
-    is_shared = is_rms and norms.query.weight is not None and norms.query.weight.dim() == 1
-    return is_shared and not norms.is_after_rope and norms.query.eps == norms.key.eps
-
-
-def _has_gated_silu(packed: PackedLinear) -> bool:
-    return bool(_linear(packed).is_gated)

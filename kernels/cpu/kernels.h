@@ -152,13 +152,18 @@ INLINE element *rows_at(const Rows *rows, int64_t row, int64_t column) {
 
 /* ── pack.c ──────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
+/* As in contract.py; all but the last are also activations without gates. */
+typedef enum { NO_ACTIVATION, SILU, GELU, GELU_TANH, RELU, RELU2, SWIGLU_CLAMPED } ActivationKind;
+
 typedef struct {
     const element *weight; /* [num_pairs][num_lines][2 tiles] */
     const float *bias; /* [num_pairs][32], or NULL */
     int64_t num_inputs, num_outputs;
     int64_t num_lines; /* of one output's inputs */
     int64_t num_pairs; /* of tiles */
-    int32_t is_gated; /* a pair holds a tile of gates and one of ups: 16 outputs silu(gate) * up */
+    int32_t is_gated; /* a pair holds a tile of gates and one of ups: 16 outputs act(gate) * up */
+    ActivationKind activation;
+    float limit; /* of SWIGLU_CLAMPED */
 } Linear;
 
 /* Copies x [num_rows][num_columns], or its rows `row_ids` unless NULL, into a panel; its padding becomes 0. */
@@ -174,22 +179,54 @@ void embed_packed(const Linear *w, const int32_t *token_ids, int64_t num_tokens,
 typedef enum {
     STORE, /* store elements */
     STORE_FLOAT, /* store float32 */
-    ADD, /* add to the elements of `target` */
+    ADD, /* add `factor` times the outputs to the elements of `target` */
 } OutputKind;
 
 typedef struct {
     OutputKind kind;
     Rows target; /* data is float * for STORE_FLOAT; a panel only for STORE */
+    float factor;
 } Output;
 
-/* out = x @ weight^T + bias. x: a panel of [num_rows][num_lines * LINE]. */
+/* out = act(x @ weight^T + bias). x: a panel of [num_rows][num_lines * LINE]. */
 void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, Team *team);
 
 /* ── norm.c ──────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-/* out = x / rms(x) * weight for rows [0, num_rows); with `delta` x += delta first. A panel's padding becomes 0. */
-void rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const float *weight,
-              float eps, int64_t num_rows, int64_t num_columns, const Rows *out, Team *team);
+typedef enum { NO_NORM, RMS_NORM, LAYER_NORM } NormKind;
+
+/* Scales to a mean square of 1 (RMS), or shifts to a mean of 0 before (LAYER), then applies weight and bias. */
+typedef struct {
+    NormKind kind;
+    float eps;
+    const float *weight, *bias; /* a number per element, or NULL: ones, zeros */
+} Norm;
+
+typedef struct {
+    float mean, scale;
+} Statistics;
+
+/* Returns the mean to subtract from x [count], and the scale to multiply with. */
+Statistics measure(const element *x, int64_t count, const Norm *norm);
+
+/* Normalizes elements i, i + 1, … of a row. */
+INLINE Floats normalized(Floats v, const Statistics *found, const Norm *norm, int64_t i, Mask mask) {
+    v = multiply16(subtract16(v, fill16(found->mean)), fill16(found->scale));
+    if (norm->weight != NULL) v = multiply16(v, load_some(norm->weight + i, mask));
+    return norm->bias == NULL ? v : add16(v, load_some(norm->bias + i, mask));
+}
+
+/* What is added to rows: factor * norm(data). */
+typedef struct {
+    const element *data; /* NULL: nothing is added */
+    int64_t stride;
+    Norm norm;
+    float factor;
+} Delta;
+
+/* out = norm(x) for rows [0, num_rows), after `delta` is added to x in place. A panel's padding becomes 0. */
+void normalize(element *x, int64_t stride, const Delta *delta, const Norm *norm, int64_t num_rows, int64_t num_columns,
+               const Rows *out, Team *team);
 
 /* ── heads.c ─────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
@@ -212,10 +249,19 @@ typedef struct {
     int64_t num_tokens, num_heads, num_kv_heads, head_dim;
 } Heads;
 
+/* Norms and rotation of a layer's query and key heads. */
 typedef struct {
-    const float *query_norm, *key_norm; /* [head_dim], or NULL */
-    float eps;
-    const float *cos_sin; /* [positions][head_dim]: cosines, then sines */
+    Norm query_norm, key_norm; /* of [head_dim], or of [heads][head_dim] */
+    int64_t query_stride, key_stride; /* from one head's weights to the next one's; 0: all heads have the same */
+    int32_t spans_heads; /* one norm over all heads of a token */
+    int32_t is_after_rope; /* the norms come after the rotation */
+    const float *cos_sin; /* [positions][num_rotated]: cosines, then sines */
+    int64_t num_rotated; /* elements of a head; 0: heads are not rotated */
+    const float *query_scale; /* [positions]: factors of the query heads, or NULL */
+} HeadRules;
+
+typedef struct {
+    const HeadRules *rules;
     const int64_t *positions; /* [num_tokens] */
     const int64_t *slots; /* [num_tokens], < 0: do not write */
 } HeadWork;
@@ -242,10 +288,17 @@ EXPORT AttentionPlan *make_attention_plan(const StepRows *rows, int64_t num_head
                                    int64_t window, int32_t is_batch_invariant);
 EXPORT void free_attention_plan(AttentionPlan *plan);
 
+/* How scores become weights: they are multiplied by `scale`, capped to softcap * tanh(score / softcap) unless softcap is
+ * 0, and share the softmax with the head's sink. */
+typedef struct {
+    float scale, softcap;
+    const float *sinks; /* [num_heads]: the score of one more key without a value; or NULL */
+} Scoring;
+
 /* Causal attention of the heads at query[token * stride + head * head_dim] to out [num_tokens][num_heads * head_dim].
  * Takes one or two stages; an earlier stage has written the step's keys and values. */
-void attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache, float scale,
-            const Rows *out, Team *team);
+void attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache,
+            const Scoring *scoring, const Rows *out, Team *team);
 
 /* ── AMX ─────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 

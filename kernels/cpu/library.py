@@ -11,8 +11,9 @@ import ctypes
 import re
 from ctypes import Structure
 from pathlib import Path
+from typing import get_args
 
-from ..contract import AttentionMetadata, HeadNorms
+from ..contract import ActivationKind, AttentionMetadata
 from .compiler import SOURCE_FOLDER, Unavailable
 
 _SCALARS: dict[str, type] = {
@@ -22,8 +23,11 @@ _SCALARS: dict[str, type] = {
     "int": ctypes.c_int,
     "float": ctypes.c_float,
     "OutputKind": ctypes.c_int,
+    "ActivationKind": ctypes.c_int,
+    "NormKind": ctypes.c_int,
 }
 STORE, STORE_FLOAT = 0, 1  # of OutputKind
+ACTIVATIONS = {kind: number for number, kind in enumerate(get_args(ActivationKind))}
 _SOURCES = {
     path.name: re.sub(r"/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.S)
     for path in SOURCE_FOLDER.glob("*.[ch]")
@@ -48,10 +52,14 @@ def _struct(source: str, name: str) -> type[Structure]:
 Rows = _struct("kernels.h", "Rows")
 Linear = _struct("kernels.h", "Linear")
 Output = _struct("kernels.h", "Output")
+Norm = _struct("kernels.h", "Norm")
+Delta = _struct("kernels.h", "Delta")
 Cache = _struct("kernels.h", "Cache")
 Heads = _struct("kernels.h", "Heads")
+HeadRules = _struct("kernels.h", "HeadRules")
 HeadWork = _struct("kernels.h", "HeadWork")
 StepRows = _struct("kernels.h", "StepRows")
+Scoring = _struct("kernels.h", "Scoring")
 Layer = _struct("step.c", "Layer")
 Decoder = _struct("step.c", "Decoder")
 Step = _struct("step.c", "Step")
@@ -67,14 +75,6 @@ def step_rows(metadata: AttentionMetadata) -> Structure:
         metadata.query_starts.data_ptr(),
         len(metadata.seq_lens_host),
     )
-
-
-def head_norms(norms: HeadNorms | None) -> tuple[int | None, int | None, float]:
-    """Return the addresses of the weights of query and key norms, and their epsilon; the caller keeps them alive."""
-    if norms is None:
-        return None, None, 0.0
-    assert norms.query.weight is not None and norms.key.weight is not None
-    return norms.query.weight.data_ptr(), norms.key.weight.data_ptr(), norms.query.eps
 
 
 def _type_of(declaration: str) -> type | None:

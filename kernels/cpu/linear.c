@@ -4,6 +4,7 @@
  * another, 32 rows at a time. Each output is summed over the inputs in one fixed order, so that a row's bits do not
  * depend on the other rows or on the number of threads.
  */
+#include "activations.h"
 #include "avx2.h"
 #include "avx512.h"
 
@@ -22,13 +23,18 @@ INLINE void fetch_ahead(Ahead *ahead) {
 
 /* ── sums of a block of rows and a pair of tiles, and their output ───────────────────────────────────────────────── */
 
+/* The usual outputs have code of their own: those without activation outside a panel, and gated silu. */
+typedef enum { PLAIN, GATED_SILU, OTHER } Form;
+
 typedef struct {
     _Alignas(64) float sums[BLOCK_ROWS][PAIR_OUTPUTS];
-    Floats bias[2];
+    Floats bias[2], factor;
     Mask masks[2]; /* of existing outputs */
     int64_t num_rows, num_finished;
     OutputKind kind;
-    bool is_gated;
+    Form form;
+    const Linear *linear;
+    int64_t panel_rows; /* of the target, from the block's first row on */
     char *groups[2]; /* address of the first output of each group's first row */
     int64_t row_bytes; /* between rows */
 } Block;
@@ -36,9 +42,13 @@ typedef struct {
 static void describe(Block *block, const Linear *w, const Output *out, int64_t pair, int64_t row, int64_t num_rows) {
     const Rows *target = &out->target;
     int64_t column = pair * (w->is_gated ? 16 : 32), end = w->num_outputs;
-    if (w->is_gated && target->panel_rows) end = target->stride; /* write the padding too: zeros, as the weight's */
+    if (target->panel_rows) end = target->stride; /* write the padding too: zeros, as the weight's */
     block->kind = out->kind;
-    block->is_gated = w->is_gated;
+    block->factor = fill16(out->factor);
+    block->linear = w;
+    block->panel_rows = target->panel_rows ? target->panel_rows - row : 0;
+    if (w->is_gated) block->form = w->activation == SILU ? GATED_SILU : OTHER;
+    else block->form = w->activation == NO_ACTIVATION && !target->panel_rows ? PLAIN : OTHER;
     block->num_rows = num_rows, block->num_finished = 0;
     int64_t bytes = out->kind == STORE_FLOAT ? sizeof(float) : sizeof(element);
     block->row_bytes = target->panel_rows ? 64 : target->stride * bytes;
@@ -66,11 +76,30 @@ INLINE void put_pair(const Block *block, char *target, Floats first, Floats seco
     }
 #endif
     if (block->kind == ADD) {
-        first = add16(first, load16(at, mask0));
-        second = add16(second, load16(at + 16, mask1));
+        first = multiply_add16(first, block->factor, load16(at, mask0));
+        second = multiply_add16(second, block->factor, load16(at + 16, mask1));
     }
     store16(at, mask0, first);
     store16(at + 16, mask1, second);
+}
+
+/* Writes a row of outputs, for any activation and target. */
+static __attribute__((noinline)) void put_other(const Block *block, int64_t row, char *target) {
+    const Linear *w = block->linear;
+    element *at = (element *)target;
+    Floats first = add16(load_floats(block->sums[row]), block->bias[0]);
+    Floats second = add16(load_floats(block->sums[row] + 16), block->bias[1]);
+    if (w->is_gated) {
+        store16(at, block->masks[0], activate_gated_16(w->activation, w->limit, first, second));
+        return;
+    }
+    first = activate_16(w->activation, first);
+    second = activate_16(w->activation, second);
+    if (block->panel_rows) {
+        int64_t height = min64(GROUP_ROWS, block->panel_rows - row / GROUP_ROWS * GROUP_ROWS);
+        store16(at, block->masks[0], first);
+        store16(at + (LINE == 32 ? 16 : height * LINE), block->masks[1], second);
+    } else put_pair(block, target, first, second);
 }
 
 /* Writes the next `count` rows of the block, or all that are left, to the output. */
@@ -78,9 +107,14 @@ INLINE void finish_rows(Block *block, int64_t count) {
     for (int64_t end = min64(block->num_rows, block->num_finished + count); block->num_finished < end;) {
         int64_t row = block->num_finished++;
         char *target = block->groups[row / GROUP_ROWS] + row % GROUP_ROWS * block->row_bytes;
+        if (block->form == OTHER) {
+            put_other(block, row, target);
+            continue;
+        }
         Floats first = add16(load_floats(block->sums[row]), block->bias[0]);
         Floats second = add16(load_floats(block->sums[row] + 16), block->bias[1]);
-        if (block->is_gated) store16((element *)target, block->masks[0], multiply16(silu_16(first), second));
+        if (block->form == GATED_SILU)
+            store16((element *)target, block->masks[0], multiply16(silu_16(first), second));
         else put_pair(block, target, first, second);
     }
 }

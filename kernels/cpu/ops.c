@@ -22,11 +22,11 @@ EXPORT void op_embed_packed(const Linear *w, const int32_t *token_ids, int64_t n
     END_TEAM
 }
 
-EXPORT void op_rms_norm(element *x, int64_t stride, const element *delta, int64_t delta_stride, const float *weight,
-                        float eps, int64_t num_rows, int64_t num_columns, element *out, int num_threads) {
+EXPORT void op_normalize(element *x, int64_t stride, const Delta *delta, const Norm *norm, int64_t num_rows,
+                         int64_t num_columns, element *out, int num_threads) {
     BEGIN_TEAM
     Rows rows = {out, num_columns, 0};
-    rms_norm(x, stride, delta, delta_stride, weight, eps, num_rows, num_columns, &rows, team);
+    normalize(x, stride, delta, norm, num_rows, num_columns, &rows, team);
     END_TEAM
 }
 
@@ -37,10 +37,10 @@ EXPORT void op_qk_norm_rope_cache(const Heads *heads, const HeadWork *work, cons
 }
 
 /* out: [num_tokens][num_heads * head_dim]. */
-EXPORT void op_attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache, float scale,
-                      element *out, int64_t out_stride, int num_threads) {
+EXPORT void op_attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache,
+                      const Scoring *scoring, element *out, int64_t out_stride, int num_threads) {
     BEGIN_TEAM
     Rows rows = {out, out_stride, 0};
-    attend(plan, query, query_stride, cache, scale, &rows, team);
+    attend(plan, query, query_stride, cache, scoring, &rows, team);
     END_TEAM
 }

@@ -15,7 +15,6 @@
 #define STRIP 32 /* query rows: two groups */
 #define KEYS 512 /* staged at a time */
 #define SCORE_STRIDE (KEYS + 16) /* the padding spreads rows of a tile over the sets of the cache */
-#define SUM_STRIDE (MAX_HEAD_DIM + 16)
 #define HIDDEN -1e30f /* score of a masked key; finite, so that differences are finite too */
 
 /* Buffers of a thread. */
@@ -25,7 +24,7 @@ typedef struct {
     _Alignas(64) element values[MAX_HEAD_DIM / 32][KEYS / LINE][2 * TILE]; /* for 32 elements of LINE keys */
     _Alignas(64) float scores[2][STRIP][SCORE_STRIDE]; /* of two strips */
     _Alignas(64) element weights[2][2][KEYS / LINE][16][LINE]; /* of two strips of two groups */
-    _Alignas(64) float sums[PREFILL_ROWS][SUM_STRIDE]; /* weighted values */
+    _Alignas(64) float sums[PREFILL_ROWS][HEAD_STRIDE]; /* weighted values */
     float largest[PREFILL_ROWS], sum[PREFILL_ROWS];
     const element *key_rows[KEYS], *value_rows[KEYS];
 } Scratch;
@@ -210,10 +209,11 @@ INLINE __m512 weight_of(__m512 x) {
 }
 
 /* Turns the scores of a query row into weights; it attends to keys [low, high) of the staged ones. */
-INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, int64_t high, float scale,
-                      int64_t padded) {
+INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, int64_t high,
+                      const Scoring *scoring, int64_t padded) {
     int64_t index = strip->number * STRIP + row, start = strip->start, stop = strip->stop;
-    float *scores = s->scores[strip->number % 2][row];
+    float *scores = s->scores[strip->number % 2][row], scale = exponent_factor(scoring);
+    if (scoring->softcap) cap_scores(scores + start, stop - start, scoring);
     if (low > start || high < stop)
         for (int64_t i = start; i < stop; i += 16) {
             __mmask16 seen = lanes(high - i) & (__mmask16)~lanes(low - i);
@@ -222,8 +222,8 @@ INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, 
     __m512 highest = _mm512_max_ps(_mm512_load_ps(scores + start), _mm512_load_ps(scores + start + 16));
     for (int64_t i = start + 32; i < stop; i += 32)
         highest = _mm512_max_ps(highest, _mm512_max_ps(_mm512_load_ps(scores + i), _mm512_load_ps(scores + i + 16)));
-    float before = s->largest[index], largest = fmaxf(before, _mm512_reduce_max_ps(highest) * (scale * LOG2_E));
-    __m512 factor = _mm512_set1_ps(scale * LOG2_E), offset = _mm512_set1_ps(largest);
+    float before = s->largest[index], largest = fmaxf(before, _mm512_reduce_max_ps(highest) * scale);
+    __m512 factor = _mm512_set1_ps(scale), offset = _mm512_set1_ps(largest);
     __m512 sum_a = _mm512_setzero_ps(), sum_b = sum_a;
     element *weights = s->weights[strip->number % 2][row / 16][start / LINE][row % 16];
     for (int64_t i = start; i < stop; i += 32, weights += 32 / LINE * TILE) {
@@ -255,7 +255,7 @@ INLINE void weigh_row(Scratch *s, const Strip *strip, int64_t row, int64_t low, 
 INLINE void add_values(Scratch *s, const Strip *strip, int64_t d, int64_t first) {
     element(*weights)[KEYS / LINE][16][LINE] = s->weights[strip->number % 2];
     int64_t start = strip->start / LINE, stop = strip->stop / LINE, end = min64(stop, first + PART);
-    multiply_strip(s->sums[strip->number * STRIP] + d, SUM_STRIDE, false, first == start, end == stop,
+    multiply_strip(s->sums[strip->number * STRIP] + d, HEAD_STRIDE, false, first == start, end == stop,
                    weights[0][first][0], weights[1][first][0], strip->num_rows, s->values[d / 32][first], end - first);
 }
 
@@ -276,7 +276,7 @@ static Strip strip_at(int64_t number, const AttentionPlan *plan, const Attention
 /* Pipelines three strips: scores of the newest, weights of the one before, weighted values of the oldest. Scores and
  * values use tiles, weights use vectors, so each piece of tile work is followed by some rows of vector work. */
 static void advance(Scratch *s, const AttentionPlan *plan, const AttentionTask *task, const Strip strips[3],
-                    int64_t first, int64_t count, float scale) {
+                    int64_t first, int64_t count, const Scoring *scoring) {
     int64_t padded = round_up(plan->head_dim, 32), num_lines = divide_up(plan->head_dim, LINE);
     const Strip *scored = &strips[0], *weighed = &strips[1], *added = &strips[2];
     int64_t num_scores = (scored->stop - scored->start) / 32;
@@ -294,7 +294,7 @@ static void advance(Scratch *s, const AttentionPlan *plan, const AttentionTask *
             int64_t index = weighed->number * STRIP + row;
             int64_t position = task->position + (int32_t)index / task->num_heads - first;
             int64_t low = plan->window ? position - plan->window + 1 : 0;
-            weigh_row(s, weighed, row, low, min64(count, position + 1), scale, padded);
+            weigh_row(s, weighed, row, low, min64(count, position + 1), scoring, padded);
         }
     }
 }
@@ -312,14 +312,14 @@ static void write_rows(const Scratch *s, const AttentionPlan *plan, const Attent
 }
 
 void prefill_task(const AttentionPlan *plan, const AttentionTask *task, const element *query, int64_t query_stride,
-                  const Cache *cache, float scale, const Rows *out) {
+                  const Cache *cache, const Scoring *scoring, const Rows *out) {
     Scratch *s = thread_scratch(sizeof *s);
     int64_t num_strips = divide_up((int64_t)task->num_tokens * task->num_heads, STRIP);
     configure_tiles();
     stage_queries(s, task, query, query_stride, plan->head_dim);
     for (int64_t row = 0; row < num_strips * STRIP; row++) {
-        s->largest[row] = HIDDEN;
-        s->sum[row] = 0;
+        s->largest[row] = fmaxf(HIDDEN, sink_of(scoring, task->first_head + row % task->num_heads));
+        s->sum[row] = s->largest[row] == HIDDEN ? 0 : 1;
         memset(s->sums[row], 0, (size_t)round_up(plan->head_dim, 32) * sizeof(float));
     }
     for (int64_t first = task->first_key / 32 * 32; first < task->end_key; first += KEYS) {
@@ -330,7 +330,7 @@ void prefill_task(const AttentionPlan *plan, const AttentionTask *task, const el
             strips[2] = strips[1];
             strips[1] = strips[0];
             strips[0] = i < num_strips ? strip_at(i, plan, task, first, count) : (Strip){i, 0, 0, 0};
-            advance(s, plan, task, strips, first, count, scale);
+            advance(s, plan, task, strips, first, count, scoring);
         }
     }
     write_rows(s, plan, task, out);

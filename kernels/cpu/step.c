@@ -1,26 +1,31 @@
 /* One step of a whole decoder in one parallel region, equal to the layers of workers/models/decoder.py; for one rank.
  *
- *     embedding → [norm → qkv → heads → attention → output → norm → gated MLP → down] × num_layers → norm → head
+ *     embedding → [norm → qkv → heads → attention → output → norm → MLP → down] × num_layers → norm → head
  *
- * Activations between linears are panels. Output and down projections add directly to the residual stream.
+ * Activations between linears are panels. Output and down projections add directly to the residual stream; those with a
+ * norm behind them are added by the norm that follows. In a parallel layer the MLP's first half precedes attention, so
+ * that nothing is added to the stream before both have read it.
  */
 #include "kernels.h"
 
 typedef struct {
-    Linear qkv, output, gate_up, down;
-    const float *input_norm, *post_norm, *query_norm, *key_norm; /* the last two may be NULL */
+    Linear qkv, output, up, down;
+    Norm input_norm, attention_output_norm, mlp_norm, mlp_output_norm; /* of kind NO_NORM if the layer has none */
+    HeadRules rules;
+    Scoring scoring;
     int64_t window; /* 0: none */
+    int32_t is_parallel; /* without mlp_norm both parts share the normalized input */
 } Layer;
 
 typedef struct {
     const Layer *layers;
     int64_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim;
-    float eps, scale;
-    const float *final_norm;
-    const float *cos_sin;
+    float embedding_scale, residual_scale, logit_scale, logit_softcap;
+    Norm final_norm;
     const Linear *packed_table; /* the embedding as the packed weight of the tied head, or NULL */
     const element *table; /* else as [vocabulary][hidden_size] */
     int64_t num_ids;
+    const element *learned_positions; /* [positions][hidden_size]: added to the embedding; or NULL */
     const Linear *head;
     int32_t is_batch_invariant; /* see make_attention_plan */
 } Decoder;
@@ -40,8 +45,10 @@ typedef struct {
 
 /* Buffers of a step's activations, all in the scratch memory. */
 typedef struct {
-    Rows normed, attended, gated; /* panels */
+    Rows normed, attended; /* panels */
+    element *inner; /* panel of the MLP's inner activation, as wide as the layer's */
     element *qkv, *residual;
+    element *delta; /* an output that its norm adds to the residual stream; NULL without such norms */
     int64_t qkv_width;
 } Activations;
 
@@ -50,25 +57,37 @@ static int64_t qkv_width(const Decoder *d) {
     return (divide_up((d->num_heads + 2 * d->num_kv_heads) * d->head_dim, LINE) | 1) * LINE;
 }
 
+/* Returns the lines of the widest inner activation. */
+static int64_t inner_lines(const Decoder *d) {
+    int64_t lines = 0;
+    for (int64_t i = 0; i < d->num_layers; i++) lines = max64(lines, d->layers[i].down.num_lines);
+    return lines;
+}
+
+static bool has_output_norms(const Decoder *d) {
+    for (int64_t i = 0; i < d->num_layers; i++)
+        if (d->layers[i].attention_output_norm.kind || d->layers[i].mlp_output_norm.kind) return true;
+    return false;
+}
+
 /* Returns the elements of scratch memory for a step of num_tokens. */
 EXPORT int64_t decoder_scratch(const Decoder *d, int64_t num_tokens) {
     const Layer *layer = &d->layers[0];
-    int64_t lines = layer->qkv.num_lines + layer->output.num_lines + layer->down.num_lines;
-    return num_tokens * (lines * LINE + qkv_width(d) + d->hidden_size);
+    int64_t lines = layer->qkv.num_lines + layer->output.num_lines + inner_lines(d);
+    return num_tokens * (lines * LINE + qkv_width(d) + (has_output_norms(d) ? 2 : 1) * d->hidden_size);
 }
 
 static Activations lay_out(const Decoder *d, element *scratch, int64_t num_tokens) {
     const Layer *layer = &d->layers[0];
     Activations a;
-    Rows *panels[3] = {&a.normed, &a.attended, &a.gated};
-    int64_t lines[3] = {layer->qkv.num_lines, layer->output.num_lines, layer->down.num_lines};
-    for (int i = 0; i < 3; i++) {
-        *panels[i] = (Rows){scratch, lines[i] * LINE, num_tokens};
-        scratch += num_tokens * lines[i] * LINE;
-    }
-    a.qkv = scratch;
+    int64_t hidden = layer->qkv.num_lines * LINE, attended = layer->output.num_lines * LINE;
+    a.normed = (Rows){scratch, hidden, num_tokens};
+    a.attended = (Rows){scratch + num_tokens * hidden, attended, num_tokens};
+    a.inner = a.attended.data + num_tokens * attended;
+    a.qkv = a.inner + num_tokens * inner_lines(d) * LINE;
     a.qkv_width = qkv_width(d);
-    a.residual = scratch + num_tokens * a.qkv_width;
+    a.residual = a.qkv + num_tokens * a.qkv_width;
+    a.delta = has_output_norms(d) ? a.residual + num_tokens * d->hidden_size : NULL;
     return a;
 }
 
@@ -91,33 +110,91 @@ static void embed(const Decoder *d, const Step *step, const Rows *out, Team *tea
             embed_token(d, step->token_ids[token], rows_at(out, token, 0));
 }
 
-static void run_layer(const Decoder *d, int64_t index, const Step *step, AttentionPlan *plan, const Activations *a,
-                      const Rows *residual, Team *team) {
+/* Scales the embeddings and adds those of the positions, in a stage of its own. */
+static void place(const Decoder *d, const Step *step, element *rows, Team *team) {
+    for (Range range; take_share(team, step->num_tokens, &range); finish_share(team, step->num_tokens))
+        for (int64_t token = range.start; token < range.stop; token++) {
+            element *row = rows + token * d->hidden_size;
+            const element *learned = d->learned_positions;
+            if (learned != NULL) learned += step->positions[token] * d->hidden_size;
+            for (int64_t i = 0; i < d->hidden_size; i += 16) {
+                Mask mask = lanes(d->hidden_size - i);
+                Floats v = multiply16(load16(row + i, mask), fill16(d->embedding_scale));
+                store16(row + i, mask, learned != NULL ? add16(v, load16(learned + i, mask)) : v);
+            }
+        }
+    end_stage(team);
+}
+
+/* What a layer's stages share. */
+typedef struct {
+    const Decoder *decoder;
+    const Step *step;
+    const Activations *a;
+    const Rows *stream; /* the residual stream */
+    Delta pending; /* an output that the next norm adds to the stream */
+    Team *team;
+} Run;
+
+/* out = norm(stream) after the pending output is added. */
+static void normalize_stream(Run *run, const Norm *norm, const Rows *out) {
+    int64_t hidden = run->decoder->hidden_size;
+    normalize(run->stream->data, hidden, &run->pending, norm, run->step->num_tokens, hidden, out, run->team);
+    run->pending.data = NULL;
+    end_stage(run->team);
+}
+
+static void multiply(const Run *run, const Linear *linear_layer, const Rows *x, const Output *out) {
+    linear(linear_layer, x, run->step->num_tokens, out, run->team);
+    end_stage(run->team);
+}
+
+/* Adds x @ weight^T to the stream, or leaves it to the next norm if a norm comes between them. */
+static void add_to_stream(Run *run, const Linear *w, const Rows *x, const Norm *norm) {
+    float factor = run->decoder->residual_scale;
+    int64_t hidden = run->decoder->hidden_size;
+    Output to_stream = {ADD, *run->stream, factor}, to_delta = {STORE, {run->a->delta, hidden, 0}, 0};
+    multiply(run, w, x, norm->kind ? &to_delta : &to_stream);
+    if (norm->kind) run->pending = (Delta){run->a->delta, hidden, *norm, factor};
+}
+
+static void run_attention(const Run *run, int64_t index, AttentionPlan *plan) {
+    const Decoder *d = run->decoder;
+    const Step *step = run->step;
+    const Activations *a = run->a;
     const Layer *layer = &d->layers[index];
-    int64_t num_tokens = step->num_tokens, hidden = d->hidden_size;
-    Output to_qkv = {STORE, {a->qkv, a->qkv_width, 0}}, to_residual = {ADD, *residual}, to_gated = {STORE, a->gated};
     int64_t layer_size = 2 * d->num_kv_heads * step->block_size * d->head_dim;
     Cache cache = {step->kv_cache + index * layer_size, d->num_layers * layer_size, d->num_kv_heads, step->block_size,
                    d->head_dim};
-    Heads heads = {a->qkv, a->qkv_width, num_tokens, d->num_heads, d->num_kv_heads, d->head_dim};
-    HeadWork work = {layer->query_norm, layer->key_norm, d->eps, d->cos_sin, step->positions, step->slots};
+    Heads heads = {a->qkv, a->qkv_width, step->num_tokens, d->num_heads, d->num_kv_heads, d->head_dim};
+    HeadWork work = {&layer->rules, step->positions, step->slots};
+    qk_norm_rope_cache(&heads, &work, &cache, run->team);
+    end_stage(run->team);
+    attend(plan, a->qkv, a->qkv_width, &cache, &layer->scoring, &a->attended, run->team);
+    end_stage(run->team);
+}
 
-    rms_norm(residual->data, hidden, NULL, 0, layer->input_norm, d->eps, num_tokens, hidden, &a->normed, team);
-    end_stage(team);
-    linear(&layer->qkv, &a->normed, num_tokens, &to_qkv, team);
-    end_stage(team);
-    qk_norm_rope_cache(&heads, &work, &cache, team);
-    end_stage(team);
-    attend(plan, a->qkv, a->qkv_width, &cache, d->scale, &a->attended, team);
-    end_stage(team);
-    linear(&layer->output, &a->attended, num_tokens, &to_residual, team);
-    end_stage(team);
-    rms_norm(residual->data, hidden, NULL, 0, layer->post_norm, d->eps, num_tokens, hidden, &a->normed, team);
-    end_stage(team);
-    linear(&layer->gate_up, &a->normed, num_tokens, &to_gated, team);
-    end_stage(team);
-    linear(&layer->down, &a->gated, num_tokens, &to_residual, team);
-    end_stage(team);
+static void run_layer(Run *run, int64_t index, AttentionPlan *plan) {
+    static const Norm no_norm;
+    const Layer *layer = &run->decoder->layers[index];
+    const Activations *a = run->a;
+    Rows inner = {a->inner, layer->down.num_lines * LINE, run->step->num_tokens};
+    Output to_qkv = {STORE, {a->qkv, a->qkv_width, 0}, 0}, to_inner = {STORE, inner, 0};
+    normalize_stream(run, &layer->input_norm, &a->normed);
+    multiply(run, &layer->qkv, &a->normed, &to_qkv);
+    if (layer->is_parallel) {
+        if (layer->mlp_norm.kind) normalize_stream(run, &layer->mlp_norm, &a->normed);
+        multiply(run, &layer->up, &a->normed, &to_inner);
+        run_attention(run, index, plan);
+        add_to_stream(run, &layer->output, &a->attended, &no_norm);
+        add_to_stream(run, &layer->down, &inner, &no_norm);
+        return;
+    }
+    run_attention(run, index, plan);
+    add_to_stream(run, &layer->output, &a->attended, &layer->attention_output_norm);
+    normalize_stream(run, &layer->mlp_norm, &a->normed);
+    multiply(run, &layer->up, &a->normed, &to_inner);
+    add_to_stream(run, &layer->down, &inner, &layer->mlp_output_norm);
 }
 
 #define MAX_WINDOWS 8 /* different sliding windows in one model */
@@ -137,14 +214,32 @@ static bool make_plans(const Decoder *d, const Step *step, AttentionPlan **plans
     return true;
 }
 
+/* Scales and caps the logits, in a stage of its own. */
+static void finish_logits(const Decoder *d, float *logits, int64_t count, Team *team) {
+    Floats scale = fill16(d->logit_scale), cap = fill16(d->logit_softcap), inner = fill16(1.0f / d->logit_softcap);
+    end_stage(team);
+    for (Range range; take_share(team, count, &range); finish_share(team, count))
+        for (int64_t i = range.start; i < range.stop; i += 16) {
+            Mask mask = lanes(range.stop - i);
+            Floats v = multiply16(load_some(logits + i, mask), scale);
+            if (d->logit_softcap) v = multiply16(cap, tanh_16(multiply16(v, inner)));
+            store_some(logits + i, mask, v);
+        }
+}
+
 /* Computes the logits of the tokens at logits_indices. Reuses the `normed` panel, which is free by then. */
-static void score(const Decoder *d, const Step *step, const Activations *a, Team *team) {
+static void score(const Run *run) {
+    const Decoder *d = run->decoder;
+    const Step *step = run->step;
+    Team *team = run->team;
     if (step->num_logits == 0) return;
-    Rows panel = {a->normed.data, a->normed.stride, step->num_logits};
-    Output to_logits = {STORE_FLOAT, {(element *)step->logits, d->head->num_outputs, 0}};
+    int64_t num_outputs = d->head->num_outputs;
+    Rows panel = {run->a->normed.data, run->a->normed.stride, step->num_logits};
+    Output to_logits = {STORE_FLOAT, {(element *)step->logits, num_outputs, 0}, 0};
     fill_panel(&panel, step->hidden, d->hidden_size, step->logits_indices, step->num_logits, d->hidden_size, team);
     end_stage(team);
     linear(d->head, &panel, step->num_logits, &to_logits, team);
+    if (d->logit_scale != 1 || d->logit_softcap) finish_logits(d, step->logits, step->num_logits * num_outputs, team);
 }
 
 /* Returns 0, or -1 without memory. */
@@ -156,17 +251,17 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         Activations activations = lay_out(d, scratch, step->num_tokens);
         Rows stream = {activations.residual, d->hidden_size, 0}, hidden = {step->hidden, d->hidden_size, 0};
         BEGIN_TEAM
+        Run run = {d, step, &activations, &stream, {0}, team};
         embed(d, step, &stream, team);
         end_stage(team);
+        if (d->embedding_scale != 1 || d->learned_positions != NULL) place(d, step, stream.data, team);
         for (int64_t i = 0; i < d->num_layers; i++) {
             int at = 0;
             while (windows[at] != d->layers[i].window) at++;
-            run_layer(d, i, step, plans[at], &activations, &stream, team);
+            run_layer(&run, i, plans[at]);
         }
-        rms_norm(stream.data, d->hidden_size, NULL, 0, d->final_norm, d->eps, step->num_tokens, d->hidden_size,
-                 &hidden, team);
-        end_stage(team);
-        score(d, step, &activations, team);
+        normalize_stream(&run, &d->final_norm, &hidden);
+        score(&run);
         END_TEAM
     }
     for (int i = 0; i < MAX_WINDOWS; i++) free_attention_plan(plans[i]);

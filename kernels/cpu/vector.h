@@ -105,8 +105,9 @@ INLINE Floats keep(Mask mask, Floats v) { return _mm512_maskz_mov_ps(mask, v); }
 INLINE Floats choose(Mask mask, Floats v, Floats others) { return _mm512_mask_mov_ps(others, mask, v); }
 INLINE Ints odd_words_of(Ints v, Ints even) { return _mm512_mask_mov_epi32(even, 0xaaaa, v); }
 INLINE Mask at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); } /* false with NaN */
+INLINE Floats magnitude16(Floats v) { return _mm512_abs_ps(v); }
 INLINE Mask is_finite16(Floats v) {
-    return _mm512_cmp_ps_mask(_mm512_abs_ps(v), _mm512_set1_ps(__builtin_inff()), _CMP_LT_OQ);
+    return _mm512_cmp_ps_mask(magnitude16(v), _mm512_set1_ps(__builtin_inff()), _CMP_LT_OQ);
 }
 INLINE Floats from_unsigned(Ints v) { return _mm512_cvtepu32_ps(v); }
 INLINE Floats nearest16(Floats v) { return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -241,6 +242,19 @@ INLINE Floats exp2_16(Floats x) {
     p = multiply_add16(p, f, fill16(6.931472028550421e-1f));
     p = multiply_add16(p, f, fill16(1.0f));
     return scale16(p, whole);
+}
+
+/* tanh(x) with a relative error below 2^-21: a polynomial up to 0.625, above it by the exponential. */
+INLINE Floats tanh_16(Floats x) {
+    Floats square = multiply16(x, x), p = fill16(-5.7181373e-3f);
+    p = multiply_add16(p, square, fill16(2.0651556e-2f));
+    p = multiply_add16(p, square, fill16(-5.3743791e-2f));
+    p = multiply_add16(p, square, fill16(1.3331495e-1f));
+    p = multiply_add16(p, square, fill16(-3.3333284e-1f));
+    Floats small = multiply_add16(multiply16(x, square), p, x);
+    Floats power = exp2_16(multiply16(x, fill16(2 * LOG2_E)));
+    Floats large = subtract16(fill16(1.0f), divide16(fill16(2.0f), add16(power, fill16(1.0f))));
+    return choose(at_least(magnitude16(x), fill16(0.625f)), large, small);
 }
 
 #endif

@@ -7,23 +7,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.kernels.contract import GATED_SILU, NO_ACTIVATION, AttentionMetadata, AttentionSpec, Rotary
+from tokenloom.kernels.contract import (
+    GATED_SILU,
+    NO_ACTIVATION,
+    Activation,
+    ActivationKind,
+    AttentionMetadata,
+    AttentionSpec,
+    Rotary,
+)
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.kernels.cpu.library import KernelLibrary
-from tokenloom.kernels.cpu.loader import load_level
-from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.tests.kernels.cpu.compile_with_header import compile_with_header
+from tokenloom.tests.kernels.cpu.levels import BF16_EPS, LEVELS, check
 from tokenloom.tests.support.norms import head_norms, rms
 from tokenloom.tests.workers.paged_run import make_metadata
-
-LEVELS = instruction_levels()
-BF16_EPS = 2.0**-8  # one unit in the last place of a number near 1: results may round to either neighbour
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
 
@@ -32,42 +36,6 @@ pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
 def inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
-
-
-EMULATED_AMX = "AMX in plain C"
-
-
-def kinds() -> list[tuple[torch.dtype, str]]:
-    """Float32 is the same code at all levels with AVX-512."""
-    own_float32 = [level for level in LEVELS if level in ("AVX-512", "AVX2")]
-    of_bf16 = [*LEVELS, EMULATED_AMX] if "AVX512-BF16" in LEVELS and "AMX" not in LEVELS else LEVELS
-    return [(torch.float32, level) for level in own_float32] + [(torch.bfloat16, level) for level in of_bf16]
-
-
-@pytest.fixture(scope="module", params=kinds(), ids=lambda kind: f"{kind[0]}-{kind[1]}")
-def kind(request: pytest.FixtureRequest) -> tuple[torch.dtype, str]:
-    element_type_and_level: tuple[torch.dtype, str] = request.param
-    return element_type_and_level
-
-
-@pytest.fixture(scope="module")
-def library(kind: tuple[torch.dtype, str], tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
-    element_type, level = kind
-    if level != EMULATED_AMX:
-        return load_level(level, element_type == torch.bfloat16).library
-    target = tmp_path_factory.mktemp("emulated") / "kernels.so"
-    return compile_with_header("amx_emulation.h", "AVX512-BF16", target)
-
-
-@pytest.fixture(scope="module")
-def ops(library: KernelLibrary, kind: tuple[torch.dtype, str]) -> CpuOps:
-    return CpuOps(library, kind[0])
-
-
-def check(answer: Tensor, exact: Tensor, atol: float = 1e-4) -> None:
-    """`exact` is float32. Each element may be off by its rounding and by `atol` for sums in another order."""
-    rtol = BF16_EPS if answer.dtype == torch.bfloat16 else 1e-5
-    torch.testing.assert_close(answer.float(), exact, rtol=rtol, atol=atol)
 
 
 def draw_shape(seed: int) -> tuple[int, int, int]:
@@ -96,6 +64,18 @@ def test_linear_is_the_reference_linear(ops: CpuOps, seed: int) -> None:
         check(ops.linear(x, packed), exact)
         if not is_gated:
             check(ops.logits(x, packed), exact)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "relu", "relu2"])
+def test_an_activation_is_exact_to_float32(ops: CpuOps, name: ActivationKind) -> None:
+    x = torch.cat((torch.linspace(-12, 12, 5001), torch.tensor([0.0, 1e-20, 30, -30, torch.inf, torch.nan])))[:, None]
+    x = x.to(ops.dtype)
+    answer = ops.linear(x, ops.pack_linear(torch.ones(1, 1, dtype=ops.dtype), None, Activation(name)))
+    exact = ReferenceOps().activate(x.double(), Activation(name))
+    allowed = 2e-7 if ops.dtype == torch.float32 else BF16_EPS
+    scale = x.double().abs().clamp(min=1) ** (2 if name == "relu2" else 1)
+    assert answer[-2] == torch.inf and answer[-1].isnan()
+    assert ((answer.double() - exact).abs() / scale)[:-2].amax() < allowed
 
 
 def test_a_large_linear_is_the_reference_linear(ops: CpuOps) -> None:
@@ -209,6 +189,40 @@ def test_paged_attention_is_the_reference_attention(ops: CpuOps, seed: int) -> N
     exact = ReferenceOps().paged_attention(query.float(), kv_cache.float(), 1, metadata, AttentionSpec(scale, window))
     answer = ops.paged_attention(query, kv_cache, 1, metadata, AttentionSpec(scale, window))
     # In prefill the weights of a sum are rounded to bf16, too, before values of deviation 1 are added.
+    check(answer, exact, atol=2 * BF16_EPS if ops.dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("seed", range(60, 72))
+def test_soft_caps_and_sinks_are_the_references(ops: CpuOps, seed: int) -> None:
+    """The scores deviate by 2, so that a cap of 1.5 and a sink above most scores matter."""
+    query, kv_cache, metadata, window, _, _ = draw_attention(seed, ops.dtype)
+    scale, sinks = 2 * query.shape[2] ** -0.5, torch.randn(query.shape[1]) * 3 + 4
+    plain = AttentionSpec(scale, window)
+    specs = [replace(plain, softcap=1.5), replace(plain, sinks=sinks), replace(plain, softcap=1.5, sinks=sinks)]
+    without = ops.paged_attention(query, kv_cache, 1, metadata, plain)
+    for spec in specs:
+        exact = ReferenceOps().paged_attention(query.float(), kv_cache.float(), 1, metadata, spec)
+        answer = ops.paged_attention(query, kv_cache, 1, metadata, spec)
+        check(answer, exact, atol=2 * BF16_EPS if ops.dtype == torch.bfloat16 else 1e-5)
+        assert (answer - without).abs().amax() > 0.1 or (window == 1 and spec.sinks is None)  # one key's weight is 1
+
+
+def test_a_sink_of_minus_infinity_changes_nothing(ops: CpuOps) -> None:
+    query, kv_cache, metadata, _, _, _ = draw_attention(61, ops.dtype)
+    sinks = torch.full((query.shape[1],), -torch.inf)
+    plain = ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(0.1))
+    assert torch.equal(ops.paged_attention(query, kv_cache, 0, metadata, AttentionSpec(0.1, sinks=sinks)), plain)
+
+
+@pytest.mark.parametrize("head_dim", [272, 500, 512])
+def test_heads_may_have_512_elements(ops: CpuOps, head_dim: int) -> None:
+    torch.manual_seed(head_dim)
+    metadata = make_metadata([(299, 1, list(range(1, 20))), (20, 40, list(range(20, 24)))], 16)
+    query = torch.randn(41, 6, head_dim, dtype=ops.dtype)
+    kv_cache = torch.randn(24, 1, 2, 2, 16, head_dim).to(ops.dtype)
+    spec = AttentionSpec(head_dim**-0.5, sinks=torch.randn(6))
+    exact = ReferenceOps().paged_attention(query.float(), kv_cache.float(), 0, metadata, spec)
+    answer = ops.paged_attention(query, kv_cache, 0, metadata, spec)
     check(answer, exact, atol=2 * BF16_EPS if ops.dtype == torch.bfloat16 else 1e-5)
 
 

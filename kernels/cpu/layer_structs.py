@@ -1,0 +1,57 @@
+"""C structs of the contract's norms, rotations and attention rules.
+
+They hold addresses only: callers keep the contract's objects alive.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure
+
+import torch
+from torch import Tensor
+
+from ..contract import AttentionSpec, HeadNorms, Norm, Rotary
+from . import library as c
+
+_NORM_KINDS = {"rms": 1, "layer": 2}  # NormKind; 0: no norm
+
+
+def norm_struct(norm: Norm | None) -> Structure:
+    """Build the struct of a norm; for None, of one that changes nothing."""
+    if norm is None:
+        return c.Norm()
+    bias = norm.bias if norm.kind == "layer" else None
+    return c.Norm(_NORM_KINDS[norm.kind], norm.eps, _floats(norm.weight), _floats(bias))
+
+
+def head_rules(norms: HeadNorms | None, rotary: Rotary) -> Structure:
+    """Build the struct of the norms and the rotation of query and key heads."""
+    cos_sin = rotary.cos_sin
+    rules = c.HeadRules(
+        cos_sin=_floats(cos_sin),
+        num_rotated=0 if cos_sin is None else cos_sin.shape[1],
+        query_scale=_floats(rotary.query_scale),
+    )
+    if norms is not None:
+        rules.query_norm, rules.key_norm = norm_struct(norms.query), norm_struct(norms.key)
+        rules.query_stride, rules.key_stride = _head_stride(norms.query), _head_stride(norms.key)
+        rules.spans_heads, rules.is_after_rope = norms.spans_heads, norms.is_after_rope
+    return rules
+
+
+def scoring(spec: AttentionSpec) -> Structure:
+    """Build the struct of the rules by which scores become weights; the window belongs to the attention plan."""
+    return c.Scoring(spec.scale, spec.softcap, _floats(spec.sinks))
+
+
+def _head_stride(norm: Norm) -> int:
+    """Return the distance between the weights of two heads, 0 if they are shared."""
+    weight = norm.weight if norm.weight is not None else norm.bias
+    return weight.shape[1] if weight is not None and weight.dim() == 2 else 0
+
+
+def _floats(tensor: Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    assert tensor.dtype == torch.float32 and tensor.is_contiguous()
+    return tensor.data_ptr()
