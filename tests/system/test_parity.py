@@ -124,6 +124,7 @@ def test_greedy_answers_equal_transformers_under_every_schedule(
 
 FIELD_FAMILIES = (
     *("gemma2", "gemma3_text", "phi3", "olmo2", "granite", "gpt_oss", "starcoder2", "cohere2", "glm4", "smollm3"),
+    *("gemma4_moe", "glm4_moe"),
 )
 PAIRS = [(family, schedule) for family in FIELD_FAMILIES for schedule in SCHEDULES]
 NUM_TODAY = 6  # pairs that a day's default run takes; a slow run takes all
