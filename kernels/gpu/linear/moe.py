@@ -64,6 +64,7 @@ def without_closed_groups(
 def route_kernel(
     scores,  # [T, E]
     choice_bias,  # [E] float32
+    expert_scales,  # [E] float32
     weights,  # [T, TOP_K] float32
     experts,  # [T, TOP_K] int32
     scale,
@@ -73,6 +74,7 @@ def route_kernel(
     TOP_K_PAD: tl.constexpr,
     SCORE: tl.constexpr,
     HAS_CHOICE_BIAS: tl.constexpr,
+    HAS_EXPERT_SCALES: tl.constexpr,
     NUM_GROUPS: tl.constexpr,
     GROUPS_PAD: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
@@ -99,7 +101,7 @@ def route_kernel(
             left, numbers, NUM_GROUPS, NUM_EXPERTS // NUM_GROUPS, TOP_GROUPS, GROUPS_PAD, GROUP_SCORE == "top2"
         )
     places = tl.arange(0, TOP_K_PAD)
-    chosen_weights = tl.full((TOP_K_PAD,), float("-inf"), dtype=tl.float32)
+    chosen_weights = tl.full((TOP_K_PAD,), -1e30, dtype=tl.float32)  # finite: places past TOP_K are multiplied
     chosen = tl.zeros((TOP_K_PAD,), dtype=tl.int32)
     total = 0.0
     for place in range(TOP_K):
@@ -117,6 +119,8 @@ def route_kernel(
         chosen_weights = powers / tl.sum(powers, axis=0)
     elif IS_NORMALIZED:
         chosen_weights = chosen_weights / total
+    if HAS_EXPERT_SCALES:
+        chosen_weights *= tl.load(expert_scales + chosen, mask=exists, other=0.0)
     tl.store(weights + token * TOP_K + places, chosen_weights * scale, mask=exists)
     tl.store(experts + token * TOP_K + places, chosen, mask=exists)
 
@@ -165,6 +169,7 @@ def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
         route_kernel[(num_tokens,)](
             scores,
             weights if routing.choice_bias is None else routing.choice_bias,
+            weights if routing.expert_scales is None else routing.expert_scales,
             weights,
             experts,
             float(routing.scale),
@@ -174,6 +179,7 @@ def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
             TOP_K_PAD=triton.next_power_of_2(top_k),
             SCORE=routing.score,
             HAS_CHOICE_BIAS=routing.choice_bias is not None,
+            HAS_EXPERT_SCALES=routing.expert_scales is not None,
             NUM_GROUPS=routing.num_groups,
             GROUPS_PAD=triton.next_power_of_2(routing.num_groups),
             TOP_GROUPS=routing.top_groups,
@@ -181,8 +187,6 @@ def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
             IS_NORMALIZED=routing.is_normalized,
             num_warps=1,
         )
-    if routing.expert_scales is not None:
-        weights *= routing.expert_scales[experts]
     return weights, experts
 
 
