@@ -38,12 +38,14 @@ class BatchInvariantTritonOps(TritonOps):
     def _tiles(self, plans: AttentionPlans, group: int, shape: PrefillShape) -> Tensor:
         """Return the tiles of all rows, planned once per step; those of decode rows on the device, as a graph cannot
         record a copy from the host."""
-        if plans.prefill_tiles is None:
+        tiles = plans.tiles.get(shape.block_m // group)
+        if tiles is None:
             metadata = plans.metadata
             device = metadata.seq_lens.device
             decode = torch.zeros((metadata.num_decode_rows, 2), dtype=torch.int32, device=device)
             decode[:, 0] = torch.arange(metadata.num_decode_rows, dtype=torch.int32, device=device)
-            plans.prefill_tiles = decode
+            tiles = decode
             if metadata.num_decode_rows < len(metadata.seq_lens_host):
-                plans.prefill_tiles = torch.cat([plan_prefill(metadata, group, shape), decode])
-        return plans.prefill_tiles
+                tiles = torch.cat([plan_prefill(metadata, group, shape), decode])
+            plans.tiles[shape.block_m // group] = tiles
+        return tiles

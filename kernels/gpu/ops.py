@@ -70,11 +70,11 @@ class QuantizedLinear:
 
 @dataclass
 class AttentionPlans:
-    """Attention plans of one step, shared by its layers."""
+    """Attention plans of one step, shared by layers of the same shape."""
 
     metadata: AttentionMetadata
-    items_by_window: dict[int | None, Tensor] = field(default_factory=dict)
-    prefill_tiles: Tensor | None = None
+    items: dict[tuple[int | None, DecodeShape], Tensor] = field(default_factory=dict)  # by window and shape
+    tiles: dict[int, Tensor] = field(default_factory=dict)  # of prompts, by the tokens of a tile
 
 
 class TritonOps(ReferenceOps):
@@ -206,16 +206,17 @@ class TritonOps(ReferenceOps):
         return self._plans
 
     def _items(self, plans: AttentionPlans, lengths: Tensor, window: int | None, shape: DecodeShape) -> Tensor:
-        items = plans.items_by_window.get(window)
+        items = plans.items.get((window, shape))
         if items is None:
-            items = plans.items_by_window[window] = plan_decode(lengths, window, shape)
+            items = plans.items[window, shape] = plan_decode(lengths, window, shape)
         return items
 
     def _tiles(self, plans: AttentionPlans, group: int, shape: PrefillShape) -> Tensor:
         """Return the tiles of the rows that the decode kernel does not compute, planned once per step."""
-        if plans.prefill_tiles is None:
-            plans.prefill_tiles = plan_prefill(plans.metadata, group, shape)
-        return plans.prefill_tiles
+        tiles = plans.tiles.get(shape.block_m // group)
+        if tiles is None:
+            tiles = plans.tiles[shape.block_m // group] = plan_prefill(plans.metadata, group, shape)
+        return tiles
 
 
 def _with_dense_rows(x: Tensor) -> Tensor:
