@@ -43,18 +43,26 @@ def run(folder: Path, ops: Ops, dtype: torch.dtype) -> list[dict[str, Tensor]]:
     return [paged.step(step) for step in steps]
 
 
+BIASES = {"attention_bias": True, "mlp_bias": True}
 ODD = {"hidden_size": 72, "num_attention_heads": 3, "intermediate_size": 100}  # nothing is a whole number of lines
 
 
 @pytest.mark.parametrize(
-    ("family", "fields"), [("llama", {}), ("llama", ODD), ("mistral", {}), ("qwen2", {}), ("qwen3", {})]
+    ("family", "fields"),
+    [
+        ("llama", BIASES),
+        ("llama", {**ODD, **BIASES}),
+        ("mistral", {}),
+        ("qwen2", {}),
+        ("qwen3", {"attention_bias": True}),
+    ],
 )
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.25)])
 def test_fused_layered_and_reference_agree(
     tmp_path: Path, family: str, fields: dict[str, object], dtype: torch.dtype, tolerance: float
 ) -> None:
     """Logits deviate by 3; in bf16 the roundings of two layers are allowed for."""
-    folder = tiny_checkpoint(tmp_path, family, attention_bias=True, mlp_bias=True, **fields)
+    folder = tiny_checkpoint(tmp_path, family, **fields)
     layered = LayeredOps(load_level(LEVELS[0], dtype == torch.bfloat16).library, dtype)
     exact = run(folder, ReferenceOps(), torch.float32)
     for ops in (make_cpu_ops(dtype, LEVELS[0]), layered):
