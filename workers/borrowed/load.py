@@ -5,6 +5,7 @@ Code that a checkpoint brings is never run: an architecture is one of the instal
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 import time
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from ...ipc.config.config_file import overridden, read_json
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.model_config import ModelConfig
+from ...ipc.config.model_file import NATIVE
 from ...ipc.errors import ConfigError
 from ...ipc.process.machine_memory import available_bytes, gib
 from ...kernels.select import Ops
@@ -40,12 +42,6 @@ REFUSED = {
     "recurrent_gemma": "its state is kept outside the cache",
     "rwkv": "its state is kept outside the cache",
     "zamba2": "its layers share attention with other inputs",
-}
-NEAREST = {  # beginnings of architectures: a family with a native model
-    "Llama": "LlamaForCausalLM",
-    "Mistral": "MistralForCausalLM",
-    "Qwen2": "Qwen2ForCausalLM",
-    "Qwen3": "Qwen3ForCausalLM",
 }
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 # Tensors of parts that answer no text prompts: heads that draft tokens, vision and audio.
@@ -95,8 +91,10 @@ def read_config(folder: Path, overrides: dict[str, Any] | None) -> PreTrainedCon
     kind = str(raw.get("model_type"))
     if kind not in transformers.CONFIG_MAPPING:
         brings = " and brings code of its own, which is never run" if raw.get("auto_map") else ""
+        nearest = _nearest(str((raw.get("architectures") or [kind])[0]))
         raise ConfigError(
             f"{folder / 'config.json'}: model_type {kind} is unknown to transformers {transformers.__version__}{brings}"
+            f"{nearest}"
         )
     try:
         decoded, _ = PreTrainedConfig.get_config_dict(folder)  # infinities are objects in the file
@@ -113,9 +111,13 @@ def _check_known(config: PreTrainedConfig, architecture: str) -> None:
 
 
 def _refusal(architecture: str, reason: str) -> str:
-    nearest = next((name for start, name in NEAREST.items() if architecture.startswith(start)), None)
-    mend = f"; the nearest native model is {nearest}" if nearest else ""
-    return f"{architecture} cannot be served with transformers' layers: {reason}{mend}"
+    return f"{architecture} cannot be served with transformers' layers: {reason}{_nearest(architecture)}"
+
+
+def _nearest(architecture: str) -> str:
+    """Return the end of an error that names the native architecture with the most similar name, if one is similar."""
+    found = difflib.get_close_matches(architecture, NATIVE, 1)
+    return f"; the nearest native model is {found[0]}" if found else ""
 
 
 def _check_rotary(config: PreTrainedConfig, max_model_len: int) -> None:
