@@ -16,7 +16,8 @@ from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.families import CONFIGS
-from tokenloom.tests.workers.models.test_decoder import oracle, prompts_of, run_schedule, schedule
+from tokenloom.tests.support.family_checkpoints import reference_model
+from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule, schedule
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.workers.models.decoder import read_model
 from tokenloom.workers.parallel import ParallelGroup
@@ -45,12 +46,18 @@ def test_longrope_uses_the_long_factors_where_contexts_may_be_long(family: str, 
 
 def check(folder: Path, lengths: dict[str, int], max_model_len: int) -> None:
     tokens = prompts_of(lengths, load_model_config(folder).vocab_size, seed=2)
-    expected = oracle(folder, tokens)
+    expected = reference_logits(folder, tokens)
     run = PagedRun(load(folder, max_model_len=max_model_len), 8)
     actual = run_schedule(run, tokens, schedule(lengths, seed=3))
     for name in tokens:
         tolerance = TOLERANCE * expected[name].abs().max().item()
         torch.testing.assert_close(actual[name], expected[name], atol=tolerance, rtol=0)
+
+
+@torch.inference_mode()
+def reference_logits(folder: Path, tokens: dict[str, list[int]]) -> dict[str, torch.Tensor]:
+    model = reference_model(folder)
+    return {name: model(torch.tensor([ids])).logits[0] for name, ids in tokens.items()}
 
 
 def norm(**fields: object) -> Change:

@@ -1,4 +1,4 @@
-"""Time a step of each native dense family beside Llama's, all of one shape: python -m tokenloom.scripts.bench_families
+"""Time a step of each native dense family beside Llama's of one shape: python -m tokenloom.scripts.compare_families
 
 Weights are random. Each round times Llama, then each family, by the CPU time of one thread. `excess` is the ratio of
 times divided by the ratio of weights: above 1, a family costs more than its matrices.
