@@ -24,6 +24,7 @@ def logits_of(model: torch.nn.Module) -> Tensor:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", CONFIGS)
 def test_logits_differ_between_tokens_and_positions(family: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, family)
