@@ -23,12 +23,13 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     steps: str  # core, for the workers of generation {}: SchedulerOutput
     results: str  # core, for the workers of generation {}: ModelRunnerOutput
     grammar: str  # grammar process of the core of epoch {}
+    tier: str  # tier process number {}, for the core
 
     @classmethod
     def in_folder(cls, folder: str | Path, clients: str | None = None) -> Endpoints:
         """Return ipc addresses in a run directory; `clients` replaces the one for clients."""
         names = {"clients": "client", "control": "control", "core": "core"}
-        names |= {"steps": "workers-{}", "results": "results-{}", "grammar": "grammar-{}"}
+        names |= {"steps": "workers-{}", "results": "results-{}", "grammar": "grammar-{}", "tier": "tier-{}"}
         addresses = {field: f"ipc://{folder}/{name}.sock" for field, name in names.items()}
         return cls(**addresses | ({} if clients is None else {"clients": clients}))
 
@@ -40,6 +41,9 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
 
     def grammar_of(self, core_epoch: int) -> str:
         return _numbered(self.grammar, core_epoch)
+
+    def tier_of(self, number: int) -> str:
+        return _numbered(self.tier, number)
 
 
 def _numbered(address: str, number: int) -> str:

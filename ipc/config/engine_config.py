@@ -29,6 +29,7 @@ GROUPS = {  # of options in --help
     "answers": "templates, defaults and parsers of answers",
     "devices": "devices, threads and kernels",
     "memory": "lengths and the KV cache",
+    "tiers": "KV blocks outside the pool: host memory, disk, Redis, other engines",
     "scheduling": "how much a step computes",
     "http": "the HTTP server with OpenAI's API",
     "clients": "the address of Client and AsyncClient",
@@ -42,7 +43,7 @@ def _in(group: str) -> Callable[[str], Meta]:
     return lambda text: Meta(description=text, extra={"group": group})
 
 
-_model, _answers, _devices, _memory, _scheduling, _http, _clients, _limits, _logging = map(_in, GROUPS)
+_model, _answers, _devices, _memory, _tiers, _scheduling, _http, _clients, _limits, _logging = map(_in, GROUPS)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,6 +92,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["auto", "fp8"], _memory("numbers of the KV cache; auto: the model's; fp8: e4m3 with scales")
     ] = "auto"
     enable_prefix_caching: Annotated[bool, _memory("share KV blocks of equal prefixes")] = True
+    kv_host_bytes: Annotated[
+        int | None, _tiers("memory for blocks that the pool evicts, such as 32G; none: only what the others need")
+    ] = None
+    kv_disk: Annotated[str | None, _tiers("folder for blocks on a disk; none: no disk")] = None
+    kv_disk_bytes: Annotated[int, _tiers("most bytes in --kv-disk, such as 200G")] = 64 << 30
+    kv_remote: Annotated[
+        str | None, _tiers("Redis or Valkey: redis://, rediss://, valkey:// or unix:// with the address; none: no such")
+    ] = None
+    kv_remote_salted: Annotated[bool, _tiers("blocks of requests with a cache_salt may go to --kv-remote")] = True
+    kv_peers: Annotated[
+        str | None, _tiers("--kv-listen addresses of other engines to load from, with commas between; none: no others")
+    ] = None
+    kv_listen: Annotated[
+        str | None, _tiers("ipc:// or tcp:// address at which other engines load our blocks; none: they cannot")
+    ] = None
+    kv_key_file: Annotated[
+        str | None,
+        _tiers("secret that all engines share, which signs every block; required for a remote or peer on a network"),
+    ] = None
+    kv_quota: Annotated[float, _tiers("largest share of each tier that the blocks of one cache_salt may take")] = 1.0
+    kv_events: Annotated[
+        str | None, _tiers("address for vLLM's KV events, such as tcp://127.0.0.1:5557; none: no events")
+    ] = None
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"],
         _scheduling("order of requests; priority: a new one may preempt those behind it"),
@@ -202,6 +226,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     log_level: Annotated[LogLevel, _logging("least level that is logged")] = "info"
 
     @property
+    def has_tiers(self) -> bool:
+        """Whether blocks may lie outside the KV pool."""
+        places = (self.kv_host_bytes, self.kv_disk, self.kv_remote, self.kv_peers, self.kv_listen)
+        return any(place is not None for place in places)
+
+    @property
     def max_request_answers(self) -> int:
         """Maximum of answers for all prompts of one request: a quarter of the queue."""
         return max(self.max_waiting_requests // 4, 1)
@@ -227,8 +257,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ConfigError(f"{_flag(name)} must be in [{low}, {high}], got {value}")
         if not 0 < self.grammar_timeout_s <= 600:
             raise ConfigError(f"--grammar-timeout-s must be in (0, 600], got {self.grammar_timeout_s}")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        for name in ("gpu_memory_utilization", "kv_quota"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{_flag(name)} must be in (0, 1], got {getattr(self, name)}")
         if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs {self.max_num_seqs}: "
@@ -290,6 +321,8 @@ _INT_RANGES = (
     ("long_prefill_token_threshold", 0, 1 << 20),
     ("block_size", 1, 1024),
     ("num_kv_blocks", 2, 2**31 - 1),
+    ("kv_host_bytes", 1, 1 << 50),
+    ("kv_disk_bytes", 1, 1 << 60),
     ("kv_cache_memory_bytes", 1, 1 << 50),
     ("steps_in_flight", 1, 2),
     ("max_waiting_requests", 1, 1 << 30),

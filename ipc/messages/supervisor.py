@@ -7,6 +7,7 @@ from typing import TypeAlias
 import msgspec
 
 from ..errors import ErrorInfo
+from ..process.arena import ArenaShape
 from ..process.log import LogLevel
 from .base import Hello, Holding, Message, Ping, Pong
 
@@ -139,9 +140,10 @@ ChildToSupervisor: TypeAlias = (
 
 
 class Initialize(Message, frozen=True, kw_only=True, tag="initialize"):
-    """Order to children to start with this size of the KV pool, the minimum over all ranks."""
+    """Order to children to start with this size of the KV pool, the minimum over all ranks, and of the arena."""
 
     num_blocks: int
+    arena: ArenaShape | None = None  # None: no KV tiers
 
 
 class StartPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -174,6 +176,18 @@ class WorkersDown(Message, frozen=True, kw_only=True, tag="workers_down"):
     reason: str
 
 
+class TierUp(Message, frozen=True, kw_only=True, tag="tier_up"):
+    """Notice to the core that a new tier process runs at its number's address."""
+
+    number: int
+
+
+class TierDown(Message, frozen=True, kw_only=True, tag="tier_down"):
+    """Notice to the core that the tier process has ended and been reaped: no slot is written any more."""
+
+    number: int
+
+
 class CoreUp(Message, frozen=True, kw_only=True, tag="core_up"):
     """Notice to frontends that a new core runs, without requests: they send Hello and resubmit."""
 
@@ -203,6 +217,8 @@ SupervisorToChild: TypeAlias = (
     | StartPhases
     | WorkersUp
     | WorkersDown
+    | TierUp
+    | TierDown
     | Reloading
     | Reloaded
     | CoreUp

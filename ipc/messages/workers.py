@@ -61,8 +61,8 @@ class StepMessage(Message, frozen=True, kw_only=True):
 
 
 class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
-    """One step. A worker frees rows, adds new ones, appends blocks and tokens, then computes `counts[i]` tokens of
-    each `rows[i]`.
+    """One step. A worker copies the blocks of `stores`, then those of `loads`; frees rows, adds new ones, appends blocks
+    and tokens; then computes `counts[i]` tokens of each `rows[i]`. A step that only copies has no rows.
 
     A row continues after the tokens that it has computed. A row that computes its last known token samples one, which
     becomes its next known token, or returns its embedding.
@@ -75,6 +75,8 @@ class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
     block_appends: bytes = b""  # int32 [m, 3]: row, KV group (0), block id; in table order for each row
     token_appends: bytes = b""  # int32, for each row: row, n, n forced tokens, which follow its sampled ones
     is_mask_pending: bool = False  # rank 0 waits for this step's TokenMask before it samples
+    stores: bytes = b""  # int32 [m, 2]: block, slot of the arena that gets its content
+    loads: bytes = b""  # int32 [m, 2]: slot, block that gets its content
 
 
 class TokenMask(StepMessage, frozen=True, kw_only=True, tag="mask"):

@@ -1,0 +1,175 @@
+"""core ⇄ tier process, DEALER/DEALER: blocks of the KV cache are found, loaded into slots and stored from slots.
+
+A slot is a place in the arena (process/arena.py) for one block: the parts of all ranks of this host, side by side. The
+core hands out the slots and alone decides which content goes where; the tier process reads and writes disks and networks.
+From LoadBlocks until the last BlocksLoaded, and from StoreBlocks until BlocksStored, the slots belong to the tier process.
+Blocks are named by their keys (core/kv/block_hash.py), 32 bytes each. A source is given by its index in SOURCES.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from .base import Message
+
+SourceName: TypeAlias = Literal["disk", "remote", "peer"]
+SOURCES: tuple[SourceName, ...] = ("disk", "remote", "peer")
+STORE_ON_DISK, STORE_REMOTELY = 1, 2  # bits of `targets`
+
+
+class OpenTier(Message, frozen=True, kw_only=True, tag="open_tier"):
+    """Order to read the digest of the weights and to open all sources under the namespace made of it; TierOpened
+    replies. It replaces the namespace that was open before."""
+
+    serial: int
+    model_folder: str
+    facts: bytes  # JSON: all but the weights that decides about the bytes of a block
+
+
+class FindBlocks(Message, frozen=True, kw_only=True, tag="find_blocks"):
+    """Question how many blocks in a row some source has; BlocksFound replies, and answers stay in order."""
+
+    serial: int
+    parent: bytes  # key of the block before, or the root
+    token_ids: bytes  # int32, of whole blocks
+    block_size: int  # tokens
+    skips_remote: bool = False  # the blocks of this request are not looked up outside this machine
+
+
+class LoadBlocks(Message, frozen=True, kw_only=True, tag="load_blocks"):
+    """Order to read blocks into slots and to check them; BlocksLoaded replies, several times for one job."""
+
+    job: int
+    keys: bytes
+    slots: bytes  # int32
+    sources: bytes  # uint8
+
+
+class CancelLoad(Message, frozen=True, kw_only=True, tag="cancel_load"):
+    """Order to start no further read of a job; its last BlocksLoaded follows all the same."""
+
+    job: int
+
+
+class StoreBlocks(Message, frozen=True, kw_only=True, tag="store_blocks"):
+    """Order to write the content of slots; BlocksStored replies, at once for what finds no room in the write queue."""
+
+    job: int
+    keys: bytes
+    slots: bytes  # int32
+    targets: bytes  # uint8: STORE_ON_DISK, STORE_REMOTELY or both
+    owners: bytes  # uint64: number of the tenant for quotas; 0: requests without a salt
+
+
+class PinnedBlocks(Message, frozen=True, kw_only=True, tag="pinned_blocks"):
+    """Reply to PinBlocks: the slot of each key, which keeps its content until UnpinSlots."""
+
+    serial: int
+    slots: bytes  # int32; -1: the host tier has no such block
+
+
+class ClearTier(Message, frozen=True, kw_only=True, tag="clear_tier"):
+    """Order to remove every object of the open namespace from the disk and the remote; TierCleared replies."""
+
+    serial: int
+
+
+class FlushTier(Message, frozen=True, kw_only=True, tag="flush_tier"):
+    """Order to report when everything that was sent before is written; TierFlushed replies."""
+
+    serial: int
+
+
+CoreToTier: TypeAlias = (
+    OpenTier | FindBlocks | LoadBlocks | CancelLoad | StoreBlocks | PinnedBlocks | ClearTier | FlushTier
+)
+
+
+class TierOpened(Message, frozen=True, kw_only=True, tag="tier_opened"):
+    serial: int
+    namespace: bytes  # 32 bytes: the root of all keys
+
+
+class BlocksFound(Message, frozen=True, kw_only=True, tag="blocks_found"):
+    serial: int
+    sources: bytes  # uint8: the source of each block, from the first to the last before a miss
+
+
+class BlocksLoaded(Message, frozen=True, kw_only=True, tag="blocks_loaded"):
+    """Slots of a job that the core owns again."""
+
+    job: int
+    slots: bytes = b""  # int32: they hold the content of their keys
+    bad_slots: bytes = b""  # int32: their blocks were missing, late, damaged, or their load was cancelled
+    is_last: bool = False
+
+
+class BlocksStored(Message, frozen=True, kw_only=True, tag="blocks_stored"):
+    """Slots of a job that the core owns again."""
+
+    job: int
+    slots: bytes  # int32
+    targets: bytes  # uint8: where the block now is; 0: it was dropped
+    is_last: bool = False
+
+
+class PinBlocks(Message, frozen=True, kw_only=True, tag="pin_blocks"):
+    """Question of another engine for blocks in the host tier; PinnedBlocks replies."""
+
+    serial: int
+    keys: bytes
+
+
+class UnpinSlots(Message, frozen=True, kw_only=True, tag="unpin_slots"):
+    slots: bytes  # int32
+
+
+class TierCleared(Message, frozen=True, kw_only=True, tag="tier_cleared"):
+    serial: int
+
+
+class TierFlushed(Message, frozen=True, kw_only=True, tag="tier_flushed"):
+    serial: int
+
+
+class SourceState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A source's state and its totals since the start of the tier process."""
+
+    name: SourceName
+    is_open: bool = False
+    is_broken: bool = False  # its breaker is open: it is asked for nothing until a probe succeeds
+    error: str = ""  # the last one, with its remedy
+    num_objects: int = 0
+    held_bytes: int = 0
+    max_bytes: int = 0  # 0: unknown
+    queued_bytes: int = 0  # to be written
+    num_read: int = 0  # blocks
+    read_bytes: int = 0
+    read_s: float = 0.0
+    num_written: int = 0
+    written_bytes: int = 0
+    write_s: float = 0.0
+    num_dropped: int = 0  # blocks not written: the queue was full, or the write failed
+    num_failed: int = 0  # reads and lookups that failed
+    rejected: dict[str, int] = {}  # objects by reason: checksum, key, version, mac, length
+
+
+class TierState(Message, frozen=True, kw_only=True, tag="tier_state"):
+    """The state of all configured sources, after a change and at most once a second."""
+
+    sources: list[SourceState]
+
+
+TierToCore: TypeAlias = (
+    TierOpened
+    | BlocksFound
+    | BlocksLoaded
+    | BlocksStored
+    | PinBlocks
+    | UnpinSlots
+    | TierCleared
+    | TierFlushed
+    | TierState
+)
