@@ -6,7 +6,8 @@ Owns the scheduler and the table of requests. Frontends are numbers here (`front
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from ..ipc.codec import num_ids
 from ..ipc.config.engine_spec import EngineSpec
@@ -15,6 +16,7 @@ from ..ipc.messages.base import FinishReason, MemoryTag
 from ..ipc.messages.client import PauseMode
 from ..ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
 from ..ipc.messages.supervisor import Progress
+from ..ipc.messages.tier import CoreToTier
 from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
 from ..ipc.process.awake_clock import AwakeClock
 from .admission import Admission, reason_to_stop
@@ -25,6 +27,7 @@ from .grammar.manager import GrammarManager
 from .hang_detector import HangDetector, StepTimer
 from .kv.block_record import BlockRecord
 from .kv.manager import KVCacheManager
+from .kv.offload.offload import OffloadOptions
 from .outbox import Outbox
 from .request import Request
 from .result_processor import FinishedRequest, NewTokens
@@ -32,6 +35,14 @@ from .scheduling.scheduler import Scheduler
 from .stats import CoreStats
 
 BEAT_S = 0.5  # period of the clock for step and grammar limits
+
+
+class Tiers(NamedTuple):
+    """Places for KV blocks outside the pool, and the tier process that serves them."""
+
+    options: OffloadOptions
+    send: Callable[[CoreToTier], None]
+    record: BlockRecord | None = None  # file with the content of the slots
 
 
 class Executor(Protocol):
@@ -54,11 +65,13 @@ class EngineCore:
         core_epoch: int = 0,
         generation: int = 0,
         record: BlockRecord | None = None,
+        tiers: Tiers | None = None,
         clock: AwakeClock | None = None,
         asleep: list[MemoryTag] | None = None,
     ) -> None:
-        """record: file with the keys of the blocks that this generation of workers has computed. clock: given if the
-        caller advances it, too. asleep: parts of their memory that the workers do not hold."""
+        """record: file with the keys of the blocks that this generation of workers has computed. tiers: places for
+        blocks outside the pool. clock: given if the caller advances it, too. asleep: parts of their memory that the
+        workers do not hold."""
         config = spec.config
         self._config = config
         self._executor = executor
@@ -70,8 +83,10 @@ class EngineCore:
         self._clock = clock or AwakeClock(BEAT_S)
         self._request_by_id: dict[tuple[int, int], Request] = {}
         self.stats = CoreStats()
+        kv_cache = KVCacheManager(num_blocks, config.block_size, spec.shares_prefixes, record)
+        self.offload = None if tiers is None else kv_cache.attach_tiers(tiers.options, tiers.send, tiers.record)
         self.scheduler = Scheduler(
-            KVCacheManager(num_blocks, config.block_size, spec.shares_prefixes, record),
+            kv_cache,
             max_num_seqs=config.max_num_seqs,
             max_model_len=spec.max_model_len,
             max_num_batched_tokens=spec.max_num_batched_tokens,
@@ -81,6 +96,8 @@ class EngineCore:
             is_held=self._is_held,
             preempts_for_waiting=config.scheduling_policy == "priority",
         )
+        if self.offload is not None:
+            self.offload.connect(self.scheduler.waiting.release, self._enter_namespace)
         detector = HangDetector(config.step_timeout_s)
         self.step_timer = StepTimer(self._clock, detector, self.scheduler.prefill_throttle)
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
@@ -195,18 +212,24 @@ class EngineCore:
         self._pause_mode = None
 
     def reset_prefix_cache(self) -> None:
-        """Empty the prefix cache. Running requests keep their blocks."""
-        self.scheduler.kv_cache.forget_idle()
-        for request in self._request_by_id.values():
-            if not request.block_ids:
-                request.block_keys = []
+        """Empty the prefix cache: the pool, not the tiers. Running requests keep their blocks."""
+        self.scheduler.kv_cache.pool.forget_all()
 
     def forget_computed(self) -> None:
         """Drop all computed and cached blocks before weights change; requests then continue from their tokens."""
+        if self.offload is not None:
+            self.offload.close()
         self._reset_scheduler()
-        self.scheduler.kv_cache.change_namespace()
-        for request in self._request_by_id.values():
-            request.block_keys = []
+        self._enter_namespace(None)
+
+    def _enter_namespace(self, namespace: bytes | None) -> None:
+        """Name blocks from now on after the given weights, or at random. Running requests keep their names."""
+        kv_cache = self.scheduler.kv_cache
+        if namespace != kv_cache.namespace:
+            kv_cache.change_namespace(namespace)
+            for request in self._request_by_id.values():
+                if not request.block_ids:
+                    request.block_keys = []
 
     def _reset_scheduler(self) -> None:
         has_suspects = self._crash_isolation.has_suspects  # which must not wait for their prompt groups
@@ -260,6 +283,8 @@ class EngineCore:
         entry, new_tokens, finished = self.scheduler.update_from_output(output)
         batch = entry.batch
         self.step_timer.on_step(entry.step, batch, output.execute_s)
+        if self.offload is not None and batch.num_prompt_tokens:
+            self.offload.on_prompts(batch.ends, batch.counts, output.execute_s)
         self._outbox.add_tokens(new_tokens)
         for done in finished:
             self._on_finished(done)
@@ -272,7 +297,8 @@ class EngineCore:
         now = time.monotonic()
         num_new = num_ids(new_tokens.token_ids)
         num_prefilled, execute_s = batch.num_prefilled_tokens, output.execute_s
-        self.stats.on_step(len(batch.rows), batch.num_tokens, num_prefilled, num_new, execute_s, now)
+        if len(batch.rows):
+            self.stats.on_step(len(batch.rows), batch.num_tokens, num_prefilled, num_new, execute_s, now)
         self.stats.host_s += now - begun_at
 
     def _send_masks(self, masks: TokenMask) -> None:

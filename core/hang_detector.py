@@ -54,10 +54,10 @@ class StepTimer:
         self._begun_at = self._clock.now
 
     def on_step(self, step: int, batch: Batch, seconds: float) -> None:
-        """Restart the time for the next step in flight. Learn from the finished one, unless it may have been suspended,
-        so that its `seconds` mean nothing."""
+        """Restart the time for the next step in flight. Learn from the finished one, unless it only copied blocks, or
+        may have been suspended, so that its `seconds` mean nothing."""
         self._begun_at, self._num_excuses = self._clock.now, 0
-        if step > self._last_untimed_step:
+        if step > self._last_untimed_step and batch.num_tokens:
             self._detector.on_step(batch.num_tokens, seconds, scores_prompts=batch.scores_prompts)
             self._throttle.on_step(batch.num_tokens - batch.num_prompt_tokens, batch.num_prompt_tokens, seconds)
 

@@ -27,6 +27,8 @@ from ..ipc.messages.supervisor import (
     Reloading,
     ReplaceWorkers,
     Stop,
+    TierDown,
+    TierUp,
     WorkersDown,
     WorkersUp,
 )
@@ -34,17 +36,20 @@ from ..ipc.messages.workers import ReloadWeights
 from ..ipc.process.awake_clock import AwakeClock
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.malloc import return_large_blocks
-from .engine import BEAT_S, EngineCore
+from .engine import BEAT_S, EngineCore, Tiers
 from .grammar.process_host import GrammarProcessHost
 from .hang_detector import FIRST_LIMIT_S
 from .kv.block_record import BlockRecord
+from .kv.offload.facts import options_of
 from .links.control_queue import ControlQueue
 from .links.frontend_port import FrontendPort
 from .links.supervisor_link import SupervisorLink
+from .links.tier_link import TierLink
 from .links.worker_group import WorkerGroup
 
 logger = logging.getLogger("tokenloom.core")
 
+_ONLY_GENERATION = 1  # of the slots: they outlive workers and cores
 BEATS_PER_TIMEOUT = 8  # at least: an undetected suspension takes up to 2 beats
 
 
@@ -54,8 +59,11 @@ class CoreProcess:
     _engine: EngineCore  # both from Initialize on
     _controls: ControlQueue
 
-    def __init__(self, spec: EngineSpec, core_epoch: int, generation: int, asleep: list[MemoryTag]) -> None:
+    def __init__(
+        self, spec: EngineSpec, core_epoch: int, generation: int, model_folder: str, asleep: list[MemoryTag]
+    ) -> None:
         self._spec, self._core_epoch, self._asleep = spec, core_epoch, asleep
+        self._model_folder = model_folder or spec.model_folder
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorLink(self._context, spec, core_epoch)
         self._frontends = FrontendPort(self._context, spec)
@@ -64,6 +72,7 @@ class CoreProcess:
         self._num_gaps = 0  # of the clock, that the engine knows of
         self._workers: WorkerGroup | None = WorkerGroup(self._context, spec, core_epoch, generation, self._clock)
         self._grammar_host = GrammarProcessHost(self._context, spec, core_epoch)
+        self._tier = TierLink(self._context, spec)
         self._is_stopping = False
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -74,7 +83,8 @@ class CoreProcess:
         poller, polled = zmq.Poller(), list[zmq.Socket[bytes] | int]()
         while not self._is_stopping:
             results = [] if self._workers is None else [self._workers.results]
-            sources = [self.supervisor.socket, self._frontends.socket, *self._grammar_host.wakers, *results]
+            wakers = [*self._grammar_host.wakers, *self._tier.wakers]
+            sources = [self.supervisor.socket, self._frontends.socket, *wakers, *results]
             if sources != polled:
                 poller, polled = zmq.Poller(), sources
                 for source in sources:
@@ -99,7 +109,7 @@ class CoreProcess:
         if self._spec.config.enable_prefix_caching and not self._spec.shares_prefixes:
             logger.info("prefix caching is off: layers of %s keep states", self._spec.model.architecture)
         if self._spec.shares_prefixes:
-            record = BlockRecord(Path(self._spec.run_directory) / "blocks", message.num_blocks, generation)
+            record = BlockRecord(self._folder / "blocks", message.num_blocks, generation)
         self._engine = EngineCore(
             self._spec,
             message.num_blocks,
@@ -108,6 +118,7 @@ class CoreProcess:
             core_epoch=self._core_epoch,
             generation=generation,
             record=record,
+            tiers=self._tiers_of(message),
             clock=self._clock,
             asleep=self._asleep,
         )
@@ -116,6 +127,16 @@ class CoreProcess:
         self.supervisor.send(Ready())
         if failure is not None:
             self._lose_workers(failure)
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self._spec.run_directory)
+
+    def _tiers_of(self, message: Initialize) -> Tiers | None:
+        if message.arena is None:
+            return None
+        record = BlockRecord(self._folder / "slots", message.arena.num_slots + 1, _ONLY_GENERATION)
+        return Tiers(options_of(self._spec, message.arena, message.kernels), self._tier.send, record)
 
     def _probe(self, workers: WorkerGroup) -> str | None:
         """Wait until every rank has answered a probe, at most for a step's time limit, since ranks may still run a step
@@ -134,6 +155,8 @@ class CoreProcess:
         waits = []
         if (deadline := self._engine.deadlines.next) is not None:
             waits.append(deadline - time.time())
+        if self._engine.offload is not None and (due := self._engine.offload.next_deadline) is not None:
+            waits.append(due - time.monotonic())
         limits = [self._engine.grammars.next_deadline]
         if self._workers is not None:
             limits += [self._engine.overdue_at, self._workers.order_overdue_at]
@@ -152,6 +175,7 @@ class CoreProcess:
             self._frontends.receive(self._engine, self._controls)
             self._take_orders()
             self._engine.grammars.take()
+            self._take_blocks()
             self._engine.expire(time.time())
             maybe_fail("core.schedule")
             self._check_overdue(now)
@@ -173,6 +197,13 @@ class CoreProcess:
                     self._engine.on_result(result)
             except ProtocolError as error:
                 raise EngineDead(f"a worker's result makes no sense: {error}") from None
+
+    def _take_blocks(self) -> None:
+        """Apply the tier process's messages and what is due."""
+        if (offload := self._engine.offload) is not None:
+            for message in self._tier.receive():
+                offload.on_message(message)
+            offload.tick(is_idle=self._engine.scheduler.rows.num_active == 0)
 
     def _check_overdue(self, now: float) -> None:
         """Raise EngineDead if a step or a control has taken too long at `now`. The caller takes `now` before it
@@ -200,6 +231,7 @@ class CoreProcess:
     def _reload(self, order: Reloading) -> None:
         """Send a recorded reload to all ranks, in place of the next step; drop it if its workers are lost."""
         if self._workers is not None and self._workers.generation == order.generation:
+            self._model_folder = order.holding.model_folder or self._model_folder
             self._workers.reload(self._engine.scheduler.take_step(), order.holding)
 
     def _profile(self, records: bool) -> None:
@@ -265,6 +297,17 @@ class CoreProcess:
                 self._reload(message)
             elif isinstance(message, Reloaded):
                 self._controls.on_reloaded()
+                self._open_tiers()
+            elif isinstance(message, TierUp):
+                self._tier.connect(message.number)
+                self._open_tiers()
+            elif isinstance(message, TierDown) and self._engine.offload is not None:
+                self._tier.close()
+                self._engine.offload.on_tier_lost()
+
+    def _open_tiers(self) -> None:
+        if self._engine.offload is not None and self._tier.wakers:
+            self._engine.offload.open(self._model_folder)
 
     def _report_progress(self) -> None:
         engine, now = self._engine, time.monotonic()
@@ -284,10 +327,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenloom.core.process")
     parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--generation", type=int, default=0)
+    parser.add_argument("--model-folder", default="", help="folder of the weights, if they were reloaded from another")
     parser.add_argument("--asleep", nargs="*", default=[], help="what the workers do not hold in memory")
     arguments = parser.parse_args()
     return_large_blocks()
-    return run_child("core", lambda spec: CoreProcess(spec, arguments.epoch, arguments.generation, arguments.asleep))
+    options = (arguments.epoch, arguments.generation, arguments.model_folder, arguments.asleep)
+    return run_child("core", lambda spec: CoreProcess(spec, *options))
 
 
 if __name__ == "__main__":

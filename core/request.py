@@ -31,6 +31,7 @@ class WaitReason(Enum):
 
     GRAMMAR = auto()  # its grammar is being compiled
     PROMPT = auto()  # another answer of its prompt group computes the prompt
+    TIER = auto()  # its blocks are on their way from a disk, a remote or a peer
 
 
 LEGAL_MOVES = {
@@ -76,6 +77,7 @@ class Request:
     num_cached_blocks: int = 0  # blocks of its table that others can find
     num_cached_tokens: int = -1  # found in the cache at its first admission, 0 if resumed; -1: never admitted
     num_preemptions: int = 0
+    is_looked_up: bool = False  # in the tiers, since it was submitted or ran last
     num_skips: int = 0  # admissions of later requests while it did not fit
 
     def move(self, state: State) -> None:

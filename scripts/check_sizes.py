@@ -21,7 +21,7 @@ BUDGETS = {  # (room, file suffixes): lines, including all planned features
     ("workers", ".py"): 9_000,
     ("kernels", ".py"): 6_000,
     ("kernels", ".c .h"): 4_500,
-    ("ipc", ".py"): 6_000,
+    ("ipc", ".py"): 6_400,
 }
 MAX_FILES = 16  # of a folder
 MAX_FILE_LINES = 400

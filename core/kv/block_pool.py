@@ -22,7 +22,11 @@ class BlockObserver(Protocol):
         ...
 
     def evicted(self, group: int, block: int, key: bytes) -> None:
-        """Note that the block leaves the index: the next step may overwrite it."""
+        """Note that the block leaves the index because the next step may overwrite it."""
+        ...
+
+    def forgotten(self, group: int, block: int, key: bytes) -> None:
+        """Note that the block leaves the index though its content stays: nobody shall find it."""
         ...
 
     def cleared(self, group: int) -> None:
@@ -67,8 +71,10 @@ class BlockPool:
         blocks = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
-            if self._key_by_block[block] is not None:
-                self._drop_key(block)
+            if (key := self._key_by_block[block]) is not None:
+                self._remove(block, key)
+                for observer in self._observers:
+                    observer.evicted(self.group, block, key)
             self._ref_count[block] = 1
             blocks.append(block)
         return blocks
@@ -92,13 +98,19 @@ class BlockPool:
                 if self._key_by_block[block] is None:
                     self._free.move_to_end(block, last=False)
 
-    def cache_block(self, block: int, key: bytes) -> None:
-        """Enter `key` in the index, unless another block with the same content is there."""
+    def cache_block(self, block: int, key: bytes, *, is_private: bool = False) -> None:
+        """Enter `key` in the index, unless another block with the same content is there. is_private: observers are not
+        told, since nobody will ask for this key after its request has ended."""
         if key not in self._block_by_key:
             self._key_by_block[block] = key
             self._block_by_key[key] = block
-            if self._observers:
+            if self._observers and not is_private:
                 self._pending.append((block, key))
+
+    def cache_written(self, block: int, key: bytes) -> None:
+        """Enter `key` in the index for a block that has its content already."""
+        self.cache_block(block, key, is_private=True)
+        self.mark_written([(block, key)])
 
     def take_pending(self) -> list[tuple[int, bytes]]:
         """Return the blocks and keys cached since the last call. They are written once the next step is done; the
@@ -109,13 +121,17 @@ class BlockPool:
     def mark_written(self, blocks: Iterable[tuple[int, bytes]]) -> None:
         """Tell the observers that the workers have written these blocks; skip any whose key has changed since."""
         for block, key in blocks:
-            if self._key_by_block[block] == key:
+            if self.holds(block, key):
                 for observer in self._observers:
                     observer.written(self.group, block, key)
 
     def lookup(self, key: bytes) -> int | None:
         """Return the block with this content, without a reference to it; None if there is none."""
         return self._block_by_key.get(key)
+
+    def holds(self, block: int, key: bytes) -> bool:
+        """Whether the block has this content."""
+        return self._key_by_block[block] == key
 
     def ref_count(self, block: int) -> int:
         """Return how many requests reference the block."""
@@ -130,11 +146,19 @@ class BlockPool:
             for block in range(1, self.num_blocks, stride)
         )
 
-    def drop_idle_keys(self) -> None:
-        """Remove the keys of free blocks from the index, so that `lookup` finds them no more."""
-        for block in self._free:
-            if self._key_by_block[block] is not None:
-                self._drop_key(block)
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Remove the keys of these blocks from the index. Free ones are reused before all others."""
+        for block in blocks:
+            if (key := self._key_by_block[block]) is not None:
+                self._remove(block, key)
+                for observer in self._observers:
+                    observer.forgotten(self.group, block, key)
+                if self._ref_count[block] == 0:
+                    self._free.move_to_end(block, last=False)
+
+    def forget_all(self) -> None:
+        """Remove all keys from the index; blocks keep their content for the requests that reference them."""
+        self.forget(list(self._block_by_key.values()))
 
     def clear_index(self) -> None:
         """Remove all keys from the index: the blocks were lost, or hold values of other weights."""
@@ -144,13 +168,9 @@ class BlockPool:
         for observer in self._observers:
             observer.cleared(self.group)
 
-    def _drop_key(self, block: int) -> None:
-        key = self._key_by_block[block]
-        assert key is not None, f"block {block} has no key"
+    def _remove(self, block: int, key: bytes) -> None:
         del self._block_by_key[key]
         self._key_by_block[block] = None
-        for observer in self._observers:
-            observer.evicted(self.group, block, key)
 
     def check_invariants(self, tables: Iterable[Iterable[int]]) -> None:
         """Raise AssertionError unless the pool is consistent with the block tables of all running requests."""

@@ -64,6 +64,9 @@ class BlockRecord:
     def evicted(self, group: int, block: int, key: bytes) -> None:
         self._write(block, _NO_KEY)
 
+    def forgotten(self, group: int, block: int, key: bytes) -> None:
+        self._write(block, _NO_KEY)
+
     def cleared(self, group: int) -> None:
         start = _HEAD_BYTES + KEY_BYTES
         self._map[start:] = bytes(len(self._map) - start)

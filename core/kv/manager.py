@@ -6,10 +6,14 @@ and no steps.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ...ipc.messages.tier import CoreToTier
 from ..request import Request
 from .block_hash import block_key, group_root, random_namespace, salted_root
-from .block_pool import BlockPool
+from .block_pool import BlockObserver, BlockPool
 from .block_record import BlockRecord
+from .offload.offload import Offload, OffloadOptions
 
 
 class KVCacheManager:
@@ -19,14 +23,23 @@ class KVCacheManager:
         self, num_blocks: int, block_size: int, enable_prefix_caching: bool, record: BlockRecord | None = None
     ) -> None:
         """record: file with the content of the blocks, from the core before this one and for the next."""
-        observers, known = ([], None) if record is None else ([record], record.key_by_block)
-        self.pool = BlockPool(num_blocks, observers, known)
+        self._observers: list[BlockObserver] = [] if record is None else [record]
+        self.pool = BlockPool(num_blocks, self._observers, None if record is None else record.key_by_block)
+        self.offload: Offload | None = None
         self.block_size = block_size
         self._is_caching = enable_prefix_caching
         self._record = record
         self._namespace = random_namespace() if record is None else record.namespace
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
+
+    def attach_tiers(
+        self, options: OffloadOptions, send: Callable[[CoreToTier], None], record: BlockRecord | None = None
+    ) -> Offload:
+        """Let blocks go to places outside the pool and come back. record: file with the content of the slots."""
+        self.offload = Offload(options, self.pool, self._key, send, record)
+        self._observers.append(self.offload)
+        return self.offload
 
     @property
     def num_usable_blocks(self) -> int:
@@ -35,17 +48,20 @@ class KVCacheManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def get_computed_blocks(self, request: Request) -> list[int]:
-        """Return the blocks of the request's longest cached prefix. It ends before the last token, which must be
-        computed to sample the next, and before prompt tokens whose logprobs are wanted. Mean pooling needs all hidden
-        states, so it reads none; a request that skips the cache reads only blocks of its own prompt group."""
+    def num_readable_blocks(self, request: Request) -> int:
+        """Return how many of the request's first blocks may be read from a cache. They end before the last token, which
+        must be computed to sample the next, and before prompt tokens whose logprobs are wanted. Mean pooling needs all
+        hidden states, so it reads none; a request that skips the cache reads only blocks of its own prompt group."""
         if request.pooling is not None and request.pooling.method == "mean":
-            return []
+            return 0
         if request.params.skip_reading_prefix_cache and request.cache_root is None:
-            return []
-        num_usable = min(request.num_tokens, request.num_prompt_logprobs) - 1
+            return 0
+        return (min(request.num_tokens, request.num_prompt_logprobs) - 1) // self.block_size
+
+    def get_computed_blocks(self, request: Request) -> list[int]:
+        """Return the blocks of the request's longest prefix in the pool."""
         blocks = []
-        for i in range(num_usable // self.block_size):
+        for i in range(self.num_readable_blocks(request)):
             block = self.pool.lookup(self._key(request, i))
             if block is None:
                 break
@@ -63,14 +79,36 @@ class KVCacheManager:
         """Return how many blocks would become free if `request` gave up its blocks, not counting those in `kept`."""
         return sum(self.pool.ref_count(block) == 1 for block in set(request.block_ids).difference(kept))
 
-    def take_computed(self, request: Request, computed: list[int]) -> None:
-        """Start the request's table with the blocks of get_computed_blocks, reference them and count them as hits."""
+    def fetches(self, request: Request) -> bool:
+        """Whether the request now waits for blocks from outside (WaitReason.TIER)."""
+        if self.offload is None or request.cache_root is not None:
+            return False
+        return self.offload.begin(request, self.num_readable_blocks(request))
+
+    def forget(self, request: Request) -> None:
+        """Stop loading for a waiting request that ends."""
+        if self.offload is not None:
+            self.offload.forget(request)
+
+    def take_computed(self, request: Request, computed: list[int], *, has_rows: bool = False) -> bool:
+        """Start the request's table with the blocks of get_computed_blocks and those that follow them in slots;
+        reference them and count them as hits. False: those in slots are more than one step may load beside rows that
+        run (has_rows), so that the request must wait for the next step."""
         assert not request.block_ids, "a request starts with an empty table"
         self.pool.touch(computed)
-        request.block_ids = list(computed)
-        request.num_cached_blocks = len(computed)
+        loaded: list[int] | None = []
+        if self.offload is not None:
+            loaded = self.offload.load_prefix(request, computed, self.num_readable_blocks(request), has_rows=has_rows)
+            if loaded is None:
+                self.pool.free(reversed(computed))
+                return False
+            self.offload.count_pool_hits(request, computed)
+            self.offload.forget(request)
+        request.block_ids = computed + (loaded or [])
+        request.num_cached_blocks = len(request.block_ids)
         self.num_queried_tokens += request.num_tokens
-        self.num_hit_tokens += len(computed) * self.block_size
+        self.num_hit_tokens += len(request.block_ids) * self.block_size
+        return True
 
     def allocate_slots(self, request: Request, num_tokens: int) -> list[int] | None:
         """Extend the table to hold `num_tokens` tokens; return the new blocks, or None when too few are free."""
@@ -84,8 +122,12 @@ class KVCacheManager:
         its prompt group finds them). All their tokens must be known, and the steps that write them scheduled; a call
         never has a smaller number than the one before."""
         if self._is_caching or self.shares_blocks(request):  # the first spares most steps a call
+            is_private = request.cache_root is not None
             for i in range(request.num_cached_blocks, num_blocks):
-                self.pool.cache_block(request.block_ids[i], self._key(request, i))
+                self.pool.cache_block(request.block_ids[i], self._key(request, i), is_private=is_private)
+            if self.offload is not None and request.params.cache_salt is not None:
+                blocks = request.block_ids[request.num_cached_blocks : num_blocks]
+                self.offload.own(blocks, request.params.cache_salt)
         request.num_cached_blocks = num_blocks
 
     def shares_blocks(self, request: Request) -> bool:
@@ -98,16 +140,17 @@ class KVCacheManager:
         request.block_ids = []
         request.num_cached_blocks = 0
 
-    def change_namespace(self) -> None:
-        """Make everything cached so far unfindable. Running requests keep their keys and blocks."""
-        self._namespace = random_namespace()
+    @property
+    def namespace(self) -> bytes:
+        """The root of the keys of all blocks that requests share."""
+        return self._namespace
+
+    def change_namespace(self, namespace: bytes | None = None) -> None:
+        """Make everything cached so far unfindable; the new namespace is random unless it is given. Running requests
+        keep their keys and blocks."""
+        self._namespace = namespace or random_namespace()
         if self._record is not None:
             self._record.change_namespace(self._namespace)
-
-    def forget_idle(self) -> None:
-        """Make all cached blocks unfindable, and drop the keys of free ones. Running requests keep their blocks."""
-        self.pool.drop_idle_keys()
-        self.change_namespace()
 
     def reset(self) -> None:
         """Evict all content. Tables must be empty."""
@@ -120,7 +163,9 @@ class KVCacheManager:
             self._record.begin_generation(generation)
 
     def _key(self, request: Request, i: int) -> bytes:
-        """Return the key of the request's block i; compute and keep the keys before it."""
+        """Return the key of the request's block i, for -1 their root; compute and keep the keys before it."""
+        if i < 0:
+            return self._root(request)
         keys, size = request.block_keys, self.block_size
         for number in range(len(keys), i + 1):
             parent = keys[-1] if keys else self._root(request)

@@ -30,7 +30,8 @@ class TokenOwners:
 
 class Batch:
     """Rows of a step and of the next steps like it, at most `num_steps`, none after `state.version` has changed. Its
-    rows are ascending; after its step i, from 0, the first `ends + i` tokens of each row are computed."""
+    rows are ascending; after its step i, from 0, the first `ends + i` tokens of each row are computed. Without rows it
+    is a step that only copies blocks."""
 
     def __init__(self, state: Rows, rows: npt.NDArray[np.intp], counts: Ids) -> None:
         """counts: number of tokens that the first step computes of each of `rows`."""
@@ -41,7 +42,7 @@ class Batch:
         samples = is_end & ~is_pooled
         self.version = state.version
         self.num_sent = 0  # steps
-        self.rows, self.ends, self.epochs = rows, ends, state.epoch[rows]
+        self.rows, self.ends, self.counts, self.epochs = rows, ends, counts, state.epoch[rows]
         self.row_frame, self.count_frame = rows.astype(np.int32).tobytes(), counts.tobytes()
         self.num_tokens = int(counts.sum())  # computed by the first step, all rows together
         self.num_prompt_tokens = int(counts[counts > 1].sum())  # of them, in chunks of more than one token
@@ -57,7 +58,7 @@ class Batch:
         self.sampled_counts[self.sampled_rows] = 1
         self.num_steps = 1
         is_plain = not self.scores_prompts and not self.num_prefilled_tokens
-        if is_plain and samples.all() and self.num_tokens == len(rows) == state.num_active:
+        if len(rows) and is_plain and samples.all() and self.num_tokens == len(rows) == state.num_active:
             self.num_steps = int((state.token_limit[rows] - ends).min())
         self.token_owners = TokenOwners(state, self.sampled_rows)
         grammar_ids = self.token_owners.grammar_ids

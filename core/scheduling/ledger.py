@@ -6,6 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from ...ipc.errors import ProtocolError
+from ..kv.offload.step_copies import StepCopies
 from .batch import Batch
 
 
@@ -16,6 +17,7 @@ class LedgerEntry(NamedTuple):
     batch: Batch
     number: int  # of the step within its batch, from 0
     pending_blocks: list[tuple[int, bytes]]  # blocks and keys that are written when this step is done
+    copies: StepCopies | None = None
 
 
 class StepLedger:
@@ -31,9 +33,11 @@ class StepLedger:
     def oldest(self) -> LedgerEntry | None:
         return self.entries[0] if self.entries else None
 
-    def add(self, step: int, batch: Batch, pending_blocks: list[tuple[int, bytes]]) -> None:
+    def add(
+        self, step: int, batch: Batch, pending_blocks: list[tuple[int, bytes]], copies: StepCopies | None = None
+    ) -> None:
         """Enter the next step of `batch`, before it is sent, and count it in `batch.num_sent`."""
-        self.entries.append(LedgerEntry(step, batch, batch.num_sent, pending_blocks))
+        self.entries.append(LedgerEntry(step, batch, batch.num_sent, pending_blocks, copies))
         batch.num_sent += 1
 
     def pop(self, step: int) -> LedgerEntry:

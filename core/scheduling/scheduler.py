@@ -81,6 +81,8 @@ class Scheduler:
         if len(requests) > 1 and has_blocks and self.kv_cache.shares_blocks(requests[0]):
             self.prompt_groups.add(list(requests))
         for request in requests:
+            if not request.waits_for:
+                self.kv_cache.fetches(request)
             self.waiting.add(request)
 
     def _release_prompt_groups(self) -> None:
@@ -101,6 +103,7 @@ class Scheduler:
             self._release(request)
         else:
             self.waiting.forget(request)
+            self.kv_cache.forget(request)
         if successor is not None:
             self.waiting.release(successor, WaitReason.PROMPT)
 
@@ -136,6 +139,8 @@ class Scheduler:
             self.prompt_groups.reunite(running)
         for request in running:
             self._preempt(request)
+        if (offload := self.kv_cache.offload) is not None:
+            offload.on_steps_lost(entry.copies for entry in self.ledger.entries if entry.copies is not None)
         self.ledger.entries.clear()
         self.kv_cache.reset()
         self._delta.clear()
@@ -146,13 +151,15 @@ class Scheduler:
         self.kv_cache.begin_generation(generation)
 
     def has_work(self) -> bool:
-        return self.rows.num_active > 0 or len(self.waiting) > 0
+        if self.rows.num_active > 0 or len(self.waiting) > 0:
+            return True
+        return self.kv_cache.offload is not None and self.kv_cache.offload.has_copies
 
     # ── a step is made ───────────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> SchedulerOutput | None:
         """Choose the tokens of the next step, admit and preempt requests for it, enter it in the ledger and return its
-        message. None if no row has anything to compute."""
+        message. None if no row has anything to compute and no block is to be copied."""
         batch = self._batch
         if batch is not None and batch.repeats(self.rows):
             budget = self._budget - batch.num_tokens
@@ -168,6 +175,8 @@ class Scheduler:
         if batch is None or batch.version != self.rows.version:
             rows = np.flatnonzero(self._counts)
             batch = self._batch = Batch(self.rows, rows, self._counts[rows]) if len(rows) else None
+        if batch is None and (offload := self.kv_cache.offload) is not None and offload.has_copies:
+            return self._commit(Batch(self.rows, np.empty(0, np.intp), np.empty(0, np.int32)))
         return None if batch is None else self._commit(batch)
 
     def _pace(self, budget: int) -> int:
@@ -245,6 +254,7 @@ class Scheduler:
         self._release(request)
         request.move(State.WAITING)
         request.num_preemptions += 1
+        request.is_looked_up = False
         self.num_preemptions += 1
         self.waiting.add(request)
 
@@ -263,13 +273,15 @@ class Scheduler:
         skipped: list[Request] = []
         held: list[Request] = []
         num_victims = 0
+        if self.kv_cache.offload is not None:
+            self.kv_cache.offload.land(self.rows.num_active, has_rows=self.rows.num_active > 0)
         while budget > 0 and len(skipped) < MAX_SKIPS_PER_STEP:
             if not self.rows.has_free and num_victims == self._max_victims:
                 break
             request = self.waiting.pop()
             if request is None:
                 break
-            if self._is_held(request):
+            if self._is_held(request) or self.kv_cache.fetches(request):
                 held.append(request)
                 continue
             victims = self._preemption.victims(request, self._max_victims - num_victims)
@@ -294,8 +306,9 @@ class Scheduler:
         computed = self.kv_cache.get_computed_blocks(request)
         if self.kv_cache.num_missing(request, computed, self.rows.num_active) > 0:  # each running row may need a block
             return 0
-        self.kv_cache.take_computed(request, computed)
-        num_computed = len(computed) * self.kv_cache.block_size
+        if not self.kv_cache.take_computed(request, computed, has_rows=self.rows.num_active > 0):
+            return 0
+        num_computed = len(request.block_ids) * self.kv_cache.block_size
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = 0 if request.num_output_tokens else num_computed
         request.num_skips = 0
@@ -328,8 +341,11 @@ class Scheduler:
             self._cache_full_blocks(batch.rows)
             if self.prompt_groups:
                 self._release_prompt_groups()
-        self.ledger.add(self.num_steps, batch, self.kv_cache.pool.take_pending())
-        return self._delta.take(self.num_steps, self.core_epoch, self.generation, batch)
+        copies = None
+        if (offload := self.kv_cache.offload) is not None:
+            copies = offload.take_copies(has_rows=len(batch.rows) > 0)
+        self.ledger.add(self.num_steps, batch, self.kv_cache.pool.take_pending(), copies)
+        return self._delta.take(self.num_steps, self.core_epoch, self.generation, batch, copies)
 
     def _in_order(self, rows: npt.NDArray[np.integer]) -> list[int]:
         in_order: list[int] = rows[np.argsort(self.rows.sort_key[rows], kind="stable")].tolist()
@@ -343,6 +359,8 @@ class Scheduler:
         entry = self.ledger.pop(output.step)
         if entry.pending_blocks:
             self.kv_cache.pool.mark_written(entry.pending_blocks)
+        if entry.copies is not None and self.kv_cache.offload is not None:
+            self.kv_cache.offload.on_copied(entry.copies)
         return entry, *self.processor.process(output, entry)
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from ...ipc.codec import encode_ids
 from ...ipc.messages.workers import NewRow, RowSampling, SchedulerOutput
+from ..kv.offload.step_copies import StepCopies
 from ..request import Request
 from .batch import Batch
 
@@ -50,8 +51,10 @@ class StepDelta:
         self._block_appends = [value for i in kept for value in appends[i : i + 3]]
         self._tokens_by_row.pop(row, None)
 
-    def take(self, step: int, core_epoch: int, generation: int, batch: Batch) -> SchedulerOutput:
-        """Return the message of the next step of `batch`, with all changes, and forget them."""
+    def take(
+        self, step: int, core_epoch: int, generation: int, batch: Batch, copies: StepCopies | None = None
+    ) -> SchedulerOutput:
+        """Return the message of the next step of `batch`, with all changes and `copies`, and forget the changes."""
         output = SchedulerOutput(
             step=step,
             core_epoch=core_epoch,
@@ -70,7 +73,7 @@ class StepDelta:
                 token_appends=encode_ids(chain.from_iterable(appends)),
             )
             self.clear()
-        return output
+        return output if copies is None else replace(output, stores=copies.stores, loads=copies.loads)
 
 
 def _new_row(request: Request, num_computed_tokens: int) -> NewRow:

@@ -124,7 +124,7 @@ class Supervisor:
                 each = ["--rank", str(rank), *arguments]
                 self._children.spawn(ProcessSpec(unit, number, rank, arguments=each))
         elif unit == CORE:
-            arguments = ["--epoch", str(number), *generation, *asleep]
+            arguments = ["--epoch", str(number), *generation, "--model-folder", self._holdings.model_folder, *asleep]
             self._children.spawn(ProcessSpec(unit, number, arguments=arguments))
         else:
             fds = self._listeners.fds

@@ -185,6 +185,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **sizes) if sizes else self
 
     @property
+    def rope_depends_on_length(self) -> bool:
+        """Whether rotary embeddings differ with max_model_len."""
+        return any(rope.kind in ("dynamic", "longrope") for rope in self.ropes)
+
+    @property
     def num_cached_layers(self) -> int:
         """The number of layers with keys and values of their own."""
         return sum(layer.kv_layer is None for layer in self.layers)

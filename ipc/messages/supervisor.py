@@ -144,6 +144,7 @@ class Initialize(Message, frozen=True, kw_only=True, tag="initialize"):
 
     num_blocks: int
     arena: ArenaShape | None = None  # None: no KV tiers
+    kernels: str = ""  # of Measured, without repetitions
 
 
 class StartPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,9 +1,10 @@
 """core ⇄ tier process, DEALER/DEALER: blocks of the KV cache are found, loaded into slots and stored from slots.
 
 A slot is a place in the arena (process/arena.py) for one block: the parts of all ranks of this host, side by side. The
-core hands out the slots and alone decides which content goes where; the tier process reads and writes disks and networks.
-From LoadBlocks until the last BlocksLoaded, and from StoreBlocks until BlocksStored, the slots belong to the tier process.
-Blocks are named by their keys (core/kv/block_hash.py), 32 bytes each. A source is given by its index in SOURCES.
+core hands out the slots and alone decides which content goes where; the tier process reads and writes disks and
+networks. From LoadBlocks until the last BlocksLoaded, and from StoreBlocks until BlocksStored, the slots belong to the
+tier process. Blocks are named by their keys (core/kv/block_hash.py), 32 bytes each. A source is given by its index in
+SOURCES.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class StepMessage(Message, frozen=True, kw_only=True):
 
 
 class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
-    """One step. A worker copies the blocks of `stores`, then those of `loads`; frees rows, adds new ones, appends blocks
-    and tokens; then computes `counts[i]` tokens of each `rows[i]`. A step that only copies has no rows.
+    """One step. A worker copies the blocks of `stores`, then those of `loads`; frees rows, adds new ones, appends
+    blocks and tokens; then computes `counts[i]` tokens of each `rows[i]`. A step that only copies has no rows.
 
     A row continues after the tokens that it has computed. A row that computes its last known token samples one, which
     becomes its next known token, or returns its embedding.

@@ -80,6 +80,7 @@ class FakeWorker:
     def __init__(self, num_blocks: int, block_size: int, max_num_batched_tokens: int = 1 << 30) -> None:
         self.block_size, self.num_blocks, self.budget = block_size, num_blocks, max_num_batched_tokens
         self.slots: dict[int, tuple[int, bytes]] = {}  # slot: (token, digest of the history up to it)
+        self.arena: dict[int, tuple[object, ...]] = {}  # content of a block by slot of the arena
         self.rows: dict[int, Row] = {}
         self.queue: list[SchedulerOutput] = []
         self.mask: TokenMask | None = None  # of the oldest step that waits for one
@@ -148,7 +149,20 @@ class FakeWorker:
             execute_s=self.step_s + self.token_s * sum(counts),
         )
 
+    def _copy(self, output: SchedulerOutput) -> None:
+        stores, loads = decode_ids(output.stores), decode_ids(output.loads)
+        for block, slot in zip(stores[0::2], stores[1::2], strict=True):
+            assert 0 < block < self.num_blocks and slot > 0
+            first = block * self.block_size
+            self.arena[slot] = tuple(self.slots.get(first + i) for i in range(self.block_size))
+        for slot, block in zip(loads[0::2], loads[1::2], strict=True):
+            assert 0 < block < self.num_blocks and slot > 0
+            content = self.arena[slot]
+            for i in range(self.block_size):
+                self.slots[block * self.block_size + i] = content[i] if i < len(content) else None  # type: ignore[assignment]
+
     def _apply(self, output: SchedulerOutput) -> None:
+        self._copy(output)
         for row_id in decode_ids(output.freed_rows):
             del self.rows[row_id]
         for new in output.new_rows:

@@ -11,19 +11,22 @@ from pathlib import Path
 import msgspec
 
 from tokenloom.core.crash_isolation import CRASHES_TO_FAIL
-from tokenloom.core.engine import BEAT_S, EngineCore
+from tokenloom.core.engine import BEAT_S, EngineCore, Tiers
 from tokenloom.core.kv.block_record import BlockRecord
+from tokenloom.core.kv.offload.offload import OffloadOptions
 from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.base import BulkArray
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreRequest, Finished
+from tokenloom.ipc.messages.tier import TierToCore
 from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.process.awake_clock import AwakeClock
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens, fake_vector
 from tokenloom.tests.core.grammar.fake_grammar_host import FakeGrammarHost
+from tokenloom.tests.core.kv.offload.fake_tier import FakeTier
 from tokenloom.tests.support.engine_specs import new_spec
 
 
@@ -40,9 +43,14 @@ class Harness:
         record: Path | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         num_new_tokens: Callable[[], int] = lambda: 1,
+        tiers: OffloadOptions | None = None,
+        seed: int = 0,
         **options: object,
     ) -> None:
-        """record: the file of the core's BlockRecord, if any. num_new_tokens: draws how many tokens a row brings."""
+        """record: the file of the core's BlockRecord, if any. num_new_tokens: draws how many tokens a row brings.
+        tiers: places for blocks outside the pool; `seed` of the FakeTier that serves them."""
+        self.tiers, self.arena = tiers, dict[int, tuple[object, ...]]()
+        self.tier = FakeTier(self.arena, self._tell, random.Random(seed))
         self.num_new_tokens = num_new_tokens
         self.awake_clock = AwakeClock(BEAT_S, monotonic)
         self.spec, self.num_blocks, self.record = make_spec(**options), num_blocks, record
@@ -65,8 +73,27 @@ class Harness:
     def renew_worker(self) -> None:
         self.worker = FakeWorker(self.num_blocks, self.spec.config.block_size, self.spec.max_num_batched_tokens)
         self.worker.num_new_tokens = self.num_new_tokens
+        self.worker.arena = self.arena
+
+    def _tell(self, message: TierToCore) -> None:
+        assert self.core.offload is not None
+        self.core.offload.on_message(message)
+
+    def lose_tier(self) -> None:
+        """The tier process is killed and another one starts."""
+        assert self.core.offload is not None
+        self.tier.die()
+        self.core.offload.on_tier_lost()
+        self.core.offload.open("weights")
 
     def renew_core(self) -> None:
+        self.tier.die()
+        tiers = None
+        if self.tiers is not None:
+            of_slots = None
+            if self.record is not None:
+                of_slots = BlockRecord(self.record.with_suffix(".slots"), self.tiers.num_slots + 1, 0)
+            tiers = Tiers(self.tiers, self.tier.send, of_slots)
         record = None if self.record is None else BlockRecord(self.record, self.num_blocks, self.generation)
         self.core = EngineCore(
             self.spec,
@@ -76,8 +103,11 @@ class Harness:
             core_epoch=self.core_epoch,
             generation=self.generation,
             record=record,
+            tiers=tiers,
             clock=self.awake_clock,
         )
+        if self.core.offload is not None:
+            self.core.offload.open("weights")
 
     def lose_worker(self) -> None:
         computed = [each.key for each in self._computed()]
@@ -195,6 +225,9 @@ class Harness:
     def run(self, max_turns: int = 20_000) -> None:
         self.take()
         for _ in range(max_turns):
+            if self.core.offload is not None:
+                self.core.offload.tick(is_idle=self.core.scheduler.rows.num_active == 0)
+                self.tier.act()
             if not self.core.num_requests and not self.worker.queue:
                 self.core.scheduler.check_invariants()
                 return

@@ -1,0 +1,54 @@
+"""What the options of an engine say about its tiers, and all that decides about the bytes of a block."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from ....ipc.config.engine_spec import EngineSpec
+from ....ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
+from ....ipc.process.arena import ArenaShape
+from .offload import OffloadOptions
+
+FORMAT = 1  # of a block: [layers, 2, kv heads of the rank, tokens, head_dim]; ranks side by side
+
+
+def options_of(spec: EngineSpec, arena: ArenaShape, kernels: str) -> OffloadOptions:
+    """Return the options for this engine's tiers. kernels: their name, as workers tell it."""
+    config = spec.config
+    targets = (STORE_ON_DISK if config.kv_disk else 0) | (STORE_REMOTELY if config.kv_remote else 0)
+    has_sources = any((config.kv_disk, config.kv_remote, config.kv_peers))
+    return OffloadOptions(
+        num_slots=arena.num_slots,
+        slot_bytes=arena.slot_bytes,
+        block_size=config.block_size,
+        device=spec.device,
+        facts=block_facts(spec, kernels),
+        is_host_tier=config.kv_host_bytes is not None,
+        sources=targets,
+        has_sources=has_sources,
+        uses_process=has_sources or config.kv_listen is not None,
+        writes_salted_remotely=config.kv_remote_salted,
+        quota=config.kv_quota,
+    )
+
+
+def block_facts(spec: EngineSpec, kernels: str) -> bytes:
+    """Return canonical JSON of all but the weights that decides about the bytes of a block: equal for engines whose
+    blocks can stand for each other. Under --deterministic the kernels count too, since others have other bits.
+    max_model_len counts: some rotary embeddings depend on it."""
+    config = spec.config
+    facts = {
+        "format": FORMAT,
+        "model": msgspec.to_builtins(spec.model),
+        "dtype": spec.dtype,
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "quantization": config.quantization,
+        "load_format": config.load_format,
+        "block_size": config.block_size,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "max_model_len": spec.max_model_len if spec.model.rope_depends_on_length else 0,
+        "numerics": f"{spec.device} {kernels}" if config.deterministic else "any",
+    }
+    return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()

@@ -1,0 +1,347 @@
+"""Fetches: waiting requests get blocks from the disk, the remote or peers into slots, if that is faster than computing.
+
+    begin → FindBlocks → on_found: worth it? → LoadBlocks … on_loaded … → every block is there → the request may run
+
+While it waits, a request must not lose: it waits no longer than computing the blocks that have come would have taken,
+and GRACE of the whole. Then it runs with what is there; what comes until its admission is used too. A fetch holds a
+reference to each slot that came for it, until its request is admitted or ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+
+from ....ipc.codec import encode_ids
+from ....ipc.messages.tier import SOURCES, BlocksFound, BlocksLoaded, CancelLoad, CoreToTier, FindBlocks, LoadBlocks
+from ...request import Request
+from ..block_pool import BlockPool
+from .costs import ComputeCost, SourceCost
+
+GRACE = 0.05  # of the time to compute the missing blocks: most that a useless wait may cost
+MIN_GRACE_S = 0.001  # with less, the question alone would take too long
+MIN_BLOCKS = 2  # missing, that are worth a question
+WORTH = 0.8  # of the time to compute: a load must be expected to take less
+PROBE_S = 30.0  # after which a source that is too slow is tried again with one block
+LOADING_SHARE = 0.75  # of all slots, at most, that loads may fill at once
+
+
+@dataclass(eq=False)
+class Fetch:
+    """Blocks [start, start + len(keys)) of a chain on their way."""
+
+    request: Request | None  # None: nobody waits
+    start: int
+    first_keys: Callable[[int], list[bytes]]  # returns the keys of its first n blocks
+    begun_at: float
+    grace_s: float
+    on_end: Callable[[int], None] | None = None  # gets the number of blocks that came, for a fetch without a request
+    keys: list[bytes] = field(default_factory=list)  # of found blocks
+    sources: bytes = b""  # of them
+    num_ordered: int = 0
+    num_ready: int = 0  # in a row, from the first: in a slot that it holds, or in the pool
+    held: dict[bytes, int] = field(default_factory=dict)  # slots by key
+    jobs: set[int] = field(default_factory=set)
+    give_up_at: float = 0.0
+    is_waiting: bool = True  # its request waits for it
+
+
+@dataclass
+class _Load:
+    """A LoadBlocks that runs."""
+
+    fetch: Fetch | None  # None: forgotten
+    source: int
+    key_by_slot: dict[int, bytes]
+    num_blocks: int
+    begun_at: float
+    first_at: float = 0.0
+
+
+class Fetches:
+    """Owns the fetches and the slots that are being loaded."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        slots: BlockPool,
+        compute: ComputeCost,
+        block_size: int,
+        send: Callable[[CoreToTier], None],
+        release: Callable[[Request], None],
+    ) -> None:
+        """release: lets a request run."""
+        self._pool, self._slots, self._compute, self._block_size = pool, slots, compute, block_size
+        self._send, self._release = send, release
+        self.costs = [SourceCost() for _ in SOURCES]
+        self.origin_by_key: dict[bytes, int] = {}  # sources of loaded blocks that no request has used yet
+        self.on_found_keys: Callable[[Iterable[bytes], int], None] = lambda keys, source: None
+        self._asked: dict[int, Fetch] = {}
+        self._fetch_by_request: dict[Request, Fetch] = {}
+        self._others: set[Fetch] = set()  # without a request
+        self._loads: dict[int, _Load] = {}
+        self._loading: dict[bytes, int] = {}  # jobs by key
+        self._numbers = count(1)
+        self._max_loading = max(int(LOADING_SHARE * (slots.num_blocks - 1)), 1)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When a request gives up waiting, in monotonic seconds."""
+        return min((each.give_up_at for each in self._fetch_by_request.values() if each.is_waiting), default=None)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(fetch.is_waiting for fetch in self._fetch_by_request.values())
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(
+        self,
+        request: Request,
+        start: int,
+        parent: bytes,
+        tokens: bytes,
+        first_keys: Callable[[int], list[bytes]],
+        now: float,
+        *,
+        skips_remote: bool,
+    ) -> bool:
+        """Ask for the blocks of `tokens`, from block `start` on, which follow the block with key `parent`. False: too
+        few are missing to be worth it, and the request need not wait. first_keys: returns the keys of n of them."""
+        num_blocks = len(tokens) // (4 * self._block_size)
+        grace_s = GRACE * self._seconds(start, start + num_blocks)
+        if num_blocks < MIN_BLOCKS or grace_s < MIN_GRACE_S:
+            return False
+        fetch = Fetch(request, start, first_keys, now, grace_s, give_up_at=now + grace_s)
+        self._fetch_by_request[request] = fetch
+        self._ask(fetch, parent, tokens, skips_remote=skips_remote)
+        return True
+
+    def prefetch(
+        self,
+        parent: bytes,
+        tokens: bytes,
+        first_keys: Callable[[int], list[bytes]],
+        now: float,
+        on_end: Callable[[int], None],
+    ) -> None:
+        """Load the blocks of `tokens` into slots for later requests, as many as there is room for; then call `on_end`
+        with their number."""
+        fetch = Fetch(None, 0, first_keys, now, 0.0, on_end, is_waiting=False)
+        self._others.add(fetch)
+        self._ask(fetch, parent, tokens, skips_remote=False)
+
+    def _ask(self, fetch: Fetch, parent: bytes, tokens: bytes, *, skips_remote: bool) -> None:
+        serial = next(self._numbers)
+        self._asked[serial] = fetch
+        block_size = self._block_size
+        self._send(
+            FindBlocks(serial=serial, parent=parent, token_ids=tokens, block_size=block_size, skips_remote=skips_remote)
+        )
+
+    def _seconds(self, start: int, end: int) -> float:
+        """Return the seconds to compute the blocks [start, end) of a prompt."""
+        return self._compute.seconds(start * self._block_size, end * self._block_size)
+
+    def on_found(self, message: BlocksFound, now: float) -> None:
+        """Order the loads of found blocks that are worth it."""
+        fetch = self._asked.pop(message.serial, None)
+        if fetch is None or (fetch.request is not None and self._fetch_by_request.get(fetch.request) is not fetch):
+            return
+        fetch.keys = fetch.first_keys(len(message.sources))
+        fetch.sources = message.sources[: len(fetch.keys)]
+        for source in set(fetch.sources):
+            self.on_found_keys((key for key, of in zip(fetch.keys, fetch.sources, strict=True) if of == source), source)
+        if fetch.request is None:
+            self._cut(fetch, self._max_loading)
+        num_worth = self._num_worth(fetch)
+        if num_worth == 0 and fetch.keys and now - self.costs[fetch.sources[0]].told_at > PROBE_S:
+            self._cut(fetch, 1)
+            self._order(fetch, now)
+            self._let_run(fetch)
+            return
+        self._cut(fetch, num_worth)
+        self._go_on(fetch, now)
+
+    def _num_worth(self, fetch: Fetch) -> int:
+        """Return how many of the found blocks are faster loaded than computed: all, or those before a slow source."""
+        if fetch.request is None:
+            return len(fetch.keys)
+        num_by_source = [0] * len(SOURCES)
+        for index, source in enumerate(fetch.sources):
+            num_by_source[source] += 1
+            is_end = index + 1 == len(fetch.sources) or fetch.sources[index + 1] != source
+            if is_end:
+                load_s = sum(cost.seconds(n) for cost, n in zip(self.costs, num_by_source, strict=True) if n)
+                if load_s >= WORTH * self._seconds(fetch.start, fetch.start + index + 1):
+                    return index + 1 - num_by_source[source]
+        return len(fetch.keys)
+
+    # ── loads ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _order(self, fetch: Fetch, now: float) -> None:
+        """Order loads while slots are free; one order for each run of blocks from one source."""
+        run: dict[int, bytes] = {}
+        source = -1
+        while fetch.num_ordered < len(fetch.keys):
+            key = fetch.keys[fetch.num_ordered]
+            if not self._is_coming(key):
+                slots = self._slots.allocate(1) if len(self._loading) + len(run) < self._max_loading else None
+                if slots is None:
+                    break
+                if fetch.sources[fetch.num_ordered] != source:
+                    self._send_load(fetch, source, run, now)
+                    run, source = {}, fetch.sources[fetch.num_ordered]
+                run[slots[0]] = key
+            fetch.num_ordered += 1
+        self._send_load(fetch, source, run, now)
+
+    def _is_coming(self, key: bytes) -> bool:
+        return key in self._loading or self._slots.lookup(key) is not None or self._pool.lookup(key) is not None
+
+    def _send_load(self, fetch: Fetch, source: int, key_by_slot: dict[int, bytes], now: float) -> None:
+        if not key_by_slot:
+            return
+        job = next(self._numbers)
+        self._loads[job] = _Load(fetch, source, key_by_slot, len(key_by_slot), now)
+        self._loading.update(dict.fromkeys(key_by_slot.values(), job))
+        fetch.jobs.add(job)
+        self._send(
+            LoadBlocks(
+                job=job,
+                keys=b"".join(key_by_slot.values()),
+                slots=encode_ids(key_by_slot),
+                sources=bytes([source]) * len(key_by_slot),
+            )
+        )
+
+    def on_loaded(self, message: BlocksLoaded, now: float) -> None:
+        """Take back slots with or without content; let requests run whose blocks are all there."""
+        load = self._loads.get(message.job)
+        if load is None:
+            return
+        load.first_at = load.first_at or now
+        for slot in np.frombuffer(message.slots, np.int32).tolist():
+            key = load.key_by_slot.pop(slot)
+            del self._loading[key]
+            self._note_origin(key, load.source)
+            self._slots.cache_written(slot, key)
+            self._slots.free([slot])
+        bad = [(slot, load.key_by_slot.pop(slot)) for slot in np.frombuffer(message.bad_slots, np.int32).tolist()]
+        if message.is_last:
+            bad += load.key_by_slot.items()
+            del self._loads[message.job]
+            num_good = load.num_blocks - len(bad)
+            if num_good:
+                self.costs[load.source].on_job(load.first_at - load.begun_at, num_good, now - load.begun_at, now)
+        for slot, key in bad:
+            del self._loading[key]
+            self._slots.free([slot])
+        bad_keys = {key for _, key in bad}
+        for fetch in [*self._fetch_by_request.values(), *self._others]:
+            if bad_keys:
+                end = next((i for i, key in enumerate(fetch.keys) if key in bad_keys), len(fetch.keys))
+                self._cut(fetch, end)
+            self._go_on(fetch, now)
+
+    def _note_origin(self, key: bytes, source: int) -> None:
+        self.origin_by_key[key] = source
+        if len(self.origin_by_key) > 4 * self._slots.num_blocks:
+            del self.origin_by_key[next(iter(self.origin_by_key))]
+
+    def _cut(self, fetch: Fetch, num_blocks: int) -> None:
+        """Give up the blocks from `num_blocks` on."""
+        del fetch.keys[num_blocks:]
+        fetch.num_ordered = min(fetch.num_ordered, num_blocks)
+
+    def _go_on(self, fetch: Fetch, now: float) -> None:
+        """Hold what has come, order what is missing, and let the request run if all is there."""
+        self._take_ready(fetch)
+        self._order(fetch, now)
+        request = fetch.request
+        if fetch.num_ready >= len(fetch.keys):
+            self._let_run(fetch)
+        elif request is not None:
+            end = fetch.start + fetch.num_ready
+            fetch.give_up_at = fetch.begun_at + fetch.grace_s + self._seconds(fetch.start, end)
+
+    def _take_ready(self, fetch: Fetch) -> None:
+        while fetch.num_ready < len(fetch.keys):
+            key = fetch.keys[fetch.num_ready]
+            slot = self._slots.lookup(key)
+            if slot is not None and key not in fetch.held:
+                self._slots.touch([slot])
+                fetch.held[key] = slot
+            elif slot is None and self._pool.lookup(key) is None:
+                return
+            fetch.num_ready += 1
+
+    def _let_run(self, fetch: Fetch) -> None:
+        if fetch.is_waiting and fetch.request is not None:
+            fetch.is_waiting = False
+            self._release(fetch.request)
+        elif fetch.on_end is not None and fetch in self._others:
+            self._others.discard(fetch)
+            self._drop(fetch)
+            fetch.on_end(fetch.num_ready)
+
+    def tick(self, now: float) -> None:
+        """Let requests run that have waited long enough; their loads go on."""
+        for fetch in list(self._fetch_by_request.values()):
+            if fetch.is_waiting and now >= fetch.give_up_at:
+                self._let_run(fetch)
+
+    # ── slots that are short ─────────────────────────────────────────────────────────────────────────────────────
+
+    def stalled(self) -> list[Fetch]:
+        """Return the fetches of waiting requests that need slots which only their own held ones can give."""
+        waiting = self._fetch_by_request.values()
+        return [fetch for fetch in waiting if fetch.is_waiting and fetch.held and fetch.num_ordered < len(fetch.keys)]
+
+    def let_go(self, fetch: Fetch, keys: list[bytes]) -> None:
+        """Release slots that were copied to the pool."""
+        self._slots.free(fetch.held.pop(key) for key in keys)
+
+    def on_slots_free(self, now: float) -> None:
+        """Order loads that waited for slots."""
+        for fetch in self._fetch_by_request.values():
+            if fetch.num_ordered < len(fetch.keys):
+                self._order(fetch, now)
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def forget(self, request: Request) -> None:
+        """End the fetch of a request that is admitted or ends."""
+        if (fetch := self._fetch_by_request.pop(request, None)) is not None:
+            fetch.is_waiting = False
+            self._drop(fetch)
+
+    def _drop(self, fetch: Fetch) -> None:
+        self._slots.free(reversed(fetch.held.values()))
+        fetch.held = {}
+        for job in fetch.jobs:
+            load = self._loads.get(job)
+            if load is not None and load.fetch is fetch:
+                load.fetch = None
+                if load.num_blocks > 1:  # a single block is a probe
+                    self._send(CancelLoad(job=job))
+
+    def on_tier_lost(self) -> None:
+        """Take back all slots that were being loaded, and let all requests run with what has come."""
+        for load in self._loads.values():
+            self._slots.free(load.key_by_slot)
+        self._loads.clear()
+        self._loading.clear()
+        self._asked.clear()
+        for fetch in [*self._fetch_by_request.values(), *self._others]:
+            self._cut(fetch, fetch.num_ready)
+            self._let_run(fetch)
+
+    def references(self) -> list[int]:
+        """Return the slots that it refers to, once for each reference."""
+        fetches = (*self._fetch_by_request.values(), *self._others)
+        held = [slot for fetch in fetches for slot in fetch.held.values()]
+        return held + [slot for load in self._loads.values() for slot in load.key_by_slot]

@@ -1,0 +1,400 @@
+"""Offload: KV blocks outside the pool. It decides which blocks go to slots, disk and remote, and which come back.
+
+Copies between pool and slots are part of the steps (step_copies.py); the tier process moves blocks between slots and
+disk, remote and peers (fetches.py, write_behind.py). Here both meet the pool and the requests. With a host tier, a
+block that the pool evicts is stored in a slot; a slot that is found at an admission is loaded.
+
+No content is found under the wrong name: until the tier process has told the namespace of the weights, and after its
+loss, nothing is asked for and nothing written. Knows no sockets and no steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from ....ipc.messages.tier import (
+    SOURCES,
+    STORE_ON_DISK,
+    STORE_REMOTELY,
+    BlocksFound,
+    BlocksLoaded,
+    BlocksStored,
+    ClearTier,
+    CoreToTier,
+    OpenTier,
+    PinBlocks,
+    SourceState,
+    TierCleared,
+    TierOpened,
+    TierState,
+    TierToCore,
+    UnpinSlots,
+)
+from ...request import Ids, Request, WaitReason
+from ..block_pool import BlockPool
+from ..block_record import BlockRecord
+from .costs import ComputeCost
+from .fetches import Fetches
+from .peer_pins import PeerPins
+from .step_copies import CopyPlan, StepCopies
+from .write_behind import STORES_PER_STEP, WriteBehind
+
+POOL, HOST = 0, 1  # places of found blocks; SOURCES follow
+NUM_PLACES = 2 + len(SOURCES)
+COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # most that a step loads beside rows that run: about 10 ms
+TOKEN_S = {"cpu": 3e-4, "cuda": 1e-5}  # to compute one, before any step
+
+
+class OffloadOptions(NamedTuple):
+    """What an engine's options say about tiers."""
+
+    num_slots: int
+    slot_bytes: int
+    block_size: int
+    device: str
+    facts: bytes  # as in OpenTier
+    is_host_tier: bool
+    sources: int = 0  # bits of targets that are configured
+    has_sources: bool = False  # to load from
+    uses_process: bool = True  # sources, or peers that ask us
+    writes_salted_remotely: bool = True
+    quota: float = 1.0
+
+
+class Offload:
+    """Owns the slots. An observer of the pool: it is told what is written and evicted."""
+
+    def __init__(
+        self,
+        options: OffloadOptions,
+        pool: BlockPool,
+        key: Callable[[Request, int], bytes],
+        send: Callable[[CoreToTier], None],
+        record: BlockRecord | None = None,
+    ) -> None:
+        """key: returns the key of a request's block i, for -1 their root. record: file with the content of the slots,
+        from the core before this one and for the next."""
+        observers, known = ([], None) if record is None else ([record], record.key_by_block)
+        self.slots = BlockPool(options.num_slots + 1, observers, known)
+        self.plan = CopyPlan(self.slots)
+        self.compute = ComputeCost(TOKEN_S[options.device])
+        self.writes = WriteBehind(pool, self.slots, self.plan, is_host_tier=options.is_host_tier)
+        self.writes.writes_salted_remotely = options.writes_salted_remotely
+        self.fetches = Fetches(pool, self.slots, self.compute, options.block_size, send, self._let_run)
+        self.fetches.on_found_keys = self._note_kept
+        self.sources: list[SourceState] = []
+        self.num_tokens_by_place = [0] * NUM_PLACES
+        self.num_stored = self.num_loaded = 0  # blocks, between pool and slots
+        self._options, self._pool, self._key, self._send = options, pool, key, send
+        self._arriving: set[int] = set()  # blocks that get their content from a slot
+        self._is_written: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.zeros(pool.num_blocks, np.bool_)
+        self._owner_by_block: dict[int, int] = {}  # of requests with a salt
+        self._max_loads = max(COPY_BYTES[options.device] // options.slot_bytes, 1)
+        self._release: Callable[[Request, WaitReason], None] = lambda request, reason: None
+        self._change_namespace: Callable[[bytes], None] = lambda namespace: None
+        self._num_opens = 0
+        self._is_open = self._has_process = False
+        self._pins = PeerPins(self.slots)
+        self._clears: dict[int, Callable[[], None]] = {}
+
+    def connect(
+        self, release: Callable[[Request, WaitReason], None], change_namespace: Callable[[bytes], None]
+    ) -> None:
+        """Comes first. release: lets a request run. change_namespace: gets the namespace of the weights."""
+        self._release, self._change_namespace = release, change_namespace
+
+    # ── the tier process ─────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_open(self) -> bool:
+        """Whether content can be found and written under its name."""
+        return self._is_open
+
+    def open(self, model_folder: str) -> None:
+        """Begin to use the tier process, for the weights in `model_folder`. A host tier alone needs none."""
+        if not self._options.uses_process:
+            return
+        self._has_process = True
+        self._num_opens += 1
+        self._send(OpenTier(serial=self._num_opens, model_folder=model_folder, facts=self._options.facts))
+
+    def close(self) -> None:
+        """Ask for nothing and write nothing until `open` is answered: the weights are about to change."""
+        self._is_open = False
+        self.writes.targets = 0
+        self.writes.forget()
+
+    def on_tier_lost(self) -> None:
+        """Note that the tier process has ended: it touches no slot any more."""
+        self.close()
+        self._has_process = False
+        self.writes.on_tier_lost()
+        self.fetches.on_tier_lost()
+        self._pins.clear()
+        for done in self._clears.values():
+            done()
+        self._clears.clear()
+        self.sources = []
+
+    def on_message(self, message: TierToCore) -> None:
+        now = time.monotonic()
+        if isinstance(message, BlocksFound):
+            self.fetches.on_found(message, now)
+        elif isinstance(message, BlocksLoaded):
+            self.fetches.on_loaded(message, now)
+        elif isinstance(message, BlocksStored):
+            self.writes.on_stored(message)
+        elif isinstance(message, TierOpened):
+            self._on_opened(message)
+        elif isinstance(message, TierState):
+            self.sources = message.sources
+        elif isinstance(message, PinBlocks):
+            self._send(self._pins.pin(message))
+        elif isinstance(message, UnpinSlots):
+            self._pins.unpin(message.slots)
+        elif isinstance(message, TierCleared) and (done := self._clears.pop(message.serial, None)) is not None:
+            done()
+
+    def _on_opened(self, message: TierOpened) -> None:
+        if message.serial == self._num_opens and self._has_process:
+            self._change_namespace(message.namespace)
+            self._is_open = True
+            self.writes.targets = self._options.sources
+
+    def clear(self, done: Callable[[], None]) -> None:
+        """Remove all blocks from slots, disk and remote; call `done` then."""
+        self.slots.forget_all()
+        self.writes.forget()
+        if not self._is_open:
+            done()
+            return
+        serial = len(self._clears) + 1
+        self._clears[serial] = done
+        self._send(ClearTier(serial=serial))
+
+    # ── the pool's content ───────────────────────────────────────────────────────────────────────────────────────
+
+    def written(self, group: int, block: int, key: bytes) -> None:
+        self._is_written[block] = True
+        is_computed = block not in self._arriving
+        self._arriving.discard(block)
+        self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=is_computed)
+
+    def evicted(self, group: int, block: int, key: bytes) -> None:
+        """Store a written block in a slot, before the next step overwrites it."""
+        is_written = self._is_written[block]
+        self._origins.pop(key, None)
+        self.forgotten(group, block, key)
+        if (slot := self.slots.lookup(key)) is not None:
+            self.slots.touch([slot])  # used as lately as the block
+            self.slots.free([slot])
+        elif is_written and (self._options.is_host_tier or self.writes.is_queued(key)):
+            self.num_stored += self.plan.store(block, key) is not None
+
+    def forgotten(self, group: int, block: int, key: bytes) -> None:
+        self._is_written[block] = False
+        self._arriving.discard(block)
+        self._owner_by_block.pop(block, None)
+
+    def cleared(self, group: int) -> None:
+        self._is_written[:] = False
+        self._arriving.clear()
+        self._owner_by_block.clear()
+
+    def own(self, blocks: list[int], salt: str) -> None:
+        """Note the salt of the request that fills the blocks."""
+        owner = int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8], "little") or 1
+        self._owner_by_block.update(dict.fromkeys(blocks, owner))
+
+    @property
+    def _origins(self) -> dict[bytes, int]:
+        return self.fetches.origin_by_key
+
+    def _note_kept(self, keys: Iterable[bytes], source: int) -> None:
+        targets = (STORE_ON_DISK, STORE_REMOTELY, 0)[source]
+        if targets:
+            self.writes.note_kept(keys, targets)
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, request: Request, num_usable: int) -> bool:
+        """Look for blocks of a request, once after each time that it ran; True: it waits (WaitReason.TIER) for them.
+
+        num_usable: its first blocks that may be read from a cache."""
+        if request.is_looked_up or not self._is_open or not self._options.has_sources:
+            return False
+        request.is_looked_up = True
+        start = 0
+        while start < num_usable and self._is_here(self._key(request, start)):
+            start += 1
+        if start >= num_usable:
+            return False
+        size = self._options.block_size
+        skips_remote = request.params.cache_salt is not None and not self._options.writes_salted_remotely
+        tokens = request.tokens[start * size : num_usable * size].tobytes()
+        first_keys = partial(self._keys_from, request, start)
+        parent = self._key(request, start - 1)
+        now = time.monotonic()
+        is_asked = self.fetches.begin(request, start, parent, tokens, first_keys, now, skips_remote=skips_remote)
+        if is_asked:
+            request.waits_for.add(WaitReason.TIER)
+        return is_asked
+
+    def _is_here(self, key: bytes) -> bool:
+        return self._pool.lookup(key) is not None or self.slots.lookup(key) is not None
+
+    def _keys_from(self, request: Request, start: int, num_blocks: int) -> list[bytes]:
+        return [self._key(request, start + i) for i in range(num_blocks)]
+
+    def _let_run(self, request: Request) -> None:
+        self._release(request, WaitReason.TIER)
+
+    def forget(self, request: Request) -> None:
+        """Stop loading for a request that is admitted or ends."""
+        self.fetches.forget(request)
+
+    def load_prefix(
+        self, request: Request, computed: list[int], num_usable: int, *, has_rows: bool
+    ) -> list[int] | None:
+        """Load the request's blocks after `computed`, which it references, from their slots in the next step; return
+        their blocks. None: there are too many for one step; the first ones move to the pool, where they will be found.
+
+        The pool has room for all blocks of the request."""
+        start = len(computed)
+        slots: list[int] = []
+        while start + len(slots) < num_usable:
+            slot = self.slots.lookup(self._key(request, start + len(slots)))
+            if slot is None:
+                break
+            slots.append(slot)
+        if not slots:
+            return []
+        self.slots.touch(slots)  # a block that is allocated may send its former content to a slot
+        try:
+            limit = self.max_loads(has_rows=has_rows)
+            if len(slots) > limit:
+                self.land_slots([(self._key(request, start + i), slot) for i, slot in enumerate(slots[:limit])])
+                return None
+            return self._load(request, start, slots)
+        finally:
+            self.slots.free(reversed(slots))
+
+    def _load(self, request: Request, start: int, slots: list[int]) -> list[int]:
+        blocks = self._pool.allocate(len(slots))
+        assert blocks is not None, "the scheduler has counted the blocks"
+        for i, (slot, block) in enumerate(zip(slots, blocks, strict=True)):
+            key = self._key(request, start + i)
+            self._copy_back(slot, block, key)
+            self._count(key, HOST)
+        return blocks
+
+    def _copy_back(self, slot: int, block: int, key: bytes) -> None:
+        self.plan.load(slot, block)
+        self._arriving.add(block)
+        self._pool.cache_block(block, key)
+        self.num_loaded += 1
+
+    def count_pool_hits(self, request: Request, blocks: list[int]) -> None:
+        """Count blocks found in the pool, each for the place that it came from last."""
+        for i, block in enumerate(blocks):
+            key = self._key(request, i)
+            self._count(key, POOL)
+            if self.writes.targets and self._is_written[block]:
+                self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=False)
+
+    def _count(self, key: bytes, place: int) -> None:
+        source = self._origins.pop(key, None)
+        self.num_tokens_by_place[place if source is None else 2 + source] += self._options.block_size
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether copies wait for a step."""
+        return bool(self.plan) or self.writes.has_candidates
+
+    def max_loads(self, *, has_rows: bool) -> int:
+        """Return how many blocks may be loaded in one step."""
+        return self._max_loads if has_rows else self.slots.num_blocks
+
+    def land(self, num_spare: int, *, has_rows: bool) -> None:
+        """For requests that need more slots than there are: move loaded blocks to the pool, where they stay findable.
+        num_spare: free blocks of the pool that are left alone."""
+        for fetch in self.fetches.stalled():
+            keys = [key for key in fetch.keys[: fetch.num_ready] if key in fetch.held]
+            room = min(self._pool.num_free - num_spare, self.max_loads(has_rows=has_rows))
+            landed = keys[: max(room, 0)]
+            self.land_slots([(key, fetch.held[key]) for key in landed])
+            self.fetches.let_go(fetch, landed)
+
+    def land_slots(self, found: list[tuple[bytes, int]]) -> None:
+        """Copy slots to free blocks of the pool, where their keys find them."""
+        blocks = self._pool.allocate(len(found)) or []
+        for block, (key, slot) in zip(blocks, found, strict=True):
+            self._copy_back(slot, block, key)
+        self._pool.free(reversed(blocks))
+
+    def take_copies(self, *, has_rows: bool) -> StepCopies | None:
+        """Return the copies of the next step."""
+        if self.writes.has_candidates:
+            self.writes.plan_stores(STORES_PER_STEP if has_rows else self.slots.num_blocks)
+        return self.plan.take()
+
+    def on_copied(self, copies: StepCopies) -> None:
+        """Note that a step with copies is done."""
+        now = time.monotonic()
+        self.plan.done(copies)
+        self.writes.add(copies.writes, now)
+        if copies.slots:
+            self.fetches.on_slots_free(now)
+
+    def on_steps_lost(self, steps: Iterable[StepCopies]) -> None:
+        """Note that steps in flight, and copies that wait for one, may not happen."""
+        waiting = self.plan.take()
+        for copies in [*steps, *([] if waiting is None else [waiting])]:
+            self.plan.lost(copies)
+            self.writes.on_steps_lost(copies.writes)
+
+    def on_prompts(self, ends: Ids, counts: Ids, seconds: float) -> None:
+        """Learn the cost of prompt tokens from a finished step, which has computed `counts` tokens of each row, up to
+        position `ends`."""
+        is_prompt = counts > 1
+        ends, counts = ends[is_prompt], counts[is_prompt]
+        positions = float((counts * (ends - counts / 2)).sum())
+        self.compute.on_step(int(counts.sum()), positions, int(len(is_prompt) - len(counts)), seconds)
+
+    def tick(self, *, is_idle: bool) -> None:
+        """Send what is due; is_idle: no row decodes."""
+        now = time.monotonic()
+        self.fetches.tick(now)
+        if self._has_process and (order := self.writes.take(now, is_idle=is_idle)) is not None:
+            self._send(order)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `tick` has something to do, in monotonic seconds."""
+        deadlines = (self.fetches.next_deadline, self.writes.next_deadline)
+        return min((each for each in deadlines if each is not None), default=None)
+
+    # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def num_used_slots(self) -> int:
+        """Number of slots that somebody refers to."""
+        return self.slots.num_blocks - 1 - self.slots.num_free
+
+    def check_invariants(self, steps: Iterable[StepCopies | None]) -> None:
+        """Raise AssertionError unless the slots are referenced exactly by steps, loads, writes, fetches and peers."""
+        tables = list(self._pins.references())
+        for copies in steps:
+            if copies is not None:
+                tables += [*copies.slots, *(write.slot for write in copies.writes)]
+        self.slots.check_invariants(
+            [tables, self.plan.references(), self.fetches.references(), self.writes.references()]
+        )

@@ -1,0 +1,99 @@
+"""Copies between blocks of the pool and slots of the arena: those of the next step, and those of steps in flight.
+
+Workers run the copies of a step before anything else of it, stores first, and steps in order. So a block may be
+overwritten by the step that stores it, and a slot may be loaded from in the step that fills it or any later one. Only
+the tier process works outside this order: it gets a slot when no step in flight refers to it. Invariant: a slot has a
+reference for each step in flight that refers to it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ....ipc.codec import encode_ids
+from ..block_pool import BlockPool
+
+
+class Write(NamedTuple):
+    """A slot whose content goes to the disk or the remote. It holds a reference to the slot."""
+
+    key: bytes
+    slot: int
+    targets: int  # bits as in StoreBlocks
+    owner: int
+
+
+class StepCopies(NamedTuple):
+    """The copies of one step."""
+
+    stores: bytes  # as in SchedulerOutput
+    loads: bytes
+    slots: list[int]  # referenced until the step is done
+    filled: list[tuple[int, bytes]]  # slots, and the content that they have when the step is done
+    writes: list[Write]  # of such slots
+
+
+class CopyPlan:
+    """Collects the copies of the next step. `slots` is the pool of slots: content by key, least recently used first."""
+
+    def __init__(self, slots: BlockPool) -> None:
+        self._slots = slots
+        self._clear()
+
+    def _clear(self) -> None:
+        self._stores: list[int] = []
+        self._loads: list[int] = []
+        self._used: list[int] = []
+        self._writes: list[Write] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._stores or self._loads or self._writes)
+
+    @property
+    def num_copies(self) -> int:
+        return (len(self._stores) + len(self._loads)) // 2
+
+    def store(self, block: int, key: bytes) -> int | None:
+        """Copy a block to a slot, which is found by its key from now on; return the slot, None if all are in use."""
+        slots = self._slots.allocate(1)
+        if slots is None:
+            return None
+        self._slots.cache_block(slots[0], key)
+        self._stores += (block, slots[0])
+        self._used += slots
+        return slots[0]
+
+    def load(self, slot: int, block: int) -> None:
+        """Copy a slot to a block."""
+        self._slots.touch([slot])
+        self._loads += (slot, block)
+        self._used.append(slot)
+
+    def write(self, key: bytes, slot: int, targets: int, owner: int) -> None:
+        """Pass a slot on to the tier process when the step is done."""
+        self._slots.touch([slot])
+        self._writes.append(Write(key, slot, targets, owner))
+
+    def references(self) -> list[int]:
+        """Return the slots that it refers to, once for each reference."""
+        return [*self._used, *(write.slot for write in self._writes)]
+
+    def take(self) -> StepCopies | None:
+        """Return the copies for the next step and forget them; None if there are none."""
+        if not self:
+            return None
+        filled = self._slots.take_pending()
+        copies = StepCopies(encode_ids(self._stores), encode_ids(self._loads), self._used, filled, self._writes)
+        self._clear()
+        return copies
+
+    def done(self, copies: StepCopies) -> None:
+        """Note that a step has copied: filled slots have their content."""
+        self._slots.mark_written(copies.filled)
+        self._slots.free(copies.slots)
+
+    def lost(self, copies: StepCopies) -> None:
+        """Note that a step may not have copied: nobody shall find the slots that it fills."""
+        self._slots.forget(slot for slot, key in copies.filled if self._slots.holds(slot, key))
+        self._slots.free(copies.slots)
+        self._slots.free(write.slot for write in copies.writes)
