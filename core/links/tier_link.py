@@ -13,7 +13,7 @@ from ...ipc.sockets import new_socket
 
 
 class TierLink:
-    """Connects to each new tier process; messages to none are dropped, since its loss has ended what they were for."""
+    """Connects to each new tier process; a message is dropped while there is none."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec) -> None:
         self._context, self._spec = context, spec

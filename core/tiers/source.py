@@ -14,7 +14,7 @@ from ...ipc.messages.tier import SourceName, SourceState
 
 
 class Namespace(NamedTuple):
-    """What the objects of one model and one form of blocks have in common."""
+    """The common part of all objects of one model and one form of blocks."""
 
     digest: bytes  # 32 bytes; the root of the keys of all blocks
     secret: bytes  # of --kv-key-file: objects that leave this machine carry a MAC made with it; empty: none

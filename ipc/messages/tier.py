@@ -55,7 +55,7 @@ class CancelLoad(Message, frozen=True, kw_only=True, tag="cancel_load"):
 
 
 class StoreBlocks(Message, frozen=True, kw_only=True, tag="store_blocks"):
-    """Order to write the content of slots; BlocksStored replies, at once for what finds no room in the write queue."""
+    """Order to write the content of slots; BlocksStored replies, at once for slots without room in the write queue."""
 
     job: int
     keys: bytes

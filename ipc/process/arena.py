@@ -2,7 +2,7 @@
 
 One memfd, which the supervisor makes and workers and tier process inherit: nothing of it is left when all have ended.
 It is divided into slots, numbered from 1. A slot holds one block: the parts of all ranks of this host, side by side.
-Who may write a slot is the core's decision (core/offload/); nothing here is locked.
+The core decides which process may write a slot (core/kv/offload/); nothing here is locked.
 """
 
 from __future__ import annotations

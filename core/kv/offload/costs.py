@@ -1,4 +1,4 @@
-"""What it costs to compute tokens of a prompt, and to load blocks from a source: learned while the engine runs."""
+"""The cost of computing a prompt's tokens and of loading blocks from a source, learned while the engine runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the options of an engine say about its tiers, and all that decides about the bytes of a block."""
+"""The options of an engine's tiers, and the facts on which the bytes of a block depend."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def options_of(spec: EngineSpec, arena: ArenaShape, kernels: str) -> OffloadOpti
 
 
 def block_facts(spec: EngineSpec, kernels: str) -> bytes:
-    """Return canonical JSON of all but the weights that decides about the bytes of a block: equal for engines whose
-    blocks can stand for each other. Under --deterministic the kernels count too, since others have other bits.
-    max_model_len counts: some rotary embeddings depend on it."""
+    """Return canonical JSON of all facts, except the weights, on which the bytes of a block depend. Engines with equal
+    facts and weights can use each other's blocks. Under --deterministic the kernels count too, since others have other
+    bits. max_model_len counts where rotary embeddings depend on it."""
     config = spec.config
     facts = {
         "format": FORMAT,

@@ -2,9 +2,9 @@
 
     begin → FindBlocks → on_found: worth it? → LoadBlocks … on_loaded … → every block is there → the request may run
 
-While it waits, a request must not lose: it waits no longer than computing the blocks that have come would have taken,
-and GRACE of the whole. Then it runs with what is there; what comes until its admission is used too. A fetch holds a
-reference to each slot that came for it, until its request is admitted or ends.
+A waiting request must not lose: it waits no longer than computing the blocks that have come would have taken, and GRACE
+of the whole. Then it runs with the blocks that are there; those that come before its admission are used too. A fetch
+holds a reference to each slot that came for it, until its request is admitted or ends.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ class Fetches:
         )
 
     def on_loaded(self, message: BlocksLoaded, now: float) -> None:
-        """Take back slots with or without content; let requests run whose blocks are all there."""
+        """Take back slots with or without content, and let requests run that have all their blocks."""
         load = self._loads.get(message.job)
         if load is None:
             return
@@ -258,7 +258,7 @@ class Fetches:
         fetch.num_ordered = min(fetch.num_ordered, num_blocks)
 
     def _go_on(self, fetch: Fetch, now: float) -> None:
-        """Hold what has come, order what is missing, and let the request run if all is there."""
+        """Hold the blocks that have come, order the missing ones, and let the request run if it has all."""
         self._take_ready(fetch)
         self._order(fetch, now)
         request = fetch.request
@@ -330,7 +330,7 @@ class Fetches:
                     self._send(CancelLoad(job=job))
 
     def on_tier_lost(self) -> None:
-        """Take back all slots that were being loaded, and let all requests run with what has come."""
+        """Take back all slots that were being loaded, and let all requests run with the blocks that have come."""
         for load in self._loads.values():
             self._slots.free(load.key_by_slot)
         self._loads.clear()

@@ -52,7 +52,7 @@ TOKEN_S = {"cpu": 3e-4, "cuda": 1e-5}  # to compute one, before any step
 
 
 class OffloadOptions(NamedTuple):
-    """What an engine's options say about tiers."""
+    """The options of an engine's tiers."""
 
     num_slots: int
     slot_bytes: int
@@ -68,7 +68,7 @@ class OffloadOptions(NamedTuple):
 
 
 class Offload:
-    """Owns the slots. An observer of the pool: it is told what is written and evicted."""
+    """Owns the slots. An observer of the pool: it hears of written and evicted blocks."""
 
     def __init__(
         self,
@@ -370,7 +370,7 @@ class Offload:
         self.compute.on_step(int(counts.sum()), positions, int(len(is_prompt) - len(counts)), seconds)
 
     def tick(self, *, is_idle: bool) -> None:
-        """Send what is due; is_idle: no row decodes."""
+        """Send the orders that are due, and end waits that are too long; is_idle: no row decodes."""
         now = time.monotonic()
         self.fetches.tick(now)
         if self._has_process and (order := self.writes.take(now, is_idle=is_idle)) is not None:

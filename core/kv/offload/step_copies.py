@@ -15,7 +15,7 @@ from ..block_pool import BlockPool
 
 
 class Write(NamedTuple):
-    """A slot whose content goes to the disk or the remote. It holds a reference to the slot."""
+    """Order to write a slot to the disk or the remote. It holds a reference to the slot."""
 
     key: bytes
     slot: int

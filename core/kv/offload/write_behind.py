@@ -99,7 +99,7 @@ class WriteBehind:
             self._kept.popitem(last=False)
 
     def forget(self) -> None:
-        """Forget what was seen, where blocks are, and all candidates."""
+        """Forget all keys seen, the places of blocks, and all candidates."""
         self._seen.clear()
         self._kept.clear()
         self._drop_candidates()
@@ -132,7 +132,7 @@ class WriteBehind:
         self._ready += writes
 
     def take(self, now: float, *, is_idle: bool) -> StoreBlocks | None:
-        """Return the order to write what is ready, if it is worth a wake-up; is_idle: no step is disturbed by it."""
+        """Return the order to write the ready slots, if it is worth a wake-up; is_idle: no step is disturbed by it."""
         is_due = is_idle or len(self._ready) >= BATCH or (self.next_deadline is not None and now >= self.next_deadline)
         if not self._ready or not is_due:
             return None
