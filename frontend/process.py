@@ -21,6 +21,7 @@ import zmq
 from ..ipc.addresses import unlink_ipc_address
 from ..ipc.channel import Channel
 from ..ipc.child import SupervisorChannel, run_child
+from ..ipc.client_auth import DOMAIN, ZapHandler
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ConfigError
 from ..ipc.keys import Keys
@@ -30,7 +31,6 @@ from ..ipc.process.faults import maybe_fail
 from ..ipc.process.malloc import return_large_blocks
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
 from .listening.open_requests import OpenRequests, path_of
-from .requests.client_auth import DOMAIN, ZapHandler
 from .requests.frontend import Frontend
 from .text.chat_template import ChatTemplate
 from .text.tokenizer import Tokenizer

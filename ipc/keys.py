@@ -1,8 +1,7 @@
 """CURVE keys for tcp endpoints: one file with the server's key pair and the only accepted client key pair.
 
-CURVE alone accepts any client that has the server's public key; the frontend's ZAP handler
-(frontend/requests/client_auth.py) accepts only the client key of the file. Engine and clients use the same file: JSON
-with Z85 texts, mode 0600.
+CURVE alone accepts any client that has the server's public key; ZapHandler (client_auth.py)
+accepts only the client key of the file. Engine and clients use the same file: JSON with Z85 texts, mode 0600.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ZapHandler: authenticates clients by their CURVE key (ZeroMQ's authentication protocol, RFC 27).
 
-ZeroMQ sends a request over an inproc socket during each handshake. The frontend's loop answers it, without a thread.
+ZeroMQ sends a request over an inproc socket during each handshake. The loop of the server answers it, without a thread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import zmq
 from zmq.utils import z85
 
-logger = logging.getLogger("tokenloom.frontend")
+logger = logging.getLogger("tokenloom")
 
 ADDRESS = "inproc://zeromq.zap.01"
 DOMAIN = b"tokenloom"
