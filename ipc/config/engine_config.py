@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from ..errors import ConfigError
 from ..process.log import LogLevel
+from .tier_places import check_places
 
 API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # replaces --api-key, which every user of the machine can see in `ps`
 CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # passes the configuration from a program to the engine that it starts
@@ -283,6 +284,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     f"--listen {self.listen} would admit anyone: give --key-file (made by `engine-launch keygen "
                     "FILE`) or --insecure"
                 )
+        check_places(self.kv_remote, self.kv_peers, self.kv_listen, self.kv_key_file is not None)
         self._check_http()
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
             raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")

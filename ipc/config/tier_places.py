@@ -1,0 +1,71 @@
+"""Addresses of --kv-remote, --kv-peers and --kv-listen, and which of them need a secret.
+
+Blocks that cross a network are trusted only with a MAC, and other engines only with a key: both come from
+--kv-key-file. A loopback address and a socket file need none.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from urllib.parse import urlsplit
+
+from ..errors import ConfigError
+
+REMOTE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
+
+
+def check_places(remote: str | None, peers: str | None, listen: str | None, has_key: bool) -> None:
+    """Raise ConfigError for an invalid address, and for one on a network if there is no key file."""
+    hosts = []
+    if remote is not None:
+        hosts.append(("--kv-remote", *_remote_host(remote)))
+    hosts += [("--kv-peers", address, _peer_host("--kv-peers", address)) for address in peer_addresses(peers)]
+    if listen is not None:
+        hosts.append(("--kv-listen", listen, _peer_host("--kv-listen", listen)))
+    for option, address, host in hosts:
+        if host is not None and not _is_loopback(host) and not has_key:
+            raise ConfigError(
+                f"{option} {address} needs --kv-key-file: anyone on its network could read or replace blocks"
+            )
+
+
+def peer_addresses(peers: str | None) -> list[str]:
+    """Return the addresses of --kv-peers."""
+    return [address.strip() for address in (peers or "").split(",") if address.strip()]
+
+
+def _remote_host(url: str) -> tuple[str, str | None]:
+    """Return the URL of a remote without its password, and its host; None for a socket file."""
+    scheme, separator, rest = url.partition("://")
+    shown = f"{scheme}{separator}{rest.rpartition('@')[2]}"
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port  # a port that is no number raises
+    except ValueError:  # its text may show a part of the password
+        raise ConfigError(
+            f"--kv-remote {shown} has no valid host and port: write the password's special characters as %XX"
+        ) from None
+    if scheme not in REMOTE_SCHEMES or not (parts.path if scheme == "unix" else host):
+        raise ConfigError(
+            f"--kv-remote {shown} must be redis://, rediss://, valkey:// or valkeys:// with "
+            "[USER:PASSWORD@]HOST:PORT/DB, or unix:///PATH?db=N"
+        )
+    return shown, None if scheme == "unix" else host
+
+
+def _peer_host(option: str, address: str) -> str | None:
+    """Return the host of another engine's address; None for a socket file."""
+    if address.startswith("ipc:///"):
+        return None
+    match = re.fullmatch(r"tcp://(.+):(\d{1,5})", address)
+    if match is None or int(match[2]) > 65535:
+        raise ConfigError(f"{option} {address} must be ipc:///PATH or tcp://HOST:PORT with a port in [0, 65535]")
+    return match[1].strip("[]")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
