@@ -1,0 +1,169 @@
+"""RESP: Redis' protocol, with long values received straight into the memory where they belong.
+
+A Connection is used by one thread at a time. It raises OSError (TimeoutError, ConnectionError) if the network fails or
+the peer does not speak RESP; replies may be outstanding then, so the connection must be closed. Error replies of the
+server are data: ServerError.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import time
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple, TypeAlias
+
+READ_BYTES = 8192  # read ahead: the start of a reply and the header of an object, and little of its payload
+MAX_TEXT_BYTES = 16 << 20  # of a reply that is not received into place
+MAX_ITEMS = 1 << 20  # of an array
+MAX_DEPTH = 4  # of nested arrays; CLUSTER SLOTS has 3
+MAX_BUFFERS = 64  # in one call of sendmsg
+
+
+class ServerError(NamedTuple):
+    """An error reply, such as `OOM command not allowed`."""
+
+    text: str
+
+    @property
+    def code(self) -> str:
+        return self.text.partition(" ")[0]
+
+
+Reply: TypeAlias = "int | bytes | ServerError | list[Reply] | None"
+Buffer: TypeAlias = bytes | memoryview
+
+
+def command(*words: bytes) -> bytes:
+    """Encode a command."""
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
+class Connection:
+    """A connected socket and the bytes that were read ahead. `owner` is kept alive as long."""
+
+    def __init__(self, connected: socket.socket, owner: object = None) -> None:
+        self._socket = connected
+        self._owner = owner
+        self._view = memoryview(bytearray(READ_BYTES))
+        self._start = self._end = 0  # of the bytes read ahead
+
+    def is_usable(self) -> bool:
+        """Return whether the connection is open and nothing has come unasked, between two commands."""
+        if self._start != self._end or self._socket.fileno() < 0:
+            return False
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        return not poller.poll(0)
+
+    def send(self, buffers: Sequence[Buffer], deadline: float) -> None:
+        """Send all bytes of `buffers` without joining them."""
+        waiting = deque(memoryview(buffer) for buffer in buffers)
+        while waiting:
+            self._limit(deadline)
+            if isinstance(self._socket, ssl.SSLSocket):  # it has no sendmsg
+                num_sent = self._socket.send(waiting[0])
+            else:
+                num_sent = self._socket.sendmsg(list(islice(waiting, MAX_BUFFERS)))
+            while waiting and num_sent >= len(waiting[0]):
+                num_sent -= len(waiting.popleft())
+            if num_sent:
+                waiting[0] = waiting[0][num_sent:]
+
+    def receive(self, deadline: float, depth: int = 0) -> Reply:
+        """Receive one reply."""
+        line = self._line(deadline)
+        kind, rest = line[:1], line[1:]
+        if kind == b"+":
+            return rest
+        if kind == b"-":
+            return ServerError(rest.decode(errors="replace"))
+        if kind == b":":
+            return _number(rest)
+        if kind == b"$" and (length := _number(rest)) <= MAX_TEXT_BYTES:
+            if length < 0:
+                return None
+            text = bytearray(length)
+            self._read(memoryview(text), deadline)
+            self._end_value(deadline)
+            return bytes(text)
+        if kind == b"*" and (length := _number(rest)) <= MAX_ITEMS and depth < MAX_DEPTH:
+            return None if length < 0 else [self.receive(deadline, depth + 1) for _ in range(length)]
+        raise ConnectionError(f"not a reply of Redis: {line[:40]!r}")
+
+    def receive_value(self, parts: Sequence[memoryview], deadline: float) -> bool | ServerError | None:
+        """Receive a reply to GET into `parts`, one after the other. Return True if they are filled, False if the value
+        has another length, which leaves them as they were, and None if there is no value."""
+        line = self._line(deadline)
+        if line[:1] == b"-":
+            return ServerError(line[1:].decode(errors="replace"))
+        if line[:1] != b"$":
+            raise ConnectionError(f"not a reply to GET: {line[:40]!r}")
+        length = _number(line[1:])
+        if length < 0:
+            return None
+        is_expected = length == sum(map(len, parts))
+        if is_expected:
+            for part in parts:
+                self._read(part, deadline)
+        else:
+            self._skip(length, deadline)
+        self._end_value(deadline)
+        return is_expected
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _line(self, deadline: float) -> bytes:
+        while True:
+            ahead = bytes(self._view[self._start : self._end])
+            line, end, _ = ahead.partition(b"\r\n")
+            if end:
+                self._start += len(line) + 2
+                return line
+            if len(ahead) == READ_BYTES:
+                raise ConnectionError(f"not a reply of Redis: {ahead[:40]!r}")
+            self._view[: len(ahead)] = ahead
+            self._start, self._end = 0, len(ahead)
+            self._end += self._receive_into(self._view[self._end :], deadline)
+
+    def _read(self, part: memoryview, deadline: float) -> None:
+        num_ahead = min(self._end - self._start, len(part))
+        part[:num_ahead] = self._view[self._start : self._start + num_ahead]
+        self._start += num_ahead
+        while num_ahead < len(part):
+            num_ahead += self._receive_into(part[num_ahead:], deadline)
+
+    def _skip(self, num_bytes: int, deadline: float) -> None:
+        waste = memoryview(bytearray(min(num_bytes, 1 << 20)))
+        while num_bytes:
+            part = waste[:num_bytes]
+            self._read(part, deadline)
+            num_bytes -= len(part)
+
+    def _end_value(self, deadline: float) -> None:
+        if self._line(deadline):
+            raise ConnectionError("a value is longer than its length")
+
+    def _receive_into(self, view: memoryview, deadline: float) -> int:
+        self._limit(deadline)
+        num_bytes = self._socket.recv_into(view)
+        if not num_bytes:
+            raise ConnectionError("the server closed the connection")
+        return num_bytes
+
+    def _limit(self, deadline: float) -> None:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise TimeoutError("no answer in time")
+        self._socket.settimeout(remaining_s)
+
+
+def _number(text: bytes) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConnectionError(f"not a number of Redis: {text[:40]!r}") from None
