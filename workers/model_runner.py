@@ -1,8 +1,8 @@
 """ModelRunner: runs steps, from a SchedulerOutput to a ModelRunnerOutput.
 
-    apply changes → prepare inputs → forward → logits of last tokens → mask, processors → Sampler → rows
-                                             ↘ hidden states of prompts, chunk by chunk → logits → logprobs
-                                             ↘ hidden states of pooled prompts → Pooler → vectors
+    copy blocks → apply changes → inputs → forward → logits of last tokens → mask, processors → Sampler → rows
+                                                   ↘ hidden states of prompts, chunk by chunk → logits → logprobs
+                                                   ↘ hidden states of pooled prompts → Pooler → vectors
 
 A step is started and later finished. On a GPU, a DeviceRunner runs the steps that sample without the host, and the next
 step may start before such a step is finished. Any other step waits for all earlier ones and is computed when it starts.
@@ -40,7 +40,8 @@ from .step_layout import StepLayout
 
 if TYPE_CHECKING:
     from .device.device_runner import DeviceRunner
-    from .device.token_copy import PendingTokens
+    from .device.kv_copies import KVCopies
+    from .device.token_copy import PendingCopy, PendingTokens
 
 LOGITS_BYTES = 48 << 20  # of one chunk of a prompt's logits; scoring takes as much again, and on a GPU twice that
 
@@ -70,6 +71,7 @@ class _StartedStep(NamedTuple):
     step: SchedulerOutput
     start_time: float
     tokens: _SampledTokens | _DeviceTokens
+    copies: PendingCopy | None  # of KV blocks; None: done, or there were none
 
 
 class ModelRunner:
@@ -85,8 +87,10 @@ class ModelRunner:
         device_runner: DeviceRunner | None = None,
         sampler: Sampler | None = None,
         trace: Callable[[int], AbstractContextManager[object]] = nullcontext,
+        copies: KVCopies | None = None,
     ) -> None:
-        """`device_runner` runs the steps that sample without the host. `trace(n)` surrounds the start of step n."""
+        """`device_runner` runs the steps that sample without the host. `trace(n)` surrounds the start of step n.
+        `copies` moves KV blocks to and from the arena; None without an arena."""
         self._model = model
         self._device_runner = device_runner
         self._started: deque[_StartedStep] = deque()
@@ -97,6 +101,7 @@ class ModelRunner:
         self._group = group
         self._sampler = sampler or Sampler()
         self._trace = trace
+        self._copies = copies
         self._scratch = torch.empty(0, device=kv_cache.device)
         self._pooler = Pooler()
         self.stage = "idle"
@@ -111,22 +116,26 @@ class ModelRunner:
         step: SchedulerOutput,
         receive_mask: MaskSource | None = None,
         finish_all: Callable[[], None] | None = None,
-    ) -> PendingTokens | None:
-        """Begin one step; return the tokens that `finish` would wait for, or None. ProtocolError if the rows forbid it.
+    ) -> PendingCopy | None:
+        """Begin one step; return the last copy that `finish` would wait for, or None. ProtocolError if the rows or the
+        arena forbid it.
 
         `receive_mask` waits for the TokenMask of a step that says it is pending; rank 0 calls it once the logits exist.
         `finish_all` finishes all earlier steps; it is called before a step that the host samples, if there are any.
         """
         start_time = time.monotonic()
         with self._trace(step.step):
+            copies = self._copy_blocks(step)
             tokens = self._run(step, receive_mask, finish_all)
-        self._started.append(_StartedStep(step, start_time, tokens))
-        return tokens.pending if isinstance(tokens, _DeviceTokens) else None
+        self._started.append(_StartedStep(step, start_time, tokens, copies))
+        return tokens.pending if isinstance(tokens, _DeviceTokens) else copies
 
     def finish(self) -> ModelRunnerOutput:
         """Wait for the oldest of the started steps, at least one; return its result. Only that of rank 0 has logprobs,
         vectors and fully masked rows."""
-        step, start_time, tokens = self._started[0]
+        step, start_time, tokens, copies = self._started[0]
+        if copies is not None:
+            copies.wait()
         if isinstance(tokens, _DeviceTokens):
             tokens = self._receive_tokens(tokens)
         self._started.popleft()
@@ -151,8 +160,9 @@ class ModelRunner:
         """Whether a step is started and `finish` would not wait for it."""
         if not self._started:
             return False
-        tokens = self._started[0].tokens
-        return isinstance(tokens, _SampledTokens) or tokens.pending.is_here
+        tokens, copies = self._started[0].tokens, self._started[0].copies
+        is_sampled = isinstance(tokens, _SampledTokens) or tokens.pending.is_here
+        return is_sampled and (copies is None or copies.is_here)
 
     @property
     def unfinished_step(self) -> int | None:
@@ -173,6 +183,16 @@ class ModelRunner:
         maybe_fail(f"worker.{stage}", self._group.rank)
 
     # ── one step ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @torch.inference_mode()
+    def _copy_blocks(self, step: SchedulerOutput) -> PendingCopy | None:
+        """Make, or on a GPU start, the step's copies of KV blocks. ProtocolError if there is no arena for them."""
+        if not (step.stores or step.loads):
+            return None
+        self._enter("copy blocks")
+        if self._copies is None:
+            raise ProtocolError(f"step {step.step} copies KV blocks, but there is no arena")
+        return self._copies.start(step)
 
     @torch.inference_mode()
     def _run(

@@ -28,6 +28,7 @@ from ..ipc.channel import Channel
 from ..ipc.child import EXIT_FAULT, SupervisorChannel, exit_code_of, run_child
 from ..ipc.codec import encode
 from ..ipc.config.engine_spec import EngineSpec
+from ..ipc.errors import ProtocolError
 from ..ipc.messages.base import MemoryTag, Rank
 from ..ipc.messages.supervisor import Initialize, Phase, PhaseProgress, Ready, Stop
 from ..ipc.messages.workers import (
@@ -42,6 +43,7 @@ from ..ipc.messages.workers import (
     WorkerError,
     WorkerToCore,
 )
+from ..ipc.process.arena import Arena
 from ..ipc.process.faults import maybe_fail
 from ..ipc.sockets import new_socket
 from .cpu_threads import num_cpu_threads, prepare_openmp
@@ -71,9 +73,16 @@ class WorkerProcess:
     """Owns the sockets and the order of messages. The Worker does the work."""
 
     def __init__(
-        self, spec: EngineSpec, rank: Rank, generation: int, model_folder: Path, asleep: list[MemoryTag]
+        self,
+        spec: EngineSpec,
+        rank: Rank,
+        generation: int,
+        model_folder: Path,
+        asleep: list[MemoryTag],
+        arena_fd: int | None = None,
     ) -> None:
         self._spec = spec
+        self._arena_fd = arena_fd
         self._model_folder, self._asleep = model_folder, asleep
         self._rank = rank
         self._sends_results = rank == spec.ranks[0]
@@ -134,11 +143,11 @@ class WorkerProcess:
         duration_s = time.monotonic() - start_time
         self.supervisor.send(Phase(name="measure memory", duration_s=duration_s, detail=measured.device))
         self.supervisor.send(measured)
-        num_blocks = self._wait_for_size()
-        if num_blocks is None:
+        sizes = self._wait_for_sizes()
+        if sizes is None:
             return None
         start_time = time.monotonic()
-        worker.initialize(num_blocks)
+        worker.initialize(sizes.num_blocks, self._map_arena(sizes))
         self.supervisor.send(Phase(name="allocate KV cache", duration_s=time.monotonic() - start_time))
         self._steps.socket.connect(self._spec.endpoints.steps_of(self._generation))
         self._results.connect(self._spec.endpoints.results_of(self._generation))
@@ -153,14 +162,21 @@ class WorkerProcess:
             progress = PhaseProgress(name="load weights", num_done=num_done, num_all=num_all, unit="tensors")
             self.supervisor.send(progress)
 
-    def _wait_for_size(self) -> int | None:
-        """Block until Initialize arrives; return its number of KV blocks, or None if Stop arrives first."""
+    def _wait_for_sizes(self) -> Initialize | None:
+        """Block until Initialize arrives; return it, or None if Stop arrives first."""
         while True:
             message = self.supervisor.wait()
             if isinstance(message, Initialize):
-                return message.num_blocks
+                return message
             if isinstance(message, Stop):
                 return None
+
+    def _map_arena(self, sizes: Initialize) -> Arena | None:
+        if sizes.arena is None:
+            return None
+        if self._arena_fd is None:
+            raise ProtocolError("the supervisor has sized an arena that this worker has not inherited")
+        return Arena(self._arena_fd, sizes.arena)
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -217,11 +233,11 @@ class WorkerProcess:
         runner = worker.runner
         assert runner is not None, "initialize comes before steps"
         try:
-            tokens = runner.start(step, lambda: self._wait_for_mask(step), lambda: self._finish_all(runner))
+            copy = runner.start(step, lambda: self._wait_for_mask(step), lambda: self._finish_all(runner))
         except Exception as error:
             raise StepFailedError(step.step, runner.stage) from error
-        if tokens is not None:
-            self._notifier.add(tokens.wait)
+        if copy is not None:
+            self._notifier.add(copy.wait)
 
     def _send_results(self, worker: Worker) -> None:
         """Finish the steps whose tokens are on the host; the group's first rank sends their results to the core."""
@@ -292,13 +308,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--generation", type=int, required=True)
     parser.add_argument("--model-folder", help="folder of the weights, if they were reloaded from another one")
     parser.add_argument("--asleep", nargs="*", default=[], help="memory that stays empty until it is woken")
+    parser.add_argument("--arena-fd", type=int, help="descriptor of the memory for blocks of KV tiers")
     options = parser.parse_args(arguments)
 
     def new_child(spec: EngineSpec) -> WorkerProcess:
         if spec.device == "cpu":
             prepare_openmp(num_cpu_threads(spec.config.num_threads, len(spec.ranks)))
         folder = Path(options.model_folder or spec.model_folder)
-        return WorkerProcess(spec, options.rank, options.generation, folder, options.asleep)
+        return WorkerProcess(spec, options.rank, options.generation, folder, options.asleep, options.arena_fd)
 
     return run_child(f"worker {options.rank}", new_child)
 

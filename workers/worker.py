@@ -23,12 +23,14 @@ from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.config.model_config import ModelConfig
 from ..ipc.messages.base import Holding, MemoryTag
 from ..ipc.messages.supervisor import Measured, Phase
+from ..ipc.process.arena import Arena
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.machine_memory import gib
 from ..ipc.process.malloc import trim_heap
 from ..kernels import fp8_cache
 from ..kernels.select import Ops, select_ops
 from .cpu_threads import num_cpu_threads
+from .device.kv_copies import KVCopies, pin_arena
 from .device_check import check_cpu, check_gpu, check_options, select_gpu
 from .input_batch import InputBatch
 from .kv_cache import KVCacheSpec
@@ -70,6 +72,7 @@ class Worker:
         self._folder = Path(spec.model_folder)
         self._asleep: list[MemoryTag] = []  # memory that is not held
         self._num_blocks = 0
+        self._arena: Arena | None = None  # from initialize on, if there are KV tiers
         self._model: Model | None = None
         self._kv_cache: Tensor | None = None
         self.runner: ModelRunner | None = None  # None while weights or KV cache are asleep
@@ -137,10 +140,13 @@ class Worker:
             kernels=self._kernels,
         )
 
-    def initialize(self, num_blocks: int) -> None:
+    def initialize(self, num_blocks: int, arena: Arena | None = None) -> None:
         """Allocate the KV cache, run one token so that the first request does not pay for lazy set-up, and make the
-        runner. If weights or KV cache are asleep, only note `num_blocks`."""
+        runner. If weights or KV cache are asleep, only note the arguments. A GPU pins the `arena` of KV tiers."""
         self._num_blocks = num_blocks
+        if arena is not None and self._arena is None and self._device.type == "cuda":
+            pin_arena(arena)
+        self._arena = arena
         if self._model is None or "kv_cache" in self._asleep:
             return
         self._kv_cache = self._kv_cache_spec(self._model).allocate(num_blocks, self._device)
@@ -159,7 +165,8 @@ class Worker:
             recorder = CudaRecorder() if self._has_graphs else None
             device_runner = DeviceRunner(model, kv_cache, *limits, self._group, recorder)
         trace = self.recorder.step
-        return ModelRunner(model, batch, kv_cache, self._group, vocab_size, device_runner, self._sampler, trace)
+        copies = None if self._arena is None else KVCopies(self._arena, kv_cache, self._group)
+        return ModelRunner(model, batch, kv_cache, self._group, vocab_size, device_runner, self._sampler, trace, copies)
 
     def _load_model(self, config: ModelConfig, device: torch.device, group: ParallelGroup) -> Model:
         has_kernels = self._device.type == "cuda" and not self._spec.config.enforce_reference
@@ -207,7 +214,7 @@ class Worker:
         if self._model is None and "weights" not in holding.asleep:
             self._model = self._load_model(self._spec.model, self._device, self._group)
         if self._kv_cache is None:
-            self.initialize(self._num_blocks)
+            self.initialize(self._num_blocks, self._arena)
         elif self._model is not None:
             self.runner = self._make_runner(self._model, self._kv_cache)
 

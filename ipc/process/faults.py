@@ -16,7 +16,7 @@ from pathlib import Path
 FOLDER = os.environ.get("TOKENLOOM_FAULTS")
 POINTS = (
     *("worker.load", "worker.update rows", "worker.prepare inputs", "worker.forward", "worker.sample", "worker.send"),
-    *("worker.reload", "worker.profile"),
+    *("worker.reload", "worker.profile", "worker.copy blocks"),
     *("core.receive", "core.schedule", "core.send"),
     *("frontend.receive", "frontend.send"),
     "grammar.advance",

@@ -8,14 +8,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tokenloom.ipc.messages.base import Hello, Rank
 from tokenloom.ipc.messages.supervisor import Failed, Measured, Phase
 from tokenloom.ipc.messages.workers import Probe, ProbeAck, Resend, RowSampling, WorkerError
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.workers.random_schedule import execute, new_row
-from tokenloom.tests.workers.worker_harness import GENERATION, WorkerHarness, make_spec
+from tokenloom.tests.workers.random_schedule import execute, frame, new_row
+from tokenloom.tests.workers.worker_harness import GENERATION, NUM_SLOTS, WorkerHarness, make_spec
 from tokenloom.workers.worker import Worker
 
 GREEDY = RowSampling(temperature=0.0)
@@ -65,6 +66,32 @@ def test_a_worker_generates_the_same_tokens_in_chunks(core: WorkerHarness) -> No
 def test_the_process_title_names_the_rank(running: WorkerHarness) -> None:
     arguments = Path(f"/proc/{running.processes[0].pid}/cmdline").read_bytes()
     assert arguments.rstrip(b"\0") == b"tokenloom worker 0"
+
+
+def check_copies(core: WorkerHarness) -> None:
+    """A block that is stored, overwritten and loaded elsewhere gives the tokens that its prompt gave."""
+    expected = core.generate(PROMPT, 3, GREEDY)  # begins in block 1
+    stored = msgspec.structs.replace(core.next_step([], []), stores=frame(1, NUM_SLOTS))
+    assert core.execute(stored) == []
+    core.generate(PROMPT[::-1], 1, GREEDY)
+    size = core.spec.config.block_size
+    found = core.next_step([0], [len(PROMPT) - size], [new_row(0, PROMPT, size)], [0, 0, 5, 0, 0, 6])
+    tokens = core.execute(msgspec.structs.replace(found, loads=frame(NUM_SLOTS, 5)))
+    assert tokens + core.execute(core.next_step([0], [1])) + core.execute(core.next_step([0], [1])) == expected
+    core.execute(core.next_step([], [], freed=[0]))
+
+
+def test_blocks_are_stored_and_loaded(core: WorkerHarness) -> None:
+    check_copies(core)
+
+
+def test_a_slot_out_of_range_ends_the_worker_and_is_named(fresh: WorkerHarness) -> None:
+    fresh.start()
+    fresh.publish(msgspec.structs.replace(fresh.next_step([], []), stores=frame(1, NUM_SLOTS + 1)))
+    error = fresh.receive(WorkerError)
+    assert (error.phase, error.step) == ("copy blocks", 1)
+    assert "not all in [1, 4]" in error.message
+    assert fresh.exit_codes() == [1]
 
 
 def test_a_gap_is_requested_again_and_filled(core: WorkerHarness) -> None:
@@ -181,6 +208,7 @@ def test_two_ranks_give_the_tokens_of_one(core: WorkerHarness, checkpoint: Path,
     try:
         pair.start()
         assert [pair.generate(PROMPT, 10, sampling, chunk=7) for sampling in (GREEDY, sampled)] == expected
+        check_copies(pair)
         assert pair.stop()[0] == [0, 0]
     finally:
         pair.close()

@@ -37,6 +37,7 @@ from tokenloom.ipc.messages.workers import (
     SchedulerOutput,
     WorkerToCore,
 )
+from tokenloom.ipc.process.arena import Arena, ArenaShape, new_arena
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.workers import random_schedule
@@ -45,6 +46,7 @@ from tokenloom.tests.workers.random_schedule import new_row
 START_S = 60.0
 ANSWER_S = 20.0
 GENERATION = 7
+NUM_SLOTS = 4  # of the arena
 
 M = TypeVar("M")
 
@@ -76,6 +78,7 @@ class WorkerHarness:
         self.step = 0
         self.processes = list[subprocess.Popen[str]]()
         self._lifelines = list[int]()
+        self._arena_fd = new_arena()
         for rank in range(self.size):
             self._spawn(rank)
 
@@ -87,13 +90,14 @@ class WorkerHarness:
     def _spawn(self, rank: int) -> None:
         read_fd, write_fd = os.pipe()
         command = [sys.executable, "-P", "-m", "tokenloom.workers.process"]
-        command += ["--rank", str(rank), "--generation", str(GENERATION)]
+        command += ["--rank", str(rank), "--generation", str(GENERATION), f"--arena-fd={self._arena_fd}"]
         process = subprocess.Popen(
             command,
             stdin=read_fd,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            pass_fds=[self._arena_fd],
             env=self.spec.environment(),
             cwd="/",
         )
@@ -127,8 +131,10 @@ class WorkerHarness:
 
     def start(self) -> None:
         """Start the workers, up to their replies to a first probe."""
-        blocks = min(self.wait_for(Measured).max_blocks for _ in range(self.size))
-        self.tell(Initialize(num_blocks=blocks))
+        measured = [self.wait_for(Measured) for _ in range(self.size)]
+        arena = ArenaShape(num_slots=NUM_SLOTS, slot_bytes=sum(each.block_bytes for each in measured))
+        Arena.resize(self._arena_fd, arena)
+        self.tell(Initialize(num_blocks=min(each.max_blocks for each in measured), arena=arena))
         for _ in range(self.size):
             self.wait_for(Ready)
         self.new_core()
@@ -218,4 +224,5 @@ class WorkerHarness:
             if process.poll() is None:
                 process.kill()
             process.communicate(timeout=ANSWER_S)
+        os.close(self._arena_fd)
         self._context.destroy(linger=0)

@@ -18,14 +18,20 @@ class _Slot:
     on_host: Tensor
 
 
-class PendingTokens:
-    """The tokens of one step while they are copied to the host."""
+class PendingCopy:
+    """A copy between the device and the host that may still run."""
 
-    def __init__(self, slot: _Slot, event: torch.cuda.Event | None, num_tokens: int, free: list[_Slot]) -> None:
-        self._slot = slot
-        self._event = event  # recorded after the copy; None where the device is the host
-        self._num_tokens = num_tokens
-        self._free = free
+    def __init__(self, event: torch.cuda.Event | None, device: torch.device) -> None:
+        self._event, self._device = event, device  # recorded after the copy; None where the device is the host
+
+    @classmethod
+    def on_stream(cls, device: torch.device) -> PendingCopy | None:
+        """Return the copies that were started on the current stream of `device`; None where it is the host."""
+        if device.type != "cuda":
+            return None
+        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # a waiting thread sleeps
+        event.record()
+        return cls(event, device)
 
     @property
     def is_here(self) -> bool:
@@ -35,8 +41,18 @@ class PendingTokens:
         """Block until the copy ends; any thread may call it."""
         if self._event is not None:
             # A thread without a current device would create a context of 0.5 GB on the first one.
-            torch.cuda.set_device(self._slot.on_device.device)
+            torch.cuda.set_device(self._device)
             self._event.synchronize()
+
+
+class PendingTokens(PendingCopy):
+    """The tokens of one step while they are copied to the host."""
+
+    def __init__(self, slot: _Slot, event: torch.cuda.Event | None, num_tokens: int, free: list[_Slot]) -> None:
+        super().__init__(event, slot.on_device.device)
+        self._slot = slot
+        self._num_tokens = num_tokens
+        self._free = free
 
     def take(self) -> I64:
         """Wait for the tokens [n] and return them. Call it once."""

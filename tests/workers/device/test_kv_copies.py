@@ -1,0 +1,219 @@
+"""Blocks move between the KV cache and the arena as numpy arrays would, in the order of the steps."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.messages.workers import RowSampling, SchedulerOutput
+from tokenloom.ipc.process.arena import PAGE, Arena, ArenaShape, new_arena
+from tokenloom.kernels import fp8_cache
+from tokenloom.tests.workers.device.fake_device import DeviceHistoryModel, FakeRecorder
+from tokenloom.tests.workers.history_model import HistoryModel
+from tokenloom.tests.workers.random_schedule import (
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    MAX_NUM_SEQS,
+    NUM_BLOCKS,
+    execute,
+    expected_tokens,
+    frame,
+    message,
+    new_row,
+    sampled_by,
+)
+from tokenloom.tests.workers.test_parallel import run_ranks
+from tokenloom.workers.device.device_runner import DeviceRunner
+from tokenloom.workers.device.kv_copies import KVCopies
+from tokenloom.workers.device.token_copy import PendingCopy
+from tokenloom.workers.input_batch import InputBatch
+from tokenloom.workers.kv_cache import KVCacheSpec
+from tokenloom.workers.model_runner import ModelRunner
+from tokenloom.workers.parallel import NullGroup, ParallelGroup
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: 32-bit words wrap in the interpreter
+
+NUM_SLOTS = 7
+GREEDY = RowSampling(temperature=0.0)
+
+
+def new_arena_of(slot_bytes: int, num_slots: int = NUM_SLOTS) -> Arena:
+    shape = ArenaShape(num_slots=num_slots, slot_bytes=slot_bytes)
+    fd = new_arena()
+    Arena.resize(fd, shape)
+    return Arena(fd, shape)
+
+
+def copies_of(stores: list[int], loads: list[int], step: SchedulerOutput | None = None) -> SchedulerOutput:
+    """A step that also has these pairs (block, slot) and (slot, block)."""
+    return msgspec.structs.replace(step or message(), stores=frame(*stores), loads=frame(*loads))
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16, fp8_cache.DTYPE])
+def kv_cache(request: pytest.FixtureRequest) -> torch.Tensor:
+    cache = KVCacheSpec(3, 2, 8, 4, request.param).allocate(9, torch.device("cpu"))
+    cache.view(torch.uint8).copy_(torch.randint(0, 256, cache.view(torch.uint8).shape, dtype=torch.uint8))
+    return cache
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_random_copies_equal_those_of_numpy_arrays(kv_cache: torch.Tensor, rank: int) -> None:
+    rng = np.random.default_rng(rank)
+    block_bytes = kv_cache[0].numel() * kv_cache.itemsize
+    arena = new_arena_of(2 * block_bytes)
+    copies = KVCopies(arena, kv_cache, NullGroup(rank, 2))
+    bytes_of_cache = kv_cache.view(torch.uint8).flatten(1).numpy()
+    blocks = bytes_of_cache.copy()
+    slots = np.zeros((NUM_SLOTS, 2 * block_bytes), np.uint8)
+    mine = slice(rank * block_bytes, (rank + 1) * block_bytes)
+    for _ in range(60):
+        computed = int(rng.integers(1, 9))  # as a step's forward pass writes
+        bytes_of_cache[computed] = blocks[computed] = rng.integers(0, 256, block_bytes)
+        stores = [(int(rng.integers(1, 9)), int(rng.integers(1, NUM_SLOTS + 1))) for _ in range(rng.integers(0, 5))]
+        loads = [(int(rng.integers(1, NUM_SLOTS + 1)), int(rng.integers(1, 9))) for _ in range(rng.integers(0, 5))]
+        for block, slot in stores:
+            slots[slot - 1, mine] = blocks[block]
+        for slot, block in loads:
+            blocks[block] = slots[slot - 1, mine]
+        copies.start(copies_of([id for pair in stores for id in pair], [id for pair in loads for id in pair]))
+        np.testing.assert_array_equal(bytes_of_cache, blocks)
+        for slot in range(1, NUM_SLOTS + 1):
+            np.testing.assert_array_equal(np.frombuffer(arena.slot(slot), np.uint8), slots[slot - 1])
+    assert slots[:, mine].any() and not np.delete(slots, np.r_[mine], axis=1).any()
+
+
+@pytest.mark.parametrize(
+    ("stores", "loads", "words"),
+    [
+        ([8, 1, 9, 1], [], r"blocks 8 to 9 are not all in \[1, 8\]"),
+        ([0, 1], [], r"blocks 0 to 0"),  # the null block
+        ([1, 0], [], r"slots 0 to 0 are not all in \[1, 7\]"),
+        ([1, 1], [8, 1], r"slots 1 to 8"),
+        ([1, 1], [1, -1], r"blocks -1 to 1"),
+        ([1], [], "stores holds 4 bytes, which make no pairs"),
+        ([], [1, 2, 3], "loads holds 12 bytes"),
+    ],
+)
+def test_a_step_with_an_id_out_of_range_copies_nothing(stores: list[int], loads: list[int], words: str) -> None:
+    cache = torch.ones(9, 1, 2, 1, 4, 1)
+    arena = new_arena_of(cache[0].numel() * 4)
+    with pytest.raises(ProtocolError, match=words):
+        KVCopies(arena, cache, ParallelGroup()).start(copies_of(stores, loads))
+    assert cache.eq(1).all() and not np.frombuffer(arena.memory, np.uint8).any()
+
+
+def test_an_arena_for_other_blocks_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="1 blocks of 32 bytes are no slot of 64"):
+        KVCopies(new_arena_of(64), torch.ones(9, 1, 2, 1, 4, 1), ParallelGroup())
+
+
+class Runner(ModelRunner):
+    """A runner of the history model with an arena, on the host or on the fake device."""
+
+    def __init__(self, has_device: bool, pending: PendingCopy | None = None) -> None:
+        batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
+        self.cache, group = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1), ParallelGroup()
+        model = DeviceHistoryModel() if has_device else HistoryModel()
+        device = None
+        if has_device:
+            limits = (MAX_NUM_SEQS, MAX_MODEL_LEN)
+            device = DeviceRunner(model, self.cache, *limits, group, FakeRecorder(), sizes_at_start=(1,))
+        copies = LateCopies(new_arena_of(2 * BLOCK_SIZE * 4), self.cache, group)
+        copies.pending = pending
+        super().__init__(model, batch, self.cache, group, device_runner=device, copies=copies)
+
+
+class LateCopies(KVCopies):
+    """Copies that end when `pending` says so."""
+
+    pending: PendingCopy | None
+
+    def start(self, step: SchedulerOutput) -> PendingCopy | None:
+        super().start(step)
+        return self.pending
+
+
+@pytest.mark.parametrize("has_device", [False, True])
+def test_a_row_goes_on_from_blocks_that_were_stored_overwritten_and_loaded(has_device: bool) -> None:
+    """In one step the old content of a block is stored before other content is loaded, and both before it is read."""
+    runner, first, second = Runner(has_device), [5, 6, 7, 8], [9, 10, 11, 12]
+    rows = [new_row(0, [*first, 1]), new_row(1, [*second, 1])]
+    execute(runner, message([0, 1], [4, 4], [], rows, [0, 0, 3, 1, 0, 4]))
+    execute(runner, copies_of([3, 1], [], message(freed=[0, 1])))
+    execute(runner, copies_of([4, 2], [1, 4, 2, 3]))  # the blocks change places
+    rows = [new_row(2, [*second, 1], computed=4), new_row(3, [*first, 1], computed=4)]
+    step = message([2, 3], [1, 1], [], rows, [2, 0, 3, 2, 0, 9, 3, 0, 5, 3, 0, 10])
+    found = execute(runner, copies_of([4, 3], [3, 5], step))  # a store, its load and its use
+    assert found.token_ids == [expected_tokens([*each, 1], GREEDY, 1)[0] for each in (second, first)]
+
+
+def test_stores_take_what_earlier_steps_in_flight_write_and_not_what_their_own_step_writes() -> None:
+    runner, prompt = Runner(has_device=True), [5, 6, 7, 8]
+    runner.start(message([0], [4], [], [new_row(0, prompt)], [0, 0, 3, 0, 0, 4]))
+    runner.start(copies_of([3, 1], []))  # copies alone, while a step is in flight
+    other = message([1], [4], [0], [new_row(1, [20, 21, 22, 23])], [1, 0, 3, 1, 0, 4])
+    runner.start(copies_of([3, 2], [], other))
+    outputs = [sampled_by(runner.finish()) for _ in range(3)]
+    assert [each.rows for each in outputs] == [[0], [], [1]]
+    step = message([2], [1], [1], [new_row(2, [*prompt, 1], computed=4)], [2, 0, 5, 2, 0, 6])
+    assert execute(runner, copies_of([], [2, 5], step)).token_ids == expected_tokens([*prompt, 1], GREEDY, 1)
+
+
+class LateCopy(PendingCopy):
+    def __init__(self) -> None:
+        super().__init__(None, torch.device("cpu"))
+        self.has_ended, self.num_waits = False, 0
+
+    @property
+    def is_here(self) -> bool:
+        return self.has_ended
+
+    def wait(self) -> None:
+        self.num_waits += 1
+        self.has_ended = True
+
+
+@pytest.mark.parametrize("has_rows", [False, True])
+@pytest.mark.parametrize("has_device", [False, True])
+def test_a_result_waits_for_the_copies_of_its_step(has_rows: bool, has_device: bool) -> None:
+    late = LateCopy()
+    runner = Runner(has_device, late)
+    step = message([0], [3], [], [new_row(0, [5, 6, 7])], [0, 0, 9]) if has_rows else message()
+    copy = runner.start(copies_of([1, 1], [], step))
+    assert copy is not None and not runner.is_next_done
+    late.has_ended = True
+    assert runner.is_next_done and late.num_waits == 0
+    late.has_ended = False
+    runner.finish()
+    assert late.num_waits == 1
+    runner.start(copies_of([1, 1], []))
+    runner.clear()  # for a new core, which gives the slots to others
+    assert late.num_waits == 2
+
+
+def test_copies_without_an_arena_are_refused() -> None:
+    runner = ModelRunner(HistoryModel(), InputBatch(2, 8, 4, 9), torch.zeros(9, 1, 2, 1, 4, 1), ParallelGroup())
+    with pytest.raises(ProtocolError, match="there is no arena"):
+        runner.start(copies_of([1, 1], []))
+    assert runner.stage == "copy blocks"
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    (tmp_path / "arena").write_bytes(bytes(2 * PAGE))
+    os.mkfifo(tmp_path / "go")
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({name: str(tmp_path / name) for name in ("store", "arena", "go")}))
+    return file
+
+
+def test_both_ranks_write_their_parts_before_the_first_reports_a_step_without_rows(plan: Path) -> None:
+    for code, error in run_ranks(plan.parent, 2, "device.copies_rank", plan):
+        assert code == 0, error
