@@ -69,7 +69,9 @@ def run(arguments: argparse.Namespace, engine: Engine) -> dict[str, object]:
     watch = Watch(engine.address)
     try:
         model = Path(arguments.model or DEMO_FOLDER)
-        faults = Faults(engine, clients, rng, arguments.tensor_parallel_size, model)
+        faults = Faults(
+            engine, clients, rng, arguments.tensor_parallel_size, model, has_tiers=arguments.kv_disk is not None
+        )
         counts, recovery = inflict(arguments.faults, faults, rng, clients, watch)
     finally:
         is_hung = clients.stop()
@@ -139,12 +141,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", help="default: the demo model")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--kv-disk", help="folder for KV blocks; the tier process joins the victims")
     arguments = parser.parse_args(argv)
     options = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32"]
     options += ["--step-timeout-s", "1.5", "--hang-timeout-s", "1.5", "--max-num-seqs", "16"]
     options += ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]
     if arguments.model:
         options += ["--model", arguments.model]
+    if arguments.kv_disk:
+        options += ["--kv-disk", arguments.kv_disk]
     with tempfile.TemporaryDirectory() as runtime:
         with Engine(Path(runtime), [*options, "--listen", f"ipc://{runtime}/engine.sock"]) as engine:
             engine.wait_ready()

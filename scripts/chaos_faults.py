@@ -26,7 +26,10 @@ from tokenloom.tests.support.faults import inject
 
 STRIKE_S = 3.0  # longest wait for a process to pass the point where a fault is injected
 RELOAD_S = 60.0  # longest reload, with the replacement of a lost process
-NOT_PASSED = ("worker.load", "worker.reload", "worker.profile", "intake.read")  # by the requests of these runs
+NOT_PASSED = (  # by the requests of these runs
+    *("worker.load", "worker.reload", "worker.profile", "worker.copy blocks"),
+    "intake.read",
+)
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,20 @@ class Fault:
 class Faults:
     """Draws faults: first a kind, so that all are equally frequent, then its target."""
 
-    def __init__(self, engine: Engine, clients: Clients, rng: random.Random, num_ranks: int, model: Path) -> None:
-        """`model` is the folder of the weights that are served."""
+    def __init__(
+        self,
+        engine: Engine,
+        clients: Clients,
+        rng: random.Random,
+        num_ranks: int,
+        model: Path,
+        *,
+        has_tiers: bool = False,
+    ) -> None:
+        """`model` is the folder of the weights that are served; `has_tiers`: there is a tier process."""
         self._engine, self._clients, self._rng, self._model = engine, clients, rng, model
         workers = [f"worker {rank}" for rank in range(num_ranks)]
-        self._roles = [*workers, "core", "frontend", "grammar"]
+        self._roles = [*workers, "core", "frontend", *(["tier"] if has_tiers else []), "grammar"]
         self._num_ranks = num_ranks
         self._freezers: list[How] = ["cgroup", "signals"] if can_freeze() else ["signals"]
         self._draws: list[Callable[[], Fault]] = [
