@@ -62,6 +62,8 @@ class InProcessEngine:
             )
         if config.http_address is not None or config.uds is not None:
             raise ConfigError("in_process serves no HTTP: leave http and uds out, or in_process")
+        if config.has_tiers:
+            raise ConfigError("in_process has no KV tiers: leave kv_host_bytes, kv_disk and so on out, or in_process")
         self._run_directory = RunDirectory.create()
         self._wakeup = threading.Event()
         self._steps = _Steps()

@@ -27,6 +27,7 @@ class Child:
     process: ChildProcess
     is_ready: bool = False
     measured: Measured | None = None
+    started_at: float = field(default_factory=time.monotonic)
     last_sign_at: float = field(default_factory=time.monotonic)  # last message; the time without a CPU is added
     failure: str = ""  # message of its Failed
 

@@ -10,14 +10,18 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from ...ipc.messages.base import Rank
 
-Role: TypeAlias = Literal["worker", "core", "frontend"]
+Role: TypeAlias = Literal["worker", "core", "frontend", "tier"]
 
 
 class Unit(NamedTuple):
-    """The processes that are started and replaced together: a worker group, a core or a frontend of one replica."""
+    """The processes that are started and replaced together: a worker group, a core, a frontend or a tier process
+    of one replica."""
 
     role: Role
     replica: int = 0
+
+
+WORKERS, CORE, FRONTEND, TIER = UNITS = Unit("worker"), Unit("core"), Unit("frontend"), Unit("tier")
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class ProcessSpec:
     """One process to start."""
 
     unit: Unit
-    number: int = 0  # a worker's generation, a core's epoch, the count of frontends before
+    number: int = 0  # a worker's generation, a core's epoch, the count of frontends or tier processes before
     rank: Rank | None = None  # of a worker
     host: str = ""  # empty: this machine
     arguments: Sequence[str] = ()

@@ -19,9 +19,9 @@ from typing import ClassVar, NamedTuple
 
 from ...ipc.child import spawn_child
 from ...ipc.process.log import write_line
+from ...ipc.process.oom_kills import OomKills
 from ...ipc.process.signals import group_signals_held_back
 from .launcher import ProcessSpec, Role
-from .oom_kills import OomKills
 
 NUM_LAST_WORDS = 50
 MIN_RUN_S = 1e-3  # below this CPU time a process counts as not scheduled
@@ -34,6 +34,7 @@ class LocalLauncher:
         "worker": "tokenloom.workers.process",
         "core": "tokenloom.core.process",
         "frontend": "tokenloom.frontend.process",
+        "tier": "tokenloom.core.tiers.process",
     }
 
     def __init__(self, environment: Mapping[str, str]) -> None:

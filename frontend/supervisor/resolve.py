@@ -6,6 +6,7 @@ fit in memory. Needs neither torch nor transformers.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from pathlib import Path
@@ -28,6 +29,8 @@ from ..listening.tls import new_ssl_context
 from .generation_config import default_sampling_params, generation_folder
 from .hub import DEMO_FOLDER as DEMO_FOLDER
 from .hub import find_checkpoint as find_checkpoint
+
+logger = logging.getLogger("tokenloom.supervisor")
 
 DType = Literal["float32", "bfloat16", "float16"]
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's driver, WSL, AMD's driver
@@ -56,7 +59,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     if config.load_format != "dummy":
         check_weights(folder, model, dtype, device)
     names = config.served_model_name or [config.model or "tokenloom-demo"]
-    return EngineSpec(
+    spec = EngineSpec(
         run_id=secrets.token_hex(8),
         run_directory=str(run_directory.path),
         endpoints=Endpoints.in_folder(run_directory.path, config.listen),
@@ -71,6 +74,10 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         device=device,
         max_model_len=_max_model_len(config, model),
     )
+    if config.has_tiers and not spec.uses_tiers:
+        why = f"layers of {model.architecture} keep states" if model.has_state else "prefix caching is off"
+        logger.warning("no KV tiers: %s, so that no block is found again", why)
+    return spec
 
 
 def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:

@@ -7,14 +7,18 @@ MAX_FAILURES, MAX_DELAY_S = len(DELAYS_S), DELAYS_S[-1]
 
 
 class RestartPolicy:
-    """Counts failures in a row; a finished step sets the count to 0."""
+    """Counts failures in a row. A finished step sets the count to 0, or with `steady_s` a process that ran so long."""
 
-    def __init__(self) -> None:
+    def __init__(self, steady_s: float | None = None) -> None:
+        self._steady_s = steady_s
         self.num_restarts = 0  # ever
         self._num_in_a_row = 0
 
-    def on_failure(self) -> float | None:
-        """Count a failure and return the seconds to wait before the next start; None: give up."""
+    def on_failure(self, ran_s: float = 0.0) -> float | None:
+        """Count a failure of a process that ran for `ran_s` and return the seconds to wait before the next start; None:
+        give up."""
+        if self._steady_s is not None and ran_s >= self._steady_s:
+            self._num_in_a_row = 0
         if self._num_in_a_row == MAX_FAILURES:
             return None
         self.num_restarts += 1
@@ -22,4 +26,6 @@ class RestartPolicy:
         return DELAYS_S[self._num_in_a_row - 1]
 
     def on_progress(self) -> None:
-        self._num_in_a_row = 0
+        """Note a finished step."""
+        if self._steady_s is None:
+            self._num_in_a_row = 0

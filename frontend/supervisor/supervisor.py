@@ -2,8 +2,9 @@
 
 Start: every rank sends Measured → all get the least number of blocks in Initialize → every child sends Ready.
 Losses: if one worker ends, the whole group is replaced by a new generation, while core and frontend keep running. A
-lost core restarts beside the workers, a lost frontend at the same address. Requests resume from their tokens. The loop
-waits on one poller; its only periodic timer is the HealthMonitor's.
+lost core restarts beside the workers, a lost frontend at the same address. Requests resume from their tokens. A tier
+process ends with its core, which has told it where to write; without it the engine goes on. The loop waits on one
+poller; its only periodic timer is the HealthMonitor's.
 """
 
 from __future__ import annotations
@@ -23,24 +24,26 @@ from ...ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello, Pong
 from ...ipc.process import log
 from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.process.log import log_always
+from ...ipc.process.service_manager import READY, STOPPING, notify
 from ..listening import open_requests
 from ..listening.http_listeners import HttpListeners
 from .children import Child, Children
 from .engine_state import EngineState, state_lines
 from .health_monitor import HealthMonitor
 from .holdings import Holdings
-from .launcher import Launcher, ProcessSpec, Unit
+from .kv_arena import KVArena
+from .launcher import CORE, FRONTEND, TIER, UNITS, WORKERS, Launcher, Unit
+from .process_specs import ProcessSpecs
 from .restart_policy import RestartPolicy
-from .service_manager import READY, STOPPING, notify
 from .signal_watch import SignalWatch, StartInterrupted
 from .start_report import StartReport
 
 logger = logging.getLogger("tokenloom.supervisor")
 
-WORKERS, CORE, FRONTEND = UNITS = Unit("worker"), Unit("core"), Unit("frontend")
 LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
 BEAT_S = 1.0  # of the clock that measures start and drain
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
+TIER_STEADY_S = 30.0  # other processes are steady once a step has ended, which says nothing about a tier process
 
 
 class Supervisor:
@@ -66,15 +69,17 @@ class Supervisor:
         self._clock = AwakeClock(BEAT_S)
         self._report = StartReport(announce, self._clock)
         self._children = Children(spec.endpoints.control, launcher)
-        self._numbers = dict.fromkeys(UNITS, 0)  # generation of the workers, epoch of the core, count of frontends
+        self._units = [unit for unit in UNITS if unit != TIER or spec.uses_tiers]
+        self._numbers = dict.fromkeys(UNITS, 0)  # as in ProcessSpec
+        self._arena = KVArena(spec)
         self._holdings = Holdings(spec.model_folder)
-        self._num_blocks = 0  # 0: not measured yet
+        self._specs = ProcessSpecs(spec, self._holdings, self._arena, listeners)
+        self._sizes: messages.Initialize | None = None  # None: not measured yet
         self._is_serving = False
-        self._policy_by_unit = {unit: RestartPolicy() for unit in UNITS}
+        self._policy_by_unit = {unit: RestartPolicy(TIER_STEADY_S if unit == TIER else None) for unit in UNITS}
         self._start_at_by_unit: dict[Unit, float] = {}  # monotonic seconds
         self._progress = messages.Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self._log_level = spec.config.log_level
-        self._phases: list[messages.StartPhase] = []  # of the running processes
         self._last_failure = ""
         self._failure: TokenloomError | None = None
         self._health = HealthMonitor(self._children, spec.config.hang_timeout_s)
@@ -93,7 +98,7 @@ class Supervisor:
             self._lock_fd = lock_ipc_address(self.spec.config.listen)
         self._signals = SignalWatch()
         self._children.poller.register(self._signals.fd, zmq.POLLIN)
-        for unit in UNITS:
+        for unit in self._units:
             self._start(unit)
         deadline = self._clock.now + self.spec.config.start_timeout_s
         while not all(child.is_ready for child in self._children.all):
@@ -113,24 +118,12 @@ class Supervisor:
         notify(READY, f"serves {self.spec.served_model_name} at {places}")
 
     def _start(self, unit: Unit) -> None:
-        """Start the processes of a unit: all ranks of the present generation, the core, or the frontend."""
-        self._phases = [phase for phase in self._phases if not phase.process.startswith(unit.role)]
-        number, generation = self._numbers[unit], ["--generation", str(self._numbers[WORKERS])]
-        asleep = ["--asleep", *self._holdings.asleep]
+        """Start the processes of a unit."""
+        self._report.forget_phases(unit.role)
         if unit == WORKERS:
             self._holdings.abandon_change()
-            arguments = [*generation, "--model-folder", self._holdings.model_folder, *asleep]
-            for rank in self.spec.ranks:
-                each = ["--rank", str(rank), *arguments]
-                self._children.spawn(ProcessSpec(unit, number, rank, arguments=each))
-        elif unit == CORE:
-            arguments = ["--epoch", str(number), *generation, "--model-folder", self._holdings.model_folder, *asleep]
-            self._children.spawn(ProcessSpec(unit, number, arguments=arguments))
-        else:
-            fds = self._listeners.fds
-            arguments = [f"--identity=frontend-{number}", f"--address={self.address}"]
-            arguments += [f"--http-fd={fd}" for fd in fds]
-            self._children.spawn(ProcessSpec(unit, number, arguments=arguments, inherited_fds=fds))
+        for spec in self._specs.of(unit, self._numbers, self.address):
+            self._children.spawn(spec)
 
     # ── serve ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -176,10 +169,9 @@ class Supervisor:
 
     def _poll_timeout_ms(self, timeout_s: float | None) -> int:
         now = time.monotonic()
-        waits = [when - now for when in self._startable.values()]
+        waits = [when - now for when in (*self._startable.values(), self._health.next_at)]
         if timeout_s is not None:
             waits.append(timeout_s)
-        waits.append(self._health.next_at - now)
         return max(int(min(*waits, LONGEST_WAIT_S) * 1000) + 1, 0)
 
     def _on_message(self, child: Child, message: messages.ChildToSupervisor) -> None:
@@ -187,8 +179,8 @@ class Supervisor:
             self._check_hello(child, message)
             if self._log_level != self.spec.config.log_level:
                 self._children.send(child, messages.SetLogLevel(level=self._log_level))
-            if self._num_blocks and child.spec.unit.role != "worker":
-                self._children.send(child, messages.Initialize(num_blocks=self._num_blocks))
+            if self._sizes is not None and child.spec.unit != WORKERS:
+                self._children.send(child, self._sizes)
         elif isinstance(message, messages.Phase):
             self._on_phase(child, message)
         elif isinstance(message, messages.PhaseProgress):
@@ -227,11 +219,7 @@ class Supervisor:
     def _on_phase(self, child: Child, phase: messages.Phase) -> None:
         if phase.name == "listen":
             self.address = phase.detail
-        since = time.monotonic() - self._started_at
-        fields = msgspec.structs.asdict(phase)
-        self._phases.append(messages.StartPhase(process=child.spec.name, ended_s=since, **fields))
-        detail = f" ({phase.detail})" if phase.detail else ""
-        self._report.announce(child.spec.name, f"{phase.name} in {phase.duration_s:.2f} s{detail}")
+        self._report.announce_phase(child.spec.name, phase)
 
     def _on_measured(self, child: Child, measured: messages.Measured) -> None:
         child.measured = measured
@@ -239,23 +227,20 @@ class Supervisor:
         if any(each is None for each in group):
             return
         num_blocks = min(each.max_blocks for each in group if each is not None)
-        if self._num_blocks:
-            if num_blocks < self._num_blocks:
-                logger.warning("a new worker has room for %d KV blocks, %d are needed", num_blocks, self._num_blocks)
-            self._children.broadcast(messages.Initialize(num_blocks=self._num_blocks), "worker")
+        if self._sizes is not None:
+            if num_blocks < (needed := self._sizes.num_blocks):
+                logger.warning("a new worker has room for %d KV blocks, %d are needed", num_blocks, needed)
+            self._children.broadcast(self._sizes, "worker")
             return
-        self._num_blocks = num_blocks
-        num_tokens = (num_blocks - 1) * self.spec.config.block_size
-        size_mib = num_blocks * measured.block_bytes / 2**20
-        self._report.announce(
-            "supervisor",
-            f"KV cache: {num_blocks - 1} blocks of {self.spec.config.block_size} = {num_tokens} tokens, "
-            f"{size_mib:.0f} MiB per rank on {measured.device}; max_model_len {self.spec.fitted_model_len(num_blocks)}",
-        )
-        self._children.broadcast(messages.Initialize(num_blocks=num_blocks))
+        arena, kernels = self._arena.fit(measured, num_blocks), self._children.kernels()
+        self._sizes = messages.Initialize(num_blocks=num_blocks, arena=arena, kernels=kernels)
+        self._report.announce_sizes(self.spec, self._sizes, measured)
+        self._children.broadcast(self._sizes)
 
     def _on_ready(self, child: Child) -> None:
         child.is_ready = True
+        if child.spec.unit in (CORE, TIER) and self._children.is_up(CORE) and self._children.is_up(TIER):
+            self._children.broadcast(messages.TierUp(number=self._numbers[TIER]), "core")
         if not self._is_serving or not self._children.is_up(child.spec.unit):
             return
         logger.info("%s is back", child.spec.name)
@@ -263,7 +248,7 @@ class Supervisor:
             self._children.broadcast(messages.WorkersUp(generation=self._numbers[WORKERS]), "core")
         elif child.spec.unit.role == "core":
             self._children.broadcast(messages.CoreUp(core_epoch=self._numbers[CORE]), "frontend")
-        else:
+        elif child.spec.unit == FRONTEND:
             self._frontend_back_at = time.monotonic()
             if self._is_draining:
                 self._ask_to_drain()
@@ -271,7 +256,7 @@ class Supervisor:
         self._publish_progress()
 
     def _publish_start(self) -> None:
-        phases = messages.StartPhases(phases=self._phases, kernels=self._children.kernels())
+        phases = messages.StartPhases(phases=self._report.phases, kernels=self._children.kernels())
         self._children.broadcast(phases, "frontend")
 
     def _on_failed(self, child: Child, message: messages.Failed) -> None:
@@ -299,7 +284,10 @@ class Supervisor:
         logger.error("%s", reason)
         self._last_failure = reason
         unit, number = child.spec.unit, child.spec.number
-        delay_s = self._policy_by_unit[unit].on_failure()
+        delay_s = self._policy_by_unit[unit].on_failure(time.monotonic() - child.started_at)
+        if unit == TIER:
+            self._lose_tier(number, delay_s)
+            return
         if delay_s is None:
             self._failure = EngineDead(f"the {unit.role} cannot be kept alive; last: {reason}")
             return
@@ -318,8 +306,21 @@ class Supervisor:
             self._replace(WORKERS)
         self._publish_progress()
 
+    def _lose_tier(self, number: int, delay_s: float | None) -> None:
+        """Replace the tier process after `delay_s`, or do without one if that is None; send TierDown to the core."""
+        self._replace(TIER, delay_s or 0.0)
+        if delay_s is None:
+            del self._start_at_by_unit[TIER]
+            self._units.remove(TIER)
+            logger.error("the tier process cannot be kept alive: the engine goes on without its disk and remote tiers")
+        self._children.broadcast(messages.TierDown(number=number), "core")
+        self._publish_progress()
+
     def _replace(self, unit: Unit, delay_s: float = 0.0) -> None:
-        """Kill the processes of a unit; their successors start after `delay_s`."""
+        """Kill the processes of a unit; their successors start after `delay_s`. A tier process ends before its core,
+        whose successor hands out the same slots."""
+        if unit == CORE and TIER in self._units:
+            self._replace(TIER)
         self._children.remove(unit)
         self._numbers[unit] += 1
         self._start_at_by_unit[unit] = time.monotonic() + delay_s
@@ -369,7 +370,7 @@ class Supervisor:
             children=self._children.all,
             progress=self._full_progress(),
             progress_age_s=now - self._progress_at,
-            num_blocks=self._num_blocks,
+            num_blocks=0 if self._sizes is None else self._sizes.num_blocks,
             num_restarts={unit.role: policy.num_restarts for unit, policy in self._policy_by_unit.items()},
         )
         for line in state_lines(state):
@@ -386,6 +387,7 @@ class Supervisor:
         """End all children within STOP_TIMEOUT_S, or at once if the engine has not started; close the HTTP sockets and
         remove all files. May be called twice."""
         self._listeners.close()
+        self._arena.close()
         self._children.broadcast(messages.Stop(reason="" if self._failure is None else str(self._failure)))
         self._children.close(STOP_TIMEOUT_S if self._is_serving else 0.0)  # a start has nothing to finish
         self.remove_files()

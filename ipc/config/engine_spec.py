@@ -61,6 +61,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.config.enable_prefix_caching and not self.model.has_state
 
     @property
+    def uses_tiers(self) -> bool:
+        """Whether KV blocks are kept outside the pool, too: if a place is given, and blocks are found again at all."""
+        return self.config.has_tiers and self.shares_prefixes
+
+    @property
     def max_num_batched_tokens(self) -> int:
         """Token budget of one step: as configured, else 512 on a CPU and 2048 elsewhere, at least max_num_seqs. A CPU
         needs only a few hundred tokens for full throughput; more would only delay other requests."""

@@ -172,6 +172,7 @@ def test_an_unknown_keyword_is_a_type_error_with_a_suggestion() -> None:
         ({"start_timeout_s": float("inf")}, "start_timeout_s"),
         ({"drain_timeout_s": float("nan")}, "drain_timeout_s"),
         ({"http": "0", "in_process": True}, "in_process serves no HTTP"),
+        ({"kv_host_bytes": 1 << 30, "in_process": True}, "in_process has no KV tiers"),
     ],
 )
 def test_an_invalid_value_is_refused_before_a_process_starts(options: dict[str, object], words: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom import Client, SamplingParams
-from tokenloom.frontend.supervisor.oom_kills import OomKills
+from tokenloom.ipc.process.oom_kills import OomKills
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.system.test_faults import wait_health
 

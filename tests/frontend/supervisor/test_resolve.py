@@ -16,6 +16,7 @@ from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.config.quantization_config import QuantizationConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.process.machine_memory import gib, swap_bytes, total_bytes
+from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 
 
 def test_without_a_model_the_demo_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,6 +44,26 @@ def test_a_checkpoint_that_cannot_be_served_is_refused(tmp_path: Path, change: d
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=message):
         resolve(EngineConfig(model=str(tmp_path), device="cpu"), RunDirectory(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "has_state", "line"),
+    [
+        ({"kv_disk": "/nowhere"}, False, None),
+        ({"enable_prefix_caching": False}, False, None),
+        ({"kv_disk": "/nowhere", "enable_prefix_caching": False}, False, "no KV tiers: prefix caching is off, so that"),
+        ({"kv_host_bytes": 1 << 20}, True, "no KV tiers: layers of JambaForCausalLM keep states, so that"),
+    ],
+)
+def test_tiers_that_could_find_no_block_are_off_with_one_line(
+    options: dict[str, Any], has_state: bool, line: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = str(recurrent_checkpoint(tmp_path, "jamba")) if has_state else None
+    spec = resolve(EngineConfig(model=model, device="cpu", **options), RunDirectory(tmp_path))
+    assert spec.uses_tiers == ("kv_disk" in options and line is None)
+    assert [each for each in caplog.messages if "tiers" in each] == [
+        f"{line} no block is found again" for line in [line] if line is not None
+    ]
 
 
 def test_a_max_model_len_above_the_models_is_refused(tmp_path: Path) -> None:

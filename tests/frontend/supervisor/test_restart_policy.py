@@ -20,3 +20,12 @@ def test_a_finished_step_resets_the_count_of_failures() -> None:
         assert policy.on_failure() == 0.0
         policy.on_progress()
     assert policy.num_restarts == 3 * MAX_FAILURES
+
+
+def test_a_process_that_ran_long_enough_resets_the_count_if_steps_say_nothing_about_it() -> None:
+    policy = RestartPolicy(steady_s=30.0)
+    for _ in range(MAX_FAILURES):
+        assert policy.on_failure(29.0) is not None
+        policy.on_progress()
+    assert policy.on_failure(29.0) is None
+    assert policy.on_failure(30.0) == 0.0

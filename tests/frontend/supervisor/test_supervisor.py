@@ -12,14 +12,15 @@ import pytest
 import zmq
 
 from tokenloom.frontend.listening.http_listeners import HttpListeners
-from tokenloom.frontend.supervisor.launcher import ProcessSpec, Unit
+from tokenloom.frontend.supervisor.launcher import CORE, FRONTEND, TIER, WORKERS, ProcessSpec, Unit
+from tokenloom.frontend.supervisor.restart_policy import MAX_FAILURES
 from tokenloom.frontend.supervisor.signal_watch import STOP_SIGNALS
 from tokenloom.frontend.supervisor.supervisor import Supervisor
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.errors import EngineDead
+from tokenloom.ipc.errors import ConfigError, EngineDead
 from tokenloom.ipc.messages.base import Ping, Pong, Rank
 from tokenloom.ipc.messages.supervisor import (
     ChildToSupervisor,
@@ -30,15 +31,19 @@ from tokenloom.ipc.messages.supervisor import (
     Ready,
     Stop,
     SupervisorToChild,
+    TierDown,
+    TierUp,
     WorkersDown,
     WorkersUp,
 )
+from tokenloom.ipc.process.arena import ArenaShape
 from tokenloom.ipc.sockets import new_socket, receive
 from tokenloom.tests.support.engine_specs import new_spec
 
 DEADLINE_S = 20
 HANG_TIMEOUT_S = 0.5
-WORKERS, CORE, FRONTEND = Unit("worker"), Unit("core"), Unit("frontend")
+TIERS = {"kv_host_bytes": 1 << 20, "kv_disk": "/nowhere"}
+WITH_TIERS = pytest.mark.parametrize("launcher", [TIERS], indirect=True)
 
 
 class RemoteProcess:
@@ -48,6 +53,7 @@ class RemoteProcess:
         self.spec, self.place = spec, "pid 7 on host-1"
         self._event = os.eventfd(0, os.EFD_NONBLOCK)
         self.has_ended = self.is_closed = False
+        self.answers_pings = True
         self.received: list[SupervisorToChild] = []
         self._control = new_socket(context, zmq.DEALER, identity=spec.identity)
         self._control.connect(engine.endpoints.control)
@@ -56,7 +62,7 @@ class RemoteProcess:
         self.send(engine.hello)
         if spec.unit == WORKERS:
             self.send(Measured(max_blocks=9, block_bytes=1, device="none"))
-        elif spec.unit == CORE or spec.number:
+        elif spec.unit in (CORE, TIER) or spec.number:
             self.send(Ready())
 
     def send(self, message: ChildToSupervisor) -> None:
@@ -69,7 +75,7 @@ class RemoteProcess:
             self.received.append(message)
             if isinstance(message, Initialize) and self.spec.unit == WORKERS:
                 self.send(Ready())
-            elif isinstance(message, Ping):
+            elif isinstance(message, Ping) and self.answers_pings:
                 self.send(Pong())
             elif isinstance(message, Drain):
                 self.send(Drained())
@@ -126,12 +132,16 @@ class RemoteLauncher:
 
 
 @pytest.fixture
-def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteLauncher]:
+def launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[RemoteLauncher]:
+    """Options of the engine are the parameter of the fixture."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     numbers = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
     handlers = {number: signal.getsignal(number) for number in numbers}
     signal.alarm(DEADLINE_S)
-    config = EngineConfig(tensor_parallel_size=2, hang_timeout_s=HANG_TIMEOUT_S)
+    options = {"tensor_parallel_size": 2, "hang_timeout_s": HANG_TIMEOUT_S, **getattr(request, "param", {})}
+    config = EngineConfig(**options)
     with zmq.Context() as context:
         yield RemoteLauncher(context, new_spec(run_directory=str(tmp_path), config=config))
     signal.alarm(0)
@@ -213,3 +223,133 @@ def test_a_core_that_was_ready_long_before_the_frontend_does_not_count_as_hung(
     supervisor.start()
     supervisor.run()
     assert [process.spec.number for process in launcher.processes] == [0, 0, 0, 0]
+
+
+# ── the tier process ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def stop_when(launcher: RemoteLauncher, is_done: Callable[[], bool]) -> None:
+    """End `Supervisor.run` at the turn in which `is_done` first returns True."""
+
+    def script() -> None:
+        if is_done():
+            launcher.script = lambda: None
+            os.kill(os.getpid(), signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    launcher.script = script
+
+
+def tier_notices(core: RemoteProcess) -> list[SupervisorToChild]:
+    return [message for message in core.received if isinstance(message, (TierUp, TierDown))]
+
+
+@WITH_TIERS
+def test_workers_and_tier_process_inherit_one_arena_that_outlives_them(
+    launcher: RemoteLauncher, supervisor: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor.start()
+    launcher.of(TIER)[0].end()
+    launcher.of(WORKERS)[0].end()
+    (core,) = launcher.of(CORE)
+    stop_when(launcher, lambda: {WorkersUp(generation=1), TierUp(number=1)} <= set(core.received))
+    with caplog.at_level("INFO", logger="tokenloom"):
+        supervisor.run()
+    users = [*launcher.of(WORKERS), *launcher.of(TIER)]
+    assert len(users) == 4 + 2
+    fds = {tuple(process.spec.inherited_fds) for process in users}
+    ((fd,),) = fds
+    assert os.fstat(fd).st_size == 256 * 4096  # a slot takes a page
+    assert all(f"--arena-fd={fd}" in process.spec.arguments for process in users)
+    assert [process.spec.arguments[0] for process in launcher.of(TIER)] == ["--number=0", "--number=1"]
+    sizes = Initialize(num_blocks=9, arena=ArenaShape(num_slots=256, slot_bytes=2))  # a byte of each rank
+    assert all(sizes in process.received for process in (*users, core))
+    assert "state: tier: pid 7 on host-1, ready, number 1, 5 MiB" in caplog.messages
+    supervisor.stop()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
+@WITH_TIERS
+def test_the_core_learns_of_a_lost_tier_process_after_its_end(
+    launcher: RemoteLauncher, supervisor: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor.start()
+    (tier,), (core,) = launcher.of(TIER), launcher.of(CORE)
+    tier.answers_pings = False
+    is_reaped: list[bool] = []
+
+    def is_done() -> bool:
+        if TierDown(number=0) in core.received:
+            is_reaped.append(tier.is_closed)
+        return TierUp(number=1) in core.received
+
+    stop_when(launcher, is_done)
+    supervisor.run()
+    assert any("tier hangs: no sign of life" in line for line in caplog.messages)
+    assert is_reaped and all(is_reaped)
+    assert tier_notices(core) == [TierUp(number=0), TierDown(number=0), TierUp(number=1)]
+    assert [process.spec.number for process in launcher.processes] == [0, 0, 0, 0, 0, 1]
+
+
+@WITH_TIERS
+def test_a_tier_process_ends_before_the_next_core_starts(launcher: RemoteLauncher, supervisor: Supervisor) -> None:
+    supervisor.start()
+    launcher.of(CORE)[0].end()
+    started_beside: list[bool] = []
+    spawn = launcher.spawn
+
+    def watched_spawn(spec: ProcessSpec) -> RemoteProcess:
+        if spec.unit in (CORE, TIER):
+            started_beside.append(launcher.of(TIER)[0].is_closed)
+        return spawn(spec)
+
+    launcher.spawn = watched_spawn  # type: ignore[method-assign]
+    stop_when(launcher, lambda: len(launcher.of(CORE)) == 2 and TierUp(number=1) in launcher.of(CORE)[1].received)
+    supervisor.run()
+    assert started_beside == [True, True]
+    assert tier_notices(launcher.of(CORE)[0]) == [TierUp(number=0)]
+    assert tier_notices(launcher.of(CORE)[1]) == [TierUp(number=1)]
+
+
+@WITH_TIERS
+def test_after_too_many_losses_the_engine_goes_on_without_a_tier_process(
+    launcher: RemoteLauncher, supervisor: Supervisor, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor.start()
+    for _ in range(MAX_FAILURES):
+        supervisor._policy_by_unit[TIER].on_failure()
+    (tier,), (core,) = launcher.of(TIER), launcher.of(CORE)
+    tier.end()
+
+    def is_done() -> bool:
+        if TierDown(number=0) in core.received and not core.has_ended:
+            core.end()
+        return len(launcher.of(CORE)) == 2 and launcher.of(CORE)[1].received != []
+
+    stop_when(launcher, is_done)
+    supervisor.run()
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert lines == [
+        "tier was lost with host-1",
+        "the tier process cannot be kept alive: the engine goes on without its disk and remote tiers",
+        "core was lost with host-1",
+    ]
+    assert launcher.of(TIER) == [tier]
+
+
+@pytest.mark.parametrize("launcher", [{}, TIERS | {"enable_prefix_caching": False}], indirect=True)
+def test_an_engine_that_uses_no_tiers_has_no_tier_process_and_no_arena(
+    launcher: RemoteLauncher, supervisor: Supervisor
+) -> None:
+    supervisor.start()
+    assert launcher.of(TIER) == []
+    worker = launcher.of(WORKERS)[0]
+    assert list(worker.spec.inherited_fds) == [] and not any("arena" in word for word in worker.spec.arguments)
+    assert Initialize(num_blocks=9) in worker.received
+
+
+@pytest.mark.parametrize("launcher", [{"kv_host_bytes": 4095}], indirect=True)
+def test_an_arena_that_cannot_be_made_ends_the_start(launcher: RemoteLauncher, supervisor: Supervisor) -> None:
+    with pytest.raises(ConfigError, match="--kv-host-bytes 4095 holds no KV block, which takes 4096 bytes"):
+        supervisor.start()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ipc.process.machine_memory import MemoryCgroup, gib, memory_cgroups, num_machine_oom_kills, total_bytes
+from .machine_memory import MemoryCgroup, gib, memory_cgroups, num_machine_oom_kills, total_bytes
 
 _MEND = "or lower --kv-cache-memory-bytes"
 

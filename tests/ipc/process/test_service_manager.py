@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.supervisor.service_manager import READY, notify
+from tokenloom.ipc.process.service_manager import READY, notify
 
 TIMEOUT_S = 5.0
 

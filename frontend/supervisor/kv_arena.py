@@ -1,0 +1,59 @@
+"""KVArena: the memory of the KV tiers, from the engine's start to its end.
+
+Workers and tier process inherit its descriptor; it outlives all of them, so that a new core finds the content of its
+slots again. An engine without tiers has none.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import ConfigError
+from ...ipc.messages.supervisor import Measured
+from ...ipc.process.arena import Arena, ArenaShape, new_arena
+from ...ipc.process.machine_memory import available_bytes, gib
+
+STAGING_BYTES, STAGING_SLOTS = 64 << 20, 64  # at least, for blocks on their way to and from other tiers
+
+
+class KVArena:
+    """Owns the descriptor and decides the size."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self.fds = [new_arena()] if spec.uses_tiers else []
+        self.arguments = [f"--arena-fd={fd}" for fd in self.fds]
+
+    def fit(self, measured: Measured, num_blocks: int) -> ArenaShape | None:
+        """Size the arena for the blocks of all ranks, beside a pool of `num_blocks` on each; None without tiers.
+        ConfigError if --kv-host-bytes holds no slot or exceeds the free memory."""
+        if not self.fds:
+            return None
+        num_ranks = len(self._spec.ranks)
+        pool_bytes = num_ranks * num_blocks * measured.block_bytes if self._spec.device == "cpu" else 0
+        free_bytes = max(available_bytes() - pool_bytes, 0)  # a CPU's pool takes memory only when it is written
+        shape = arena_shape(num_ranks * measured.block_bytes, self._spec.config.kv_host_bytes, free_bytes)
+        Arena.resize(self.fds[0], shape)
+        return shape
+
+    def close(self) -> None:
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+def arena_shape(slot_bytes: int, host_bytes: int | None, free_bytes: int) -> ArenaShape:
+    """Return as many slots as fit in --kv-host-bytes, or without it enough for staging; ConfigError as KVArena.fit."""
+    stride = ArenaShape(num_slots=1, slot_bytes=slot_bytes).stride
+    if host_bytes is None:
+        return ArenaShape(num_slots=max(STAGING_BYTES // stride, STAGING_SLOTS), slot_bytes=slot_bytes)
+    if host_bytes < stride:
+        raise ConfigError(
+            f"--kv-host-bytes {host_bytes} holds no KV block, which takes {stride} bytes on all ranks: raise it"
+        )
+    if host_bytes > free_bytes:
+        raise ConfigError(
+            f"--kv-host-bytes asks for {gib(host_bytes)}, {gib(free_bytes)} of memory is free beside the KV pool: "
+            "lower it, or --kv-cache-memory-bytes, or raise the limit of the cgroup"
+        )
+    return ArenaShape(num_slots=host_bytes // stride, slot_bytes=slot_bytes)
