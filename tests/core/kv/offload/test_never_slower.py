@@ -39,7 +39,7 @@ class Source:
         self._numbers = itertools.count()
         self.num_loads = 0
         self._free_at = 0.0
-        self.released: dict[int, float] = {}
+        self.released: dict[Request, float] = {}
         pool, slots = BlockPool(10_000), BlockPool(num_slots + 1)
         compute = ComputeCost(COMPUTE[0])
         for end in (512, 1024, 2048, 4096):  # learned from steps of one chunk
@@ -48,7 +48,7 @@ class Source:
         self.fetches = Fetches(pool, slots, compute, BLOCK_SIZE, self._send, self._release)
 
     def _release(self, request: Request) -> None:
-        self.released[id(request)] = self.now
+        self.released[request] = self.now
 
     def _send(self, message: CoreToTier) -> None:
         if isinstance(message, FindBlocks):
@@ -76,7 +76,7 @@ class Source:
         if not self.fetches.begin(request, 0, b"", tokens, lambda n: keys[:n], begun, skips_remote=False):
             return compute_s(0, num_blocks)
         fetch = self.fetches._fetch_by_request[request]
-        while id(request) not in self.released:
+        while request not in self.released:
             deadline = self.fetches.next_deadline
             assert deadline is not None
             if self.events and self.events[0][0] <= deadline:
