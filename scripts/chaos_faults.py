@@ -28,7 +28,7 @@ STRIKE_S = 3.0  # longest wait for a process to pass the point where a fault is 
 RELOAD_S = 60.0  # longest reload, with the replacement of a lost process
 NOT_PASSED = (  # by the requests of these runs
     *("worker.load", "worker.reload", "worker.profile", "worker.copy blocks"),
-    "intake.read",
+    *("intake.read", "tier.receive", "tier.load", "tier.store"),
 )
 
 

@@ -1,8 +1,8 @@
 """Source: a place outside the arena that keeps blocks: a disk, a remote store, other engines.
 
-The tier process (process.py) calls a source from several threads at once. All errors of a source are data: a method
-never raises for a disk or a network that fails, it answers "not here" and counts the failure in its state. A source
-never changes a slot of the arena that it was not given.
+The tier process calls a source from several threads at once (lane.py, finder.py). All errors of a source are data: a
+method never raises for a disk or a network that fails, it answers "not here" and counts the failure in its state. A
+source never changes a slot of the arena that it was not given.
 """
 
 from __future__ import annotations
@@ -30,9 +30,13 @@ class Item(NamedTuple):
 
 
 class Source(Protocol):
-    """Interface of a source. `open` is called first, and again for another namespace."""
+    """Interface of a source. `open` is called first, and again for another namespace. Its maker gives it a function
+    to call, from any thread, when its state has changed by itself, such as at the end of a scan."""
 
     name: SourceName
+    num_loaders: int  # threads that call `load` at once
+    load_batch: int  # largest number of items in a call of `load`; a cancelled load goes on to the end of a call
+    store_batch: int  # the same of `store`
 
     def open(self, namespace: Namespace) -> None:
         """Start to serve the objects of `namespace`; return at once, and connect or scan in the background."""
@@ -49,9 +53,10 @@ class Source(Protocol):
         """Write the items, and return for each whether it is now here; an object that is here already is."""
 
     def clear(self) -> None:
-        """Remove all objects of the namespace."""
+        """Remove all objects of the namespace, also those that are being written."""
 
-    def state(self) -> SourceState: ...
+    def state(self) -> SourceState:
+        """Return its state but for `queued_bytes`."""
 
     def close(self) -> None:
         """Stop threads and close files and connections."""

@@ -30,7 +30,8 @@ class OpenTier(Message, frozen=True, kw_only=True, tag="open_tier"):
 
 
 class FindBlocks(Message, frozen=True, kw_only=True, tag="find_blocks"):
-    """Question how many blocks in a row some source has; BlocksFound replies, and answers stay in order."""
+    """Question how many blocks in a row some source has. BlocksFound replies within about 0.25 s, with those found
+    until then; an answer that waits for another host may come after those of later questions."""
 
     serial: int
     parent: bytes  # key of the block before, or the root

@@ -20,6 +20,7 @@ POINTS = (
     *("core.receive", "core.schedule", "core.send"),
     *("frontend.receive", "frontend.send"),
     "grammar.advance",
+    *("tier.receive", "tier.load", "tier.store"),
     "intake.read",
 )
 

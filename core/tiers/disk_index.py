@@ -1,0 +1,193 @@
+"""DiskIndex: which objects are on a disk, in the order of their last use, and how many bytes all objects take.
+
+Bytes are reserved before a file is written and released after a file is removed, so that the files of a folder never
+exceed the limit. Objects of other namespaces count, and are removed first. Does no I/O; may be called by any thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .disk_scan import ScannedFile
+
+STAMP_S = 60  # a file's time of last use is written at most once in this time
+
+
+class NoRoom(Exception):
+    """The limit is too low for one more object: nothing is left to remove."""
+
+
+class Victim(NamedTuple):
+    """An object to remove, which no lookup finds any more; its bytes stay counted until `release`."""
+
+    num_bytes: int
+    key: bytes = b""  # empty: a file of another namespace
+    owner: int = 0
+    path: str = ""  # of that file
+
+
+class DiskIndex:
+    """Invariants: `held_bytes` ≤ `max_bytes` once the folder was scanned and `excess` returns None; an owner other than
+    0 has at most `quota` × `max_bytes`."""
+
+    def __init__(self, object_bytes: int, max_bytes: int, quota: float = 1.0) -> None:
+        """`object_bytes`: size of each object's file; `quota`: largest share of the bytes for one owner."""
+        self.object_bytes, self.max_bytes = object_bytes, max_bytes
+        self.held_bytes = 0
+        self._max_owned = int(max_bytes * quota) // object_bytes
+        self._lock = threading.Lock()
+        self._stamps: OrderedDict[bytes, int] = OrderedDict()  # time of last use in the file, s; oldest use first
+        self._owners: dict[bytes, int] = {}  # other than 0
+        self._owned: dict[int, OrderedDict[bytes, None]] = {}  # keys by owner other than 0; oldest use first
+        self._num_owned: Counter[int] = Counter()  # with those that are being written
+        self._foreign: list[tuple[int, str, int]] = []  # heap: time of last use, path, bytes
+        self._num_clears = 0
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def __len__(self) -> int:
+        return len(self._stamps)
+
+    def find(self, keys: Sequence[bytes]) -> int:
+        """Return how many of the first keys are here in a row, and note their use: the first key's as the last, since
+        the blocks after it are of no use without it."""
+        with self._lock:
+            count = next((index for index, key in enumerate(keys) if key not in self._stamps), len(keys))
+            for key in reversed(keys[:count]):
+                self._touch(key)
+            return count
+
+    def owner_of(self, key: bytes) -> int | None:
+        """Return the owner of an object; None if it is not here."""
+        with self._lock:
+            return self._owners.get(key, 0) if key in self._stamps else None
+
+    def wants_stamp(self, key: bytes, now: int) -> bool:
+        """Whether the time in an object's file is too old at `now`; it counts as written from now on."""
+        with self._lock:
+            is_old = key in self._stamps and now - self._stamps[key] >= STAMP_S
+            if is_old:
+                self._stamps[key] = now
+            return is_old
+
+    def _touch(self, key: bytes) -> None:
+        self._stamps.move_to_end(key)
+        if key in self._owners:
+            self._owned[self._owners[key]].move_to_end(key)
+
+    # ── scan ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, files: Sequence[ScannedFile], is_foreign: bool) -> None:
+        """Add files that a scan found. Those that cannot be whole objects of the namespace are the first to remove."""
+        with self._lock:
+            for file in files:
+                self.held_bytes += file.num_bytes
+                if is_foreign or file.num_bytes != self.object_bytes or file.key in self._stamps:
+                    heapq.heappush(self._foreign, (file.stamp if is_foreign else 0, file.path, file.num_bytes))
+                else:
+                    self._num_owned[file.owner] += 1
+                    self._insert(file.key, file.owner, file.stamp)
+
+    def sort(self) -> None:
+        """Put the objects into the order of their times, after a scan."""
+        with self._lock:
+            self._stamps = OrderedDict(sorted(self._stamps.items(), key=lambda item: item[1]))
+            for owner, keys in self._owned.items():
+                self._owned[owner] = OrderedDict(sorted(keys.items(), key=lambda item: self._stamps[item[0]]))
+
+    def excess(self) -> Victim | None:
+        """Return an object to remove because a limit is exceeded; None if none is."""
+        with self._lock:
+            if self.held_bytes > self.max_bytes:
+                return self._choose()
+            owner, count = max(
+                ((owner, self._num_owned[owner]) for owner in self._owned), key=lambda item: item[1], default=(0, 0)
+            )
+            return self._oldest_of(owner) if count > self._max_owned else None
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def reserve(self, owner: int) -> Victim | int:
+        """Reserve the bytes of one object, and return a ticket for `commit`; or return an object to remove first.
+        NoRoom if that does not help."""
+        with self._lock:
+            if owner and self._num_owned[owner] >= self._max_owned:
+                return self._oldest_of(owner)
+            if self.held_bytes + self.object_bytes > self.max_bytes:
+                return self._choose()
+            self.held_bytes += self.object_bytes
+            self._num_owned[owner] += 1
+            return self._num_clears
+
+    def commit(self, key: bytes, owner: int, ticket: int, now: int) -> bool:
+        """Let lookups find an object that was written; False, and they do not, if everything was cleared meanwhile or
+        another thread has written the same."""
+        with self._lock:
+            if ticket != self._num_clears or key in self._stamps:
+                return False
+            self._insert(key, owner, now)
+            return True
+
+    def cancel(self, owner: int) -> None:
+        """Give back the bytes of an object that was not written."""
+        with self._lock:
+            self.held_bytes -= self.object_bytes
+            self._num_owned[owner] -= 1
+
+    def release(self, num_bytes: int) -> None:
+        """Give back the bytes of a file that was removed."""
+        with self._lock:
+            self.held_bytes -= num_bytes
+
+    def discard(self, key: bytes) -> Victim | None:
+        """Let no lookup find an object any more; None if none did."""
+        with self._lock:
+            return self._take(key) if key in self._stamps else None
+
+    def put_back(self, victim: Victim, now: int) -> None:
+        """Add an object again that could not be removed."""
+        with self._lock:
+            if victim.path:
+                heapq.heappush(self._foreign, (now, victim.path, victim.num_bytes))
+            else:
+                self._num_owned[victim.owner] += 1
+                self._insert(victim.key, victim.owner, now)
+
+    def clear(self) -> list[Victim]:
+        """Return all objects of the namespace, to be removed; those that are being written cannot be committed."""
+        with self._lock:
+            self._num_clears += 1
+            return [self._take(key) for key in list(self._stamps)]
+
+    def _insert(self, key: bytes, owner: int, stamp: int) -> None:
+        self._stamps[key] = stamp
+        if owner:
+            self._owners[key] = owner
+            self._owned.setdefault(owner, OrderedDict())[key] = None
+
+    def _choose(self) -> Victim:
+        if self._foreign:
+            _, path, num_bytes = heapq.heappop(self._foreign)
+            return Victim(num_bytes, path=path)
+        if not self._stamps:
+            raise NoRoom
+        return self._take(next(iter(self._stamps)))
+
+    def _oldest_of(self, owner: int) -> Victim:
+        if not self._owned.get(owner):
+            raise NoRoom
+        return self._take(next(iter(self._owned[owner])))
+
+    def _take(self, key: bytes) -> Victim:
+        del self._stamps[key]
+        owner = self._owners.pop(key, 0)
+        if owner:
+            del self._owned[owner][key]
+            if not self._owned[owner]:
+                del self._owned[owner]
+        self._num_owned[owner] -= 1
+        return Victim(self.object_bytes, key, owner)

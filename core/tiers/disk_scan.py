@@ -1,0 +1,46 @@
+"""Names of object files below the folder of a disk source. Changes nothing; files with other names are left alone."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_NAMESPACE, _FOLDER = re.compile("[0-9a-f]{16}"), re.compile("[0-9a-f]{2}")
+_OBJECT = re.compile("([0-9a-f]{64})(?:-([0-9a-f]{1,16}))?")
+
+
+class ScannedFile(NamedTuple):
+    """A file whose name is that of an object."""
+
+    stamp: int  # time of last use, s
+    key: bytes
+    owner: int
+    num_bytes: int
+    path: str
+
+
+def namespace_folders(root: str) -> list[str]:
+    """Return the folders of objects of one namespace each."""
+    return _folders(root, _NAMESPACE)
+
+
+def scan(folder: str) -> Iterator[list[ScannedFile]]:
+    """Yield the files of one namespace, those of each sub-folder at once."""
+    for path in _folders(folder, _FOLDER):
+        files = []
+        for entry in os.scandir(path):
+            if match := _OBJECT.fullmatch(entry.name):
+                status = entry.stat(follow_symlinks=False)
+                key, owner = bytes.fromhex(match[1]), int(match[2] or "0", 16)
+                files.append(ScannedFile(int(status.st_mtime), key, owner, status.st_size, entry.path))
+        yield files
+
+
+def _folders(folder: str, name: re.Pattern[str]) -> list[str]:
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        return []
+    return [entry.path for entry in entries if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)]

@@ -1,0 +1,116 @@
+"""Lane: the threads of one source, some that load and one that stores.
+
+Loads come first: no write begins while a load waits. A thread blocks while it has nothing to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ...ipc.process.faults import maybe_fail
+from .reports import LoadJob, StoreJob
+from .source import Item, Source
+
+logger = logging.getLogger("tokenloom.tiers")
+
+WRITER_NICENESS = 10
+
+
+class SlotItem(NamedTuple):
+    """A block of a job, with the number of its slot."""
+
+    slot: int
+    item: Item
+
+
+class Lane:
+    """Owns the queues of one source. Each block that `load` and `store` take ends exactly once, whatever happens."""
+
+    def __init__(self, source: Source, store_bit: int) -> None:
+        """`store_bit`: the source's bit in results of StoreJob."""
+        self.source = source
+        self._store_bit = store_bit
+        lock = threading.Lock()
+        self._can_load, self._can_store = threading.Condition(lock), threading.Condition(lock)
+        self._loads: deque[tuple[LoadJob, Sequence[SlotItem]]] = deque()
+        self._stores: deque[tuple[StoreJob, SlotItem]] = deque()
+        self._num_storing = 0
+        targets = [self._run_loads] * source.num_loaders + [self._run_stores]
+        for target in targets:
+            threading.Thread(target=target, name=source.name, daemon=True).start()
+
+    @property
+    def num_queued(self) -> int:
+        """Number of blocks that are to be written."""
+        return len(self._stores) + self._num_storing
+
+    def load(self, job: LoadJob, blocks: Sequence[SlotItem]) -> None:
+        size = self.source.load_batch
+        calls = [(job, blocks[start : start + size]) for start in range(0, len(blocks), size)]
+        with self._can_load:
+            self._loads += calls
+            self._can_load.notify(len(calls))
+
+    def store(self, job: StoreJob, blocks: Sequence[SlotItem]) -> None:
+        with self._can_store:
+            self._stores += [(job, block) for block in blocks]
+            self._can_store.notify()
+
+    def drop_stores(self) -> None:
+        """End all writes that have not begun, and wait for the one that has."""
+        with self._can_store:
+            dropped, self._stores = self._stores, deque()
+            self._can_store.wait_for(lambda: not self._num_storing)
+        for job, block in dropped:
+            job.written(block.slot, 0)
+
+    def _run_loads(self) -> None:
+        while True:
+            with self._can_load:
+                self._can_load.wait_for(lambda: self._loads)
+                job, blocks = self._loads.popleft()
+                if not self._loads:
+                    self._can_store.notify()
+            self._load(job, blocks)
+
+    def _load(self, job: LoadJob, blocks: Sequence[SlotItem]) -> None:
+        waiting = set(range(len(blocks)))
+
+        def on_loaded(index: int, is_good: bool) -> None:
+            waiting.remove(index)
+            job.end(blocks[index].slot, int(is_good))
+
+        try:
+            if not job.is_cancelled and time.monotonic() < job.deadline:
+                maybe_fail("tier.load")
+                self.source.load([block.item for block in blocks], job.deadline, on_loaded)
+        except Exception:
+            logger.exception("a load from the %s failed", self.source.name)
+        for index in sorted(waiting):
+            job.end(blocks[index].slot, 0)
+
+    def _run_stores(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
+        while True:
+            with self._can_store:
+                self._can_store.wait_for(lambda: self._stores and not self._loads)
+                size = min(self.source.store_batch, len(self._stores))
+                entries = [self._stores.popleft() for _ in range(size)]
+                self._num_storing = size
+            results = [False] * size
+            try:
+                maybe_fail("tier.store")
+                results = self.source.store([block.item for _, block in entries])
+            except Exception:
+                logger.exception("a write to the %s failed", self.source.name)
+            with self._can_store:
+                self._num_storing = 0
+                self._can_store.notify_all()
+            for (job, block), is_stored in zip(entries, results, strict=True):
+                job.written(block.slot, self._store_bit if is_stored else 0)

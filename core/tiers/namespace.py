@@ -1,0 +1,127 @@
+"""Namespace: the root of the keys of all blocks, from everything that decides about the bytes of a block.
+
+    namespace = sha256(object format's version ‖ digest of the weights ‖ facts), or HMAC-SHA256 with the shared secret
+
+The weights count by their content, never by name or path: the hub's blobs are named by their sha256; other files are
+read once, and their digests kept in the user's cache. With a secret nobody else can tell from keys in a remote store
+whether a prompt was seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import msgspec
+
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.config.weight_files import file_by_tensor
+from ...ipc.errors import ConfigError
+from .object_format import VERSION
+
+MIN_SECRET_BYTES = 16
+MAX_TRIES = 10
+RECENT_S = 2.0  # a file this young may change once more without another mtime
+MAX_KEPT = 1000  # digests
+
+_BLOB_NAME = re.compile("[0-9a-f]{64}")
+
+
+def new_namespace(weights: bytes, facts: bytes, secret: bytes) -> bytes:
+    """Return the namespace, 32 bytes; `weights`: their digest, 32 bytes."""
+    content = VERSION.to_bytes(4, "little") + weights + facts
+    return hmac.digest(secret, content, "sha256") if secret else hashlib.sha256(content).digest()
+
+
+def read_secret(path: str | None) -> bytes:
+    """Read --kv-key-file; ConfigError if it is unusable, no bytes without one."""
+    if path is None:
+        return b""
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise ConfigError(f"--kv-key-file {path} can be read by others: chmod 600 {path}")
+            secret = file.read().strip()
+    except OSError as error:
+        raise ConfigError(f"--kv-key-file {path} cannot be read: {error.strerror}") from None
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"--kv-key-file {path} has {len(secret)} bytes, at least {MIN_SECRET_BYTES} are needed: "
+            f"head -c 32 /dev/urandom | base64 > {path}"
+        )
+    return secret
+
+
+def digest_weights(spec: EngineSpec, folder: str) -> bytes:
+    """Return the digest of the weights in a model folder, 32 bytes; ConfigError if they cannot be read. It may take
+    minutes."""
+    if spec.config.load_format == "dummy":
+        return hashlib.sha256(b"dummy" + msgspec.json.encode(spec.model, order="deterministic")).digest()
+    kept = _KeptDigests(_cache_folder() / "weight_digests.json")
+    paths = sorted(set(file_by_tensor(Path(folder)).values()))
+    try:
+        digests = sorted(_blob_digest(path) or kept.digest(path) for path in paths)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder} cannot be read: {error.strerror}") from None
+    return hashlib.sha256("".join(digests).encode()).digest()
+
+
+def _cache_folder() -> Path:
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(chosen) if os.path.isabs(chosen) else Path("~/.cache").expanduser()) / "tokenloom"
+
+
+def _blob_digest(path: Path) -> str | None:
+    """Return the sha256 by which the hub's cache names a file's content; None for other files."""
+    if not path.is_symlink():
+        return None
+    target = Path(os.readlink(path))
+    return target.name if target.parent.name == "blobs" and _BLOB_NAME.fullmatch(target.name) else None
+
+
+class _KeptDigests:
+    """sha256 of files by (device, inode, size, mtime) in a JSON file; without that file they are computed again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def digest(self, path: Path) -> str:
+        """Return the sha256 of a file in hex. If it changes while it is read, it is read again."""
+        for _ in range(MAX_TRIES):
+            with path.open("rb", buffering=0) as file:
+                identity = _identity(os.fstat(file.fileno()))
+                digest = self._read().get(identity)
+                if digest is not None:
+                    return digest
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                status = os.fstat(file.fileno())
+            if _identity(status) == identity:
+                if time.time() - status.st_mtime > RECENT_S:
+                    self._keep(identity, digest)
+                return digest
+        raise ConfigError(f"{path} changes all the time: start the engine when it is complete")
+
+    def _read(self) -> dict[str, str]:
+        try:
+            kept = json.loads(self._path.read_text(encoding="utf-8"))
+            return {str(identity): str(digest) for identity, digest in kept.items() if _BLOB_NAME.fullmatch(digest)}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+
+    def _keep(self, identity: str, digest: str) -> None:
+        entries = list({**self._read(), identity: digest}.items())
+        pending = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            pending.write_text(json.dumps(dict(entries[-MAX_KEPT:])), encoding="utf-8")
+            pending.rename(self._path)
+
+
+def _identity(status: os.stat_result) -> str:
+    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"

@@ -1,0 +1,120 @@
+"""ObjectFiles: reading and writing the files of objects, from and into slots without a copy.
+
+A file holds the header page, the payload, and zeros up to a page. With O_DIRECT the disk writes into the slot itself;
+only the payload's last part page goes through a buffer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import threading
+from pathlib import Path
+
+from ...ipc.process.arena import PAGE
+from .object_format import HEADER_BYTES, Defect, find_defect, write_header
+
+
+class _Buffers(threading.local):
+    """A thread's two pages outside the arena: header and last part page."""
+
+    def __init__(self) -> None:
+        pages = memoryview(mmap.mmap(-1, HEADER_BYTES + PAGE))  # page-aligned
+        self.header, self.tail = pages[:HEADER_BYTES], pages[HEADER_BYTES:]
+
+
+class ObjectFiles:
+    """The files of objects of one size. Methods raise OSError as the disk gives it."""
+
+    def __init__(self, slot_bytes: int, is_direct: bool) -> None:
+        self._rest = slot_bytes % PAGE
+        self._whole = slot_bytes - self._rest
+        self._flags = os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_DIRECT if is_direct else 0)
+        self._buffers = _Buffers()
+
+    @staticmethod
+    def size(slot_bytes: int) -> int:
+        """Return the size of each file."""
+        return HEADER_BYTES + -(-slot_bytes // PAGE) * PAGE
+
+    def read(self, path: str, namespace: bytes, key: bytes, slot: memoryview, sets_time: bool = False) -> Defect | None:
+        """Read an object into its slot; return its defect, if it has one: then the slot's content is undefined.
+        `sets_time`: also set the file's time to now."""
+        parts = self._parts(slot)
+        fd = os.open(path, os.O_RDONLY | self._flags)
+        try:
+            num_read = os.preadv(fd, parts, 0)
+            if sets_time:
+                with contextlib.suppress(OSError):  # a read-only disk
+                    os.utime(fd)
+        finally:
+            os.close(fd)
+        if num_read != sum(map(len, parts)):
+            return "length"
+        if self._rest:
+            tail = self._buffers.tail
+            if any(tail[self._rest :]):
+                return "checksum"
+            slot[self._whole :] = tail[: self._rest]
+        return find_defect(self._buffers.header, namespace, key, slot)
+
+    def write(self, path: str, temporary: str, namespace: bytes, key: bytes, slot: memoryview, owner: int) -> None:
+        """Write an object to the file `temporary`, and rename it to `path`. After an error neither is left."""
+        parts = self._parts(slot)
+        write_header(self._buffers.header, namespace, key, slot, owner)
+        if self._rest:
+            tail = self._buffers.tail
+            tail[: self._rest] = slot[self._whole :]
+            tail[self._rest :] = bytes(PAGE - self._rest)
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | self._flags, 0o600)
+            try:
+                if os.pwritev(fd, parts, 0) != sum(map(len, parts)):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finally:
+                os.close(fd)
+            try:
+                os.rename(temporary, path)
+            except FileNotFoundError:
+                make_folder(Path(path).parent)
+                os.rename(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def _parts(self, slot: memoryview) -> list[memoryview]:
+        body = [slot[: self._whole]] if self._whole else []
+        return [self._buffers.header, *body, *([self._buffers.tail] if self._rest else [])]
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, for this user alone."""
+    if not path.is_dir():
+        if path.parent != path:
+            make_folder(path.parent)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+
+
+def can_write_directly(folder: Path) -> bool:
+    """Whether the file system takes O_DIRECT, by writing a page; OSError if it takes no page at all."""
+    path = str(folder / "probe")
+    page = memoryview(mmap.mmap(-1, PAGE))
+    for flag in (os.O_DIRECT, 0):
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | flag, 0o600)
+            try:
+                os.pwritev(fd, [page], 0)
+            finally:
+                os.close(fd)
+            return bool(flag)
+        except OSError as error:
+            if not flag or error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    return False

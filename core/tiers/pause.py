@@ -1,0 +1,42 @@
+"""Pause: time in which something that failed is not tried again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+LONGEST_S = 300.0
+
+
+class Pause:
+    """Begins after `num_failures` in a row and lasts `first_s`; each further failure begins one of twice the length, up
+    to LONGEST_S. May be used by several threads."""
+
+    def __init__(self, num_failures: int, first_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._num_failures, self._first_s, self._clock = num_failures, first_s, clock
+        self._lock = threading.Lock()
+        self._count = 0
+        self._length_s = 0.0
+        self._until = -float("inf")
+
+    @property
+    def is_on(self) -> bool:
+        return self._clock() < self._until
+
+    def failed(self) -> bool:
+        """Note a failure; return whether it begins a pause."""
+        with self._lock:
+            self._count += 1
+            if self._count < self._num_failures or self.is_on:
+                return False
+            self._length_s = min(max(2 * self._length_s, self._first_s), LONGEST_S)
+            self._until = self._clock() + self._length_s
+            return True
+
+    def succeeded(self) -> bool:
+        """Note a success; return whether it is the first after failures."""
+        with self._lock:
+            had_failures = self._count > 0
+            self._count, self._length_s, self._until = 0, 0.0, -float("inf")
+            return had_failures

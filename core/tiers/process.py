@@ -1,0 +1,289 @@
+"""The tier process: python -m tokenloom.core.tiers.process --number N --arena-fd F
+
+Finds, loads and stores KV blocks for the core: on a disk, in a remote store and in other engines. A child of the
+supervisor. One loop receives orders and sends reports; all that may block runs in threads. Knows slots, never blocks of
+the pool or requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ...ipc.channel import Channel
+from ...ipc.child import SupervisorChannel, run_child
+from ...ipc.codec import decode_ids
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import ConfigError, ProtocolError
+from ...ipc.messages.supervisor import Initialize, Ready, Stop
+from ...ipc.messages.tier import (
+    SOURCES,
+    BlocksLoaded,
+    BlocksStored,
+    CancelLoad,
+    ClearTier,
+    CoreToTier,
+    FindBlocks,
+    FlushTier,
+    LoadBlocks,
+    OpenTier,
+    PinnedBlocks,
+    SourceState,
+    StoreBlocks,
+    TierCleared,
+    TierFlushed,
+    TierOpened,
+    TierState,
+    TierToCore,
+)
+from ...ipc.process.arena import Arena
+from ...ipc.process.faults import maybe_fail
+from ...ipc.sockets import new_socket
+from ..kv.block_hash import KEY_BYTES
+from .disk import DiskSource
+from .finder import Finder
+from .lane import Lane, SlotItem
+from .namespace import digest_weights, new_namespace, read_secret
+from .pins import Pins
+from .reports import LoadJob, Reports, StoreJob
+from .source import Item, Namespace, Source
+
+logger = logging.getLogger("tokenloom.tiers")
+
+LOAD_LIMIT_S = 30.0  # from an order to load to its last read
+MAX_QUEUED_BYTES = 256 << 20  # to be written, and at most a quarter of the arena
+STATE_INTERVAL_S = 1.0
+OPENER_NICENESS = 19
+
+
+class TierProcess:
+    """Owns the sockets, the arena and the sources; `run` serves until the supervisor sends Stop."""
+
+    _arena: Arena  # from Initialize on
+
+    def __init__(self, spec: EngineSpec, number: int, arena_fd: int) -> None:
+        self._spec, self._number, self._arena_fd = spec, number, arena_fd
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.supervisor = SupervisorChannel(self._context, spec, b"tier-%d" % number)
+        self._reports = Reports()
+        self._pins = Pins(self._reports.put)
+        self._loads: dict[int, LoadJob] = {}
+        self._stores: set[int] = set()  # jobs that have not ended
+        self._flushes: dict[int, set[int]] = {}  # jobs that each awaits, by serial
+        self._opening = threading.Lock()
+        self._open_serial = 0  # of the last OpenTier
+        self._error = ""  # of the weights
+        self._queue_lock = threading.Lock()
+        self._num_queued = 0  # blocks to be written
+        self._sent: list[SourceState] = []
+        self._state_due = 0.0  # when the next TierState may be sent
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> None:
+        self._secret = read_secret(self._spec.config.kv_key_file)
+        if not self._wait_for_initialize():
+            return
+        shape = self._arena.shape
+        self._max_queued = max(min(shape.num_bytes // 4, MAX_QUEUED_BYTES) // shape.stride, 1)
+        self._sources = _new_sources(self._spec, self._reports)
+        self._lanes = {number: Lane(source, 1 << number) for number, source in self._sources.items()}
+        self._finder = Finder(self._sources, self._reports.put)
+        socket = new_socket(self._context, zmq.DEALER)
+        socket.bind(self._spec.endpoints.tier_of(self._number))
+        self._core: Channel[CoreToTier, TierToCore] = Channel(socket, CoreToTier, "core")
+        self.supervisor.send(Ready())
+        poller = zmq.Poller()
+        for source in (self.supervisor.socket, socket, self._reports.wake_fd):
+            poller.register(source, zmq.POLLIN)
+        while not any(isinstance(message, Stop) for message in self.supervisor.receive()):
+            for order in self._core.receive():
+                self._obey(order)
+            self._send()
+            poller.poll(self._patience_ms())
+
+    def _wait_for_initialize(self) -> bool:
+        """Map the arena when its shape arrives; False if Stop arrives instead."""
+        while not isinstance(message := self.supervisor.wait(), Stop):
+            if isinstance(message, Initialize):
+                if message.arena is None:
+                    raise ProtocolError("Initialize has no arena, but a tier process was started")
+                self._arena = Arena(self._arena_fd, message.arena)
+                return True
+        return False
+
+    def close(self) -> None:
+        self._context.destroy(linger=200)
+
+    # ── reports ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _patience_ms(self) -> int | None:
+        """Return the time to poll, in ms; None: until a message or a report."""
+        now = time.monotonic()
+        waits = [] if self._reports.due is None else [self._reports.due - now]
+        if self._states() != self._sent:
+            waits.append(self._state_due - now)
+        return max(int(min(waits) * 1000) + 1, 0) if waits else None
+
+    def _send(self) -> None:
+        for message in self._reports.take():
+            self._core.send(message)
+            if isinstance(message, BlocksLoaded) and message.is_last:
+                self._loads.pop(message.job, None)
+            elif isinstance(message, BlocksStored) and message.is_last:
+                self._stores.discard(message.job)
+                for awaited in self._flushes.values():
+                    awaited.discard(message.job)
+        for serial in [serial for serial, awaited in self._flushes.items() if not awaited]:
+            del self._flushes[serial]
+            self._core.send(TierFlushed(serial=serial))
+        now = time.monotonic()
+        if now >= self._state_due and (states := self._states()) != self._sent:
+            self._sent, self._state_due = states, now + STATE_INTERVAL_S
+            self._core.send(TierState(sources=states))
+
+    def _states(self) -> list[SourceState]:
+        slot_bytes = self._arena.shape.slot_bytes
+        return [
+            msgspec.structs.replace(
+                (state := lane.source.state()),
+                queued_bytes=lane.num_queued * slot_bytes,
+                error=self._error or state.error,
+            )
+            for lane in self._lanes.values()
+        ]
+
+    # ── orders ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _obey(self, order: CoreToTier) -> None:
+        maybe_fail("tier.receive")
+        try:
+            if isinstance(order, FindBlocks):
+                if order.block_size < 1 or len(order.parent) != KEY_BYTES:
+                    raise ProtocolError(f"find_blocks {order.serial}: {order.block_size} tokens in a block")
+                self._finder.find(order)
+            elif isinstance(order, LoadBlocks):
+                self._load(order)
+            elif isinstance(order, CancelLoad):
+                if order.job in self._loads:
+                    self._loads[order.job].is_cancelled = True
+            elif isinstance(order, StoreBlocks):
+                self._store(order)
+            elif isinstance(order, PinnedBlocks):
+                self._pins.take(order)
+            elif isinstance(order, FlushTier):
+                self._flushes[order.serial] = set(self._stores)
+            elif isinstance(order, ClearTier):
+                threading.Thread(target=self._clear, args=(order.serial,), name="clear", daemon=True).start()
+            else:
+                self._open_serial = order.serial
+                threading.Thread(target=self._open, args=(order,), name="open", daemon=True).start()
+        except ProtocolError as error:
+            self._core.count_malformed(error)
+
+    def _blocks(self, keys: bytes, slots: bytes, others: int, owners: bytes = b"") -> list[SlotItem]:
+        """Pair slots and keys; ProtocolError unless there are as many keys, slots and `others`, all valid."""
+        numbers = decode_ids(slots)
+        if not len(keys) / KEY_BYTES == len(numbers) == others or (owners and len(owners) != 8 * others):
+            raise ProtocolError(f"{len(keys)} bytes of keys, {len(numbers)} slots and {others} sources or targets")
+        if numbers and not 1 <= min(numbers) <= max(numbers) <= self._arena.shape.num_slots:
+            raise ProtocolError(f"slots {min(numbers)} … {max(numbers)} of {self._arena.shape.num_slots}")
+        of_owners = memoryview(owners or bytes(8 * others)).cast("Q")
+        return [
+            SlotItem(number, Item(keys[i * KEY_BYTES : (i + 1) * KEY_BYTES], self._arena.slot(number), of_owners[i]))
+            for i, number in enumerate(numbers)
+        ]
+
+    def _load(self, order: LoadBlocks) -> None:
+        blocks = self._blocks(order.keys, order.slots, len(order.sources))
+        job = LoadJob(order.job, len(blocks), self._reports, time.monotonic() + LOAD_LIMIT_S)
+        self._loads[job.number] = job
+        for number in sorted(set(order.sources)):
+            chosen = [block for block, source in zip(blocks, order.sources, strict=True) if source == number]
+            if number in self._lanes:
+                self._lanes[number].load(job, chosen)
+            else:
+                for block in chosen:
+                    job.end(block.slot, 0)
+
+    def _store(self, order: StoreBlocks) -> None:
+        blocks = self._blocks(order.keys, order.slots, len(order.targets), order.owners)
+        job = StoreJob(order.job, len(blocks), self._reports, self._leave_queue)
+        self._stores.add(job.number)
+        taken: dict[int, list[SlotItem]] = {number: [] for number in self._lanes}
+        for block, targets in zip(blocks, order.targets, strict=True):
+            lanes = [number for number in self._lanes if targets & 1 << number]
+            if not lanes or not self._enter_queue():
+                job.end(block.slot, 0)
+                continue
+            job.expect(block.slot, len(lanes))
+            for number in lanes:
+                taken[number].append(block)
+        for number, some in taken.items():
+            if some:
+                self._lanes[number].store(job, some)
+
+    def _enter_queue(self) -> bool:
+        """Count a block that is to be written; False if the queue is full."""
+        with self._queue_lock:
+            has_room = self._num_queued < self._max_queued
+            self._num_queued += has_room
+            return has_room
+
+    def _leave_queue(self) -> None:
+        with self._queue_lock:
+            self._num_queued -= 1
+
+    def _open(self, order: OpenTier) -> None:
+        """Read the digest of the weights and open all sources, unless another order came meanwhile."""
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), OPENER_NICENESS)
+        begun = time.monotonic()
+        try:
+            digest = new_namespace(digest_weights(self._spec, order.model_folder), order.facts, self._secret)
+        except ConfigError as error:
+            logger.error("the KV tiers stay closed: %s", error)
+            self._error = str(error)
+            self._reports.touch()
+            return
+        with self._opening:
+            if order.serial != self._open_serial:
+                return
+            self._error = ""
+            for source in self._sources.values():
+                source.open(Namespace(digest, self._secret, self._arena.shape.slot_bytes))
+        logger.info("KV tiers opened, namespace %s (%.2f s)", digest.hex()[:16], time.monotonic() - begun)
+        self._reports.put(TierOpened(serial=order.serial, namespace=digest))
+
+    def _clear(self, serial: int) -> None:
+        for lane in self._lanes.values():
+            lane.drop_stores()
+            lane.source.clear()
+        self._reports.put(TierCleared(serial=serial))
+
+
+def _new_sources(spec: EngineSpec, reports: Reports) -> dict[int, Source]:
+    """Make the configured sources, by their index in SOURCES; looked up in this order."""
+    config, sources = spec.config, list[Source]()
+    if config.kv_disk is not None:
+        sources.append(DiskSource(Path(config.kv_disk), config.kv_disk_bytes, config.kv_quota, reports.touch))
+    return {SOURCES.index(source.name): source for source in sources}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tokenloom tier", description="Moves KV blocks; started by the supervisor.")
+    parser.add_argument("--number", type=int, required=True)
+    parser.add_argument("--arena-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    return run_child("tier", lambda spec: TierProcess(spec, arguments.number, arguments.arena_fd))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

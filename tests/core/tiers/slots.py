@@ -1,0 +1,96 @@
+"""Slots for the tests of sources, the content of blocks, and an opened disk source."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tokenloom.core.tiers.disk import DiskSource
+from tokenloom.core.tiers.object_file import ObjectFiles
+from tokenloom.core.tiers.source import Item, Namespace
+from tokenloom.ipc.process.arena import PAGE
+
+DEADLINE_S = 20.0
+SLOT_BYTES = 2 * PAGE
+OBJECT_BYTES = ObjectFiles.size(SLOT_BYTES)
+NAMESPACE = Namespace(hashlib.sha256(b"namespace").digest(), b"", SLOT_BYTES)
+
+
+def key_of(number: int) -> bytes:
+    return hashlib.sha256(b"key %d" % number).digest()
+
+
+def content_of(key: bytes, num_bytes: int = SLOT_BYTES) -> bytes:
+    """Return the content of a block, noise that depends on its key."""
+    return np.random.default_rng(list(key)).bytes(num_bytes)
+
+
+def new_slots(count: int, num_bytes: int = SLOT_BYTES) -> list[memoryview]:
+    """Return page-aligned places, filled with 0xEE."""
+    stride = -(-num_bytes // PAGE) * PAGE
+    memory = memoryview(mmap.mmap(-1, count * stride))
+    memory[:] = b"\xee" * len(memory)
+    return [memory[start : start + num_bytes] for start in range(0, count * stride, stride)]
+
+
+def filled(numbers: range | list[int], owner: int = 0, num_bytes: int = SLOT_BYTES) -> list[Item]:
+    """Return blocks with their content in slots."""
+    items = [
+        Item(key_of(number), slot, owner)
+        for number, slot in zip(numbers, new_slots(len(numbers), num_bytes), strict=True)
+    ]
+    for item in items:
+        item.slot[:] = content_of(item.key, num_bytes)
+    return items
+
+
+def empty(numbers: range | list[int], num_bytes: int = SLOT_BYTES) -> list[Item]:
+    """Return blocks whose slots hold something else."""
+    return [
+        Item(key_of(number), slot) for number, slot in zip(numbers, new_slots(len(numbers), num_bytes), strict=True)
+    ]
+
+
+def load(source: DiskSource, items: list[Item]) -> list[bool]:
+    """Load blocks; return for each whether it is good, and check the content of those."""
+    results: dict[int, bool] = {}
+
+    def on_loaded(index: int, is_good: bool) -> None:
+        assert index not in results, "reported twice"
+        results[index] = is_good
+
+    source.load(items, time.monotonic() + DEADLINE_S, on_loaded)
+    assert sorted(results) == list(range(len(items)))
+    for index, item in enumerate(items):
+        if results[index]:
+            assert item.slot == content_of(item.key, len(item.slot)), "a block with the content of another"
+    return [results[index] for index in range(len(items))]
+
+
+def find(source: DiskSource, numbers: range | list[int]) -> int:
+    return source.find([key_of(number) for number in numbers], time.monotonic() + DEADLINE_S)
+
+
+def open_disk(root: Path, max_bytes: int = 1 << 30, quota: float = 1.0, namespace: Namespace = NAMESPACE) -> DiskSource:
+    """Return a source whose start has ended, well or not."""
+    has_started = threading.Event()
+    source = DiskSource(root, max_bytes, quota, has_started.set)
+    reopen(source, namespace, has_started)
+    return source
+
+
+def reopen(source: DiskSource, namespace: Namespace, has_started: threading.Event) -> None:
+    has_started.clear()
+    source.open(namespace)
+    assert has_started.wait(DEADLINE_S) and source._opening.acquire(timeout=DEADLINE_S)
+    source._opening.release()
+
+
+def files_of(root: Path) -> list[Path]:
+    """Return the files of objects, those that are being written too."""
+    return sorted(path for path in root.rglob("*") if path.is_file() and path.name != ".lock")

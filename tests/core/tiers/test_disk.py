@@ -1,0 +1,426 @@
+"""The disk source on a real disk: blocks that it keeps, damage that it finds, limits and failures."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokenloom.core.tiers import disk
+from tokenloom.core.tiers.disk import DiskSource
+from tokenloom.core.tiers.disk_scan import ScannedFile
+from tokenloom.core.tiers.object_file import ObjectFiles
+from tokenloom.core.tiers.source import Namespace
+from tokenloom.ipc.process.arena import PAGE
+from tokenloom.tests.core.tiers.slots import (
+    DEADLINE_S,
+    NAMESPACE,
+    OBJECT_BYTES,
+    SLOT_BYTES,
+    empty,
+    files_of,
+    filled,
+    find,
+    key_of,
+    load,
+    open_disk,
+    reopen,
+)
+
+OTHER = Namespace(key_of(999), b"", SLOT_BYTES)
+
+
+@pytest.mark.parametrize("num_bytes", [SLOT_BYTES, PAGE + 1, 3 * PAGE - 5, 17])
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_blocks_come_back_into_the_slots_that_ask(tmp_path: Path, num_bytes: int, is_direct: bool) -> None:
+    source = open_disk(tmp_path, namespace=NAMESPACE._replace(slot_bytes=num_bytes))
+    assert source._view is not None
+    source._view.files = ObjectFiles(num_bytes, is_direct)
+    assert source.store(filled(range(20), num_bytes=num_bytes)) == [True] * 20
+    assert find(source, range(30)) == 20
+    items = empty(range(20), num_bytes)
+    assert load(source, [items[i] for i in (3, 1, 19, 0)]) == [True] * 4
+    untouched = [item for i, item in enumerate(items) if i not in (3, 1, 19, 0)]
+    assert all(item.slot == b"\xee" * num_bytes for item in untouched)
+    state = source.state()
+    assert (state.num_objects, state.num_written, state.num_read) == (20, 20, 4)
+    assert state.held_bytes == sum(path.stat().st_size for path in files_of(tmp_path))
+    source.close()
+
+
+def test_files_are_for_this_user_alone(tmp_path: Path) -> None:
+    root = tmp_path / "a" / "b"
+    source = open_disk(root)
+    source.store(filled(range(3), owner=18_000_000_000_000_000_000))
+    folders = [root, *(path for path in root.rglob("*") if path.is_dir())]
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in root.rglob("*") if path.is_file()} == {0o600}
+    assert not list((root / "tmp").iterdir())
+
+
+def test_a_second_write_of_a_block_is_none(tmp_path: Path) -> None:
+    source = open_disk(tmp_path)
+    assert source.store(filled([1, 1])) == [True, True]
+    assert source.store(filled([1])) == [True]
+    assert source.state().num_written == 1 and len(files_of(tmp_path)) == 1
+
+
+def test_a_restart_finds_everything_and_removes_unfinished_files(tmp_path: Path) -> None:
+    source = open_disk(tmp_path)
+    source.store(filled(range(50)) + filled(range(50, 60), owner=7))
+    source.close()
+    (tmp_path / "tmp" / "torn").write_bytes(b"x" * 100)
+    (tmp_path / "stranger").write_bytes(b"x")
+    source = open_disk(tmp_path)
+    assert find(source, range(60)) == 60 and load(source, empty(range(60))) == [True] * 60
+    assert source.state().held_bytes == 60 * OBJECT_BYTES
+    assert not (tmp_path / "tmp" / "torn").exists() and (tmp_path / "stranger").exists()
+
+
+def test_a_lookup_during_the_scan_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_disk(tmp_path)
+    source.store(filled(range(40)))
+    source.close()
+    go_on, scan = threading.Event(), disk.scan
+
+    def slow_scan(folder: str) -> Iterator[list[ScannedFile]]:
+        for number, each in enumerate(scan(folder)):
+            assert number != 5 or go_on.wait(DEADLINE_S)
+            yield each
+
+    monkeypatch.setattr(disk, "scan", slow_scan)
+    has_started = threading.Event()
+    source = DiskSource(tmp_path, 1 << 30, 1.0, has_started.set)
+    source.open(NAMESPACE)
+    keys = [key_of(number) for number in range(40)]
+    begun = time.monotonic()
+    while source._view is None:
+        assert time.monotonic() < begun + DEADLINE_S
+    begun = time.monotonic()
+    assert source.find(keys, begun + 0.05) < 40 and 0.04 < time.monotonic() - begun < 5
+    threading.Timer(0.05, go_on.set).start()
+    assert source.find(keys, time.monotonic() + DEADLINE_S) == 40
+    assert has_started.wait(DEADLINE_S)
+
+
+# ── damage ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def damaged_places() -> Iterator[tuple[str, int]]:
+    fields = {"magic": 0, "version": 8, "length": 16, "owner": 24, "namespace": 32, "key": 64, "payload": 96}
+    yield from fields.items()
+    yield from (("checksum of the page", PAGE - 1), ("padding", 2000), ("padding after the payload", OBJECT_BYTES - 1))
+    rng = np.random.default_rng(1)
+    yield from ((f"content {place}", int(place)) for place in rng.integers(PAGE, PAGE + SLOT_BYTES - 7, 20))
+
+
+def test_one_flipped_bit_makes_a_block_missing(tmp_path: Path) -> None:
+    slot_bytes = SLOT_BYTES - 7
+    places = list(damaged_places())
+    source = open_disk(tmp_path, namespace=NAMESPACE._replace(slot_bytes=slot_bytes))
+    numbers = range(len(places) + 1)
+    source.store(filled(numbers, num_bytes=slot_bytes))
+    assert source._view is not None
+    for number, (_, place) in enumerate(places):
+        with open(source._view.path(key_of(number), 0), "r+b") as file:
+            file.seek(place)
+            old = file.read(1)[0]
+            file.seek(place)
+            file.write(bytes([old ^ 1 << number % 8]))
+    results = load(source, empty(numbers, slot_bytes))
+    assert [name for (name, _), is_good in zip(places, results, strict=False) if is_good] == []
+    assert results[-1], "the whole one"
+    state = source.state()
+    assert sum(state.rejected.values()) == len(places) and state.rejected.keys() == {"version", "checksum"}
+    assert find(source, [0]) == 0 and len(files_of(tmp_path)) == 1, "damaged files are removed"
+    assert state.num_objects == 1 and source.state().held_bytes == OBJECT_BYTES
+    assert source.store(filled([0], num_bytes=slot_bytes)) == [True] and load(source, empty([0], slot_bytes)) == [True]
+
+
+@pytest.mark.parametrize("size", [0, 1, PAGE, OBJECT_BYTES - 1, OBJECT_BYTES - PAGE])
+def test_a_truncated_file_is_missing(tmp_path: Path, size: int) -> None:
+    source = open_disk(tmp_path)
+    source.store(filled([1, 2]))
+    assert source._view is not None
+    os.truncate(source._view.path(key_of(1), 0), size)
+    assert load(source, empty([1, 2])) == [False, True]
+    assert source.state().rejected == {"length": 1}
+    source.store(filled([1]))
+    os.truncate(source._view.path(key_of(1), 0), size)
+    source.close()
+    source = open_disk(tmp_path)
+    assert find(source, [1]) == 0 and find(source, [2]) == 1, "the scan found it"
+
+
+def test_swapped_files_are_missing(tmp_path: Path) -> None:
+    source = open_disk(tmp_path)
+    source.store(filled([1, 2, 3]))
+    assert source._view is not None
+    one, two = (source._view.path(key_of(number), 0) for number in (1, 2))
+    os.rename(one, tmp_path / "between")
+    os.rename(two, one)
+    os.rename(tmp_path / "between", two)
+    assert load(source, empty([1, 2, 3])) == [False, False, True] and source.state().rejected == {"key": 2}
+
+
+def test_a_file_of_another_namespace_is_missing(tmp_path: Path) -> None:
+    source = open_disk(tmp_path, namespace=OTHER)
+    source.store(filled([1]))
+    assert source._view is not None
+    path = Path(source._view.path(key_of(1), 0))
+    source.close()
+    source = open_disk(tmp_path)
+    assert find(source, [1]) == 0
+    source.store(filled([1]))
+    assert source._view is not None
+    os.rename(path, source._view.path(key_of(1), 0))
+    assert load(source, empty([1])) == [False] and source.state().rejected == {"key": 1}
+
+
+def test_a_file_that_someone_removed_is_missing(tmp_path: Path) -> None:
+    source = open_disk(tmp_path)
+    source.store(filled([1, 2]))
+    files_of(tmp_path)[0].unlink()
+    assert sorted(load(source, empty([1, 2]))) == [False, True]
+    assert source.state().held_bytes == OBJECT_BYTES and source.state().num_failed == 0
+
+
+# ── limits ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def bytes_at_one_instant(root: Path) -> int:
+    """Return the bytes of files that were all there at one instant: those in two listings, one after the other."""
+
+    def listing() -> dict[int, int]:
+        found = {}
+        for folder, _, names in os.walk(root):
+            for name in names:
+                try:
+                    status = os.stat(os.path.join(folder, name))
+                except FileNotFoundError:
+                    continue
+                found[status.st_ino] = status.st_size
+        return found
+
+    first, second = listing(), listing()
+    return sum(min(first[inode], second[inode]) for inode in first.keys() & second.keys())
+
+
+def test_the_limit_holds_at_every_instant_of_a_storm(tmp_path: Path) -> None:
+    limit = 20 * OBJECT_BYTES + 100
+    old = open_disk(tmp_path, namespace=OTHER)
+    old.store(filled(range(500, 510)))
+    old.close()
+    source = open_disk(tmp_path, limit)
+    most, has_ended = [0], threading.Event()
+
+    def sample() -> None:
+        while not has_ended.is_set():
+            most[0] = max(most[0], bytes_at_one_instant(tmp_path), source.state().held_bytes)
+
+    def store(start: int) -> None:
+        for number in range(start, start + 100):
+            source.store(filled([number], owner=number % 3))
+            load(source, empty([number - 5]))
+
+    threads = [threading.Thread(target=store, args=(start,)) for start in (0, 100, 200)]
+    sampler = threading.Thread(target=sample)
+    for thread in (sampler, *threads):
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    has_ended.set()
+    sampler.join(DEADLINE_S)
+    assert 15 * OBJECT_BYTES < most[0] <= limit
+    assert source.state().num_written == 300 and source.state().num_objects == 20
+    assert source.state().held_bytes == sum(path.stat().st_size for path in files_of(tmp_path)) == 20 * OBJECT_BYTES
+    assert not list(tmp_path.glob(f"{OTHER.digest.hex()[:16]}*")), "another namespace's objects go first"
+
+
+def test_the_least_recently_used_block_goes_first(tmp_path: Path) -> None:
+    source = open_disk(tmp_path, 4 * OBJECT_BYTES)
+    source.store(filled([1, 2, 3, 4]))
+    assert find(source, [1, 2]) == 2
+    source.store(filled([5, 6]))
+    assert [find(source, [number]) for number in range(1, 7)] == [1, 1, 0, 0, 1, 1]
+    source.store(filled([7]))
+
+
+def test_of_one_lookup_the_last_block_goes_first(tmp_path: Path) -> None:
+    source = open_disk(tmp_path, 3 * OBJECT_BYTES)
+    source.store(filled([1, 2, 3]))
+    assert find(source, [1, 2, 3]) == 3
+    source.store(filled([4]))
+    assert find(source, [1, 2, 3]) == 2
+
+
+def test_the_order_of_use_survives_a_restart(tmp_path: Path) -> None:
+    source = open_disk(tmp_path)
+    source.store(filled([1, 2, 3]))
+    assert source._view is not None
+    for number, age in ((1, 300), (2, 500), (3, 100)):
+        path = source._view.path(key_of(number), 0)
+        os.utime(path, (time.time() - age,) * 2)
+    source.close()
+    source = open_disk(tmp_path)
+    assert load(source, empty([2])) == [True], "which writes the time into the file"
+    source.close()
+    source = open_disk(tmp_path, 2 * OBJECT_BYTES)
+    assert [find(source, [number]) for number in (1, 2, 3)] == [0, 1, 1]
+
+
+def test_a_tenant_takes_its_share_and_no_more(tmp_path: Path) -> None:
+    source = open_disk(tmp_path, 10 * OBJECT_BYTES, quota=0.3)
+    source.store(filled([1, 2]))
+    source.store(filled(range(100, 110), owner=4) + filled([200, 201], owner=5))
+    held = [number for number in (1, 2, *range(100, 110), 200, 201) if find(source, [number])]
+    assert held == [1, 2, 107, 108, 109, 200, 201]
+    source.close()
+    source = open_disk(tmp_path, 10 * OBJECT_BYTES, quota=0.1)
+    held = [number for number in (1, 2, *range(100, 110), 200, 201) if find(source, [number])]
+    assert [each for each in held if each < 100] == [1, 2] and len(held) == 4, "tenants are known after a restart"
+
+
+def test_clear_removes_this_namespace_alone(tmp_path: Path) -> None:
+    source = open_disk(tmp_path, namespace=OTHER)
+    source.store(filled([1]))
+    source.close()
+    source = open_disk(tmp_path)
+    source.store(filled(range(5), owner=3))
+    source.clear()
+    assert find(source, [0]) == 0 and len(files_of(tmp_path)) == 1
+    assert source.state().held_bytes == OBJECT_BYTES
+    assert source.store(filled([0])) == [True]
+
+
+def test_another_namespace_sees_nothing_of_the_first(tmp_path: Path) -> None:
+    has_started = threading.Event()
+    source = DiskSource(tmp_path, 1 << 30, 1.0, has_started.set)
+    reopen(source, NAMESPACE, has_started)
+    source.store(filled([1, 2]))
+    reopen(source, OTHER, has_started)
+    assert find(source, [1]) == 0 and source.state().held_bytes == 2 * OBJECT_BYTES
+    reopen(source, NAMESPACE, has_started)
+    assert find(source, [1, 2]) == 2 and load(source, empty([1, 2])) == [True, True]
+
+
+# ── errors ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_second_engine_gets_a_closed_source_and_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = open_disk(tmp_path)
+    first.store(filled([1]))
+    second = open_disk(tmp_path)
+    assert not second.state().is_open and "--kv-peers" in second.state().error and str(tmp_path) in second.state().error
+    assert find(second, [1]) == 0 and second.store(filled([2])) == [False] and load(second, empty([1])) == [False]
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+    assert load(first, empty([1])) == [True]
+    first.close()
+    second._starts._until = 0.0
+    second._on_change = (has_started := threading.Event()).set
+    find(second, [1])
+    assert has_started.wait(DEADLINE_S) and find(second, [1]) == 1 and second.state().error == "", (
+        "after a while it opens"
+    )
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system with room for five objects."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={5 * OBJECT_BYTES + 2 * PAGE}", "tmpfs", str(folder)]
+    if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+        pytest.skip("mounting a file system takes root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_is_read_only_until_there_is_room(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = open_disk(small_disk)
+    (small_disk / "ballast").write_bytes(bytes(2 * OBJECT_BYTES))
+    results = source.store(filled(range(8)))
+    assert results == [True] * 3 + [False] * 5
+    assert load(source, empty(range(3))) == [True] * 3
+    state = source.state()
+    assert state.is_open and "make room on the disk" in state.error and state.num_dropped == 5
+    assert state.held_bytes == 3 * OBJECT_BYTES and not list((small_disk / "tmp").iterdir())
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+    (small_disk / "ballast").unlink()
+    assert source.store(filled([8])) == [False], "it is not tried again at once"
+    source._writes._until = 0.0
+    assert source.store(filled([8])) == [True] and source.state().error == ""
+
+
+def test_a_read_only_disk_still_loads(small_disk: Path) -> None:
+    source = open_disk(small_disk)
+    source.store(filled([1, 2]))
+    source.close()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    source = open_disk(small_disk)
+    assert find(source, [1, 2]) == 2 and load(source, empty([1, 2])) == [True, True]
+    assert source.store(filled([3])) == [False] and "mount the disk for writing" in source.state().error
+    subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+
+
+def test_a_failing_disk_is_left_alone_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_disk(tmp_path)
+    source.store(filled(range(5)))
+    calls = []
+
+    def fail(*arguments: object) -> int:
+        calls.append(arguments)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", fail)
+        assert load(source, empty(range(5))) == [False] * 5
+    assert len(calls) == 3 and find(source, [0]) == 0, "after three failures it is not asked"
+    state = source.state()
+    assert state.is_broken and state.num_failed == 3 and "Input/output error" in state.error
+    source._reads._until = 0.0
+    assert find(source, range(5)) == 5 and load(source, empty(range(5))) == [True] * 5
+    assert not source.state().is_broken and source.state().error == ""
+
+
+def test_no_read_begins_after_the_deadline(tmp_path: Path) -> None:
+    source = open_disk(tmp_path)
+    source.store(filled([1]))
+    item, results = empty([1])[0], []
+    source.load([item], time.monotonic() - 1, lambda index, is_good: results.append((index, is_good)))
+    assert results == [(0, False)] and item.slot == b"\xee" * SLOT_BYTES
+
+
+def test_a_folder_that_cannot_be_made_closes_the_source(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    source = open_disk(tmp_path / "file" / "root")
+    assert not source.state().is_open and source.store(filled([1])) == [False]
+    assert "Not a directory" in source.state().error
+
+
+@pytest.mark.slow
+def test_a_scan_of_100000_files_takes_a_second(tmp_path: Path) -> None:
+    namespace = NAMESPACE._replace(slot_bytes=0)
+    folder = tmp_path / NAMESPACE.digest.hex()[:16]
+    for number in range(100_000):
+        name = key_of(number).hex()
+        path = folder / name[:2] / name
+        if number < 5000:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        os.ftruncate(fd, PAGE)
+        os.close(fd)
+    begun = time.monotonic()
+    source = open_disk(tmp_path, namespace=namespace)
+    duration_s = time.monotonic() - begun
+    assert source.state().num_objects == 100_000
+    assert duration_s < 1.0, f"{duration_s:.2f} s"

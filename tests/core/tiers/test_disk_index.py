@@ -1,0 +1,122 @@
+"""The index against a plain model: limits hold after each operation, and the oldest use goes first."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tokenloom.core.tiers.disk_index import DiskIndex, NoRoom, Victim
+from tokenloom.core.tiers.disk_scan import ScannedFile
+from tokenloom.tests.core.tiers.slots import key_of
+
+SIZE = 10
+
+
+def scanned(number: int, stamp: int, owner: int = 0) -> ScannedFile:
+    return ScannedFile(stamp, key_of(number), owner, SIZE, f"path of {number}")
+
+
+class Model:
+    """The content of an index: keys with their owners, the oldest use first."""
+
+    def __init__(self, max_objects: int, max_owned: int) -> None:
+        self.max_objects, self.max_owned = max_objects, max_owned
+        self.objects: list[tuple[bytes, int]] = []
+
+    def victim(self, owner: int) -> bytes | None:
+        owned = [key for key, its in self.objects if its == owner]
+        if owner and len(owned) >= self.max_owned:
+            return owned[0]
+        return self.objects[0][0] if len(self.objects) >= self.max_objects else None
+
+    def remove(self, key: bytes) -> None:
+        self.objects = [each for each in self.objects if each[0] != key]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_operations_agree_with_the_model(seed: int) -> None:
+    rng = random.Random(seed)
+    index, model = DiskIndex(SIZE, 125, quota=0.4), Model(12, 5)
+    for _ in range(2000):
+        number = rng.randrange(40)
+        key, owner = key_of(number), number % 3
+        draw = rng.random()
+        if draw < 0.5 and index.owner_of(key) is None:
+            while isinstance(ticket := index.reserve(owner), Victim):
+                assert ticket.key == model.victim(owner) and index.owner_of(ticket.key) is None
+                model.remove(ticket.key)
+                index.release(ticket.num_bytes)
+            assert model.victim(owner) is None
+            if rng.random() < 0.1:
+                index.cancel(owner)
+            else:
+                assert index.commit(key, owner, ticket, 0)
+                model.objects.append((key, owner))
+        elif draw < 0.9:
+            keys = [key_of(number + step) for step in range(3)]
+            held = dict(model.objects)
+            count = next((place for place, each in enumerate(keys) if each not in held), 3)
+            assert index.find(keys) == count
+            for each in reversed(keys[:count]):
+                model.remove(each)
+                model.objects.append((each, held[each]))
+        elif (victim := index.discard(key)) is not None:
+            index.release(victim.num_bytes)
+            model.remove(key)
+        assert len(index) == len(model.objects) and index.held_bytes == SIZE * len(index) <= 125
+        for each, its_owner in model.objects:
+            assert index.owner_of(each) == its_owner
+
+
+def test_files_of_other_namespaces_go_first_and_the_oldest_of_them_before_all() -> None:
+    index = DiskIndex(SIZE, 40)
+    index.add([scanned(1, 1)], is_foreign=False)
+    index.add([ScannedFile(9, key_of(1), 0, 15, "young"), ScannedFile(3, key_of(5), 0, 15, "old")], is_foreign=True)
+    gone = []
+    while isinstance(ticket := index.reserve(0), Victim):
+        gone.append(ticket.path)
+        index.release(ticket.num_bytes)
+    assert gone == ["old"] and index.held_bytes == 35
+    index.commit(key_of(2), 0, ticket, 0)
+    assert index.reserve(0) == Victim(15, path="young")
+
+
+def test_a_scan_sorts_by_time_and_removes_what_exceeds_the_limits() -> None:
+    index = DiskIndex(SIZE, 60, quota=0.5)
+    index.add([scanned(number, 9 - number, 7 if number < 5 else 0) for number in range(8)], is_foreign=False)
+    index.sort()
+    gone = []
+    while (victim := index.excess()) is not None:
+        index.release(victim.num_bytes)
+        gone.append(victim.key)
+    assert gone == [key_of(7), key_of(6), key_of(4), key_of(3)], "oldest first, then those of the owner above its share"
+
+
+def test_a_limit_below_one_object_takes_nothing() -> None:
+    with pytest.raises(NoRoom):
+        DiskIndex(SIZE, SIZE - 1).reserve(0)
+    with pytest.raises(NoRoom):
+        DiskIndex(SIZE, 100, quota=0.05).reserve(3)
+    assert DiskIndex(SIZE, 100, quota=0.05).reserve(0) == 0, "blocks without an owner have no share"
+
+
+def test_what_is_written_while_all_is_cleared_is_not_found() -> None:
+    index = DiskIndex(SIZE, 100)
+    ticket = index.reserve(0)
+    assert not isinstance(ticket, Victim)
+    index.clear()
+    assert not index.commit(key_of(1), 0, ticket, 0) and index.owner_of(key_of(1)) is None
+
+
+def test_a_time_is_written_once_a_minute() -> None:
+    index = DiskIndex(SIZE, 100)
+    index.add([scanned(1, 1000)], is_foreign=False)
+    assert [index.wants_stamp(key_of(1), now) for now in (1059, 1060, 1061, 1119, 1120)] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
+    assert not index.wants_stamp(key_of(2), 5000)

@@ -1,0 +1,297 @@
+"""The tier process, with this test as its supervisor and its core, over real sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tokenloom.core.kv.block_hash import block_key
+from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.messages.supervisor import Failed, Stop
+from tokenloom.ipc.messages.tier import (
+    BlocksFound,
+    BlocksLoaded,
+    BlocksStored,
+    CancelLoad,
+    ClearTier,
+    FindBlocks,
+    FlushTier,
+    LoadBlocks,
+    OpenTier,
+    StoreBlocks,
+    TierCleared,
+    TierFlushed,
+    TierOpened,
+    TierState,
+)
+from tokenloom.tests.core.tiers.slots import OBJECT_BYTES, SLOT_BYTES, content_of, files_of, key_of
+from tokenloom.tests.core.tiers.tier_bench import DEADLINE_S, TierBench
+from tokenloom.tests.support.faults import inject
+
+SLOTS = range(1, 41)  # of 64; a quarter of them may wait to be written
+
+
+@pytest.fixture
+def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "faults"
+    folder.mkdir()
+    monkeypatch.setenv("TOKENLOOM_FAULTS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def bench(tmp_path: Path, faults: Path) -> Iterator[TierBench]:
+    bench = TierBench(tmp_path, num_slots=160)
+    try:
+        yield bench
+    finally:
+        bench.close()
+
+
+def test_blocks_are_stored_found_and_loaded(bench: TierBench) -> None:
+    bench.start()
+    namespace = bench.open()
+    tokens = np.arange(4 * 20, dtype=np.int32).tobytes()
+    keys, key = [], namespace
+    for start in range(0, len(tokens), 16):
+        key = block_key(key, tokens[start : start + 16])
+        keys.append(key)
+    for slot, each in zip(SLOTS, keys[:15], strict=False):
+        bench.arena.slot(slot)[:] = content_of(each)
+    bench.say(
+        StoreBlocks(
+            job=1, keys=b"".join(keys[:15]), slots=encode_ids(range(1, 16)), targets=b"\1" * 15, owners=bytes(8 * 15)
+        )
+    )
+    assert bench.stored(1) == dict.fromkeys(range(1, 16), 1)
+    bench.say(FindBlocks(serial=7, parent=namespace, token_ids=tokens, block_size=4))
+    assert bench.get(BlocksFound) == BlocksFound(serial=7, sources=bytes(15))
+    bench.say(LoadBlocks(job=2, keys=b"".join(keys[:16]), slots=encode_ids(range(101, 117)), sources=bytes(16)))
+    assert bench.loaded(2) == {**dict.fromkeys(range(101, 116), True), 116: False}
+    for slot, each in zip(range(101, 116), keys, strict=False):
+        assert bench.arena.slot(slot) == content_of(each)
+    state = bench.get(TierState, lambda message: message.sources[0].num_read == 15).sources[0]
+    assert (state.num_objects, state.held_bytes, state.num_written) == (15, 15 * OBJECT_BYTES, 15)
+    assert state.read_s > 0 and state.write_s > 0
+    bench.order(Stop())
+    assert bench.process.wait(DEADLINE_S) == 0
+
+
+def test_results_are_reported_in_batches(bench: TierBench) -> None:
+    bench.start()
+    bench.open()
+    bench.fill(SLOTS, SLOTS)
+    bench.store(1, SLOTS, SLOTS)
+    bench.stored(1)
+    bench.load(2, SLOTS, SLOTS)
+    bench.get(BlocksLoaded, lambda message: message.is_last)
+    assert len([each for each in bench.seen if isinstance(each, BlocksLoaded)]) < len(SLOTS) / 2
+    bench.load(3, [], [])
+    assert bench.loaded(3) == {}
+    bench.store(4, [], [])
+    assert bench.stored(4) == {}
+
+
+def test_before_it_is_open_there_is_nothing_and_nothing_waits(bench: TierBench) -> None:
+    bench.start()
+    bench.load(1, [1, 2], [1, 2])
+    bench.store(2, [3], [3])
+    bench.say(FindBlocks(serial=1, parent=bytes(32), token_ids=bytes(64), block_size=4))
+    assert bench.loaded(1) == {1: False, 2: False} and bench.stored(2) == {3: 0}
+    assert bench.get(BlocksFound).sources == b""
+
+
+def test_a_source_that_is_not_configured_has_nothing(bench: TierBench) -> None:
+    bench.start()
+    bench.open()
+    bench.load(1, [1, 2], [1, 2], source=1)
+    bench.store(2, [3], [3], target=2)
+    assert bench.loaded(1) == {1: False, 2: False} and bench.stored(2) == {3: 0}
+
+
+def test_what_finds_no_room_in_the_queue_is_returned_at_once(bench: TierBench, faults: Path) -> None:
+    bench.start()
+    bench.open()
+    fault = inject(faults, "tier.store", "delay 1.5")
+    slots = range(1, 101)
+    bench.fill(slots, slots)
+    bench.store(1, slots, slots)
+    first = bench.get(BlocksStored)
+    assert len(decode_ids(first.slots)) >= 16 and set(first.targets) == {0}
+    bench.seen.insert(0, first)
+    stored = bench.stored(1)
+    assert sum(stored.values()) == 40 and not fault.exists(), "a quarter of the arena"
+    assert all(stored[slot] == 1 for slot in range(1, 41))
+    bench.store(2, range(101, 141), range(101, 141))
+    assert len(bench.stored(2)) == 40, "the queue is empty again"
+
+
+def test_flush_awaits_the_writes_before_it(bench: TierBench) -> None:
+    bench.start()
+    bench.open()
+    bench.fill(SLOTS, SLOTS)
+    bench.store(1, SLOTS, SLOTS)
+    bench.say(FlushTier(serial=5))
+    assert bench.get(TierFlushed).serial == 5
+    assert bench.stored(1) == dict.fromkeys(SLOTS, 1) and len(files_of(bench.root)) == len(SLOTS)
+    bench.say(FlushTier(serial=6))
+    assert bench.get(TierFlushed).serial == 6
+
+
+def test_clear_removes_everything(bench: TierBench) -> None:
+    bench.start()
+    bench.open()
+    bench.fill(SLOTS, SLOTS)
+    bench.store(1, SLOTS, SLOTS)
+    bench.say(ClearTier(serial=3))
+    bench.get(TierCleared, lambda message: message.serial == 3)
+    bench.stored(1)
+    assert files_of(bench.root) == []
+    bench.store(2, [1], [1])
+    assert bench.stored(2) == {1: 1}
+
+
+def test_a_cancelled_load_reports_every_slot_once(bench: TierBench, faults: Path) -> None:
+    bench.start()
+    bench.open()
+    bench.fill(SLOTS, SLOTS)
+    bench.store(1, SLOTS, SLOTS)
+    bench.stored(1)
+    inject(faults, "tier.load", "delay 0.5 always")
+    bench.load(2, SLOTS, SLOTS)
+    bench.say(CancelLoad(job=2))
+    bench.say(CancelLoad(job=77))
+    loaded = bench.loaded(2)
+    assert loaded.keys() == set(SLOTS) and sum(loaded.values()) <= 16, "only calls that had begun"
+
+
+def test_an_error_in_a_thread_makes_blocks_bad_and_the_next_go_on(bench: TierBench, faults: Path) -> None:
+    bench.start()
+    bench.open()
+    bench.fill([1, 2], [1, 2])
+    inject(faults, "tier.store", "memory")
+    bench.store(1, [1], [1])
+    assert bench.stored(1) == {1: 0}
+    bench.store(2, [1, 2], [1, 2])
+    assert bench.stored(2) == {1: 1, 2: 1}
+    inject(faults, "tier.load", "error")
+    bench.load(3, [11, 12], [1, 2])
+    assert bench.loaded(3) == {11: False, 12: False}
+    bench.load(4, [11, 12], [1, 2])
+    assert bench.loaded(4) == {11: True, 12: True}
+    inject(faults, "tier.receive", "error")
+    bench.load(5, [11], [1])
+    assert "injected at tier.receive" in bench.hear(Failed).error.message
+    assert bench.process.wait(DEADLINE_S) == 1
+
+
+def test_a_stopped_process_writes_no_slot_after_its_last_report(bench: TierBench) -> None:
+    bench.start()
+    bench.open()
+    bench.fill(SLOTS, SLOTS)
+    bench.store(1, SLOTS, SLOTS)
+    bench.stored(1)
+    for slot in SLOTS:
+        bench.arena.slot(slot + 40)[:] = bytes(SLOT_BYTES)
+    os.kill(bench.process.pid, signal.SIGSTOP)
+    bench.load(2, range(41, 81), SLOTS)
+    bench.say(CancelLoad(job=2))
+    os.kill(bench.process.pid, signal.SIGCONT)
+    loaded = bench.loaded(2)
+    for slot, is_good in loaded.items():
+        if not is_good:
+            bench.arena.slot(slot)[:] = b"\x55" * SLOT_BYTES  # the core gives it to another block
+    bench.say(FlushTier(serial=1))
+    bench.get(TierFlushed)
+    for slot, is_good in loaded.items():
+        assert bench.arena.slot(slot) == (content_of(key_of(slot - 40)) if is_good else b"\x55" * SLOT_BYTES)
+
+
+def test_another_namespace_replaces_the_first(bench: TierBench) -> None:
+    bench.start()
+    one = bench.open(serial=1)
+    bench.fill([1], [1])
+    bench.store(1, [1], [1])
+    bench.stored(1)
+    two = bench.open(serial=2, facts=b'{"dtype": "other"}')
+    assert one != two
+    bench.load(2, [2], [1])
+    assert bench.loaded(2) == {2: False}
+    assert bench.open(serial=3) == one
+    bench.load(3, [2], [1])
+    assert bench.loaded(3) == {2: True}
+
+
+def test_of_two_orders_to_open_the_last_counts(bench: TierBench) -> None:
+    bench.start()
+    for serial in range(5):
+        bench.say(OpenTier(serial=serial, model_folder="", facts=b"%d" % serial))
+    bench.get(TierOpened, lambda message: message.serial == 4)
+
+
+def test_weights_that_cannot_be_read_leave_the_tiers_closed(tmp_path: Path) -> None:
+    bench = TierBench(tmp_path, load_format="auto")
+    try:
+        bench.start()
+        bench.say(OpenTier(serial=1, model_folder=str(tmp_path / "none"), facts=b"{}"))
+        state = bench.get(TierState, lambda message: bool(message.sources[0].error)).sources[0]
+        assert "is --model the right folder?" in state.error and not state.is_open
+        bench.load(1, [1], [1])
+        assert bench.loaded(1) == {1: False}
+    finally:
+        bench.close()
+
+
+def test_an_unusable_secret_ends_the_start(tmp_path: Path) -> None:
+    bench = TierBench(tmp_path, kv_key_file=str(tmp_path / "none"))
+    try:
+        error = bench.hear(Failed).error
+        assert error.kind == "config" and "--kv-key-file" in error.message
+        assert bench.process.wait(DEADLINE_S) == 2
+    finally:
+        bench.close()
+
+
+def test_malformed_orders_stop_nothing(bench: TierBench) -> None:
+    bench.start()
+    bench.open()
+    for slots, num_keys in (([0], 1), ([161], 1), ([1], 2), ([1, 2], 1), ([-5], 1)):
+        bench.say(LoadBlocks(job=1, keys=bytes(32 * num_keys), slots=encode_ids(slots), sources=bytes(len(slots))))
+    bench.say(LoadBlocks(job=1, keys=bytes(31), slots=bytes(3), sources=b""))
+    bench.say(StoreBlocks(job=1, keys=bytes(32), slots=encode_ids([1]), targets=b"\1", owners=bytes(7)))
+    bench.say(FindBlocks(serial=1, parent=b"", token_ids=b"", block_size=0))
+    bench.core.send(b"nonsense")
+    bench.load(9, [1], [1])
+    assert bench.loaded(9) == {1: False}
+    assert not [each for each in bench.seen if isinstance(each, BlocksLoaded | BlocksFound)]
+
+
+def test_an_idle_process_does_not_wake(bench: TierBench) -> None:
+    bench.start()
+    bench.open()
+    bench.fill([1], [1])
+    bench.store(1, [1], [1])
+    bench.stored(1)
+    bench.get(TierState, lambda message: message.sources[0].num_written == 1 and not message.sources[0].queued_bytes)
+
+    def switches() -> int:
+        tasks = Path(f"/proc/{bench.process.pid}/task").iterdir()
+        lines = [line for task in tasks for line in (task / "status").read_text().splitlines()]
+        return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+
+    before, begun = switches(), time.monotonic()
+    assert not bench.core.poll(1000)
+    assert switches() - before <= 5 * (time.monotonic() - begun)
+
+
+def test_the_process_dies_with_its_lifeline(bench: TierBench) -> None:
+    bench.start()
+    os.close(bench.lifeline)
+    assert bench.process.wait(5.0) != 0
+    bench.lifeline = os.open(os.devnull, os.O_RDONLY)
