@@ -27,7 +27,7 @@ from .grammar.manager import GrammarManager
 from .hang_detector import HangDetector, StepTimer
 from .kv.block_record import BlockRecord
 from .kv.manager import KVCacheManager
-from .kv.offload.offload import OffloadOptions
+from .kv.offload.options import OffloadOptions
 from .outbox import Outbox
 from .request import Request
 from .result_processor import FinishedRequest, NewTokens
@@ -43,6 +43,7 @@ class Tiers(NamedTuple):
     options: OffloadOptions
     send: Callable[[CoreToTier], None]
     record: BlockRecord | None = None  # file with the content of the slots
+    clock: Callable[[], float] = time.monotonic
 
 
 class Executor(Protocol):
@@ -84,7 +85,7 @@ class EngineCore:
         self._request_by_id: dict[tuple[int, int], Request] = {}
         self.stats = CoreStats()
         kv_cache = KVCacheManager(num_blocks, config.block_size, spec.shares_prefixes, record)
-        self.offload = None if tiers is None else kv_cache.attach_tiers(tiers.options, tiers.send, tiers.record)
+        self.offload = None if tiers is None else kv_cache.attach_tiers(*tiers)
         self.scheduler = Scheduler(
             kv_cache,
             max_num_seqs=config.max_num_seqs,

@@ -40,7 +40,7 @@ from .engine import BEAT_S, EngineCore, Tiers
 from .grammar.process_host import GrammarProcessHost
 from .hang_detector import FIRST_LIMIT_S
 from .kv.block_record import BlockRecord
-from .kv.offload.facts import options_of
+from .kv.offload.options import options_of
 from .links.control_queue import ControlQueue
 from .links.frontend_port import FrontendPort
 from .links.supervisor_link import SupervisorLink

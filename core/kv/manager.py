@@ -13,7 +13,8 @@ from ..request import Request
 from .block_hash import block_key, group_root, random_namespace, salted_root
 from .block_pool import BlockObserver, BlockPool
 from .block_record import BlockRecord
-from .offload.offload import Offload, OffloadOptions
+from .offload.offload import Offload
+from .offload.options import OffloadOptions
 
 
 class KVCacheManager:
@@ -34,10 +35,15 @@ class KVCacheManager:
         self.num_hit_tokens = 0
 
     def attach_tiers(
-        self, options: OffloadOptions, send: Callable[[CoreToTier], None], record: BlockRecord | None = None
+        self,
+        options: OffloadOptions,
+        send: Callable[[CoreToTier], None],
+        record: BlockRecord | None,
+        clock: Callable[[], float],
     ) -> Offload:
-        """Let blocks go to places outside the pool and come back. record: file with the content of the slots."""
-        self.offload = Offload(options, self.pool, self._key, send, record)
+        """Let blocks go to places outside the pool and come back. record: file with the content of the slots. clock:
+        returns monotonic seconds."""
+        self.offload = Offload(options, self.pool, self._key, send, record, clock)
         self._observers.append(self.offload)
         return self.offload
 

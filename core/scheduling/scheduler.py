@@ -343,7 +343,7 @@ class Scheduler:
                 self._release_prompt_groups()
         copies = None
         if (offload := self.kv_cache.offload) is not None:
-            copies = offload.take_copies(has_rows=len(batch.rows) > 0)
+            copies = offload.take_copies(batch.num_tokens)
         self.ledger.add(self.num_steps, batch, self.kv_cache.pool.take_pending(), copies)
         return self._delta.take(self.num_steps, self.core_epoch, self.generation, batch, copies)
 

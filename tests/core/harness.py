@@ -13,7 +13,7 @@ import msgspec
 from tokenloom.core.crash_isolation import CRASHES_TO_FAIL
 from tokenloom.core.engine import BEAT_S, EngineCore, Tiers
 from tokenloom.core.kv.block_record import BlockRecord
-from tokenloom.core.kv.offload.offload import OffloadOptions
+from tokenloom.core.kv.offload.options import OffloadOptions
 from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
@@ -32,6 +32,9 @@ from tokenloom.tests.support.engine_specs import new_spec
 
 def make_spec(**options: object) -> EngineSpec:
     return new_spec(vocab_size=997, max_model_len=256, config=EngineConfig(**options))  # type: ignore[arg-type]
+
+
+TURN_S = 0.01  # that a turn takes by the tiers' clock
 
 
 class Harness:
@@ -69,6 +72,7 @@ class Harness:
         self.accepted: set[int] = set()
         self.aborted: set[int] = set()
         self.clock = 0.0
+        self.now = 0.0  # of the tiers' clock
 
     def renew_worker(self) -> None:
         self.worker = FakeWorker(self.num_blocks, self.spec.config.block_size, self.spec.max_num_batched_tokens)
@@ -93,7 +97,7 @@ class Harness:
             of_slots = None
             if self.record is not None:
                 of_slots = BlockRecord(self.record.with_suffix(".slots"), self.tiers.num_slots + 1, 0)
-            tiers = Tiers(self.tiers, self.tier.send, of_slots)
+            tiers = Tiers(self.tiers, self.tier.send, of_slots, lambda: self.now)
         record = None if self.record is None else BlockRecord(self.record, self.num_blocks, self.generation)
         self.core = EngineCore(
             self.spec,
@@ -226,6 +230,7 @@ class Harness:
         self.take()
         for _ in range(max_turns):
             if self.core.offload is not None:
+                self.now += TURN_S
                 self.core.offload.tick(is_idle=self.core.scheduler.rows.num_active == 0)
                 self.tier.act()
             if not self.core.num_requests and not self.worker.queue:

@@ -20,6 +20,7 @@ from ....ipc.messages.tier import SOURCES, BlocksFound, BlocksLoaded, CancelLoad
 from ...request import Request
 from ..block_pool import BlockPool
 from .costs import ComputeCost, SourceCost
+from .slots import Slots
 
 GRACE = 0.05  # of the time to compute the missing blocks: most that a useless wait may cost
 MIN_GRACE_S = 0.001  # with less, the question alone would take too long
@@ -38,6 +39,7 @@ class Fetch:
     first_keys: Callable[[int], list[bytes]]  # returns the keys of its first n blocks
     begun_at: float
     grace_s: float
+    owner: int = 0  # tenant
     on_end: Callable[[int], None] | None = None  # gets the number of blocks that came, for a fetch without a request
     keys: list[bytes] = field(default_factory=list)  # of found blocks
     sources: bytes = b""  # of them
@@ -67,7 +69,7 @@ class Fetches:
     def __init__(
         self,
         pool: BlockPool,
-        slots: BlockPool,
+        slots: Slots,
         compute: ComputeCost,
         block_size: int,
         send: Callable[[CoreToTier], None],
@@ -85,7 +87,7 @@ class Fetches:
         self._loads: dict[int, _Load] = {}
         self._loading: dict[bytes, int] = {}  # jobs by key
         self._numbers = count(1)
-        self._max_loading = max(int(LOADING_SHARE * (slots.num_blocks - 1)), 1)
+        self._max_loading = max(int(LOADING_SHARE * slots.num_slots), 1)
 
     @property
     def next_deadline(self) -> float | None:
@@ -107,7 +109,8 @@ class Fetches:
         first_keys: Callable[[int], list[bytes]],
         now: float,
         *,
-        skips_remote: bool,
+        owner: int = 0,
+        skips_remote: bool = False,
     ) -> bool:
         """Ask for the blocks of `tokens`, from block `start` on, which follow the block with key `parent`. False: too
         few are missing to be worth it, and the request need not wait. first_keys: returns the keys of n of them."""
@@ -115,7 +118,7 @@ class Fetches:
         grace_s = GRACE * self._seconds(start, start + num_blocks)
         if num_blocks < MIN_BLOCKS or grace_s < MIN_GRACE_S:
             return False
-        fetch = Fetch(request, start, first_keys, now, grace_s, give_up_at=now + grace_s)
+        fetch = Fetch(request, start, first_keys, now, grace_s, owner, give_up_at=now + grace_s)
         self._fetch_by_request[request] = fetch
         self._ask(fetch, parent, tokens, skips_remote=skips_remote)
         return True
@@ -130,7 +133,7 @@ class Fetches:
     ) -> None:
         """Load the blocks of `tokens` into slots for later requests, as many as there is room for; then call `on_end`
         with their number."""
-        fetch = Fetch(None, 0, first_keys, now, 0.0, on_end, is_waiting=False)
+        fetch = Fetch(None, 0, first_keys, now, 0.0, on_end=on_end, is_waiting=False)
         self._others.add(fetch)
         self._ask(fetch, parent, tokens, skips_remote=False)
 
@@ -189,13 +192,14 @@ class Fetches:
         while fetch.num_ordered < len(fetch.keys):
             key = fetch.keys[fetch.num_ordered]
             if not self._is_coming(key):
-                slots = self._slots.allocate(1) if len(self._loading) + len(run) < self._max_loading else None
-                if slots is None:
+                is_room = len(self._loading) + len(run) < self._max_loading
+                slot = self._slots.allocate_for(fetch.owner) if is_room else None
+                if slot is None:
                     break
                 if fetch.sources[fetch.num_ordered] != source:
                     self._send_load(fetch, source, run, now)
                     run, source = {}, fetch.sources[fetch.num_ordered]
-                run[slots[0]] = key
+                run[slot] = key
             fetch.num_ordered += 1
         self._send_load(fetch, source, run, now)
 

@@ -10,11 +10,9 @@ loss, nothing is asked for and nothing written. Knows no sockets and no steps.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -41,7 +39,9 @@ from ..block_pool import BlockPool
 from ..block_record import BlockRecord
 from .costs import ComputeCost
 from .fetches import Fetches
+from .options import OffloadOptions
 from .peer_pins import PeerPins
+from .slots import Slots, owner_of
 from .step_copies import CopyPlan, StepCopies
 from .write_behind import STORES_PER_STEP, WriteBehind
 
@@ -49,22 +49,6 @@ POOL, HOST = 0, 1  # places of found blocks; SOURCES follow
 NUM_PLACES = 2 + len(SOURCES)
 COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # most that a step loads beside rows that run: about 10 ms
 TOKEN_S = {"cpu": 3e-4, "cuda": 1e-5}  # to compute one, before any step
-
-
-class OffloadOptions(NamedTuple):
-    """The options of an engine's tiers."""
-
-    num_slots: int
-    slot_bytes: int
-    block_size: int
-    device: str
-    facts: bytes  # as in OpenTier
-    is_host_tier: bool
-    sources: int = 0  # bits of targets that are configured
-    has_sources: bool = False  # to load from
-    uses_process: bool = True  # sources, or peers that ask us
-    writes_salted_remotely: bool = True
-    quota: float = 1.0
 
 
 class Offload:
@@ -77,21 +61,23 @@ class Offload:
         key: Callable[[Request, int], bytes],
         send: Callable[[CoreToTier], None],
         record: BlockRecord | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """key: returns the key of a request's block i, for -1 their root. record: file with the content of the slots,
         from the core before this one and for the next."""
         observers, known = ([], None) if record is None else ([record], record.key_by_block)
-        self.slots = BlockPool(options.num_slots + 1, observers, known)
+        self.slots = Slots(options.num_slots, observers, known, options.quota)
         self.plan = CopyPlan(self.slots)
         self.compute = ComputeCost(TOKEN_S[options.device])
-        self.writes = WriteBehind(pool, self.slots, self.plan, is_host_tier=options.is_host_tier)
+        host = options.is_host_tier
+        self.writes = WriteBehind(pool, self.slots, self.plan, options.slot_bytes, is_host_tier=host)
         self.writes.writes_salted_remotely = options.writes_salted_remotely
         self.fetches = Fetches(pool, self.slots, self.compute, options.block_size, send, self._let_run)
         self.fetches.on_found_keys = self._note_kept
         self.sources: list[SourceState] = []
         self.num_tokens_by_place = [0] * NUM_PLACES
         self.num_stored = self.num_loaded = 0  # blocks, between pool and slots
-        self._options, self._pool, self._key, self._send = options, pool, key, send
+        self._options, self._pool, self._key, self._send, self._clock = options, pool, key, send, clock
         self._arriving: set[int] = set()  # blocks that get their content from a slot
         self._is_written: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.zeros(pool.num_blocks, np.bool_)
         self._owner_by_block: dict[int, int] = {}  # of requests with a salt
@@ -143,7 +129,7 @@ class Offload:
         self.sources = []
 
     def on_message(self, message: TierToCore) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if isinstance(message, BlocksFound):
             self.fetches.on_found(message, now)
         elif isinstance(message, BlocksLoaded):
@@ -188,14 +174,14 @@ class Offload:
 
     def evicted(self, group: int, block: int, key: bytes) -> None:
         """Store a written block in a slot, before the next step overwrites it."""
-        is_written = self._is_written[block]
+        is_written, owner = self._is_written[block], self._owner_by_block.get(block, 0)
         self._origins.pop(key, None)
         self.forgotten(group, block, key)
         if (slot := self.slots.lookup(key)) is not None:
             self.slots.touch([slot])  # used as lately as the block
             self.slots.free([slot])
         elif is_written and (self._options.is_host_tier or self.writes.is_queued(key)):
-            self.num_stored += self.plan.store(block, key) is not None
+            self.num_stored += self.plan.store(block, key, owner) is not None
 
     def forgotten(self, group: int, block: int, key: bytes) -> None:
         self._is_written[block] = False
@@ -209,8 +195,7 @@ class Offload:
 
     def own(self, blocks: list[int], salt: str) -> None:
         """Note the salt of the request that fills the blocks."""
-        owner = int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8], "little") or 1
-        self._owner_by_block.update(dict.fromkeys(blocks, owner))
+        self._owner_by_block.update(dict.fromkeys(blocks, owner_of(salt)))
 
     @property
     def _origins(self) -> dict[bytes, int]:
@@ -236,12 +221,13 @@ class Offload:
         if start >= num_usable:
             return False
         size = self._options.block_size
-        skips_remote = request.params.cache_salt is not None and not self._options.writes_salted_remotely
+        owner = owner_of(request.params.cache_salt)
+        skips_remote = owner != 0 and not self._options.writes_salted_remotely
         tokens = request.tokens[start * size : num_usable * size].tobytes()
         first_keys = partial(self._keys_from, request, start)
         parent = self._key(request, start - 1)
-        now = time.monotonic()
-        is_asked = self.fetches.begin(request, start, parent, tokens, first_keys, now, skips_remote=skips_remote)
+        blocks = (start, parent, tokens, first_keys)
+        is_asked = self.fetches.begin(request, *blocks, self._clock(), owner=owner, skips_remote=skips_remote)
         if is_asked:
             request.waits_for.add(WaitReason.TIER)
         return is_asked
@@ -317,7 +303,7 @@ class Offload:
     @property
     def has_copies(self) -> bool:
         """Whether copies wait for a step."""
-        return bool(self.plan) or self.writes.has_candidates
+        return bool(self.plan) or self.writes.can_store
 
     def max_loads(self, *, has_rows: bool) -> int:
         """Return how many blocks may be loaded in one step."""
@@ -340,15 +326,16 @@ class Offload:
             self._copy_back(slot, block, key)
         self._pool.free(reversed(blocks))
 
-    def take_copies(self, *, has_rows: bool) -> StepCopies | None:
-        """Return the copies of the next step."""
-        if self.writes.has_candidates:
-            self.writes.plan_stores(STORES_PER_STEP if has_rows else self.slots.num_blocks)
+    def take_copies(self, num_tokens: int) -> StepCopies | None:
+        """Return the copies of the next step, which computes `num_tokens`."""
+        if self.writes.can_store:
+            num_filled = num_tokens // self._options.block_size
+            self.writes.plan_stores(STORES_PER_STEP + 2 * num_filled if num_tokens else self.slots.num_slots)
         return self.plan.take()
 
     def on_copied(self, copies: StepCopies) -> None:
         """Note that a step with copies is done."""
-        now = time.monotonic()
+        now = self._clock()
         self.plan.done(copies)
         self.writes.add(copies.writes, now)
         if copies.slots:
@@ -371,7 +358,7 @@ class Offload:
 
     def tick(self, *, is_idle: bool) -> None:
         """Send the orders that are due, and end waits that are too long; is_idle: no row decodes."""
-        now = time.monotonic()
+        now = self._clock()
         self.fetches.tick(now)
         if self._has_process and (order := self.writes.take(now, is_idle=is_idle)) is not None:
             self._send(order)

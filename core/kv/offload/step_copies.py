@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....ipc.codec import encode_ids
-from ..block_pool import BlockPool
+from .slots import Slots
 
 
 class Write(NamedTuple):
@@ -34,9 +34,9 @@ class StepCopies(NamedTuple):
 
 
 class CopyPlan:
-    """Collects the copies of the next step. `slots` is the pool of slots: content by key, least recently used first."""
+    """Collects the copies of the next step."""
 
-    def __init__(self, slots: BlockPool) -> None:
+    def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._clear()
 
@@ -53,15 +53,16 @@ class CopyPlan:
     def num_copies(self) -> int:
         return (len(self._stores) + len(self._loads)) // 2
 
-    def store(self, block: int, key: bytes) -> int | None:
-        """Copy a block to a slot, which is found by its key from now on; return the slot, None if all are in use."""
-        slots = self._slots.allocate(1)
-        if slots is None:
+    def store(self, block: int, key: bytes, owner: int) -> int | None:
+        """Copy a tenant's block to a slot, which is found by its key from now on; return the slot, None if all are in
+        use."""
+        slot = self._slots.allocate_for(owner)
+        if slot is None:
             return None
-        self._slots.cache_block(slots[0], key)
-        self._stores += (block, slots[0])
-        self._used += slots
-        return slots[0]
+        self._slots.cache_block(slot, key)
+        self._stores += (block, slot)
+        self._used.append(slot)
+        return slot
 
     def load(self, slot: int, block: int) -> None:
         """Copy a slot to a block."""

@@ -17,6 +17,7 @@ import numpy as np
 from ....ipc.codec import encode_ids
 from ....ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY, BlocksStored, StoreBlocks
 from ..block_pool import BlockPool
+from .slots import Slots
 from .step_copies import CopyPlan, Write
 
 MARK_BYTES = 8  # of a key, to remember it by
@@ -24,18 +25,22 @@ NUM_MARKS = 1 << 17  # keys that are remembered, at least
 BATCH = 64  # blocks for which the tier process is woken
 BATCH_S = 0.1  # after which it is woken for fewer
 STORES_PER_STEP = 8  # blocks stored to be written, beside decoding rows: about 1 % of a step
-IDLE_SHARE = 0.1  # of the queue: below it, blocks are written at first sight
+WRITING_SHARE = 0.25  # of the slots, at most, that are to be written
+WRITING_BYTES = 256 << 20  # likewise; the tier process takes no more
+MAX_CANDIDATES = 4096
+FIRST_SIGHT = 64  # with fewer blocks queued, or a tenth of those that may be writing, blocks go out at first sight
 
 
 class WriteBehind:
     """Owns the candidates, and the references to slots that are to be written or being written."""
 
-    def __init__(self, pool: BlockPool, slots: BlockPool, plan: CopyPlan, *, is_host_tier: bool) -> None:
+    def __init__(self, pool: BlockPool, slots: Slots, plan: CopyPlan, slot_bytes: int, *, is_host_tier: bool) -> None:
         """is_host_tier: written slots keep their content for later."""
         self._pool, self._slots, self._plan, self._is_host_tier = pool, slots, plan, is_host_tier
         self.targets = 0  # that are open
         self.writes_salted_remotely = True
-        self.max_queued = max((slots.num_blocks - 1) // 2, 1)  # slots
+        self._max_writing = max(min(int(WRITING_SHARE * slots.num_slots), WRITING_BYTES // slot_bytes), 1)  # slots
+        self._num_writing = 0  # slots that have left the candidates
         self.num_dropped = 0  # blocks
         self.next_deadline: float | None = None  # monotonic seconds
         self._num_marks = max(NUM_MARKS, 4 * slots.num_blocks)
@@ -56,8 +61,9 @@ class WriteBehind:
         return key in self._queued
 
     @property
-    def has_candidates(self) -> bool:
-        return bool(self._candidates)
+    def can_store(self) -> bool:
+        """Whether a candidate may be stored in the next step."""
+        return bool(self._candidates) and self._num_writing < self._max_writing
 
     # ── which ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -67,7 +73,7 @@ class WriteBehind:
         if not self.targets or key in self._queued:
             return
         if targets := self._missing_targets(key, owner, 0 if is_computed else self._kept.get(key[:MARK_BYTES], 0)):
-            if self.num_queued >= self.max_queued:
+            if len(self._candidates) >= MAX_CANDIDATES:
                 self.num_dropped += 1
             else:
                 self._queued.add(key)
@@ -87,7 +93,7 @@ class WriteBehind:
         self._seen[mark] = None
         if len(self._seen) > self._num_marks:
             self._seen.popitem(last=False)
-        return wanted & STORE_ON_DISK if self.num_queued < max(IDLE_SHARE * self.max_queued, 1) else 0
+        return wanted & STORE_ON_DISK if self.num_queued < max(FIRST_SIGHT, self._max_writing // 10) else 0
 
     def note_kept(self, keys: Iterable[bytes], targets: int) -> None:
         """Note that blocks are at `targets`."""
@@ -113,17 +119,18 @@ class WriteBehind:
     def plan_stores(self, limit: int) -> None:
         """Add the stores of at most `limit` candidates to the next step. A candidate that the pool has evicted is in a
         slot already, or lost."""
-        while self._candidates and limit > 0:
+        while self.can_store and limit > 0:
             block, key, targets, owner = self._candidates.popleft()
             slot = self._slots.lookup(key)
             if slot is None and self._pool.holds(block, key):
-                slot = self._plan.store(block, key)
+                slot = self._plan.store(block, key, owner)
                 limit -= 1
             if slot is None:
                 self._queued.discard(key)
                 self.num_dropped += 1
             else:
                 self._plan.write(key, slot, targets, owner)
+                self._num_writing += 1
 
     def add(self, writes: list[Write], now: float) -> None:
         """Take slots that are filled now."""
@@ -133,7 +140,8 @@ class WriteBehind:
 
     def take(self, now: float, *, is_idle: bool) -> StoreBlocks | None:
         """Return the order to write the ready slots, if it is worth a wake-up; is_idle: no step is disturbed by it."""
-        is_due = is_idle or len(self._ready) >= BATCH or (self.next_deadline is not None and now >= self.next_deadline)
+        is_late = self.next_deadline is not None and now >= self.next_deadline
+        is_due = is_idle or is_late or len(self._ready) >= min(BATCH, self._max_writing)
         if not self._ready or not is_due:
             return None
         writes, self._ready, self.next_deadline = self._ready, [], None
@@ -166,6 +174,7 @@ class WriteBehind:
     def _give_back(self, write: Write) -> None:
         """Release a written slot. Without a host tier, or while the pool has the block too, it is reused first."""
         self._queued.discard(write.key)
+        self._num_writing -= 1
         self._slots.free([write.slot])
         is_idle = self._slots.ref_count(write.slot) == 0 and self._slots.holds(write.slot, write.key)
         if is_idle and (not self._is_host_tier or self._pool.lookup(write.key) is not None):
@@ -184,7 +193,9 @@ class WriteBehind:
 
     def on_steps_lost(self, writes: Iterable[Write]) -> None:
         """Forget writes of steps that may not have copied; the plan has released their slots."""
-        self._queued.difference_update(write.key for write in writes)
+        for write in writes:
+            self._queued.discard(write.key)
+            self._num_writing -= 1
 
     def references(self) -> list[int]:
         """Return the slots that it refers to, once for each reference."""

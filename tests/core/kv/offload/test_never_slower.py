@@ -17,6 +17,7 @@ import pytest
 from tokenloom.core.kv.block_pool import BlockPool
 from tokenloom.core.kv.offload.costs import MIN_SAMPLE, ComputeCost
 from tokenloom.core.kv.offload.fetches import PROBE_S, Fetches
+from tokenloom.core.kv.offload.slots import Slots
 from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.tier import BlocksFound, BlocksLoaded, CoreToTier, FindBlocks, LoadBlocks
@@ -40,7 +41,7 @@ class Source:
         self.num_loads = 0
         self._free_at = 0.0
         self.released: dict[Request, float] = {}
-        pool, slots = BlockPool(10_000), BlockPool(num_slots + 1)
+        pool, slots = BlockPool(10_000), Slots(num_slots)
         compute = ComputeCost(COMPUTE[0])
         for end in (512, 1024, 2048, 4096):  # learned from steps of one chunk
             seconds = 512 * COMPUTE[0] + COMPUTE[1] * 512 * (end - 256)
@@ -73,7 +74,7 @@ class Source:
         begun = self.now
         keys = [f"{name} {i}".encode() for i in range(num_blocks)]
         tokens = bytes(num_blocks * BLOCK_SIZE * 4)
-        if not self.fetches.begin(request, 0, b"", tokens, lambda n: keys[:n], begun, skips_remote=False):
+        if not self.fetches.begin(request, 0, b"", tokens, lambda n: keys[:n], begun):
             return compute_s(0, num_blocks)
         fetch = self.fetches._fetch_by_request[request]
         while request not in self.released:

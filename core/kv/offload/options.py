@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 import msgspec
 
 from ....ipc.config.engine_spec import EngineSpec
 from ....ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
 from ....ipc.process.arena import ArenaShape
-from .offload import OffloadOptions
 
 FORMAT = 1  # of a block: [layers, 2, kv heads of the rank, tokens, head_dim]; ranks side by side
+
+
+class OffloadOptions(NamedTuple):
+    """The options of an engine's tiers."""
+
+    num_slots: int
+    slot_bytes: int
+    block_size: int
+    device: str
+    facts: bytes  # as in OpenTier
+    is_host_tier: bool
+    sources: int = 0  # bits of targets that are configured
+    has_sources: bool = False  # to load from
+    uses_process: bool = True  # sources, or peers that ask us
+    writes_salted_remotely: bool = True
+    quota: float = 1.0
 
 
 def options_of(spec: EngineSpec, arena: ArenaShape, kernels: str) -> OffloadOptions:

@@ -1,0 +1,145 @@
+"""A prompt whose blocks left the pool is found where they went, counted there, and gives the same tokens."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tokenloom.core.kv.offload.offload import HOST, POOL
+from tokenloom.core.kv.offload.options import OffloadOptions
+from tokenloom.core.kv.offload.write_behind import BATCH
+from tokenloom.ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
+from tokenloom.tests.core.harness import Harness, prompt_of
+from tokenloom.tests.core.kv.offload.test_random_tiers import make_slow, settle
+
+DISK, REMOTE = 2, 3
+SIZE, LENGTH = 4, 41  # tokens of a block, and of the prompt: 10 blocks can be read, the last token is computed
+
+
+def new_harness(sources: int = 0, num_slots: int = 40, num_blocks: int = 30, **options: object) -> Harness:
+    tiers = OffloadOptions(
+        num_slots=num_slots,
+        slot_bytes=1024,
+        block_size=SIZE,
+        device="cpu",
+        facts=b"{}",
+        is_host_tier=not sources,
+        sources=sources,
+        has_sources=bool(sources),
+    )
+    harness = Harness(num_blocks, tiers=tiers, block_size=SIZE, **options)
+    make_slow(harness, 1.0)
+    settle(harness)
+    return harness
+
+
+def ask(harness: Harness, key: int, prompt: list[int], **params: object) -> list[int]:
+    """Run one request to its end; return the tokens found at each place."""
+    assert harness.core.offload is not None
+    before = list(harness.core.offload.num_tokens_by_place)
+    harness.add(key, prompt, 3, **params)  # type: ignore[arg-type]
+    harness.run()
+    harness.check(key)
+    settle(harness)
+    return [after - was for after, was in zip(harness.core.offload.num_tokens_by_place, before, strict=True)]
+
+
+def crowd_out(harness: Harness, rng: random.Random, key: int) -> None:
+    """Fill the pool with other blocks."""
+    for number in range(6):
+        ask(harness, key + number, prompt_of(rng, 60), cache_salt="others")
+
+
+def at(place: int, num_tokens: int) -> list[int]:
+    return [num_tokens if each == place else 0 for each in range(5)]
+
+
+def test_evicted_blocks_come_back_from_the_host_tier() -> None:
+    harness, rng = new_harness(num_slots=200), random.Random(0)
+    prompt = prompt_of(rng, LENGTH)
+    assert ask(harness, 0, prompt) == at(POOL, 0)
+    assert ask(harness, 1, prompt) == at(POOL, 40)
+    crowd_out(harness, rng, 10)
+    assert ask(harness, 2, prompt) == at(HOST, 40)
+    assert harness.cached[2] == 40
+    assert ask(harness, 3, prompt) == at(POOL, 40), "loaded blocks are in the pool again"
+
+
+def test_a_host_tier_keeps_contexts_when_the_workers_are_lost() -> None:
+    harness, rng = new_harness(num_slots=200), random.Random(0)
+    prompt = prompt_of(rng, LENGTH)
+    ask(harness, 0, prompt)
+    crowd_out(harness, rng, 10)
+    harness.lose_worker()
+    assert ask(harness, 1, prompt) == at(HOST, 40)
+
+
+@pytest.mark.parametrize("num_slots", [60, 8])
+def test_blocks_come_back_from_the_disk_through_few_slots_too(num_slots: int) -> None:
+    harness, rng = new_harness(STORE_ON_DISK, num_slots), random.Random(0)
+    prompt = prompt_of(rng, LENGTH)
+    ask(harness, 0, prompt)
+    harness.core.reset_prefix_cache()
+    assert ask(harness, 100, prompt) == at(DISK, 40)
+    assert harness.cached[100] == 40
+    assert ask(harness, 101, prompt) == at(POOL, 40)
+
+
+def test_the_remote_gets_blocks_that_are_seen_twice() -> None:
+    harness, rng = new_harness(STORE_REMOTELY, 60), random.Random(0)
+    prompt = prompt_of(rng, LENGTH)
+    ask(harness, 0, prompt)
+    assert not harness.tier.objects
+    ask(harness, 1, prompt)
+    assert len(harness.tier.objects) == 10
+    harness.core.reset_prefix_cache()
+    assert ask(harness, 2, prompt) == at(REMOTE, 40)
+
+
+def test_a_salt_finds_its_own_blocks_alone_and_others_blocks_never() -> None:
+    harness, rng = new_harness(STORE_ON_DISK, 60), random.Random(0)
+    prompt = prompt_of(rng, LENGTH)
+    ask(harness, 0, prompt, cache_salt="a")
+    harness.core.reset_prefix_cache()
+    assert ask(harness, 1, prompt) == at(POOL, 0)
+    assert ask(harness, 2, prompt, cache_salt="b") == at(POOL, 0)
+    harness.core.reset_prefix_cache()
+    assert ask(harness, 3, prompt, cache_salt="a") == at(DISK, 40)
+
+
+def test_requests_that_may_not_read_the_cache_ask_no_tier() -> None:
+    harness, rng = new_harness(STORE_ON_DISK, 60), random.Random(0)
+    prompt = prompt_of(rng, LENGTH)
+    ask(harness, 0, prompt)
+    harness.core.reset_prefix_cache()
+    asked = harness.tier.num_questions
+    assert ask(harness, 1, prompt, skip_reading_prefix_cache=True) == at(POOL, 0)
+    assert harness.tier.num_questions == asked
+
+
+def test_cleared_tiers_have_nothing_left() -> None:
+    harness, rng = new_harness(STORE_ON_DISK, 60), random.Random(0)
+    prompt = prompt_of(rng, LENGTH)
+    ask(harness, 0, prompt)
+    done: list[bool] = []
+    assert harness.core.offload is not None
+    harness.core.offload.clear(lambda: done.append(True))
+    harness.core.reset_prefix_cache()
+    settle(harness)
+    assert done == [True] and not harness.tier.objects
+    assert ask(harness, 1, prompt) == at(POOL, 0)
+
+
+def test_the_tier_process_is_woken_for_many_blocks_at_once_while_rows_decode() -> None:
+    harness, rng = new_harness(STORE_ON_DISK, 400, 200, max_num_batched_tokens=512), random.Random(0)
+    harness.add(0, prompt_of(rng, 9), 200)
+    harness.add(1, prompt_of(rng, 201), 1)
+    assert harness.core.offload is not None
+    for _ in range(60):
+        harness.core.step()
+        harness.answer()
+        harness.core.offload.tick(is_idle=False)
+    orders = [message for message in harness.tier.queue if type(message).__name__ == "StoreBlocks"]
+    assert len(orders) <= 60 * 8 // BATCH + 1
+    harness.run()
