@@ -62,7 +62,7 @@ class NullWorker:
     def measure(self) -> Measured:
         return Measured(max_blocks=self._num_blocks, block_bytes=0, device="none")
 
-    def initialize(self, num_blocks: int) -> None:
+    def initialize(self, num_blocks: int, arena: object = None) -> None:
         self.reset()
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
