@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokenloom.ipc.messages.base import Hello, Rank
+from tokenloom.ipc.messages.base import Hello, Holding, Rank
 from tokenloom.ipc.messages.supervisor import Failed, Measured, Phase
 from tokenloom.ipc.messages.workers import Probe, ProbeAck, Resend, RowSampling, WorkerError
+from tokenloom.ipc.process.arena import Arena, ArenaShape, new_arena
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.workers.random_schedule import execute, frame, new_row
+from tokenloom.tests.workers.random_schedule import execute, frame, message, new_row
 from tokenloom.tests.workers.worker_harness import GENERATION, NUM_SLOTS, WorkerHarness, make_spec
 from tokenloom.workers.worker import Worker
 
@@ -83,6 +84,25 @@ def check_copies(core: WorkerHarness) -> None:
 
 def test_blocks_are_stored_and_loaded(core: WorkerHarness) -> None:
     check_copies(core)
+
+
+def test_a_worker_copies_again_after_its_cache_slept(checkpoint: Path, tmp_path: Path) -> None:
+    worker, step = Worker(make_spec(checkpoint, tmp_path), rank=0, generation=0), message()
+    assert len(list(worker.load())) == 1
+    measured = worker.measure()
+    shape, fd = ArenaShape(num_slots=NUM_SLOTS, slot_bytes=measured.block_bytes), new_arena()
+    Arena.resize(fd, shape)
+    arena = Arena(fd, shape)
+    arena.slot(1)[:] = bytes([7]) * measured.block_bytes
+    worker.initialize(measured.max_blocks, arena)
+    worker.hold(Holding(asleep=["kv_cache"]))
+    assert worker.runner is None
+    worker.hold(Holding())
+    assert worker.runner is not None
+    execute(worker.runner, msgspec.structs.replace(step, loads=frame(1, 9)))
+    execute(worker.runner, msgspec.structs.replace(step, stores=frame(9, 2)))
+    assert bytes(arena.slot(2)) == bytes([7]) * measured.block_bytes
+    os.close(fd)
 
 
 def test_a_slot_out_of_range_ends_the_worker_and_is_named(fresh: WorkerHarness) -> None:
