@@ -1,4 +1,4 @@
-"""The arena holds what the operator gives it, or enough for staging."""
+"""The arena is as large as the operator says, or enough for staging."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prompt whose blocks left the pool is found where they went, counted there, and gives the same tokens."""
+"""A prompt with blocks that left the pool is found where they went, counted there, and gives the same tokens."""
 
 from __future__ import annotations
 

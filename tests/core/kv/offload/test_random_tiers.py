@@ -36,7 +36,7 @@ def options_of(rng: random.Random, block_size: int) -> OffloadOptions:
 
 def run_random_operations(seed: int, num_operations: int, folder: Path) -> Counter[str]:
     """Add, abort, answer, move the tier process, lose workers, cores and tier processes; check the invariants after
-    each operation. Return what happened."""
+    each operation. Return the events."""
     rng = random.Random(seed)
     sizes = random_sizes(rng) | {"enable_prefix_caching": True}
     tiers = options_of(rng, int(sizes["block_size"]))
