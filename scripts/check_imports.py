@@ -58,7 +58,8 @@ FOLDERS = {
     "core/kv/offload": Folder(IPC, _CORE),
     "core/links": Folder(IPC, _CORE),
     "core/scheduling": Folder((*IPC, "core/kv", "core/kv/offload"), _CORE),
-    "core/tiers": Folder((*IPC, "core/kv"), _CORE | _parties("xxhash redis")),
+    "core/tiers": Folder((*IPC, "core/kv"), _CORE | _parties("xxhash")),
+    "core/tiers/network": Folder(IPC, _CORE | _parties("redis")),
     "workers": Folder((*IPC, "kernels", "kernels/gpu"), _WORKERS | _parties("zmq psutil")),
     "workers/borrowed": Folder((*IPC, "kernels"), _WORKERS | _parties("transformers")),
     "workers/device": Folder(

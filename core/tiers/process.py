@@ -22,6 +22,7 @@ from ...ipc.channel import Channel
 from ...ipc.child import SupervisorChannel, run_child
 from ...ipc.codec import decode_ids
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.config.tier_places import peer_addresses
 from ...ipc.errors import ConfigError, ProtocolError
 from ...ipc.messages.supervisor import Initialize, Ready, Stop
 from ...ipc.messages.tier import (
@@ -52,6 +53,9 @@ from .disk import DiskSource
 from .finder import Finder
 from .lane import Lane, SlotItem
 from .namespace import digest_weights, new_namespace, read_secret
+from .network.peer import PeerSource
+from .network.peer_server import PeerServer
+from .network.remote import RemoteSource
 from .pins import Pins
 from .reports import LoadJob, Reports, StoreJob
 from .source import Item, Namespace, Source
@@ -75,6 +79,7 @@ class TierProcess:
         self.supervisor = SupervisorChannel(self._context, spec, b"tier-%d" % number)
         self._reports = Reports()
         self._pins = Pins(self._reports.put)
+        self._peer_server: PeerServer | None = None
         self._loads: dict[int, LoadJob] = {}
         self._stores: set[int] = set()  # jobs that have not ended
         self._flushes: dict[int, set[int]] = {}  # jobs that each awaits, by serial
@@ -97,6 +102,9 @@ class TierProcess:
         self._sources = _new_sources(self._spec, self._reports)
         self._lanes = {number: Lane(source, 1 << number) for number, source in self._sources.items()}
         self._finder = Finder(self._sources, self._reports.put)
+        if (address := self._spec.config.kv_listen) is not None:
+            disk = self._sources.get(SOURCES.index("disk"))
+            self._peer_server = PeerServer(address, self._secret, self._pins, self._arena.slot, disk)
         socket = new_socket(self._context, zmq.DEALER)
         socket.bind(self._spec.endpoints.tier_of(self._number))
         self._core: Channel[CoreToTier, TierToCore] = Channel(socket, CoreToTier, "core")
@@ -121,6 +129,8 @@ class TierProcess:
         return False
 
     def close(self) -> None:
+        if self._peer_server is not None:
+            self._peer_server.close()
         self._context.destroy(linger=200)
 
     # ── reports ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -257,8 +267,11 @@ class TierProcess:
             if order.serial != self._open_serial:
                 return
             self._error = ""
+            namespace = Namespace(digest, self._secret, self._arena.shape.slot_bytes)
             for source in self._sources.values():
-                source.open(Namespace(digest, self._secret, self._arena.shape.slot_bytes))
+                source.open(namespace)
+            if self._peer_server is not None:
+                self._peer_server.open(namespace)
         logger.info("KV tiers opened, namespace %s (%.2f s)", digest.hex()[:16], time.monotonic() - begun)
         self._reports.put(TierOpened(serial=order.serial, namespace=digest))
 
@@ -274,6 +287,10 @@ def _new_sources(spec: EngineSpec, reports: Reports) -> dict[int, Source]:
     config, sources = spec.config, list[Source]()
     if config.kv_disk is not None:
         sources.append(DiskSource(Path(config.kv_disk), config.kv_disk_bytes, config.kv_quota, reports.touch))
+    if config.kv_remote is not None:
+        sources.append(RemoteSource(config.kv_remote, reports.touch))
+    if peers := [address for address in peer_addresses(config.kv_peers) if address != config.kv_listen]:
+        sources.append(PeerSource(peers, reports.touch))
     return {SOURCES.index(source.name): source for source in sources}
 
 

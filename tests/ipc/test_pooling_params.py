@@ -1,4 +1,4 @@
-"""How a prompt is pooled: vLLM's names, and what is out of range."""
+"""Pooling of a prompt: vLLM's names, and values out of range."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Three failures in a row open it, for 5 s at first. Then one request tests the place: a success closes the breaker, a
 failure opens it for twice as long, up to 300 s. From the first failure on, requests that ask `admit` pass one at a
-time, so a place that does not answer costs three timeouts however many requests there are.
+time, so a place that does not answer costs three timeouts however many requests there are. Requests may be of several
+kinds: a failure is forgiven by a success of its own kind only, so a place that finds all and loads nothing opens it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Breaker:
         self._max_failures, self._first_period_s, self._clock = max_failures, first_period_s, clock
         self._lock = threading.Lock()
         self._num_failures = 0  # in a row
+        self._failed_kinds: set[str] = set()  # of those
         self._is_trying = False  # the one attempt after a failure has not ended
         self._period_s = 0.0
         self._is_open_until = 0.0
@@ -51,19 +53,22 @@ class Breaker:
                 self._is_trying = True
             return True
 
-    def succeeded(self) -> bool:
+    def succeeded(self, kind: str = "") -> bool:
         """End an attempt with a success; return whether that repaired a broken place."""
         with self._lock:
             was_broken = self.is_broken
-            self._num_failures = 0
             self._is_trying = False
-            return was_broken
+            self._failed_kinds.discard(kind)
+            if not self._failed_kinds:
+                self._num_failures = 0
+            return was_broken and not self.is_broken
 
-    def failed(self) -> bool:
+    def failed(self, kind: str = "") -> bool:
         """End an attempt with a failure; return whether that has broken the place."""
         with self._lock:
             if self.is_open:  # this attempt began before
                 return False
+            self._failed_kinds.add(kind)
             self._num_failures += 1
             self._is_trying = False
             if not self.is_broken:

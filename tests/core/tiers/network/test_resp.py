@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenloom.core.tiers.resp import Connection, Reply, ServerError, command
+from tokenloom.core.tiers.network.resp import Connection, Reply, ServerError, command
 
 LIMIT_S = 20.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenloom.core.tiers.breaker import LONGEST_PERIOD_S, Breaker
+from tokenloom.core.tiers.network.breaker import LONGEST_PERIOD_S, Breaker
 
 
 class Clock:
@@ -61,6 +61,21 @@ def test_one_request_at_a_time_passes_after_a_failure() -> None:
     assert breaker.admit() and not breaker.admit()
     breaker.succeeded()
     assert breaker.admit() and breaker.admit()
+
+
+def test_a_success_of_another_kind_forgives_no_failure() -> None:
+    clock = Clock()
+    breaker = Breaker(clock=clock)
+    for is_last in (False, False, True):
+        assert breaker.admit() and not breaker.succeeded("find")
+        assert breaker.admit() and breaker.failed("load") is is_last
+    clock.now += 5
+    assert breaker.admit() and not breaker.succeeded("find") and breaker.is_broken
+    assert breaker.admit() and not breaker.failed("load")
+    clock.now += 9.9
+    assert not breaker.admit()
+    clock.now += 0.1
+    assert breaker.admit() and breaker.succeeded("load") and not breaker.is_broken
 
 
 def test_failures_of_requests_that_began_before_it_opened_do_not_lengthen_the_period() -> None:

@@ -1,0 +1,313 @@
+"""PeerSource: blocks of other engines, which their servers (peer_server.py) give from host memory or disk.
+
+A lookup asks all peers at once; the peer with the longest run of blocks is remembered for each of its keys, and the
+load asks it alone. Nothing is stored at a peer. A peer that is gone, slow or sends damaged blocks counts as empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+import zmq
+
+from ....ipc.codec import decode_ids
+from ....ipc.errors import ProtocolError
+from ....ipc.keys import Keys
+from ....ipc.messages.tier import SourceName, SourceState
+from ....ipc.sockets import new_socket
+from ..object_format import HEADER_BYTES
+from ..source import Item, Namespace
+from .breaker import Breaker
+from .peer_server import (
+    BLOCK,
+    DEAD_S,
+    END,
+    FIND,
+    FOUND,
+    HEARTBEAT_S,
+    LOAD,
+    MAX_KEYS,
+    SERIAL_BYTES,
+    load_size,
+    peer_keys,
+)
+from .sealed_format import SealedFormat
+from .state_counter import StateCounter
+
+logger = logging.getLogger("tokenloom.tiers")
+
+CONNECT_S = 0.2  # a lookup does not wait longer for a peer to which there is no connection
+MAX_REMEMBERED = 1 << 17  # keys
+MAX_OPEN_REQUESTS = 2  # to load, of one call at one peer
+MAX_UNREAD = 64  # messages on one connection
+RATE_WEIGHT = 0.2  # of the newest load
+
+Socket = zmq.Socket[bytes]
+
+
+class _Peer:
+    """One engine. Each call has a connection of its own while it runs."""
+
+    def __init__(self, address: str, breaker: Breaker) -> None:
+        self.address, self.breaker = address, breaker
+        self.bytes_per_s = 0.0
+        self.idle: list[Socket] = []
+
+
+class PeerSource:
+    """The source of --kv-peers."""
+
+    name: SourceName = "peer"
+    num_loaders = 2
+    load_batch = 32
+    store_batch = 1
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        on_change: Callable[[], None],
+        new_breaker: Callable[[], Breaker] = Breaker,
+    ) -> None:
+        self._context: zmq.Context[Socket] = zmq.Context()
+        self._peers = [_Peer(address, new_breaker()) for address in addresses]
+        self._on_change = on_change
+        self._counter = StateCounter(self.name)
+        self._lock = threading.Lock()
+        self._form: SealedFormat | None = None
+        self._keys: Keys | None = None
+        self._serial = 0
+        self._peer_by_key: dict[bytes, _Peer] = {}  # oldest first
+        self._num_busy, self._is_closed = 0, False
+
+    def open(self, namespace: Namespace) -> None:
+        with self._lock:
+            for peer in self._peers:
+                while peer.idle:
+                    peer.idle.pop().close()  # it would refuse larger blocks
+        self._keys = peer_keys(namespace.secret) if namespace.secret else None
+        form = self._form = SealedFormat(namespace)
+        for peer in self._peers:
+            self._release(peer, self._take(peer, form))  # connect in the background
+        self._counter.set(is_open=True)
+
+    def find(self, keys: Sequence[bytes], deadline: float) -> int:
+        form = self._form
+        if form is None or not keys or time.monotonic() >= deadline:
+            return 0
+        asked = {self._take(peer, form): peer for peer in self._peers if peer.breaker.admit()}
+        request = [FIND, self._next_serial(), form.digest, b"".join(keys[:MAX_KEYS])]
+        best: tuple[int, float, _Peer] | None = None
+        unsent, waiting = set(asked), set(asked)
+        connect_by = time.monotonic() + CONNECT_S
+        while waiting and (best is None or best[0] < len(keys)) and time.monotonic() < deadline:
+            if unsent and time.monotonic() >= connect_by:
+                for socket in unsent:
+                    self._fail(asked[socket], socket, "find", "no connection")
+                waiting -= unsent
+                unsent = set()
+            until = min(deadline, connect_by) if unsent else deadline
+            for socket in _poll(waiting, unsent, until):
+                if socket in unsent:
+                    with contextlib.suppress(zmq.Again):
+                        socket.send_multipart(request, zmq.NOBLOCK)
+                        unsent.remove(socket)
+                    continue
+                count = _read_count(socket, request[1], len(keys))
+                if count is None:
+                    continue
+                waiting.remove(socket)
+                peer = asked[socket]
+                self._succeed(peer, socket, "find")
+                if count and (best is None or (count, peer.bytes_per_s) > best[:2]):
+                    best = (count, peer.bytes_per_s, peer)
+        for socket in waiting:
+            if best is not None and best[0] == len(keys):  # the others' answers do not matter
+                asked[socket].breaker.cancelled()
+                self._release(asked[socket], socket)
+            else:
+                self._fail(asked[socket], socket, "find", "no answer in time")
+        if best is None:
+            return 0
+        self._remember(keys[: best[0]], best[2])
+        return best[0]
+
+    def load(self, items: Sequence[Item], deadline: float, on_loaded: Callable[[int, bool], None]) -> None:
+        form, waiting = self._form, dict.fromkeys(range(len(items)))
+        indexes_by_peer: dict[_Peer, list[int]] = {}
+        for index, item in enumerate(items):
+            if (peer := self._peer_by_key.get(item.key)) is not None:
+                indexes_by_peer.setdefault(peer, []).append(index)
+
+        def report(index: int, is_good: bool) -> None:
+            del waiting[index]
+            on_loaded(index, is_good)
+
+        for peer, indexes in indexes_by_peer.items():
+            if form is not None and time.monotonic() < deadline and peer.breaker.admit():
+                self._load_from(peer, form, items, indexes, deadline, report)
+        for index in waiting:
+            on_loaded(index, False)
+
+    def store(self, items: Sequence[Item]) -> list[bool]:
+        return [False] * len(items)
+
+    def clear(self) -> None:
+        """Forget which peer has which block: the blocks of other engines are theirs."""
+        with self._lock:
+            self._peer_by_key.clear()
+
+    def state(self) -> SourceState:
+        self._counter.set(is_broken=all(peer.breaker.is_broken for peer in self._peers))
+        return self._counter.state
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            for peer in self._peers:
+                for socket in peer.idle:
+                    socket.close()
+            is_idle = self._num_busy == 0
+        if is_idle:
+            self._context.term()
+
+    def _load_from(
+        self,
+        peer: _Peer,
+        form: SealedFormat,
+        items: Sequence[Item],
+        indexes: list[int],
+        deadline: float,
+        report: Callable[[int, bool], None],
+    ) -> None:
+        """Load items from one peer, a few requests ahead."""
+        socket, started = self._take(peer, form), time.monotonic()
+        size, num_good, num_bad = load_size(form), 0, 0
+        batches = [indexes[start : start + size] for start in range(0, len(indexes), size)]
+        expected: dict[bytes, dict[int, int]] = {}  # index of an item, by serial and index in the request
+        try:
+            while batches or expected:
+                if batches and len(expected) < MAX_OPEN_REQUESTS:
+                    _wait(socket, zmq.POLLOUT, deadline)
+                    serial, batch = self._next_serial(), batches.pop(0)
+                    expected[serial] = dict(enumerate(batch))
+                    keys = b"".join(items[index].key for index in batch)
+                    socket.send_multipart([LOAD, serial, form.digest, keys], zmq.NOBLOCK)
+                    continue
+                _wait(socket, zmq.POLLIN, deadline)
+                match [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]:
+                    case [verb, label] if verb == END:
+                        for index in expected.pop(bytes(label), {}).values():
+                            report(index, False)
+                    case [verb, label, number, head, tail, payload] if verb == BLOCK:
+                        index = expected[bytes(label)].pop(decode_ids(bytes(number))[0])
+                        defect = _copy(form, items[index], head, payload, tail)
+                        if defect is not None:
+                            self._counter.reject(defect)
+                        num_bad += defect is not None
+                        num_good += defect is None
+                        report(index, defect is None)
+                    case _:
+                        raise ConnectionError("it does not speak this protocol")
+        except (zmq.ZMQError, OSError, ProtocolError, LookupError) as error:
+            self._fail(peer, socket, "load", str(error) or type(error).__name__)
+            return
+        finally:
+            elapsed_s = time.monotonic() - started
+            self._counter.add(num_read=num_good, read_bytes=num_good * form.num_bytes, read_s=elapsed_s)
+        if num_bad:
+            self._fail(peer, socket, "load", f"{num_bad} damaged blocks")
+            return
+        rate = num_good * form.num_bytes / max(elapsed_s, 1e-6)
+        peer.bytes_per_s += RATE_WEIGHT * (rate - peer.bytes_per_s)
+        self._succeed(peer, socket, "load")
+
+    def _take(self, peer: _Peer, form: SealedFormat) -> Socket:
+        """Return a connection to a peer, for one call."""
+        with self._lock:
+            self._num_busy += 1
+            if peer.idle:
+                return peer.idle.pop()
+        socket = new_socket(self._context, zmq.DEALER, max_message_bytes=form.slot_bytes + HEADER_BYTES)
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing waits for a peer that is gone
+        socket.setsockopt(zmq.RCVHWM, MAX_UNREAD)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_S * 1000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, DEAD_S * 1000)
+        if self._keys is not None and peer.address.startswith("tcp://"):
+            self._keys.secure_client(socket)
+        socket.connect(peer.address)
+        return socket
+
+    def _release(self, peer: _Peer, socket: Socket | None) -> None:
+        """Keep a connection for the next call; None: this call has closed its own."""
+        with self._lock:
+            self._num_busy -= 1
+            if socket is not None and not self._is_closed:
+                peer.idle.append(socket)
+                return
+            is_last = self._is_closed and self._num_busy == 0
+        if socket is not None:
+            socket.close()
+        if is_last:
+            self._context.term()
+
+    def _succeed(self, peer: _Peer, socket: Socket, kind: str) -> None:
+        self._release(peer, socket)
+        if peer.breaker.succeeded(kind):
+            logger.info("the peer %s answers again", peer.address)
+            self._on_change()
+
+    def _fail(self, peer: _Peer, socket: Socket, kind: str, error: str) -> None:
+        socket.close()  # with the messages that it may still receive
+        self._release(peer, None)
+        self._counter.add(num_failed=1)
+        self._counter.set(error=f"{peer.address}: {error}")
+        if peer.breaker.failed(kind):
+            logger.warning("the peer %s fails and is not used for now: %s", peer.address, error)
+            self._on_change()
+
+    def _next_serial(self) -> bytes:
+        with self._lock:
+            self._serial += 1
+            return self._serial.to_bytes(SERIAL_BYTES)
+
+    def _remember(self, keys: Sequence[bytes], peer: _Peer) -> None:
+        with self._lock:
+            self._peer_by_key.update(dict.fromkeys(keys, peer))
+            for key in list(islice(self._peer_by_key, max(len(self._peer_by_key) - MAX_REMEMBERED, 0))):
+                del self._peer_by_key[key]
+
+
+def _copy(form: SealedFormat, item: Item, head: memoryview, payload: memoryview, tail: memoryview) -> str | None:
+    """Copy a block into its slot and check it there; return the reason why it is not good, None if it is."""
+    if len(payload) != len(item.slot):
+        return "length"
+    item.slot[:] = payload
+    return form.find_defect(item.key, head, item.slot, tail)
+
+
+def _read_count(socket: Socket, serial: bytes, num_keys: int) -> int | None:
+    """Receive a reply to FIND; None for a late reply to an earlier request or a message that makes no sense."""
+    match socket.recv_multipart(zmq.NOBLOCK):
+        case [verb, its_serial, number] if verb == FOUND and its_serial == serial and len(number) == 4:
+            return min(max(int.from_bytes(number, "little", signed=True), 0), num_keys)
+    return None
+
+
+def _wait(socket: Socket, event: int, deadline: float) -> None:
+    """Wait until the socket can send or receive; TimeoutError after the deadline."""
+    remaining_ms = int((deadline - time.monotonic()) * 1000)
+    if remaining_ms <= 0 or not socket.poll(remaining_ms, event):
+        raise TimeoutError("no answer in time")
+
+
+def _poll(waiting: set[Socket], unsent: set[Socket], until: float) -> list[Socket]:
+    """Return the sockets that can go on before `until`: those in `unsent` send, the others receive."""
+    poller = zmq.Poller()
+    for socket in waiting:
+        poller.register(socket, zmq.POLLOUT if socket in unsent else zmq.POLLIN)
+    return [socket for socket, _ in poller.poll(max(int((until - time.monotonic()) * 1000), 0))]

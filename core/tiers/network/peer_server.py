@@ -1,0 +1,271 @@
+"""PeerServer: gives other engines the blocks that this one has, in its host tier or on its disk.
+
+    request  find │ serial │ namespace │ keys      reply  found │ serial │ number of first keys that are here
+    request  load │ serial │ namespace │ keys      block │ serial │ index │ head │ tail │ payload: a sealed object, for
+                                                   each block that is here; then end │ serial
+
+One thread serves one request at a time, of one client after the other. Blocks of the host tier are pinned only while
+they are copied, so a client that stops holds memory of this process, within limits, and no slot. The server never asks
+other engines in turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import zmq
+from zmq.utils import z85
+
+from ....ipc.addresses import lock_ipc_address, unlink_ipc_address
+from ....ipc.client_auth import DOMAIN, ZapHandler
+from ....ipc.codec import encode_ids
+from ....ipc.errors import ConfigError
+from ....ipc.keys import Keys
+from ....ipc.sockets import new_socket
+from ..source import Item, Namespace, Source
+from .sealed_format import SealedFormat, derive
+
+logger = logging.getLogger("tokenloom.tiers")
+
+FIND, LOAD, FOUND, BLOCK, END = b"find", b"load", b"found", b"block", b"end"
+KEY_BYTES, SERIAL_BYTES = 32, 8
+MAX_KEYS = 16384  # of one request
+LOAD_BYTES = 16 << 20  # of the blocks of one request to load, or one block
+MAX_SENDING_BYTES = 64 << 20  # of blocks that clients have not taken; half of it for one of them
+MAX_QUEUED = 4  # requests of one client; further ones are declined at once
+MAX_UNREAD = 256  # messages to one client, and from one
+TURN_MESSAGES = 64  # received before the next request is served
+PIN_S, DISK_S, PATIENCE_S = 0.5, 2.0, 5.0
+HEARTBEAT_S, DEAD_S = 1, 10  # a client that sends nothing for DEAD_S is dropped, with the blocks on their way to it
+IDLE_MS, FULL_MS = 200, 5
+
+
+class HostBlocks(Protocol):
+    """Interface of the host tier towards the server."""
+
+    def pin(self, keys: Sequence[bytes], deadline: float) -> Sequence[int]:
+        """Return the slot of each key, -1 for a key that is not here; the slots keep their content until `unpin`."""
+
+    def unpin(self, slots: Sequence[int]) -> None:
+        """Give slots back; -1 is skipped."""
+
+
+class _Request(NamedTuple):
+    verb: bytes
+    serial: bytes
+    keys: list[bytes]
+    expires: float  # monotonic
+
+
+class _Transfer(NamedTuple):
+    """A block on its way to a client."""
+
+    client: bytes
+    tracker: zmq.MessageTracker
+    num_bytes: int
+
+
+def load_size(form: SealedFormat) -> int:
+    """Return the number of blocks that one request may load."""
+    return max(LOAD_BYTES // form.slot_bytes, 1)
+
+
+def peer_keys(secret: bytes) -> Keys:
+    """Derive the CURVE keys of engines that share a secret."""
+    texts = []
+    for purpose in (b"kv peer server", b"kv peer client"):
+        private = z85.encode(derive(secret, purpose))
+        texts += [zmq.curve_public(private).decode(), private.decode()]
+    return Keys(*texts)
+
+
+class PeerServer:
+    """Owns the address, a thread and the blocks on their way to clients."""
+
+    def __init__(
+        self,
+        address: str,
+        secret: bytes,
+        host: HostBlocks,
+        slot: Callable[[int], memoryview],
+        disk: Source | None = None,
+    ) -> None:
+        """Listen at `address`; on tcp, with a secret, only for engines that have it. `slot` returns the content of a
+        slot of the host tier. ConfigError if the address cannot be used."""
+        self._host, self._slot, self._disk = host, slot, disk
+        self._ipc_address = address if address.startswith("ipc://") else ""
+        self._lock_fd = lock_ipc_address(address, "--kv-listen") if self._ipc_address else -1
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = new_socket(self._context, zmq.ROUTER, max_message_bytes=MAX_KEYS * KEY_BYTES)
+        self._socket.setsockopt(zmq.SNDHWM, MAX_UNREAD)
+        self._socket.setsockopt(zmq.RCVHWM, MAX_UNREAD)
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_S * 1000)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, DEAD_S * 1000)
+        self._zap: ZapHandler | None = None
+        if secret and not self._ipc_address:
+            keys = peer_keys(secret)
+            keys.secure_server(self._socket, DOMAIN)
+            self._zap = ZapHandler(self._context, keys.client_public)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"cannot listen on --kv-listen {address}: {error}") from None
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._form: SealedFormat | None = None
+        self._queues: dict[bytes, deque[_Request]] = {}  # by client; the one to serve next comes first
+        self._transfers: list[_Transfer] = []
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._run, name="peer-server", daemon=True)
+        self._thread.start()
+
+    def open(self, namespace: Namespace) -> None:
+        """Serve the blocks of this namespace, and no other's."""
+        self._form = SealedFormat(namespace)
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._thread.join()
+        self._context.destroy(linger=0)
+        if self._ipc_address:
+            unlink_ipc_address(self._ipc_address)
+            os.close(self._lock_fd)
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        if self._zap is not None:
+            poller.register(self._zap.socket, zmq.POLLIN)
+        patience_ms = IDLE_MS
+        while not self._is_closing:
+            poller.poll(patience_ms)
+            if self._zap is not None:
+                self._zap.answer()
+            try:
+                self._receive()
+                has_served = self._serve_next()
+            except Exception:  # a request must not end the service
+                logger.exception("a request of another engine failed")
+                has_served = True
+            patience_ms = IDLE_MS if not self._queues else 0 if has_served else FULL_MS
+
+    def _receive(self) -> None:
+        for _ in range(TURN_MESSAGES):
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                return
+            client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            if len(frames) != 4 or frames[0] not in (FIND, LOAD) or len(frames[1]) != SERIAL_BYTES:
+                continue
+            verb, serial, digest, joined = frames
+            keys = [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)]
+            request = _Request(verb, serial, keys, time.monotonic() + PATIENCE_S)
+            is_ours = self._form is not None and digest == self._form.digest
+            if is_ours and len(self._queues.get(client, ())) < MAX_QUEUED:
+                self._queues.setdefault(client, deque()).append(request)
+            else:
+                self._decline(client, request)
+
+    def _serve_next(self) -> bool:
+        """Serve a request of the first client that leaves enough room for its blocks; return whether there was one."""
+        self._transfers = [transfer for transfer in self._transfers if not transfer.tracker.done]
+        for client, queue in self._queues.items():
+            if self._has_room(client, queue[0]):
+                request = queue.popleft()
+                del self._queues[client]
+                if queue:
+                    self._queues[client] = queue  # behind the others
+                self._serve(client, request)
+                return True
+        return False
+
+    def _has_room(self, client: bytes, request: _Request) -> bool:
+        form = self._form
+        if form is None or request.verb == FIND or request.expires < time.monotonic():
+            return True
+        num_bytes = min(len(request.keys), load_size(form)) * form.slot_bytes
+        sending = [transfer.num_bytes for transfer in self._transfers]
+        to_client = [transfer.num_bytes for transfer in self._transfers if transfer.client == client]
+        return (not sending or sum(sending) + num_bytes <= MAX_SENDING_BYTES) and (
+            not to_client or sum(to_client) + num_bytes <= MAX_SENDING_BYTES // 2
+        )
+
+    def _serve(self, client: bytes, request: _Request) -> None:
+        form = self._form
+        if form is None or request.expires < time.monotonic():
+            self._decline(client, request)
+        elif request.verb == FIND:
+            self._reply(client, [FOUND, request.serial, encode_ids([self._count(request.keys)])])
+        else:
+            self._send_blocks(client, request, form)
+
+    def _count(self, keys: list[bytes]) -> int:
+        """Return how many of the first keys are here."""
+        slots = self._host.pin(keys, time.monotonic() + PIN_S)
+        self._host.unpin(slots)
+        deadline, count = time.monotonic() + PIN_S, 0
+        while count < len(keys):
+            num_found = 1 if slots[count] >= 0 else self._disk.find(keys[count:], deadline) if self._disk else 0
+            if not num_found:
+                break
+            count += num_found
+        return count
+
+    def _send_blocks(self, client: bytes, request: _Request, form: SealedFormat) -> None:
+        keys = request.keys[: load_size(form)]
+        for index, payload in enumerate(self._payloads(keys, form)):
+            if payload is None:
+                continue
+            head, tail = form.seal(keys[index], payload)
+            if not self._reply(client, [BLOCK, request.serial, encode_ids([index]), head, tail], zmq.SNDMORE):
+                return
+            tracker = self._socket.send(payload, zmq.NOBLOCK, copy=False, track=True)
+            if isinstance(tracker, zmq.MessageTracker):
+                self._transfers.append(_Transfer(client, tracker, form.slot_bytes))
+        self._reply(client, [END, request.serial])
+
+    def _payloads(self, keys: list[bytes], form: SealedFormat) -> list[memoryview | None]:
+        """Copy the blocks of these keys; None for one that is not here."""
+        payloads: list[memoryview | None] = [None] * len(keys)
+        slots = self._host.pin(keys, time.monotonic() + PIN_S)
+        try:
+            for index, slot in enumerate(slots):
+                if slot >= 0 and len(content := self._slot(slot)) == form.slot_bytes:
+                    payloads[index] = _new_buffer(form.slot_bytes)
+                    payloads[index][:] = content  # type: ignore[index]
+        finally:
+            self._host.unpin(slots)
+        missing = [index for index, payload in enumerate(payloads) if payload is None]
+        if self._disk is not None and missing:
+            items = [Item(keys[index], _new_buffer(form.slot_bytes)) for index in missing]
+
+            def take(number: int, is_good: bool) -> None:
+                if is_good:
+                    payloads[missing[number]] = items[number].slot
+
+            self._disk.load(items, time.monotonic() + DISK_S, take)
+        return payloads
+
+    def _decline(self, client: bytes, request: _Request) -> None:
+        """Answer that nothing is here."""
+        nothing = [FOUND, request.serial, encode_ids([0])] if request.verb == FIND else [END, request.serial]
+        self._reply(client, nothing)
+
+    def _reply(self, client: bytes, frames: list[bytes], flags: int = 0) -> bool:
+        """Send a message, unless the client is gone or does not read; return whether it was sent."""
+        try:
+            self._socket.send_multipart([client, *frames], zmq.NOBLOCK | flags)
+        except zmq.ZMQError:
+            return False
+        return True
+
+
+def _new_buffer(num_bytes: int) -> memoryview:
+    """Return memory that begins at a page, as O_DIRECT asks."""
+    return memoryview(mmap.mmap(-1, num_bytes))

@@ -1,0 +1,171 @@
+"""RedisNodes: the server at a URL, or the nodes of its cluster: connections to them, and which node has a key.
+
+redis-py connects, authenticates, does TLS and keeps the map of a cluster's slots; everything else is resp.py's. All
+failures are OSErrors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from redis import Connection as TcpConnection
+from redis import RedisCluster, RedisError
+from redis.backoff import NoBackoff
+from redis.connection import parse_url
+from redis.retry import Retry
+
+from ....ipc.errors import ConfigError
+from .resp import Connection, command
+
+T = TypeVar("T")
+_parse_url: Any = parse_url  # redis-py types half of its functions
+
+CONNECT_TIMEOUT_S = 1.0
+_REDIS_SCHEMES = {"valkey": "redis", "valkeys": "rediss"}
+
+
+class Node(NamedTuple):
+    host: str
+    port: int
+
+
+HOME = Node("", 0)  # the server of the URL
+
+
+class RedisNodes:
+    """The nodes behind a URL. They are one server until `learn` finds a cluster."""
+
+    def __init__(self, url: str) -> None:
+        """ConfigError if the URL is invalid."""
+        scheme, _, rest = url.partition("://")
+        self._url = f"{_REDIS_SCHEMES.get(scheme, scheme)}://{rest}"
+        parts = urlsplit(url)
+        self.place = f"{scheme}://{(parts.netloc or parts.path).rpartition('@')[2]}"  # without the password
+        try:
+            self._options: dict[str, Any] = _parse_url(self._url)
+        except ValueError as error:
+            raise ConfigError(f"--kv-remote {self.place}: {error}") from None
+        self._connection_type: Any = self._options.pop("connection_class", TcpConnection)
+        self._cluster: Any = None  # a RedisCluster
+        self.is_known = False  # the nodes; set to False, they are read again
+        self._connector = ThreadPoolExecutor(1, "connect")  # resolving a name may take longer than callers can wait
+
+    def connect(self, node: Node, deadline: float) -> Connection:
+        """Connect to a node and authenticate."""
+        return self._run(functools.partial(self._connect, node), _close, deadline)
+
+    def learn(self, deadline: float) -> None:
+        """Find out whether the server belongs to a cluster, and which node has which slots."""
+        if not self.is_known:
+            self._run(self._discover, None, deadline)
+
+    def node_of(self, name: bytes) -> Node:
+        """Return the node that has the value of this name."""
+        if self._cluster is None:
+            return HOME
+        with _as_os_errors():
+            return _node(self._cluster.get_node_from_key(name.decode()))
+
+    def nodes(self) -> list[Node]:
+        """Return every node that holds keys."""
+        if self._cluster is None:
+            return [HOME]
+        with _as_os_errors():
+            return [_node(each) for each in self._cluster.get_primaries()]
+
+    def close(self) -> None:
+        self._connector.shutdown(wait=False, cancel_futures=True)
+        if self._cluster is not None:
+            with contextlib.suppress(RedisError, OSError):
+                self._cluster.close()
+
+    def _run(self, function: Callable[[], T], discard: Callable[[Future[T]], None] | None, deadline: float) -> T:
+        """Run a function in the thread that connects; `discard` its result if that comes after the deadline."""
+        future = self._connector.submit(function)
+        try:
+            return future.result(max(deadline - time.monotonic(), 0))
+        except (TimeoutError, CancelledError):
+            if not future.cancel() and discard is not None:
+                future.add_done_callback(discard)
+            raise TimeoutError("no connection in time") from None
+
+    def _connect(self, node: Node) -> Connection:
+        options = {**self._options, **_limits()}
+        if node != HOME:
+            options.update(host=node.host, port=node.port)
+        with _as_os_errors():
+            link = self._connection_type(**options)
+            link.connect()
+        return Connection(link._sock, owner=link)
+
+    def _discover(self) -> None:
+        if self._cluster is not None:
+            with _as_os_errors():
+                self._cluster.nodes_manager.initialize()
+        else:
+            connection, deadline = self._connect(HOME), time.monotonic() + CONNECT_TIMEOUT_S
+            try:
+                connection.send([command(b"INFO", b"cluster")], deadline)
+                answer = connection.receive(deadline)
+            finally:
+                connection.close()
+            if isinstance(answer, bytes) and b"cluster_enabled:1" in answer:
+                with _as_os_errors():
+                    self._cluster = RedisCluster.from_url(self._url, **_limits())
+        self.is_known = True
+
+
+class Links:
+    """The connections of one thread to all nodes."""
+
+    def __init__(self, nodes: RedisNodes) -> None:
+        self._nodes = nodes
+        self._connections: dict[Node, Connection] = {}
+
+    def connection(self, node: Node, deadline: float) -> Connection:
+        """Return a connection to a node, a new one if there is none or the server has closed it."""
+        connection = self._connections.get(node)
+        if connection is None or not connection.is_usable():
+            if connection is not None:
+                connection.close()
+            connection = self._connections[node] = self._nodes.connect(node, deadline)
+        return connection
+
+    def close(self) -> None:
+        """Close all connections; replies may be outstanding."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+
+def _node(node: Any) -> Node:
+    return Node(str(node.host), int(node.port))
+
+
+def _close(future: Future[Connection]) -> None:
+    """Close a connection that came too late."""
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()
+
+
+def _limits() -> dict[str, Any]:
+    return {
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": CONNECT_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+
+
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # beside RedisError, redis-py raises ValueError, IndexError and others
+        raise ConnectionError(str(error) or type(error).__name__) from None

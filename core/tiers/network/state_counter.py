@@ -1,0 +1,34 @@
+"""StateCounter: the state of a source, which several threads change."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from msgspec.structs import replace
+
+from ....ipc.messages.tier import SourceName, SourceState
+
+
+class StateCounter:
+    """The state of a source. `state` is the current one."""
+
+    def __init__(self, name: SourceName) -> None:
+        self._lock = threading.Lock()
+        self.state = SourceState(name=name)
+
+    def add(self, **amounts: float) -> None:
+        """Add to totals, by their names."""
+        with self._lock:
+            self.state = replace(self.state, **{name: getattr(self.state, name) + n for name, n in amounts.items()})
+
+    def reject(self, reason: str) -> None:
+        """Count an object that was refused."""
+        with self._lock:
+            rejected = self.state.rejected
+            self.state = replace(self.state, rejected={**rejected, reason: rejected.get(reason, 0) + 1})
+
+    def set(self, **values: Any) -> None:
+        """Replace fields."""
+        with self._lock:
+            self.state = replace(self.state, **values)

@@ -1,0 +1,98 @@
+"""The remote source and a cluster: each block lies on its node, and a node that a slot has left sends us on."""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom.core.tiers.network.breaker import Breaker
+from tokenloom.core.tiers.network.remote import RemoteSource
+from tokenloom.tests.core.tiers.network.blocks import NAMESPACE, filled, find, load, wait_for, wait_until
+from tokenloom.tests.core.tiers.network.redis_server import RedisServer, free_port, needs_redis
+
+pytestmark = needs_redis
+
+NUM_SLOTS = 16384
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[list[RedisServer]]:
+    """Three nodes, each with a third of the slots."""
+    servers: list[RedisServer] = []
+    with contextlib.ExitStack() as stack:
+        for number in range(3):
+            port = free_port()
+            options = ["--cluster-enabled", "yes", "--cluster-config-file", f"nodes-{number}.conf"]
+            servers.append(RedisServer(tmp_path, *options, "--cluster-port", str(free_port()), port=port))
+            stack.callback(servers[-1].close)
+        bounds = [number * NUM_SLOTS // 3 for number in range(4)]
+        for server, low, high in zip(servers, bounds, bounds[1:], strict=False):
+            assert server.ask(b"CLUSTER", b"ADDSLOTSRANGE", b"%d" % low, b"%d" % (high - 1)) == b"OK"
+        for server in servers[1:]:
+            words = (b"127.0.0.1", b"%d" % server.port, b"%d" % bus_port(server))
+            assert servers[0].ask(b"CLUSTER", b"MEET", *words) == b"OK"
+        for server in servers:
+            wait_until(lambda server=server: b"cluster_state:ok" in (server.ask(b"CLUSTER", b"INFO") or b""))  # type: ignore[misc]
+        yield servers
+
+
+def bus_port(server: RedisServer) -> int:
+    options = list(server.arguments)
+    return int(options[options.index("--cluster-port") + 1])
+
+
+@pytest.fixture
+def source(cluster: list[RedisServer]) -> Iterator[RemoteSource]:
+    source = RemoteSource(cluster[0].url, lambda: None, lambda: Breaker(first_period_s=0.1))
+    source.open(NAMESPACE)
+    wait_for(source, lambda state: state.is_open)
+    yield source
+    source.close()
+
+
+def test_blocks_are_spread_over_the_nodes_and_found_again(cluster: list[RedisServer], source: RemoteSource) -> None:
+    assert find(source, range(40)) == 0
+    assert source.store(filled(range(40))) == [True] * 40
+    assert all(len(server.names()) >= 5 for server in cluster)
+    assert find(source, range(50)) == 40
+    assert load(source, range(42)) == [True] * 40 + [False] * 2
+    assert source.state().num_failed == 0
+    source.clear()
+    assert not any(server.names() for server in cluster)
+
+
+def test_slots_that_move_are_followed(cluster: list[RedisServer], source: RemoteSource) -> None:
+    source.store(filled(range(40)))
+    home = cluster[0].ask(b"CLUSTER", b"MYID")
+    assert isinstance(home, bytes)
+    slots = {binascii.crc_hqx(name, 0) % NUM_SLOTS for name in cluster[2].names()}
+    cluster[2].ask(b"FLUSHALL")
+    for slot in slots:
+        for server in cluster:
+            assert server.ask(b"CLUSTER", b"SETSLOT", b"%d" % slot, b"NODE", home) == b"OK"
+    cluster[0].ask(b"CLUSTER", b"BUMPEPOCH")  # the change wins over news of other nodes
+    results = load(source, range(40))
+    assert True in results and False in results
+    deadline = time.monotonic() + 10
+    while source.store(filled(range(40))) != [True] * 40:
+        assert time.monotonic() < deadline
+    assert not cluster[2].names()
+    assert load(source, range(40)) == [True] * 40
+
+
+def test_a_lost_node_is_a_miss_of_all_and_the_rest_goes_on_after_it_is_back(
+    cluster: list[RedisServer], source: RemoteSource
+) -> None:
+    source.store(filled(range(40)))
+    cluster[1].kill()
+    for _ in range(4):
+        assert find(source, range(40), 1.0) < 40
+        assert not all(load(source, range(40), 1.0))
+    cluster[1].start()
+    wait_until(lambda: source.store(filled(range(40))) == [True] * 40)
+    assert load(source, range(40)) == [True] * 40
