@@ -132,6 +132,26 @@ class PackedExperts(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class MLPWeights:
+    """Weights of a dense MLP."""
+
+    up: PackedLinear  # with the activation, gated or not
+    down: PackedLinear
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertsWeights:
+    """Weights of a layer with experts, whose weighted outputs are added: x → fused_moe(x, router(x)) + shared(x), the
+    last multiplied by sigmoid(shared_gate(x))."""
+
+    router: PackedLinear
+    routing: Routing
+    experts: PackedExperts
+    shared: MLPWeights | None  # of the expert that every token passes
+    shared_gate: PackedLinear | None  # with one output
+
+
+@dataclass(frozen=True, eq=False)
 class LayerWeights:
     """Weights of a decoder layer; the residual stream is x:
 
@@ -149,8 +169,7 @@ class LayerWeights:
     output: PackedLinear
     attention_output_norm: Norm | None
     mlp_norm: Norm | None
-    up: PackedLinear  # with the activation, gated or not
-    down: PackedLinear
+    mlp: MLPWeights | ExpertsWeights
     mlp_output_norm: Norm | None
     is_parallel: bool
 

@@ -41,11 +41,14 @@ ONE_ROW = "decode 1 x 128"
 
 
 def step_of(model: DecoderModel, counts: list[int], seq_lens: list[int]) -> Callable[[], object]:
-    """Return a function that computes a step over rows whose blocks are scattered over a pool of noise."""
+    """Return a function that computes a step of different tokens, over rows whose blocks are scattered over a pool of
+    noise."""
     inputs = dummy_step(counts, seq_lens, BLOCK_SIZE)
     shape = inputs.block_tables.shape
-    tables = np.random.default_rng(0).permutation(shape[0] * shape[1]).reshape(shape).astype(np.int32) + 1
-    inputs = inputs._replace(block_tables=tables)
+    draw = np.random.default_rng(0)
+    tables = draw.permutation(shape[0] * shape[1]).reshape(shape).astype(np.int32) + 1
+    token_ids = draw.integers(256, size=len(inputs.token_ids), dtype=np.int32)
+    inputs = inputs._replace(block_tables=tables, token_ids=token_ids)
     (spec,) = model.kv_cache_specs(BLOCK_SIZE, getattr(torch, DTYPE))
     kv_cache = spec.allocate(tables.size + 1, CPU).normal_()
     return lambda: compute(model, inputs, kv_cache)

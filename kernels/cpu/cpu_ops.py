@@ -5,6 +5,7 @@ Weights are packed once. Every operation is one C call that releases the GIL and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import Structure, addressof, byref
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..contract import (
+    GATED_SILU,
     NO_ACTIVATION,
     Activation,
     AttentionMetadata,
@@ -21,14 +23,17 @@ from ..contract import (
     FusedDecoder,
     HeadNorms,
     Norm,
+    PackedExperts,
     PackedLinear,
     Rotary,
+    Routing,
 )
 from ..quantized import Weight, as_floats
-from ..reference import ReferenceOps
+from ..reference import PlainExperts, ReferenceOps
 from . import library as c
 from .arena import PackedMemory
 from .compiler import Unavailable
+from .cpu_experts import CpuExperts, padded_scores
 from .fused_decoder import CpuDecoder
 from .layer_structs import head_rules, norm_struct, scoring
 from .loader import load_kernels, load_level
@@ -115,6 +120,37 @@ class CpuOps(ReferenceOps):
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
         return self._multiply(x, packed, c.STORE_FLOAT, torch.float32)
+
+    def pack_experts(
+        self,
+        gate_up: Sequence[Weight],
+        down: Sequence[Weight],
+        biases: tuple[Tensor, Tensor] | None = None,
+        activation: Activation = GATED_SILU,
+    ) -> PackedExperts:
+        plain = super().pack_experts(gate_up, down, biases, activation)
+        assert isinstance(plain, PlainExperts)
+        return CpuExperts.of(plain)
+
+    def fused_moe(self, x: Tensor, scores: Tensor, packed: PackedExperts, routing: Routing) -> Tensor:
+        assert isinstance(packed, CpuExperts)
+        x, scores, experts = _with_dense_rows(x), padded_scores(scores), packed.struct(routing)
+        num_tokens, hidden_size = x.shape
+        out = torch.empty((num_tokens, hidden_size), dtype=self.dtype)
+        panel = torch.empty(num_tokens * packed.up[0].num_lines * self._line, dtype=self.dtype)
+        scratch = torch.empty(self._library.experts_scratch(byref(experts), num_tokens), dtype=torch.uint8)
+        self._library.op_mix_experts(
+            byref(experts),
+            x.data_ptr(),
+            x.stride(0),
+            num_tokens,
+            scores.data_ptr(),
+            panel.data_ptr(),
+            scratch.data_ptr(),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         out = torch.empty(x.shape, dtype=self.dtype)

@@ -7,9 +7,10 @@ from ctypes import Structure, addressof, byref
 import torch
 from torch import Tensor
 
-from ..contract import AttentionMetadata, DecoderWeights, LayerWeights, PackedLinear
+from ..contract import AttentionMetadata, DecoderWeights, LayerWeights, MLPWeights
 from . import library as c
-from .layer_structs import head_rules, norm_struct, scoring
+from .cpu_experts import experts_struct
+from .layer_structs import head_rules, linear_struct, norm_struct, scoring
 
 
 class CpuDecoder:
@@ -22,9 +23,10 @@ class CpuDecoder:
         self._weights = weights
         self._dtype = dtype
         self._hidden_size = weights.layers[0].qkv.in_features
-        self._layers = (c.Layer * len(weights.layers))(*map(_layer, weights.layers))
+        mlps = [each.mlp for each in weights.layers]
+        self._experts = [None if isinstance(mlp, MLPWeights) else experts_struct(mlp) for mlp in mlps]
+        self._layers = (c.Layer * len(mlps))(*map(_layer, weights.layers, self._experts))
         self._decoder = self._describe(weights, is_batch_invariant)
-        self._elements_per_token = library.decoder_scratch(byref(self._decoder), 1)
         self._scratch = torch.empty(0, dtype=dtype)
         self._hidden = torch.empty((0, self._hidden_size), dtype=dtype)
         self._logits = torch.empty((0, weights.head.out_features))
@@ -61,7 +63,8 @@ class CpuDecoder:
     def _make_room(self, num_tokens: int, num_logits: int) -> None:
         if self._hidden.shape[0] < num_tokens:
             self._hidden = torch.empty((num_tokens, self._hidden_size), dtype=self._dtype)
-            self._scratch = torch.empty(num_tokens * self._elements_per_token, dtype=self._dtype)
+            num_elements = self._library.decoder_scratch(byref(self._decoder), num_tokens)
+            self._scratch = torch.empty(num_elements, dtype=self._dtype)
         if self._logits.shape[0] < num_logits:
             self._logits = torch.empty((num_logits, self._logits.shape[1]))
         self._outputs = self._hidden[:num_tokens], self._logits[:num_logits]
@@ -81,27 +84,20 @@ class CpuDecoder:
             logit_scale=weights.logit_scale,
             logit_softcap=weights.logit_softcap,
             final_norm=norm_struct(weights.norm),
-            packed_table=None if isinstance(table, Tensor) else addressof(_linear(table)),
+            packed_table=None if isinstance(table, Tensor) else addressof(linear_struct(table)),
             table=table.data_ptr() if isinstance(table, Tensor) else None,
             num_ids=table.shape[0] if isinstance(table, Tensor) else table.out_features,
             learned_positions=None if positions is None else positions.data_ptr(),
-            head=addressof(_linear(weights.head)),
+            head=addressof(linear_struct(weights.head)),
             is_batch_invariant=is_batch_invariant,
         )
 
 
-def _linear(packed: PackedLinear) -> Structure:
-    struct = getattr(packed, "struct", None)
-    assert isinstance(struct, c.Linear), "packed by the same Ops"
-    return struct
-
-
-def _layer(weights: LayerWeights) -> Structure:
-    return c.Layer(
-        qkv=_linear(weights.qkv),
-        output=_linear(weights.output),
-        up=_linear(weights.up),
-        down=_linear(weights.down),
+def _layer(weights: LayerWeights, experts: Structure | None) -> Structure:
+    layer = c.Layer(
+        qkv=linear_struct(weights.qkv),
+        output=linear_struct(weights.output),
+        experts=None if experts is None else addressof(experts),
         input_norm=norm_struct(weights.input_norm),
         attention_output_norm=norm_struct(weights.attention_output_norm),
         mlp_norm=norm_struct(weights.mlp_norm),
@@ -111,3 +107,6 @@ def _layer(weights: LayerWeights) -> Structure:
         window=weights.attention.window or 0,
         is_parallel=weights.is_parallel,
     )
+    if isinstance(weights.mlp, MLPWeights):
+        layer.up, layer.down = linear_struct(weights.mlp.up), linear_struct(weights.mlp.down)
+    return layer

@@ -150,6 +150,11 @@ INLINE element *rows_at(const Rows *rows, int64_t row, int64_t column) {
     return rows->data + first * rows->stride + (column / LINE * height + row - first) * LINE + column % LINE;
 }
 
+/* Returns the elements from a line of a panel's row to the next one. */
+INLINE int64_t line_step(const Rows *panel, int64_t row) {
+    return min64(GROUP_ROWS, panel->panel_rows - row / GROUP_ROWS * GROUP_ROWS) * LINE;
+}
+
 /* ── pack.c ──────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 /* As in contract.py; all but the last are also activations without gates. */
@@ -188,8 +193,25 @@ typedef struct {
     float factor;
 } Output;
 
-/* out = act(x @ weight^T + bias). x: a panel of [num_rows][num_lines * LINE]. */
-void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, Team *team);
+/* One product of a stage: out = act(x @ weight^T + bias). */
+typedef struct {
+    const Linear *weight;
+    Rows x; /* a panel of [num_rows][num_lines * LINE] */
+    Output out;
+    int64_t num_rows;
+    int64_t part_rows; /* that fit in the L2 cache */
+    int64_t num_items; /* pairs of tiles times parts of the rows */
+} Product;
+
+Product make_product(const Linear *w, const Rows *x, int64_t num_rows, const Output *out);
+
+/* Computes the products, which do not read each other's outputs, in one stage. */
+void multiply_products(const Product *products, int64_t num_products, Team *team);
+
+INLINE void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, Team *team) {
+    Product product = make_product(w, x, num_rows, out);
+    multiply_products(&product, 1, team);
+}
 
 /* ── norm.c ──────────────────────────────────────────────────────────────────────────────────────────────────────── */
 

@@ -1,4 +1,4 @@
-"""C structs of the contract's norms, rotations and attention rules.
+"""C structs of the contract's norms, rotations, attention rules, routings and packed linears.
 
 They hold addresses only: callers keep the contract's objects alive.
 """
@@ -10,7 +10,7 @@ from ctypes import Structure
 import torch
 from torch import Tensor
 
-from ..contract import AttentionSpec, HeadNorms, Norm, Rotary
+from ..contract import AttentionSpec, HeadNorms, Norm, PackedLinear, Rotary, Routing
 from . import library as c
 
 _NORM_KINDS = {"rms": 1, "layer": 2}  # NormKind; 0: no norm
@@ -42,6 +42,29 @@ def head_rules(norms: HeadNorms | None, rotary: Rotary) -> Structure:
 def scoring(spec: AttentionSpec) -> Structure:
     """Build the struct of the rules by which scores become weights; the window belongs to the attention plan."""
     return c.Scoring(spec.scale, spec.softcap, _floats(spec.sinks))
+
+
+def routing_struct(routing: Routing, num_experts: int) -> Structure:
+    """Build the struct of the rules by which experts are chosen."""
+    return c.Routing(
+        score=c.SCORES[routing.score],
+        sums_two_best=routing.group_score == "top2",
+        is_normalized=routing.is_normalized,
+        scale=routing.scale,
+        choice_bias=_floats(routing.choice_bias),
+        expert_scales=_floats(routing.expert_scales),
+        num_experts=num_experts,
+        top_k=routing.top_k,
+        num_groups=routing.num_groups,
+        top_groups=routing.top_groups,
+    )
+
+
+def linear_struct(packed: PackedLinear) -> Structure:
+    """Return the struct of a linear layer that the C kernels' Ops have packed."""
+    struct = getattr(packed, "struct", None)
+    assert isinstance(struct, c.Linear), "packed by the same Ops"
+    return struct
 
 
 def _head_stride(norm: Norm) -> int:

@@ -13,7 +13,7 @@ from ctypes import Structure
 from pathlib import Path
 from typing import get_args
 
-from ..contract import ActivationKind, AttentionMetadata
+from ..contract import ActivationKind, AttentionMetadata, ScoreKind
 from .compiler import SOURCE_FOLDER, Unavailable
 
 _SCALARS: dict[str, type] = {
@@ -25,9 +25,11 @@ _SCALARS: dict[str, type] = {
     "OutputKind": ctypes.c_int,
     "ActivationKind": ctypes.c_int,
     "NormKind": ctypes.c_int,
+    "ScoreKind": ctypes.c_int,
 }
 STORE, STORE_FLOAT = 0, 1  # of OutputKind
 ACTIVATIONS = {kind: number for number, kind in enumerate(get_args(ActivationKind))}
+SCORES = {kind: number for number, kind in enumerate(get_args(ScoreKind))}
 _SOURCES = {
     path.name: re.sub(r"/\*.*?\*/", "", path.read_text(encoding="utf-8"), flags=re.S)
     for path in SOURCE_FOLDER.glob("*.[ch]")
@@ -60,6 +62,8 @@ HeadRules = _struct("kernels.h", "HeadRules")
 HeadWork = _struct("kernels.h", "HeadWork")
 StepRows = _struct("kernels.h", "StepRows")
 Scoring = _struct("kernels.h", "Scoring")
+Routing = _struct("experts.h", "Routing")
+Experts = _struct("experts.h", "Experts")
 Layer = _struct("step.c", "Layer")
 Decoder = _struct("step.c", "Decoder")
 Step = _struct("step.c", "Step")

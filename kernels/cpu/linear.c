@@ -1,6 +1,6 @@
 /* Linear layers, for any number of rows.
  *
- * A piece of work is some pairs of tiles. A part of the rows that fits in the L2 cache is multiplied by one pair after
+ * A piece of work is some pairs of tiles, of one or of several linears in a row. A part of the rows that fits in the L2 cache is multiplied by one pair after
  * another, 32 rows at a time. Each output is summed over the inputs in one fixed order, so that a row's bits do not
  * depend on the other rows or on the number of threads.
  */
@@ -256,31 +256,40 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
 
 #endif
 
-void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, Team *team) {
+Product make_product(const Linear *w, const Rows *x, int64_t num_rows, const Output *out) {
     int64_t row_bytes = w->num_lines * LINE * (int64_t)sizeof(operand);
     int64_t cached_rows = max64(BLOCK_ROWS, CACHED_BYTES / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
     int64_t num_parts = max64(1, divide_up(num_rows, cached_rows));
     int64_t part_rows = round_up(divide_up(num_rows, num_parts), BLOCK_ROWS);
-    int64_t num_items = num_rows ? num_parts * w->num_pairs : 0, configured = 0, taken = -1;
+    return (Product){w, *x, *out, num_rows, part_rows, num_rows ? num_parts * w->num_pairs : 0};
+}
+
+void multiply_products(const Product *products, int64_t num_products, Team *team) {
+    int64_t num_items = 0, first = 0 /* item of the product */, configured = 0, taken = -1;
+    for (int64_t i = 0; i < num_products; i++) num_items += products[i].num_items;
+    const Product *product = products, *last = products + num_products - 1;
     const operand *operands = NULL;
     Block blocks[2], *block = &blocks[0], *before = &blocks[1];
     before->num_rows = before->num_finished = 0;
     for (Range range; take_falling(team, num_items, &range); finish_falling(team, num_items)) {
         for (int64_t item = range.start; item < range.stop; item++) {
-            int64_t part = item / w->num_pairs, pair = item % w->num_pairs;
-            const element *weight = w->weight + pair * w->num_lines * 2 * TILE;
-            int64_t start = part * part_rows, end = min64(num_rows, start + part_rows);
-            if (taken != part) operands = take_operands(x, start, end), taken = part;
-            Ahead ahead = {(const char *)(weight + w->num_lines * 2 * TILE),
-                           divide_up(32, divide_up(end - start, BLOCK_ROWS))};
+            for (; item - first >= product->num_items; product++) first += product->num_items, taken = -1;
+            const Linear *w = product->weight;
+            int64_t part = (item - first) / w->num_pairs, pair = (item - first) % w->num_pairs;
+            const element *weight = w->weight + pair * w->num_lines * 2 * TILE, *next = weight + w->num_lines * 2 * TILE;
+            if (pair == w->num_pairs - 1 && product < last) next = product[1].weight->weight;
+            int64_t start = part * product->part_rows, end = min64(product->num_rows, start + product->part_rows);
+            if (taken != part) operands = take_operands(&product->x, start, end), taken = part;
+            Ahead ahead = {(const char *)next, divide_up(32, divide_up(end - start, BLOCK_ROWS))};
             for (int64_t row = start; row < end; row += BLOCK_ROWS) {
                 int64_t count = min64(BLOCK_ROWS, end - row);
 #ifdef HAS_TILES
                 if (configured != count) configure_tiles(min64(count, GROUP_ROWS), count - min64(count, GROUP_ROWS));
                 configured = count;
 #endif
-                describe(block, w, out, pair, row, count);
-                multiply(block, operands + (row - start) * x->stride, weight, w->num_lines, count, &ahead, before);
+                describe(block, w, &product->out, pair, row, count);
+                multiply(block, operands + (row - start) * product->x.stride, weight, w->num_lines, count, &ahead,
+                         before);
                 Block *other = before;
                 before = block;
                 block = other;

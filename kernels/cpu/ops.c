@@ -1,5 +1,5 @@
 /* Single operations of reference.py, each in a parallel region of its own; their names begin with op_. */
-#include "kernels.h"
+#include "experts.h"
 
 EXPORT int64_t op_line(void) { return LINE; }
 
@@ -42,5 +42,20 @@ EXPORT void op_attend(AttentionPlan *plan, const element *query, int64_t query_s
     BEGIN_TEAM
     Rows rows = {out, out_stride, 0};
     attend(plan, query, query_stride, cache, scoring, &rows, team);
+    END_TEAM
+}
+
+/* scores: [num_tokens][SCORE_STRIDE], overwritten. scratch: experts_scratch bytes. panel: as of op_linear. */
+EXPORT void op_mix_experts(const Experts *experts, const element *x, int64_t x_stride, int64_t num_tokens,
+                           float *scores, element *panel, void *scratch, element *out, int num_threads) {
+    const Linear *up = experts->up;
+    Output to_out = {STORE, {out, experts->down->num_outputs, 0}, 0};
+    if (num_tokens == 0) return;
+    begin_experts(scratch);
+    BEGIN_TEAM
+    Rows rows = {panel, up->num_lines * LINE, num_tokens};
+    fill_panel(&rows, x, x_stride, NULL, num_tokens, up->num_inputs, team);
+    end_stage(team);
+    mix_experts(experts, &rows, num_tokens, scores, scratch, &to_out, team);
     END_TEAM
 }

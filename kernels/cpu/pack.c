@@ -71,7 +71,7 @@ void embed_packed(const Linear *w, const int32_t *token_ids, int64_t num_tokens,
 
 static void fill_row(const Rows *panel, int64_t row, const element *from, int64_t num_columns) {
     element *line = rows_at(panel, row, 0);
-    int64_t step = min64(GROUP_ROWS, panel->panel_rows - row / GROUP_ROWS * GROUP_ROWS) * LINE;
+    int64_t step = line_step(panel, row);
     for (int64_t left = num_columns; left > 0; left -= LINE, from += LINE, line += step)
         store_any(line, load_line(from, left));
 }

@@ -1,15 +1,16 @@
 /* One step of a whole decoder in one parallel region, equal to the layers of workers/models/decoder.py; for one rank.
  *
- *     embedding → [norm → qkv → heads → attention → output → norm → MLP → down] × num_layers → norm → head
+ *     embedding → [norm → qkv → heads → attention → output → norm → up → down, or experts] × num_layers → norm → head
  *
  * Activations between linears are panels. Output and down projections add directly to the residual stream; those with a
- * norm behind them are added by the norm that follows. In a parallel layer the MLP's first half precedes attention, so
- * that nothing is added to the stream before both have read it.
+ * norm behind them are added by the norm that follows. In a parallel layer the MLP comes between qkv and attention:
+ * both have read the stream before anything is added to it.
  */
-#include "kernels.h"
+#include "experts.h"
 
 typedef struct {
     Linear qkv, output, up, down;
+    const Experts *experts; /* in place of up and down; or NULL */
     Norm input_norm, attention_output_norm, mlp_norm, mlp_output_norm; /* of kind NO_NORM if the layer has none */
     HeadRules rules;
     Scoring scoring;
@@ -50,6 +51,7 @@ typedef struct {
     element *qkv, *residual;
     element *delta; /* an output that its norm adds to the residual stream; NULL without such norms */
     int64_t qkv_width;
+    void *experts; /* buffers of a layer with experts */
 } Activations;
 
 /* Returns an odd number of lines, as rows a power of two apart would share few sets of the cache. */
@@ -70,11 +72,24 @@ static bool has_output_norms(const Decoder *d) {
     return false;
 }
 
-/* Returns the elements of scratch memory for a step of num_tokens. */
-EXPORT int64_t decoder_scratch(const Decoder *d, int64_t num_tokens) {
+/* Returns the elements of the dense layers' buffers, a whole number of lines. */
+static int64_t dense_elements(const Decoder *d, int64_t num_tokens) {
     const Layer *layer = &d->layers[0];
     int64_t lines = layer->qkv.num_lines + layer->output.num_lines + inner_lines(d);
-    return num_tokens * (lines * LINE + qkv_width(d) + (has_output_norms(d) ? 2 : 1) * d->hidden_size);
+    int64_t streams = (has_output_norms(d) ? 2 : 1) * num_tokens * d->hidden_size;
+    return num_tokens * (lines * LINE + qkv_width(d)) + round_up(streams, LINE);
+}
+
+static int64_t experts_bytes(const Decoder *d, int64_t num_tokens) {
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < d->num_layers; i++)
+        if (d->layers[i].experts != NULL) bytes = max64(bytes, experts_scratch(d->layers[i].experts, num_tokens));
+    return num_tokens ? bytes : 0;
+}
+
+/* Returns the elements of scratch memory for a step of num_tokens. */
+EXPORT int64_t decoder_scratch(const Decoder *d, int64_t num_tokens) {
+    return dense_elements(d, num_tokens) + experts_bytes(d, num_tokens) / (int64_t)sizeof(element);
 }
 
 static Activations lay_out(const Decoder *d, element *scratch, int64_t num_tokens) {
@@ -88,6 +103,7 @@ static Activations lay_out(const Decoder *d, element *scratch, int64_t num_token
     a.qkv_width = qkv_width(d);
     a.residual = a.qkv + num_tokens * a.qkv_width;
     a.delta = has_output_norms(d) ? a.residual + num_tokens * d->hidden_size : NULL;
+    a.experts = scratch + dense_elements(d, num_tokens);
     return a;
 }
 
@@ -149,13 +165,13 @@ static void multiply(const Run *run, const Linear *linear_layer, const Rows *x, 
     end_stage(run->team);
 }
 
-/* Adds x @ weight^T to the stream, or leaves it to the next norm if a norm comes between them. */
-static void add_to_stream(Run *run, const Linear *w, const Rows *x, const Norm *norm) {
+/* Returns the output that adds to the stream, or leaves it to the next norm if a norm comes between them. */
+static Output to_stream(Run *run, const Norm *norm) {
     float factor = run->decoder->residual_scale;
     int64_t hidden = run->decoder->hidden_size;
-    Output to_stream = {ADD, *run->stream, factor}, to_delta = {STORE, {run->a->delta, hidden, 0}, 0};
-    multiply(run, w, x, norm->kind ? &to_delta : &to_stream);
-    if (norm->kind) run->pending = (Delta){run->a->delta, hidden, *norm, factor};
+    if (!norm->kind) return (Output){ADD, *run->stream, factor};
+    run->pending = (Delta){run->a->delta, hidden, *norm, factor};
+    return (Output){STORE, {run->a->delta, hidden, 0}, 0};
 }
 
 static void run_attention(const Run *run, int64_t index, AttentionPlan *plan) {
@@ -174,27 +190,35 @@ static void run_attention(const Run *run, int64_t index, AttentionPlan *plan) {
     end_stage(run->team);
 }
 
+static void run_mlp(Run *run, const Layer *layer) {
+    const Rows *x = &run->a->normed;
+    int64_t num_tokens = run->step->num_tokens;
+    Rows inner = {run->a->inner, layer->down.num_lines * LINE, num_tokens};
+    Output to_inner = {STORE, inner, 0}, out = to_stream(run, &layer->mlp_output_norm);
+    if (layer->experts != NULL) {
+        mix_experts(layer->experts, x, num_tokens, NULL, run->a->experts, &out, run->team);
+        return;
+    }
+    multiply(run, &layer->up, x, &to_inner);
+    multiply(run, &layer->down, &inner, &out);
+}
+
 static void run_layer(Run *run, int64_t index, AttentionPlan *plan) {
-    static const Norm no_norm;
     const Layer *layer = &run->decoder->layers[index];
     const Activations *a = run->a;
-    Rows inner = {a->inner, layer->down.num_lines * LINE, run->step->num_tokens};
-    Output to_qkv = {STORE, {a->qkv, a->qkv_width, 0}, 0}, to_inner = {STORE, inner, 0};
+    Output to_qkv = {STORE, {a->qkv, a->qkv_width, 0}, 0};
     normalize_stream(run, &layer->input_norm, &a->normed);
     multiply(run, &layer->qkv, &a->normed, &to_qkv);
     if (layer->is_parallel) {
         if (layer->mlp_norm.kind) normalize_stream(run, &layer->mlp_norm, &a->normed);
-        multiply(run, &layer->up, &a->normed, &to_inner);
-        run_attention(run, index, plan);
-        add_to_stream(run, &layer->output, &a->attended, &no_norm);
-        add_to_stream(run, &layer->down, &inner, &no_norm);
-        return;
+        run_mlp(run, layer);
     }
     run_attention(run, index, plan);
-    add_to_stream(run, &layer->output, &a->attended, &layer->attention_output_norm);
+    Output out = to_stream(run, &layer->attention_output_norm);
+    multiply(run, &layer->output, &a->attended, &out);
+    if (layer->is_parallel) return;
     normalize_stream(run, &layer->mlp_norm, &a->normed);
-    multiply(run, &layer->up, &a->normed, &to_inner);
-    add_to_stream(run, &layer->down, &inner, &layer->mlp_output_norm);
+    run_mlp(run, layer);
 }
 
 #define MAX_WINDOWS 8 /* different sliding windows in one model */
@@ -250,6 +274,7 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
     if (is_ready) {
         Activations activations = lay_out(d, scratch, step->num_tokens);
         Rows stream = {activations.residual, d->hidden_size, 0}, hidden = {step->hidden, d->hidden_size, 0};
+        if (experts_bytes(d, step->num_tokens)) begin_experts(activations.experts);
         BEGIN_TEAM
         Run run = {d, step, &activations, &stream, {0}, team};
         embed(d, step, &stream, team);

@@ -19,16 +19,38 @@ from tokenloom.kernels.contract import (
     AttentionMetadata,
     AttentionSpec,
     DecoderWeights,
+    ExpertsWeights,
     HeadNorms,
     LayerWeights,
+    MLPWeights,
     Norm,
     NormKind,
     PackedLinear,
     Rotary,
+    Routing,
+    ScoreKind,
 )
 from tokenloom.kernels.reference import ReferenceOps
 
 NUM_IDS, NUM_POSITIONS = 50, 400
+SHARED_SIZE = 30
+
+
+@dataclass(frozen=True)
+class ExpertFields:
+    """Fields of layers with experts; each is an MLP of the layer's inner size."""
+
+    num_experts: int = 9
+    top_k: int = 3
+    score: ScoreKind = "softmax"
+    has_choice_bias: bool = False
+    num_groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["max", "top2"] = "max"
+    is_normalized: bool = False
+    scale: float = 1.0
+    has_expert_scales: bool = False
+    shared: Literal["none", "plain", "gated"] = "none"
 
 
 @dataclass(frozen=True)
@@ -55,6 +77,7 @@ class Fields:
     softcap: float = 0.0
     has_sinks: bool = False
     activation: Activation = GATED_SILU
+    experts: ExpertFields | None = None  # in the second layer
     has_bias: bool = False
     is_tied: bool = False
     has_positions: bool = False
@@ -97,9 +120,8 @@ class Builder:
         )
 
     def layer(self, index: int) -> LayerWeights:
-        f, inner = self.fields, self.fields.inner_sizes[index]
+        f = self.fields
         num_all, num_queries = (f.num_heads + 2 * f.num_kv_heads) * f.head_dim, f.num_heads * f.head_dim
-        num_ups = 2 * inner if f.activation.is_gated else inner
         has_input = f.order != "post"
         has_mlp = f.order in ("pre", "sandwich", "parallel with two norms")
         has_outputs = f.order in ("post", "sandwich")
@@ -117,16 +139,54 @@ class Builder:
             output=self.linear(f"output {index}", num_queries, f.hidden_size),
             attention_output_norm=self.norm(f"attention output {index}") if has_outputs else None,
             mlp_norm=self.norm(f"mlp {index}") if has_mlp else None,
-            up=self.linear(f"up {index}", f.hidden_size, num_ups, f.activation),
-            down=self.linear(f"down {index}", inner, f.hidden_size),
+            mlp=self.experts() if f.experts and index else self.mlp(f"{index}", f.inner_sizes[index]),
             mlp_output_norm=self.norm(f"mlp output {index}") if has_outputs else None,
             is_parallel=f.order.startswith("parallel"),
         )
 
+    def mlp(self, name: str, inner: int) -> MLPWeights:
+        f = self.fields
+        up = self.linear(f"up {name}", f.hidden_size, inner * (1 + f.activation.is_gated), f.activation)
+        return MLPWeights(up, self.linear(f"down {name}", inner, f.hidden_size))
+
+    def experts(self) -> ExpertsWeights:
+        f, e = self.fields, self.fields.experts
+        assert e is not None
+        inner, numbers = f.inner_sizes[1], range(e.num_experts)
+        num_ups = inner * (1 + f.activation.is_gated)
+        gate_up = [self.matrix(f"gate_up {expert}", f.hidden_size, num_ups) for expert in numbers]
+        down = [self.matrix(f"down of {expert}", inner, f.hidden_size) for expert in numbers]
+        biases = draw("gate_up biases", e.num_experts, num_ups), draw("down biases", e.num_experts, f.hidden_size)
+        routing = Routing(
+            e.top_k,
+            e.score,
+            draw("choice bias", e.num_experts, deviation=0.3) if e.has_choice_bias else None,
+            e.num_groups,
+            e.top_groups,
+            e.group_score,
+            e.is_normalized,
+            e.scale,
+            1 + draw("expert scales", e.num_experts).abs() if e.has_expert_scales else None,
+        )
+        return ExpertsWeights(
+            self.linear("router", f.hidden_size, e.num_experts),
+            routing,
+            self.ops.pack_experts(
+                gate_up,
+                down,
+                (biases[0].to(self.dtype), biases[1].to(self.dtype)) if f.has_bias else None,
+                f.activation,
+            ),
+            None if e.shared == "none" else self.mlp("shared", SHARED_SIZE),
+            self.linear("shared gate", f.hidden_size, 1) if e.shared == "gated" else None,
+        )
+
     def linear(self, name: str, inputs: int, outputs: int, activation: Activation = NO_ACTIVATION) -> PackedLinear:
-        weight = draw(name, outputs, inputs, deviation=inputs**-0.5).to(self.dtype)
         bias = draw(f"{name} bias", outputs).to(self.dtype) if self.fields.has_bias else None
-        return self.ops.pack_linear(weight, bias, activation)
+        return self.ops.pack_linear(self.matrix(name, inputs, outputs), bias, activation)
+
+    def matrix(self, name: str, inputs: int, outputs: int) -> Tensor:
+        return draw(name, outputs, inputs, deviation=inputs**-0.5).to(self.dtype)
 
     def norm(self, name: str) -> Norm:
         f = self.fields
@@ -152,6 +212,16 @@ class Builder:
         angles = torch.arange(NUM_POSITIONS)[:, None] * 0.6 ** torch.arange(rotated // 2)
         cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1) if rotated else None
         return Rotary(cos_sin, 1 + draw("query scale", NUM_POSITIONS).abs() if f.has_query_scale else None)
+
+
+def run_mlp(ops: ReferenceOps, x: Tensor, weights: MLPWeights | ExpertsWeights) -> Tensor:
+    if isinstance(weights, MLPWeights):
+        return ops.linear(ops.linear(x, weights.up), weights.down)
+    mixed = ops.fused_moe(x, ops.logits(x, weights.router), weights.experts, weights.routing)
+    if weights.shared is None:
+        return mixed
+    shared = run_mlp(ops, x, weights.shared)
+    return mixed + (shared if weights.shared_gate is None else shared * ops.linear(x, weights.shared_gate).sigmoid())
 
 
 def run_layers(
@@ -182,11 +252,11 @@ def run_layers(
         normed = norm(x, layer.input_norm)
         if layer.is_parallel:
             mlp_input = normed if layer.mlp_norm is None else ops.norm(x, layer.mlp_norm)
-            added = attend(normed) + ops.linear(ops.linear(mlp_input, layer.up), layer.down)
+            added = attend(normed) + run_mlp(ops, mlp_input, layer.mlp)
             x = x + added * weights.residual_scale
             continue
         x = x + norm(attend(normed), layer.attention_output_norm) * weights.residual_scale
-        output = ops.linear(ops.linear(norm(x, layer.mlp_norm), layer.up), layer.down)
+        output = run_mlp(ops, norm(x, layer.mlp_norm), layer.mlp)
         x = x + norm(output, layer.mlp_output_norm) * weights.residual_scale
     hidden = ops.norm(x, weights.norm)
     logits = ops.logits(hidden[indices], weights.head) * weights.logit_scale

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...ipc.config.model_config import ActivationConfig, TensorNames
-from ...kernels.contract import Activation
+from ...kernels.contract import Activation, MLPWeights
 from ..weights.loader import LayerLoader, Projection, stacked
 
 
@@ -31,20 +31,19 @@ class MLP:
         else:
             parts = (names.gate, names.up) if activation.is_gated else (names.up,)
             projections = [Projection(f"{prefix}{part}", inner_size, [shard]) for part in parts]
-        self.up = loader.column_parallel(
+        up = loader.column_parallel(
             hidden_size, projections, has_bias, activation_of(activation), is_transposed=names.is_transposed
         )
         shape = (hidden_size, inner_size)
-        self.down = loader.row_parallel(
-            f"{prefix}{names.down}", shape, shard, has_bias, is_transposed=names.is_transposed
-        )
+        down = loader.row_parallel(f"{prefix}{names.down}", shape, shard, has_bias, is_transposed=names.is_transposed)
+        self.weights = MLPWeights(up, down)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self._group.all_reduce(self.partial(x))
 
     def partial(self, x: Tensor) -> Tensor:
         """Compute this rank's part of the sum over ranks."""
-        return self._ops.linear(self._ops.linear(x, self.up), self.down)
+        return self._ops.linear(self._ops.linear(x, self.weights.up), self.weights.down)
 
 
 def activation_of(config: ActivationConfig) -> Activation:

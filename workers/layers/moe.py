@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.config.model_config import ExpertsConfig, ModelConfig, TensorNames
-from ...kernels.contract import Norm, PackedExperts, Routing
+from ...kernels.contract import ExpertsWeights, Norm, PackedExperts, Routing
 from ..weights.checkpoint import TensorSlice
 from ..weights.experts import load_expert_biases, load_experts
 from ..weights.loader import LayerLoader
@@ -31,7 +31,7 @@ class SparseMLP:
         router = f"{block}{names.router}"
         weight = checkpoint.load(TensorSlice(f"{router}.weight", (config.num_experts, hidden_size)))
         bias = checkpoint.load(TensorSlice(f"{router}.bias", (config.num_experts,))) if config.has_bias else None
-        self._router = loader.pack(weight, bias)
+        packed_router = loader.pack(weight, bias)
         choice_bias = None
         if config.has_choice_bias:
             shape = (1, config.num_experts) if names.is_choice_bias_row else (config.num_experts,)
@@ -39,25 +39,31 @@ class SparseMLP:
         expert_scales = None
         if config.is_beside_mlp:
             expert_scales = loader.vector(f"{block}{names.expert_scales}", (config.num_experts,))
-        self._routing = routing_of(config, choice_bias, expert_scales)
-        self._experts = _load_packed(loader, f"{block}experts", names, hidden_size, config)
+        experts = _load_packed(loader, f"{block}experts", names, hidden_size, config)
         self._shared = _load_shared(loader, block, names, hidden_size, config)
-        self._shared_gate = None
+        shared_gate = None
         if config.has_shared_gate:
             gate = checkpoint.load(TensorSlice(f"{block}{names.shared_gate}.weight", (1, hidden_size)))
-            self._shared_gate = loader.pack(gate)
+            shared_gate = loader.pack(gate)
+        self.weights = ExpertsWeights(
+            packed_router,
+            routing_of(config, choice_bias, expert_scales),
+            experts,
+            None if self._shared is None else self._shared.weights,
+            shared_gate,
+        )
 
     def __call__(self, x: Tensor, router_input: Tensor | None = None) -> Tensor:
         """router_input: [T, hidden_size]; None: x."""
-        asked = x if router_input is None else router_input
+        weights, asked = self.weights, x if router_input is None else router_input
         # a bias for the choice is as small as the differences between scores: rounded scores would change the choice
-        is_exact = self._routing.choice_bias is not None
-        scores = self._ops.logits(asked, self._router) if is_exact else self._ops.linear(asked, self._router)
-        mixed = self._ops.fused_moe(x, scores, self._experts, self._routing)
+        is_exact = weights.routing.choice_bias is not None
+        scores = self._ops.logits(asked, weights.router) if is_exact else self._ops.linear(asked, weights.router)
+        mixed = self._ops.fused_moe(x, scores, weights.experts, weights.routing)
         if self._shared is not None:
             shared = self._shared.partial(x)
-            if self._shared_gate is not None:
-                shared = shared * torch.sigmoid(self._ops.linear(x, self._shared_gate))
+            if weights.shared_gate is not None:
+                shared = shared * torch.sigmoid(self._ops.linear(x, weights.shared_gate))
             mixed = mixed + shared
         return self._group.all_reduce(mixed)
 

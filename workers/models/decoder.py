@@ -60,7 +60,7 @@ class DecoderLayer:
     @property
     def weights(self) -> LayerWeights | None:
         """The layer's weights for a fused decoder; None for a layer that they do not describe."""
-        if not isinstance(self._mlp, MLP) or not self._is_fusible:
+        if isinstance(self._mlp, MixedMLP) or not self._is_fusible:
             return None
         return LayerWeights(
             input_norm=self._input_norm,
@@ -71,8 +71,7 @@ class DecoderLayer:
             output=self._attention.output,
             attention_output_norm=self._attention_output_norm,
             mlp_norm=self._mlp_norm,
-            up=self._mlp.up,
-            down=self._mlp.down,
+            mlp=self._mlp.weights,
             mlp_output_norm=self._mlp_output_norm,
             is_parallel=self._is_parallel,
         )
@@ -165,16 +164,16 @@ class DecoderModel:
         return loader.checkpoint.load(TensorSlice(f"{self._config.names.head}.bias", (self._vocab_size,), 0, shard))
 
     def _fuse(self) -> FusedDecoder | None:
-        """Return the forward pass as one operation; None for several ranks, for experts or without such kernels."""
+        """Return the forward pass as one operation; None for several ranks, or without such kernels."""
         config, weights = self._config, [layer.weights for layer in self._layers]
-        dense = [each for each in weights if each is not None]
-        if self._group.size > 1 or len(dense) < len(weights) or config.qkv_clip:  # a group all-reduces in each layer
+        fusible = [each for each in weights if each is not None]
+        if self._group.size > 1 or len(fusible) < len(weights) or config.qkv_clip:  # a group all-reduces in each layer
             return None
         decoder = DecoderWeights(
             table=self._table,
             positions=self._positions,
             embedding_scale=self._embedding_scale,
-            layers=dense,
+            layers=fusible,
             residual_scale=config.residual_scale,
             norm=self._norm,
             head=self._head,

@@ -16,7 +16,7 @@ from tokenloom.kernels.contract import GATED_SILU, Activation
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.cpu.levels import LEVELS
-from tokenloom.tests.support.random_decoders import NUM_IDS, Builder, Fields, run_layers
+from tokenloom.tests.support.random_decoders import NUM_IDS, Builder, ExpertFields, Fields, run_layers
 from tokenloom.tests.workers.paged_run import make_metadata
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
@@ -25,6 +25,14 @@ BLOCK_SIZE = 16
 ROWS = [(300, 1, list(range(1, 20))), (3, 1, [20]), (30, 21, [21, 22, 23, 24])]  # the first row's context is split
 UNGATED = [Activation(kind) for kind in ("silu", "gelu", "gelu_tanh", "relu", "relu2", "none")]
 GATED = [Activation(kind, is_gated=True) for kind in ("gelu", "gelu_tanh", "relu", "relu2", "none")]
+EXPERTS = [
+    ExpertFields(),
+    ExpertFields(top_k=1, is_normalized=True, shared="plain"),
+    ExpertFields(num_experts=20, score="sigmoid", has_choice_bias=True, is_normalized=True, scale=2.5),
+    ExpertFields(num_experts=8, score="sigmoid", num_groups=4, top_groups=2, group_score="top2", shared="plain"),
+    ExpertFields(num_experts=12, score="softmax_of_chosen", num_groups=3, top_groups=1, has_expert_scales=True),
+    ExpertFields(num_experts=40, top_k=5, has_choice_bias=True, shared="gated"),
+]
 VALUES: dict[str, list[Any]] = {  # other than the default
     "hidden_size": [64],
     "inner_sizes": [(50, 70), (96, 32)],
@@ -42,6 +50,7 @@ VALUES: dict[str, list[Any]] = {  # other than the default
     "softcap": [1.0],
     "has_sinks": [True],
     "activation": [*UNGATED, *GATED, Activation("swiglu_clamped", is_gated=True, limit=0.5)],
+    "experts": EXPERTS,
     "has_bias": [True],
     "is_tied": [True],
     "has_positions": [True],
@@ -98,7 +107,8 @@ def run_exact(fields: Fields) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_fields(fields: Fields, ops: CpuOps) -> None:
-    """In bf16 the roundings of two layers are allowed for, relative to the deviation of the numbers."""
+    """In bf16 the roundings of two layers are allowed for, relative to the deviation of the numbers. They change the
+    choice of experts for a few tokens, so that experts are judged by the median token."""
     exact = run_exact(fields)
     for is_fused in (True, False):
         for answer, expected in zip(run(fields, ops, is_fused), exact, strict=True):
@@ -106,6 +116,9 @@ def check_fields(fields: Fields, ops: CpuOps) -> None:
                 torch.testing.assert_close(answer, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
             else:
                 error = (answer.float() - expected) / expected.std()
+                if fields.experts:
+                    assert error.square().mean(dim=-1).sqrt().median() < 0.05
+                    continue
                 assert error.square().mean().sqrt() < 0.03 and error.abs().amax() < 0.3
 
 

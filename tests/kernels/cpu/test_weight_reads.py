@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
 import torch
 
+from tokenloom.kernels.contract import Routing
+from tokenloom.kernels.cpu.cpu_experts import CpuExperts
 from tokenloom.kernels.cpu.cpu_ops import CpuLinear, CpuOps
 from tokenloom.kernels.cpu.library import KernelLibrary
 from tokenloom.kernels.cpu.processor import instruction_levels
@@ -59,12 +61,16 @@ def multiply(library: KernelLibrary, num_rows: int) -> Reads:
     ops = CpuOps(library, torch.bfloat16)
     weight = ops.pack_linear(torch.randn(NUM_OUTPUTS, NUM_INPUTS, dtype=torch.bfloat16), None)
     assert isinstance(weight, CpuLinear)
-    is_fetched = torch.zeros(NUM_LINES, dtype=torch.uint8)
-    start = weight.struct.weight
+    x = torch.randn(num_rows, NUM_INPUTS, dtype=torch.bfloat16)
+    return count_reads(library, weight.struct.weight, NUM_LINES, lambda: ops.linear(x, weight))
+
+
+def count_reads(library: KernelLibrary, start: int, num_lines: int, function: Callable[[], object]) -> Reads:
+    is_fetched = torch.zeros(num_lines, dtype=torch.uint8)
     counted = CountedReads.in_dll(library, "counted_reads")
     counted.next, counted.num_loads, counted.num_jumps, counted.is_fetched = start, 0, 0, is_fetched.data_ptr()
-    counted.start, counted.stop = start, start + NUM_LINES * 64
-    ops.linear(torch.randn(num_rows, NUM_INPUTS, dtype=torch.bfloat16), weight)
+    counted.start, counted.stop = start, start + num_lines * 64
+    function()
     counted.stop = counted.start
     return Reads(counted.num_loads, counted.num_jumps, int(is_fetched.sum()))
 
@@ -87,3 +93,24 @@ def test_12_rows_share_a_pass_over_8_kib_of_a_weight(library: KernelLibrary, num
     if reads.num_loads:
         jumps = (num_passes - 1) * NUM_LINES // FETCHED_AHEAD  # back to the start of each 8 KiB
         assert (reads.num_loads, reads.num_jumps) == (num_passes * NUM_LINES, jumps)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 6, 24])
+def test_a_step_reads_the_weights_of_chosen_experts_once_in_the_order_of_memory(
+    library: KernelLibrary, num_tokens: int
+) -> None:
+    """Each of the 6 experts that are chosen, by turns, has at most 12 tokens."""
+    ops, num_experts, inner = CpuOps(library, torch.bfloat16), 8, 64
+    gate_up = [torch.randn(2 * inner, NUM_INPUTS, dtype=torch.bfloat16) for _ in range(num_experts)]
+    experts = ops.pack_experts(gate_up, [torch.randn(NUM_INPUTS, inner, dtype=torch.bfloat16)] * num_experts)
+    assert isinstance(experts, CpuExperts)
+    scores = torch.zeros(num_tokens, num_experts)
+    chosen = {(token + rank) % 6 for token in range(num_tokens) for rank in range(2)}
+    for token in range(num_tokens):
+        scores[token, token % 6], scores[token, (token + 1) % 6] = 2, 1
+    x = torch.randn(num_tokens, NUM_INPUTS, dtype=torch.bfloat16)
+    num_lines = 2 * inner * NUM_INPUTS * 2 // 64  # of an expert's first matrix
+    start = experts.up[0].weight
+    reads = count_reads(library, start, num_experts * num_lines, lambda: ops.fused_moe(x, scores, experts, Routing(2)))
+    if reads.num_loads:
+        assert (reads.num_loads, reads.num_jumps) == (len(chosen) * num_lines, 0)

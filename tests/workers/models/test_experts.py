@@ -13,7 +13,7 @@ from torch import Tensor
 from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.kernels.select import select_ops
+from tokenloom.kernels.select import levels_up_to, select_ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.quantized_checkpoints import mxfp4_pair
 from tokenloom.tests.workers.models.test_decoder import oracle, prompts_of, run_schedule
@@ -87,6 +87,13 @@ def test_experts_in_mxfp4_give_the_logits_of_transformers_on_their_floats(tmp_pa
     tokens = prompts_of(LENGTHS, 256, seed=2)
     expected = oracle(plain, tokens)
     check(logits_of(quantized, load_model_config(quantized), tokens), expected)
+
+
+@pytest.mark.parametrize("family", sorted({family for family, _ in CASES.values()} | {"mixtral", "qwen3_moe"}))
+def test_a_step_is_one_call_of_the_c_kernels(family: str, tmp_path: Path) -> None:
+    if not levels_up_to():
+        pytest.skip("needs the C kernels")
+    assert load(tiny_checkpoint(tmp_path, family)).is_fused
 
 
 FLIPS: dict[str, list[dict[str, Any]]] = {  # fields of ModelConfig or, with a dot, of its experts

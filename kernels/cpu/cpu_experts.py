@@ -1,0 +1,61 @@
+"""CpuExperts: the experts of a layer for the C kernels (experts.c), and the structs that describe such layers.
+
+Structs hold addresses only: callers keep the contract's objects alive.
+"""
+
+from __future__ import annotations
+
+from ctypes import Array, Structure, addressof
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..contract import ExpertsWeights, Routing
+from ..reference import PlainExperts
+from . import library as c
+from .layer_structs import linear_struct, routing_struct
+
+
+@dataclass(frozen=True, eq=False)
+class CpuExperts:
+    """Packed linears of all experts, of one shape, and their structs in two arrays [num_experts]."""
+
+    linears: PlainExperts  # keeps the memory alive
+    up: Array[Structure]
+    down: Array[Structure]
+
+    @classmethod
+    def of(cls, plain: PlainExperts) -> CpuExperts:
+        arrays = ((c.Linear * len(linears))(*map(linear_struct, linears)) for linears in (plain.gate_up, plain.down))
+        return cls(plain, *arrays)
+
+    @property
+    def nbytes(self) -> int:
+        return self.linears.nbytes
+
+    def struct(self, routing: Routing) -> Structure:
+        """Build the struct of a layer whose scores are given."""
+        rules = routing_struct(routing, len(self.up))
+        return c.Experts(routing=rules, up=addressof(self.up), down=addressof(self.down))
+
+
+def experts_struct(weights: ExpertsWeights) -> Structure:
+    """Build the struct of a layer that computes the scores, and passes every token through the shared expert."""
+    assert isinstance(weights.experts, CpuExperts), "packed by the same Ops"
+    struct = weights.experts.struct(weights.routing)
+    struct.router = addressof(linear_struct(weights.router))
+    if weights.shared is not None:
+        struct.shared_up = addressof(linear_struct(weights.shared.up))
+        struct.shared_down = addressof(linear_struct(weights.shared.down))
+    if weights.shared_gate is not None:
+        struct.shared_gate = addressof(linear_struct(weights.shared_gate))
+    return struct
+
+
+def padded_scores(scores: Tensor) -> Tensor:
+    """Copy scores [T, E] to float32 with room for whole vectors: [T, E rounded up to 16]."""
+    num_tokens, num_experts = scores.shape
+    padded = torch.zeros((num_tokens, -(-num_experts // 16) * 16))
+    padded[:, :num_experts] = scores
+    return padded

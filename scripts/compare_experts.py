@@ -1,0 +1,95 @@
+"""Time decode steps of a model with experts beside a dense one: python -m tokenloom.scripts.compare_experts [CASE ...]
+
+The model has Qwen3-MoE's layers, with 32 experts of which a token chooses 4; weights are random. For each case the
+dense model is a Llama that reads as many weights: its MLP is as wide as the experts that the step reads, if tokens
+choose at random. Each round times one step of both; the rates are bytes of weights that a step reads, by its time.
+`of_dense` is the ratio of rates.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.kernels.select import select_ops
+from tokenloom.scripts.bench_kernels import CPU, DTYPE, seconds, step_of
+from tokenloom.scripts.bench_limits import Limits
+from tokenloom.scripts.bench_report import Report, median, new_parser
+from tokenloom.scripts.make_checkpoint import Config, config_of
+from tokenloom.workers.models.decoder import load_model
+from tokenloom.workers.parallel import ParallelGroup
+
+HIDDEN, LAYERS, HEADS, KV_HEADS, VOCAB = 1024, 24, 16, 4, 8192
+EXPERTS = {"num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 512, "tie_word_embeddings": True}
+CASES = {
+    "1 row": ([1], [128]),
+    "4 rows": ([1] * 4, [128] * 4),
+    "16 rows": ([1] * 16, [128] * 16),
+}
+
+
+def read_config(fields: Config) -> ModelConfig:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(fields), encoding="utf-8")
+        return load_model_config(Path(folder))
+
+
+def with_experts() -> ModelConfig:
+    return read_config(config_of("qwen3_moe", HIDDEN, LAYERS, HEADS, KV_HEADS, 2048, VOCAB, **EXPERTS))
+
+
+def dense(inner: int) -> ModelConfig:
+    return read_config(config_of("llama", HIDDEN, LAYERS, HEADS, KV_HEADS, inner, VOCAB))
+
+
+def dense_like(config: ModelConfig, num_tokens: int) -> ModelConfig:
+    """Return a dense model whose step reads as many weights as one of `config` with `num_tokens` tokens."""
+    read_bytes = Limits(config, DTYPE).read_bytes(num_tokens)
+    narrow, wide = (Limits(dense(inner), DTYPE).weight_bytes for inner in (32, 64))
+    return dense(round((read_bytes - narrow) / (wide - narrow)) * 32 + 32)
+
+
+def make_step(config: ModelConfig, counts: list[int], seq_lens: list[int]) -> Callable[[], object]:
+    dtype = getattr(torch, DTYPE)
+    ops = select_ops(CPU, dtype)
+    model = load_model(Path(), config, 2048, dtype, CPU, ops, ParallelGroup(), is_dummy=True)
+    return step_of(model, counts, seq_lens)
+
+
+def main() -> int:
+    parser = new_parser(__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
+    parser.add_argument("--rounds", type=int, default=40)
+    options = parser.parse_args()
+    report = Report("experts", {"dtype": DTYPE, "threads": torch.get_num_threads(), "rounds": options.rounds})
+    report.note("kernels", select_ops(CPU, getattr(torch, DTYPE)).kernels)
+    config = with_experts()
+    with torch.inference_mode():
+        for case in options.cases or CASES:
+            counts, seq_lens = CASES[case]
+            peer = dense_like(config, sum(counts))
+            steps = make_step(config, counts, seq_lens), make_step(peer, counts, seq_lens)
+            sizes = Limits(config, DTYPE).read_bytes(sum(counts)), Limits(peer, DTYPE).weight_bytes
+            took = [[seconds(step) for step in steps] for _ in range(options.rounds + 2)][2:]
+            report.add(
+                case=case,
+                MB=sizes[0] / 1e6,
+                experts_ms=median([ours for ours, _ in took]) * 1e3,
+                dense_ms=median([theirs for _, theirs in took]) * 1e3,
+                experts_GB_s=median([sizes[0] / ours for ours, _ in took]) / 1e9,
+                dense_GB_s=median([sizes[1] / theirs for _, theirs in took]) / 1e9,
+                of_dense=median([sizes[0] / ours / (sizes[1] / theirs) for ours, theirs in took]),
+            )
+    report.publish(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""CpuOps.fused_moe against a loop over tokens in float64, at every instruction level; and how it reads weights."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from tokenloom.kernels.contract import GATED_SILU, Activation, Routing
+from tokenloom.kernels.cpu.cpu_experts import CpuExperts
+from tokenloom.kernels.cpu.cpu_ops import CpuOps
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.tests.kernels.cpu.levels import LEVELS
+from tokenloom.tests.kernels.test_route import route_one
+
+pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
+
+CLAMPED = Activation("swiglu_clamped", is_gated=True, limit=0.7)
+ROUTINGS: list[dict[str, Any]] = [
+    {"score": "softmax"},
+    {"score": "softmax", "is_normalized": True},
+    {"score": "sigmoid", "is_normalized": True, "scale": 1.7},
+    {"score": "softmax_of_chosen"},
+]
+GROUPS: list[dict[str, Any]] = [
+    {"num_groups": 4, "top_groups": 2, "group_score": "max"},
+    {"num_groups": 4, "top_groups": 3, "group_score": "top2"},
+]
+
+
+@pytest.fixture(autouse=True)
+def inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@dataclass
+class Layer:
+    """Random experts, with the matrices as the model's dtype rounds them."""
+
+    gate_up: Tensor  # [E, ups, hidden]
+    down: Tensor  # [E, hidden, inner]
+    biases: tuple[Tensor, Tensor] | None
+    activation: Activation
+    routing: Routing
+
+    @classmethod
+    def draw(
+        cls,
+        dtype: torch.dtype,
+        num_experts: int,
+        hidden: int,
+        inner: int,
+        routing: Routing,
+        activation: Activation = GATED_SILU,
+        has_bias: bool = False,
+    ) -> Layer:
+        num_ups = inner * (1 + activation.is_gated)
+        gate_up = torch.randn(num_experts, num_ups, hidden) / hidden**0.5
+        down = torch.randn(num_experts, hidden, inner) / inner**0.5
+        biases = torch.randn(num_experts, num_ups).to(dtype), torch.randn(num_experts, hidden).to(dtype)
+        return cls(gate_up.to(dtype), down.to(dtype), biases if has_bias else None, activation, routing)
+
+    def mix(self, ops: CpuOps, x: Tensor, scores: Tensor) -> Tensor:
+        packed = ops.pack_experts(list(self.gate_up), list(self.down), self.biases, self.activation)
+        return ops.fused_moe(x, scores, packed, self.routing)
+
+    def expected(self, x: Tensor, scores: Tensor) -> npt.NDArray[np.float64]:
+        output = np.zeros(x.shape)
+        for token, values in enumerate(x.double()):
+            for expert, weight in route_one(scores[token].double().tolist(), self.routing).items():
+                inner = self.gate_up[expert].double() @ values
+                if self.biases is not None:
+                    inner += self.biases[0][expert].double()
+                answer = self.down[expert].double() @ ReferenceOps().activate(inner, self.activation)
+                if self.biases is not None:
+                    answer += self.biases[1][expert].double()
+                output[token] += weight * answer.numpy()
+        return output
+
+    def check(self, ops: CpuOps, x: Tensor, scores: Tensor) -> None:
+        """In bf16 the inner activation and each expert's output are rounded."""
+        expected = self.expected(x, scores)
+        allowed = (1e-5 if ops.dtype == torch.float32 else 0.01) * float(np.abs(expected).max())
+        np.testing.assert_allclose(self.mix(ops, x, scores).double().numpy(), expected, atol=allowed, rtol=0)
+
+
+def inputs(dtype: torch.dtype, num_tokens: int, num_experts: int, hidden: int) -> tuple[Tensor, Tensor]:
+    """Return x, with rows apart, and scores."""
+    return torch.randn(num_tokens, hidden + 3).to(dtype)[:, :hidden], 2 * torch.randn(num_tokens, num_experts)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_experts_equal_a_loop_over_tokens(ops: CpuOps, seed: int) -> None:
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    groups = draw.choice([{}, *GROUPS])
+    num_experts = 4 * draw.randint(2, 12) if groups else draw.randint(1, 40)
+    num_tokens, hidden, inner = (
+        draw.choice([1, 2, 3, 16, 17, 33, 100]),
+        draw.choice([33, 64, 96]),
+        draw.choice([15, 40]),
+    )
+    routing = Routing(
+        draw.randint(1, min(num_experts, 4)),
+        **draw.choice(ROUTINGS),
+        **groups,
+        choice_bias=torch.randn(num_experts) / 4 if draw.random() < 0.5 else None,
+        expert_scales=torch.rand(num_experts) + 0.5 if draw.random() < 0.5 else None,
+    )
+    activation = draw.choice([GATED_SILU, CLAMPED, Activation("gelu_tanh"), Activation("relu2")])
+    layer = Layer.draw(ops.dtype, num_experts, hidden, inner, routing, activation, has_bias=draw.random() < 0.5)
+    layer.check(ops, *inputs(ops.dtype, num_tokens, num_experts, hidden))
+
+
+def skewed_scores(num_tokens: int, num_experts: int) -> Tensor:
+    """All tokens choose expert 5 and none expert 2; expert 0 has one token, the last."""
+    scores = torch.randn(num_tokens, num_experts)
+    scores[:, 5], scores[:, 2], scores[:, 0] = 9, -9, -9
+    scores[-1, 0] = 8
+    return scores
+
+
+@pytest.mark.parametrize("num_tokens", [2, 15, 16, 40, 130])
+def test_one_expert_has_all_tokens_one_has_one_and_one_has_none(ops: CpuOps, num_tokens: int) -> None:
+    torch.manual_seed(num_tokens)
+    layer = Layer.draw(ops.dtype, 8, 64, 40, Routing(3, is_normalized=True))
+    layer.check(ops, inputs(ops.dtype, num_tokens, 8, 64)[0], skewed_scores(num_tokens, 8))
+
+
+@pytest.mark.parametrize("num_tokens", [2, 17, 70])
+def test_a_token_does_not_depend_on_the_tokens_beside_it(ops: CpuOps, num_tokens: int) -> None:
+    torch.manual_seed(num_tokens)
+    layer = Layer.draw(ops.dtype, 8, 96, 40, Routing(3, "sigmoid", torch.randn(8) / 4, is_normalized=True))
+    x, scores = inputs(ops.dtype, num_tokens, 8, 96)[0], skewed_scores(num_tokens, 8)
+    together = layer.mix(ops, x, scores)
+    for token in range(num_tokens):
+        assert torch.equal(layer.mix(ops, x[token : token + 1], scores[token : token + 1])[0], together[token])
+    order = torch.randperm(num_tokens)
+    assert torch.equal(layer.mix(ops, x[order], scores[order]), together[order])
+
+
+def test_nan_and_infinity_do_not_spread_to_other_tokens(ops: CpuOps) -> None:
+    torch.manual_seed(0)
+    layer = Layer.draw(ops.dtype, 6, 64, 32, Routing(2))
+    x, scores = inputs(ops.dtype, 20, 6, 64)
+    calm = layer.mix(ops, x, scores)
+    x[3], scores[3], x[4, 1], scores[4, 2] = torch.nan, torch.nan, torch.inf, torch.inf
+    answer = layer.mix(ops, x, scores)
+    assert answer[3].isnan().all() and not answer[4].isfinite().all()
+    answer[3:5] = calm[3:5]
+    assert torch.equal(answer, calm)
+
+
+@pytest.fixture
+def num_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_threads_do_not_change_a_bit(ops: CpuOps, num_threads: Callable[[int], None]) -> None:
+    torch.manual_seed(1)
+    layer = Layer.draw(ops.dtype, 12, 96, 64, Routing(4, is_normalized=True), has_bias=True)
+    x, scores = inputs(ops.dtype, 50, 12, 96)
+    answers = []
+    for count in (1, 2, 9):
+        num_threads(count)
+        answers += [layer.mix(ops, x[:rows], scores[:rows]) for rows in (1, 50)]
+    assert all(torch.equal(answer, answers[index % 2]) for index, answer in enumerate(answers))
+
+
+def test_no_tokens_are_legal(ops: CpuOps) -> None:
+    layer = Layer.draw(ops.dtype, 4, 32, 16, Routing(2))
+    assert layer.mix(ops, *inputs(ops.dtype, 0, 4, 32)).shape == (0, 32)
+
+
+def test_the_size_of_packed_experts_is_that_of_their_weights(ops: CpuOps) -> None:
+    layer = Layer.draw(ops.dtype, 4, 64, 32, Routing(2))
+    packed = ops.pack_experts(list(layer.gate_up), list(layer.down))
+    assert isinstance(packed, CpuExperts)
+    assert packed.nbytes == layer.gate_up.nbytes + layer.down.nbytes
