@@ -232,7 +232,7 @@ def run_layers(
     metadata: AttentionMetadata,
     kv_cache: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Compute what a FusedDecoder computes, one operation after another."""
+    """Compute the results of a FusedDecoder, one operation after another."""
     x = ops.embedding(token_ids, weights.table, 0) * weights.embedding_scale
     if weights.positions is not None:
         x = x + weights.positions[metadata.positions]

@@ -35,7 +35,7 @@ IN_TORCH = {  # scales, soft caps and positions of the model; the query, key and
 
 
 class WatchedModel:
-    """The model; counts what a decode step launches, which must not wait for a device."""
+    """The model; counts the launches of a decode step, which must not wait for a device."""
 
     def __init__(self, model: DecoderModel) -> None:
         self._model = model

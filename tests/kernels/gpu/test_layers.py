@@ -113,7 +113,7 @@ def test_embedding_is_the_references(seed: int) -> None:
 
 @dataclass(frozen=True)
 class HeadForm:
-    """What is done to query and key heads of D elements."""
+    """The norms and rotation of query and key heads of D elements."""
 
     norm: NormKind | None = None
     weight: str = "shared"  # by all heads; "per head", "spanning" all heads of a token, or "none"
