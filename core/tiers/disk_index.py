@@ -10,6 +10,7 @@ import heapq
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from .disk_scan import ScannedFile
@@ -95,9 +96,9 @@ class DiskIndex:
     def sort(self) -> None:
         """Put the objects into the order of their times, after a scan."""
         with self._lock:
-            self._stamps = OrderedDict(sorted(self._stamps.items(), key=lambda item: item[1]))
+            self._stamps = OrderedDict(sorted(self._stamps.items(), key=itemgetter(1)))
             for owner, keys in self._owned.items():
-                self._owned[owner] = OrderedDict(sorted(keys.items(), key=lambda item: self._stamps[item[0]]))
+                self._owned[owner] = OrderedDict.fromkeys(sorted(keys, key=self._stamps.__getitem__))
 
     def excess(self) -> Victim | None:
         """Return an object to remove because a limit is exceeded; None if none is."""
