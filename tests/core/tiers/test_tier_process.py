@@ -45,6 +45,13 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def wait_until_gone(fault: Path) -> None:
+    """Wait until a thread has come to a fault point."""
+    deadline = time.monotonic() + DEADLINE_S
+    while fault.exists():
+        assert time.monotonic() < deadline
+
+
 @pytest.fixture
 def bench(tmp_path: Path, faults: Path) -> Iterator[TierBench]:
     bench = TierBench(tmp_path, num_slots=160)
@@ -129,32 +136,38 @@ def test_what_finds_no_room_in_the_queue_is_returned_at_once(bench: TierBench, f
     assert sum(stored.values()) == 40 and not fault.exists(), "a quarter of the arena"
     assert all(stored[slot] == 1 for slot in range(1, 41))
     bench.store(2, range(101, 141), range(101, 141))
-    assert len(bench.stored(2)) == 40, "the queue is empty again"
+    assert bench.stored(2) == dict.fromkeys(range(101, 141), 1), "the queue is empty again"
 
 
-def test_flush_awaits_the_writes_before_it(bench: TierBench) -> None:
+def test_flush_awaits_the_writes_before_it(bench: TierBench, faults: Path) -> None:
     bench.start()
     bench.open()
+    inject(faults, "tier.store", "delay 0.3")
     bench.fill(SLOTS, SLOTS)
     bench.store(1, SLOTS, SLOTS)
     bench.say(FlushTier(serial=5))
     assert bench.get(TierFlushed).serial == 5
-    assert bench.stored(1) == dict.fromkeys(SLOTS, 1) and len(files_of(bench.root)) == len(SLOTS)
+    assert len(files_of(bench.root)) == len(SLOTS)
+    assert bench.stored(1) == dict.fromkeys(SLOTS, 1)
     bench.say(FlushTier(serial=6))
     assert bench.get(TierFlushed).serial == 6
 
 
-def test_clear_removes_everything(bench: TierBench) -> None:
+def test_clear_removes_everything(bench: TierBench, faults: Path) -> None:
     bench.start()
     bench.open()
     bench.fill(SLOTS, SLOTS)
-    bench.store(1, SLOTS, SLOTS)
+    bench.store(1, SLOTS[:10], SLOTS[:10])
+    bench.stored(1)
+    fault = inject(faults, "tier.store", "delay 0.3")
+    bench.store(2, SLOTS[10:], SLOTS[10:])
+    wait_until_gone(fault)
     bench.say(ClearTier(serial=3))
     bench.get(TierCleared, lambda message: message.serial == 3)
-    bench.stored(1)
+    assert set(bench.stored(2)) == set(SLOTS[10:])
     assert files_of(bench.root) == []
-    bench.store(2, [1], [1])
-    assert bench.stored(2) == {1: 1}
+    bench.store(3, [1], [1])
+    assert bench.stored(3) == {1: 1}
 
 
 def test_a_cancelled_load_reports_every_slot_once(bench: TierBench, faults: Path) -> None:
