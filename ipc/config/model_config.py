@@ -195,5 +195,18 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return sum(layer.kv_layer is None for layer in self.layers)
 
     @property
+    def num_layer_weights(self) -> int:
+        """Elements of the layers' matrices that one token is multiplied by."""
+        experts, total = self.experts, 0
+        for layer in range(self.num_layers):
+            own = self.at_layer(layer)
+            total += own.hidden_size * own.head_dim * 2 * (own.num_heads + own.num_kv_heads)
+            has_mlp = experts is None or not own.layers[layer].has_experts or experts.is_beside_mlp
+            total += 3 * own.hidden_size * own.intermediate_size * has_mlp
+            if experts is not None and own.layers[layer].has_experts:
+                total += 3 * own.hidden_size * (experts.top_k * experts.intermediate_size + experts.shared_size)
+        return total
+
+    @property
     def num_expert_layers(self) -> int:
         return sum(layer.has_experts for layer in self.layers)

@@ -48,7 +48,6 @@ from .write_behind import STORES_PER_STEP, WriteBehind
 POOL, HOST = 0, 1  # places of found blocks; SOURCES follow
 NUM_PLACES = 2 + len(SOURCES)
 COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # most that a step loads beside rows that run: about 10 ms
-TOKEN_S = {"cpu": 3e-4, "cuda": 1e-5}  # to compute one, before any step
 
 
 class Offload:
@@ -68,7 +67,7 @@ class Offload:
         observers, known = ([], None) if record is None else ([record], record.key_by_block)
         self.slots = Slots(options.num_slots, observers, known, options.quota)
         self.plan = CopyPlan(self.slots)
-        self.compute = ComputeCost(TOKEN_S[options.device])
+        self.compute = ComputeCost(options.token_s)
         host = options.is_host_tier
         self.writes = WriteBehind(pool, self.slots, self.plan, options.slot_bytes, is_host_tier=host)
         self.writes.writes_salted_remotely = options.writes_salted_remotely

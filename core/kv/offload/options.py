@@ -11,6 +11,7 @@ from ....ipc.config.engine_spec import EngineSpec
 from ....ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
 from ....ipc.process.arena import ArenaShape
 
+FLOPS = {"cpu": 4e11, "cuda": 5e14}  # a second that a rank may reach; rather too many
 FORMAT = 1  # of a block: [layers, 2, kv heads of the rank, tokens, head_dim]; ranks side by side
 
 
@@ -22,6 +23,7 @@ class OffloadOptions(NamedTuple):
     block_size: int
     device: str
     facts: bytes  # as in OpenTier
+    token_s: float  # to compute a token of a prompt, until steps have told
     is_host_tier: bool
     sources: int = 0  # bits of targets that are configured
     has_sources: bool = False  # to load from
@@ -41,6 +43,7 @@ def options_of(spec: EngineSpec, arena: ArenaShape, kernels: str) -> OffloadOpti
         block_size=config.block_size,
         device=spec.device,
         facts=block_facts(spec, kernels),
+        token_s=2 * spec.model.num_layer_weights / (FLOPS[spec.device] * config.tensor_parallel_size),
         is_host_tier=config.kv_host_bytes is not None,
         sources=targets,
         has_sources=has_sources,

@@ -24,6 +24,7 @@ def new_harness(sources: int = 0, num_slots: int = 40, num_blocks: int = 30, **o
         block_size=SIZE,
         device="cpu",
         facts=b"{}",
+        token_s=1.0,
         is_host_tier=not sources,
         sources=sources,
         has_sources=bool(sources),

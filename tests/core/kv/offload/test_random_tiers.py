@@ -26,6 +26,7 @@ def options_of(rng: random.Random, block_size: int) -> OffloadOptions:
         block_size=block_size,
         device="cpu",
         facts=b"{}",
+        token_s=1.0,
         quota=rng.choice([0.3, 1.0]),
         is_host_tier=rng.random() < 0.6,
         sources=rng.choice([0, STORE_ON_DISK, STORE_REMOTELY, STORE_REMOTELY, STORE_ON_DISK | STORE_REMOTELY]),
