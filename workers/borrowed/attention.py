@@ -8,10 +8,10 @@ that this function would ignore. Later passes store keys and values in the step'
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,10 @@ from ...kernels.contract import AttentionMetadata, AttentionSpec, Rotary
 from ...kernels.select import Ops
 from ..kv_cache import KVCacheSpec
 from ..model_step import StepContext
+from .arguments import Angles, Arguments, recorded_arguments
 
 IMPLEMENTATION = "tokenloom"  # our name among transformers' attention functions
+Attend: TypeAlias = Callable[[nn.Module, Tensor, Tensor, Tensor, dict[str, Any]], Tensor]
 
 # Arguments that do not change a causal attention over the row's own context.
 HARMLESS = (
@@ -68,23 +70,24 @@ class PagedAttention:
 
     def __init__(self, ops: Ops) -> None:
         self.calls: dict[nn.Module, AttentionCall] = {}
+        self.arguments: dict[nn.Module, Arguments] = {}  # of those modules in the trial
         self._ops = ops
         self._names: dict[nn.Module, str] = {}
         self._context: StepContext | None = None
         self._num_kv_heads = self._width = 1  # of the KV cache
         self._storing: AttentionMetadata | None = None
         self._rotary = Rotary(None)
+        self._by_token: AttentionMetadata | None = None
+        self._rotations: dict[int, tuple[Tensor, Rotary]] = {}  # of this step, by id of the cosines
 
     @contextlib.contextmanager
     def trial(self, model: nn.Module, device: torch.device) -> Iterator[None]:
         """Record the calls of a forward pass instead of attending. Unserved names an argument that is not served."""
         self._names = {module: name for name, module in model.named_modules()}
-        token = _CURRENT.set(self)
-        try:
+        with attending(self.attend), recorded_arguments(model) as given:
             yield
-        finally:
-            _CURRENT.reset(token)
         calls = self.calls.values()
+        self.arguments = {module: given[module] for module in self.calls if module in given}
         self._width = max((max(call.key_dim, call.value_dim) for call in calls), default=1)
         self._num_kv_heads = _common_heads(list(calls))
         self._names = {}
@@ -97,12 +100,38 @@ class PagedAttention:
         self._context = context
         # Layers have rotated their heads: each is turned by the angle 0, that of position 0.
         self._storing = replace(context.metadata, positions=torch.zeros_like(context.metadata.positions))
-        token = _CURRENT.set(self)
+        num_tokens = len(context.metadata.positions)
+        tokens = torch.arange(num_tokens, device=context.metadata.positions.device)
+        self._by_token = replace(context.metadata, positions=tokens)
         try:
-            yield
+            with attending(self.attend):
+                yield
         finally:
-            _CURRENT.reset(token)
             self._context = None
+            self._rotations.clear()
+
+    @property
+    def context(self) -> StepContext:
+        """The context of the step that runs."""
+        assert self._context is not None
+        return self._context
+
+    def is_widest(self, call: AttentionCall) -> bool:
+        """Whether the heads of a layer fill those of the cache, so that they need no padding."""
+        return call.key_dim == call.value_dim == self._width and call.num_kv_heads == self._num_kv_heads
+
+    def rotation(self, angles: Angles | None) -> tuple[Rotary, AttentionMetadata]:
+        """Return the rotation by the angles of this step's tokens, or by none, and metadata with positions in it."""
+        assert self._storing is not None and self._by_token is not None
+        if angles is None:
+            return self._rotary, self._storing
+        cosines, sines = angles
+        known = self._rotations.get(id(cosines))  # layers share them; an entry keeps its tensor, and so its id
+        if known is None:
+            half = cosines.shape[-1] // 2
+            cos_sin = torch.cat([cosines[0, :, :half], sines[0, :, :half]], dim=-1).float()
+            known = self._rotations[id(cosines)] = (cosines, Rotary(cos_sin))
+        return known[1], self._by_token
 
     def kv_cache_spec(self, block_size: int, dtype: torch.dtype) -> KVCacheSpec:
         """Return the shape of a cache that holds the widest layer; a model without attention has one narrow layer."""
@@ -161,7 +190,17 @@ class PagedAttention:
         )
 
 
-_CURRENT: ContextVar[PagedAttention] = ContextVar("tokenloom_attention")  # of the model that runs
+_CURRENT: ContextVar[Attend] = ContextVar("tokenloom_attention")  # of the model that runs
+
+
+@contextlib.contextmanager
+def attending(attend: Attend) -> Iterator[None]:
+    """Pass the calls of layers to `attend`."""
+    token = _CURRENT.set(attend)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
 
 
 def attention_function(
@@ -171,7 +210,7 @@ def attention_function(
     makes one of its own."""
     if attention_mask is not None:
         raise Unserved(f"a layer {type(module).__name__} makes an attention mask of its own")
-    return _CURRENT.get().attend(module, query, key, value, options), None
+    return _CURRENT.get()(module, query, key, value, options), None
 
 
 def _common_heads(calls: list[AttentionCall]) -> int:

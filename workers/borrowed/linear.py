@@ -1,8 +1,13 @@
-"""PackedLayer: a linear layer of a borrowed model that multiplies with our kernels, also where it is the embedding."""
+"""PackedLayer: a linear layer of a borrowed model that multiplies with our kernels, also where it is the embedding.
+
+PackedModule is the base of all parts that hold packed weights, which torch does not count as parameters.
+"""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +15,16 @@ from torch import Tensor, nn
 from ...kernels.select import Ops
 
 
-class PackedLayer(nn.Module):
+class PackedModule(nn.Module):
+    """A part of a model with packed weights of `num_bytes`, without those of parts within it."""
+
+    num_bytes = 0
+
+
+class PackedLayer(PackedModule):
     """Block x [..., in] → [..., out]. `weight` and `bias` have shape and dtype but no data, for code that asks."""
+
+    is_head = False  # whether outputs are logits, in float32
 
     def __init__(self, ops: Ops, linear: nn.Linear) -> None:
         super().__init__()
@@ -26,7 +39,8 @@ class PackedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, self.in_features).to(self.weight.dtype)
-        return self._ops.linear(flat, self.packed).view(*x.shape[:-1], self.out_features)
+        multiply = self._ops.logits if self.is_head else self._ops.linear
+        return multiply(flat, self.packed).view(*x.shape[:-1], self.out_features)
 
 
 class TiedEmbedding(nn.Module):
@@ -42,6 +56,28 @@ class TiedEmbedding(nn.Module):
         return embedded.view(*token_ids.shape, self._layer.in_features)
 
 
+def is_packable(module: nn.Module, dtype: torch.dtype) -> bool:
+    return type(module) is nn.Linear and module.weight.dtype == dtype
+
+
+def joined(module: nn.Module, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:
+    """Return weight [sum of out, in] and bias of linear layers of `module` with the same input."""
+    linears = [cast(nn.Linear, getattr(module, name)) for name in names]
+    weight = torch.cat([each.weight.detach() for each in linears])
+    if all(each.bias is None for each in linears):
+        return weight, None
+    biases = [each.weight.new_zeros(each.out_features) if each.bias is None else each.bias for each in linears]
+    return weight, torch.cat([each.detach() for each in biases])
+
+
+def take_over(module: nn.Module, packed: PackedModule, names: Sequence[str]) -> None:
+    """Make `packed` compute what `module` does, and drop the parts `names` that it replaces."""
+    for name in names:
+        delattr(module, name)
+    module.packed = packed
+    module.forward = packed.forward
+
+
 def pack_layers(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
     """Replace each plain nn.Linear of `dtype` by a PackedLayer, one by one, so that memory holds one weight twice. A
     module whose code reads the weight of a layer keeps that layer as it is."""
@@ -53,7 +89,7 @@ def pack_layers(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
             sources[kind] = _source(type(module))
         for name, child in module.named_children():
             is_read = f"self.{name}.weight" in sources[kind]
-            if type(child) is nn.Linear and child.weight.dtype == dtype and not is_read:
+            if is_packable(child, dtype) and not is_read:
                 places.setdefault(id(child), []).append((module, name))
     for holders in places.values():
         linear = getattr(*holders[0])

@@ -20,7 +20,9 @@ from ...kernels.select import Ops
 from ..kv_cache import KVCacheSpec
 from ..model_step import StepContext
 from .attention import IMPLEMENTATION, PagedAttention, Unserved, attention_function
-from .linear import PackedLayer, pack_layers
+from .fused_attention import fuse_attention
+from .linear import PackedLayer, PackedModule, pack_layers
+from .mlp import pack_mlps
 from .norm import pack_norms
 from .recurrent import PassingCache, RecurrentRows
 
@@ -33,8 +35,8 @@ class BorrowedModel:
     """Forward pass of one rank over transformers' modules. Inference only, as DecoderModel, which has the shapes."""
 
     def __init__(self, model: PreTrainedModel, ops: Ops, dtype: torch.dtype = torch.float32) -> None:
-        """model: built with our attention implementation. Packs its linear layers of `dtype`, that of `ops`, and runs
-        it once, on a few tokens.
+        """model: built with our attention implementation. Runs it once, on a few tokens, and packs its parts of
+        `dtype`, that of `ops`.
 
         Unserved says why the model cannot be served.
         """
@@ -42,21 +44,31 @@ class BorrowedModel:
         self.decoder: nn.Module = model  # until the trial
         self._config = model.config.get_text_config(decoder=True)
         self._vocab_size = int(self._config.vocab_size)
-        pack_layers(model, ops, dtype)
-        pack_norms(model, ops, dtype)
-        tensors = [each for each in (*model.parameters(), *model.buffers()) if each.device.type != "meta"]
-        self._device = tensors[0].device
-        plain = {each.data_ptr(): each.nbytes for each in tensors}  # tied ones count once
-        packed = sum(each.num_bytes for each in model.modules() if isinstance(each, PackedLayer))
-        self.weight_bytes = packed + sum(plain.values())
+        self._device = next(model.parameters()).device
         self._attention = PagedAttention(ops)
         self.rows = RecurrentRows(self._config)
         self._cache = PassingCache(config=self._config)
         self._given: Any = None  # output of the decoder, for the head
         with torch.inference_mode():
             self._try()
+            self._pack(ops, dtype)
         self._compute = self.decoder.forward
         self.decoder.forward = self._give
+
+    def _pack(self, ops: Ops, dtype: torch.dtype) -> None:
+        """Replace what our operations compute, the largest parts first."""
+        model = self._model
+        fuse_attention(self._attention, ops, dtype)
+        pack_mlps(model, ops, dtype)
+        pack_layers(model, ops, dtype)
+        pack_norms(model, ops, dtype)
+        head = model.get_output_embeddings()
+        if isinstance(head, PackedLayer):
+            head.is_head = True
+        tensors = [each for each in (*model.parameters(), *model.buffers()) if each.device.type != "meta"]
+        plain = {each.data_ptr(): each.nbytes for each in tensors}  # tied ones count once
+        packed = sum(each.num_bytes for each in model.modules() if isinstance(each, PackedModule))
+        self.weight_bytes = packed + sum(plain.values())
 
     def kv_cache_specs(self, block_size: int, dtype: torch.dtype) -> list[KVCacheSpec]:
         """Return one spec: all layers share their block tables."""

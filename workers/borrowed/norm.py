@@ -22,11 +22,11 @@ TOLERANCE = 1e-5
 class PackedNorm(nn.Module):
     """Normalizes x [..., n] over its last axis. `weight` is the original one, for code that asks."""
 
-    def __init__(self, ops: Ops, weight: nn.Parameter, offset: float, eps: float) -> None:
+    def __init__(self, ops: Ops, weight: nn.Parameter, norm: Norm) -> None:
         super().__init__()
         self.weight = weight
         self._ops = ops
-        self._norm = Norm("rms", weight.detach().float() + offset, None, eps)
+        self._norm = norm
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype != self.weight.dtype:  # kernels take the model's dtype alone
@@ -38,13 +38,14 @@ def pack_norms(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
     """Replace each module of `dtype` that proves to be an RMS norm."""
     for module in list(model.modules()):
         for name, child in module.named_children():
-            packed = _packed(child, ops, dtype)
-            if packed is not None:
-                setattr(module, name, packed)
+            norm = rms_norm_of(child)
+            weight = getattr(child, "weight", None)
+            if norm is not None and isinstance(weight, nn.Parameter) and weight.dtype == dtype:
+                setattr(module, name, PackedNorm(ops, weight, norm))
 
 
-def _packed(module: nn.Module, ops: Ops, dtype: torch.dtype) -> PackedNorm | None:
-    """Return the module as a PackedNorm, or None if it computes anything else for random weights and inputs."""
+def rms_norm_of(module: nn.Module) -> Norm | None:
+    """Return the RMS norm that the module is, or None if it computes anything else for random weights and inputs."""
     weight = getattr(module, "weight", None)
     eps = next((getattr(module, name) for name in EPS_NAMES if hasattr(module, name)), None)
     has_only_weight = len(list(module.parameters())) == 1 and not list(module.buffers()) and not list(module.children())
@@ -52,7 +53,7 @@ def _packed(module: nn.Module, ops: Ops, dtype: torch.dtype) -> PackedNorm | Non
         return None
     if len(inspect.signature(module.forward).parameters) > 1:  # such as a gate
         return None
-    if weight.dim() != 1 or weight.dtype != dtype or not isinstance(eps, float):
+    if weight.dim() != 1 or not isinstance(eps, float):
         return None
     tried = copy.deepcopy(module).float()
     draw = torch.Generator().manual_seed(len(weight))
@@ -66,5 +67,5 @@ def _packed(module: nn.Module, ops: Ops, dtype: torch.dtype) -> PackedNorm | Non
     for offset in (0.0, 1.0):
         expected = nn.functional.rms_norm(x, weight.shape, drawn + offset, eps)
         if isinstance(found, Tensor) and torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE):
-            return PackedNorm(ops, weight, offset, eps)
+            return Norm("rms", weight.detach().float() + offset, None, eps)
     return None
