@@ -58,13 +58,21 @@ class KVCopies:
         stores, loads = _pairs("stores", step.stores), _pairs("loads", step.loads)
         self._check(np.concatenate([stores[:, 0], loads[:, 1]]), len(self._blocks) - 1, "block")
         self._check(np.concatenate([stores[:, 1], loads[:, 0]]), len(self._slots), "slot")
-        for block, slot in stores.tolist():
-            self._slots[slot - 1].copy_(self._blocks[block], non_blocking=True)
-        for slot, block in loads.tolist():
-            self._blocks[block].copy_(self._slots[slot - 1], non_blocking=True)
+        self._copy(self._blocks, self._slots, stores - (0, 1))
+        self._copy(self._slots, self._blocks, loads - (1, 0))
         if not step.rows and self._group.size > 1:
             self._group.all_reduce(torch.zeros(1, device=self._device))
         return PendingCopy.on_stream(self._device)
+
+    def _copy(self, sources: Tensor, targets: Tensor, pairs: I32) -> None:
+        """Copy rows of `sources` to rows of `targets`; pairs: [n, 2]."""
+        if self._device.type == "cpu":  # memcpy, in half the time of a copy by torch
+            source_rows, target_rows = sources.numpy(), targets.numpy()
+            for source, target in pairs.tolist():
+                target_rows[target] = source_rows[source]
+        else:
+            for source, target in pairs.tolist():
+                targets[target].copy_(sources[source], non_blocking=True)
 
     def _check(self, ids: I32, last: int, kind: str) -> None:
         """Raise ProtocolError unless all ids are in [1, last]; block 0 is the null block."""
