@@ -28,7 +28,7 @@ STORES_PER_STEP = 8  # blocks stored to be written, beside decoding rows: about 
 WRITING_SHARE = 0.25  # of the slots, at most, that are to be written
 WRITING_BYTES = 256 << 20  # likewise; the tier process takes no more
 MAX_CANDIDATES = 4096
-FIRST_SIGHT = 64  # with fewer blocks queued, or a tenth of those that may be writing, blocks go out at first sight
+FIRST_SIGHT = 256  # candidates, fewer than which blocks go out at first sight: more than two steps bring
 
 
 class WriteBehind:
@@ -93,7 +93,7 @@ class WriteBehind:
         self._seen[mark] = None
         if len(self._seen) > self._num_marks:
             self._seen.popitem(last=False)
-        return wanted & STORE_ON_DISK if self.num_queued < max(FIRST_SIGHT, self._max_writing // 10) else 0
+        return wanted & STORE_ON_DISK if len(self._candidates) < FIRST_SIGHT else 0
 
     def note_kept(self, keys: Iterable[bytes], targets: int) -> None:
         """Note that blocks are at `targets`."""
