@@ -275,7 +275,11 @@ class EngineCore:
         for new_row in output.new_rows:
             request = self.scheduler.rows.request(new_row.row)
             if request.num_preemptions == 0:
-                started = Started(key=request.key, num_cached_tokens=request.num_cached_tokens)
+                started = Started(
+                    key=request.key,
+                    num_cached_tokens=request.num_cached_tokens,
+                    num_loaded_tokens=request.num_loaded_tokens,
+                )
                 self._outbox.of(request.frontend_id).started.append(started)
 
     def on_result(self, output: ModelRunnerOutput) -> None:

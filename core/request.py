@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..ipc.messages.tier import PlaceName
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
 
@@ -76,6 +77,7 @@ class Request:
     block_keys: list[bytes] = field(default_factory=list)  # of its first blocks, computed when needed
     num_cached_blocks: int = 0  # blocks of its table that others can find
     num_cached_tokens: int = -1  # found in the cache at its first admission, 0 if resumed; -1: never admitted
+    num_loaded_tokens: dict[PlaceName, int] = field(default_factory=dict)  # of them, from places outside the pool
     num_preemptions: int = 0
     is_looked_up: bool = False  # in the tiers, since it was submitted or ran last
     num_skips: int = 0  # admissions of later requests while it did not fit

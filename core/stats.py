@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from ..ipc.messages.supervisor import Progress
+from .kv.offload.report import tiers_progress
 from .scheduling.scheduler import Scheduler
 
 LOG_INTERVAL_S = 10.0
@@ -97,6 +98,7 @@ class CoreStats:
             num_refused_for_requests=self.num_refused_for_requests,
             num_refused_for_tokens=self.num_refused_for_tokens,
             num_steps_in_flight=len(scheduler.ledger),
+            tiers=None if scheduler.kv_cache.offload is None else tiers_progress(scheduler.kv_cache.offload),
         )
 
     def log_line(self, scheduler: Scheduler, now: float) -> str | None:
@@ -108,9 +110,10 @@ class CoreStats:
             return None
         self._logged = now, self.num_generated_tokens, self.num_scheduled_tokens
         kv_cache = scheduler.kv_cache
+        tiers = "" if kv_cache.offload is None else kv_cache.offload.hits.shares(kv_cache.num_queried_tokens)
         return (
             f"{generated / elapsed:.1f} tokens/s generated, {scheduled / elapsed:.1f} computed; "
             f"{scheduler.rows.num_active} running, {len(scheduler.waiting)} waiting; "
             f"KV {1 - kv_cache.pool.num_free / kv_cache.num_usable_blocks:.0%} used, "
-            f"{kv_cache.num_hit_tokens / max(kv_cache.num_queried_tokens, 1):.0%} of prompts cached"
+            f"{kv_cache.num_hit_tokens / max(kv_cache.num_queried_tokens, 1):.0%} of prompts cached{tiers}"
         )

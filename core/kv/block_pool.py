@@ -64,6 +64,11 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self._free)
 
+    @property
+    def num_cached(self) -> int:
+        """Number of blocks that lookups find."""
+        return len(self._block_by_key)
+
     def allocate(self, count: int) -> list[int] | None:
         """Allocate `count` free blocks, least recently used first; their keys leave the index. None: fewer are free."""
         if count > len(self._free):

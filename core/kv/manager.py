@@ -108,7 +108,7 @@ class KVCacheManager:
             if loaded is None:
                 self.pool.free(reversed(computed))
                 return False
-            self.offload.count_pool_hits(request, computed)
+            self.offload.count_hits(request, computed, len(loaded))
             self.offload.forget(request)
         request.block_ids = computed + (loaded or [])
         request.num_cached_blocks = len(request.block_ids)

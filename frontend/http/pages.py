@@ -87,6 +87,7 @@ class PageEndpoints:
             "kv_blocks": metrics.num_kv_blocks,
             "block_size": self._spec.config.block_size,
             "kv_map": list(metrics.progress.kv_map),
+            "tiers": None if metrics.tiers is None else metrics.tiers.summary(),
             "phases": self._frontend.start_phases,
             "totals": {
                 "generation_tokens": metrics.generation_tokens.sum,

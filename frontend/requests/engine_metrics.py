@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from itertools import islice
 
 from ...ipc.codec import JsonObject, num_ids
@@ -24,6 +24,7 @@ from ...ipc.messages.supervisor import Progress
 from ..metrics.registry import Counter, Gauge, Histogram, Metric, Readings, Registry
 from ..metrics.tracing import Timeline, Tracing
 from .output_processor import AnswerState, RequestState
+from .tier_metrics import TierMetrics
 
 SECONDS = (
     *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3),
@@ -97,7 +98,8 @@ class EngineMetrics:
         self.kernels = ""  # as in Info; empty until the engine is ready
         self.history: deque[tuple[float, JsonObject]] = deque(maxlen=HISTORY_S)  # (monotonic seconds, sample)
         self._progress_at = time.monotonic()
-        self._core_totals: dict[int, float] = {}  # last totals reported by the current core, by index
+        self._core_totals: dict[Hashable, float] = {}  # last totals reported by the current core, by any key
+        self.tiers = TierMetrics(self._increase) if spec.config.has_tiers else None
         self._timelines: dict[int, Timeline] = {}  # by answer key
         self._config = spec.config
         self.registry = Registry(
@@ -106,6 +108,7 @@ class EngineMetrics:
         self.registry.metrics += [
             *self._gauges(spec.max_model_len),
             *(each for each in vars(self).values() if isinstance(each, (Counter, Histogram))),
+            *([] if self.tiers is None else self.tiers.metrics),
         ]
 
     def _gauges(self, max_model_len: int) -> list[Metric]:
@@ -204,7 +207,7 @@ class EngineMetrics:
         for started in all_started:
             timeline = timelines.get(started.key)
             if timeline is not None and not timeline.started_at:
-                self._start(timeline, now, started.num_cached_tokens)
+                self._start(timeline, now, started)
         num_by_gap: dict[float, int] = {}  # answers of the same steps have equal gaps: observe them at once
         for answer in answers:
             timeline = timelines.get(answer.key)
@@ -225,12 +228,16 @@ class EngineMetrics:
             self.inter_token.observe(gap, count)
         self.generation_tokens.add(num_new)
 
-    def _start(self, timeline: Timeline, now: float, num_cached: int) -> None:
+    def _start(self, timeline: Timeline, now: float, started: Started) -> None:
         timeline.started_at = now
         self.queue.observe(now - timeline.arrived_at)
         self.prompt_tokens.add(timeline.num_prompt_tokens)
+        num_cached = started.num_cached_tokens
+        for place, num_loaded in started.num_loaded_tokens.items():
+            self.prompt_tokens_by_source.add(num_loaded, place)
+            num_cached -= num_loaded
         self.prompt_tokens_by_source.add(num_cached, "local_cache_hit")
-        self.prompt_tokens_by_source.add(timeline.num_prompt_tokens - num_cached, "local_compute")
+        self.prompt_tokens_by_source.add(timeline.num_prompt_tokens - started.num_cached_tokens, "local_compute")
 
     def on_end(self, answer: AnswerState, cause: str = "pause") -> None:
         """Count an ended answer once. If the core refused it before its start, its request counts as refused, once for
@@ -297,6 +304,8 @@ class EngineMetrics:
             counter.add(self._increase(number, total), *labels)
         self._add_steps(self.batch, 100, progress.num_rows_in_steps, progress.num_steps_by_rows)
         self._add_steps(self.step_tokens, 200, progress.num_step_tokens, progress.num_steps_by_tokens)
+        if self.tiers is not None and progress.tiers is not None:
+            self.tiers.on_progress(progress.tiers)
         self._remember()
 
     def _remember(self) -> None:
@@ -321,10 +330,10 @@ class EngineMetrics:
         new, *by_size = [self._increase(number + place, each) for place, each in enumerate((total, *counts))]
         histogram.add_counts([int(count) for count in by_size], new)
 
-    def _increase(self, number: int, total: float) -> float:
+    def _increase(self, key: Hashable, total: float) -> float:
         """Return the increase of a total since the last report. A new core counts from 0 again: then all of it."""
-        known = self._core_totals.get(number, 0.0)
-        self._core_totals[number] = total
+        known = self._core_totals.get(key, 0.0)
+        self._core_totals[key] = total
         return total - known if total >= known else total
 
     def render(self) -> str:

@@ -20,6 +20,7 @@ from ...ipc.errors import ErrorInfo, ProtocolError
 from ...ipc.messages.base import BulkArray, FinishReason
 from ...ipc.messages.client import Child, Delta, RequestMetrics, Submit
 from ...ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, Finished
+from ...ipc.messages.tier import PlaceName
 from ..intake.input_processor import ProcessedRequest
 from ..intake.thread_pool import PoolJob
 from ..text.detokenizer import Detokenizer, DetokenizerFactory
@@ -87,7 +88,8 @@ class AnswerState:
 
     __slots__ = (
         *("request", "key", "index", "seed", "token_ids", "finish_reason", "stop_reason", "error", "embedding"),
-        *("finished_time", "first_scheduled_time", "num_cached_tokens", "num_preemptions"),
+        *("finished_time", "first_scheduled_time", "num_cached_tokens", "num_loaded_tokens"),
+        "num_preemptions",
         *("_params", "_has_logprobs", "_stop_token_ids", "_eos_token_ids", "_silent_token_ids", "_detokenizer"),
         *("_stops", "_texts", "_logprobs", "_text", "_num_taken", "_first_token_time", "_has_sent_start"),
     )
@@ -111,6 +113,7 @@ class AnswerState:
         self.embedding: BulkArray | None = None
         self.finished_time = self.first_scheduled_time = self._first_token_time = 0.0
         self.num_cached_tokens = self.num_preemptions = self._num_taken = 0
+        self.num_loaded_tokens: dict[PlaceName, int] = {}
         self._has_logprobs = params.num_logprobs is not None or params.prompt_logprobs is not None
         self._stop_token_ids, self._eos_token_ids = frozenset(processed.core.stop_token_ids), eos_token_ids
         stops, is_included = params.stop_strings, params.include_stop_str_in_output
@@ -228,6 +231,7 @@ class AnswerState:
                 first_token_time=self._first_token_time,
                 finished_time=self.finished_time,
                 num_preemptions=self.num_preemptions,
+                num_loaded_tokens=self.num_loaded_tokens,
             ),
             error=self.error,
             logprobs=logprobs,
@@ -320,7 +324,9 @@ class OutputProcessor:
         for started in outputs.started:
             answer = self.answer_by_key.get(started.key)
             if answer is not None:
-                answer.num_cached_tokens = max(answer.num_cached_tokens, started.num_cached_tokens)
+                if started.num_cached_tokens > answer.num_cached_tokens:
+                    answer.num_cached_tokens = started.num_cached_tokens
+                    answer.num_loaded_tokens = started.num_loaded_tokens
                 answer.first_scheduled_time = answer.first_scheduled_time or now
 
     def _append_all(

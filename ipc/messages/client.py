@@ -25,6 +25,7 @@ from .base import (
     Welcome,
 )
 from .metrics import Metric
+from .tier import PlaceName
 
 ControlAction: TypeAlias = EngineAction | Literal["log_level"]
 PauseMode: TypeAlias = Literal["keep", "wait", "abort"]  # running requests stop and stay, finish first, or end
@@ -157,13 +158,14 @@ class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):
 
 
 class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Times of a request by the frontend's clock in unix seconds; 0 = not yet."""
+    """Times of a request by the frontend's clock in unix seconds, 0 = not yet, and counts."""
 
     arrival_time: float = 0.0
     first_scheduled_time: float = 0.0  # of the first step that computed some of it
     first_token_time: float = 0.0
     finished_time: float = 0.0
     num_preemptions: int = 0
+    num_loaded_tokens: dict[PlaceName, int] = {}  # of num_cached_tokens: host, disk, remote, peer; the rest: the pool
 
 
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

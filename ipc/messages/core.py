@@ -24,6 +24,7 @@ from .base import (
     Welcome,
 )
 from .client import PauseMode
+from .tier import PlaceName
 
 
 class CoreChild(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -90,6 +91,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     key: int
     num_cached_tokens: int = 0
+    num_loaded_tokens: dict[PlaceName, int] = {}  # of them, from places outside the pool
 
 
 class LogprobColumns(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

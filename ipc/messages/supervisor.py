@@ -10,6 +10,7 @@ from ..errors import ErrorInfo
 from ..process.arena import ArenaShape
 from ..process.log import LogLevel
 from .base import Hello, Holding, Message, Ping, Pong
+from .tier import TiersProgress
 
 
 class Phase(Message, frozen=True, kw_only=True, tag="phase"):
@@ -113,6 +114,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     num_refused_for_requests: int = 0  # refused because too many answers were waiting
     num_refused_for_tokens: int = 0  # refused because too many prompt tokens were waiting
     num_steps_in_flight: int = 0
+    tiers: TiersProgress | None = None  # None: all blocks are in the pool
     num_restarts: int = 0  # this and the following: from the supervisor
     num_http_requests_cut: int = 0  # responses cut off by the loss of a frontend
     worker_memory_bytes: list[int] = []  # resident, by rank

@@ -17,6 +17,8 @@ from .base import Message
 
 SourceName: TypeAlias = Literal["disk", "remote", "peer"]
 SOURCES: tuple[SourceName, ...] = ("disk", "remote", "peer")
+PlaceName: TypeAlias = Literal["pool", "host", "disk", "remote", "peer"]
+PLACES: tuple[PlaceName, ...] = ("pool", "host", *SOURCES)  # of blocks that a request finds
 STORE_ON_DISK, STORE_REMOTELY = 1, 2  # bits of `targets`
 
 
@@ -139,7 +141,7 @@ class TierFlushed(Message, frozen=True, kw_only=True, tag="tier_flushed"):
 class SourceState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A source's state and its totals since the start of the tier process."""
 
-    name: SourceName
+    name: PlaceName
     is_open: bool = False
     is_broken: bool = False  # its breaker is open: it is asked for nothing until a probe succeeds
     error: str = ""  # the last one, with its remedy
@@ -156,6 +158,18 @@ class SourceState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_dropped: int = 0  # blocks not written: the queue was full, or the write failed
     num_failed: int = 0  # reads and lookups that failed
     rejected: dict[str, int] = {}  # objects by reason: checksum, key, version, mac, length
+
+
+class TiersProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The state of all tiers, and totals since the core's start. Tokens are those of found blocks."""
+
+    num_tokens_by_place: list[int]  # in the order of PLACES
+    num_slots: int
+    num_filled_slots: int  # that hold a block which can be found
+    num_used_slots: int  # that a step, the tier process or a peer refers to
+    num_waiting: int = 0  # requests that wait for blocks
+    is_open: bool = False  # the namespace of the weights is known: sources are asked and written to
+    sources: list[SourceState]  # first the host: the slots, without seconds, since workers copy blocks in steps
 
 
 class TierState(Message, frozen=True, kw_only=True, tag="tier_state"):

@@ -20,7 +20,7 @@ from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.base import BulkArray
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreRequest, Finished
-from tokenloom.ipc.messages.tier import TierToCore
+from tokenloom.ipc.messages.tier import PlaceName, TierToCore
 from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.process.awake_clock import AwakeClock
 from tokenloom.ipc.sampling_params import SamplingParams
@@ -67,6 +67,7 @@ class Harness:
         self.num_lonely_losses: dict[int, int] = defaultdict(int)  # of workers that computed this request alone
         self.finished: dict[int, Finished] = {}
         self.cached: dict[int, int] = {}
+        self.loaded: dict[int, dict[PlaceName, int]] = {}  # prompt tokens by place
         self.poolings: dict[int, PoolingParams] = {}
         self.vectors: dict[int, BulkArray] = {}
         self.accepted: set[int] = set()
@@ -220,6 +221,7 @@ class Harness:
                 del tokens[:count]
             for started in outputs.started:
                 self.cached[started.key] = started.num_cached_tokens
+                self.loaded[started.key] = dict(started.num_loaded_tokens)
             for finished in outputs.finished:
                 assert finished.key not in self.finished
                 if finished.vector is not None:

@@ -20,6 +20,7 @@ from ....ipc.messages.tier import SOURCES, BlocksFound, BlocksLoaded, CancelLoad
 from ...request import Request
 from ..block_pool import BlockPool
 from .costs import ComputeCost, SourceCost
+from .hits import FIRST_SOURCE, Hits
 from .slots import Slots
 
 GRACE = 0.05  # of the time to compute the missing blocks: most that a useless wait may cost
@@ -27,6 +28,7 @@ MIN_GRACE_S = 0.001  # with less, the question alone would take too long
 MIN_BLOCKS = 2  # missing, that are worth a question
 WORTH = 0.8  # of the time to compute: a load must be expected to take less
 PROBE_S = 30.0  # after which a source that is too slow is tried again with one block
+PREFETCH_S = 30.0  # longest prefetch
 LOADING_SHARE = 0.75  # of all slots, at most, that loads may fill at once
 
 
@@ -40,7 +42,7 @@ class Fetch:
     begun_at: float
     grace_s: float
     owner: int = 0  # tenant
-    on_end: Callable[[int], None] | None = None  # gets the number of blocks that came, for a fetch without a request
+    on_end: Callable[[], None] | None = None  # for a fetch without a request
     keys: list[bytes] = field(default_factory=list)  # of found blocks
     sources: bytes = b""  # of them
     num_ordered: int = 0
@@ -77,9 +79,9 @@ class Fetches:
     ) -> None:
         """release: lets a request run."""
         self._pool, self._slots, self._compute, self._block_size = pool, slots, compute, block_size
+        self.hits = Hits(block_size, 4 * slots.num_blocks)
         self._send, self._release = send, release
         self.costs = [SourceCost() for _ in SOURCES]
-        self.origin_by_key: dict[bytes, int] = {}  # sources of loaded blocks that no request has used yet
         self.on_found_keys: Callable[[Iterable[bytes], int], None] = lambda keys, source: None
         self._asked: dict[int, Fetch] = {}
         self._fetch_by_request: dict[Request, Fetch] = {}
@@ -91,8 +93,9 @@ class Fetches:
 
     @property
     def next_deadline(self) -> float | None:
-        """When a request gives up waiting, in monotonic seconds."""
-        return min((each.give_up_at for each in self._fetch_by_request.values() if each.is_waiting), default=None)
+        """When a request or a prefetch gives up waiting, in monotonic seconds."""
+        waiting = [each for each in self._fetch_by_request.values() if each.is_waiting]
+        return min((each.give_up_at for each in (*waiting, *self._others)), default=None)
 
     @property
     def num_waiting(self) -> int:
@@ -129,13 +132,16 @@ class Fetches:
         tokens: bytes,
         first_keys: Callable[[int], list[bytes]],
         now: float,
-        on_end: Callable[[int], None],
+        on_end: Callable[[], None],
+        *,
+        skips_remote: bool,
     ) -> None:
-        """Load the blocks of `tokens` into slots for later requests, as many as there is room for; then call `on_end`
-        with their number."""
-        fetch = Fetch(None, 0, first_keys, now, 0.0, on_end=on_end, is_waiting=False)
+        """Load the blocks of `tokens` into slots for later requests, as many as there is room for within PREFETCH_S;
+        then call `on_end`."""
+        give_up_at = now + PREFETCH_S
+        fetch = Fetch(None, 0, first_keys, now, 0.0, on_end=on_end, give_up_at=give_up_at, is_waiting=False)
         self._others.add(fetch)
-        self._ask(fetch, parent, tokens, skips_remote=False)
+        self._ask(fetch, parent, tokens, skips_remote=skips_remote)
 
     def _ask(self, fetch: Fetch, parent: bytes, tokens: bytes, *, skips_remote: bool) -> None:
         serial = next(self._numbers)
@@ -231,7 +237,7 @@ class Fetches:
         for slot in np.frombuffer(message.slots, np.int32).tolist():
             key = load.key_by_slot.pop(slot)
             del self._loading[key]
-            self._note_origin(key, load.source)
+            self.hits.note_origin(key, FIRST_SOURCE + load.source)
             self._slots.cache_written(slot, key)
             self._slots.free([slot])
         bad = [(slot, load.key_by_slot.pop(slot)) for slot in np.frombuffer(message.bad_slots, np.int32).tolist()]
@@ -250,11 +256,6 @@ class Fetches:
                 end = next((i for i, key in enumerate(fetch.keys) if key in bad_keys), len(fetch.keys))
                 self._cut(fetch, end)
             self._go_on(fetch, now)
-
-    def _note_origin(self, key: bytes, source: int) -> None:
-        self.origin_by_key[key] = source
-        if len(self.origin_by_key) > 4 * self._slots.num_blocks:
-            del self.origin_by_key[next(iter(self.origin_by_key))]
 
     def _cut(self, fetch: Fetch, num_blocks: int) -> None:
         """Give up the blocks from `num_blocks` on."""
@@ -290,12 +291,12 @@ class Fetches:
         elif fetch.on_end is not None and fetch in self._others:
             self._others.discard(fetch)
             self._drop(fetch)
-            fetch.on_end(fetch.num_ready)
+            fetch.on_end()
 
     def tick(self, now: float) -> None:
-        """Let requests run that have waited long enough; their loads go on."""
-        for fetch in list(self._fetch_by_request.values()):
-            if fetch.is_waiting and now >= fetch.give_up_at:
+        """Let requests run that have waited long enough; their loads go on. End prefetches that take too long."""
+        for fetch in [*self._fetch_by_request.values(), *self._others]:
+            if (fetch.is_waiting or fetch.request is None) and now >= fetch.give_up_at:
                 self._let_run(fetch)
 
     # ── slots that are short ─────────────────────────────────────────────────────────────────────────────────────

@@ -17,7 +17,6 @@ from functools import partial
 import numpy as np
 
 from ....ipc.messages.tier import (
-    SOURCES,
     STORE_ON_DISK,
     STORE_REMOTELY,
     BlocksFound,
@@ -39,14 +38,13 @@ from ..block_pool import BlockPool
 from ..block_record import BlockRecord
 from .costs import ComputeCost
 from .fetches import Fetches
+from .hits import HOST, POOL
 from .options import OffloadOptions
 from .peer_pins import PeerPins
 from .slots import Slots, owner_of
 from .step_copies import CopyPlan, StepCopies
 from .write_behind import STORES_PER_STEP, WriteBehind
 
-POOL, HOST = 0, 1  # places of found blocks; SOURCES follow
-NUM_PLACES = 2 + len(SOURCES)
 COPY_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}  # most that a step loads beside rows that run: about 10 ms
 
 
@@ -72,10 +70,11 @@ class Offload:
         self.writes = WriteBehind(pool, self.slots, self.plan, options.slot_bytes, is_host_tier=host)
         self.writes.writes_salted_remotely = options.writes_salted_remotely
         self.fetches = Fetches(pool, self.slots, self.compute, options.block_size, send, self._let_run)
+        self.hits = self.fetches.hits
         self.fetches.on_found_keys = self._note_kept
         self.sources: list[SourceState] = []
-        self.num_tokens_by_place = [0] * NUM_PLACES
         self.num_stored = self.num_loaded = 0  # blocks, between pool and slots
+        self.slot_bytes = options.slot_bytes
         self._options, self._pool, self._key, self._send, self._clock = options, pool, key, send, clock
         self._arriving: set[int] = set()  # blocks that get their content from a slot
         self._is_written: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.zeros(pool.num_blocks, np.bool_)
@@ -87,6 +86,7 @@ class Offload:
         self._is_open = self._has_process = False
         self._pins = PeerPins(self.slots)
         self._clears: dict[int, Callable[[], None]] = {}
+        self._num_clears = 0
 
     def connect(
         self, release: Callable[[Request, WaitReason], None], change_namespace: Callable[[bytes], None]
@@ -159,9 +159,9 @@ class Offload:
         if not self._is_open:
             done()
             return
-        serial = len(self._clears) + 1
-        self._clears[serial] = done
-        self._send(ClearTier(serial=serial))
+        self._num_clears += 1
+        self._clears[self._num_clears] = done
+        self._send(ClearTier(serial=self._num_clears))
 
     # ── the pool's content ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -174,7 +174,7 @@ class Offload:
     def evicted(self, group: int, block: int, key: bytes) -> None:
         """Store a written block in a slot, before the next step overwrites it."""
         is_written, owner = self._is_written[block], self._owner_by_block.get(block, 0)
-        self._origins.pop(key, None)
+        self.hits.forget(key)
         self.forgotten(group, block, key)
         if (slot := self.slots.lookup(key)) is not None:
             self.slots.touch([slot])  # used as lately as the block
@@ -195,10 +195,6 @@ class Offload:
     def own(self, blocks: list[int], salt: str) -> None:
         """Note the salt of the request that fills the blocks."""
         self._owner_by_block.update(dict.fromkeys(blocks, owner_of(salt)))
-
-    @property
-    def _origins(self) -> dict[bytes, int]:
-        return self.fetches.origin_by_key
 
     def _note_kept(self, keys: Iterable[bytes], source: int) -> None:
         targets = (STORE_ON_DISK, STORE_REMOTELY, 0)[source]
@@ -276,7 +272,6 @@ class Offload:
         for i, (slot, block) in enumerate(zip(slots, blocks, strict=True)):
             key = self._key(request, start + i)
             self._copy_back(slot, block, key)
-            self._count(key, HOST)
         return blocks
 
     def _copy_back(self, slot: int, block: int, key: bytes) -> None:
@@ -285,17 +280,14 @@ class Offload:
         self._pool.cache_block(block, key)
         self.num_loaded += 1
 
-    def count_pool_hits(self, request: Request, blocks: list[int]) -> None:
-        """Count blocks found in the pool, each for the place that it came from last."""
-        for i, block in enumerate(blocks):
-            key = self._key(request, i)
-            self._count(key, POOL)
-            if self.writes.targets and self._is_written[block]:
-                self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=False)
-
-    def _count(self, key: bytes, place: int) -> None:
-        source = self._origins.pop(key, None)
-        self.num_tokens_by_place[place if source is None else 2 + source] += self._options.block_size
+    def count_hits(self, request: Request, computed: list[int], num_loaded: int) -> None:
+        """Count the blocks that an admitted request found in the pool, and `num_loaded` after them in slots."""
+        for i in range(len(computed) + num_loaded):
+            self.hits.count(request, self._key(request, i), POOL if i < len(computed) else HOST)
+        for i, block in enumerate(computed if self.writes.targets else ()):
+            if self._is_written[block]:
+                owner = self._owner_by_block.get(block, 0)
+                self.writes.see(block, self._key(request, i), owner, is_computed=False)
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -323,6 +315,7 @@ class Offload:
         blocks = self._pool.allocate(len(found)) or []
         for block, (key, slot) in zip(blocks, found, strict=True):
             self._copy_back(slot, block, key)
+            self.hits.note_origin(key, HOST)
         self._pool.free(reversed(blocks))
 
     def take_copies(self, num_tokens: int) -> StepCopies | None:
@@ -368,12 +361,12 @@ class Offload:
         deadlines = (self.fetches.next_deadline, self.writes.next_deadline)
         return min((each for each in deadlines if each is not None), default=None)
 
-    # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
-
     @property
     def num_used_slots(self) -> int:
         """Number of slots that somebody refers to."""
         return self.slots.num_blocks - 1 - self.slots.num_free
+
+    # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def check_invariants(self, steps: Iterable[StepCopies | None]) -> None:
         """Raise AssertionError unless the slots are referenced exactly by steps, loads, writes, fetches and peers."""

@@ -41,7 +41,7 @@ class WriteBehind:
         self.writes_salted_remotely = True
         self._max_writing = max(min(int(WRITING_SHARE * slots.num_slots), WRITING_BYTES // slot_bytes), 1)  # slots
         self._num_writing = 0  # slots that have left the candidates
-        self.num_dropped = 0  # blocks
+        self.num_dropped = 0  # blocks that found no slot
         self.next_deadline: float | None = None  # monotonic seconds
         self._num_marks = max(NUM_MARKS, 4 * slots.num_blocks)
         self._seen: OrderedDict[bytes, None] = OrderedDict()
@@ -164,8 +164,6 @@ class WriteBehind:
                 continue
             if targets:
                 self.note_kept([write.key], targets)
-            if targets != write.targets:
-                self.num_dropped += 1
             self._give_back(write)
         if message.is_last:
             for write in self._jobs.pop(message.job, {}).values():

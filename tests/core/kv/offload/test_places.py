@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tokenloom.core.kv.offload.offload import HOST, POOL
+from tokenloom.core.kv.offload.hits import HOST, POOL
 from tokenloom.core.kv.offload.options import OffloadOptions
 from tokenloom.core.kv.offload.write_behind import BATCH
 from tokenloom.ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
@@ -38,12 +38,12 @@ def new_harness(sources: int = 0, num_slots: int = 40, num_blocks: int = 30, **o
 def ask(harness: Harness, key: int, prompt: list[int], **params: object) -> list[int]:
     """Run one request to its end; return the tokens found at each place."""
     assert harness.core.offload is not None
-    before = list(harness.core.offload.num_tokens_by_place)
+    before = list(harness.core.offload.hits.num_tokens_by_place)
     harness.add(key, prompt, 3, **params)  # type: ignore[arg-type]
     harness.run()
     harness.check(key)
     settle(harness)
-    return [after - was for after, was in zip(harness.core.offload.num_tokens_by_place, before, strict=True)]
+    return [after - was for after, was in zip(harness.core.offload.hits.num_tokens_by_place, before, strict=True)]
 
 
 def crowd_out(harness: Harness, rng: random.Random, key: int) -> None:

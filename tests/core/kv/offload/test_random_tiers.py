@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.core.kv.offload.offload import HOST, POOL
+from tokenloom.core.kv.offload.hits import HOST, POOL
 from tokenloom.core.kv.offload.options import OffloadOptions
 from tokenloom.ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
 from tokenloom.ipc.pooling_params import PoolingParams
@@ -108,8 +108,15 @@ def check_slots(harness: Harness, counts: Counter[str]) -> None:
     assert offload is not None
     offload.check_invariants(entry.copies for entry in harness.core.scheduler.ledger.entries)
     assert all(offload.slots.ref_count(slot) for slot in harness.tier.owned_slots), "a slot in use is free"
-    for place, num_tokens in enumerate(offload.num_tokens_by_place):
+    for place, num_tokens in enumerate(offload.hits.num_tokens_by_place):
         counts[str(place)] = max(counts[str(place)], num_tokens)
+    kv_cache = harness.core.scheduler.kv_cache
+    assert sum(offload.hits.num_tokens_by_place) == kv_cache.num_hit_tokens, "a found block counts once"
+    for key, loaded in harness.loaded.items():
+        assert sum(loaded.values()) <= harness.cached[key], "more tokens were loaded than found"
+        assert all(num % kv_cache.block_size == 0 for num in loaded.values())
+        for place, num_tokens in loaded.items():
+            counts[f"first {place}"] = max(counts[f"first {place}"], num_tokens)
     counts["stored"], counts["loaded"] = max(counts["stored"], offload.num_stored), harness.tier.num_loaded
     counts["written"] = harness.tier.num_stored
 
@@ -125,6 +132,7 @@ def test_the_random_operations_meet_every_place(tmp_path: Path) -> None:
         (tmp_path / str(seed)).mkdir()
         total += run_random_operations(seed, 400, tmp_path / str(seed))
     wanted = [str(place) for place in (POOL, HOST, DISK)] + ["stored", "loaded", "written"]
+    wanted += ["first host", "first disk"]
     assert all(total[name] > 20 for name in wanted), total
 
 

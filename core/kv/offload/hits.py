@@ -1,0 +1,45 @@
+"""Hits: how many tokens of prompts were found in a cache, by the place that their blocks came from."""
+
+from __future__ import annotations
+
+from ....ipc.messages.tier import PLACES
+from ...request import Request
+
+POOL, HOST = 0, 1  # indices into PLACES
+FIRST_SOURCE = 2  # place of SOURCES[0]; the other sources follow
+
+
+class Hits:
+    """Owns the counts. Each block of a request counts once for one place, so that their sum is the number of tokens
+    found. A block that was brought to the pool or a slot counts for its origin when it is used first."""
+
+    def __init__(self, block_size: int, max_origins: int) -> None:
+        """max_origins: number of brought blocks whose origin is known until they are used."""
+        self._block_size, self._max_origins = block_size, max_origins
+        self.num_tokens_by_place = [0] * len(PLACES)
+        self._origin_by_key: dict[bytes, int] = {}
+
+    def note_origin(self, key: bytes, place: int) -> None:
+        """Note that a block was brought from `place`; the first origin counts."""
+        self._origin_by_key.setdefault(key, place)
+        if len(self._origin_by_key) > self._max_origins:
+            del self._origin_by_key[next(iter(self._origin_by_key))]
+
+    def forget(self, key: bytes) -> None:
+        """Note that a block has left the pool."""
+        self._origin_by_key.pop(key, None)
+
+    def shares(self, num_queried: int) -> str:
+        """Return the shares of prompts that came from each place, for the log line; `num_queried`: all tokens."""
+        found = zip(PLACES, self.num_tokens_by_place, strict=True)
+        shares = [f"{num / max(num_queried, 1):.0%} {place}" for place, num in found if num]
+        return f" ({', '.join(shares)})" if shares else ""
+
+    def count(self, request: Request, key: bytes, place: int) -> None:
+        """Count a block that an admitted request uses, found at `place`. The request's own counts are those of its
+        first admission; a resumed one has none."""
+        place = self._origin_by_key.pop(key, place)
+        self.num_tokens_by_place[place] += self._block_size
+        if place != POOL and request.num_cached_tokens < 0 and not request.num_output_tokens:
+            loaded = request.num_loaded_tokens
+            loaded[PLACES[place]] = loaded.get(PLACES[place], 0) + self._block_size
