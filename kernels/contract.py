@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 from torch import Tensor
 
 NormKind: TypeAlias = Literal["rms", "layer"]
-ActivationKind: TypeAlias = Literal["none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped"]
+ActivationKind: TypeAlias = Literal["none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "clamp", "swiglu_clamped"]
 ScoreKind: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 
 
@@ -84,8 +84,8 @@ class AttentionSpec:
 
 class Activation(NamedTuple):
     """Activation behind a linear layer. `is_gated`: the layer's first half are gates, its second half ups, and the
-    result is act(gate) * up; "swiglu_clamped" is act(min(gate, limit)) * (clamp(up, ±limit) + 1) with
-    act(x) = x * sigmoid(1.702 x)."""
+    result is act(gate) * up. "clamp", never gated, is clamp(x, ±limit); "swiglu_clamped", always gated, is
+    act(min(gate, limit)) * (clamp(up, ±limit) + 1) with act(x) = x * sigmoid(1.702 x)."""
 
     kind: ActivationKind = "none"
     is_gated: bool = False

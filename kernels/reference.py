@@ -186,6 +186,8 @@ class ReferenceOps:
     def activate(self, x: Tensor, activation: Activation) -> Tensor:
         """Compute act(x) [..., n], or act(gate) * up [..., n] of x [..., 2n] for a gated activation; x may change."""
         kind, is_gated, limit = activation
+        if kind == "clamp":
+            return x.clamp_(-limit, limit)
         if not is_gated:
             return _ACTIVATIONS[kind](x)
         gate, up = x.chunk(2, dim=-1)

@@ -26,19 +26,22 @@ INLINE Floats gelu_tanh_16(Floats x) {
     return divide16(x, add16(exp2_16(multiply16(x, slope)), fill16(1.0f)));
 }
 
-INLINE Floats activate_16(ActivationKind kind, Floats x) {
+INLINE Floats clamp_16(float limit, Floats x) { return larger16(fill16(-limit), smaller16(fill16(limit), x)); }
+
+INLINE Floats activate_16(ActivationKind kind, float limit, Floats x) {
     if (kind == SILU) return silu_16(x);
     if (kind == GELU) return gelu_16(x);
     if (kind == GELU_TANH) return gelu_tanh_16(x);
     if (kind == NO_ACTIVATION) return x;
+    if (kind == CLAMP) return clamp_16(limit, x);
     x = larger16(zero16(), x); /* NaN stays */
     return kind == RELU ? x : multiply16(x, x);
 }
 
 INLINE Floats activate_gated_16(ActivationKind kind, float limit, Floats gate, Floats up) {
-    if (kind != SWIGLU_CLAMPED) return multiply16(activate_16(kind, gate), up);
+    if (kind != SWIGLU_CLAMPED) return multiply16(activate_16(kind, limit, gate), up);
     gate = smaller16(fill16(limit), gate);
-    up = larger16(fill16(-limit), smaller16(fill16(limit), up));
+    up = clamp_16(limit, up);
     Floats scaled = silu_16(multiply16(gate, fill16(1.702f)));
     return multiply16(multiply16(scaled, fill16(1 / 1.702f)), add16(up, fill16(1.0f)));
 }

@@ -158,7 +158,7 @@ INLINE int64_t line_step(const Rows *panel, int64_t row) {
 /* ── pack.c ──────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 /* As in contract.py; all but the last are also activations without gates. */
-typedef enum { NO_ACTIVATION, SILU, GELU, GELU_TANH, RELU, RELU2, SWIGLU_CLAMPED } ActivationKind;
+typedef enum { NO_ACTIVATION, SILU, GELU, GELU_TANH, RELU, RELU2, CLAMP, SWIGLU_CLAMPED } ActivationKind;
 
 typedef struct {
     const element *weight; /* [num_pairs][num_lines][2 tiles] */
@@ -168,7 +168,7 @@ typedef struct {
     int64_t num_pairs; /* of tiles */
     int32_t is_gated; /* a pair holds a tile of gates and one of ups: 16 outputs act(gate) * up */
     ActivationKind activation;
-    float limit; /* of SWIGLU_CLAMPED */
+    float limit; /* of CLAMP and SWIGLU_CLAMPED */
 } Linear;
 
 /* Copies x [num_rows][num_columns], or its rows `row_ids` unless NULL, into a panel; its padding becomes 0. */

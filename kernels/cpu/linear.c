@@ -93,8 +93,8 @@ static __attribute__((noinline)) void put_other(const Block *block, int64_t row,
         store16(at, block->masks[0], activate_gated_16(w->activation, w->limit, first, second));
         return;
     }
-    first = activate_16(w->activation, first);
-    second = activate_16(w->activation, second);
+    first = activate_16(w->activation, w->limit, first);
+    second = activate_16(w->activation, w->limit, second);
     if (block->panel_rows) {
         int64_t height = min64(GROUP_ROWS, block->panel_rows - row / GROUP_ROWS * GROUP_ROWS);
         store16(at, block->masks[0], first);

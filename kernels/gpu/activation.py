@@ -15,7 +15,7 @@ _BLOCK = 1024
 
 
 @triton.jit
-def activated(x, KIND: tl.constexpr):
+def activated(x, limit, KIND: tl.constexpr):
     """Compute act(x) of a float32 tensor."""
     if KIND == "silu":
         x = x / (1.0 + tl.exp(-x))
@@ -27,6 +27,8 @@ def activated(x, KIND: tl.constexpr):
         x = tl.maximum(x, 0.0)
     elif KIND == "relu2":
         x = tl.maximum(x, 0.0) * tl.maximum(x, 0.0)
+    elif KIND == "clamp":
+        x = tl.minimum(tl.maximum(x, -limit), limit)
     return x
 
 
@@ -36,7 +38,7 @@ def gated(gate, up, limit, KIND: tl.constexpr, dtype: tl.constexpr):
     if KIND == "swiglu_clamped":
         gate, up = tl.minimum(gate, limit), tl.minimum(tl.maximum(up, -limit), limit)
         return gate / (1.0 + tl.exp(-1.702 * gate)) * (up + 1.0)
-    return activated(gate, KIND).to(dtype).to(tl.float32) * up
+    return activated(gate, limit, KIND).to(dtype).to(tl.float32) * up
 
 
 @triton.jit
@@ -53,7 +55,7 @@ def activation_kernel(
         up = tl.load(at + WIDTH, mask=exists, other=0.0).to(tl.float32)
         result = gated(result, up, limit, KIND, dtype)
     else:
-        result = activated(result, KIND)
+        result = activated(result, limit, KIND)
     tl.store(output + row * WIDTH + columns, result.to(dtype), mask=exists)
 
 

@@ -76,6 +76,7 @@ class Fields:
     windows: tuple[int | None, int | None] = (None, None)
     softcap: float = 0.0
     has_sinks: bool = False
+    qkv_clip: float = 0.0
     activation: Activation = GATED_SILU
     experts: ExpertFields | None = None  # in the second layer
     has_bias: bool = False
@@ -122,12 +123,13 @@ class Builder:
     def layer(self, index: int) -> LayerWeights:
         f = self.fields
         num_all, num_queries = (f.num_heads + 2 * f.num_kv_heads) * f.head_dim, f.num_heads * f.head_dim
+        clip = Activation("clamp", limit=f.qkv_clip) if f.qkv_clip else NO_ACTIVATION
         has_input = f.order != "post"
         has_mlp = f.order in ("pre", "sandwich", "parallel with two norms")
         has_outputs = f.order in ("post", "sandwich")
         return LayerWeights(
             input_norm=self.norm(f"input {index}") if has_input else None,
-            qkv=self.linear(f"qkv {index}", f.hidden_size, num_all),
+            qkv=self.linear(f"qkv {index}", f.hidden_size, num_all, clip),
             head_norms=self.heads(index),
             rotary=self.rotary(index),
             attention=AttentionSpec(

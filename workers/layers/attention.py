@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...ipc.config.model_config import HeadNormsConfig, ModelConfig
-from ...kernels.contract import AttentionSpec, HeadNorms, Norm, Rotary
+from ...kernels.contract import NO_ACTIVATION, Activation, AttentionSpec, HeadNorms, Norm, Rotary
 from ..kv_cache import layer_cache
 from ..model_step import StepContext
 from ..weights.loader import LayerLoader, Projection, stacked
@@ -36,7 +36,7 @@ class Attention:
         rope = config.layers[layer].rope
         self.rotary = NO_ROTATION if rope is None else rotaries[rope]
         names, head_dim = config.names, config.head_dim
-        self._head_dim, self._clip = head_dim, config.qkv_clip
+        self._head_dim = head_dim
         heads = loader.group.shard(config.num_heads, "attention heads")
         kv_heads = loader.group.shard_kv_heads(config.num_kv_heads)
         self.cache_shape = (len(kv_heads), head_dim)
@@ -56,7 +56,8 @@ class Attention:
             config.hidden_size,
             projections,
             config.has_qkv_bias,
-            row_order=row_order,
+            Activation("clamp", limit=config.qkv_clip) if config.qkv_clip else NO_ACTIVATION,
+            row_order,
             is_transposed=names.is_transposed,
         )
         output_shape, shard = (config.hidden_size, config.num_heads * head_dim), _elements(heads, head_dim)
@@ -79,8 +80,6 @@ class Attention:
             kv_cache, layer = layer_cache(kv_cache, layer, *self.cache_shape), 0
         # [T, query heads | key heads | value heads, head_dim]
         heads = self._ops.linear(x, self.qkv).view(x.shape[0], self._num_local_heads, self._head_dim)
-        if self._clip:
-            heads.clamp_(-self._clip, self._clip)
         norms = self.norms
         if norms is not None and norms.spans_heads and self._group.size > 1:
             self._normalize_over_ranks(heads, norms)

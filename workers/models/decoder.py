@@ -167,7 +167,7 @@ class DecoderModel:
         """Return the forward pass as one operation; None for several ranks, or without such kernels."""
         config, weights = self._config, [layer.weights for layer in self._layers]
         fusible = [each for each in weights if each is not None]
-        if self._group.size > 1 or len(fusible) < len(weights) or config.qkv_clip:  # a group all-reduces in each layer
+        if self._group.size > 1 or len(fusible) < len(weights):  # a group all-reduces in each layer
             return None
         decoder = DecoderWeights(
             table=self._table,

@@ -74,7 +74,7 @@ def gemv_kernel(
         gate = reduce_outputs(gates, bias, rows - num_outputs, is_row, HAS_BIAS).to(dtype)
         result = gated(gate.to(tl.float32), result.to(tl.float32), limit, KIND, dtype).to(dtype)
     elif KIND != "none":
-        result = activated(result.to(tl.float32), KIND).to(dtype)
+        result = activated(result.to(tl.float32), limit, KIND).to(dtype)
     tl.store(output + columns, result.to(output.dtype.element_ty), mask=is_row)
 
 

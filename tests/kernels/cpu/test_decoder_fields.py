@@ -49,6 +49,7 @@ VALUES: dict[str, list[Any]] = {  # other than the default
     "windows": [(None, 20), (5, 5)],
     "softcap": [1.0],
     "has_sinks": [True],
+    "qkv_clip": [0.7],
     "activation": [*UNGATED, *GATED, Activation("swiglu_clamped", is_gated=True, limit=0.5)],
     "experts": EXPERTS,
     "has_bias": [True],

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -76,6 +77,25 @@ def test_an_activation_is_exact_to_float32(ops: CpuOps, name: ActivationKind) ->
     scale = x.double().abs().clamp(min=1) ** (2 if name == "relu2" else 1)
     assert answer[-2] == torch.inf and answer[-1].isnan()
     assert ((answer.double() - exact).abs() / scale)[:-2].amax() < allowed
+
+
+def test_a_clamp_is_exact_and_keeps_nan(ops: CpuOps) -> None:
+    x = torch.tensor([0.0, -0.25, 0.7, 0.75, 0.8, -3.0, torch.inf, -torch.inf, torch.nan], dtype=ops.dtype)[:, None]
+    packed = ops.pack_linear(torch.ones(1, 1, dtype=ops.dtype), None, Activation("clamp", limit=0.75))
+    expected = x.clamp(-0.75, 0.75)
+    torch.testing.assert_close(ops.linear(x, packed), expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_clamped_swiglu_is_exact_to_float32(ops: CpuOps) -> None:
+    limit = 7.0
+    gates, ups = torch.meshgrid(torch.linspace(-40, 40, 641), torch.linspace(-9, 9, 37), indexing="ij")
+    x = torch.stack((gates.flatten(), ups.flatten()), dim=1).to(ops.dtype)
+    activation = Activation("swiglu_clamped", is_gated=True, limit=limit)
+    answer = ops.linear(x, ops.pack_linear(torch.eye(2, dtype=ops.dtype), None, activation))[:, 0].double().numpy()
+    gate, up = x.double().numpy().T
+    gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
+    error = np.abs(answer - gate / (1 + np.exp(-1.702 * gate)) * (up + 1)) / np.maximum(np.abs(gate * (up + 1)), 1)
+    assert error.max() < (4e-7 if ops.dtype == torch.float32 else BF16_EPS)
 
 
 def test_a_large_linear_is_the_reference_linear(ops: CpuOps) -> None:

@@ -28,8 +28,8 @@ TOLERANCE = 1e-5
 FAMILIES = sorted(family for family, config in CONFIGS.items() if config["architectures"][0] in NATIVE)
 ALWAYS = {"gemma4", "gpt_oss", "stablelm"}  # heads of two shapes; sinks and experts; norms of layers and per head
 PROMPTS, DECODED = {"a": list(range(7, 16)), "b": [3]}, {"a": [5], "b": [9]}
-IN_TORCH = {  # scales, soft caps and positions of the model; the query, key and value of clip_qkv; shared experts
-    *("mul", "mul_", "add", "add_", "tanh", "clone", "index", "clamp_", "sigmoid", "div"),
+IN_TORCH = {  # scales, soft caps and positions of the model; shared experts
+    *("mul", "mul_", "add", "add_", "tanh", "clone", "index", "sigmoid", "div"),
     *("index_select", "linear", "copy_", "as_strided"),
 }
 

@@ -64,10 +64,11 @@ def test_norms_are_the_references(
 
 KINDS: list[ActivationKind] = ["silu", "gelu", "gelu_tanh", "relu", "relu2"]
 ACTIVATIONS = [Activation(kind, is_gated) for kind in KINDS for is_gated in (False, True)]
+ACTIVATIONS += [Activation("clamp", limit=0.75), Activation("swiglu_clamped", True, 0.75)]
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 7])
-@pytest.mark.parametrize("activation", [*ACTIVATIONS, Activation("swiglu_clamped", True, 0.75)])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_a_linear_layer_with_an_activation_is_the_references(activation: Activation, num_tokens: int) -> None:
     rng = random.Random(f"{activation} {num_tokens}")
     torch.manual_seed(rng.getrandbits(32))
