@@ -12,6 +12,8 @@ from . import library as c
 from .cpu_experts import experts_struct
 from .layer_structs import head_rules, linear_struct, norm_struct, scoring
 
+MAX_POSITIONS = (1 << 31) - 1  # of a model without tables: lengths are int32
+
 
 class CpuDecoder:
     """Decoder in C, called once per step. Owns its structs, the weights, and buffers for the largest step so far."""
@@ -23,6 +25,8 @@ class CpuDecoder:
         self._weights = weights
         self._dtype = dtype
         self._hidden_size = weights.layers[0].qkv.in_features
+        tables = [weights.positions, *(layer.rotary.cos_sin for layer in weights.layers)]
+        self._num_positions = min((len(table) for table in tables if table is not None), default=MAX_POSITIONS)
         mlps = [each.mlp for each in weights.layers]
         self._experts = [None if isinstance(mlp, MLPWeights) else experts_struct(mlp) for mlp in mlps]
         self._layers = (c.Layer * len(mlps))(*map(_layer, weights.layers, self._experts))
@@ -36,6 +40,7 @@ class CpuDecoder:
         self, token_ids: Tensor, logits_indices: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
     ) -> tuple[Tensor, Tensor]:
         num_tokens, num_logits = token_ids.shape[0], logits_indices.shape[0]
+        assert max(metadata.seq_lens_host, default=0) <= self._num_positions, "a context is longer than the tables"
         if token_ids.dtype != torch.int32:
             token_ids = token_ids.int()
         if self._outputs[0].shape[0] != num_tokens or self._outputs[1].shape[0] != num_logits:

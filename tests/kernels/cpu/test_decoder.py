@@ -124,3 +124,17 @@ def test_a_decode_rows_logits_do_not_depend_on_the_rows_beside_it(tmp_path: Path
         alone = PagedRun(together.model, 16, dtype=torch.bfloat16)
         alone.step({name: prompt})
         assert torch.equal(alone.step({name: [9]})[name], answers[name])
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "make"),
+    [("llama", {}, CpuOps), ("gpt2", {"n_positions": 16}, CpuOps), ("llama", {}, LayeredOps)],
+)
+def test_a_context_past_the_tables_of_positions_is_an_error(
+    family: str, fields: dict[str, object], make: type[CpuOps], tmp_path: Path
+) -> None:
+    ops = make(load_level(LEVELS[0], False).library, torch.float32)
+    run = PagedRun(load(tiny_checkpoint(tmp_path, family, **fields), max_model_len=16, ops=ops), 16)
+    run.step({"a": [1] * 16})
+    with pytest.raises(AssertionError, match="longer than the table"):
+        run.step({"a": [1]})
