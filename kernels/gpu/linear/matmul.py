@@ -45,7 +45,11 @@ class Matrices:
 
     @classmethod
     def pack(cls, weights: Sequence[Weight]) -> Matrices:
-        """Stack weights of one shape and kind; groups that do not fit the kernel's tiles become a g_idx."""
+        """Stack weights of one shape and kind.
+
+        They get a g_idx if one of them has one, if their group sizes differ, or if a tile of inputs would hold numbers
+        of several groups.
+        """
         first = weights[0]
         if isinstance(first, Tensor):
             plain = torch.stack([weight for weight in weights if isinstance(weight, Tensor)])
@@ -67,9 +71,11 @@ class Matrices:
         return cls(qweight, kind, scales, zeros, g_idx, first.group_size, first.shape[1])
 
 
-def _block_k(weight_bytes: int, group_size: int, num_groups: int) -> int:
-    """Choose the inputs per iteration: 64, or 32 for float32; fewer so that a tile lies in one group."""
-    block = 32 if weight_bytes == 4 else 64
+def _block_k(element_size: int, group_size: int, num_groups: int) -> int:
+    """Choose the inputs of a tile: 64, or 32 for float32. If there are several groups, halve them, down to MIN_BLOCK_K,
+    until a group is a whole number of tiles; no tile fits a group size that MIN_BLOCK_K does not divide. An iteration
+    of int4 takes two tiles, one from each half of the inputs."""
+    block = 32 if element_size == 4 else 64
     while num_groups > 1 and block > MIN_BLOCK_K and group_size % block:
         block //= 2
     return block
@@ -222,13 +228,16 @@ class MatmulShape:
 
     block_m: int  # rows
     block_n: int  # outputs
-    block_k: int  # inputs per iteration
+    block_k: int  # inputs of a tile; one tile per iteration, two of int4
     num_warps: int
     num_stages: int
 
 
 def matmul_shape(num_rows: int, element_size: int, group_size: int, num_groups: int) -> MatmulShape:
-    """Choose the tile by the number of rows; with experts, pass the average number of rows of an expert."""
+    """Choose rows and outputs by `num_rows`, with experts the average per expert, and inputs by `_block_k`.
+
+    element_size: bytes of an element of the rows.
+    """
     block_m = 16 if num_rows <= 16 else 32 if num_rows <= 48 else 64
     block_n, num_warps = (64, 4) if block_m <= 32 else (128, 8)
     block_k = _block_k(element_size, group_size, num_groups)
