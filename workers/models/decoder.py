@@ -8,6 +8,7 @@ Knows the order of the layers; knows no family, no kernels and no requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from ..parallel import ParallelGroup
 from ..weights.checkpoint import Checkpoint, TensorSlice
 from ..weights.dummy import DummyCheckpoint
 from ..weights.loader import LayerLoader
+from ..weights.quantized_weights import is_spare
 
 
 class DecoderLayer:
@@ -277,7 +279,7 @@ def refuse_surplus(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """Refuse tensors that the model has not read and that its family does not ignore."""
     head = rooted(config.names, checkpoint).head
     tied = [f"{head}."] if config.tie_word_embeddings else []
-    checkpoint.refuse_unread([*config.names.ignored, *tied])
+    checkpoint.refuse_unread([*config.names.ignored, *tied], partial(is_spare, checkpoint))
 
 
 def rooted(names: TensorNames, checkpoint: Checkpoint) -> TensorNames:

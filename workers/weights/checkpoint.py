@@ -102,12 +102,12 @@ class Checkpoint:
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self._find(name)[1].get_shape())
 
-    def refuse_unread(self, ignored: Iterable[str]) -> None:
-        """Refuse tensors of which nothing was read, unless their names begin with one of `ignored`. Quantized
-        checkpoints may have some: their formats store tensors that not every kernel needs."""
+    def refuse_unread(self, ignored: Iterable[str], is_spare: Callable[[str], bool]) -> None:
+        """Refuse tensors of which nothing was read, unless their names begin with one of `ignored` or `is_spare`."""
         unread = self._file_by_name.keys() - self._names_read
-        unknown = sorted(name for name in unread if not name.startswith(tuple(ignored)) and not name.endswith(TABLES))
-        if unknown and self.quantization is None:
+        asked = (name for name in unread if not name.startswith(tuple(ignored)) and not name.endswith(TABLES))
+        unknown = sorted(name for name in asked if not is_spare(name))
+        if unknown:
             others = f" and for {len(unknown) - 1} others" if len(unknown) > 1 else ""
             raise ConfigError(
                 f"{self.folder}: the model in config.json has no place for tensor {unknown[0]}{others}: the checkpoint "

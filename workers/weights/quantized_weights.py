@@ -28,6 +28,18 @@ CODES_PER_WORD = 8  # of 4 bits in an int32
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the code of each of eight outputs is
 SCALES = ("weight_scale_inv", "weight_scale")  # of the layout "scaled"
 STORED_DTYPES = {"fp8": ("F8_E4M3",), "int8": ("I8",)}
+SPARE = (  # tensors for quantized activations and KV caches, and a shape that config.json implies
+    *(
+        ".input_scale",
+        ".input_scale_ub",
+        ".input_zero_point",
+        ".activation_scale",
+        ".output_scale",
+        ".output_zero_point",
+    ),
+    *(".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".weight_shape"),
+)
+SPARE_ZEROS = (".bias", ".weight_zero_point")  # of quantized matrices: some writers store them for each
 
 
 def load_matrix(checkpoint: Checkpoint, *slices: TensorSlice) -> Weight:
@@ -48,6 +60,20 @@ def load_matrix(checkpoint: Checkpoint, *slices: TensorSlice) -> Weight:
             for wanted, part in zip(slices, parts, strict=True)
         ]
     )
+
+
+def is_spare(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether a tensor of a quantized checkpoint is of no use here: one of SPARE, or of SPARE_ZEROS with zeros only."""
+    config = checkpoint.quantization
+    if config is None or config.layout not in _READERS:
+        return False
+    if name.endswith(SPARE):
+        return True
+    matrix = name.rpartition(".")[0]
+    if not name.endswith(SPARE_ZEROS) or not _is_quantized(checkpoint, config, matrix):
+        return False
+    stored = checkpoint.load_stored(TensorSlice(name, checkpoint.shape_of(name)), (*FLOAT_DTYPES, "I8", "I32"))
+    return not bool(stored.any())
 
 
 def quantize_on_load(checkpoint: Checkpoint, weight: Tensor) -> Weight:
@@ -88,9 +114,12 @@ class _Matrix:
 
 def _read(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight | None:
     """Read a quantized matrix; None if the checkpoint has it as floats."""
-    names, read = _READERS[config.layout]
-    is_quantized = any(f"{matrix.name}.{name}" in checkpoint for name in names)
-    return read(checkpoint, config, matrix) if is_quantized else None
+    read = _READERS[config.layout][1]
+    return read(checkpoint, config, matrix) if _is_quantized(checkpoint, config, matrix.name) else None
+
+
+def _is_quantized(checkpoint: Checkpoint, config: QuantizationConfig, matrix: str) -> bool:
+    return any(f"{matrix}.{name}" in checkpoint for name in _READERS[config.layout][0])
 
 
 def _read_scaled(checkpoint: Checkpoint, config: QuantizationConfig, matrix: _Matrix) -> QuantizedWeight:

@@ -207,9 +207,8 @@ def test_missing_and_surplus_tensors_are_refused_by_name(name: str, tmp_path: Pa
     missing = max(tensor for tensor in model.shapes if "attn" in tensor or "attention" in tensor)
     with pytest.raises(ConfigError, match=f"tensor {missing} is missing"):
         load(config, {tensor: shape for tensor, shape in in_file(model).items() if tensor != missing})
-    if config.quantization is None:
-        with pytest.raises(ConfigError, match=r"no place for tensor model\.layers\.0\.extra\.weight"):
-            load(config, {**in_file(model), "model.layers.0.extra.weight": (1,)})
+    with pytest.raises(ConfigError, match=r"no place for tensor model\.layers\.0\.extra\.weight"):
+        load(config, {**in_file(model), "model.layers.0.extra.weight": (1,)})
 
 
 def experts_of(text: Any, shapes: Mapping[str, Shape]) -> dict[str, Any] | None:

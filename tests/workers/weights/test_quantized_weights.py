@@ -13,7 +13,7 @@ from tokenloom.ipc.config.quantization_config import QuantizationConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.quantized import QuantizedWeight, as_floats
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.support.quantized_checkpoints import FORMATS, quantized_pair
+from tokenloom.tests.support.quantized_checkpoints import FORMATS, mxfp4_pair, quantized_pair
 from tokenloom.tests.workers.models.test_decoder import oracle, prompts_of, run_schedule, schedule
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.workers.weights.checkpoint import Checkpoint, TensorSlice
@@ -120,3 +120,37 @@ def test_codes_of_another_dtype_are_reported(tmp_path: Path) -> None:
     message = r"q_proj.weight is I8, only F8_E4M3 can be used here"
     with Checkpoint(quantized, torch.float32, CPU, wrong) as checkpoint, pytest.raises(ConfigError, match=message):
         load_matrix(checkpoint, TensorSlice(Q_PROJ, (96, 96)))
+
+
+def add(folder: Path, **tensors: torch.Tensor) -> None:
+    """Add tensors to the matrix of Q_PROJ."""
+    stored = load_file(folder / "model.safetensors")
+    added = {Q_PROJ.replace("weight", suffix): tensor for suffix, tensor in tensors.items()}
+    save_file({**stored, **added}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_only_tensors_that_change_nothing_may_be_surplus(form: str, tmp_path: Path) -> None:
+    quantized, _ = quantized_pair(tmp_path, form, intermediate_size=INNER, **SHAPE)
+    zeros = {"bias": torch.zeros(96, dtype=torch.float16), "weight_zero_point": torch.zeros(96, dtype=torch.int8)}
+    add(quantized, input_scale=torch.ones(1), k_scale=torch.ones(1), **zeros)
+    load(quantized)
+    for suffix in ("bias", "rotation"):
+        add(quantized, **zeros | {suffix: torch.ones(96)})
+        with pytest.raises(ConfigError, match=rf"no place for tensor model.layers.1.self_attn.q_proj.{suffix}: "):
+            load(quantized)
+
+
+def test_surplus_tensors_are_refused_if_matrices_are_quantized_on_load(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    add(folder, input_scale=torch.ones(1))
+    with pytest.raises(ConfigError, match=r"no place for tensor model.layers.1.self_attn.q_proj.input_scale: "):
+        load(folder, quantization="int8")
+
+
+def test_surplus_tensors_are_refused_beside_mxfp4(tmp_path: Path) -> None:
+    quantized, _ = mxfp4_pair(tmp_path, intermediate_size=96)
+    load(quantized)
+    add(quantized, input_scale=torch.ones(1))
+    with pytest.raises(ConfigError, match=r"no place for tensor model.layers.1.self_attn.q_proj.input_scale: "):
+        load(quantized)
