@@ -248,6 +248,10 @@ _ATTENTION = [
     AttentionForm(BF16, 256, 2, 96, softcap=50.0, norm=None),
     AttentionForm(BF16, 128, 2, softcap=50.0, norm=None, rotation=0.0),
     AttentionForm(FP32, 128, 2, softcap=50.0, has_sinks=True, norm="layer", rotation=0.25),
+    AttentionForm(BF16, 512, 8),
+    AttentionForm(FP32, 512, 16),
+    AttentionForm(BF16, 64, 71, norm=None),
+    AttentionForm(BF16, 128, 48, norm=None),
 ]  # fmt: skip
 _FP8_ATTENTION = [
     AttentionForm(BF16, 128, 2, has_fp8_cache=True),

@@ -33,18 +33,19 @@ from .activation import activate
 from .attention.decode import decode_attention, plan_decode
 from .attention.heads import can_fuse_heads, qk_norm_rope_cache
 from .attention.prefill import plan_prefill, prefill_attention
+from .launch import next_power_of_2
 from .linear.gemv import gemv
 from .linear.matmul import Matrices, matmul
 from .linear.moe import TritonExperts, fused_moe
 from .norm import MAX_WIDTH, normalize
 from .step import begin_decode, embed_tokens
-from .table import DecodeShape, PrefillShape, decode_shape, prefill_shape
+from .table import DecodeShape, PrefillShape, decode_shape, group_rows, prefill_shape
 
 logger = logging.getLogger("tokenloom.kernels")
 
 MIN_HEAD_DIM = 16  # the smallest dimension that tl.dot supports
-MAX_HEAD_DIM = 256
-MAX_GROUP = 16
+MAX_GROUP = 128
+MAX_GROUP_ELEMENTS = 8192  # of a KV head's query heads, each count padded: a program sums them in registers
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,14 +190,15 @@ class TritonOps(ReferenceOps):
 
     def supports(self, head_dim: int, group: int) -> bool:
         """Whether the attention kernels support this shape; if not, warn once that plain torch runs."""
-        if MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM and group <= MAX_GROUP:
+        num_elements = group_rows(group) * next_power_of_2(head_dim)
+        if head_dim >= MIN_HEAD_DIM and group <= MAX_GROUP and num_elements <= MAX_GROUP_ELEMENTS:
             return True
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "attention with head_dim %d and %d query heads per KV head runs in plain torch: the kernels support "
-                "head_dim %d to %d and at most %d",
-                *(head_dim, group, MIN_HEAD_DIM, MAX_HEAD_DIM, MAX_GROUP),
+                "head_dim from %d, at most %d query heads, and a product of both (as powers of two) of at most %d",
+                *(head_dim, group, MIN_HEAD_DIM, MAX_GROUP, MAX_GROUP_ELEMENTS),
             )
         return False
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from .launch import next_power_of_2
+
 TABLE_PATH = Path(__file__).with_name("gpu_table.json")
 
 
@@ -48,6 +50,11 @@ def read_table() -> dict[str, dict[str, dict[str, int]]]:
     return entries
 
 
+def group_rows(group: int) -> int:
+    """Return the query rows that `group` query heads take in a program: a power of two that tl.dot supports."""
+    return max(16, next_power_of_2(group))
+
+
 def _is_large(architecture: int) -> bool:
     """Return whether a multiprocessor has 227 KB of shared memory; consumer GPUs, even sm_120, have 99 KB."""
     return 90 <= architecture < 120
@@ -59,8 +66,8 @@ def decode_shape(architecture: int, head_dim: int, group: int, element_size: int
     if entry is not None:
         return DecodeShape(**entry)
     if element_size > 2:  # no tensor cores for float32: larger tiles spill registers
-        return DecodeShape(16, 16, num_warps=4, num_stages=2)
-    tile = 64 if head_dim <= 128 else 32
+        return DecodeShape(16, 16, num_warps=4, num_stages=2 if head_dim <= 256 else 1)
+    tile = 64 if head_dim <= 128 else 32 if head_dim <= 256 else 16
     # A key's block id is loaded before the key, so each load gets half of the stages. With 5 stages one tile is in
     # flight while another is computed; with 7 two are, enough for one program per multiprocessor to use the bandwidth.
     return DecodeShape(tile, 256 // tile, num_warps=4, num_stages=7 if _is_large(architecture) else 5)
@@ -72,9 +79,13 @@ def prefill_shape(architecture: int, head_dim: int, group: int, element_size: in
     if entry is not None:
         return PrefillShape(**entry)
     if element_size > 2:  # see decode_shape
-        return PrefillShape(32, 16, num_warps=4, num_stages=2)
+        if head_dim > 256:
+            return PrefillShape(16, 16, num_warps=4, num_stages=1)
+        return PrefillShape(max(32, group_rows(group)), 16, num_warps=4, num_stages=2)
     is_large = _is_large(architecture)
     if head_dim <= 128:
         # Tiles of 64 keys make wgmma bound by shared memory bandwidth, and the work per tile takes its issue slots.
         return PrefillShape(128, 128, num_warps=8, num_stages=5) if is_large else PrefillShape(128, 64, 8, 3)
+    if head_dim > 256:
+        return PrefillShape(64, 16, num_warps=8, num_stages=3) if is_large else PrefillShape(32, 16, 8, 2)
     return PrefillShape(128 if is_large else 64, 32, num_warps=8, num_stages=3)

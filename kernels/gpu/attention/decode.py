@@ -19,7 +19,7 @@ from torch import Tensor
 from ...contract import AttentionSpec
 from ...fp8_cache import is_fp8
 from ..launch import next_power_of_2
-from ..table import DecodeShape
+from ..table import DecodeShape, group_rows
 from .attention import NO_SCORE, attend_tile, cache_arguments, mean_value, no_keys, score_arguments, tile_bases
 
 MAX_SPLITS = 16  # of a row; bounds the memory for partial results
@@ -234,7 +234,7 @@ def decode_attention(
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
-        GROUP_PAD=max(16, next_power_of_2(group)),
+        GROUP_PAD=group_rows(group),
         HEAD_DIM=head_dim,
         DIM_PAD=dim_pad,
         BLOCK_SIZE=block_size,

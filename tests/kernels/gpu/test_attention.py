@@ -21,8 +21,12 @@ from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.gpu.shapes import PagedStep, as_fp8, far_away, from_fp8, paged_step
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
-HEAD_DIMS = [64, 80, 96, 128, 256]
-GROUPS = [1, 2, 3, 4, 7, 8, 16]
+SHAPES = [  # head_dim and query heads per KV head
+    (head_dim, group)
+    for head_dim in (64, 80, 96, 128, 256, 512)
+    for group in (1, 2, 3, 4, 7, 8, 16, 48, 71)
+    if TritonOps(90).supports(head_dim, group)
+]
 BLOCK_SIZES = [16, 32, 64, 128]
 WINDOWS = [None, None, 1, 5, 64, 100]
 LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 127, 129, 257, 300]
@@ -48,14 +52,14 @@ def random_step(seed: int) -> PagedStep:
         (rng.choice([0, 0, 1, 63, 64, rng.randrange(200)]), rng.choice([2, 3, 33, 64, 65]))
         for _ in range(rng.randrange(0 if decode_lengths else 1, 3))
     ]
-    group, num_kv_heads = rng.choice(GROUPS), rng.choice([1, 2])
+    (head_dim, group), num_kv_heads = rng.choice(SHAPES), rng.choice([1, 2])
     sinks = torch.randn(group * num_kv_heads, generator=torch.Generator().manual_seed(seed)) * 2
     return paged_step(
         rng,
         decode_lengths,
         prefill_rows,
         dtype=rng.choice([torch.float32, torch.float16]),
-        head_dim=rng.choice(HEAD_DIMS),
+        head_dim=head_dim,
         group=group,
         num_kv_heads=num_kv_heads,
         block_size=rng.choice(BLOCK_SIZES),
@@ -66,8 +70,8 @@ def random_step(seed: int) -> PagedStep:
     )
 
 
-def check_step(step: PagedStep) -> None:
-    result = TritonOps(90).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.spec)
+def check_step(step: PagedStep, architecture: int = 90) -> None:
+    result = TritonOps(architecture).paged_attention(step.query, step.kv_cache, 1, step.metadata, step.spec)
     tolerance = TOLERANCES[step.query.dtype]
     torch.testing.assert_close(result.float(), expected(step), atol=tolerance, rtol=tolerance)
 
@@ -81,6 +85,19 @@ def test_attention_is_the_references_over_random_steps(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(100, 320))
 def test_attention_is_the_references_over_many_random_steps(seed: int) -> None:
     check_step(random_step(seed))
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize(("head_dim", "group"), [(512, 8), (512, 16), (64, 71), (128, 48)])
+def test_large_heads_and_many_query_heads_per_kv_head(head_dim: int, group: int, architecture: int) -> None:
+    dtype = torch.float32 if group in (8, 71) else torch.float16
+    check_step(paged_step(random.Random(8), [150], [(30, 3)], dtype, head_dim, group, 1, 16, None), architecture)
+
+
+def test_shapes_whose_query_heads_exceed_a_programs_registers_run_in_torch() -> None:
+    shapes = [(512, 17), (256, 33), (128, 65), (64, 129), (16, 129), (513, 1), (8, 1)]
+    assert not any(TritonOps(90).supports(*shape) for shape in shapes)
+    assert all(TritonOps(90).supports(*shape) for shape in [(512, 16), (256, 32), (128, 64), (64, 128), (16, 128)])
 
 
 def decode_alone(step: PagedStep, rows: list[int], shape: DecodeShape) -> torch.Tensor:
