@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tokenloom.scripts import chaos
@@ -18,6 +20,12 @@ def test_no_fault_loses_or_changes_an_answer(num_ranks: int) -> None:
 @pytest.mark.timeout(3600)
 def test_300_faults_lose_no_answer() -> None:
     assert chaos.main(["--faults", "300", "--clients", "8"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_fault_loses_an_answer_of_an_engine_with_tiers(tmp_path: Path) -> None:
+    assert chaos.main(["--faults", "30", "--clients", "4", "--kv-disk", str(tmp_path)]) == 0
 
 
 def test_the_harness_detects_each_kind_of_loss() -> None:
