@@ -88,6 +88,8 @@ class DiskSource:
                     self._take_lock()
                     index = DiskIndex(ObjectFiles.size(namespace.slot_bytes), self._max_bytes, self._quota)
                     self._view = view = _View(self._root, namespace, index, self._prepare())
+                    if index.object_bytes > self._max_bytes:
+                        self._complain(OSError(errno.EFBIG, f"a block takes {index.object_bytes} bytes"))
                 try:
                     self._scan(view)
                 finally:
@@ -99,7 +101,7 @@ class DiskSource:
             else:
                 if self._starts.succeeded():
                     self._error = ""
-        self._on_change()
+            self._on_change()
 
     def _take_lock(self) -> None:
         if self._lock_fd >= 0:
@@ -154,8 +156,7 @@ class DiskSource:
     def _start_again(self) -> None:
         """Try again to open the folder, some time after it failed."""
         namespace = self._wanted
-        if namespace is not None and self._view is None and self._error and not self._starts.is_on:
-            self._error = ""
+        if namespace is not None and self._error and not self._starts.is_on and not self._opening.locked():
             self.open(namespace)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -348,6 +349,8 @@ class DiskSource:
 def _remedy(error: OSError) -> str:
     if error.errno in (errno.EAGAIN, errno.EWOULDBLOCK):
         return "another engine uses this folder: give another one, or load from that engine by --kv-peers"
+    if error.errno == errno.EFBIG:
+        return "raise --kv-disk-bytes"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "make room on the disk, or lower --kv-disk-bytes"
     if error.errno == errno.EROFS:

@@ -87,6 +87,10 @@ def open_disk(root: Path, max_bytes: int = 1 << 30, quota: float = 1.0, namespac
 def reopen(source: DiskSource, namespace: Namespace, has_started: threading.Event) -> None:
     has_started.clear()
     source.open(namespace)
+    wait_for_start(source, has_started)
+
+
+def wait_for_start(source: DiskSource, has_started: threading.Event) -> None:
     assert has_started.wait(DEADLINE_S) and source._opening.acquire(timeout=DEADLINE_S)
     source._opening.release()
 

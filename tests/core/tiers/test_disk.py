@@ -32,6 +32,7 @@ from tokenloom.tests.core.tiers.slots import (
     load,
     open_disk,
     reopen,
+    wait_for_start,
 )
 
 OTHER = Namespace(key_of(999), b"", SLOT_BYTES)
@@ -320,15 +321,17 @@ def test_a_second_engine_gets_a_closed_source_and_one_line(tmp_path: Path, caplo
     second = open_disk(tmp_path)
     assert not second.state().is_open and "--kv-peers" in second.state().error and str(tmp_path) in second.state().error
     assert find(second, [1]) == 0 and second.store(filled([2])) == [False] and load(second, empty([1])) == [False]
-    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
     assert load(first, empty([1])) == [True]
-    first.close()
-    second._starts._until = 0.0
-    second._on_change = (has_started := threading.Event()).set
-    find(second, [1])
-    assert has_started.wait(DEADLINE_S) and find(second, [1]) == 1 and second.state().error == "", (
-        "after a while it opens"
-    )
+    for is_free in (False, True):
+        if is_free:
+            first.close()
+        second._starts._until = 0.0
+        second._on_change = (has_started := threading.Event()).set
+        assert find(second, [1]) == 0
+        wait_for_start(second, has_started)
+        assert second.state().is_open == is_free
+    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+    assert find(second, [1]) == 1 and second.state().error == "", "after a while it opens"
 
 
 @pytest.fixture
@@ -405,6 +408,12 @@ def test_a_folder_that_cannot_be_made_closes_the_source(tmp_path: Path) -> None:
     source = open_disk(tmp_path / "file" / "root")
     assert not source.state().is_open and source.store(filled([1])) == [False]
     assert "Not a directory" in source.state().error
+
+
+def test_a_limit_below_one_block_is_an_error_with_its_remedy(tmp_path: Path) -> None:
+    source = open_disk(tmp_path, OBJECT_BYTES - 1)
+    assert source.store(filled([1])) == [False] and files_of(tmp_path) == []
+    assert source.state().error.endswith(f"a block takes {OBJECT_BYTES} bytes: raise --kv-disk-bytes")
 
 
 @pytest.mark.slow
