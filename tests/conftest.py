@@ -1,4 +1,4 @@
-"""Selects Triton's interpreter if there is no GPU, before anything imports triton.
+"""Selects Triton's interpreter if there is no GPU, before anything imports triton, and sleeping waits for OpenMP.
 
 Temporary folders have short names, since engines put sockets there.
 """
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+# As the engine's workers do. Spinning threads of several test processes would take each other's cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
