@@ -1,0 +1,129 @@
+"""Replay a trace of prompts through pool and tiers: how many of their tokens would have been found, and where.
+
+    python scripts/replay_kv_trace.py TRACE.jsonl --pool 300000 --host 3000000 --disk 30000000
+
+TRACE has a JSON object a line with `input_length`, `output_length` and `hash_ids`, one for each 512 tokens of the
+prompt that follow the same tokens (the form of Mooncake's traces). Sizes are in tokens; 0: none. The pool and the host
+tier are the engine's own; requests run one after the other, so that the order of the trace alone decides. Printed: the
+share of prompt tokens found by the pool alone, with each further tier, and by a cache that forgets nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tokenloom.core.kv.block_pool import BlockPool
+from tokenloom.core.kv.offload.slots import Slots
+from tokenloom.scripts.bench_report import Report, new_parser
+
+BLOCK = 512  # tokens
+
+
+class Tier:
+    """A tier that gets the blocks that the pool evicts; the engine's host tier, for all sizes."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.slots = Slots(num_blocks)
+
+    def keep(self, key: bytes) -> None:
+        if self.slots.lookup(key) is None and (slot := self.slots.allocate_for(0)) is not None:
+            self.slots.cache_written(slot, key)
+            self.slots.free([slot])
+
+    def use(self, key: bytes) -> bool:
+        """Whether the block is here; it then is the one used last."""
+        slot = self.slots.lookup(key)
+        if slot is not None:
+            self.slots.touch([slot])
+            self.slots.free([slot])
+        return slot is not None
+
+
+class Replay:
+    """The pool of an engine and its tiers. It observes the pool."""
+
+    def __init__(self, pool_tokens: int, tiers: Sequence[Tier]) -> None:
+        self.pool = BlockPool(max(pool_tokens // BLOCK, 1) + 1, [self])
+        self.tiers = tiers
+        self.num_found = [0] * (1 + len(tiers))
+
+    def written(self, group: int, block: int, key: bytes) -> None: ...
+
+    def forgotten(self, group: int, block: int, key: bytes) -> None: ...
+
+    def cleared(self, group: int) -> None: ...
+
+    def evicted(self, group: int, block: int, key: bytes) -> None:
+        for tier in self.tiers:
+            tier.keep(key)
+
+    def request(self, keys: Sequence[bytes], num_new: int) -> None:
+        """Run a request: find the longest prefix, compute the rest and `num_new` blocks that nobody asks for."""
+        table: list[int] = []
+        places = [self._find(key) for key in keys]
+        num_hits = next((i for i, place in enumerate(places) if place is None), len(keys))
+        for place in places[:num_hits]:
+            assert place is not None
+            self.num_found[place] += 1
+        for i, key in enumerate(keys):
+            block = self.pool.lookup(key)
+            if i < num_hits and block is not None:
+                self.pool.touch([block])
+            else:
+                taken = self.pool.allocate(1)
+                if taken is None:
+                    break  # longer than the pool
+                (block,) = taken
+                self.pool.cache_block(block, key)
+            table.append(block)
+        table += self.pool.allocate(min(num_new, self.pool.num_free)) or []
+        self.pool.free(reversed(table))
+
+    def _find(self, key: bytes) -> int | None:
+        if self.pool.lookup(key) is not None:
+            return 0
+        return next((1 + i for i, tier in enumerate(self.tiers) if tier.use(key)), None)
+
+
+def requests_of(trace: Path) -> Iterator[tuple[list[bytes], int]]:
+    """Yield the keys of each prompt's blocks, and the number of blocks of its answer."""
+    with trace.open(encoding="utf-8") as lines:
+        for line in lines:
+            request = json.loads(line)
+            keys = [number.to_bytes(8, "little") for number in request["hash_ids"]]
+            yield keys, -(-int(request["output_length"]) // BLOCK)
+
+
+def main() -> int:
+    parser = new_parser(__doc__)
+    parser.add_argument("trace", type=Path, metavar="TRACE")
+    for name, default in (("pool", 300_000), ("host", 3_000_000), ("disk", 30_000_000)):
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"tokens in it (default {default})")
+    arguments = parser.parse_args()
+    sizes = {name: getattr(arguments, name) for name in ("pool", "host", "disk")}
+    report = Report("replay of a trace", {"trace": arguments.trace.name, **sizes})
+    requests = list(requests_of(arguments.trace))
+    num_blocks = sum(len(keys) for keys, _ in requests)
+    seen: set[bytes] = set()
+    num_ideal = 0
+    for keys, _ in requests:
+        num_ideal += next((i for i, key in enumerate(keys) if key not in seen), len(keys))
+        seen.update(keys)
+    outer = [name for name in ("host", "disk") if sizes[name]]
+    for count in range(len(outer) + 1):
+        replay = Replay(arguments.pool, [Tier(sizes[name] // BLOCK) for name in outer[:count]])
+        for keys, num_new in requests:
+            replay.request(keys, num_new)
+        share = {name: found / num_blocks for name, found in zip(["pool", *outer], replay.num_found, strict=False)}
+        report.add(cache=" + ".join(["pool", *outer[:count]]), found=sum(replay.num_found) / num_blocks, **share)
+    report.add(cache="all that ever was", found=num_ideal / num_blocks)
+    report.note("requests, blocks", [len(requests), num_blocks])
+    report.publish(arguments.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
