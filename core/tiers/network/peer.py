@@ -45,6 +45,7 @@ CONNECT_S = 0.2  # a lookup does not wait longer for a peer to which there is no
 MAX_REMEMBERED = 1 << 17  # keys
 MAX_OPEN_REQUESTS = 2  # to load, of one call at one peer
 MAX_UNREAD = 64  # messages on one connection
+SILENCE_S = 3.0  # without a message a peer counts as hung, long before the deadline of a load
 RATE_WEIGHT = 0.2  # of the newest load
 
 Socket = zmq.Socket[bytes]
@@ -299,8 +300,8 @@ def _read_count(socket: Socket, serial: bytes, num_keys: int) -> int | None:
 
 
 def _wait(socket: Socket, event: int, deadline: float) -> None:
-    """Wait until the socket can send or receive; TimeoutError after the deadline."""
-    remaining_ms = int((deadline - time.monotonic()) * 1000)
+    """Wait until the socket can send or receive; TimeoutError after the deadline or SILENCE_S."""
+    remaining_ms = int(min(deadline - time.monotonic(), SILENCE_S) * 1000)
     if remaining_ms <= 0 or not socket.poll(remaining_ms, event):
         raise TimeoutError("no answer in time")
 

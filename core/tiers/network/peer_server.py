@@ -104,6 +104,7 @@ class PeerServer:
         self._lock_fd = lock_ipc_address(address, "--kv-listen") if self._ipc_address else -1
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = new_socket(self._context, zmq.ROUTER, max_message_bytes=MAX_KEYS * KEY_BYTES)
+        self._socket.copy_threshold = 0  # every block is tracked until it has left
         self._socket.setsockopt(zmq.SNDHWM, MAX_UNREAD)
         self._socket.setsockopt(zmq.RCVHWM, MAX_UNREAD)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_S * 1000)
@@ -164,6 +165,8 @@ class PeerServer:
             if len(frames) != 4 or frames[0] not in (FIND, LOAD) or len(frames[1]) != SERIAL_BYTES:
                 continue
             verb, serial, digest, joined = frames
+            if len(joined) % KEY_BYTES:
+                continue
             keys = [joined[start : start + KEY_BYTES] for start in range(0, len(joined), KEY_BYTES)]
             request = _Request(verb, serial, keys, time.monotonic() + PATIENCE_S)
             is_ours = self._form is not None and digest == self._form.digest

@@ -79,6 +79,11 @@ class RedisNodes:
         with _as_os_errors():
             return [_node(each) for each in self._cluster.get_primaries()]
 
+    def doubt(self) -> None:
+        """Read the map of a cluster again at the next `learn`: after a failure, another node may have taken over."""
+        if self._cluster is not None:
+            self.is_known = False
+
     def close(self) -> None:
         self._connector.shutdown(wait=False, cancel_futures=True)
         if self._cluster is not None:

@@ -162,7 +162,7 @@ class RemoteSource:
             action(form, links)
         except OSError as error:
             links.close()  # replies may be outstanding
-            self._nodes.is_known = False  # in a cluster, another node may have taken over
+            self._nodes.doubt()
             self._count_failure(str(error) or type(error).__name__, breaker.failed(kind))
             return False
         except BaseException:
@@ -266,7 +266,7 @@ class RemoteSource:
         if isinstance(reply, ServerError) and reply.code != "WRONGTYPE":
             self._counter.set(error=reply.text)
             if reply.code in _ELSEWHERE:
-                self._nodes.is_known = False
+                self._nodes.is_known = False  # until the next request
             elif reply.code in _REFUSALS:
                 self._stores_from = time.monotonic() + REFUSED_S
             if reply.code not in self._logged and reply.code not in _ELSEWHERE:

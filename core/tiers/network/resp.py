@@ -21,6 +21,7 @@ MAX_TEXT_BYTES = 16 << 20  # of a reply that is not received into place
 MAX_ITEMS = 1 << 20  # of an array
 MAX_DEPTH = 4  # of nested arrays; CLUSTER SLOTS has 3
 MAX_BUFFERS = 64  # in one call of sendmsg
+SILENCE_S = 3.0  # without a byte the peer counts as hung, long before the deadline of a load
 
 
 class ServerError(NamedTuple):
@@ -159,7 +160,7 @@ class Connection:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             raise TimeoutError("no answer in time")
-        self._socket.settimeout(remaining_s)
+        self._socket.settimeout(min(remaining_s, SILENCE_S))
 
 
 def _number(text: bytes) -> int:

@@ -358,6 +358,26 @@ def test_a_peer_that_is_gone_delays_no_other(stack: contextlib.ExitStack, tmp_pa
     assert time.monotonic() - started < 1
     assert find(source, range(9), SHORT_S) == 8
     assert load(source, range(8)) == [True] * 8
+    lonely = new_source(stack, f"ipc://{tmp_path}/gone")
+    started = time.monotonic()
+    assert [find(lonely, range(8)) for _ in range(9)] == [0] * 9  # with a deadline of DEADLINE_S
+    assert time.monotonic() - started < 2 and lonely.state().is_broken
+
+
+def test_a_silent_peer_does_not_delay_the_answer_of_one_that_has_all(
+    stack: contextlib.ExitStack, tmp_path: Path
+) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stack.callback(lambda: context.destroy(linger=0))
+    silent = context.socket(zmq.ROUTER)
+    stack.callback(silent.close)
+    silent.bind(f"ipc://{tmp_path}/silent")
+    server = serve(stack, Host(filled(range(8))), f"ipc://{tmp_path}/here")
+    source = new_source(stack, f"ipc://{tmp_path}/silent", server.address)
+    started = time.monotonic()
+    for _ in range(5):
+        assert find(source, range(8)) == 8
+    assert time.monotonic() - started < 1
 
 
 # ── clients that misbehave ───────────────────────────────────────────────────────────────────────────────────────────
@@ -367,7 +387,7 @@ def test_clients_that_flood_and_do_not_read_cost_bounded_memory_and_delay_no_oth
     stack: contextlib.ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_server, "LOAD_BYTES", 8 * SLOT_BYTES)
-    monkeypatch.setattr(peer_server, "MAX_SENDING_BYTES", 64 * SLOT_BYTES)
+    monkeypatch.setattr(peer_server, "MAX_SENDING_BYTES", 16 * SLOT_BYTES)
     host = Host(filled(range(8)))
     server = serve(stack, host, f"ipc://{tmp_path}/p")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -385,7 +405,8 @@ def test_clients_that_flood_and_do_not_read_cost_bounded_memory_and_delay_no_oth
         assert find(source, range(8)) == 8
         assert load(source, range(8)) == [True] * 8
         assert time.monotonic() - started < 1
-        assert sum(transfer.num_bytes for transfer in server._transfers) <= 64 * SLOT_BYTES
+        assert sum(transfer.num_bytes for transfer in server._transfers) <= 16 * SLOT_BYTES
+        assert all(len(queue) <= peer_server.MAX_QUEUED for queue in list(server._queues.values()))
     assert not +host.pins
 
 
@@ -402,8 +423,8 @@ def test_clients_that_flood_and_do_not_read_cost_bounded_memory_and_delay_no_oth
         [bytes(32)] * 50,
     ],
 )
-def test_nonsense_of_a_client_leaves_the_server_alive(
-    stack: contextlib.ExitStack, tmp_path: Path, frames: list[bytes]
+def test_nonsense_of_a_client_is_skipped(
+    stack: contextlib.ExitStack, tmp_path: Path, frames: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = serve(stack, Host(filled(range(4))), f"ipc://{tmp_path}/p", disk=DiskOf(range(2)))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -416,3 +437,17 @@ def test_nonsense_of_a_client_leaves_the_server_alive(
     source = new_source(stack, server.address)
     assert find(source, range(5)) == 4
     assert load(source, range(4)) == [True] * 4
+    assert not caplog.records
+
+
+def test_a_request_that_fails_does_not_end_the_service(
+    stack: contextlib.ExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = Host(filled(range(4)))
+    source = new_source(stack, serve(stack, host, f"ipc://{tmp_path}/p").address)
+    assert find(source, range(4)) == 4
+    items, host.items = host.items, None  # type: ignore[assignment]
+    assert find(source, range(4), SHORT_S) == 0
+    host.items = items
+    assert find(source, range(4)) == 4
+    assert "failed" in caplog.text
