@@ -70,6 +70,12 @@ class Lane:
         for job, block in dropped:
             job.written(block.slot, 0)
 
+    def finish_stores(self, deadline: float) -> None:
+        """Wait until everything is written, at most until the deadline (monotonic seconds)."""
+        with self._can_store:
+            timeout_s = max(deadline - time.monotonic(), 0)
+            self._can_store.wait_for(lambda: not self._stores and not self._num_storing, timeout_s)
+
     def _run_loads(self) -> None:
         while True:
             with self._can_load:

@@ -65,6 +65,7 @@ logger = logging.getLogger("tokenloom.tiers")
 LOAD_LIMIT_S = 30.0  # from an order to load to its last read
 MAX_QUEUED_BYTES = 256 << 20  # to be written, and at most a quarter of the arena
 STATE_INTERVAL_S = 1.0
+FLUSH_S = 2.0  # from Stop to the end, for writes that are queued; the supervisor kills a little later
 OPENER_NICENESS = 19
 
 
@@ -117,6 +118,9 @@ class TierProcess:
                 self._obey(order)
             self._send()
             poller.poll(self._patience_ms())
+        deadline = time.monotonic() + FLUSH_S
+        for lane in self._lanes.values():
+            lane.finish_stores(deadline)
 
     def _wait_for_initialize(self) -> bool:
         """Map the arena when its shape arrives; False if Stop arrives instead."""

@@ -153,6 +153,18 @@ def test_flush_awaits_the_writes_before_it(bench: TierBench, faults: Path) -> No
     assert bench.get(TierFlushed).serial == 6
 
 
+def test_a_stop_lets_queued_writes_end(bench: TierBench, faults: Path) -> None:
+    bench.start()
+    bench.open()
+    fault = inject(faults, "tier.store", "delay 0.3")
+    bench.fill(SLOTS, SLOTS)
+    bench.store(1, SLOTS, SLOTS)
+    wait_until_gone(fault)
+    bench.order(Stop())
+    assert bench.process.wait(DEADLINE_S) == 0
+    assert len(files_of(bench.root)) == len(SLOTS)
+
+
 def test_clear_removes_everything(bench: TierBench, faults: Path) -> None:
     bench.start()
     bench.open()
