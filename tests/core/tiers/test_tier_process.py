@@ -238,6 +238,28 @@ def test_a_stopped_process_writes_no_slot_after_its_last_report(bench: TierBench
         assert bench.arena.slot(slot) == (content_of(key_of(slot - 40)) if is_good else b"\x55" * SLOT_BYTES)
 
 
+def test_after_a_kill_the_next_process_loads_only_whole_blocks(tmp_path: Path) -> None:
+    bench = TierBench(tmp_path, num_slots=160)
+    bench.start()
+    namespace = bench.open()
+    bench.fill(SLOTS, SLOTS)
+    bench.store(1, SLOTS, SLOTS)
+    bench.get(BlocksStored)
+    bench.process.kill()
+    bench.close()
+    bench = TierBench(tmp_path, num_slots=160)
+    try:
+        bench.start()
+        assert bench.open() == namespace
+        bench.load(1, SLOTS, SLOTS)
+        loaded = bench.loaded(1)
+        assert 0 < sum(loaded.values()) == len(files_of(bench.root))
+        for slot, is_good in loaded.items():
+            assert not is_good or bench.arena.slot(slot) == content_of(key_of(slot))
+    finally:
+        bench.close()
+
+
 def test_another_namespace_replaces_the_first(bench: TierBench) -> None:
     bench.start()
     one = bench.open(serial=1)
