@@ -192,6 +192,23 @@ class DecoderWeights:
     head_dim: int
 
 
+class FusedLayer(Protocol):
+    """A decoder layer in one call."""
+
+    def __call__(
+        self,
+        x: Tensor,
+        rotary: Rotary,
+        positions: Tensor,
+        kv_cache: Tensor,
+        layer: int,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        """Compute x [T, hidden] → [T, hidden]; write keys and values to `layer` of the cache. rotary: in place of the
+        weights', of heads at `positions` [T] int64, in place of the metadata's."""
+        ...
+
+
 class FusedDecoder(Protocol):
     """A forward pass of the whole decoder in one call."""
 

@@ -27,7 +27,9 @@ from .contract import (
     BatchColumns,
     DecoderWeights,
     FusedDecoder,
+    FusedLayer,
     HeadNorms,
+    LayerWeights,
     Norm,
     PackedExperts,
     PackedLinear,
@@ -288,6 +290,10 @@ class ReferenceOps:
                 key, value = _gather(kv_cache, layer, blocks, query.dtype)[..., seen, :]
                 output[start:stop] = _attend(query[start:stop], key, value, spec)
         return output
+
+    def fuse_layer(self, weights: LayerWeights, num_heads: int, num_kv_heads: int, head_dim: int) -> FusedLayer | None:
+        """Build a single-call layer, equal to its operations within rounding; None if there is no such kernel."""
+        return None
 
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
         """Build a single-call decoder, equal to the layers within rounding; None if there is no such kernel."""

@@ -21,7 +21,9 @@ from ..contract import (
     AttentionSpec,
     DecoderWeights,
     FusedDecoder,
+    FusedLayer,
     HeadNorms,
+    LayerWeights,
     Norm,
     PackedExperts,
     PackedLinear,
@@ -34,7 +36,7 @@ from . import library as c
 from .arena import PackedMemory
 from .compiler import Unavailable
 from .cpu_experts import CpuExperts, padded_scores
-from .fused_decoder import CpuDecoder
+from .fused_decoder import CpuDecoder, CpuLayer
 from .layer_structs import head_rules, norm_struct, scoring
 from .loader import load_kernels, load_level
 
@@ -69,7 +71,7 @@ class CpuOps(ReferenceOps):
 
     def __init__(self, library: c.KernelLibrary, dtype: torch.dtype, is_batch_invariant: bool = False) -> None:
         """`is_batch_invariant`: a token's bits do not depend on the rest of the batch."""
-        self._library = library
+        self.library = library
         self._is_batch_invariant = is_batch_invariant
         self.dtype = dtype
         self._line = int(library.op_line())  # elements in 64 bytes
@@ -83,7 +85,7 @@ class CpuOps(ReferenceOps):
         assert isinstance(table, CpuLinear)
         ids = token_ids.int().contiguous()
         rows = torch.empty((len(ids), table.in_features), dtype=self.dtype)
-        self._library.op_embed_packed(
+        self.library.op_embed_packed(
             byref(table.struct), ids.data_ptr(), len(ids), first_id, rows.data_ptr(), torch.get_num_threads()
         )
         return rows
@@ -93,7 +95,7 @@ class CpuOps(ReferenceOps):
         num_rows, num_inputs = weight.shape
         num_outputs = num_rows // 2 if is_gated else num_rows
         num_lines = -(-num_inputs // self._line)
-        num_pairs = int(self._library.linear_num_pairs(num_outputs, is_gated))
+        num_pairs = int(self.library.linear_num_pairs(num_outputs, is_gated))
         weight_bytes, bias_bytes = num_pairs * num_lines * 2048, 0 if bias is None else num_pairs * 128
         address, owner = self._memory.allocate(weight_bytes + bias_bytes)
         struct = c.Linear(
@@ -109,7 +111,7 @@ class CpuOps(ReferenceOps):
         )
         weight = weight.contiguous()
         bias = None if bias is None else bias.contiguous()
-        self._library.pack_linear(
+        self.library.pack_linear(
             byref(struct), weight.data_ptr(), None if bias is None else bias.data_ptr(), torch.get_num_threads()
         )
         return CpuLinear(struct, owner, num_inputs, num_outputs, weight_bytes + bias_bytes)
@@ -138,8 +140,8 @@ class CpuOps(ReferenceOps):
         num_tokens, hidden_size = x.shape
         out = torch.empty((num_tokens, hidden_size), dtype=self.dtype)
         panel = torch.empty(num_tokens * packed.up[0].num_lines * self._line, dtype=self.dtype)
-        scratch = torch.empty(self._library.experts_scratch(byref(experts), num_tokens), dtype=torch.uint8)
-        self._library.op_mix_experts(
+        scratch = torch.empty(self.library.experts_scratch(byref(experts), num_tokens), dtype=torch.uint8)
+        self.library.op_mix_experts(
             byref(experts),
             x.data_ptr(),
             x.stride(0),
@@ -184,7 +186,7 @@ class CpuOps(ReferenceOps):
         work = c.HeadWork(addressof(rules), metadata.positions.data_ptr(), metadata.slots.data_ptr())
         fused = c.Heads(heads.data_ptr(), heads.stride(0), num_tokens, num_heads, num_kv_heads, head_dim)
         cache = _cache_of(kv_cache, layer)
-        self._library.op_qk_norm_rope_cache(byref(fused), byref(work), byref(cache), torch.get_num_threads())
+        self.library.op_qk_norm_rope_cache(byref(fused), byref(work), byref(cache), torch.get_num_threads())
         return heads[:, :num_heads]
 
     def paged_attention(
@@ -200,11 +202,11 @@ class CpuOps(ReferenceOps):
             return super().paged_attention(query, kv_cache, layer, metadata, spec)
         if query.stride(1) != head_dim or query.stride(2) != 1:
             query = query.contiguous()
-        plan = self._plan_of(metadata, num_heads, kv_cache.shape[3], head_dim, spec.window or 0)
+        plan = self.plan_of(metadata, num_heads, kv_cache.shape[3], head_dim, spec.window or 0)
         is_padded = num_tokens != metadata.query_starts_host[-1] or 0 in metadata.seq_lens_host
         output = (torch.zeros if is_padded else torch.empty)(query.shape, dtype=self.dtype)
         cache = _cache_of(kv_cache, layer)
-        self._library.op_attend(
+        self.library.op_attend(
             plan.address,
             query.data_ptr(),
             query.stride(0),
@@ -216,33 +218,42 @@ class CpuOps(ReferenceOps):
         )
         return output
 
+    def fuse_layer(self, weights: LayerWeights, num_heads: int, num_kv_heads: int, head_dim: int) -> FusedLayer | None:
+        if head_dim > MAX_HEAD_DIM or head_dim % 2:
+            return None
+        return CpuLayer(self, weights, num_heads, num_kv_heads, head_dim)
+
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
         if weights.head_dim > MAX_HEAD_DIM or weights.head_dim % 2:
             return None
-        return CpuDecoder(self._library, weights, self.dtype, self._is_batch_invariant)
+        return CpuDecoder(self.library, weights, self.dtype, self._is_batch_invariant)
+
+    def scratch(self, num_elements: int) -> Tensor:
+        """Return memory for the next call alone."""
+        if self._scratch.numel() < num_elements:
+            self._scratch = torch.empty(num_elements, dtype=self.dtype)
+        return self._scratch
 
     def _multiply(self, x: Tensor, packed: PackedLinear, kind: int, dtype: torch.dtype) -> Tensor:
         assert isinstance(packed, CpuLinear)
         x = _with_dense_rows(x)
         num_rows, num_outputs = x.shape[0], packed.struct.num_outputs
         out = torch.empty((num_rows, num_outputs), dtype=dtype)
-        num_elements = num_rows * packed.struct.num_lines * self._line
-        if self._scratch.numel() < num_elements:
-            self._scratch = torch.empty(num_elements, dtype=self.dtype)
+        scratch = self.scratch(num_rows * packed.struct.num_lines * self._line)
         output = c.Output(kind, c.Rows(out.data_ptr(), num_outputs, 0))
-        self._library.op_linear(
+        self.library.op_linear(
             byref(packed.struct),
             x.data_ptr(),
             x.stride(0),
             num_rows,
-            self._scratch.data_ptr(),
+            scratch.data_ptr(),
             byref(output),
             torch.get_num_threads(),
         )
         return out
 
     def _normalize(self, x: Tensor, delta: Structure, norm: Norm, out: Tensor) -> None:
-        self._library.op_normalize(
+        self.library.op_normalize(
             x.data_ptr(),
             x.stride(0),
             byref(delta),
@@ -252,7 +263,7 @@ class CpuOps(ReferenceOps):
             torch.get_num_threads(),
         )
 
-    def _plan_of(
+    def plan_of(
         self, metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int, window: int
     ) -> _Plan:
         key = (num_heads, num_kv_heads, head_dim, window)
@@ -261,10 +272,10 @@ class CpuOps(ReferenceOps):
             if any(plan.metadata is not metadata for plan in self._plans.values()):
                 self._plans.clear()
             rows = c.step_rows(metadata)
-            address = self._library.make_attention_plan(byref(rows), *key, self._is_batch_invariant)
+            address = self.library.make_attention_plan(byref(rows), *key, self._is_batch_invariant)
             if address is None:
                 raise MemoryError(f"no memory for the attention plan of {len(metadata.seq_lens_host)} rows")
-            plan = self._plans[key] = _Plan(self._library, address, metadata)
+            plan = self._plans[key] = _Plan(self.library, address, metadata)
         return plan
 
 

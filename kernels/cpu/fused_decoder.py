@@ -1,18 +1,36 @@
-"""CpuDecoder: a whole decoder step as one C call (step.c), for a single rank."""
+"""CpuDecoder and CpuLayer: a whole decoder step, or one layer of it, as one C call (step.c), for a single rank."""
 
 from __future__ import annotations
 
 from ctypes import Structure, addressof, byref
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..contract import AttentionMetadata, DecoderWeights, LayerWeights, MLPWeights
+from ..contract import AttentionMetadata, DecoderWeights, LayerWeights, MLPWeights, Rotary
 from . import library as c
 from .cpu_experts import experts_struct
 from .layer_structs import head_rules, linear_struct, norm_struct, scoring
 
 MAX_POSITIONS = (1 << 31) - 1  # of a model without tables: lengths are int32
+
+
+class Plan(Protocol):
+    @property
+    def address(self) -> int: ...
+
+
+class LayerOwner(Protocol):
+    """What a CpuLayer shares with the other operations."""
+
+    library: c.KernelLibrary
+
+    def scratch(self, num_elements: int) -> Tensor: ...
+
+    def plan_of(
+        self, metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int, window: int
+    ) -> Plan: ...
 
 
 class CpuDecoder:
@@ -95,7 +113,55 @@ class CpuDecoder:
             learned_positions=None if positions is None else positions.data_ptr(),
             head=addressof(linear_struct(weights.head)),
             is_batch_invariant=is_batch_invariant,
+            cache_layers=len(weights.layers),
         )
+
+
+class CpuLayer:
+    """A decoder layer in C, with the scratch memory and the attention plans of its owner."""
+
+    def __init__(
+        self, owner: LayerOwner, weights: LayerWeights, num_heads: int, num_kv_heads: int, head_dim: int
+    ) -> None:
+        self._owner, self._weights = owner, weights
+        self._layer = _layer(weights, None)
+        self._shape = (num_heads, num_kv_heads, head_dim, weights.attention.window or 0)
+        self._decoder = c.Decoder(
+            layers=addressof(self._layer),
+            num_layers=1,
+            hidden_size=weights.qkv.in_features,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            residual_scale=1.0,
+        )
+
+    def __call__(
+        self,
+        x: Tensor,
+        rotary: Rotary,
+        positions: Tensor,
+        kv_cache: Tensor,
+        layer: int,
+        metadata: AttentionMetadata,
+    ) -> Tensor:
+        stream = x.contiguous().clone()
+        library, cos_sin, num_tokens = self._owner.library, rotary.cos_sin, len(x)
+        self._layer.rules.cos_sin = None if cos_sin is None else cos_sin.data_ptr()
+        self._layer.rules.num_rotated = 0 if cos_sin is None else cos_sin.shape[1]
+        self._decoder.cache_layers = kv_cache.shape[1]
+        step = c.Step(
+            positions=positions.data_ptr(),
+            slots=metadata.slots.data_ptr(),
+            num_tokens=num_tokens,
+            kv_cache=kv_cache[0, layer].data_ptr(),
+            block_size=kv_cache.shape[4],
+            hidden=stream.data_ptr(),
+        )
+        scratch = self._owner.scratch(library.decoder_scratch(byref(self._decoder), num_tokens))
+        plan = self._owner.plan_of(metadata, *self._shape)
+        library.layer_step(byref(self._decoder), byref(step), plan.address, scratch.data_ptr(), torch.get_num_threads())
+        return stream
 
 
 def _layer(weights: LayerWeights, experts: Structure | None) -> Structure:

@@ -29,6 +29,7 @@ typedef struct {
     const element *learned_positions; /* [positions][hidden_size]: added to the embedding; or NULL */
     const Linear *head;
     int32_t is_batch_invariant; /* see make_attention_plan */
+    int64_t cache_layers; /* layers of the KV cache, from that of the first layer on */
 } Decoder;
 
 typedef struct {
@@ -180,7 +181,7 @@ static void run_attention(const Run *run, int64_t index, AttentionPlan *plan) {
     const Activations *a = run->a;
     const Layer *layer = &d->layers[index];
     int64_t layer_size = 2 * d->num_kv_heads * step->block_size * d->head_dim;
-    Cache cache = {step->kv_cache + index * layer_size, d->num_layers * layer_size, d->num_kv_heads, step->block_size,
+    Cache cache = {step->kv_cache + index * layer_size, d->cache_layers * layer_size, d->num_kv_heads, step->block_size,
                    d->head_dim};
     Heads heads = {a->qkv, a->qkv_width, step->num_tokens, d->num_heads, d->num_kv_heads, d->head_dim};
     HeadWork work = {&layer->rules, step->positions, step->slots};
@@ -264,6 +265,18 @@ static void score(const Run *run) {
     end_stage(team);
     linear(d->head, &panel, step->num_logits, &to_logits, team);
     if (d->logit_scale != 1 || d->logit_softcap) finish_logits(d, step->logits, step->num_logits * num_outputs, team);
+}
+
+/* Runs the only layer of `d` on the residual stream step->hidden, in place. */
+EXPORT void layer_step(const Decoder *d, const Step *step, AttentionPlan *plan, element *scratch, int num_threads) {
+    static const Norm no_norm;
+    Activations activations = lay_out(d, scratch, step->num_tokens);
+    Rows stream = {step->hidden, d->hidden_size, 0};
+    BEGIN_TEAM
+    Run run = {d, step, &activations, &stream, {0}, team};
+    run_layer(&run, 0, plan);
+    if (run.pending.data != NULL) normalize_stream(&run, &no_norm, &activations.normed);
+    END_TEAM
 }
 
 /* Returns 0, or -1 without memory. */

@@ -70,7 +70,7 @@ class PagedAttention:
 
     def __init__(self, ops: Ops) -> None:
         self.calls: dict[nn.Module, AttentionCall] = {}
-        self.arguments: dict[nn.Module, Arguments] = {}  # of those modules in the trial
+        self.arguments: dict[nn.Module, Arguments] = {}  # of modules in the trial
         self._ops = ops
         self._names: dict[nn.Module, str] = {}
         self._context: StepContext | None = None
@@ -87,7 +87,7 @@ class PagedAttention:
         with attending(self.attend), recorded_arguments(model) as given:
             yield
         calls = self.calls.values()
-        self.arguments = {module: given[module] for module in self.calls if module in given}
+        self.arguments = given
         self._width = max((max(call.key_dim, call.value_dim) for call in calls), default=1)
         self._num_kv_heads = _common_heads(list(calls))
         self._names = {}

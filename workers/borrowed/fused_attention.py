@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...kernels.contract import AttentionMetadata, HeadNorms, Norm, Rotary
 from ...kernels.reference import ReferenceOps
 from ...kernels.select import Ops
-from .arguments import Arguments
+from .arguments import Angles, Arguments
 from .attention import AttentionCall, PagedAttention, attending
 from .linear import PackedLayer, PackedModule, is_packable, joined, take_over
 from .norm import rms_norm_of
@@ -64,26 +64,33 @@ class FusedAttention(PackedModule):
         self, ops: Ops, paged: PagedAttention, module: nn.Module, call: AttentionCall, recipe: AttentionRecipe
     ) -> None:
         super().__init__()
-        self._ops, self._paged, self._call = ops, paged, call
-        self._arguments = paged.arguments[module]
-        self._is_rotated = recipe.is_rotated
-        self._rest = (None,) * (recipe.num_returned - 1)
-        self._is_tuple = recipe.num_returned > 0
-        self._norms = recipe.head_norms(module, call)
-        self._qkv = ops.pack_linear(*joined(module, recipe.projections))
-        self.num_bytes = self._qkv.nbytes
+        self._ops, self._paged, self.call = ops, paged, call
+        self.arguments = paged.arguments[module]
+        self.is_rotated = recipe.is_rotated
+        self._num_returned = recipe.num_returned
+        self.norms = recipe.head_norms(module, call)
+        self.qkv = ops.pack_linear(*joined(module, recipe.projections))
+        self.num_bytes = self.qkv.nbytes
         self.output = PackedLayer(ops, getattr(module, recipe.output))
 
     def forward(self, *args: Any, **options: Any) -> Any:
-        context, call = self._paged.context, self._call
-        x, angles = self._arguments.found(args, options)
-        rotary, placed = self._paged.rotation(angles if self._is_rotated else None)
-        heads = self._ops.linear(x[0].to(self.output.weight.dtype), self._qkv)
+        x, angles = self.arguments.found(args, options)
+        return self.as_returned(self.attended(x[0], angles)[None])
+
+    def attended(self, x: Tensor, angles: Angles | None) -> Tensor:
+        """Compute x [T, hidden] → [T, hidden]."""
+        context, call = self._paged.context, self.call
+        rotary, placed = self._paged.rotation(angles if self.is_rotated else None)
+        heads = self._ops.linear(x.to(self.output.weight.dtype), self.qkv)
         heads = heads.view(len(heads), -1, call.key_dim)
-        query = self._ops.qk_norm_rope_cache(heads, self._norms, rotary, context.kv_cache, call.layer, placed)
+        query = self._ops.qk_norm_rope_cache(heads, self.norms, rotary, context.kv_cache, call.layer, placed)
         attended = self._ops.paged_attention(query, context.kv_cache, call.layer, context.metadata, call.spec)
-        output = self.output(attended.flatten(1))[None]
-        return (output, *self._rest) if self._is_tuple else output
+        output: Tensor = self.output(attended.flatten(1))
+        return output
+
+    def as_returned(self, output: Tensor) -> Any:
+        """Return the output as the module does: alone, or first in a tuple."""
+        return (output, *(None,) * (self._num_returned - 1)) if self._num_returned else output
 
 
 def fuse_attention(paged: PagedAttention, ops: Ops, dtype: torch.dtype) -> None:

@@ -38,13 +38,13 @@ class PackedMLP(PackedModule):
     def __init__(self, ops: Ops, module: nn.Module, recipe: MLPRecipe) -> None:
         super().__init__()
         self._ops = ops
-        self._up = ops.pack_linear(*joined(module, recipe.first), recipe.activation)
-        self.num_bytes = self._up.nbytes
+        self.up = ops.pack_linear(*joined(module, recipe.first), recipe.activation)
+        self.num_bytes = self.up.nbytes
         self.down = PackedLayer(ops, getattr(module, recipe.down))
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1]).to(self.down.weight.dtype)
-        output: Tensor = self.down(self._ops.linear(flat, self._up))
+        output: Tensor = self.down(self._ops.linear(flat, self.up))
         return output.view(x.shape)
 
 

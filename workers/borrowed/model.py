@@ -21,6 +21,7 @@ from ..kv_cache import KVCacheSpec
 from ..model_step import StepContext
 from .attention import IMPLEMENTATION, PagedAttention, Unserved, attention_function
 from .fused_attention import fuse_attention
+from .fused_layer import fuse_layers
 from .linear import PackedLayer, PackedModule, pack_layers
 from .mlp import pack_mlps
 from .norm import pack_norms
@@ -56,10 +57,12 @@ class BorrowedModel:
         self.decoder.forward = self._give
 
     def _pack(self, ops: Ops, dtype: torch.dtype) -> None:
-        """Replace what our operations compute, the largest parts first."""
+        """Replace what our operations compute: blocks, layers of such blocks, and what is left."""
         model = self._model
         fuse_attention(self._attention, ops, dtype)
         pack_mlps(model, ops, dtype)
+        fuse_layers(model, self._attention, ops, dtype)
+        self._attention.arguments.clear()
         pack_layers(model, ops, dtype)
         pack_norms(model, ops, dtype)
         head = model.get_output_embeddings()

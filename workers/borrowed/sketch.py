@@ -41,7 +41,7 @@ def sketch(module: nn.Module) -> tuple[nn.Module, dict[str, LinearSketch]]:
     """
     children = dict(module.named_children())
     linears = {name: LinearSketch(child) for name, child in children.items() if isinstance(child, nn.Linear)}
-    others = {name: _randomized(child) for name, child in children.items() if name not in linears}
+    others = {name: randomized(child) for name, child in children.items() if name not in linears}
     twin = copy.copy(module)
     twin.__dict__.pop("forward", None)
     twin.__dict__["_modules"] = {**dict.fromkeys(module._modules), **others, **linears}
@@ -55,7 +55,7 @@ def is_close(actual: Tensor, expected: Tensor) -> bool:
     return torch.allclose(actual, expected, rtol=TOLERANCE, atol=bound)
 
 
-def _randomized(module: nn.Module) -> nn.Module:
+def randomized(module: nn.Module) -> nn.Module:
     if sum(each.numel() for each in module.parameters()) > MAX_PARAMETERS:
         raise ValueError(f"{type(module).__name__} is too large")
     copied = copy.deepcopy(module).float().cpu()

@@ -15,42 +15,43 @@ from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.recurrent_families import RECURRENT, recurrent_checkpoint
 from tokenloom.tests.workers.borrowed.test_model import load
 from tokenloom.workers.borrowed.fused_attention import FusedAttention
+from tokenloom.workers.borrowed.fused_layer import FusedLayer
 from tokenloom.workers.borrowed.mlp import PackedMLP, pack_mlps
 
 SIZE, INNER = 12, 20
 
 
-def fused(folder: Path) -> tuple[float, float]:
-    """Return the shares of layers whose attention, and whose feed-forward block, runs fused."""
+def fused(folder: Path) -> tuple[float, ...]:
+    """Return the shares of layers whose attention, whose feed-forward block, and which as a whole run fused."""
     model = load(folder)
-    num_layers = model.decoder.config.num_hidden_layers
     kinds = [type(each) for each in model.decoder.modules()]
-    return kinds.count(FusedAttention) / num_layers, kinds.count(PackedMLP) / num_layers
+    counts = [kinds.count(kind) for kind in (FusedAttention, PackedMLP, FusedLayer)]
+    return tuple(count / model.decoder.config.num_hidden_layers for count in counts)
 
 
 @pytest.mark.parametrize(
     ("family", "fields", "expected"),
     [
-        ("qwen3", {}, (1, 1)),  # norms of heads
-        ("llama", {"attention_bias": True, "mlp_bias": True}, (1, 1)),
-        ("gemma3_text", {}, (1, 1)),  # norms with 1 + w, two kinds of angles, gelu
-        ("olmo2", {}, (1, 1)),  # norms over all heads
-        ("phi3", {}, (1, 1)),  # one matrix of query, key and value heads, one of gates and ups
-        ("smollm3", {}, (1, 1)),  # a layer without rotation
-        ("hunyuan_v1_dense", {}, (1, 1)),  # norms after the rotation
-        ("starcoder2", {}, (1, 1)),  # no gates, biases
-        ("arcee", {}, (1, 1)),  # no gates, relu2
-        ("olmo", {"clip_qkv": None}, (1, 1)),
-        ("olmo", {"clip_qkv": 8.0}, (0, 1)),  # clips what random tokens never reach
-        ("ministral3", {}, (0, 1)),  # queries grow with positions beyond the tokens of a trial
-        ("glm4", {}, (0, 1)),  # rotates neighbours
-        ("stablelm", {"qk_layernorm": True}, (0, 1)),  # each head has its own norm
-        ("apertus", {}, (1, 0)),  # an activation with parameters
-        ("qwen3_5", {}, (0, 1)),  # gated attention
+        ("qwen3", {}, (1, 1, 1)),  # norms of heads
+        ("llama", {"attention_bias": True, "mlp_bias": True}, (1, 1, 1)),
+        ("gemma3_text", {}, (1, 1, 1)),  # norms with 1 + w, two kinds of angles, gelu
+        ("olmo2", {}, (1, 1, 1)),  # norms over all heads
+        ("phi3", {}, (1, 1, 1)),  # one matrix of query, key and value heads, one of gates and ups
+        ("smollm3", {}, (1, 1, 1)),  # a layer without rotation
+        ("hunyuan_v1_dense", {}, (1, 1, 1)),  # norms after the rotation
+        ("starcoder2", {}, (1, 1, 0)),  # no gates, biases; norms with means
+        ("arcee", {}, (1, 1, 1)),  # no gates, relu2
+        ("olmo", {"clip_qkv": None}, (1, 1, 0)),  # norms without weights
+        ("olmo", {"clip_qkv": 8.0}, (0, 1, 0)),  # clips what random tokens never reach
+        ("ministral3", {}, (0, 1, 0)),  # queries grow with positions beyond the tokens of a trial
+        ("glm4", {}, (0, 1, 0)),  # rotates neighbours
+        ("stablelm", {"qk_layernorm": True}, (0, 1, 0)),  # each head has its own norm
+        ("apertus", {}, (1, 0, 0)),  # an activation with parameters
+        ("qwen3_5", {}, (0, 1, 0)),  # gated attention
     ],
 )
 def test_modules_are_fused_by_what_they_compute(
-    family: str, fields: dict[str, Any], expected: tuple[float, float], tmp_path: Path
+    family: str, fields: dict[str, Any], expected: tuple[float, ...], tmp_path: Path
 ) -> None:
     write: Callable[..., Path] = recurrent_checkpoint if family in RECURRENT else tiny_checkpoint
     assert fused(write(tmp_path, family, **fields)) == expected
