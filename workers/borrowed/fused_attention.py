@@ -29,7 +29,7 @@ FAR = 1_000_003  # a position at which factors that grow with positions show
 
 @dataclass(frozen=True)
 class AttentionRecipe:
-    """Names of a module's parts, and what happens to its heads."""
+    """Names of a module's parts, and the treatment of its heads."""
 
     projections: tuple[str, ...]  # query | key | value heads
     output: str
@@ -94,7 +94,7 @@ class FusedAttention(PackedModule):
 
 
 def fuse_attention(paged: PagedAttention, ops: Ops, dtype: torch.dtype) -> None:
-    """Make each attention module of `dtype` whose computation is known run as a FusedAttention."""
+    """Make each attention module of `dtype` that a recipe describes run as a FusedAttention."""
     for module, call in paged.calls.items():
         recipe = _recipe(module, call, paged, dtype) if paged.is_widest(call) else None
         if recipe is not None:
@@ -124,7 +124,7 @@ def _recipe(
 
 @dataclass(frozen=True)
 class _Run:
-    """One run of a sketch: its input, what it gave to attention and got back, and its output."""
+    """One run of a sketch: its input, heads, results of attention, and output."""
 
     call: AttentionCall
     twin: nn.Module

@@ -75,22 +75,25 @@ class FusedLayer(PackedModule):
         attention, context = self.attention, self._paged.context
         rotary, placed = self._paged.rotation(angles if attention.is_rotated else None)
         cache = (context.kv_cache, attention.call.layer)
-        return self._fused(x, rotary, placed.positions, *cache, context.metadata)
+        output: Tensor = self._fused(x, rotary, placed.positions, *cache, context.metadata)
+        return output
 
     def _run(self, x: Tensor, angles: Angles | None) -> Tensor:
         weights, first = self._weights, self._normed(x, self._weights.input_norm)
         if weights.is_parallel:
             second = first if weights.mlp_norm is None else self._ops.norm(x, weights.mlp_norm)
-            return x + self.attention.attended(first, angles) + self.mlp(second)
+            output: Tensor = x + self.attention.attended(first, angles) + self.mlp(second)
+            return output
         x = x + self._normed(self.attention.attended(first, angles), weights.attention_output_norm)
-        return x + self._normed(self.mlp(self._normed(x, weights.mlp_norm)), weights.mlp_output_norm)
+        fed: Tensor = self.mlp(self._normed(x, weights.mlp_norm))
+        return x + self._normed(fed, weights.mlp_output_norm)
 
     def _normed(self, x: Tensor, norm: Norm | None) -> Tensor:
         return x if norm is None else self._ops.norm(x, norm)
 
 
 def fuse_layers(model: nn.Module, paged: PagedAttention, ops: Ops, dtype: torch.dtype) -> None:
-    """Make each decoder layer of `dtype` whose computation is known run as a FusedLayer."""
+    """Make each layer of `dtype` that a LayerRecipe describes run as a FusedLayer."""
     for module in list(model.modules()):
         recipe = _recipe(module, paged, dtype)
         if recipe is not None:

@@ -71,7 +71,7 @@ def joined(module: nn.Module, names: Sequence[str]) -> tuple[Tensor, Tensor | No
 
 
 def take_over(module: nn.Module, packed: PackedModule, names: Sequence[str]) -> None:
-    """Make `packed` compute what `module` does, and drop the parts `names` that it replaces."""
+    """Let `packed` compute in place of `module`, and drop the parts `names` that it replaces."""
     for name in names:
         delattr(module, name)
     module.packed = packed

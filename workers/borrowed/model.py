@@ -57,7 +57,7 @@ class BorrowedModel:
         self.decoder.forward = self._give
 
     def _pack(self, ops: Ops, dtype: torch.dtype) -> None:
-        """Replace what our operations compute: blocks, layers of such blocks, and what is left."""
+        """Replace all parts that our operations compute: blocks, layers of such blocks, then single ones."""
         model = self._model
         fuse_attention(self._attention, ops, dtype)
         pack_mlps(model, ops, dtype)

@@ -1,6 +1,6 @@
 """Sketches: copies of modules in which each linear layer is a cheap random map that records its last call.
 
-Classes of transformers differ in name and layout and agree in what they compute, so a module is known by its numbers:
+Classes of transformers differ in name and layout and agree in their computations, so a module is known by its numbers:
 its sketch runs on random inputs, and the numbers between its linear layers are compared with an operation of ours.
 """
 
