@@ -216,6 +216,14 @@ class EngineCore:
         """Empty the prefix cache: the pool, not the tiers. Running requests keep their blocks."""
         self.scheduler.kv_cache.pool.forget_all()
 
+    def clear_kv_cache(self, done: Callable[[], None]) -> None:
+        """Empty the pool and all tiers, then call `done`. Running requests keep their blocks."""
+        self.reset_prefix_cache()
+        if self.offload is None:
+            done()
+        else:
+            self.offload.clear(done)
+
     def forget_computed(self) -> None:
         """Drop all computed and cached blocks before weights change; requests then continue from their tokens."""
         if self.offload is not None:

@@ -91,6 +91,18 @@ class KVCacheManager:
             return False
         return self.offload.begin(request, self.num_readable_blocks(request))
 
+    def prefetch(self, token_ids: bytes, salt: str | None, done: Callable[[int], None]) -> None:
+        """Load blocks of a prompt from outside into slots, then call `done` with the number of its first tokens that
+        are in the pool or a slot. token_ids: int32."""
+        size = 4 * self.block_size
+        keys = [self._shared_root(salt)]
+        for start in range(0, len(token_ids) - size + 1, size):
+            keys.append(block_key(keys[-1], token_ids[start : start + size]))
+        if self.offload is not None:
+            self.offload.prefetch(keys, token_ids, salt, lambda num_blocks: done(num_blocks * self.block_size))
+        else:
+            done(0)
+
     def forget(self, request: Request) -> None:
         """Stop loading for a waiting request that ends."""
         if self.offload is not None:
@@ -181,6 +193,8 @@ class KVCacheManager:
     def _root(self, request: Request) -> bytes:
         if request.cache_root is not None:
             return request.cache_root
-        salt = request.params.cache_salt
+        return self._shared_root(request.params.cache_salt)
+
+    def _shared_root(self, salt: str | None) -> bytes:
         root = self._namespace if salt is None else salted_root(self._namespace, salt)
         return group_root(root, self.pool.group)

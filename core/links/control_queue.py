@@ -4,6 +4,7 @@ A pause is complete when the engine is quiet. A reload pauses, lets every rank l
 and voids everything computed or cached. Sleep and wake_up are reloads of nothing and of the former weights. Requests
 stay and continue from their tokens. The supervisor confirms each reload, since it starts new workers with the same
 weights. A profile begins and ends between two steps; it is lost if a worker or the core is replaced.
+clear_kv_cache and prefetch_kv need no quiet engine and run beside all others.
 """
 
 from __future__ import annotations
@@ -38,9 +39,23 @@ class ControlQueue:
         self._was_paused = False
 
     def add(self, frontend_id: int, order: EngineControl) -> None:
+        if order.action in ("clear_kv_cache", "prefetch_kv"):
+            self._run_now(frontend_id, order)
+            return
         self.orders.append((frontend_id, order))
         if len(self.orders) == 1:
             self._begin()
+
+    def _run_now(self, frontend_id: int, order: EngineControl) -> None:
+        """Run a control that needs no quiet engine, beside all others; reply when its blocks have come or gone."""
+
+        def done(num_tokens: int = 0) -> None:
+            self._reply(frontend_id, ControlDone(control_id=order.control_id, num_tokens=num_tokens))
+
+        if order.action == "clear_kv_cache":
+            self._engine.clear_kv_cache(done)
+        else:
+            self._engine.scheduler.kv_cache.prefetch(order.prompt_token_ids, order.cache_salt, done)
 
     def _begin(self) -> None:
         _, order = self.orders[0]

@@ -138,9 +138,15 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
         return (await self.health()).is_asleep
 
     async def reset_prefix_cache(self) -> bool:
-        """Clear the prefix cache for later requests. Always True: running requests do not prevent it."""
+        """Clear the prefix cache for later requests: the KV pool, not the tiers. Always True: running requests do not
+        prevent it."""
         await self._control(partial(wire.Control, action="reset_prefix_cache"))
         return True
+
+    async def prefetch_kv(self, prompt: Prompt) -> int:
+        """Load the KV blocks of a prompt from disk, remote or peers into this machine's memory, for at most 30 s.
+        Return how many of its first tokens are there now. RequestError without KV tiers."""
+        return (await self._ask(base_client.prefetch_query(prompt), wire.Done)).num_tokens
 
     # ── lifetime ──
 

@@ -130,6 +130,11 @@ class BaseClient(Generic[DoneT]):
         """Allocate the memory of `tags` ("weights", "kv_cache"; None: both); requests resume once both are there."""
         return self._control(wake_up_query(tags))
 
+    def clear_kv_cache(self) -> DoneT:
+        """Remove all KV blocks from pool, host, disk and remote, also for other engines that share them. Running
+        requests keep theirs. RequestError without KV tiers."""
+        return self._control(partial(Control, action="clear_kv_cache"))
+
     def start_profile(self) -> DoneT:
         """Start torch's profiler in every worker. RequestError if it is running already."""
         return self._control(partial(Control, action="start_profile"))
@@ -156,6 +161,14 @@ def tokenize_query(prompt: str | Chat) -> Callable[..., Query]:
     if isinstance(prompt, str):
         return partial(Tokenize, prompt=check_text(prompt))
     return partial(Tokenize, chat=check_chat(prompt))
+
+
+def prefetch_query(prompt: Prompt) -> Callable[..., Control]:
+    submit = new_submit("prefetch", prompt, SamplingParams())
+    if submit.chat is not None:
+        raise RequestError("prefetch_kv takes a text or token ids: tokenize(messages) makes them of a chat")
+    ids, salt = submit.prompt_token_ids, submit.params.cache_salt
+    return partial(Control, action="prefetch_kv", prompt=submit.prompt, prompt_token_ids=ids, cache_salt=salt)
 
 
 def pause_query(mode: PauseMode) -> Callable[..., Control]:

@@ -18,7 +18,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.base import MemoryTag
 from ...ipc.messages.client import Control, ControlAction, PauseMode
 from ...ipc.process.log import LogLevel
-from ..client.base_client import sleep_query, wake_up_query
+from ..client.base_client import prefetch_query, sleep_query, wake_up_query
 from ..openai.forms.errors import HttpError, json_response
 from ..openai.local_engine import LocalEngine
 from ..requests.frontend import Frontend
@@ -50,11 +50,19 @@ class LogLevelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     level: LogLevel
 
 
+class PrefetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prompt to load the KV blocks of: prompt, a text or token ids, or prompt_token_ids."""
+
+    prompt: str | list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    cache_salt: str | None = None
+
+
 class ControlEndpoints:
     """Handlers of commands, which answer once the engine has carried them out, and of queries for their state."""
 
     def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> None:
-        self._engine, self._frontend = engine, frontend
+        self._engine, self._frontend, self._spec = engine, frontend, spec
         self._has_key = spec.config.api_key is not None
 
     def endpoints(self) -> list[Endpoint]:
@@ -67,6 +75,9 @@ class ControlEndpoints:
             Endpoint("/wake_up", self.wake_up, "Allocate it again, all or the tags in the query", empty),
             Endpoint("/is_sleeping", self.is_sleeping, "Whether memory has been freed by /sleep"),
             self._command("reset_prefix_cache", "Empty the prefix cache", empty, lambda _: {"success": True}),
+            Endpoint("/kv", self.kv, "KV blocks in the pool and in each tier, with the tiers' errors"),
+            Endpoint("/kv/clear", self.clear_kv, "Remove all KV blocks from the pool and all tiers", empty),
+            Endpoint("/kv/prefetch", self.prefetch_kv, "Load the KV blocks of a prompt into memory", PrefetchRequest),
             self._command("start_profile", "Start profiling the workers", empty, lambda _: {"profiling": True}),
             self._command("stop_profile", "Write a Chrome trace per worker", empty, lambda _: {"profiling": False}),
             Endpoint("/log_level", self.log_level, "The lowest level that is logged"),
@@ -100,6 +111,28 @@ class ControlEndpoints:
 
     async def is_sleeping(self, request: Request) -> Response:
         return json_response({"is_sleeping": self._frontend.health().is_asleep})
+
+    async def kv(self, request: Request) -> Response:
+        self._check(request)
+        metrics = self._frontend.metrics
+        pool = {"blocks": metrics.num_kv_blocks, "free": metrics.progress.num_free_blocks}
+        tiers = None if metrics.tiers is None else metrics.tiers.summary()
+        return json_response({"block_size": self._spec.config.block_size, "pool": pool, "tiers": tiers})
+
+    async def clear_kv(self, request: Request) -> Response:
+        await self._read(request, EmptyRequest)
+        await self._engine.control(Control(query_id=0, action="clear_kv_cache"))
+        return json_response({"success": True})
+
+    async def prefetch_kv(self, request: Request) -> Response:
+        body = await self._read(request, PrefetchRequest)
+        fields = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
+        content = fields.get("prompt")
+        prompt = fields if content is None or isinstance(content, str) else {"prompt_token_ids": content, **fields}
+        if prompt is not fields:
+            del prompt["prompt"]
+        done = await self._engine.control(prefetch_query(prompt)(query_id=0))
+        return json_response({"num_tokens": done.num_tokens})
 
     async def log_level(self, request: Request) -> Response:
         self._check(request)

@@ -150,7 +150,7 @@ class LocalEngine:
         self.wake = wake
         self._session = frontend.open_local(self._deliver)
         self._run_by_id: dict[str, tuple[Run, int]] = {}  # with the position of the prompt in the run
-        self._controls: dict[int, asyncio.Future[None]] = {}  # by query id
+        self._controls: dict[int, asyncio.Future[Done]] = {}  # by query id
         self._query_ids = itertools.count()
         self._to_wake: dict[Run, None] = {}  # in order; unless empty, `_wake_group` is scheduled
         self._to_do: deque[Callable[[], None]] = deque()  # submits and aborts; unless empty, `_do_some` is scheduled
@@ -242,14 +242,15 @@ class LocalEngine:
             self.wake()
         return len(found)
 
-    async def control(self, control: Control) -> None:
+    async def control(self, control: Control) -> Done:
         """Send a control message, with a fresh query id, and await its reply; raise the error of a QueryFailed."""
         query_id = next(self._query_ids)
-        done = self._controls[query_id] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        self._controls[query_id] = done
         try:
             self._frontend.on_message(self._session, msgspec.structs.replace(control, query_id=query_id))
             self.wake()
-            await done
+            return await done
         finally:
             del self._controls[query_id]
 
@@ -260,7 +261,7 @@ class LocalEngine:
         if isinstance(reply, QueryFailed):
             done.set_exception(reply.error.to_exception())
         else:
-            done.set_result(None)
+            done.set_result(reply)
 
     def _deliver(self, message: FrontendMessage) -> None:
         if isinstance(message, Deltas):

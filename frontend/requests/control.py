@@ -14,26 +14,43 @@ from typing import TypeAlias
 
 import msgspec
 
+from ...ipc.codec import num_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.model_config import ModelConfig
 from ...ipc.config.model_file import load_model_config
 from ...ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
 from ...ipc.messages.client import Control, Done, QueryFailed
 from ...ipc.messages.core import ControlDone, EngineControl
+from ...ipc.messages.intake import ReadPrompt
 from ...ipc.messages.supervisor import SetLogLevel
 from ...ipc.process.log import LogLevel
+from ..intake.input_processor import Prompt
+from ..intake.prompt_reader import PromptReader
 from ..intake.thread_pool import ThreadPool
 from ..supervisor.hub import find_checkpoint
 from .core_client import CoreClient, FrontendOutbox
 
-Finish: TypeAlias = Callable[[ErrorInfo | None], None]  # replies to a command: it is done, or has failed
+NO_TIERS = (
+    "all KV blocks are in the pool: start the engine with --kv-host-bytes, --kv-disk, --kv-remote or --kv-peers; "
+    "reset_prefix_cache empties the pool"
+)
+
+Finish: TypeAlias = Callable[[ErrorInfo | ControlDone | None], None]  # replies to a command: it is done, or has failed
 
 
 class ControlProxy:
     """Forwarder of control commands. Owns those that have no reply yet."""
 
-    def __init__(self, spec: EngineSpec, core: CoreClient, thread_pool: ThreadPool, outbox: FrontendOutbox) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        core: CoreClient,
+        thread_pool: ThreadPool,
+        prompts: PromptReader,
+        outbox: FrontendOutbox,
+    ) -> None:
         self._spec, self._core, self._thread_pool, self._outbox = spec, core, thread_pool, outbox
+        self._prompts = prompts
         self._numbers = itertools.count()
         self._open: dict[int, tuple[EngineControl, Finish]] = {}  # by control id
         self._level_changes: list[tuple[LogLevel, Finish]] = []
@@ -41,11 +58,19 @@ class ControlProxy:
     def submit(self, control: Control, send: Callable[[Done | QueryFailed], None]) -> None:
         """Forward a command. `send` is called once with its reply, in the frontend's thread."""
 
-        def finish(error: ErrorInfo | None) -> None:
+        def finish(result: ErrorInfo | ControlDone | None) -> None:
             query_id = control.query_id
-            send(Done(query_id=query_id) if error is None else QueryFailed(query_id=query_id, error=error))
+            if isinstance(result, ErrorInfo):
+                send(QueryFailed(query_id=query_id, error=result))
+            else:
+                send(Done(query_id=query_id, num_tokens=0 if result is None else result.num_tokens))
 
-        if control.action == "log_level":
+        if control.action in ("clear_kv_cache", "prefetch_kv") and not self._spec.config.has_tiers:
+            finish(error_info(RequestError(NO_TIERS)))
+        elif control.action == "prefetch_kv":
+            question = ReadPrompt(prompt=control.prompt, token_ids=control.prompt_token_ids)
+            self._prompts.read(question, lambda prompt: self._prefetch(control, prompt, finish))
+        elif control.action == "log_level":
             self._level_changes.append((control.level, finish))
             self._outbox.to_supervisor.append(SetLogLevel(level=control.level))
         elif control.action == "reload":
@@ -76,6 +101,15 @@ class ControlProxy:
             raise RequestError(f"{folder} has another architecture or shape than the served model: start a new engine")
         return str(folder)
 
+    def _prefetch(self, control: Control, prompt: Prompt | TokenloomError, finish: Finish) -> None:
+        most = self._spec.max_model_len
+        if isinstance(prompt, Prompt) and (num_tokens := num_ids(prompt.token_ids)) > most:
+            prompt = RequestError(f"the prompt has {num_tokens} tokens, max_model_len is {most}: give its beginning")
+        if isinstance(prompt, TokenloomError):
+            self._forward(control, prompt, finish)
+        else:
+            self._forward(msgspec.structs.replace(control, prompt_token_ids=prompt.token_ids), "", finish)
+
     def _forward(self, control: Control, folder: str | TokenloomError, finish: Finish) -> None:
         if not isinstance(folder, TokenloomError) and not self._core.is_up:
             folder = EngineDead("the core is being replaced: try again in a second")
@@ -90,6 +124,8 @@ class ControlProxy:
             model_folder=folder,
             sleep_level=control.sleep_level,
             tags=control.tags,
+            prompt_token_ids=control.prompt_token_ids or b"",
+            cache_salt=control.cache_salt,
         )
         self._open[command.control_id] = (command, finish)
         self._core.control(command)
@@ -98,7 +134,7 @@ class ControlProxy:
         """Reply to a command that the core has carried out or refused."""
         if done.control_id in self._open:
             _, finish = self._open.pop(done.control_id)
-            finish(done.error)
+            finish(done.error or done)
 
     def on_core_lost(self) -> None:
         """Fail open pauses and resumes: the new core starts unpaused."""

@@ -14,7 +14,16 @@ from ..errors import ErrorInfo
 
 PROTOCOL_VERSION = 1
 EngineAction: TypeAlias = Literal[
-    "pause", "resume", "reload", "sleep", "wake_up", "reset_prefix_cache", "start_profile", "stop_profile"
+    "pause",
+    "resume",
+    "reload",
+    "sleep",
+    "wake_up",
+    "reset_prefix_cache",
+    "start_profile",
+    "stop_profile",
+    "clear_kv_cache",
+    "prefetch_kv",
 ]
 MemoryTag: TypeAlias = Literal["weights", "kv_cache"]  # parts of a worker's memory
 FinishReason: TypeAlias = Literal["stop", "length", "repetition", "abort", "timeout", "error"]

@@ -130,7 +130,8 @@ class GetMetrics(Message, frozen=True, kw_only=True, tag="get_metrics"):
 
 
 class Control(Message, frozen=True, kw_only=True, tag="control"):
-    """Order to pause, resume, reload weights, sleep, wake up, clear the prefix cache, profile or set the log level.
+    """Order to pause, resume, reload weights, sleep, wake up, clear caches, load KV blocks, profile or set the
+    log level.
     Done replies after the action is complete."""
 
     query_id: int
@@ -139,6 +140,9 @@ class Control(Message, frozen=True, kw_only=True, tag="control"):
     model: str = ""  # for reload: folder or hub id of weights of the same architecture
     sleep_level: int = 1  # 1: keep the checkpoint in the machine's page cache; 2: drop it there too
     tags: list[MemoryTag] | None = None  # for wake_up: the memory to restore; nil: all
+    prompt: str | None = None  # for prefetch_kv: one of these two
+    prompt_token_ids: bytes | None = None
+    cache_salt: str | None = None  # for prefetch_kv: as in SamplingParams
     level: LogLevel = "info"  # for log_level: the lowest level that processes log
 
 
@@ -279,6 +283,7 @@ class Done(Message, frozen=True, kw_only=True, tag="done"):
     """Reply to Control, after its action."""
 
     query_id: int
+    num_tokens: int = 0  # of prefetch_kv: the first tokens of the prompt that need not be computed now
 
 
 class QueryFailed(Message, frozen=True, kw_only=True, tag="query_failed"):

@@ -67,6 +67,8 @@ class EngineControl(Message, frozen=True, kw_only=True, tag="engine_control"):
     model_folder: str = ""
     sleep_level: int = 1
     tags: list[MemoryTag] | None = None
+    prompt_token_ids: bytes = b""  # of prefetch_kv
+    cache_salt: str | None = None
 
 
 class AbortRequests(Message, frozen=True, kw_only=True, tag="abort_requests"):
@@ -142,6 +144,7 @@ class ControlDone(Message, frozen=True, kw_only=True, tag="control_done"):
     """Reply to EngineControl, after its action or with the error of that."""
 
     control_id: int
+    num_tokens: int = 0  # as in Done
     error: ErrorInfo | None = None
 
 

@@ -63,6 +63,7 @@ class _Load:
     num_blocks: int
     begun_at: float
     first_at: float = 0.0
+    is_void: bool = False  # nobody shall find what it brings
 
 
 class Fetches:
@@ -134,12 +135,13 @@ class Fetches:
         now: float,
         on_end: Callable[[], None],
         *,
+        owner: int,
         skips_remote: bool,
     ) -> None:
         """Load the blocks of `tokens` into slots for later requests, as many as there is room for within PREFETCH_S;
         then call `on_end`."""
         give_up_at = now + PREFETCH_S
-        fetch = Fetch(None, 0, first_keys, now, 0.0, on_end=on_end, give_up_at=give_up_at, is_waiting=False)
+        fetch = Fetch(None, 0, first_keys, now, 0.0, owner, on_end, give_up_at=give_up_at, is_waiting=False)
         self._others.add(fetch)
         self._ask(fetch, parent, tokens, skips_remote=skips_remote)
 
@@ -158,8 +160,10 @@ class Fetches:
     def on_found(self, message: BlocksFound, now: float) -> None:
         """Order the loads of found blocks that are worth it."""
         fetch = self._asked.pop(message.serial, None)
-        if fetch is None or (fetch.request is not None and self._fetch_by_request.get(fetch.request) is not fetch):
+        if fetch is None:
             return
+        if fetch not in self._others and (fetch.request is None or self._fetch_by_request.get(fetch.request) != fetch):
+            return  # it is over
         fetch.keys = fetch.first_keys(len(message.sources))
         fetch.sources = message.sources[: len(fetch.keys)]
         for source in set(fetch.sources):
@@ -237,8 +241,9 @@ class Fetches:
         for slot in np.frombuffer(message.slots, np.int32).tolist():
             key = load.key_by_slot.pop(slot)
             del self._loading[key]
-            self.hits.note_origin(key, FIRST_SOURCE + load.source)
-            self._slots.cache_written(slot, key)
+            if not load.is_void:
+                self.hits.note_origin(key, FIRST_SOURCE + load.source)
+                self._slots.cache_written(slot, key)
             self._slots.free([slot])
         bad = [(slot, load.key_by_slot.pop(slot)) for slot in np.frombuffer(message.bad_slots, np.int32).tolist()]
         if message.is_last:
@@ -333,6 +338,16 @@ class Fetches:
                 load.fetch = None
                 if load.num_blocks > 1:  # a single block is a probe
                     self._send(CancelLoad(job=job))
+
+    def void(self) -> None:
+        """Let nobody find what is on its way: all content is to be forgotten. Requests run without it."""
+        for load in self._loads.values():
+            load.is_void = True
+        self._asked.clear()
+        for fetch in [*self._fetch_by_request.values(), *self._others]:
+            self._cut(fetch, 0)
+            fetch.num_ready = 0
+            self._let_run(fetch)
 
     def on_tier_lost(self) -> None:
         """Take back all slots that were being loaded, and let all requests run with the blocks that have come."""

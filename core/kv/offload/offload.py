@@ -154,6 +154,7 @@ class Offload:
 
     def clear(self, done: Callable[[], None]) -> None:
         """Remove all blocks from slots, disk and remote; call `done` then."""
+        self.fetches.void()
         self.slots.forget_all()
         self.writes.forget()
         if not self._is_open:
@@ -226,6 +227,23 @@ class Offload:
         if is_asked:
             request.waits_for.add(WaitReason.TIER)
         return is_asked
+
+    def prefetch(self, keys: list[bytes], tokens: bytes, salt: str | None, done: Callable[[int], None]) -> None:
+        """Load blocks of `tokens` into slots, then call `done` with the number of first blocks in the pool or a slot.
+        keys: the root, and the key of each block."""
+        start = self._num_here(keys)
+        if start + 1 >= len(keys) or not self._is_open or not self._options.has_sources:
+            done(start)
+            return
+        owner, size = owner_of(salt), 4 * self._options.block_size
+        tokens = tokens[start * size : (len(keys) - 1) * size]
+        skips_remote = owner != 0 and not self._options.writes_salted_remotely
+        blocks = (keys[start], tokens, lambda num_blocks: keys[start + 1 : start + 1 + num_blocks])
+        on_end, now = lambda: done(self._num_here(keys)), self._clock()
+        self.fetches.prefetch(*blocks, now, on_end, owner=owner, skips_remote=skips_remote)
+
+    def _num_here(self, keys: list[bytes]) -> int:
+        return next((i for i, key in enumerate(keys[1:]) if not self._is_here(key)), len(keys) - 1)
 
     def _is_here(self, key: bytes) -> bool:
         return self._pool.lookup(key) is not None or self.slots.lookup(key) is not None

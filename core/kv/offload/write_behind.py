@@ -144,7 +144,15 @@ class WriteBehind:
         is_due = is_idle or is_late or len(self._ready) >= min(BATCH, self._max_writing)
         if not self._ready or not is_due:
             return None
-        writes, self._ready, self.next_deadline = self._ready, [], None
+        ready, self._ready, self.next_deadline = self._ready, [], None
+        writes = []
+        for write in ready:
+            if self._slots.holds(write.slot, write.key):
+                writes.append(write)
+            else:
+                self._give_back(write)  # all content was cleared meanwhile
+        if not writes:
+            return None
         job = next(self._job_numbers)
         self._jobs[job] = {write.slot: write for write in writes}
         return StoreBlocks(

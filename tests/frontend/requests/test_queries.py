@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.messages.client import (
     Control,
     Deltas,
@@ -115,3 +116,29 @@ def test_a_log_level_command_is_answered_by_the_supervisors_broadcast(bench: Ben
     bench.frontend.on_control_message(SetLogLevel(level="debug"))
     bench.turn()
     assert bench.heard() == [Done(query_id=3)] and bench.frontend.log_level == "debug"
+
+
+def test_controls_of_the_tiers_need_tiers(bench: Bench) -> None:
+    controls = [
+        Control(query_id=number, action=action) for number, action in enumerate(("clear_kv_cache", "prefetch_kv"))
+    ]
+    failed = [each for each in bench.say(*controls) if isinstance(each, QueryFailed)]
+    assert [each.error.kind for each in failed] == ["request", "request"]
+    assert all("--kv-disk" in each.error.message for each in failed) and not bench.to_core
+
+
+def test_a_prefetch_sends_the_tokens_of_its_prompt_and_tells_how_many_are_there() -> None:
+    bench = Bench(config=EngineConfig(kv_disk="/disk"))
+    wrong = bench.say(Control(query_id=1, action="prefetch_kv", prompt_token_ids=encode_ids([5] * 513)))
+    assert [type(each) for each in wrong] == [QueryFailed], "it is longer than any request's prompt"
+    bench.say(
+        Control(query_id=2, action="prefetch_kv", prompt="The capital", cache_salt="a"),
+        Control(query_id=3, action="prefetch_kv", prompt_token_ids=encode_ids([5, 6])),
+    )
+    first, second = [message for message in bench.to_core if isinstance(message, EngineControl)]
+    assert first.prompt_token_ids == encode_ids(ids("The capital")) and first.cache_salt == "a"
+    assert second.prompt_token_ids == encode_ids([5, 6]) and second.cache_salt is None
+    bench.heard()
+    bench.frontend.on_core_message(ControlDone(control_id=first.control_id, num_tokens=16))
+    bench.turn()
+    assert bench.heard() == [Done(query_id=2, num_tokens=16)]

@@ -94,6 +94,8 @@ class FakeTier:
                 job.is_cancelled |= job.number == message.job and job.is_load
         elif isinstance(message, ClearTier):
             self.objects.clear()
+            for job in self.jobs:
+                job.is_cancelled = True
             self._tell(TierCleared(serial=message.serial))
 
     def _find(self, message: FindBlocks) -> None:
@@ -138,7 +140,8 @@ class FakeTier:
         return True
 
     def _store(self, job: Job, slot: int) -> int:
-        targets = job.targets[slot] if self._rng.random() >= self.bad_share else 0
+        is_good = not job.is_cancelled and self._rng.random() >= self.bad_share
+        targets = job.targets[slot] if is_good else 0
         for source in (0, 1):
             if targets & (1 << source):
                 self.objects[source, job.keys[slot]] = self.arena[slot]

@@ -1,0 +1,138 @@
+"""An operator clears all places of KV blocks, and loads the blocks of a prompt before its request comes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tokenloom.core.kv.offload.options import OffloadOptions
+from tokenloom.core.links.control_queue import ControlQueue
+from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.messages.core import ControlDone, EngineControl
+from tokenloom.ipc.messages.tier import STORE_ON_DISK
+from tokenloom.tests.core.harness import TURN_S, Harness, prompt_of
+
+PROMPT = prompt_of(random.Random(1), 32)
+
+
+class Operator:
+    """Sends controls to the core of a harness with a disk and no host tier, and keeps the replies."""
+
+    def __init__(self) -> None:
+        tiers = OffloadOptions(100, 1024, 4, "cpu", b"{}", 1.0, False, STORE_ON_DISK, has_sources=True)
+        self.harness = Harness(num_blocks=24, block_size=4, tiers=tiers, max_num_seqs=4)
+        self.harness.worker.token_s = 1.0  # so that loads are worth it
+        self.replies: list[ControlDone] = []
+        refuse: Callable[[object], None] = pytest.fail
+        self.controls = ControlQueue(self.harness.core, lambda _, done: self.replies.append(done), refuse, refuse)
+        self.settle()
+
+    def say(self, action: str, **fields: object) -> None:
+        self.controls.add(0, EngineControl(control_id=1, action=action, **fields))  # type: ignore[arg-type]
+
+    def prefetch(self, salt: str | None = None) -> int:
+        """Load the blocks of PROMPT; return the number of its first tokens that are in memory then."""
+        self.say("prefetch_kv", prompt_token_ids=encode_ids(PROMPT), cache_salt=salt)
+        self.settle()
+        return self.replies.pop().num_tokens
+
+    def settle(self) -> None:
+        for _ in range(60):
+            self.turn()
+
+    def turn(self) -> None:
+        self.harness.now += TURN_S
+        assert self.harness.core.offload is not None
+        self.harness.core.offload.tick(is_idle=True)
+        self.harness.core.step()
+        self.harness.answer()
+        self.harness.tier.act()
+        self.harness.core.scheduler.check_invariants()
+
+    def ask(self, key: int, prompt: list[int], **params: object) -> tuple[int, dict[str, int]]:
+        """Run a request; return the tokens that it found, and those from outside the pool."""
+        self.harness.add(key, prompt, 1, **params)  # type: ignore[arg-type]
+        self.harness.run()
+        self.settle()
+        return self.harness.cached[key], {str(place): num for place, num in self.harness.loaded[key].items()}
+
+
+def test_a_prefetched_prompt_is_in_memory_when_its_request_comes() -> None:
+    operator = Operator()
+    assert operator.prefetch() == 0, "nothing is known yet"
+    operator.ask(1, PROMPT)
+    operator.harness.core.reset_prefix_cache()
+    assert operator.prefetch("a tenant") == 0, "blocks of others"
+    assert operator.prefetch() == 32
+    num_questions = operator.harness.tier.num_questions
+    assert operator.ask(2, PROMPT) == (28, {"disk": 28})
+    assert operator.harness.tier.num_questions == num_questions, "all blocks were there"
+    assert operator.prefetch() == 32, "in the pool"
+
+
+def test_a_prefetch_ends_after_30_seconds_with_what_is_there() -> None:
+    operator = Operator()
+    operator.ask(1, PROMPT)
+    operator.harness.core.reset_prefix_cache()
+    operator.say("prefetch_kv", prompt_token_ids=encode_ids(PROMPT))
+    offload = operator.harness.core.offload
+    assert offload is not None and offload.next_deadline == operator.harness.now + 30.0
+    operator.harness.now += 29.9  # the tier process is silent
+    offload.tick(is_idle=True)
+    assert not operator.replies
+    operator.harness.now += 0.2
+    offload.tick(is_idle=True)
+    assert [each.num_tokens for each in operator.replies] == [0]
+    operator.settle()  # its answer comes late
+    assert offload.num_used_slots == 0 and len(operator.replies) == 1
+
+
+def test_a_clear_removes_blocks_everywhere_and_is_answered_when_they_are_gone() -> None:
+    operator = Operator()
+    operator.ask(1, PROMPT)
+    assert operator.harness.tier.objects and operator.ask(2, PROMPT)[0] == 28
+    operator.say("clear_kv_cache")
+    assert not operator.replies, "the disk still has them"
+    operator.settle()
+    assert len(operator.replies) == 1 and not operator.harness.tier.objects
+    assert operator.ask(3, PROMPT) == (0, {})
+
+
+def test_two_clears_at_once_get_one_reply_each() -> None:
+    operator = Operator()
+    for _ in range(2):
+        operator.say("clear_kv_cache")
+    operator.turn()
+    operator.say("clear_kv_cache")
+    operator.settle()
+    assert len(operator.replies) == 3
+
+
+@pytest.mark.parametrize("num_turns", range(12))
+def test_a_clear_amid_writes_and_loads_leaves_nothing_behind(num_turns: int) -> None:
+    operator = Operator()
+    if num_turns % 2:  # loads are on their way, else writes
+        operator.ask(1, PROMPT)
+        operator.harness.core.reset_prefix_cache()
+    operator.harness.add(2, PROMPT, 1)
+    for _ in range(num_turns // 2):
+        operator.turn()
+    is_waiting = len(operator.harness.core.scheduler.waiting) > 0
+    operator.say("clear_kv_cache")
+    operator.harness.run()
+    operator.settle()
+    assert operator.harness.core.offload is not None and operator.harness.core.offload.num_used_slots == 0
+    assert len(operator.replies) == 1
+    if is_waiting:
+        assert operator.harness.cached[2] == 0, "it reads what was cleared"
+    else:
+        assert not operator.harness.tier.objects, "it was computed before and written after the clear"
+
+
+def test_a_clear_is_answered_when_the_tier_process_is_lost() -> None:
+    operator = Operator()
+    operator.say("clear_kv_cache")
+    operator.harness.lose_tier()
+    assert len(operator.replies) == 1

@@ -1,0 +1,60 @@
+"""Operators see, fill and clear the KV tiers of a real engine over HTTP and with the client library."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tokenloom import Client
+from tokenloom.tests.system.launched import LaunchedEngine, serve
+
+DEADLINE_S = 30.0
+PROMPT = "The capital of France is Paris, and the capital of Spain is Madrid. " * 8
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
+    folder = tmp_path_factory.mktemp("blocks")
+    options = ["--kv-disk", str(folder), "--kv-host-bytes", "16M", "--http", "127.0.0.1:0", "--num-kv-blocks", "400"]
+    yield from serve(LaunchedEngine(tmp_path_factory.mktemp("run"), *options))  # type: ignore[misc]
+
+
+def tokens_by_source(http: httpx2.Client) -> dict[str, float]:
+    families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
+    samples = families["tokenloom_prompt_tokens_by_source"].samples
+    found = {sample.labels["source"]: sample.value for sample in samples if sample.name.endswith("_total")}
+    assert sum(found.values()) == families["tokenloom_prompt_tokens"].samples[0].value
+    return found
+
+
+@pytest.mark.timeout(120)
+def test_blocks_go_to_a_disk_come_back_and_are_cleared(engine: LaunchedEngine) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 1}
+    with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as http, Client(engine.address) as client:
+        num_tokens = http.post("/v1/completions", json=body).json()["usage"]["prompt_tokens"]
+        deadline = time.monotonic() + DEADLINE_S
+        while not (disk := sources(http)["disk"])["held_bytes"] or disk["queued_bytes"]:
+            assert time.monotonic() < deadline, disk
+            time.sleep(0.05)
+        assert disk["open"] and not disk["breaker_open"] and disk["error"] == ""
+        client.reset_prefix_cache()
+        found = http.post("/kv/prefetch", json={"prompt": PROMPT}).json()["num_tokens"]
+        assert num_tokens - 16 < found <= num_tokens
+        assert client.prefetch_kv(PROMPT) == found
+        usage = http.post("/v1/completions", json=body).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] > num_tokens - 32
+        by_source = tokens_by_source(http)
+        assert by_source["disk"] + by_source.get("host", 0) == usage["prompt_tokens_details"]["cached_tokens"]
+        assert http.post("/kv/clear").json() == {"success": True}
+        assert client.prefetch_kv(PROMPT) == 0
+        assert http.post("/v1/completions", json=body).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def sources(http: httpx2.Client) -> dict[str, dict[str, object]]:
+    """Return the tiers of `GET /kv` by name."""
+    tiers = http.get("/kv").json()["tiers"]
+    return {source["name"]: source for source in tiers["sources"]} if tiers else {"disk": {"held_bytes": 0}}
