@@ -286,6 +286,8 @@ class Fetches:
                 self._slots.touch([slot])
                 fetch.held[key] = slot
             elif slot is None and self._pool.lookup(key) is None:
+                if key not in self._loading:  # it was there, but its place has been given to another block
+                    fetch.num_ordered = min(fetch.num_ordered, fetch.num_ready)
                 return
             fetch.num_ready += 1
 
@@ -317,9 +319,9 @@ class Fetches:
 
     def on_slots_free(self, now: float) -> None:
         """Order loads that waited for slots."""
-        for fetch in self._fetch_by_request.values():
-            if fetch.num_ordered < len(fetch.keys):
-                self._order(fetch, now)
+        for fetch in list(self._fetch_by_request.values()):
+            if fetch.num_ready < len(fetch.keys):
+                self._go_on(fetch, now)
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
