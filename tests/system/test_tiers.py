@@ -1,0 +1,160 @@
+"""Blocks that come back from slots or from a disk give the tokens, and with --deterministic the bits, of computed ones.
+
+Each test checks that blocks came back: after `reset_prefix_cache` the pool is empty, so that cached tokens are from a
+tier.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tokenloom import Client, PoolingParams, RequestOutput
+from tokenloom.ipc.messages.metrics import Counter
+from tokenloom.tests.system.tier_engine import (
+    BLOCK_SIZE,
+    DEADLINE_S,
+    GREEDY,
+    TierEngine,
+    ask,
+    check_equal,
+    compute,
+    new_prompts,
+    num_readable,
+    objects,
+)
+
+SLOT_BYTES = 32 << 10  # of the demo model in fp32
+NUM_SLOTS = 24
+LENGTH = 648  # more blocks than slots
+PROMPTS = new_prompts(4, LENGTH, seed=1)
+LAST = PoolingParams(method="last")
+SAMPLED = GREEDY.replace(temperature=1.0, seed=3, n=3)
+
+
+# ── a disk, through an arena that is smaller than a prompt, in chunks ────────────────────────────────────────────────
+
+
+class Disk:
+    """An engine whose disk has blocks of all PROMPTS, and the answers that were computed."""
+
+    def __init__(self, engine: TierEngine, client: Client) -> None:
+        self.engine, self.client = engine, client
+        self.greedy = compute(engine, client, PROMPTS[:1])
+        self.sampled = compute(engine, client, PROMPTS[1:2], SAMPLED)
+        self.salted = compute(engine, client, PROMPTS[2:3], GREEDY.replace(cache_salt="a"))
+        assert engine.kv is not None
+        num_written = len(objects(engine.kv))
+        (self.embedding,) = client.embed([PROMPTS[3]], LAST, use_tqdm=False)
+        engine.wait_written(num_written + LENGTH // BLOCK_SIZE)
+        engine.teach(client, 6.0)
+
+    def ask(self, prompt: list[int], params: object = GREEDY) -> RequestOutput:
+        """Ask with an empty pool."""
+        self.client.reset_prefix_cache()
+        return ask(self.client, [prompt], params)[0]  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
+    root = tmp_path_factory.mktemp("disk")
+    options = ["--kv-host-bytes", str(NUM_SLOTS * SLOT_BYTES), "--max-num-batched-tokens", "128", "--deterministic"]
+    with TierEngine(root, root / "kv", *options) as engine:
+        engine.wait_open()
+        with Client(engine.address) as client:
+            yield Disk(engine, client)
+        engine.end()
+
+
+def test_a_prompt_larger_than_the_arena_comes_back_from_the_disk(disk: Disk) -> None:
+    output = disk.ask(PROMPTS[0])
+    assert output.num_cached_tokens == num_readable(PROMPTS[0]) > 16 * NUM_SLOTS
+    check_equal(disk.greedy, [output])
+
+
+def test_a_prompt_takes_the_blocks_that_it_shares_and_computes_the_others(disk: Disk) -> None:
+    prompt = PROMPTS[0][:330] + new_prompts(1, 300, seed=2)[0]
+    computed = disk.ask(prompt, GREEDY.replace(cache_salt="computed"))
+    output = disk.ask(prompt)
+    assert (computed.num_cached_tokens, output.num_cached_tokens) == (0, 320)
+    check_equal([computed], [output])
+
+
+def test_several_answers_to_a_prompt_continue_the_loaded_blocks(disk: Disk) -> None:
+    output = disk.ask(PROMPTS[1], SAMPLED)
+    assert output.num_cached_tokens == num_readable(PROMPTS[1])
+    check_equal(disk.sampled, [output])
+    assert len({tuple(answer.token_ids) for answer in output.outputs}) == 3
+
+
+def test_only_requests_with_the_same_salt_load_a_block(disk: Disk) -> None:
+    cached = {salt: disk.ask(PROMPTS[2], GREEDY.replace(cache_salt=salt)) for salt in ("b", None, "a")}
+    assert [output.num_cached_tokens for output in cached.values()] == [0, 0, num_readable(PROMPTS[2])]
+    for output in cached.values():
+        check_equal(disk.salted, [output])
+
+
+def test_an_embedding_by_the_last_token_equals_the_computed_one(disk: Disk) -> None:
+    disk.client.reset_prefix_cache()
+    (output,) = disk.client.embed([PROMPTS[3]], LAST, use_tqdm=False)
+    assert disk.embedding.num_cached_tokens == 0 and output.num_cached_tokens == num_readable(PROMPTS[3])
+    assert list(output.outputs.embedding) == list(disk.embedding.outputs.embedding)
+
+
+def test_logprobs_of_a_prompt_are_computed_though_its_blocks_are_on_the_disk(disk: Disk) -> None:
+    output = disk.ask(PROMPTS[0], GREEDY.replace(prompt_logprobs=1))
+    assert output.num_cached_tokens == 0
+    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == LENGTH
+    check_equal(disk.greedy, [output])
+
+
+# ── slots ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """An engine whose pool holds two prompts at most; what it evicts goes to slots."""
+    options = ["--num-kv-blocks", "66", "--max-model-len", "480", "--kv-host-bytes", "64M", "--deterministic"]
+    with TierEngine(tmp_path_factory.mktemp("slots"), None, *options) as engine:
+        engine.wait_ready()
+        with Client(engine.address) as client:
+            yield client
+        engine.end()
+
+
+def test_evicted_blocks_come_back_from_slots(slots: Client) -> None:
+    prompts = new_prompts(6, 400, seed=4)
+    computed = ask(slots, prompts)
+    slots.reset_prefix_cache()
+    outputs = ask(slots, prompts)
+    assert all(output.num_cached_tokens == 0 for output in computed)
+    assert [output.num_cached_tokens for output in outputs[:3]] == [num_readable(prompts[0])] * 3
+    check_equal(computed, outputs)
+
+
+def num_computed(client: Client) -> int:
+    """Return the number of tokens computed so far, once nothing runs."""
+    deadline = time.monotonic() + DEADLINE_S
+    while client.health().num_running:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    (metric,) = (each for each in client.get_metrics() if each.name.endswith("scheduled_tokens_total"))
+    assert isinstance(metric, Counter)
+    return metric.value
+
+
+def test_preempted_requests_get_their_tokens_back_from_slots(slots: Client) -> None:
+    """At most 5 percent of the tokens that preemptions took are computed again."""
+    prompts, params = new_prompts(6, 400, seed=5), GREEDY.replace(max_tokens=64)
+    computed = ask(slots, prompts, params)
+    salted = params.replace(cache_salt="together")
+    before = num_computed(slots)
+    outputs = slots.generate(prompts, salted, use_tqdm=False)
+    num_needed = sum(len(prompt) + params.max_tokens - 1 for prompt in prompts)
+    num_again = num_computed(slots) - before - num_needed
+    num_preempted = slots.health().num_recomputed_tokens
+    assert sum(output.metrics.num_preemptions for output in outputs) > 0
+    assert 0 <= num_again <= 0.05 * num_preempted
+    check_equal(computed, outputs)

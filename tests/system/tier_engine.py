@@ -1,0 +1,138 @@
+"""Engines with KV tiers for tests, the files of their disks, and the comparison of answers.
+
+A request loads blocks only if that is faster than computing them, and a test's model computes faster than most disks
+answer. So `TierEngine.teach` lets one step of a prompt last long; later requests then load everything that is found.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+
+from tokenloom import Client, RequestOutput, SamplingParams
+from tokenloom.scripts.engine_process import Engine
+
+DEADLINE_S = 60.0
+BLOCK_SIZE = 16
+CHUNK = 128  # tokens of a lesson: it fits in one step of each engine here
+VOCAB_SIZE = 512
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
+OPTIONS = (
+    "--device",
+    "cpu",
+    "--num-threads",
+    "1",
+    "--dtype",
+    "float32",
+    "--max-model-len",
+    "1024",
+    "--step-timeout-s",
+    "60",
+)
+
+
+class TierEngine(Engine):
+    """An engine in a run folder of its own. `kv` is the folder of its disk; None: it has none."""
+
+    def __init__(self, root: Path, kv: Path | None, *options: str) -> None:
+        self.kv = kv
+        runtime = root / f"run{len(list(root.glob('run*')))}"
+        runtime.mkdir(parents=True)
+        disk = [] if kv is None else ["--kv-disk", str(kv)]
+        super().__init__(runtime, [*OPTIONS, "--num-kv-blocks", "600", *disk, *options])
+        self._rng = random.Random(str(runtime))
+
+    def log(self) -> str:
+        return self.errors.read_text(encoding="utf-8")
+
+    def wait_log(self, words: str, count: int = 1) -> None:
+        """Wait until the log has these words `count` times."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self.log().count(words) < count:
+            assert time.monotonic() < deadline, f"no {words!r} in the log:\n{self.log()}"
+            time.sleep(0.01)
+
+    def wait_open(self, count: int = 1) -> None:
+        """Wait until the tiers have been opened `count` times, so that blocks have the names of the weights."""
+        self.wait_ready() if not self.address else None
+        self.wait_log("blocks of this model", count)
+
+    def teach(self, client: Client, seconds: float = 2.0) -> None:
+        """Let a step of CHUNK prompt tokens last `seconds`, so that the engine prefers loads to computing."""
+        (self.faults / "worker.forward.0").write_text(f"delay {seconds:g}")
+        prompt = [self._rng.randrange(VOCAB_SIZE) for _ in range(CHUNK)]
+        (output,) = client.generate([prompt], GREEDY.replace(max_tokens=1, cache_salt="lesson"), use_tqdm=False)
+        assert output.num_cached_tokens == 0
+
+    def wait_written(self, num_blocks: int) -> None:
+        """Wait until the disk holds this many blocks."""
+        assert self.kv is not None
+        deadline = time.monotonic() + DEADLINE_S
+        while (found := len(objects(self.kv))) < num_blocks:
+            assert time.monotonic() < deadline, f"{found} of {num_blocks} blocks are on the disk:\n{self.log()}"
+            time.sleep(0.01)
+
+    def kill_all(self) -> None:
+        """Kill all processes of the engine at once."""
+        processes = self.processes()
+        for process in processes:
+            process.kill()
+        self.process.wait()
+        psutil.wait_procs(processes, timeout=DEADLINE_S)
+
+    def end(self) -> None:
+        """Stop the engine; check that it leaves nothing behind."""
+        self.processes()
+        assert self.stop() == 0 and not self.leftovers()
+
+
+def objects(kv: Path) -> list[Path]:
+    """Return the files of blocks in a disk's folder, in a fixed order."""
+    return sorted(path for path in kv.glob("*/??/*") if path.parent.parent.name != "tmp")
+
+
+def new_prompts(count: int, length: int, seed: int) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for _ in range(count)]
+
+
+def num_readable(prompt: Sequence[int]) -> int:
+    """Return how many tokens of a prompt may come from a cache: whole blocks, but not the last token."""
+    return (len(prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE
+
+
+def ask(client: Client, prompts: Sequence[list[int]], params: SamplingParams = GREEDY) -> list[RequestOutput]:
+    """Run the prompts one after the other."""
+    return [client.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
+
+
+def compute(
+    engine: TierEngine, client: Client, prompts: Sequence[list[int]], params: SamplingParams = GREEDY
+) -> list[RequestOutput]:
+    """Run new prompts, which no cache knows, until the blocks of each are on the disk."""
+    outputs = []
+    assert engine.kv is not None
+    for prompt in prompts:
+        num_before = len(objects(engine.kv))
+        (output,) = ask(client, [prompt], params)
+        assert output.num_cached_tokens == 0 or params.n > 1, "this prompt is new"
+        engine.wait_written(num_before + len(prompt) // BLOCK_SIZE)
+        outputs.append(output)
+    return outputs
+
+
+def check_equal(calm: Sequence[RequestOutput], outputs: Sequence[RequestOutput], tolerance: float = 0.0) -> None:
+    """Check that all tokens, and the logprobs up to `tolerance`, are those of engines with empty caches."""
+    for one, other in zip(calm, outputs, strict=True):
+        assert one.prompt_token_ids == other.prompt_token_ids and len(one.outputs) == len(other.outputs)
+        for expected, found in zip(one.outputs, other.outputs, strict=True):
+            assert expected.token_ids == found.token_ids
+            assert expected.logprobs is not None and found.logprobs is not None
+            for before, after in zip(expected.logprobs, found.logprobs, strict=True):
+                assert before.keys() == after.keys()
+                for token, logprob in before.items():
+                    assert abs(logprob.logprob - after[token].logprob) <= tolerance
