@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tokenloom.core.tiers.network import peer_server
+from tokenloom.core.tiers.network import peer, peer_server
 from tokenloom.core.tiers.network.breaker import Breaker
 from tokenloom.core.tiers.network.peer import PeerSource
 from tokenloom.core.tiers.network.peer_server import LOAD, PeerServer, peer_keys
@@ -378,6 +378,20 @@ def test_a_silent_peer_does_not_delay_the_answer_of_one_that_has_all(
     for _ in range(5):
         assert find(source, range(8)) == 8
     assert time.monotonic() - started < 1
+
+
+def test_silence_amid_a_load_ends_it_long_before_its_deadline(
+    stack: contextlib.ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "SILENCE_S", 0.1)
+    process, address = start_process(stack, f"ipc://{tmp_path}/p", 4)
+    source = new_source(stack, address)
+    assert find(source, range(4)) == 4
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    started = time.monotonic()
+    assert load(source, range(4)) == [False] * 4
+    assert time.monotonic() - started < 2
 
 
 # ── clients that misbehave ───────────────────────────────────────────────────────────────────────────────────────────

@@ -27,7 +27,14 @@ def cluster(tmp_path: Path) -> Iterator[list[RedisServer]]:
     with contextlib.ExitStack() as stack:
         for number in range(3):
             port = free_port()
-            options = ["--cluster-enabled", "yes", "--cluster-config-file", f"nodes-{number}.conf"]
+            options = [
+                "--cluster-enabled",
+                "yes",
+                "--cluster-require-full-coverage",
+                "no",
+                "--cluster-config-file",
+                f"nodes-{number}.conf",
+            ]
             servers.append(RedisServer(tmp_path, *options, "--cluster-port", str(free_port()), port=port))
             stack.callback(servers[-1].close)
         bounds = [number * NUM_SLOTS // 3 for number in range(4)]
@@ -66,16 +73,21 @@ def test_blocks_are_spread_over_the_nodes_and_found_again(cluster: list[RedisSer
     assert not any(server.names() for server in cluster)
 
 
+def give_slots(cluster: list[RedisServer], names: list[bytes], home: bytes) -> None:
+    """Let the nodes of `cluster` take the node `home`, the first of them, for the place of these values."""
+    for slot in {binascii.crc_hqx(name, 0) % NUM_SLOTS for name in names}:
+        for server in cluster:
+            assert server.ask(b"CLUSTER", b"SETSLOT", b"%d" % slot, b"NODE", home) == b"OK"
+    cluster[0].ask(b"CLUSTER", b"BUMPEPOCH")  # the change wins over news of other nodes
+
+
 def test_slots_that_move_are_followed(cluster: list[RedisServer], source: RemoteSource) -> None:
     source.store(filled(range(40)))
     home = cluster[0].ask(b"CLUSTER", b"MYID")
     assert isinstance(home, bytes)
-    slots = {binascii.crc_hqx(name, 0) % NUM_SLOTS for name in cluster[2].names()}
+    names = cluster[2].names()
     cluster[2].ask(b"FLUSHALL")
-    for slot in slots:
-        for server in cluster:
-            assert server.ask(b"CLUSTER", b"SETSLOT", b"%d" % slot, b"NODE", home) == b"OK"
-    cluster[0].ask(b"CLUSTER", b"BUMPEPOCH")  # the change wins over news of other nodes
+    give_slots(cluster, names, home)
     results = load(source, range(40))
     assert True in results and False in results
     deadline = time.monotonic() + 10
@@ -94,5 +106,16 @@ def test_a_lost_node_is_a_miss_of_all_and_the_rest_goes_on_after_it_is_back(
         assert find(source, range(40), 1.0) < 40
         assert not all(load(source, range(40), 1.0))
     cluster[1].start()
+    wait_until(lambda: source.store(filled(range(40))) == [True] * 40)
+    assert load(source, range(40)) == [True] * 40
+
+
+def test_slots_of_a_lost_node_are_found_at_its_successor(cluster: list[RedisServer], source: RemoteSource) -> None:
+    source.store(filled(range(40)))
+    home, names = cluster[0].ask(b"CLUSTER", b"MYID"), cluster[1].names()
+    assert isinstance(home, bytes) and names
+    cluster[1].kill()
+    assert find(source, range(40), 1.0) < 40
+    give_slots([cluster[0], cluster[2]], names, home)
     wait_until(lambda: source.store(filled(range(40))) == [True] * 40)
     assert load(source, range(40)) == [True] * 40

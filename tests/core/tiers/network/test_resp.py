@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tokenloom.core.tiers.network import resp
 from tokenloom.core.tiers.network.resp import Connection, Reply, ServerError, command
 
 LIMIT_S = 20.0
@@ -115,6 +116,16 @@ def test_a_peer_that_does_not_read_or_send_ends_the_wait_at_the_deadline(
         connection.receive_value([memoryview(bytearray(100))], time.monotonic() + 0.05)
     with pytest.raises(TimeoutError):
         connection.receive(time.monotonic() - 1)
+
+
+def test_silence_ends_the_wait_long_before_the_deadline(
+    pair: tuple[Connection, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resp, "SILENCE_S", 0.05)
+    started = time.monotonic()
+    with pytest.raises(TimeoutError):
+        pair[0].receive(soon())
+    assert time.monotonic() - started < 2
 
 
 @pytest.mark.parametrize(
