@@ -2,8 +2,8 @@
 
 The model has Qwen3-MoE's layers, with 32 experts of which a token chooses 4; weights are random. For each case the
 dense model is a Llama that reads as many weights: its MLP is as wide as the experts that the step reads, if tokens
-choose at random. Each round times one step of both; the rates are bytes of weights that a step reads, by its time.
-`of_dense` is the ratio of rates.
+choose at random. Each round times one step of both: the CPU time of one thread, or with --threads the time by the
+clock. The rates are bytes of weights that a step reads, by its time; `of_dense` is their ratio.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench_kernels import CPU, DTYPE, seconds, step_of
 from tokenloom.scripts.bench_limits import Limits
 from tokenloom.scripts.bench_report import Report, median, new_parser
+from tokenloom.scripts.compare_families import cpu_s
 from tokenloom.scripts.make_checkpoint import Config, config_of
 from tokenloom.workers.models.decoder import load_model
 from tokenloom.workers.parallel import ParallelGroup
@@ -67,8 +68,11 @@ def main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    report = Report("experts", {"dtype": DTYPE, "threads": torch.get_num_threads(), "rounds": options.rounds})
+    torch.set_num_threads(options.threads)
+    clock = cpu_s if options.threads == 1 else seconds
+    report = Report("experts", {"dtype": DTYPE, "threads": options.threads, "rounds": options.rounds})
     report.note("kernels", select_ops(CPU, getattr(torch, DTYPE)).kernels)
     config = with_experts()
     with torch.inference_mode():
@@ -77,7 +81,7 @@ def main() -> int:
             peer = dense_like(config, sum(counts))
             steps = make_step(config, counts, seq_lens), make_step(peer, counts, seq_lens)
             sizes = Limits(config, DTYPE).read_bytes(sum(counts)), Limits(peer, DTYPE).weight_bytes
-            took = [[seconds(step) for step in steps] for _ in range(options.rounds + 2)][2:]
+            took = [[clock(step) for step in steps] for _ in range(options.rounds + 2)][2:]
             report.add(
                 case=case,
                 MB=sizes[0] / 1e6,
