@@ -92,9 +92,12 @@ def num_threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-def test_more_threads_than_cores_do_not_change_a_bit(tmp_path: Path, num_threads: Callable[[int], None]) -> None:
+@pytest.mark.parametrize("family", ["qwen3", "qwen2_moe"])
+def test_more_threads_than_cores_do_not_change_a_bit(
+    family: str, tmp_path: Path, num_threads: Callable[[int], None]
+) -> None:
     """Most of 16 threads arrive after a stage has ended, or lose their core during a piece."""
-    model = load(tiny_checkpoint(tmp_path, "qwen3"), torch.bfloat16, ops=make_cpu_ops(torch.bfloat16, LEVELS[0]))
+    model = load(tiny_checkpoint(tmp_path, family), torch.bfloat16, ops=make_cpu_ops(torch.bfloat16, LEVELS[0]))
     answers = []
     for count in (1, 2, 16, 16):
         num_threads(count)
@@ -112,8 +115,9 @@ def test_a_step_without_tokens_is_legal(tmp_path: Path, num_threads: Callable[[i
     assert PagedRun(model, 16).step({}) == {}
 
 
-def test_a_decode_rows_logits_do_not_depend_on_the_rows_beside_it(tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path, "qwen3")
+@pytest.mark.parametrize("family", ["qwen3", "qwen2_moe"])
+def test_a_decode_rows_logits_do_not_depend_on_the_rows_beside_it(family: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, family)
     prompts = {str(row): [row + 1] * (3 + 5 * row) for row in range(7)}
     together = PagedRun(
         load(folder, torch.bfloat16, ops=make_cpu_ops(torch.bfloat16, LEVELS[0])), 16, dtype=torch.bfloat16
