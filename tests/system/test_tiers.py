@@ -116,7 +116,7 @@ def test_logprobs_of_a_prompt_are_computed_though_its_blocks_are_on_the_disk(dis
 @pytest.fixture(scope="module")
 def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """An engine whose pool holds two prompts at most; what it evicts goes to slots."""
-    options = ["--num-kv-blocks", "66", "--max-model-len", "480", "--kv-host-bytes", "64M", "--deterministic"]
+    options = ["--num-kv-blocks", "101", "--max-model-len", "900", "--kv-host-bytes", "64M", "--deterministic"]
     with TierEngine(tmp_path_factory.mktemp("slots"), None, *options) as engine:
         engine.wait_ready()
         with Client(engine.address) as client:
@@ -125,7 +125,7 @@ def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 def test_evicted_blocks_come_back_from_slots(slots: Client) -> None:
-    prompts = new_prompts(6, 400, seed=4)
+    prompts = new_prompts(8, 400, seed=4)
     computed = ask(slots, prompts)
     slots.reset_prefix_cache()
     outputs = ask(slots, prompts)
@@ -147,7 +147,7 @@ def num_computed(client: Client) -> int:
 
 def test_preempted_requests_get_their_tokens_back_from_slots(slots: Client) -> None:
     """At most 5 percent of the tokens that preemptions took are computed again."""
-    prompts, params = new_prompts(6, 400, seed=5), GREEDY.replace(max_tokens=64)
+    prompts, params = new_prompts(5, 700, seed=5), GREEDY.replace(max_tokens=190)
     computed = ask(slots, prompts, params)
     salted = params.replace(cache_salt="together")
     before = num_computed(slots)
