@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -31,7 +31,6 @@ from tokenloom.scripts.bench_report import median
 from tokenloom.scripts.bench_workload import FIRST_ID, Setup, new_model_parser, vocab_size
 
 SETTLE_S = 30.0
-OPEN_S = 1.5  # for the tier process to tell the digest of the weights, which it remembers
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
@@ -101,7 +100,8 @@ class Bench:
         """Run an engine; wait until it knows the names of its weights."""
         llm = LLM(self.setup.folder, **self.options(**more))
         try:
-            time.sleep(OPEN_S)
+            if set(more) - {"kv_host_bytes", "num_kv_blocks"}:
+                wait_until(lambda: is_up(llm), "the tier does not open")
             llm.generate([{"prompt_token_ids": self.prompt("warm-up")[:40]}], ONE_TOKEN, use_tqdm=False)
             yield llm
         finally:
@@ -138,9 +138,15 @@ def _num_cached(output: RequestOutput) -> int:
     return output.num_cached_tokens or 0
 
 
-def wait_until(condition: object, complaint: str) -> None:
+def is_up(llm: LLM) -> bool:
+    """Whether every configured source is open."""
+    values = [getattr(metric, "value", 0) for metric in llm.get_metrics() if metric.name == "tokenloom_tier_up"]
+    return bool(values) and all(values)
+
+
+def wait_until(condition: Callable[[], bool], complaint: str) -> None:
     deadline = time.monotonic() + SETTLE_S
-    while not condition():  # type: ignore[operator]
+    while not condition():
         if time.monotonic() > deadline:
             raise SystemExit(complaint)
         time.sleep(0.05)
