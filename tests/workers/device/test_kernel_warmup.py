@@ -7,7 +7,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 import pytest
@@ -19,9 +22,10 @@ from tokenloom.tests.support.quantized_checkpoints import quantized_pair
 from tokenloom.workers.device.kernel_warmup import distinct_layers
 
 SHAPE = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
+Found: TypeAlias = tuple[dict[str, object], str]  # result and log
 
 
-def run_warmup(folder: Path, *options: str) -> tuple[dict[str, object], str]:
+def run_warmup(folder: Path, *options: str) -> Found:
     """Run the warm-up in its own process, because this one interprets; return its result and its log."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(folder / "cache")
@@ -33,6 +37,20 @@ def run_warmup(folder: Path, *options: str) -> tuple[dict[str, object], str]:
     assert "not ahead" not in done.stderr
     found: dict[str, object] = json.loads(done.stdout)
     return found, done.stderr
+
+
+@pytest.fixture(scope="module")
+def warm_up(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Found]:
+    """Warm-ups of a family with options, one run of each. Runs of a checkpoint share the folder of compiled kernels."""
+
+    @cache
+    def checkpoint(family: str, form: str | None) -> Path:
+        folder = tmp_path_factory.mktemp("warmup")
+        if form is None:
+            return tiny_checkpoint(folder, family, **SHAPE)
+        return quantized_pair(folder, form, family, intermediate_size=512, **SHAPE)[0]
+
+    return cache(lambda *options, family, form: run_warmup(checkpoint(family, form), *options))
 
 
 @pytest.mark.parametrize(
@@ -54,13 +72,9 @@ def run_warmup(folder: Path, *options: str) -> tuple[dict[str, object], str]:
     ],
 )
 def test_steps_launch_only_kernels_that_the_warmup_compiled(
-    family: str, form: str | None, options: list[str], tmp_path: Path
+    family: str, form: str | None, options: list[str], warm_up: Callable[..., Found]
 ) -> None:
-    if form is None:
-        folder = tiny_checkpoint(tmp_path, family, **SHAPE)
-    else:
-        folder, _ = quantized_pair(tmp_path, form, family, intermediate_size=512, **SHAPE)
-    found, log = run_warmup(folder, *options)
+    found, log = warm_up(*options, family=family, form=form)
     assert found["missing"] == []
     num_kernels = found["num_kernels"]
     assert isinstance(num_kernels, int) and 10 <= num_kernels <= 30
@@ -68,16 +82,15 @@ def test_steps_launch_only_kernels_that_the_warmup_compiled(
     assert "one by one" not in log
 
 
-def test_without_threaded_compilation_the_same_kernels_compile_one_by_one(tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path, "qwen3", **SHAPE)
-    found, log = run_warmup(folder, "alone")
+def test_without_threaded_compilation_the_same_kernels_compile_one_by_one(warm_up: Callable[..., Found]) -> None:
+    found, log = warm_up("alone", family="qwen3", form=None)
     assert found["missing"] == []
-    assert found["num_kernels"] == run_warmup(folder)[0]["num_kernels"]
+    assert found["num_kernels"] == warm_up(family="qwen3", form=None)[0]["num_kernels"]
     assert log.count("kernels are compiled one by one") == 2  # at the warm-up and for the missing kernels
 
 
-def test_a_hanging_compilation_is_reported_with_its_kernel(tmp_path: Path) -> None:
-    found, _ = run_warmup(tiny_checkpoint(tmp_path, "qwen3", **SHAPE), "hanging")
+def test_a_hanging_compilation_is_reported_with_its_kernel(warm_up: Callable[..., Found]) -> None:
+    found, _ = warm_up("hanging", family="qwen3", form=None)
     named = re.search(r"kernels are still compiling after 5 s \((.*)\): raise --start-timeout-s", str(found["error"]))
     assert named is not None and "begin_decode_kernel" in named[1], found
 
