@@ -180,8 +180,6 @@ class CpuOps(ReferenceOps):
         num_kv_heads = kv_cache.shape[3]
         num_heads = num_all - 2 * num_kv_heads
         assert heads.stride(1) == head_dim and heads.stride(2) == 1
-        if rotary.cos_sin is not None:
-            assert max(metadata.seq_lens_host, default=0) <= len(rotary.cos_sin), "a context is longer than the table"
         rules = head_rules(norms, rotary)
         work = c.HeadWork(addressof(rules), metadata.positions.data_ptr(), metadata.slots.data_ptr())
         fused = c.Heads(heads.data_ptr(), heads.stride(0), num_tokens, num_heads, num_kv_heads, head_dim)

@@ -131,13 +131,13 @@ def test_a_decode_rows_logits_do_not_depend_on_the_rows_beside_it(family: str, t
 
 
 @pytest.mark.parametrize(
-    ("family", "fields", "make"),
-    [("llama", {}, CpuOps), ("gpt2", {"n_positions": 16}, CpuOps), ("llama", {}, LayeredOps)],
+    ("family", "fields"),
+    [("llama", {}), ("gpt2", {"n_positions": 16})],  # rotary, learned
 )
 def test_a_context_past_the_tables_of_positions_is_an_error(
-    family: str, fields: dict[str, object], make: type[CpuOps], tmp_path: Path
+    family: str, fields: dict[str, object], tmp_path: Path
 ) -> None:
-    ops = make(load_level(LEVELS[0], False).library, torch.float32)
+    ops = make_cpu_ops(torch.float32, LEVELS[0])
     run = PagedRun(load(tiny_checkpoint(tmp_path, family, **fields), max_model_len=16, ops=ops), 16)
     run.step({"a": [1] * 16})
     with pytest.raises(AssertionError, match="longer than the table"):
