@@ -106,6 +106,14 @@ class ParallelGroup:
         dist.gather(x.contiguous(), parts, dst=0)
         return torch.cat(parts, dim=-1)
 
+    def gather_everywhere(self, x: Tensor) -> Tensor:
+        """Concatenate every rank's x [..., n] on all ranks: [..., size * n]."""
+        if self.size == 1:
+            return x
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        dist.all_gather(parts, x.contiguous())
+        return torch.cat(parts, dim=-1)
+
     def broadcast(self, x: Tensor) -> Tensor:
         """Copy rank 0's x to every rank, in place; shapes and dtypes are equal on all ranks."""
         if self.size > 1:
@@ -121,6 +129,9 @@ class NullGroup(ParallelGroup):
 
     def gather(self, x: Tensor) -> Tensor | None:
         return torch.cat([x] * self.size, dim=-1) if self.rank == 0 else None
+
+    def gather_everywhere(self, x: Tensor) -> Tensor:
+        return torch.cat([x] * self.size, dim=-1)
 
     def broadcast(self, x: Tensor) -> Tensor:
         return x

@@ -181,7 +181,7 @@ class Worker:
         if config.implementation == "transformers":
             from .borrowed.load import load_borrowed  # imports transformers
 
-            options = (self._spec.config, length, self._dtype, device, ops)
+            options = (self._spec.config, length, self._dtype, device, ops, group)
             return load_borrowed(self._folder, config, *options, is_dummy=is_dummy)
         return load_model(self._folder, config, length, self._dtype, device, ops, group, on_progress, is_dummy=is_dummy)
 

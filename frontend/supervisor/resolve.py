@@ -89,7 +89,6 @@ def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
 def check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
     """Raise ConfigError if an option needs more than transformers' layers can do, and the model runs on them."""
     wanted = {
-        f"--tensor-parallel-size {config.tensor_parallel_size}": config.tensor_parallel_size > 1,
         f"--quantization {config.quantization}": config.quantization != "none",
         "--deterministic": config.deterministic,
     }
@@ -103,6 +102,11 @@ def check_parallel(model: ModelConfig, size: int) -> None:
     if model.num_heads % size:
         raise ConfigError(
             f"{model.num_heads} attention heads do not divide among --tensor-parallel-size {size}: choose a divisor"
+        )
+    if model.implementation == "transformers" and model.num_kv_heads % size:
+        raise ConfigError(
+            f"{model.num_kv_heads} KV heads do not divide among --tensor-parallel-size {size}, and transformers' "
+            "layers do not replicate them: choose a divisor"
         )
     for num_kv_heads in {layer.num_kv_heads or model.num_kv_heads for layer in model.layers}:
         if num_kv_heads % size and size % num_kv_heads:

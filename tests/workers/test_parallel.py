@@ -18,6 +18,7 @@ from tokenloom.ipc.errors import ConfigError
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.quantized_checkpoints import mxfp4_pair, quantized_pair
 from tokenloom.tests.workers.paged_run import PagedRun, load
+from tokenloom.tests.workers.tp_rank import borrowed
 from tokenloom.workers.parallel import ParallelGroup
 
 DEADLINE_S = 90.0
@@ -41,7 +42,9 @@ def run_ranks(
     return [(rank.returncode, error) for rank, error in zip(ranks, errors, strict=True)]
 
 
-def run_plan(folder: Path, size: int, folders: list[Path], dies: int | None = None) -> list[tuple[int, str]]:
+def run_plan(
+    folder: Path, size: int, folders: list[Path], dies: int | None = None, *, is_borrowed: bool = False
+) -> list[tuple[int, str]]:
     """As ranks of tp_rank.py."""
     draw = random.Random(0)
     tokens = {"a": [draw.randrange(260) for _ in range(41)], "b": [draw.randrange(260) for _ in range(9)]}
@@ -49,6 +52,7 @@ def run_plan(folder: Path, size: int, folders: list[Path], dies: int | None = No
         "size": size,
         "store": str(folder / "store"),
         "folders": [str(path) for path in folders],
+        "is_borrowed": is_borrowed,
         "results": str(folder),
         "tokens": tokens,
         "dies": dies,
@@ -58,9 +62,9 @@ def run_plan(folder: Path, size: int, folders: list[Path], dies: int | None = No
     return run_ranks(folder, size, "tp_rank", plan_file)
 
 
-def single_rank_logits(folder: Path, plan_file: Path) -> dict[str, np.ndarray]:
+def single_rank_logits(folder: Path, plan_file: Path, *, is_borrowed: bool = False) -> dict[str, np.ndarray]:
     tokens = json.loads(plan_file.read_text())["tokens"]
-    run = PagedRun(load(folder), block_size=16)
+    run = PagedRun(borrowed(folder) if is_borrowed else load(folder), block_size=16)
     run.step({"a": tokens["a"][:40]})
     return {name: logits.numpy() for name, logits in run.step({"a": tokens["a"][40:], "b": tokens["b"]}).items()}
 

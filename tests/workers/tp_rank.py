@@ -1,7 +1,8 @@
 """One rank of a tensor-parallel run, as a process of its own: python -m tokenloom.tests.workers.tp_rank PLAN RANK
 
-PLAN is a JSON file: {"size", "store", "folders", "results", "tokens", "dies": rank or null}. Rank 0 writes the logits
-of every request to RESULTS/<index of the folder>-<request>.npy; a rank that "dies" leaves before the first step.
+PLAN is a JSON file: {"size", "store", "folders", "is_borrowed", "results", "tokens", "dies": rank or null}. Rank 0
+writes the logits of every request to RESULTS/<index of the folder>-<request>.npy; a rank that "dies" leaves before the
+first step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.kernels.select import select_ops
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
+from tokenloom.workers.model_step import Model
 from tokenloom.workers.parallel import ParallelGroup
 
 TIMEOUT_S = 60.0
@@ -28,12 +33,22 @@ def main(plan_file: str, rank: int) -> None:
     if plan["dies"] == rank:
         os._exit(9)
     for index, folder in enumerate(plan["folders"]):
-        run = PagedRun(load(Path(folder), group=group), block_size=16)
+        make = borrowed if plan["is_borrowed"] else load
+        run = PagedRun(make(Path(folder), group=group), block_size=16)
         run.step({"a": plan["tokens"]["a"][:40]})
         logits = run.step({"a": plan["tokens"]["a"][40:], "b": plan["tokens"]["b"]})
         for name, values in logits.items():
             np.save(Path(plan["results"]) / f"{index}-{name}.npy", values.numpy())
     group.close()
+
+
+def borrowed(folder: Path, group: ParallelGroup | None = None) -> Model:
+    """Load a model on transformers' layers."""
+    from tokenloom.workers.borrowed.load import load_borrowed  # imports transformers
+
+    config = load_model_config(folder, implementation="transformers")
+    ops = select_ops(CPU, torch.float32)
+    return load_borrowed(folder, config, EngineConfig(), 128, torch.float32, CPU, ops, group)
 
 
 def check_collectives(group: ParallelGroup) -> None:
@@ -43,6 +58,7 @@ def check_collectives(group: ParallelGroup) -> None:
     everyone = torch.cat([torch.arange(6, dtype=torch.bfloat16).view(3, 2) + 10 * r for r in range(size)], dim=-1)
     gathered = group.gather(mine.T.contiguous().T)  # not contiguous
     assert (gathered is not None and torch.equal(gathered, everyone)) if rank == 0 else gathered is None
+    assert torch.equal(group.gather_everywhere(mine.T.contiguous().T), everyone)
     assert torch.equal(group.all_reduce(torch.full((2, 3), rank + 1.0)), torch.full((2, 3), size * (size + 1) / 2))
     assert torch.equal(group.broadcast(torch.full((4,), rank + 5)), torch.full((4,), 5))
 

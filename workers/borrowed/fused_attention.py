@@ -20,7 +20,7 @@ from ...kernels.reference import ReferenceOps
 from ...kernels.select import Ops
 from .arguments import Angles, Arguments
 from .attention import AttentionCall, PagedAttention, attending
-from .linear import PackedLayer, PackedModule, is_packable, joined, take_over
+from .linear import PackedLayer, PackedModule, is_joinable, joined, take_over
 from .norm import rms_norm_of
 from .sketch import SCALES, LinearSketch, is_close, sketch
 
@@ -110,7 +110,7 @@ def _recipe(
     arguments = paged.arguments.get(module)
     if arguments is None or len(linears) not in (2, 4) or len(normed) not in (0, 2):
         return None
-    if not all(is_packable(getattr(module, name), dtype) for name in linears):
+    if not all(is_joinable(getattr(module, name), dtype) for name in linears):
         return None
     with torch.random.fork_rng(devices=[]), torch.inference_mode():
         torch.manual_seed(0)

@@ -63,7 +63,9 @@ class FusedLayer(PackedModule):
             is_parallel=recipe.is_parallel,
             **recipe.found_norms(module),
         )
-        self._fused = ops.fuse_layer(self._weights, call.num_heads, call.num_kv_heads, call.key_dim)
+        is_whole = attention.output.split is None and mlp.down.split is None
+        shape = (call.num_heads, call.num_kv_heads, call.key_dim)
+        self._fused = ops.fuse_layer(self._weights, *shape) if is_whole else None  # ranks add between its parts
 
     def forward(self, *args: Any, **options: Any) -> Any:
         x, angles = self._arguments.found(args, options)

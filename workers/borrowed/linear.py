@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels.select import Ops
+from .shards import ShardedLinear
 
 
 class PackedModule(nn.Module):
@@ -29,6 +30,7 @@ class PackedLayer(PackedModule):
     def __init__(self, ops: Ops, linear: nn.Linear) -> None:
         super().__init__()
         self._ops = ops
+        self.split = linear.split if isinstance(linear, ShardedLinear) else None
         self.packed = ops.pack_linear(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.num_bytes = self.packed.nbytes
@@ -38,9 +40,12 @@ class PackedLayer(PackedModule):
             self.bias = nn.Parameter(torch.empty_like(linear.bias, device="meta"), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = x.reshape(-1, self.in_features).to(self.weight.dtype)
         multiply = self._ops.logits if self.is_head else self._ops.linear
-        return multiply(flat, self.packed).view(*x.shape[:-1], self.out_features)
+        if self.split is None:
+            flat = x.reshape(-1, self.in_features).to(self.weight.dtype)
+            return multiply(flat, self.packed).view(*x.shape[:-1], self.out_features)
+        flat = self.split.enter(x).reshape(-1, self.in_features).to(self.weight.dtype)
+        return self.split.leave(multiply(flat, self.packed)).view(*x.shape[:-1], -1)
 
 
 class TiedEmbedding(nn.Module):
@@ -52,12 +57,23 @@ class TiedEmbedding(nn.Module):
         self.weight = layer.weight
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        embedded = self._ops.embedding(token_ids.flatten(), self._layer.packed, 0)
+        split, packed = self._layer.split, self._layer.packed
+        if split is None:
+            embedded = self._ops.embedding(token_ids.flatten(), packed, 0)
+        else:  # each token is in one rank's part
+            first_id = split.group.rank * self._layer.out_features
+            embedded = split.group.all_reduce(self._ops.embedding(token_ids.flatten(), packed, first_id))
         return embedded.view(*token_ids.shape, self._layer.in_features)
 
 
 def is_packable(module: nn.Module, dtype: torch.dtype) -> bool:
-    return type(module) is nn.Linear and module.weight.dtype == dtype
+    """Whether `module` is a linear layer of `dtype` without code of its own."""
+    return type(module) in (nn.Linear, ShardedLinear) and module.weight.dtype == dtype
+
+
+def is_joinable(module: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether `module` is packable and, if ranks share it, works on this rank's elements alone."""
+    return is_packable(module, dtype) and (not isinstance(module, ShardedLinear) or module.split.is_local)
 
 
 def joined(module: nn.Module, names: Sequence[str]) -> tuple[Tensor, Tensor | None]:
@@ -97,11 +113,12 @@ def pack_layers(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
         for module, name in holders:
             setattr(module, name, packed)
         if linear.bias is None:
-            _tie_embeddings(model, ops, linear.weight, packed)
+            whole = linear.whole if isinstance(linear, ShardedLinear) else linear.weight
+            _tie_embeddings(model, ops, whole, packed)
         del linear
 
 
-def _tie_embeddings(model: nn.Module, ops: Ops, weight: Tensor, packed: PackedLayer) -> None:
+def _tie_embeddings(model: nn.Module, ops: Ops, weight: Tensor | None, packed: PackedLayer) -> None:
     """Make plain embeddings with this matrix look it up in the packed layer."""
     for module in [each for each in model.modules() if not isinstance(each, nn.Embedding)]:
         for name, child in module.named_children():

@@ -23,9 +23,11 @@ from ...ipc.config.model_file import NATIVE
 from ...ipc.errors import ConfigError
 from ...ipc.process.machine_memory import available_bytes, gib
 from ...kernels.select import Ops
+from ..parallel import ParallelGroup
 from .attention import IMPLEMENTATION, Unserved
 from .model import BorrowedModel
 from .self_check import check_architecture
+from .shards import shard_model
 
 logger = logging.getLogger("tokenloom.borrowed")
 
@@ -56,10 +58,13 @@ def load_borrowed(
     dtype: torch.dtype,
     device: torch.device,
     ops: Ops,
+    group: ParallelGroup | None = None,
     *,
     is_dummy: bool = False,
 ) -> BorrowedModel:
-    """Make the model of `folder` on `device` as `dtype`. ConfigError: why transformers' layers cannot serve it.
+    """Make the model of `folder`, or this rank's shard of it, on `device` as `dtype`.
+
+    ConfigError: why transformers' layers cannot serve it.
 
     is_dummy: random weights, and nothing but config.json is read.
     """
@@ -74,10 +79,12 @@ def load_borrowed(
     try:
         if not config.skip_self_check:
             begun = time.monotonic()
-            is_stepwise = check_architecture(text)
+            is_stepwise = check_architecture(text, group=group)
             logger.info("self-check of %s passed in %.1f s", model_config.architecture, time.monotonic() - begun)
-        weights: Any = _build(theirs, dtype) if is_dummy else _read(folder, theirs, dtype)
-        model = BorrowedModel(weights.to(device), ops, dtype)
+        weights: Any = _random(theirs, dtype) if is_dummy else _read(folder, theirs, dtype)
+        if group is not None:
+            shard_model(weights, group)
+        model = BorrowedModel(weights.to(device), ops, dtype, group)
     except Unserved as error:
         raise ConfigError(_refusal(model_config.architecture, str(error))) from error
     model.rows.is_stepwise = is_stepwise
@@ -140,6 +147,13 @@ def _build(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     make: Any = AutoModelForCausalLM.from_config
     model: PreTrainedModel = make(config, dtype=dtype, attn_implementation=IMPLEMENTATION)
     return model
+
+
+def _random(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Make a model with random weights, equal on all ranks."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return _build(config, dtype)
 
 
 def _read(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:

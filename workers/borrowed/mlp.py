@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ...kernels.contract import Activation, ActivationKind
 from ...kernels.reference import ReferenceOps
 from ...kernels.select import Ops
-from .linear import PackedLayer, PackedModule, is_packable, joined, take_over
+from .linear import PackedLayer, PackedModule, is_joinable, joined, take_over
 from .sketch import SCALES, is_close, sketch
 
 KINDS: tuple[ActivationKind, ...] = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
@@ -59,7 +59,7 @@ def pack_mlps(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
 def _recipe(module: nn.Module, dtype: torch.dtype) -> MLPRecipe | None:
     """Return how the module computes, or None if it has other parts or computes anything else."""
     linears = {name: child for name, child in module.named_children() if isinstance(child, nn.Linear)}
-    if len(linears) not in (2, 3) or not all(is_packable(each, dtype) for each in linears.values()):
+    if len(linears) not in (2, 3) or not all(is_joinable(each, dtype) for each in linears.values()):
         return None
     if len(list(module.parameters())) != sum(len(list(each.parameters())) for each in linears.values()):
         return None

@@ -19,6 +19,7 @@ from ...kernels.contract import BatchColumns
 from ...kernels.select import Ops
 from ..kv_cache import KVCacheSpec
 from ..model_step import StepContext
+from ..parallel import ParallelGroup
 from .attention import IMPLEMENTATION, PagedAttention, Unserved, attention_function
 from .fused_attention import fuse_attention
 from .fused_layer import fuse_layers
@@ -35,13 +36,20 @@ ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, attention_function)
 class BorrowedModel:
     """Forward pass of one rank over transformers' modules. Inference only, as DecoderModel, which has the shapes."""
 
-    def __init__(self, model: PreTrainedModel, ops: Ops, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        ops: Ops,
+        dtype: torch.dtype = torch.float32,
+        group: ParallelGroup | None = None,
+    ) -> None:
         """model: built with our attention implementation. Runs it once, on a few tokens, and packs its parts of
-        `dtype`, that of `ops`.
+        `dtype`, that of `ops`. group: the ranks that share it, see shard_model.
 
         Unserved says why the model cannot be served.
         """
         self._model = model.train(False)
+        self._rank = 0 if group is None else group.rank
         self.decoder: nn.Module = model  # until the trial
         self._config = model.config.get_text_config(decoder=True)
         self._vocab_size = int(self._config.vocab_size)
@@ -101,11 +109,12 @@ class BorrowedModel:
         raise NotImplementedError("borrowed models sample on the host")
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [n, vocab_size] float32 of hidden [n, hidden_size]: the model's own code from there on."""
+        """Return logits [n, vocab_size] float32 of hidden [n, hidden_size]: the model's own code from there on. Ranks
+        but the first must call, too; they get [0, vocab_size]."""
         self._given.last_hidden_state = hidden[None]
         token_ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
         logits: Tensor = self._model(input_ids=token_ids, use_cache=False, return_dict=True).logits
-        return logits[0].float()
+        return logits[0, : 0 if self._rank else len(hidden)].float()
 
     def _give(self, *args: Any, **kwargs: Any) -> Any:
         return self._given

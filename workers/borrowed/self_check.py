@@ -20,15 +20,18 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from ...kernels.reference import ReferenceOps
 from ...kernels.select import Ops
 from ..model_step import compute
+from ..parallel import ParallelGroup
 from .attention import IMPLEMENTATION, Unserved
 from .check_steps import BLOCK_SIZE, LENGTHS, NUM_BLOCKS, packed_steps
 from .model import BorrowedModel
 from .reduced_config import VOCAB_SIZE, WINDOW, reduced_config
+from .shards import shard_model
 
 TOLERANCE = 2e-4  # of logits and hidden states, relative to the largest
 MAX_PARAMETERS = 24_000_000  # of a model that is checked with its real widths
 SPREAD = 0.3  # deviation of weights that are constants when a model is made, such as norms
 STALE = 1e3  # content of KV blocks that are not written
+CHECKED_RANKS = 2  # the heads of a reduced model divide among no more
 
 
 @dataclass(frozen=True)
@@ -47,18 +50,19 @@ class Difference:
         return f"its layer {self.layer}{kind} differs {where} from its own forward pass"
 
 
-def check_architecture(config: PreTrainedConfig, ops: Ops | None = None) -> bool:
-    """Check that models like `config` are served correctly; Unserved says why not. ops: other than plain torch.
+def check_architecture(config: PreTrainedConfig, ops: Ops | None = None, group: ParallelGroup | None = None) -> bool:
+    """Check that models like `config` are served correctly; Unserved says why not. ops: other than plain torch. group:
+    ranks that share the small model, too, if they are two.
 
     Returns whether recurrent layers must get a chunk that continues a prompt token by token.
     """
     reference = _reduced_model(config)
     try:
         with torch.inference_mode():
-            difference = _compare(reference, ops or ReferenceOps(), is_stepwise=False)
+            difference = _compare(reference, ops or ReferenceOps(), False, group)
             if difference is None:
                 return False
-            if _compare(reference, ops or ReferenceOps(), is_stepwise=True) is None:
+            if _compare(reference, ops or ReferenceOps(), True, group) is None:
                 return True
     except Unserved:
         raise
@@ -67,13 +71,15 @@ def check_architecture(config: PreTrainedConfig, ops: Ops | None = None) -> bool
     raise Unserved(f"in the self-check, of a reduced model, {difference}")
 
 
-def _compare(reference: PreTrainedModel, ops: Ops, is_stepwise: bool) -> Difference | None:
+def _compare(reference: PreTrainedModel, ops: Ops, is_stepwise: bool, group: ParallelGroup | None) -> Difference | None:
     """Run both models on the same rows; return their first difference."""
     try:
         twin = _build(reference.config, IMPLEMENTATION)
     except KeyError:
         raise Unserved("its attention is not chosen among transformers' attention functions") from None
     twin.load_state_dict(reference.state_dict())
+    if group is not None and group.size == CHECKED_RANKS:
+        shard_model(twin, group)
     served = BorrowedModel(twin, ops)
     served.rows.is_stepwise = is_stepwise
     draw = torch.Generator().manual_seed(0)

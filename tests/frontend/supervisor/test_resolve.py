@@ -100,7 +100,7 @@ def test_heads_that_do_not_divide_among_the_ranks_are_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2: LlamaForCausalLM runs on transformers' layers"),
+        ({"tensor_parallel_size": 3}, "do not divide among --tensor-parallel-size 3"),
         ({"quantization": "int8"}, "--quantization int8: LlamaForCausalLM runs on transformers' layers"),
         ({"deterministic": True}, "--deterministic: LlamaForCausalLM runs on transformers' layers"),
     ],
