@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -66,7 +67,7 @@ LOAD_LIMIT_S = 30.0  # from an order to load to its last read
 MAX_QUEUED_BYTES = 256 << 20  # to be written, and at most a quarter of the arena
 STATE_INTERVAL_S = 1.0
 FLUSH_S = 2.0  # from Stop to the end, for writes that are queued; the supervisor kills a little later
-OPENER_NICENESS = 19
+DIGEST_NICENESS = 19
 
 
 class TierProcess:
@@ -258,10 +259,11 @@ class TierProcess:
 
     def _open(self, order: OpenTier) -> None:
         """Read the digest of the weights and open all sources, unless another order came meanwhile."""
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), OPENER_NICENESS)
         begun = time.monotonic()
         try:
-            digest = new_namespace(digest_weights(self._spec, order.model_folder), order.facts, self._secret)
+            with ThreadPoolExecutor(1, "digest", _yield_to_others) as background:
+                weights = background.submit(digest_weights, self._spec, order.model_folder).result()
+            digest = new_namespace(weights, order.facts, self._secret)
         except ConfigError as error:
             logger.error("the KV tiers stay closed: %s", error)
             self._error = str(error)
@@ -284,6 +286,11 @@ class TierProcess:
             lane.drop_stores()
             lane.source.clear()
         self._reports.put(TierCleared(serial=serial))
+
+
+def _yield_to_others() -> None:
+    """Let this thread run only while a CPU is idle. Threads that it starts would inherit that."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), DIGEST_NICENESS)
 
 
 def _new_sources(spec: EngineSpec, reports: Reports) -> dict[int, Source]:
