@@ -1,0 +1,143 @@
+"""Measure the first token of prompts whose blocks come from a slow source: no slower than computing them.
+
+    python scripts/bench_tier_throttle.py 135m --lengths 512,2048 --rates 1,4,16,64 --redis redis-server
+
+Redis stands behind a proxy that passes so many MB/s. One engine computes each prompt twice, so that Redis gets its
+blocks; a second one, behind the proxy, and a third one without tiers then get the prompt, in turn. Per round and cell,
+prompts are new. Printed: for each cell the median ratio of the second's time to the third's, and how many of the
+prompt's tokens were found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from tokenloom import LLM, SamplingParams
+from tokenloom.scripts.bench_report import median
+from tokenloom.scripts.bench_tiers import is_up, wait_until
+from tokenloom.scripts.bench_workload import FIRST_ID, Setup, new_model_parser, vocab_size
+
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+CHUNK = 1 << 16
+WRITTEN_S = 2.0  # for the first engine's blocks to arrive
+
+
+class ThrottledProxy:
+    """Passes bytes between a TCP port and a unix socket; from the socket at most `bytes_per_s` for all connections."""
+
+    def __init__(self, target: Path) -> None:
+        self.bytes_per_s = 1e9
+        self._target, self._free_at, self._lock = target, 0.0, threading.Lock()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(str(self._target))
+                threading.Thread(target=self._pump, args=(client, server, False), daemon=True).start()
+                threading.Thread(target=self._pump, args=(server, client, True), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, is_slow: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(CHUNK):
+                if is_slow:
+                    self._wait(len(data))
+                sink.sendall(data)
+        for each in (source, sink):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _wait(self, num_bytes: int) -> None:
+        with self._lock:
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now) + num_bytes / self.bytes_per_s
+            delay = self._free_at - now
+        time.sleep(delay)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def first_token(llm: LLM, prompt: list[int]) -> tuple[float, int]:
+    """Return the seconds of a request for one token, and the tokens that it found."""
+    begun = time.perf_counter()
+    (output,) = llm.generate([{"prompt_token_ids": prompt}], ONE_TOKEN, use_tqdm=False)
+    return time.perf_counter() - begun, output.num_cached_tokens or 0
+
+
+def main() -> int:
+    parser = new_model_parser(__doc__)
+    parser.add_argument("--lengths", default="512,2048", help="prompt tokens, with commas between")
+    parser.add_argument("--rates", default="1,4,16,64", help="MB/s of the source, with commas between")
+    parser.add_argument("--redis", default=shutil.which("redis-server") or "redis-server")
+    setup = Setup("throttled tier", parser, "lengths", "rates", dtype="bfloat16")
+    lengths, rates = (
+        [int(each) for each in text.split(",")] for text in (setup.arguments.lengths, setup.arguments.rates)
+    )
+    folder = Path(tempfile.mkdtemp(prefix="throttle-"))
+    address = folder / "redis.sock"
+    ratios: dict[tuple[int, int], list[float]] = defaultdict(list)
+    found: dict[tuple[int, int], list[int]] = defaultdict(list)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        command = [
+            setup.arguments.redis,
+            "--unixsocket",
+            str(address),
+            "--port",
+            "0",
+            "--save",
+            "",
+            "--dir",
+            str(folder),
+        ]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        stack.callback(server.kill)
+        wait_until(address.exists, "Redis does not start")
+        proxy = ThrottledProxy(address)
+        stack.callback(proxy.close)
+        options = {"max_model_len": max(lengths) + 16, **setup.options}
+        places = (f"unix://{address}", f"redis://127.0.0.1:{proxy.port}")
+        writer, reader = (
+            stack.enter_context(LLM(setup.folder, **{**options, "kv_remote": place}))  # type: ignore[arg-type]
+            for place in places
+        )
+        off = stack.enter_context(LLM(setup.folder, **options))  # type: ignore[arg-type]
+        for llm in (writer, reader):
+            wait_until(lambda llm=llm: is_up(llm), "the tier does not open")  # type: ignore[misc]
+        for number in range(setup.arguments.rounds):
+            for rate, length in itertools.product(rates, lengths):
+                draw = random.Random(f"{number} {rate} {length}")
+                prompt = draw.choices(range(FIRST_ID, vocab_size(setup.folder)), k=length)
+                for _ in range(2):
+                    first_token(writer, prompt)
+                time.sleep(WRITTEN_S)
+                proxy.bytes_per_s = rate * 1e6
+                with_tier, num_found = first_token(reader, prompt)
+                ratios[rate, length].append(with_tier / first_token(off, prompt)[0])
+                found[rate, length].append(num_found)
+    for (rate, length), values in ratios.items():
+        cell = found[rate, length]
+        setup.report.add(
+            MB_per_s=rate, tokens=length, of_computed=median(values), most=max(values), found=median(cell) / length
+        )
+    return setup.publish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
