@@ -98,13 +98,11 @@ class PagedAttention:
     def step(self, context: StepContext) -> Iterator[None]:
         """Attend over the KV cache of this step."""
         self._context = context
-        # Layers have rotated their heads: each is turned by the angle 0, that of position 0. Positions in tables of a
-        # step are not those in the rows, whose lengths would not fit the tables.
-        placed = replace(context.metadata, seq_lens_host=[])
-        self._storing = replace(placed, positions=torch.zeros_like(context.metadata.positions))
+        # Layers have rotated their heads: each is turned by the angle 0, that of position 0.
+        self._storing = replace(context.metadata, positions=torch.zeros_like(context.metadata.positions))
         num_tokens = len(context.metadata.positions)
         tokens = torch.arange(num_tokens, device=context.metadata.positions.device)
-        self._by_token = replace(placed, positions=tokens)
+        self._by_token = replace(context.metadata, positions=tokens)
         try:
             with attending(self.attend):
                 yield
