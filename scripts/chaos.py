@@ -5,9 +5,10 @@
 First every request runs undisturbed; then clients repeat them in random order while a seeded schedule of faults runs:
 SIGKILL, SIGSTOP, suspensions of the whole engine, exceptions and hangs at named points of the code
 (ipc/process/faults.py), starts that fail, reloads that lose a process, sockets that are late or cut, clients that
-vanish. Each answer must equal its undisturbed one in text, tokens, logprobs and finish reason. At the end the KV pool
-must be all free and no process or file left. Prints faults by kind, recovery times (from the fault to the next token
-of any stream, or of the affected client) and the amount of recomputation.
+vanish. With --kv-disk also damaged blocks and a full disk: give a small file system of its own for that. Each answer
+must equal its undisturbed one in text, tokens, logprobs and finish reason. At the end the KV pool must be all free and
+no process or file left. Prints faults by kind, recovery times (from the fault to the next token of any stream, or of
+the affected client) and the amount of recomputation.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.messages.client import Health
 from tokenloom.scripts.bench_report import new_parser, print_json
 from tokenloom.scripts.chaos_clients import Clients
+from tokenloom.scripts.chaos_disk import DiskFaults
 from tokenloom.scripts.chaos_faults import Faults
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.chaos_work import make_work
 
+TIER_OPTIONS = ["--kv-host-bytes", "8M", "--num-kv-blocks", "256", "--max-model-len", "1900"]  # a pool for two or three
+TIER_SENTENCES = 100  # of about 9 tokens before each prompt, so that loads pay
 RECOVERY_S = 60.0  # longest wait for the next token after a fault
 SETTLE_S = 20.0
 
@@ -61,7 +65,8 @@ class Watch:
 
 def run(arguments: argparse.Namespace, engine: Engine) -> dict[str, object]:
     rng = random.Random(arguments.seed)
-    work = make_work(rng)
+    disk = None if arguments.kv_disk is None else DiskFaults(Path(arguments.kv_disk), rng)
+    work = make_work(rng, num_sentences=0 if disk is None else TIER_SENTENCES)
     with Client(engine.address) as client:
         calm = client.generate([each.prompt for each in work], [each.params for each in work], use_tqdm=False)
         num_blocks = client.info().num_kv_blocks
@@ -69,9 +74,7 @@ def run(arguments: argparse.Namespace, engine: Engine) -> dict[str, object]:
     watch = Watch(engine.address)
     try:
         model = Path(arguments.model or DEMO_FOLDER)
-        faults = Faults(
-            engine, clients, rng, arguments.tensor_parallel_size, model, has_tiers=arguments.kv_disk is not None
-        )
+        faults = Faults(engine, clients, rng, arguments.tensor_parallel_size, model, disk)
         counts, recovery = inflict(arguments.faults, faults, rng, clients, watch)
     finally:
         is_hung = clients.stop()
@@ -87,6 +90,8 @@ def run(arguments: argparse.Namespace, engine: Engine) -> dict[str, object]:
         },
         "finished": dict(tally.finished),
         "tokens": tally.num_tokens,
+        "cached tokens": tally.num_cached,
+        "damaged files": {} if disk is None else dict(disk.counts),
         "differences": tally.differences,
         "failures": tally.failures,
         "hung clients": is_hung,
@@ -149,7 +154,7 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.model:
         options += ["--model", arguments.model]
     if arguments.kv_disk:
-        options += ["--kv-disk", arguments.kv_disk]
+        options += ["--kv-disk", arguments.kv_disk, *TIER_OPTIONS]
     with tempfile.TemporaryDirectory() as runtime:
         with Engine(Path(runtime), [*options, "--listen", f"ipc://{runtime}/engine.sock"]) as engine:
             engine.wait_ready()

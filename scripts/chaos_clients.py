@@ -24,6 +24,7 @@ class Tally:
     last_token_at: list[float]  # of each client
     finished: Counter[str] = field(default_factory=Counter)  # by kind of work
     num_tokens: int = 0
+    num_cached: int = 0  # tokens of prompts that were found in a cache
     differences: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
@@ -98,6 +99,7 @@ class Clients:
                 assert output is not None
                 tally.finished[work.kind] += 1
                 tally.num_tokens += sum(len(answer.token_ids) for answer in output.outputs)
+                tally.num_cached += output.num_cached_tokens
                 found = difference(self._calm[index], output)
                 if found is not None:
                     tally.differences.append(f"{work.kind}: {found}")

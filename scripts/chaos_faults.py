@@ -20,16 +20,15 @@ from tokenloom.ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello
 from tokenloom.ipc.messages.client import Submit
 from tokenloom.ipc.process.faults import POINTS
 from tokenloom.scripts.chaos_clients import Clients
+from tokenloom.scripts.chaos_disk import DAMAGES, DiskFaults
 from tokenloom.scripts.engine_freezer import How, can_freeze, suspended
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.faults import inject
 
 STRIKE_S = 3.0  # longest wait for a process to pass the point where a fault is injected
 RELOAD_S = 60.0  # longest reload, with the replacement of a lost process
-NOT_PASSED = (  # by the requests of these runs
-    *("worker.load", "worker.reload", "worker.profile", "worker.copy blocks"),
-    *("intake.read", "tier.receive", "tier.load", "tier.store"),
-)
+NOT_PASSED = ("worker.load", "worker.reload", "worker.profile", "intake.read")  # by the requests of these runs
+OF_TIERS = ("worker.copy blocks", "tier.receive", "tier.load", "tier.store")
 
 
 @dataclass(frozen=True)
@@ -51,14 +50,15 @@ class Faults:
         rng: random.Random,
         num_ranks: int,
         model: Path,
-        *,
-        has_tiers: bool = False,
+        disk: DiskFaults | None = None,
     ) -> None:
-        """`model` is the folder of the weights that are served; `has_tiers`: there is a tier process."""
+        """`model` is the folder of the weights that are served; `disk`: of the tier process, if there is one."""
         self._engine, self._clients, self._rng, self._model = engine, clients, rng, model
         workers = [f"worker {rank}" for rank in range(num_ranks)]
-        self._roles = [*workers, "core", "frontend", *(["tier"] if has_tiers else []), "grammar"]
+        self._roles = [*workers, "core", "frontend", *(["tier"] if disk else []), "grammar"]
         self._num_ranks = num_ranks
+        others = NOT_PASSED if disk else (*NOT_PASSED, *OF_TIERS)
+        self._points = [point for point in POINTS if point not in others]
         self._freezers: list[How] = ["cgroup", "signals"] if can_freeze() else ["signals"]
         self._draws: list[Callable[[], Fault]] = [
             lambda: self._signal("kill", signal.SIGKILL),
@@ -73,6 +73,8 @@ class Faults:
             self._client_reconnects,
             self._client_dies,
         ]
+        if disk is not None:
+            self._draws += [lambda: self._damage(disk), lambda: self._fill(disk), self._lose_tier]
 
     def draw(self) -> Fault:
         return self._rng.choice(self._draws)()
@@ -112,13 +114,33 @@ class Faults:
         return Fault("freeze the engine", strike)
 
     def _raise(self, kind: str) -> Fault:
-        point = self._rng.choice([point for point in POINTS if point not in NOT_PASSED])
+        point = self._rng.choice(self._points)
         rank = self._rng.randrange(self._num_ranks) if point.startswith("worker.") else None
         where = point.partition(".")[0]
         return Fault(
             f"{'hang' if kind == 'hang' else 'exception'} in {where}",
             lambda: self._engine.inject(point, kind, rank, STRIKE_S),
         )
+
+    def _damage(self, disk: DiskFaults) -> Fault:
+        kind = self._rng.choice(DAMAGES)
+        return Fault(f"{kind} blocks on the disk", lambda: disk.damage(kind))
+
+    def _fill(self, disk: DiskFaults) -> Fault:
+        """Return a fault that lets the disk be full for a moment."""
+        seconds = self._rng.uniform(0.2, 3.0)
+
+        def strike() -> bool:
+            with disk.full():
+                time.sleep(seconds)
+            return True
+
+        return Fault("full disk", strike)
+
+    def _lose_tier(self) -> Fault:
+        """Return a fault that kills or stops the tier process, which holds slots at random moments."""
+        number = self._rng.choice([signal.SIGKILL, signal.SIGSTOP])
+        return Fault(f"{'kill' if number is signal.SIGKILL else 'stop'} tier", lambda: self._send("tier", number))
 
     def _start_fails(self) -> Fault:
         """Return a fault that kills a worker and lets its replacement fail while it loads."""

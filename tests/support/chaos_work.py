@@ -22,8 +22,9 @@ class Work:
     params: SamplingParams
 
 
-def make_work(rng: random.Random) -> list[Work]:
-    """Return greedy, seeded and stopped requests, with logprobs, with several answers, and with grammars."""
+def make_work(rng: random.Random, num_sentences: int = 0) -> list[Work]:
+    """Return greedy, seeded and stopped requests, with logprobs, with several answers, and with grammars. Each prompt
+    begins with `num_sentences` of its own."""
     forms: dict[str, dict[str, object]] = {
         "greedy": {"temperature": 0},
         "greedy, to its end": {"temperature": 0, "ignore_eos": False},
@@ -41,7 +42,10 @@ def make_work(rng: random.Random) -> list[Work]:
     work = []
     for i, (kind, form) in enumerate(forms.items()):
         fields = {"seed": i, "max_tokens": rng.randrange(40, 160), "ignore_eos": True} | form
-        prompt = f"{'All the cities of the world. ' * rng.randrange(6)}The capital of {PLACES[i % len(PLACES)]} is"
+        place = PLACES[i % len(PLACES)]
+        others = random.Random(place).choices(PLACES, k=num_sentences)
+        beginning = "".join(f"The way from {place} to {other}. " for other in others)
+        prompt = f"{beginning}{'All the cities of the world. ' * rng.randrange(6)}The capital of {place} is"
         work.append(Work(kind, prompt, SamplingParams(**fields)))  # type: ignore[arg-type]
     return work
 

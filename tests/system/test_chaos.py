@@ -23,6 +23,12 @@ def test_300_faults_lose_no_answer() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_300_faults_lose_no_answer_of_an_engine_with_tiers(tmp_path: Path) -> None:
+    assert chaos.main(["--faults", "300", "--clients", "5", "--kv-disk", str(tmp_path / "kv")]) == 0
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_fault_loses_an_answer_of_an_engine_with_tiers(tmp_path: Path) -> None:
     assert chaos.main(["--faults", "30", "--clients", "4", "--kv-disk", str(tmp_path)]) == 0

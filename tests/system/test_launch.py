@@ -201,8 +201,10 @@ def test_a_tcp_port_in_use_is_refused(tmp_path: Path) -> None:
         assert first.wait_exit() == 0
 
 
-def test_an_idle_engine_uses_almost_no_cpu(tmp_path: Path) -> None:
-    with LaunchedEngine(tmp_path) as engine:
+@pytest.mark.parametrize("has_tiers", [False, True])
+def test_an_idle_engine_uses_almost_no_cpu(has_tiers: bool, tmp_path: Path) -> None:
+    options = ["--kv-disk", str(tmp_path / "kv"), "--kv-host-bytes", "64M"] if has_tiers else []
+    with LaunchedEngine(tmp_path, *options) as engine:
         with Client(engine.wait_ready()) as client:
             client.generate("The capital of France is", GREEDY, use_tqdm=False)
             time.sleep(0.5)  # until the work after a request has settled

@@ -1,0 +1,161 @@
+"""Tiers of every kind of engine: ranks, data types and windows; weights that change; folders that cannot be used."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+import pytest
+
+from tokenloom import Client
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.system.tier_engine import (
+    DEADLINE_S,
+    GREEDY,
+    VOCAB_SIZE,
+    TierEngine,
+    ask,
+    check_equal,
+    compute,
+    new_prompts,
+    num_readable,
+)
+
+KINDS: dict[str, tuple[str, list[str]]] = {  # family and options
+    "one rank": ("qwen3", []),
+    "two ranks": ("qwen3", ["--tensor-parallel-size", "2"]),
+    "fp8 cache": ("qwen3", ["--kv-cache-dtype", "fp8"]),
+    "bf16": ("qwen3", ["--dtype", "bfloat16"]),
+    "sliding window": ("mistral", []),
+    "layers with and without a window": ("gemma3_text", []),
+    "small blocks": ("llama", ["--block-size", "8"]),
+}
+WINDOW = 48
+
+
+def write_model(folder: Path, family: str, seed: int = 0) -> Path:
+    window = {"sliding_window": WINDOW} if family == "mistral" else {}
+    return tiny_checkpoint(folder, family, seed=seed, vocab_size=VOCAB_SIZE, max_position_embeddings=1024, **window)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_next_engine_of_any_kind_has_the_same_bits_from_the_disk(kind: str, tmp_path: Path) -> None:
+    """Two engines one after the other; `two ranks` sum in another order, so that their bits are not promised."""
+    family, options = KINDS[kind]
+    model = write_model(tmp_path / "model", family)
+    options = ["--model", str(model), "--deterministic", *options]
+    prompts, kv = new_prompts(3, 500, seed=21), tmp_path / "kv"
+    with TierEngine(tmp_path, kv, *options) as engine:
+        engine.wait_open()
+        with Client(engine.address) as client:
+            calm = compute(engine, client, prompts)
+        engine.end()
+    with TierEngine(tmp_path, kv, *options) as engine:
+        engine.wait_open()
+        with Client(engine.address) as client:
+            engine.teach(client)
+            outputs = ask(client, prompts)
+        engine.end()
+    assert [output.num_cached_tokens for output in outputs] == [num_readable(prompt) for prompt in prompts]
+    check_equal(calm, outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("options", [[], ["--tensor-parallel-size", "2"], ["--kv-cache-dtype", "fp8"]])
+def test_an_engine_with_other_options_finds_nothing_of_another_one(options: list[str], tmp_path: Path) -> None:
+    model, other = (write_model(tmp_path / name, "qwen3", seed) for seed, name in enumerate(("model", "other")))
+    prompts, kv = new_prompts(1, 500, seed=22), tmp_path / "kv"
+    with TierEngine(tmp_path, kv, "--model", str(model)) as engine:
+        engine.wait_open()
+        with Client(engine.address) as client:
+            compute(engine, client, prompts)
+        engine.end()
+    with TierEngine(tmp_path, kv, "--model", str(model if options else other), *options) as engine:
+        engine.wait_open()
+        with Client(engine.address) as client:
+            engine.teach(client)
+            (output,) = ask(client, prompts)
+        engine.end()
+    assert output.num_cached_tokens == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_reloaded_weights_find_their_own_blocks_alone(tmp_path: Path) -> None:
+    one, two = (write_model(tmp_path / name, "qwen3", seed) for seed, name in enumerate(("one", "two")))
+    prompts = new_prompts(2, 500, seed=23)
+    with TierEngine(tmp_path, tmp_path / "kv", "--model", str(one), "--deterministic") as engine:
+        engine.wait_open()
+        with Client(engine.address) as client:
+            first = compute(engine, client, prompts)
+            client.reload(two)
+            engine.wait_open(2)
+            engine.teach(client)
+            second = compute(engine, client, prompts)  # which checks that nothing was cached
+            for number, (model, calm) in enumerate([(one, first), (two, second)]):
+                client.reload(model)
+                engine.wait_open(3 + number)
+                engine.teach(client)
+                outputs = ask(client, prompts)
+                assert [output.num_cached_tokens for output in outputs] == [num_readable(prompt) for prompt in prompts]
+                check_equal(calm, outputs)
+        engine.end()
+    assert [output.outputs[0].logprobs for output in first] != [output.outputs[0].logprobs for output in second]
+
+
+def test_a_folder_in_use_costs_one_line_and_no_request(tmp_path: Path) -> None:
+    prompts, kv = new_prompts(1, 300, seed=24), tmp_path / "kv"
+    with TierEngine(tmp_path, kv) as first, TierEngine(tmp_path, kv) as second:
+        first.wait_ready()
+        second.wait_ready()
+        engines = [first, second]
+        deadline = time.monotonic() + DEADLINE_S
+        while not (losers := [each for each in engines if "another engine uses this folder" in each.log()]):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (loser,) = losers
+        with Client(loser.address) as client:
+            outputs = ask(client, prompts)
+            client.reset_prefix_cache()
+            assert ask(client, prompts)[0].num_cached_tokens == 0
+        winner = engines[loser is first]
+        winner.wait_open()
+        with Client(winner.address) as client:
+            check_equal(compute(winner, client, prompts), outputs)
+        assert loser.log().count("another engine uses") == 1
+        for engine in engines:
+            engine.end()
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_made_costs_one_line_and_no_request(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with TierEngine(tmp_path, tmp_path / "file" / "kv") as engine:
+        engine.wait_ready()
+        engine.wait_log("requests go on")
+        with Client(engine.address) as client:
+            for _ in range(3):
+                (output,) = ask(client, new_prompts(1, 300, seed=25))
+                client.reset_prefix_cache()
+                assert len(output.outputs[0].token_ids) == GREEDY.max_tokens and output.num_cached_tokens == 0
+        engine.end()
+        errors = [line for line in engine.log().splitlines() if "ERROR" in line]
+        assert len(errors) == 1 and "--kv-disk" in errors[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_tiers_delay_the_start_by_at_most_200_ms(tmp_path: Path) -> None:
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(5):
+        for has_tiers in (False, True):
+            begun = time.monotonic()
+            with TierEngine(tmp_path, tmp_path / "kv" if has_tiers else None) as engine:
+                engine.wait_ready()
+                seconds[has_tiers].append(time.monotonic() - begun)
+                engine.end()
+    assert statistics.median(seconds[True]) <= statistics.median(seconds[False]) + 0.2, seconds
