@@ -43,7 +43,6 @@ def write_model(folder: Path, family: str, seed: int = 0) -> Path:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_next_engine_of_any_kind_has_the_same_bits_from_the_disk(kind: str, tmp_path: Path) -> None:
-    """Two engines one after the other; `two ranks` sum in another order, so that their bits are not promised."""
     family, options = KINDS[kind]
     model = write_model(tmp_path / "model", family)
     options = ["--model", str(model), "--deterministic", *options]
