@@ -106,6 +106,7 @@ def _kept_layers(kinds: list[tuple[Any, ...]]) -> list[int]:
 def _reduce(fields: dict[str, Any], has_small_sizes: bool) -> None:
     is_rope_alone = fields.get("head_dim") == fields.get("qk_rope_head_dim")  # head_dim means the rotated part
     old_heads = next((fields[n] for n in ("num_attention_heads", "n_head", "num_heads") if fields.get(n)), None)
+    longest = fields.get("max_position_embeddings")
     for name, value in list(fields.items()):
         if name == "per_layer_config" and value and has_small_sizes:
             fields[name] = {layer: _small_layer(each) for layer, each in value.items()}
@@ -115,6 +116,8 @@ def _reduce(fields: dict[str, Any], has_small_sizes: bool) -> None:
             fields[name] = _DEFAULTS[name]
         if type(value) is not int:
             continue
+        if name in _WINDOWS and longest is not None and value >= longest:
+            continue  # a window that no row fills
         if name in _WINDOWS:
             fields[name] = min(value, WINDOW)
         elif name in _VOCABULARIES:
