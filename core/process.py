@@ -42,6 +42,7 @@ from .hang_detector import FIRST_LIMIT_S
 from .kv.block_record import BlockRecord
 from .kv.offload.options import options_of
 from .links.control_queue import ControlQueue
+from .links.event_port import EventPort
 from .links.frontend_port import FrontendPort
 from .links.supervisor_link import SupervisorLink
 from .links.tier_link import TierLink
@@ -73,6 +74,7 @@ class CoreProcess:
         self._workers: WorkerGroup | None = WorkerGroup(self._context, spec, core_epoch, generation, self._clock)
         self._grammar_host = GrammarProcessHost(self._context, spec, core_epoch)
         self._tier = TierLink(self._context, spec)
+        self._events: EventPort | None = None  # with --kv-events
         self._is_stopping = False
 
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -85,6 +87,7 @@ class CoreProcess:
             results = [] if self._workers is None else [self._workers.results]
             wakers = [*self._grammar_host.wakers, *self._tier.wakers]
             sources = [self.supervisor.socket, self._frontends.socket, *wakers, *results]
+            sources += [] if self._events is None else self._events.wakers
             if sources != polled:
                 poller, polled = zmq.Poller(), sources
                 for source in sources:
@@ -122,6 +125,9 @@ class CoreProcess:
             clock=self._clock,
             asleep=self._asleep,
         )
+        if self._spec.config.kv_events is not None:
+            events = self._engine.scheduler.kv_cache.attach_events()
+            self._events = EventPort(self._context, self._spec.config, events.take)
         self._controls = ControlQueue(self._engine, self._frontends.answer, self._ask_to_reload, self._profile)
         self.supervisor.send(Phase(name="workers joined", duration_s=time.monotonic() - begun))
         self.supervisor.send(Ready())
@@ -150,7 +156,7 @@ class CoreProcess:
 
     def _patience_ms(self) -> int | None:
         """Return the time to poll, until the next deadline, in ms; None: without a limit."""
-        if self.supervisor.has_put_off:
+        if self.supervisor.has_put_off or (self._events is not None and self._events.has_replays):
             return 0
         waits = []
         if (deadline := self._engine.deadlines.next) is not None:
@@ -186,6 +192,8 @@ class CoreProcess:
             self._lose_workers(str(error))
         maybe_fail("core.send")
         self._frontends.send_outputs(self._engine)
+        if self._events is not None:
+            self._events.turn()
         self._report_progress()
 
     # ── workers ──────────────────────────────────────────────────────────────────────────────────────────────────

@@ -29,6 +29,12 @@ def group_root(root: bytes, group: int) -> bytes:
     return hashlib.sha256(root + b"group" + group.to_bytes(4, "little")).digest() if group else root
 
 
+def shared_root(namespace: bytes, salt: str | None, group: int) -> bytes:
+    """Return the root of blocks that requests with this salt, or those without one, share in a KV group."""
+    root = namespace if salt is None else salted_root(namespace, salt)
+    return group_root(root, group) if group else root
+
+
 def block_key(parent: bytes, tokens: bytes) -> bytes:
     """Return the key of the block that holds `tokens` (4 bytes each) after the block with key `parent`."""
     return hashlib.sha256(parent + tokens).digest()

@@ -60,6 +60,14 @@ class BlockPool:
             self._block_by_key[key] = block
             self._free.move_to_end(block)
 
+    def add_observer(self, observer: BlockObserver) -> None:
+        self._observers = [*self._observers, observer]
+
+    @property
+    def keys(self) -> list[bytes]:
+        """Keys of the blocks that lookups find."""
+        return list(self._block_by_key)
+
     @property
     def num_free(self) -> int:
         return len(self._free)

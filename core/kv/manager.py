@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 from ...ipc.messages.tier import CoreToTier
 from ..request import Request
-from .block_hash import block_key, group_root, random_namespace, salted_root
+from .block_hash import block_key, random_namespace, shared_root
 from .block_pool import BlockObserver, BlockPool
 from .block_record import BlockRecord
+from .events import KVEvents
 from .offload.offload import Offload
 from .offload.options import OffloadOptions
 
@@ -24,9 +25,10 @@ class KVCacheManager:
         self, num_blocks: int, block_size: int, enable_prefix_caching: bool, record: BlockRecord | None = None
     ) -> None:
         """record: file with the content of the blocks, from the core before this one and for the next."""
-        self._observers: list[BlockObserver] = [] if record is None else [record]
-        self.pool = BlockPool(num_blocks, self._observers, None if record is None else record.key_by_block)
+        observers: list[BlockObserver] = [] if record is None else [record]
+        self.pool = BlockPool(num_blocks, observers, None if record is None else record.key_by_block)
         self.offload: Offload | None = None
+        self._events: KVEvents | None = None
         self.block_size = block_size
         self._is_caching = enable_prefix_caching
         self._record = record
@@ -44,8 +46,16 @@ class KVCacheManager:
         """Let blocks go to places outside the pool and come back. record: file with the content of the slots. clock:
         returns monotonic seconds."""
         self.offload = Offload(options, self.pool, self._key, send, record, clock)
-        self._observers.append(self.offload)
+        self.pool.add_observer(self.offload)
         return self.offload
+
+    def attach_events(self) -> KVEvents:
+        """Record events about the blocks in the pool, and in the slots of tiers that are attached."""
+        self._events = KVEvents(self.block_size, self.pool.keys)
+        self.pool.add_observer(self._events)
+        if self.offload is not None:
+            self.offload.slots.add_observer(self._events.watch_slots(self.offload.slots.keys))
+        return self._events
 
     @property
     def num_usable_blocks(self) -> int:
@@ -95,7 +105,7 @@ class KVCacheManager:
         """Load blocks of a prompt from outside into slots, then call `done` with the number of its first tokens that
         are in the pool or a slot. token_ids: int32."""
         size = 4 * self.block_size
-        keys = [self._shared_root(salt)]
+        keys = [shared_root(self._namespace, salt, self.pool.group)]
         for start in range(0, len(token_ids) - size + 1, size):
             keys.append(block_key(keys[-1], token_ids[start : start + size]))
         if self.offload is not None:
@@ -124,6 +134,8 @@ class KVCacheManager:
             self.offload.forget(request)
         request.block_ids = computed + (loaded or [])
         request.num_cached_blocks = len(request.block_ids)
+        if self._events is not None:
+            self._describe(request, 0, request.num_cached_blocks)
         self.num_queried_tokens += request.num_tokens
         self.num_hit_tokens += len(request.block_ids) * self.block_size
         return True
@@ -141,12 +153,22 @@ class KVCacheManager:
         never has a smaller number than the one before."""
         if self._is_caching or self.shares_blocks(request):  # the first spares most steps a call
             is_private = request.cache_root is not None
+            if self._events is not None:
+                self._describe(request, request.num_cached_blocks, num_blocks)
             for i in range(request.num_cached_blocks, num_blocks):
                 self.pool.cache_block(request.block_ids[i], self._key(request, i), is_private=is_private)
             if self.offload is not None and request.params.cache_salt is not None:
                 blocks = request.block_ids[request.num_cached_blocks : num_blocks]
                 self.offload.own(blocks, request.params.cache_salt)
         request.num_cached_blocks = num_blocks
+
+    def _describe(self, request: Request, start: int, end: int) -> None:
+        """Tell the content of blocks [start, end) of the request's table for events."""
+        if self._events is not None and request.cache_root is None:
+            for i in range(start, end):
+                parent = self._key(request, i - 1) if i else None
+                tokens = request.tokens[i * self.block_size : (i + 1) * self.block_size].tobytes()
+                self._events.describe(self._key(request, i), parent, tokens, request.params.cache_salt)
 
     def shares_blocks(self, request: Request) -> bool:
         """Whether other requests, or at least the other answers of its own, can find the request's blocks."""
@@ -169,6 +191,8 @@ class KVCacheManager:
         self._namespace = namespace or random_namespace()
         if self._record is not None:
             self._record.change_namespace(self._namespace)
+        if self._events is not None:
+            self._events.change_namespace()
 
     def reset(self) -> None:
         """Evict all content. Tables must be empty."""
@@ -193,8 +217,4 @@ class KVCacheManager:
     def _root(self, request: Request) -> bytes:
         if request.cache_root is not None:
             return request.cache_root
-        return self._shared_root(request.params.cache_salt)
-
-    def _shared_root(self, salt: str | None) -> bytes:
-        root = self._namespace if salt is None else salted_root(self._namespace, salt)
-        return group_root(root, self.pool.group)
+        return shared_root(self._namespace, request.params.cache_salt, self.pool.group)

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from ..errors import ConfigError
 from ..process.log import LogLevel
-from .tier_places import check_places
+from .tier_places import check_events, check_places
 
 API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # replaces --api-key, which every user of the machine can see in `ps`
 CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # passes the configuration from a program to the engine that it starts
@@ -285,6 +285,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     "FILE`) or --insecure"
                 )
         check_places(self.kv_remote, self.kv_peers, self.kv_listen, self.kv_key_file is not None)
+        if self.kv_events is not None:
+            check_events(self.kv_events, has_key=self.key_file is not None, is_insecure=self.insecure)
         self._check_http()
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
             raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")

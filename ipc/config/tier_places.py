@@ -30,6 +30,26 @@ def check_places(remote: str | None, peers: str | None, listen: str | None, has_
             )
 
 
+def check_events(address: str, *, has_key: bool, is_insecure: bool) -> None:
+    """Raise ConfigError for an invalid --kv-events, and for one on a network that admits anyone."""
+    host = _peer_host("--kv-events", address)
+    if host is not None and not 0 < int(address.rpartition(":")[2]) < 65535:
+        raise ConfigError(f"--kv-events {address} must have a port in [1, 65534]: the next one repeats missed events")
+    if host is not None and not _is_loopback(host) and not has_key and not is_insecure:
+        raise ConfigError(
+            f"--kv-events {address} would tell anyone the tokens of all prompts: give --key-file (made by "
+            "`engine-launch keygen FILE`) or --insecure"
+        )
+
+
+def replay_address(address: str) -> str:
+    """Return the address that repeats the events of --kv-events."""
+    if address.startswith("ipc://"):
+        return f"{address}-replay"
+    before, _, port = address.rpartition(":")
+    return f"{before}:{int(port) + 1}"
+
+
 def peer_addresses(peers: str | None) -> list[str]:
     """Return the addresses of --kv-peers."""
     return [address.strip() for address in (peers or "").split(",") if address.strip()]

@@ -1,0 +1,180 @@
+"""KVEvents: messages about the blocks that requests can find here, for routers, in the form of vLLM's KV events.
+
+    BlockStored → [tag, hashes, parent, token ids, block size, lora_id, medium, lora_name, extra_keys, group_idx]
+
+A block is told when the workers have written it, and told as removed before it is overwritten. Blocks of private
+answers are never told. Blocks in slots are told without tokens, as vLLM does. A block whose tokens are unknown, since
+it was found in a record or came back from a slot, is told when a request uses it first. The salt of a tenant is not
+told; a number made from it keeps the tenants' blocks apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+
+from .block_hash import salted_root
+
+MEDIUM_POOL, MEDIUM_SLOTS = "GPU", "CPU"  # vLLM's names, on any device
+_SALT_MARK = bytes(32)  # in place of a namespace
+
+
+class BlockStored(msgspec.Struct, array_like=True, tag=True):
+    """Blocks that follow one another, with all their tokens."""
+
+    block_hashes: list[bytes]
+    parent_block_hash: bytes | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: None
+    medium: str
+    lora_name: None
+    extra_keys: list[tuple[str]] | None  # of each block; None: no block has any
+    group_idx: int
+
+
+class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
+    block_hashes: list[bytes]
+    medium: str
+    group_idx: int
+
+
+class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True):
+    pass
+
+
+Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class _Content(NamedTuple):
+    parent: bytes | None
+    token_ids: bytes  # int32
+    salt: str | None
+
+
+class KVEvents:
+    """Owns the events since the last `take`, and the keys that were told. An observer of the pool."""
+
+    def __init__(self, block_size: int, keys: Iterable[bytes]) -> None:
+        """keys: of blocks that are in the pool already, with unknown tokens."""
+        self._block_size = block_size
+        self._content_by_key: dict[bytes, _Content] = {}  # of blocks that are not written yet
+        self._untold = set(keys)  # written, with unknown tokens
+        self._told: set[bytes] = set()
+        self._events: list[Event] = [AllBlocksCleared()]  # subscribers may know the blocks of an earlier core
+        self.slots: _SlotEvents | None = None
+
+    def watch_slots(self, keys: Iterable[bytes]) -> _SlotEvents:
+        """Return the observer of the slots. keys: of blocks that are there already."""
+        self.slots = _SlotEvents(self._events, self._block_size, keys)
+        return self.slots
+
+    def take(self) -> list[Event]:
+        """Return the events since the last call."""
+        events = self._events[:]
+        self._events.clear()
+        return events
+
+    def describe(self, key: bytes, parent: bytes | None, token_ids: bytes, salt: str | None) -> None:
+        """Note the content of a block in the pool's index. parent: key of the block before, None for the first."""
+        if key in self._told:
+            return
+        content = _Content(parent, token_ids, salt)
+        if key in self._untold:
+            self._untold.discard(key)
+            self._tell(key, content)
+        else:
+            self._content_by_key[key] = content
+
+    def _tell(self, key: bytes, content: _Content) -> None:
+        self._told.add(key)
+        token_ids = np.frombuffer(content.token_ids, np.int32).tolist()
+        salt = content.salt
+        extra: list[tuple[str]] | None = None
+        if salt is not None:
+            extra = [(salted_root(_SALT_MARK, salt).hex()[:16],)]
+        last = self._events[-1] if self._events else None
+        is_of_pool = isinstance(last, BlockStored) and last.medium == MEDIUM_POOL
+        if isinstance(last, BlockStored) and is_of_pool and last.block_hashes[-1] == content.parent:
+            last.block_hashes.append(key)
+            last.token_ids += token_ids
+            if last.extra_keys is not None and extra is not None:  # blocks of one chain have one salt
+                last.extra_keys += extra
+            return
+        size = self._block_size
+        self._events.append(BlockStored([key], content.parent, token_ids, size, None, MEDIUM_POOL, None, extra, 0))
+
+    def written(self, group: int, block: int, key: bytes) -> None:
+        content = self._content_by_key.pop(key, None)
+        if content is not None:
+            self._tell(key, content)
+        elif key not in self._told:
+            self._untold.add(key)
+
+    def evicted(self, group: int, block: int, key: bytes) -> None:
+        self._content_by_key.pop(key, None)
+        self._untold.discard(key)
+        if key in self._told:
+            self._told.discard(key)
+            _remove(self._events, key, MEDIUM_POOL)
+
+    forgotten = evicted
+
+    def cleared(self, group: int) -> None:
+        """Tell that the pool is empty; slots keep their content."""
+        for key in self._told if self.slots is not None else ():
+            _remove(self._events, key, MEDIUM_POOL)
+        self._content_by_key.clear()
+        self._untold.clear()
+        if self._told and self.slots is None:
+            self._events.append(AllBlocksCleared())
+        self._told.clear()
+
+    def change_namespace(self) -> None:
+        """Tell that nothing is found any more, in the pool or in slots."""
+        if self.slots is not None:
+            self.slots.told.clear()
+        self._content_by_key.clear()
+        self._untold.clear()
+        self._told.clear()
+        self._events.append(AllBlocksCleared())
+
+
+class _SlotEvents:
+    """Observer of the slots, which adds to the same events."""
+
+    def __init__(self, events: list[Event], block_size: int, keys: Iterable[bytes]) -> None:
+        self._events, self._block_size = events, block_size
+        self.told: set[bytes] = set()
+        for key in keys:
+            self.written(0, 0, key)
+
+    def written(self, group: int, block: int, key: bytes) -> None:
+        self.told.add(key)
+        last = self._events[-1] if self._events else None
+        if isinstance(last, BlockStored) and last.medium == MEDIUM_SLOTS:
+            last.block_hashes.append(key)
+        else:
+            self._events.append(BlockStored([key], None, [], self._block_size, None, MEDIUM_SLOTS, None, None, 0))
+
+    def evicted(self, group: int, block: int, key: bytes) -> None:
+        if key in self.told:
+            self.told.discard(key)
+            _remove(self._events, key, MEDIUM_SLOTS)
+
+    forgotten = evicted
+
+    def cleared(self, group: int) -> None:
+        for key in list(self.told):
+            self.evicted(group, 0, key)
+
+
+def _remove(events: list[Event], key: bytes, medium: str) -> None:
+    last = events[-1] if events else None
+    if isinstance(last, BlockRemoved) and last.medium == medium:
+        last.block_hashes.append(key)
+    else:
+        events.append(BlockRemoved([key], medium, 0))

@@ -1,0 +1,98 @@
+"""EventPort: publishes KV events to any number of subscribers, and repeats those that a subscriber has missed.
+
+    PUB:    [topic "", number u64 big-endian, msgpack of [unix seconds, [events], 0]]
+    ROUTER: ["", first number u64 big-endian] → ["", number, msgpack] …, then ["", 2^64 - 1, ""]      vLLM's form
+
+The ROUTER has the next port of a tcp address, or -replay after the path of an ipc one. Numbers begin at 0 with each
+core; the first event of a core is AllBlocksCleared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+import zmq
+
+from ...ipc.client_auth import DOMAIN, ZapHandler
+from ...ipc.config.engine_config import EngineConfig
+from ...ipc.config.tier_places import replay_address
+from ...ipc.errors import ConfigError
+from ...ipc.keys import Keys
+from ...ipc.sockets import new_socket, receive
+
+NUM_KEPT = 10_000  # batches that can be repeated
+MAX_UNSENT = 100_000  # batches for a slow subscriber; it misses those beyond, and asks for them
+REPLAYS_PER_TURN = 256  # batches, so that a subscriber does not delay steps
+_END = (2**64 - 1).to_bytes(8, "big")
+
+
+class EventPort:
+    """Owns both sockets and the last batches."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], config: EngineConfig, take: Callable[[], Sequence[object]]
+    ) -> None:
+        """take: returns the events since its last call."""
+        assert config.kv_events is not None
+        self._take = take
+        self._encoder = msgspec.msgpack.Encoder()
+        self._number = 0
+        self._kept: deque[tuple[int, bytes]] = deque(maxlen=NUM_KEPT)
+        self._replays: deque[tuple[bytes, int]] = deque()  # subscribers, and the number that each gets next
+        self._zap: ZapHandler | None = None
+        self._publisher, self._replayer = new_socket(context, zmq.PUB), new_socket(context, zmq.ROUTER)
+        self._publisher.setsockopt(zmq.SNDHWM, MAX_UNSENT)
+        self._replayer.setsockopt(zmq.SNDHWM, 4 * REPLAYS_PER_TURN)
+        addresses = (config.kv_events, replay_address(config.kv_events))
+        if config.key_file is not None and config.kv_events.startswith("tcp://"):
+            keys = Keys.load(config.key_file)
+            keys.secure_server(self._publisher, DOMAIN)
+            keys.secure_server(self._replayer, DOMAIN)
+            self._zap = ZapHandler(context, keys.client_public)
+        for socket, address in zip((self._publisher, self._replayer), addresses, strict=True):
+            try:
+                socket.bind(address)
+            except zmq.ZMQError as error:
+                raise ConfigError(f"cannot bind {address} for --kv-events: {error}: give another address") from None
+
+    @property
+    def wakers(self) -> list[zmq.Socket[bytes]]:
+        return [self._replayer] if self._zap is None else [self._replayer, self._zap.socket]
+
+    @property
+    def has_replays(self) -> bool:
+        return bool(self._replays)
+
+    def turn(self) -> None:
+        """Publish new events, and repeat some of those that were asked for."""
+        if self._zap is not None:
+            self._zap.answer()
+        if events := self._take():
+            batch = self._encoder.encode([time.time(), events, 0])
+            self._publisher.send_multipart([b"", self._number.to_bytes(8, "big"), batch])
+            self._kept.append((self._number, batch))
+            self._number += 1
+        for identity, first in receive(self._replayer, 2):
+            self._replays.append((identity, int.from_bytes(first[:8], "big")))
+        if self._replays:
+            self._repeat()
+
+    def _repeat(self) -> None:
+        """Send the next batches to the subscriber that has waited longest."""
+        identity, first = self._replays.popleft()
+        oldest = self._number - len(self._kept)
+        start = max(first, oldest) - oldest
+        batches = [self._kept[place] for place in range(start, min(start + REPLAYS_PER_TURN, len(self._kept)))]
+        is_last = start + len(batches) >= len(self._kept)
+        try:
+            for number, batch in batches:
+                self._replayer.send_multipart([identity, b"", number.to_bytes(8, "big"), batch], zmq.NOBLOCK)
+            if is_last:
+                self._replayer.send_multipart([identity, b"", _END, b""], zmq.NOBLOCK)
+            else:
+                self._replays.append((identity, batches[-1][0] + 1))
+        except zmq.ZMQError:
+            return  # it is gone, or does not read: it may ask again

@@ -1,0 +1,189 @@
+"""A subscriber that reads vLLM's wire form mirrors the pool and the slots over any order of operations."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from array import array
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tokenloom.core.kv.events import KVEvents
+from tokenloom.core.kv.offload.options import OffloadOptions
+from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.messages.core import CoreChild
+from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
+
+SALTS = (None, None, "a", "b")
+
+
+class Mirror:
+    """Keys by medium, as a router that knows only the wire form keeps them."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, set[bytes]] = {"GPU": set(), "CPU": set()}
+        self.extra_by_key: dict[bytes, Any] = {}
+        self.num_stored = self.num_removed = self.num_cleared = 0
+
+    def take(self, events: list[Any]) -> None:
+        for tag, *fields in msgspec.msgpack.decode(msgspec.msgpack.encode(events)):
+            if tag == "AllBlocksCleared":
+                self.num_cleared += 1
+                self.keys = {"GPU": set(), "CPU": set()}
+            elif tag == "BlockRemoved":
+                hashes, medium, group = fields
+                assert hashes and group == 0
+                self.num_removed += len(hashes)
+                for key in hashes:
+                    self.keys[medium].remove(key)
+            else:
+                assert tag == "BlockStored"
+                self._store(*fields)
+
+    def _store(self, *fields: Any) -> None:
+        hashes, parent, ids, size, lora, medium, name, extra, group = fields
+        assert hashes and lora is None and name is None and group == 0
+        self.num_stored += len(hashes)
+        for i, key in enumerate(hashes):
+            assert key not in self.keys[medium], "told twice"
+            self.keys[medium].add(key)
+            if medium == "CPU":
+                assert parent is None and ids == [] and extra is None
+                continue
+            tokens = ids[i * size : (i + 1) * size]
+            if parent is not None:  # the root of the first block is not told
+                assert key == hashlib.sha256(parent + array("i", tokens).tobytes()).digest()
+            self.extra_by_key[key] = None if extra is None else tuple(extra[i])
+            parent = key
+        assert medium == "CPU" or len(ids) == size * len(hashes)
+
+
+class Router:
+    """A mirror beside a harness, whose cores may be replaced."""
+
+    def __init__(self, harness: Harness) -> None:
+        self.harness, self.mirror = harness, Mirror()
+        self.attach()
+
+    def attach(self) -> None:
+        self.events: KVEvents = self.harness.core.scheduler.kv_cache.attach_events()
+
+    def check(self, *, is_idle: bool = False) -> None:
+        """Check that nothing is told that is not there, or not written yet; when idle all keys are told."""
+        self.mirror.take(self.events.take())
+        kv_cache = self.harness.core.scheduler.kv_cache
+        in_pool, told = set(kv_cache.pool.keys), self.mirror.keys["GPU"]
+        pending = {key for entry in self.harness.core.scheduler.ledger.entries for _, key in entry.pending_blocks}
+        assert told <= in_pool and not told & pending
+        if kv_cache.offload is not None:
+            assert self.mirror.keys["CPU"] <= set(kv_cache.offload.slots.keys)
+        if is_idle:
+            waiting = {key for _, key in kv_cache.pool._pending}  # for the next step
+            assert in_pool - told <= self.events._untold | waiting and self.events._content_by_key.keys() <= waiting
+            assert kv_cache.offload is None or self.mirror.keys["CPU"] == set(kv_cache.offload.slots.keys)
+
+
+def run_random_operations(seed: int, folder: Path, *, has_tiers: bool) -> Mirror:
+    rng = random.Random(seed)
+    sizes = random_sizes(rng) | {"enable_prefix_caching": True}
+    tiers = None
+    if has_tiers:
+        tiers = OffloadOptions(
+            rng.choice([5, 200]), rng.choice([1 << 10, 1 << 26]), int(sizes["block_size"]), "cpu", b"{}", 0.01, True
+        )
+    harness = Harness(record=folder / "blocks", tiers=tiers, seed=seed, **sizes)  # type: ignore[arg-type]
+    router = Router(harness)
+    stems = [prompt_of(rng, 60) for _ in range(3)]
+    key = 0
+    for _ in range(300):
+        action = rng.random()
+        if action < 0.2 and harness.core.num_requests < 40:
+            prompt = rng.choice(stems)[: rng.randrange(1, 60)] + prompt_of(rng, rng.randrange(0, 8))
+            harness.add(key, prompt, rng.randrange(1, 20), cache_salt=rng.choice(SALTS))
+            key += 1
+        elif action < 0.22 and key:
+            harness.abort(rng.randrange(key))
+        elif action < 0.23:
+            harness.lose_worker()
+        elif action < 0.24:
+            harness.lose_core(rng.randrange(3))
+            router.attach()
+        elif action < 0.25:
+            harness.core.reset_prefix_cache()
+        elif action < 0.255:
+            harness.core.scheduler.kv_cache.change_namespace()
+            break  # old names stay in use beside new ones
+        elif action < 0.6:
+            harness.core.step()
+        else:
+            harness.answer()
+        router.check()
+    harness.run_to_the_end()
+    router.mirror.take(router.events.take())
+    return router.mirror if action >= 0.25 and action < 0.255 else checked(router)
+
+
+def checked(router: Router) -> Mirror:
+    router.check(is_idle=True)
+    return router.mirror
+
+
+@pytest.mark.parametrize("has_tiers", [False, True])
+def test_a_mirror_has_exactly_the_written_blocks(tmp_path: Path, has_tiers: bool) -> None:
+    mirrors = []
+    for seed in range(25):
+        (tmp_path / str(seed)).mkdir()
+        mirrors.append(run_random_operations(seed, tmp_path / str(seed), has_tiers=has_tiers))
+    assert sum(mirror.num_stored for mirror in mirrors) > 500
+    assert sum(mirror.num_removed for mirror in mirrors) > 100
+    assert sum(mirror.num_cleared for mirror in mirrors) > 25
+    assert any(mirror.keys["CPU"] for mirror in mirrors) == has_tiers
+
+
+def test_a_salt_is_not_told_but_keeps_tenants_apart() -> None:
+    harness = Harness(block_size=4)
+    router = Router(harness)
+    for key, salt in enumerate((None, "tenant one", "tenant two", "tenant one")):
+        harness.add(key, [1, 2, 3, 4, 5, 6, 7, 8, 9], 1, cache_salt=salt)
+        harness.run()
+    events = router.events.take()
+    assert b"tenant" not in msgspec.msgpack.encode(events)
+    router.mirror.take(events)
+    assert len(router.mirror.keys["GPU"]) == 6, "two blocks for each tenant and for all others"
+    extras = list(router.mirror.extra_by_key.values())
+    assert extras[:2] == [None, None] and extras[2] == extras[3] != extras[4] == extras[5] is not None
+
+
+def test_blocks_of_private_answers_are_not_told() -> None:
+    harness = Harness(block_size=4, enable_prefix_caching=False)
+    router = Router(harness)
+    harness.add(1, list(range(9)), 1)
+    children = [CoreChild(key=key, seed=key) for key in (2, 3, 4)]
+    harness.core.add_request(0, msgspec.structs.replace(harness.requests[1], children=children))
+    for _ in range(20):
+        harness.core.step()
+        if (result := harness.worker.answer()) is not None:
+            harness.core.on_result(result)
+    assert harness.core.scheduler.kv_cache.num_hit_tokens > 0, "the answers share their prompt"
+    router.mirror.take(router.events.take())
+    assert router.mirror.num_stored == 0 and not router.events._content_by_key
+
+
+def test_the_content_of_a_recorded_block_is_told_when_a_request_uses_it(tmp_path: Path) -> None:
+    harness = Harness(block_size=4, record=tmp_path / "blocks")
+    harness.add(1, list(range(9)), 1)
+    harness.run()
+    harness.lose_core(0)
+    router = Router(harness)
+    router.mirror.take(router.events.take())
+    assert router.mirror.num_cleared == 1 and not router.mirror.num_stored, "tokens are unknown"
+    harness.add(2, list(range(9)), 1)
+    harness.run()
+    events = router.events.take()
+    router.mirror.take(events)
+    (stored,) = msgspec.msgpack.decode(msgspec.msgpack.encode(events))
+    assert stored[0] == "BlockStored" and stored[3] == list(range(8)), "both in one event"
+    assert encode_ids(stored[3]) == encode_ids(range(8))
