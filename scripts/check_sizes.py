@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
     ("frontend", ".py"): 18_900,
-    ("core", ".py"): 9_900,
+    ("core", ".py"): 10_000,
     ("workers", ".py"): 9_000,
     ("kernels", ".py"): 6_000,
     ("kernels", ".c .h"): 4_500,
