@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from .config_file import ConfigFile
 from .model_config import LayerConfig, ModelConfig, NormConfig, RopeConfig
+from .quantization_config import parse_quantization
 
 # Names of each size, of which a file has one.
 NAMES = {
@@ -59,10 +60,10 @@ def text_of(file: ConfigFile) -> ConfigFile:
 
 def borrowed_config(file: ConfigFile, architecture: str, eos_token_ids: list[int]) -> ModelConfig:
     """Make the configuration of a model that transformers' layers run. ConfigError names a size that `file` lacks."""
-    if "quantization_config" in file:
+    quantization = parse_quantization(file.get("quantization_config"), file.path)
+    if quantization is not None and quantization.layout == "mxfp4":
         file.refuse(
-            f"{architecture} runs on transformers' layers, which serve no quantized checkpoint (quantization_config): "
-            "take the one with floats"
+            f"{architecture} runs on transformers' layers, which serve no mxfp4: take the checkpoint with floats"
         )
     hidden_size, num_heads = _size(file, "hidden_size"), _size(file, "num_heads", 1)
     head_dim = file.positive("head_dim") if "head_dim" in file else max(hidden_size // num_heads, 1)
@@ -86,7 +87,7 @@ def borrowed_config(file: ConfigFile, architecture: str, eos_token_ids: list[int
         has_state=file.get("model_type") in STATE_MODELS or not STATE_LAYERS.isdisjoint(kinds),
         dtype=str(file.get("dtype") or file.get("torch_dtype") or "float32"),
         tie_word_embeddings=file.flag("tie_word_embeddings"),
-        quantization=None,
+        quantization=quantization,
         eos_token_ids=eos_token_ids,
         bos_token_id=file.get("bos_token_id") if isinstance(file.get("bos_token_id"), int) else None,
     )

@@ -20,11 +20,13 @@ from ...ipc.config.config_file import overridden, read_json
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.model_config import ModelConfig
 from ...ipc.config.model_file import NATIVE
+from ...ipc.config.quantization_config import QuantizationConfig
 from ...ipc.errors import ConfigError
 from ...ipc.process.machine_memory import available_bytes, gib
 from ...kernels.select import Ops
 from ..parallel import ParallelGroup
 from .attention import IMPLEMENTATION, Unserved
+from .dequantized import dequantized
 from .model import BorrowedModel
 from .self_check import check_architecture
 from .shards import shard_model
@@ -71,6 +73,8 @@ def load_borrowed(
     log.disable_progress_bar()
     theirs = read_config(folder, config.hf_overrides)
     text = theirs.get_text_config(decoder=True)
+    for each in (theirs, text):  # we read such checkpoints as floats
+        each.__dict__.pop("quantization_config", None)
     _check_known(text, model_config.architecture)
     _check_rotary(text, max_model_len)
     is_stepwise = False
@@ -79,7 +83,7 @@ def load_borrowed(
             begun = time.monotonic()
             is_stepwise = check_architecture(text, group=group)
             logger.info("self-check of %s passed in %.1f s", model_config.architecture, time.monotonic() - begun)
-        weights: Any = _random(theirs, dtype) if is_dummy else _read(folder, theirs, dtype)
+        weights: Any = _random(theirs, dtype) if is_dummy else _read(folder, theirs, dtype, model_config.quantization)
         if group is not None:
             shard_model(weights, group)
         model = BorrowedModel(weights.to(device), ops, dtype, group)
@@ -154,13 +158,22 @@ def _random(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
         return _build(config, dtype)
 
 
-def _read(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _read(
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, quantization: QuantizationConfig | None
+) -> PreTrainedModel:
     """Read the weights. ConfigError names missing, surplus and misshapen tensors."""
     load: Any = AutoModelForCausalLM.from_pretrained
+    source: dict[str, Any] = {"config": config}
+    place: Path | None = folder
+    if quantization is not None:
+        with torch.device("meta"):
+            empty = _build(config, dtype)
+        load, place = type(empty).from_pretrained, None
+        source = {"config": empty.config, "state_dict": dequantized(folder, quantization, dtype)}
     try:
         model, found = load(
-            folder,
-            config=config,
+            place,
+            **source,
             dtype=dtype,
             attn_implementation=IMPLEMENTATION,
             output_loading_info=True,

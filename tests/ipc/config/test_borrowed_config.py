@@ -62,7 +62,7 @@ def test_an_architecture_with_a_native_model_is_borrowed_on_demand_alone(tmp_pat
         ("auto", {**SIZES, "vocab_size": None}, "there is no vocab_size"),
         ("auto", {**SIZES, "hidden_size": "wide"}, "hidden_size must be a positive integer, it is 'wide'"),
         ("auto", {**SIZES, "text_config": 3}, "text_config must be an object, it is 3"),
-        ("auto", {**SIZES, "quantization_config": {"quant_method": "mxfp4"}}, "serve no quantized checkpoint"),
+        ("auto", {**SIZES, "quantization_config": {"quant_method": "mxfp4"}}, "serve no mxfp4"),
     ],
 )
 def test_a_file_that_cannot_be_served_is_refused_by_field(
