@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx2
+import msgspec
 import pytest
+import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
-from tokenloom import Client
+from tokenloom import Client, SamplingParams
 from tokenloom.tests.system.launched import LaunchedEngine, serve
 
 DEADLINE_S = 30.0
@@ -17,9 +21,24 @@ PROMPT = "The capital of France is Paris, and the capital of Spain is Madrid. " 
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
-    folder = tmp_path_factory.mktemp("blocks")
-    options = ["--kv-disk", str(folder), "--kv-host-bytes", "16M", "--http", "127.0.0.1:0", "--num-kv-blocks", "400"]
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("blocks")
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
+    options = [
+        "--kv-events",
+        f"ipc://{folder}/e",
+        "--kv-disk",
+        str(folder / "disk"),
+        "--kv-host-bytes",
+        "16M",
+        "--http",
+        "127.0.0.1:0",
+        "--num-kv-blocks",
+        "400",
+    ]
     yield from serve(LaunchedEngine(tmp_path_factory.mktemp("run"), *options))  # type: ignore[misc]
 
 
@@ -29,6 +48,21 @@ def tokens_by_source(http: httpx2.Client) -> dict[str, float]:
     found = {sample.labels["source"]: sample.value for sample in samples if sample.name.endswith("_total")}
     assert sum(found.values()) == families["tokenloom_prompt_tokens"].samples[0].value
     return found
+
+
+@pytest.mark.timeout(120)
+def test_a_subscriber_learns_the_blocks_of_a_prompt(engine: LaunchedEngine, folder: Path) -> None:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as replay, Client(engine.address) as client:
+        output = client.generate("One two three four five six seven eight. " * 8, SamplingParams(max_tokens=2))[0]
+        replay.connect(f"ipc://{folder}/e-replay")
+        replay.send_multipart([b"", bytes(8)])  # all batches from the first on
+        events: list[list[Any]] = []
+        while replay.poll(DEADLINE_S * 1000) and (parts := replay.recv_multipart())[1] != b"\xff" * 8:
+            events += msgspec.msgpack.decode(parts[2])[1]
+    assert events[0] == ["AllBlocksCleared"]
+    known = [token for event in events if event[0] == "BlockStored" and event[6] == "GPU" for token in event[3]]
+    num_whole = len(output.prompt_token_ids) // 16 * 16
+    assert num_whole and known[:num_whole] == output.prompt_token_ids[:num_whole]
 
 
 @pytest.mark.timeout(120)
