@@ -115,6 +115,8 @@ def inflict(
         if not fault.strike():
             continue
         counts[fault.kind] += 1
+        if counts.total() % 25 == 0:
+            sys.stderr.write(f"{counts.total()} faults, {clients.tally.finished.total()} answers\n")
         time.sleep(0.15)  # tokens already on their way arrive
         after = time.monotonic()
         while (last := _last_token_at(clients, fault.client)) < after:

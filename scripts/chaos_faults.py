@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import zmq
 
 from tokenloom import Client, InternalError, SamplingParams
@@ -26,6 +27,7 @@ from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.faults import inject
 
 STRIKE_S = 3.0  # longest wait for a process to pass the point where a fault is injected
+TIER_STEADY_S = 31.0  # a tier process that is lost more often than this is given up for good, after seven times
 RELOAD_S = 60.0  # longest reload, with the replacement of a lost process
 NOT_PASSED = ("worker.load", "worker.reload", "worker.profile", "intake.read")  # by the requests of these runs
 OF_TIERS = ("worker.copy blocks", "tier.receive", "tier.load", "tier.store")
@@ -85,7 +87,7 @@ class Faults:
 
     def _send(self, role: str, number: signal.Signals) -> bool:
         process = self._engine.find(role)
-        if process is None:
+        if process is None or (role == "tier" and number is not signal.SIGCONT and _is_new(process)):
             return False
         process.send_signal(number)
         return True
@@ -117,10 +119,12 @@ class Faults:
         point = self._rng.choice(self._points)
         rank = self._rng.randrange(self._num_ranks) if point.startswith("worker.") else None
         where = point.partition(".")[0]
-        return Fault(
-            f"{'hang' if kind == 'hang' else 'exception'} in {where}",
-            lambda: self._engine.inject(point, kind, rank, STRIKE_S),
-        )
+
+        def strike() -> bool:
+            is_spared = where == "tier" and ((tier := self._engine.find("tier")) is None or _is_new(tier))
+            return not is_spared and self._engine.inject(point, kind, rank, STRIKE_S)
+
+        return Fault(f"{'hang' if kind == 'hang' else 'exception'} in {where}", strike)
 
     def _damage(self, disk: DiskFaults) -> Fault:
         kind = self._rng.choice(DAMAGES)
@@ -205,6 +209,13 @@ class Faults:
         socket.poll(1000)
         context.destroy(linger=0)
         return True
+
+
+def _is_new(process: psutil.Process) -> bool:
+    """Whether the process started so lately that its loss counts as one of a row."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return time.time() - process.create_time() < TIER_STEADY_S
+    return True
 
 
 def _without_rank(role: str) -> str:
