@@ -4,9 +4,10 @@
 
 Per round, in turn and after an untimed one: each stores the same 256 blocks of 360 KiB of random bytes under new names
 and loads them. Then one bit is flipped in the content of 8 of its objects, and all are loaded again. Printed: medians
-of GB/s, those of the rounds' ratios to the bare loops, and how many damaged blocks were refused and how many were
-loaded as good with other bytes. PYTHON has LMCache (peer_lmcache.py), whose `fs` uses the page cache as it comes. The
-files lie in TMPDIR. One redis-server listens on a unix socket and on TCP; `resp` speaks TCP alone.
+of GB/s and those of the best round, medians of the rounds' ratios to the bare loops, and how many damaged blocks were
+refused and how many were loaded as good with other bytes. PYTHON has LMCache (peer_lmcache.py), whose `fs` uses the
+page cache as it comes. The files lie in TMPDIR. One redis-server listens on a unix socket and on TCP; `resp` speaks TCP
+alone.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ class Bench:
                 store=name,
                 store_gb_s=NUM_BYTES / 1e9 / median(self.store_s[name]),
                 load_gb_s=NUM_BYTES / 1e9 / median(self.load_s[name]),
+                best_store_gb_s=NUM_BYTES / 1e9 / min(self.store_s[name]),
+                best_load_gb_s=NUM_BYTES / 1e9 / min(self.load_s[name]),
                 store_of_bare=median_ratio(self.store_s[BARE], self.store_s[name]),
                 load_of_bare=median_ratio(self.load_s[BARE], self.load_s[name]),
                 damaged_refused=self.refused[name],
