@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parent
 KERNELS = "kernels/cpu"
 PREBUILT = Path("tokenloom", KERNELS, "prebuilt")  # in the build folder
 SCRIPTS = (  # run by `engine-launch bench`
-    *("bench_*", "engine_process", "engine_steps", "null_*", "make_checkpoint", "write_gguf"),
-    *("peer_limits", "peer_llama_cpp", "peer_protocol", "peer_transformers", "peer_vllm"),
+    *("bench_*", "engine_process", "engine_steps", "null_*", "make_checkpoint", "tier_stores", "write_gguf"),
+    *("peer_limits", "peer_llama_cpp", "peer_lmcache", "peer_protocol", "peer_transformers", "peer_vllm"),
 )
 OLDEST_GLIBC = 17  # minor version of glibc 2.17, the baseline of the oldest manylinux tag
 

@@ -21,6 +21,10 @@ BENCHMARKS = {  # description by name; the script is scripts/bench_NAME.py
     "kernels": "the CPU kernels over whole models",
     "sampling": "the cost of sampling parameters",
     "grammar": "the cost of structured output",
+    "tiers": "the first token of a prompt whose KV blocks lie in each tier",
+    "tiers_load": "requests with and without a disk tier that takes every block",
+    "tier_throttle": "the first token of prompts whose KV blocks come from a slow source",
+    "tier_stores": "the stores of KV blocks by themselves; beside LMCache's",
 }
 DESCRIPTION = "Run a benchmark. Each has its own --help:\n\n" + list_commands(BENCHMARKS)
 EXAMPLES = ["throughput 135m 32 128 64 --with-transformers", "latency ./Qwen3-0.6B 128 64", "serve --help"]
