@@ -57,7 +57,7 @@ def test_the_next_engine_of_any_kind_has_the_same_bits_from_the_disk(kind: str, 
             engine.teach(client)
             outputs = ask(client, prompts)
         engine.end()
-    assert [output.num_cached_tokens for output in outputs] == [num_readable(prompt) for prompt in prompts]
+    assert [output.metrics.num_loaded_tokens for output in outputs] == [{"disk": num_readable(prompts[0])}] * 3
     check_equal(calm, outputs)
 
 

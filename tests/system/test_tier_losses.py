@@ -46,7 +46,7 @@ def test_blocks_on_the_disk_outlive_every_process(engine: TierEngine, role: str)
         engine.teach(client)
         client.reset_prefix_cache()
         outputs = ask(client, prompts)
-    assert outputs[0].num_cached_tokens == num_readable(prompts[0])
+    assert outputs[0].metrics.num_loaded_tokens == {"disk": num_readable(prompts[0])}
     check_equal(calm, outputs)
 
 
