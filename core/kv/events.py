@@ -1,6 +1,5 @@
-"""KVEvents: messages about the blocks that requests can find here, for routers, in the form of vLLM's KV events.
-
-    BlockStored → [tag, hashes, parent, token ids, block size, lora_id, medium, lora_name, extra_keys, group_idx]
+"""KVEvents: messages about the blocks that requests can find here, for routers, in the form of vLLM's KV events: maps
+with the name of the struct in `type`, as vLLM writes them since 0.28.
 
 A block is told when the workers have written it, and told as removed before it is overwritten. Blocks of private
 answers are never told. Blocks in slots are told without tokens, as vLLM does. A block whose tokens are unknown, since
@@ -22,7 +21,7 @@ MEDIUM_POOL, MEDIUM_SLOTS = "GPU", "CPU"  # vLLM's names, on any device
 _SALT_MARK = bytes(32)  # in place of a namespace
 
 
-class BlockStored(msgspec.Struct, array_like=True, tag=True):
+class BlockStored(msgspec.Struct, tag=True):
     """Blocks that follow one another, with all their tokens."""
 
     block_hashes: list[bytes]
@@ -36,13 +35,13 @@ class BlockStored(msgspec.Struct, array_like=True, tag=True):
     group_idx: int
 
 
-class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
+class BlockRemoved(msgspec.Struct, tag=True):
     block_hashes: list[bytes]
     medium: str
     group_idx: int
 
 
-class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True):
+class AllBlocksCleared(msgspec.Struct, tag=True):
     pass
 
 

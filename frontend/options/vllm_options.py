@@ -80,8 +80,9 @@ REFUSED = {
     "enable_prompt_adapter?",
     "there is no speculation": "speculative_config sc speculative_model num_speculative_tokens spec_method spec_model "
     "spec_tokens diffusion_config dc",
-    "KV blocks do not leave their worker": "kv_transfer_config kv_events_config ec_transfer_config kv_connector "
-    "kv_offloading_size kv_offloading_backend=native weight_transfer_config",
+    "KV tiers have options of their own: --kv-host-bytes, --kv-disk, --kv-remote, --kv-events": "kv_transfer_config "
+    "kv_events_config kv_connector kv_offloading_size kv_offloading_backend=native",
+    "no weights or encoder outputs leave their worker": "ec_transfer_config weight_transfer_config",
     "weights stay in the memory of their device": "cpu_offload_gb=0 cpu_offload_params* offload_backend=auto "
     "offload_group_size=0 offload_num_in_group=1 offload_prefetch_step=1 offload_params*",
     "the tokenizer is the one of tokenizer.json": "tokenizer_mode=auto|slow|hf tokenizer_pool_size=0",

@@ -114,7 +114,7 @@ def check(batches: list[tuple[int, Any]], first: int, last: int) -> None:
     for number, (seconds, events, rank) in batches:
         assert abs(time.time() - seconds) < 600 and rank == 0
         (event,) = events
-        assert event == ["AllBlocksCleared"] if number == 0 else event[3] == [number] * 4
+        assert event == {"type": "AllBlocksCleared"} if number == 0 else event["token_ids"] == [number] * 4
 
 
 def test_every_batch_comes_in_order_and_missed_ones_are_repeated(rig: Rig) -> None:

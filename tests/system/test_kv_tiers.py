@@ -56,11 +56,12 @@ def test_a_subscriber_learns_the_blocks_of_a_prompt(engine: LaunchedEngine, fold
         output = client.generate("One two three four five six seven eight. " * 8, SamplingParams(max_tokens=2))[0]
         replay.connect(f"ipc://{folder}/e-replay")
         replay.send_multipart([b"", bytes(8)])  # all batches from the first on
-        events: list[list[Any]] = []
+        events: list[dict[str, Any]] = []
         while replay.poll(DEADLINE_S * 1000) and (parts := replay.recv_multipart())[1] != b"\xff" * 8:
             events += msgspec.msgpack.decode(parts[2])[1]
-    assert events[0] == ["AllBlocksCleared"]
-    known = [token for event in events if event[0] == "BlockStored" and event[6] == "GPU" for token in event[3]]
+    assert events[0] == {"type": "AllBlocksCleared"}
+    stored = [event for event in events if event["type"] == "BlockStored" and event["medium"] == "GPU"]
+    known = [token for event in stored for token in event["token_ids"]]
     num_whole = len(output.prompt_token_ids) // 16 * 16
     assert num_whole and known[:num_whole] == output.prompt_token_ids[:num_whole]
 

@@ -13,7 +13,6 @@ import pytest
 
 from tokenloom.core.kv.events import KVEvents
 from tokenloom.core.kv.offload.options import OffloadOptions
-from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.core import CoreChild
 from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
 
@@ -29,23 +28,33 @@ class Mirror:
         self.num_stored = self.num_removed = self.num_cleared = 0
 
     def take(self, events: list[Any]) -> None:
-        for tag, *fields in msgspec.msgpack.decode(msgspec.msgpack.encode(events)):
+        for event in msgspec.msgpack.decode(msgspec.msgpack.encode(events)):
+            tag = event.pop("type")
             if tag == "AllBlocksCleared":
                 self.num_cleared += 1
                 self.keys = {"GPU": set(), "CPU": set()}
             elif tag == "BlockRemoved":
-                hashes, medium, group = fields
-                assert hashes and group == 0
+                hashes, medium = event["block_hashes"], event["medium"]
+                assert hashes and event["group_idx"] == 0
                 self.num_removed += len(hashes)
                 for key in hashes:
                     self.keys[medium].remove(key)
             else:
                 assert tag == "BlockStored"
-                self._store(*fields)
+                self._store(**event)
 
-    def _store(self, *fields: Any) -> None:
-        hashes, parent, ids, size, lora, medium, name, extra, group = fields
-        assert hashes and lora is None and name is None and group == 0
+    def _store(
+        self,
+        block_hashes: list[bytes],
+        parent_block_hash: bytes | None,
+        token_ids: list[int],
+        block_size: int,
+        medium: str,
+        extra_keys: list[list[str]] | None,
+        **rest: object,
+    ) -> None:
+        hashes, parent, ids, size, extra = block_hashes, parent_block_hash, token_ids, block_size, extra_keys
+        assert hashes and rest == {"lora_id": None, "lora_name": None, "group_idx": 0}
         self.num_stored += len(hashes)
         for i, key in enumerate(hashes):
             assert key not in self.keys[medium], "told twice"
@@ -185,5 +194,4 @@ def test_the_content_of_a_recorded_block_is_told_when_a_request_uses_it(tmp_path
     events = router.events.take()
     router.mirror.take(events)
     (stored,) = msgspec.msgpack.decode(msgspec.msgpack.encode(events))
-    assert stored[0] == "BlockStored" and stored[3] == list(range(8)), "both in one event"
-    assert encode_ids(stored[3]) == encode_ids(range(8))
+    assert stored["type"] == "BlockStored" and stored["token_ids"] == list(range(8)), "both in one event"
