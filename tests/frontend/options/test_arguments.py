@@ -224,7 +224,7 @@ def test_vllms_spelling_of_an_option_has_vllms_meaning(line: str, expected: dict
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--kv-transfer-config.kv_connector X", '--kv-transfer-config {"kv_connector": "X"} is not served: KV blocks'),
+        ("--kv-transfer-config.kv_connector X", '--kv-transfer-config {"kv_connector": "X"} is not served: KV tiers'),
         ("--structured-outputs-config.disable_any_whitespace true", "--structured-outputs-config {"),
         ("--hf-overrides {} --hf-overrides.a 1", "--hf-overrides and --hf-overrides.a are both given: give one"),
         ("--hf-overrides.a 1 --hf-overrides.a.b 2", "--hf-overrides.a.b and a part of its name are both given"),
