@@ -43,6 +43,7 @@ logger = logging.getLogger("tokenloom.supervisor")
 LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
 BEAT_S = 1.0  # of the clock that measures start and drain
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
+TIER_REST_S = 60.0  # before the next start of a tier process that was lost too often
 TIER_STEADY_S = 30.0  # other processes are steady once a step has ended, which says nothing about a tier process
 
 
@@ -307,12 +308,11 @@ class Supervisor:
         self._publish_progress()
 
     def _lose_tier(self, number: int, delay_s: float | None) -> None:
-        """Replace the tier process after `delay_s`, or do without one if that is None; send TierDown to the core."""
-        self._replace(TIER, delay_s or 0.0)
+        """Replace the tier process after `delay_s`, after TIER_REST_S if that is None; send TierDown to the core."""
         if delay_s is None:
-            del self._start_at_by_unit[TIER]
-            self._units.remove(TIER)
-            logger.error("the tier process cannot be kept alive: the engine goes on without its disk and remote tiers")
+            text = "the tier process ends again and again: the engine goes on without it and starts it again in %.0f s"
+            logger.error(text, TIER_REST_S)
+        self._replace(TIER, TIER_REST_S if delay_s is None else delay_s)
         self._children.broadcast(messages.TierDown(number=number), "core")
         self._publish_progress()
 

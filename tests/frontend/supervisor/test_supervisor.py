@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from tokenloom.frontend.listening.http_listeners import HttpListeners
+from tokenloom.frontend.supervisor import supervisor as supervisor_module
 from tokenloom.frontend.supervisor.launcher import CORE, FRONTEND, TIER, WORKERS, ProcessSpec, Unit
 from tokenloom.frontend.supervisor.restart_policy import MAX_FAILURES
 from tokenloom.frontend.supervisor.signal_watch import STOP_SIGNALS
@@ -313,29 +314,25 @@ def test_a_tier_process_ends_before_the_next_core_starts(launcher: RemoteLaunche
 
 
 @WITH_TIERS
-def test_after_too_many_losses_the_engine_goes_on_without_a_tier_process(
-    launcher: RemoteLauncher, supervisor: Supervisor, caplog: pytest.LogCaptureFixture
+def test_after_too_many_losses_a_tier_process_rests_before_its_next_start(
+    launcher: RemoteLauncher, supervisor: Supervisor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(supervisor_module, "TIER_REST_S", 0.4)
     supervisor.start()
     for _ in range(MAX_FAILURES):
         supervisor._policy_by_unit[TIER].on_failure()
     (tier,), (core,) = launcher.of(TIER), launcher.of(CORE)
     tier.end()
-
-    def is_done() -> bool:
-        if TierDown(number=0) in core.received and not core.has_ended:
-            core.end()
-        return len(launcher.of(CORE)) == 2 and launcher.of(CORE)[1].received != []
-
-    stop_when(launcher, is_done)
+    ended_at = time.monotonic()
+    stop_when(launcher, lambda: TierUp(number=1) in core.received)
     supervisor.run()
     lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert lines == [
         "tier was lost with host-1",
-        "the tier process cannot be kept alive: the engine goes on without its disk and remote tiers",
-        "core was lost with host-1",
+        "the tier process ends again and again: the engine goes on without it and starts it again in 0 s",
     ]
-    assert launcher.of(TIER) == [tier]
+    assert tier_notices(core) == [TierUp(number=0), TierDown(number=0), TierUp(number=1)]
+    assert time.monotonic() - ended_at >= 0.4 and not core.has_ended
 
 
 @pytest.mark.parametrize("launcher", [{}, TIERS | {"enable_prefix_caching": False}], indirect=True)
