@@ -341,10 +341,11 @@ class Scheduler:
             self._cache_full_blocks(batch.rows)
             if self.prompt_groups:
                 self._release_prompt_groups()
-        copies = None
+        pending, copies = self.kv_cache.pool.take_pending(), None
         if (offload := self.kv_cache.offload) is not None:
+            offload.sent(pending)
             copies = offload.take_copies(batch.num_tokens)
-        self.ledger.add(self.num_steps, batch, self.kv_cache.pool.take_pending(), copies)
+        self.ledger.add(self.num_steps, batch, pending, copies)
         return self._delta.take(self.num_steps, self.core_epoch, self.generation, batch, copies)
 
     def _in_order(self, rows: npt.NDArray[np.integer]) -> list[int]:

@@ -119,7 +119,8 @@ def test_a_folder_in_use_costs_one_line_and_no_request(tmp_path: Path) -> None:
         with Client(loser.address) as client:
             outputs = ask(client, prompts)
             client.reset_prefix_cache()
-            assert ask(client, prompts)[0].num_cached_tokens == 0
+            loaded = ask(client, prompts)[0].metrics.num_loaded_tokens
+            assert "disk" not in loaded  # blocks may still be in the slots that were to be written
         winner = engines[loser is first]
         winner.wait_open()
         with Client(winner.address) as client:

@@ -66,8 +66,7 @@ class Offload:
         self.slots = Slots(options.num_slots, observers, known, options.quota)
         self.plan = CopyPlan(self.slots)
         self.compute = ComputeCost(options.token_s)
-        host = options.is_host_tier
-        self.writes = WriteBehind(pool, self.slots, self.plan, options.slot_bytes, is_host_tier=host)
+        self.writes = WriteBehind(pool, self.slots, self.plan, options.slot_bytes, is_host_tier=options.is_host_tier)
         self.writes.writes_salted_remotely = options.writes_salted_remotely
         self.fetches = Fetches(pool, self.slots, self.compute, options.block_size, send, self._let_run)
         self.hits = self.fetches.hits
@@ -77,7 +76,7 @@ class Offload:
         self.slot_bytes = options.slot_bytes
         self._options, self._pool, self._key, self._send, self._clock = options, pool, key, send, clock
         self._arriving: set[int] = set()  # blocks that get their content from a slot
-        self._is_written: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.zeros(pool.num_blocks, np.bool_)
+        self._is_sent: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.zeros(pool.num_blocks, np.bool_)
         self._owner_by_block: dict[int, int] = {}  # of requests with a salt
         self._max_loads = max(COPY_BYTES[options.device] // options.slot_bytes, 1)
         self._release: Callable[[Request, WaitReason], None] = lambda request, reason: None
@@ -167,29 +166,33 @@ class Offload:
     # ── the pool's content ───────────────────────────────────────────────────────────────────────────────────────
 
     def written(self, group: int, block: int, key: bytes) -> None:
-        self._is_written[block] = True
         is_computed = block not in self._arriving
         self._arriving.discard(block)
         self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=is_computed)
 
+    def sent(self, blocks: Iterable[tuple[int, bytes]]) -> None:
+        """Note that a step that writes these blocks is sent: later steps may copy them."""
+        for block, key in blocks:
+            self._is_sent[block] = self._pool.holds(block, key)
+
     def evicted(self, group: int, block: int, key: bytes) -> None:
-        """Store a written block in a slot, before the next step overwrites it."""
-        is_written, owner = self._is_written[block], self._owner_by_block.get(block, 0)
+        """Store a block in a slot, before the next step overwrites it."""
+        is_sent, owner = self._is_sent[block], self._owner_by_block.get(block, 0)
         self.hits.forget(key)
         self.forgotten(group, block, key)
         if (slot := self.slots.lookup(key)) is not None:
             self.slots.touch([slot])  # used as lately as the block
             self.slots.free([slot])
-        elif is_written and (self._options.is_host_tier or self.writes.is_queued(key)):
+        elif is_sent and (self._options.is_host_tier or self.writes.is_queued(key)):
             self.num_stored += self.plan.store(block, key, owner) is not None
 
     def forgotten(self, group: int, block: int, key: bytes) -> None:
-        self._is_written[block] = False
+        self._is_sent[block] = False
         self._arriving.discard(block)
         self._owner_by_block.pop(block, None)
 
     def cleared(self, group: int) -> None:
-        self._is_written[:] = False
+        self._is_sent[:] = False
         self._arriving.clear()
         self._owner_by_block.clear()
 
@@ -303,7 +306,7 @@ class Offload:
         for i in range(len(computed) + num_loaded):
             self.hits.count(request, self._key(request, i), POOL if i < len(computed) else HOST)
         for i, block in enumerate(computed if self.writes.targets else ()):
-            if self._is_written[block]:
+            if self._is_sent[block]:
                 owner = self._owner_by_block.get(block, 0)
                 self.writes.see(block, self._key(request, i), owner, is_computed=False)
 
