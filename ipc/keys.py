@@ -15,6 +15,14 @@ import zmq
 from .errors import ConfigError
 
 
+def read_private(path: str | Path, name: str) -> bytes:
+    """Read a file of secrets; ConfigError, which begins with `name`, if others can read it. OSError: it is unusable."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_mode & 0o077:
+            raise ConfigError(f"{name} can be read by others: chmod 600 {path}")
+        return file.read()
+
+
 class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The key pairs, Z85 texts of 40 characters each."""
 
@@ -44,10 +52,7 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def load(cls, path: str | Path) -> Keys:
         """Read a file written by `engine-launch keygen`; ConfigError if it is invalid or others can read it."""
         try:
-            with open(path, "rb") as file:
-                if os.fstat(file.fileno()).st_mode & 0o077:
-                    raise ConfigError(f"{path} can be read by others: chmod 600 {path}")
-                keys = msgspec.json.decode(file.read(), type=cls)
+            keys = msgspec.json.decode(read_private(path, str(path)), type=cls)
         except OSError as error:
             raise ConfigError(f"cannot read the key file {path}: {error.strerror}") from None
         except msgspec.MsgspecError as error:

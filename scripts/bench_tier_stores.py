@@ -16,19 +16,16 @@ import contextlib
 import os
 import random
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 from tokenloom.core.tiers.disk import DiskSource
 from tokenloom.core.tiers.network.remote import RemoteSource
 from tokenloom.scripts.bench_contestant import SCRIPTS, Peer, median_ratio
 from tokenloom.scripts.bench_report import Report, median, new_parser
-from tokenloom.scripts.bench_tiers import wait_until
+from tokenloom.scripts.bench_tiers import redis_server
 from tokenloom.scripts.tier_stores import (
     BLOCK_BYTES,
     NUM_BLOCKS,
@@ -115,22 +112,6 @@ def their_cases(peer: Peer, root: Path, port: int) -> dict[str, tuple[Store, Pla
         FS_DIRECT: (Theirs(peer, FS_DIRECT, type="fs", base_path=str(direct), use_odirect=True), Files(direct)),
         RESP: (Theirs(peer, RESP, type="resp", host="127.0.0.1", port=port), Values(port)),
     }
-
-
-@contextlib.contextmanager
-def redis_server(program: str, root: Path) -> Iterator[int]:
-    """Run a server without persistence on `root`/redis.sock; yield its TCP port on the loopback address."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
-    path = root / "redis.sock"
-    options = ["--unixsocket", str(path), "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(root)]
-    server = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
-    try:
-        wait_until(path.exists, "Redis does not start")
-        yield port
-    finally:
-        server.kill()
-        server.wait()
 
 
 def main() -> int:

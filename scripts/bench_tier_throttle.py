@@ -15,7 +15,6 @@ import itertools
 import random
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -25,7 +24,7 @@ from pathlib import Path
 
 from tokenloom import LLM, SamplingParams
 from tokenloom.scripts.bench_report import median
-from tokenloom.scripts.bench_tiers import is_up, wait_until
+from tokenloom.scripts.bench_tiers import is_up, redis_server, wait_until
 from tokenloom.scripts.bench_workload import FIRST_ID, Setup, new_model_parser, vocab_size
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
@@ -95,20 +94,7 @@ def main() -> int:
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        command = [
-            setup.arguments.redis,
-            "--unixsocket",
-            str(address),
-            "--port",
-            "0",
-            "--save",
-            "",
-            "--dir",
-            str(folder),
-        ]
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        stack.callback(server.kill)
-        wait_until(address.exists, "Redis does not start")
+        stack.enter_context(redis_server(setup.arguments.redis, folder))
         proxy = ThrottledProxy(address)
         stack.callback(proxy.close)
         options = {"max_model_len": max(lengths) + 16, **setup.options}

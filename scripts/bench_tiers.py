@@ -16,6 +16,7 @@ import mmap
 import os
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -82,7 +83,8 @@ class Bench:
             self.measure(llm, "", self.prompt("c"), is_hit=False)
             self.measure(llm, "host tier", self.prompt("b"), is_hit=True)
         if self.redis:
-            with self.redis_server() as address:
+            with redis_server(self.redis, self.root):
+                address = f"unix://{self.root}/redis.sock"
                 with self.engine(kv_remote=address) as llm:
                     self.measure(llm, "", self.prompt("d"), is_hit=False)
                     self.measure(llm, "", self.prompt("d"), is_hit=True)
@@ -121,18 +123,6 @@ class Bench:
                 if " ".join(process.cmdline()).startswith("tokenloom"):
                     process.kill()
 
-    @contextlib.contextmanager
-    def redis_server(self) -> Iterator[str]:
-        socket = self.root / "redis.sock"
-        command = [self.redis, "--unixsocket", str(socket), "--port", "0", "--save", "", "--dir", str(self.root)]
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
-            wait_until(socket.exists, "Redis does not start")
-            yield f"unix://{socket}"
-        finally:
-            server.kill()
-            server.wait()
-
 
 def _num_cached(output: RequestOutput) -> int:
     return output.num_cached_tokens or 0
@@ -150,6 +140,22 @@ def wait_until(condition: Callable[[], bool], complaint: str) -> None:
         if time.monotonic() > deadline:
             raise SystemExit(complaint)
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def redis_server(program: str, root: Path) -> Iterator[int]:
+    """Run a server without persistence on `root`/redis.sock; yield its TCP port on the loopback address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    path = root / "redis.sock"
+    options = ["--unixsocket", str(path), "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(root)]
+    server = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
+    try:
+        wait_until(path.exists, "Redis does not start")
+        yield port
+    finally:
+        server.kill()
+        server.wait()
 
 
 def objects(folder: Path) -> list[Path]:

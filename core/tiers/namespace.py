@@ -23,6 +23,7 @@ import msgspec
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.weight_files import file_by_tensor
 from ...ipc.errors import ConfigError
+from ...ipc.keys import read_private
 from .object_format import VERSION
 
 MIN_SECRET_BYTES = 16
@@ -44,10 +45,7 @@ def read_secret(path: str | None) -> bytes:
     if path is None:
         return b""
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_mode & 0o077:
-                raise ConfigError(f"--kv-key-file {path} can be read by others: chmod 600 {path}")
-            secret = file.read().strip()
+        secret = read_private(path, f"--kv-key-file {path}").strip()
     except OSError as error:
         raise ConfigError(f"--kv-key-file {path} cannot be read: {error.strerror}") from None
     if len(secret) < MIN_SECRET_BYTES:

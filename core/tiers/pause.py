@@ -21,8 +21,18 @@ class Pause:
         self._until = -float("inf")
 
     @property
+    def has_failures(self) -> bool:
+        """Whether anything has failed since the last success."""
+        return self._count > 0
+
+    @property
     def is_on(self) -> bool:
         return self._clock() < self._until
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a pause has begun since the last success."""
+        return self._count >= self._num_failures
 
     def failed(self) -> bool:
         """Note a failure; return whether it begins a pause."""
@@ -37,6 +47,6 @@ class Pause:
     def succeeded(self) -> bool:
         """Note a success; return whether it is the first after failures."""
         with self._lock:
-            had_failures = self._count > 0
+            had_failures = self.has_failures
             self._count, self._length_s, self._until = 0, 0.0, -float("inf")
             return had_failures

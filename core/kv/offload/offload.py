@@ -385,7 +385,7 @@ class Offload:
     @property
     def num_used_slots(self) -> int:
         """Number of slots that somebody refers to."""
-        return self.slots.num_blocks - 1 - self.slots.num_free
+        return self.slots.num_slots - self.slots.num_free
 
     # ── for tests ────────────────────────────────────────────────────────────────────────────────────────────────
 

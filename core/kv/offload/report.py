@@ -8,7 +8,7 @@ from .offload import Offload
 
 def tiers_progress(offload: Offload) -> TiersProgress:
     """Return the state of all tiers and their totals."""
-    num_slots, num_filled, slot_bytes = offload.slots.num_blocks - 1, offload.slots.num_cached, offload.slot_bytes
+    num_slots, num_filled, slot_bytes = offload.slots.num_slots, offload.slots.num_cached, offload.slot_bytes
     host = SourceState(
         name="host",
         is_open=True,

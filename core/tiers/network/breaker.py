@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from ..pause import Pause
+
 MAX_FAILURES = 3
 FIRST_PERIOD_S = 5.0
-LONGEST_PERIOD_S = 300.0
 
 
 class Breaker:
@@ -26,28 +27,25 @@ class Breaker:
         first_period_s: float = FIRST_PERIOD_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._max_failures, self._first_period_s, self._clock = max_failures, first_period_s, clock
+        self._pause = Pause(max_failures, first_period_s, clock)
         self._lock = threading.Lock()
-        self._num_failures = 0  # in a row
-        self._failed_kinds: set[str] = set()  # of those
+        self._failed_kinds: set[str] = set()  # of the failures in a row
         self._is_trying = False  # the one attempt after a failure has not ended
-        self._period_s = 0.0
-        self._is_open_until = 0.0
 
     @property
     def is_open(self) -> bool:
         """Whether the place must not be asked now."""
-        return self.is_broken and self._clock() < self._is_open_until
+        return self._pause.is_on
 
     @property
     def is_broken(self) -> bool:
         """Whether it has opened and no attempt has succeeded since."""
-        return self._num_failures >= self._max_failures
+        return self._pause.has_begun
 
     def admit(self) -> bool:
         """Return whether the place may be asked; if so, begin an attempt."""
         with self._lock:
-            if self._num_failures:
+            if self._pause.has_failures:
                 if self._is_trying or self.is_open:
                     return False
                 self._is_trying = True
@@ -60,7 +58,7 @@ class Breaker:
             self._is_trying = False
             self._failed_kinds.discard(kind)
             if not self._failed_kinds:
-                self._num_failures = 0
+                self._pause.succeeded()
             return was_broken and not self.is_broken
 
     def failed(self, kind: str = "") -> bool:
@@ -68,15 +66,10 @@ class Breaker:
         with self._lock:
             if self.is_open:  # this attempt began before
                 return False
+            was_broken = self.is_broken
             self._failed_kinds.add(kind)
-            self._num_failures += 1
             self._is_trying = False
-            if not self.is_broken:
-                return False
-            is_first = self._num_failures == self._max_failures
-            self._period_s = self._first_period_s if is_first else min(2 * self._period_s, LONGEST_PERIOD_S)
-            self._is_open_until = self._clock() + self._period_s
-            return is_first
+            return self._pause.failed() and not was_broken
 
     def cancelled(self) -> None:
         """End an attempt that says nothing about the place."""

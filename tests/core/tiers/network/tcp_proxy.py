@@ -24,16 +24,13 @@ def whole(data: bytes) -> Iterator[bytes]:
     yield data
 
 
-class Proxy:
-    """Forwards connections to `target`. `to_server` and `to_client` filter the bytes of each direction; while they
-    block, the direction of that connection stands still."""
+class _Listener:
+    """Accepts connections on a port of its own, and closes them at its end."""
 
-    def __init__(self, target: tuple[str, int], to_server: Filter = whole, to_client: Filter = whole) -> None:
-        self._target, self._to_server, self._to_client = target, to_server, to_client
+    def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self._sockets: list[socket.socket] = []
-        self.num_connections = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -51,12 +48,29 @@ class Proxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                self.num_connections += 1
-                server = socket.create_connection(self._target)
-                self._sockets += [client, server]
-                for source, sink, rule in ((client, server, self._to_server), (server, client, self._to_client)):
-                    sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    threading.Thread(target=self._forward, args=(source, sink, rule), daemon=True).start()
+                self._sockets.append(client)
+                self._connect(client)
+
+    def _connect(self, client: socket.socket) -> None:
+        raise NotImplementedError
+
+
+class Proxy(_Listener):
+    """Forwards connections to `target`. `to_server` and `to_client` filter the bytes of each direction; while they
+    block, the direction of that connection stands still."""
+
+    def __init__(self, target: tuple[str, int], to_server: Filter = whole, to_client: Filter = whole) -> None:
+        self._target, self._to_server, self._to_client = target, to_server, to_client
+        self.num_connections = 0
+        super().__init__()
+
+    def _connect(self, client: socket.socket) -> None:
+        self.num_connections += 1
+        server = socket.create_connection(self._target)
+        self._sockets.append(server)
+        for source, sink, rule in ((client, server, self._to_server), (server, client, self._to_client)):
+            sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._forward, args=(source, sink, rule), daemon=True).start()
 
     def _forward(self, source: socket.socket, sink: socket.socket, rule: Filter) -> None:
         with contextlib.suppress(OSError):
@@ -67,31 +81,15 @@ class Proxy:
             sink.shutdown(socket.SHUT_WR)
 
 
-class ScriptedServer:
+class ScriptedServer(_Listener):
     """A server that answers whatever comes with the same bytes, once per received chunk."""
 
     def __init__(self, answer: bytes) -> None:
         self._answer = answer
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        self._sockets: list[socket.socket] = []
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__()
 
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def close(self) -> None:
-        self._listener.close()
-        for sock in self._sockets:
-            sock.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                self._sockets.append(client)
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+    def _connect(self, client: socket.socket) -> None:
+        threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
         """Greet as Redis does, with +OK for each command of the connection's set-up, then send the answer."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tokenloom.core.tiers.network.breaker import LONGEST_PERIOD_S, Breaker
+from tokenloom.core.tiers.network.breaker import Breaker
+from tokenloom.core.tiers.pause import LONGEST_S
 
 
 class Clock:
@@ -41,8 +42,8 @@ def test_the_period_doubles_up_to_its_limit_and_starts_again_after_a_success() -
             clock.now += 0.5
         periods.append(clock.now - start)
         assert not breaker.failed()
-    assert periods == [5, 10, 20, 40, 80, 160, LONGEST_PERIOD_S, LONGEST_PERIOD_S, LONGEST_PERIOD_S]
-    clock.now += LONGEST_PERIOD_S
+    assert periods == [5, 10, 20, 40, 80, 160, LONGEST_S, LONGEST_S, LONGEST_S]
+    clock.now += LONGEST_S
     assert breaker.admit() and breaker.succeeded() and not breaker.is_broken
     assert [breaker.admit() and breaker.failed() for _ in range(3)] == [False, False, True]
     clock.now += 4.9
