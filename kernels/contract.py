@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -129,6 +130,69 @@ class PackedExperts(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankPart:
+    """An adapter's update of consecutive outputs of a linear layer: y[first_output + i] += (b @ (a @ x))[i]."""
+
+    first_output: int  # in the order of the outputs of the weight that was packed
+    a: Tensor  # [rank, in_features] float32; of an embedding [rank, ids of this rank]
+    b: Tensor  # [n, rank] float32, with the adapter's scale folded in
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankUpdate:
+    """An adapter's update of one linear layer: act(scale * (W x + update of the parts) + bias)."""
+
+    parts: Sequence[LowRankPart]  # of disjoint outputs, in their order
+    scale: Tensor | None = None  # [outputs of the packed weight] float32, of DoRA; None: ones
+
+
+class LinearSlots(Protocol):
+    """Updates of one linear layer, by slot."""
+
+    def fill(self, slot: int, update: LowRankUpdate | None) -> None:
+        """Set the update of a slot that no step in flight uses, perhaps from another thread than that of the steps.
+        None: rows of the slot get the base's outputs."""
+        ...
+
+
+class ExpertSlots(Protocol):
+    """Updates of the experts of one layer, by slot."""
+
+    def fill(self, slot: int, ups: Sequence[LowRankUpdate | None], downs: Sequence[LowRankUpdate | None]) -> None:
+        """Set the updates of a slot as LinearSlots.fill, one of each sequence for each expert; or none: empty ones."""
+        ...
+
+
+class AdapterSpace(Protocol):
+    """Slots 1 … num_slots for adapters in the layers of one model on one rank; slot 0 stands for none.
+
+    The contract of a row with a slot is that of `LowRankUpdate`: a @ x and the sums in float32, parts in their order,
+    added before scale, bias and activation. A row depends on itself and its slot only, and a row of slot 0 has the
+    bits of the base."""
+
+    num_slots: int
+
+    def attach(self, packed: PackedLinear) -> LinearSlots:
+        """Give a layer slots, all empty. Each layer at most once, before the first step."""
+        ...
+
+    def attach_experts(self, packed: PackedExperts) -> ExpertSlots: ...
+
+    def attach_embedding(self, table: Tensor | PackedLinear, first_id: int) -> LinearSlots:
+        """Give an embedding slots; a table that is tied to the head gets them for its look-ups alone."""
+        ...
+
+    def begin_step(self, token_slots: Tensor | None) -> None:
+        """Set the slots of the tokens of all calls up to the next `begin_step` or `choose_tokens`: [T] int32, on the
+        device; None if all are 0."""
+        ...
+
+    def choose_tokens(self, indices: Tensor) -> None:
+        """Keep the slots of these tokens of the step alone, for the calls that follow. indices: [n] int64."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)

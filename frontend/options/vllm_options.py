@@ -47,8 +47,8 @@ IGNORED = {
     "video_pruning_rate enable_mm_processor_stats? renderer_num_workers",
     "transformers keeps the states of layers": "mamba_backend mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size "
     "mamba_cache_mode enable_mamba_cache_stochastic_rounding? mamba_cache_philox_rounds mamba_ssu_algorithm",
-    "no adapters are loaded": "max_loras max_lora_rank max_cpu_loras lora_dtype fully_sharded_loras? "
-    "lora_target_modules* lora_extra_vocab_size specialize_active_lora? enable_tower_connector_lora?",
+    "adapters have one form in each kind of memory": "lora_dtype fully_sharded_loras? lora_extra_vocab_size "
+    "specialize_active_lora? enable_tower_connector_lora?",
     "grammars are compiled by llguidance": "guided_decoding_backend",
     "tool calls are read whenever tools are given": "enable_auto_tool_choice? exclude_tools_when_tool_choice_none?",
     "--reasoning-parser enables it": "enable_reasoning?",
@@ -76,8 +76,7 @@ REFUSED = {
     "enable_fault_tolerance? decode_context_parallel_size=1 dcp=1 prefill_context_parallel_size=1 pcp=1 device_ids*",
     "ranks are processes of this machine": "distributed_executor_backend=mp|uni|auto worker_use_ray? engine_use_ray? "
     "worker_cls=auto worker_extension_cls scheduler_cls",
-    "adapters (LoRA) are not served": "enable_lora? lora_modules* default_mm_loras prompt_adapters* "
-    "enable_prompt_adapter?",
+    "adapters are LoRA adapters that requests name": "default_mm_loras prompt_adapters* enable_prompt_adapter?",
     "there is no speculation": "speculative_config sc speculative_model num_speculative_tokens spec_method spec_model "
     "spec_tokens diffusion_config dc",
     "KV tiers have options of their own: --kv-host-bytes, --kv-disk, --kv-remote, --kv-events": "kv_transfer_config "

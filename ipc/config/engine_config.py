@@ -31,6 +31,7 @@ GROUPS = {  # of options in --help
     "devices": "devices, threads and kernels",
     "memory": "lengths and the KV cache",
     "tiers": "KV blocks outside the pool: host memory, disk, Redis, other engines",
+    "adapters": "LoRA adapters",
     "scheduling": "how much a step computes",
     "http": "the HTTP server with OpenAI's API",
     "clients": "the address of Client and AsyncClient",
@@ -44,7 +45,9 @@ def _in(group: str) -> Callable[[str], Meta]:
     return lambda text: Meta(description=text, extra={"group": group})
 
 
-_model, _answers, _devices, _memory, _tiers, _scheduling, _http, _clients, _limits, _logging = map(_in, GROUPS)
+_model, _answers, _devices, _memory, _tiers, _adapters, _scheduling, _http, _clients, _limits, _logging = map(
+    _in, GROUPS
+)
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,6 +119,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_events: Annotated[
         str | None, _tiers("address for vLLM's KV events, such as tcp://127.0.0.1:5557; none: no events")
     ] = None
+    enable_lora: Annotated[bool, _adapters("serve LoRA adapters beside the model")] = False
+    lora_modules: Annotated[
+        list[str] | None, _adapters('adapters to load at the start: NAME=FOLDER or {"name": …, "path": …}')
+    ] = None
+    max_loras: Annotated[int, _adapters("adapters in one batch: slots that each worker holds in memory")] = 8
+    max_lora_rank: Annotated[int, _adapters("largest rank of an adapter; memory for it is reserved in each slot")] = 64
+    max_cpu_loras: Annotated[
+        int | None, _adapters("adapters kept ready in host memory for GPUs; none: 4 × --max-loras")
+    ] = None
+    lora_target_modules: Annotated[
+        list[str] | None, _adapters("last parts of module names that adapters may change; none: all that can be")
+    ] = None
+    adapter_folder: Annotated[
+        str | None,
+        _adapters("folder whose sub-folders are adapters by name, and the only one that HTTP requests may load from"),
+    ] = None
+    allow_runtime_lora: Annotated[bool, _adapters("let HTTP requests load and unload adapters")] = False
+    adapter_store_bytes: Annotated[int, _adapters("most bytes of the engine's own copies of adapters, such as 32G")] = (
+        32 << 30
+    )
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"],
         _scheduling("order of requests; priority: a new one may preempt those behind it"),
@@ -328,6 +351,10 @@ _INT_RANGES = (
     ("kv_host_bytes", 1, 1 << 50),
     ("kv_disk_bytes", 1, 1 << 60),
     ("kv_cache_memory_bytes", 1, 1 << 50),
+    ("max_loras", 1, 1024),
+    ("max_lora_rank", 1, 4096),
+    ("max_cpu_loras", 1, 1 << 20),
+    ("adapter_store_bytes", 1, 1 << 50),
     ("steps_in_flight", 1, 2),
     ("max_waiting_requests", 1, 1 << 30),
     ("max_waiting_tokens", 1, 1 << 40),

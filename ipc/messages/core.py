@@ -10,6 +10,7 @@ import msgspec
 from ..errors import ErrorInfo
 from ..pooling_params import PoolingParams
 from ..sampling_params import SamplingParams
+from .adapter import AdapterRef
 from .base import (
     BulkArray,
     EngineAction,
@@ -51,6 +52,7 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     thought_markers: list[bytes] = []  # int32: the tokens that begin and end a thought, for thinking_token_budget
     thought_end: bytes = b""  # int32: the grammar applies after these output tokens; empty: from the first token on
     num_prompt_logprobs: int = 0  # prompt tokens whose logprobs were delivered; the first, which has none, counts
+    adapter: AdapterRef | None = None  # None: the base model
 
     @property
     def kind(self) -> Literal["generate", "pool"]:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from ..pooling_params import PoolingParams
+from .adapter import NO_SLOT, FillSlot, SlotContent
 from .base import BulkArray, Holding, Message, Rank
 from .core import LogprobColumns
 
@@ -50,6 +51,7 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_computed_tokens: int  # found in the prefix cache
     sampling: RowSampling
     pooling: PoolingParams | None = None  # embed instead of sampling: the prompt's last token gives the vector
+    adapter_slot: int = NO_SLOT  # filled on every rank
 
 
 class StepMessage(Message, frozen=True, kw_only=True):
@@ -62,7 +64,7 @@ class StepMessage(Message, frozen=True, kw_only=True):
 
 class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
     """One step. A worker copies the blocks of `stores`, then those of `loads`; frees rows, adds new ones, appends
-    blocks and tokens; then computes `counts[i]` tokens of each `rows[i]`. A step that only copies has no rows.
+    blocks and tokens; then computes `counts[i]` tokens of each `rows[i]`. A step that only copies or fills has no rows.
 
     A row continues after the tokens that it has computed. A row that computes its last known token samples one, which
     becomes its next known token, or returns its embedding.
@@ -77,6 +79,7 @@ class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
     is_mask_pending: bool = False  # rank 0 waits for this step's TokenMask before it samples
     stores: bytes = b""  # int32 [m, 2]: block, slot of the arena that gets its content
     loads: bytes = b""  # int32 [m, 2]: slot, block that gets its content
+    fills: list[FillSlot] = []  # begun before the step, finished some time later
 
 
 class TokenMask(StepMessage, frozen=True, kw_only=True, tag="mask"):
@@ -112,6 +115,20 @@ class ProbeAck(Message, frozen=True, kw_only=True, tag="probe_ack"):
     rank: Rank
     core_epoch: int
     generation: int
+    slots: list[SlotContent] = []  # adapters that the rank holds, from a core before this one
+
+
+class SlotFilled(Message, frozen=True, kw_only=True, tag="slot_filled"):
+    """Reply of a rank to a FillSlot, when the slot may be used or the load has failed."""
+
+    rank: Rank
+    core_epoch: int
+    generation: int
+    slot: int
+    digest: bytes
+    duration_s: float = 0.0
+    num_bytes: int = 0
+    error: str = ""  # reason why the slot stays empty
 
 
 class ControlAck(StepMessage, frozen=True, kw_only=True, tag="control_ack"):
@@ -164,4 +181,4 @@ class WorkerError(Message, frozen=True, kw_only=True, tag="worker_error"):
     message: str
 
 
-WorkerToCore: TypeAlias = ProbeAck | ModelRunnerOutput | ControlAck | Resend | WorkerError
+WorkerToCore: TypeAlias = ProbeAck | SlotFilled | ModelRunnerOutput | ControlAck | Resend | WorkerError

@@ -42,7 +42,7 @@ def test_help_finds_a_word_in_names_descriptions_and_vllms_options(capsys: pytes
     assert "--metrics-names" in text, "its text has the word"
     assert "--prefix-caching-hash-algo is accepted without effect: " in text
     assert "--swap-space is accepted" in help_of(capsys, "--help", "swap-space")
-    assert "--lora-modules is not served: adapters" in help_of(capsys, "--help=lora")
+    assert "--default-mm-loras is not served: adapters" in help_of(capsys, "--help=lora")
     everything = help_of(capsys, "--help=all")
     assert all(KINDS[name].description.split()[0] in everything for name in KINDS)
 

@@ -43,8 +43,8 @@ TAKEN_FLAGS = """
 --gpu-memory-utilization 0.9|--kv-cache-memory-bytes 2G|--kv-cache-dtype auto|--kv-cache-dtype fp8_e4m3
 --num-gpu-blocks-override 100|--enable-prefix-caching|--no-enable-prefix-caching|--prefix-caching-hash-algo sha256
 --swap-space 4|--cpu-offload-gb 0|--calculate-kv-scales|--limit-mm-per-prompt {"image": 0}|--mm-processor-kwargs {}
---allowed-local-media-path /tmp|--skip-mm-profiling|--mm-processor-cache-gb 0|--language-model-only|--no-enable-lora
---max-loras 1|--max-lora-rank 16|--otlp-traces-endpoint http://otel:4317|--collect-detailed-traces all
+--allowed-local-media-path /tmp|--skip-mm-profiling|--mm-processor-cache-gb 0|--language-model-only|--lora-dtype auto
+--fully-sharded-loras|--otlp-traces-endpoint http://otel:4317|--collect-detailed-traces all
 --show-hidden-metrics-for-version 0.10|--kv-cache-metrics|--enable-mfu-metrics|--max-num-batched-tokens 8k
 --max-num-seqs 64|--max-num-partial-prefills 1|--max-long-partial-prefills 1|--long-prefill-token-threshold 0
 --scheduling-policy fcfs|--enable-chunked-prefill|--no-enable-chunked-prefill|--disable-hybrid-kv-cache-manager
@@ -56,7 +56,7 @@ TAKEN_FLAGS = """
 --enable_chunked_prefill|--max_model_len 4096|--gpu_memory_utilization=0.5
 """
 REFUSED_FLAGS = """
---enable-lora|--lora-modules a=b|--speculative-config {"method": "ngram"}|-sc {"method": "ngram"}
+--default-mm-loras {"a": 1}|--enable-prompt-adapter|--speculative-config {"method": "ngram"}|-sc {"method": "ngram"}
 --kv-transfer-config {"a": 1}|--kv-events-config {"a": 1}|--pipeline-parallel-size 2|--data-parallel-size 2
 --nnodes 2|--headless|--cpu-offload-gb 4|--distributed-executor-backend ray|--tokenizer-mode mistral
 --load-format gguf|--logits-processors a:b|--logprobs-mode raw_logits|--tool-parser-plugin x.py|--middleware a.b
@@ -87,7 +87,7 @@ KEYWORDS: dict[str, object] = {  # keywords of LLM with values from scripts; the
     "disable_cascade_attn": True, "long_prefill_token_threshold": 0,
 }  # fmt: skip
 REFUSED_KEYWORDS: dict[str, object] = {
-    "enable_lora": True, "speculative_config": {"method": "ngram"}, "kv_transfer_config": {"kv_role": "kv_both"},
+    "enable_prompt_adapter": True, "speculative_config": {"method": "ngram"}, "kv_transfer_config": {"kv_role": "kv_both"},
     "logits_processors": ["a:b"], "cpu_offload_gb": 2, "pipeline_parallel_size": 2, "runner": "draft",
     "logprobs_mode": "processed_logprobs", "enable_prompt_embeds": True, "worker_extension_cls": "a.B",
 }  # fmt: skip

@@ -1,0 +1,45 @@
+"""Parts of several channels' messages that name LoRA adapters and the workers' slots for them.
+
+A client names an adapter; the frontend's registry turns the name into a digest of the content, which all other
+processes use. The workers hold adapters in slots 1 … max_loras; slot 0 stands for none.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+NO_SLOT = 0
+
+
+class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
+    """The adapter of a request, checked by the frontend and kept in the engine's own store."""
+
+    digest: bytes  # SHA-256 of the content
+    folder: str  # in the store
+    rank: int  # the largest of its modules
+
+
+class SlotContent(msgspec.Struct, frozen=True, kw_only=True):
+    """The adapter in a worker's slot."""
+
+    slot: int
+    digest: bytes
+
+
+class FillSlot(msgspec.Struct, frozen=True, kw_only=True):
+    """Order to load an adapter into a slot that no row of this step or of an earlier one uses. SlotFilled replies."""
+
+    slot: int
+    digest: bytes
+    folder: str
+
+
+class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An adapter that requests may name."""
+
+    name: str
+    path: str  # that it was loaded from
+    digest: str  # in hex
+    rank: int
+    base: str  # served name of the model
+    loaded_at: float = 0.0  # unix seconds
