@@ -87,7 +87,8 @@ KEYWORDS: dict[str, object] = {  # keywords of LLM with values from scripts; the
     "disable_cascade_attn": True, "long_prefill_token_threshold": 0,
 }  # fmt: skip
 REFUSED_KEYWORDS: dict[str, object] = {
-    "enable_prompt_adapter": True, "speculative_config": {"method": "ngram"}, "kv_transfer_config": {"kv_role": "kv_both"},
+    "enable_prompt_adapter": True, "speculative_config": {"method": "ngram"},
+    "kv_transfer_config": {"kv_role": "kv_both"},
     "logits_processors": ["a:b"], "cpu_offload_gb": 2, "pipeline_parallel_size": 2, "runner": "draft",
     "logprobs_mode": "processed_logprobs", "enable_prompt_embeds": True, "worker_extension_cls": "a.B",
 }  # fmt: skip
