@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         RequestError,
         TokenloomError,
     )
+    from .ipc.lora_request import LoRARequest
     from .ipc.messages.client import RequestMetrics
     from .ipc.pooling_params import PoolingParams
     from .ipc.sampling_params import SamplingParams
@@ -46,6 +47,7 @@ _HOME_BY_NAME = {
     "BeamSearchParams": "ipc.beam_search_params",
     "BeamSearchOutput": "frontend.client.offline.beam_search",
     "BeamSearchSequence": "frontend.client.offline.beam_search",
+    "LoRARequest": "ipc.lora_request",
     "SamplingParams": "ipc.sampling_params",
     "PoolingParams": "ipc.pooling_params",
     "StructuredOutputsParams": "ipc.structured_outputs",
@@ -76,6 +78,7 @@ __all__ = [
     "EngineDead",
     "FlatLogprobs",
     "InternalError",
+    "LoRARequest",
     "Overloaded",
     "PoolingParams",
     "ProtocolError",

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-IPC = ("ipc", "ipc/blobs", "ipc/config", "ipc/messages", "ipc/process")
+IPC = ("ipc", "ipc/adapters", "ipc/blobs", "ipc/config", "ipc/messages", "ipc/process")
 
 
 class Folder(NamedTuple):
@@ -42,6 +42,7 @@ def _frontend(names: str) -> tuple[str, ...]:
 
 FOLDERS = {
     "ipc": Folder((), _parties("msgspec zmq")),
+    "ipc/adapters": Folder(("ipc/config",), _parties("msgspec")),
     "ipc/blobs": Folder(("ipc/messages",), _parties("zmq")),
     "ipc/config": Folder(("ipc/messages", "ipc/process"), _parties("msgspec")),
     "ipc/messages": Folder(("ipc/process",), _parties("msgspec")),
