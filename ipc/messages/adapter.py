@@ -43,3 +43,21 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     rank: int
     base: str  # served name of the model
     loaded_at: float = 0.0  # unix seconds
+
+
+class AdaptersProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The core's state of the slots, in Progress. Numbers and seconds are totals since this core's start."""
+
+    num_slots: int
+    num_ready: int = 0  # slots, now
+    num_filling: int = 0  # slots, now
+    num_waiting: int = 0  # answers that wait for a slot, now
+    num_admitted: int = 0  # answers with an adapter that have got a row; again after each preemption
+    num_hits: int = 0  # of them, those that found their adapter in a slot when they came
+    num_fills: int = 0  # slots that all ranks have filled
+    num_failed_fills: int = 0
+    fill_s: float = 0.0  # from the orders of the fills that succeeded until all ranks had filled their slots
+    wait_s: float = 0.0  # that answers waited for a slot, all together
+    num_closed: int = 0  # slots that were closed for an adapter that had waited too long
+    running: list[bytes] = []  # digests of adapters with a row, now
+    waiting: list[bytes] = []  # digests of adapters that answers wait for, now: the first in the policy's order

@@ -69,8 +69,9 @@ class EngineControl(Message, frozen=True, kw_only=True, tag="engine_control"):
     model_folder: str = ""
     sleep_level: int = 1
     tags: list[MemoryTag] | None = None
-    prompt_token_ids: bytes = b""  # of prefetch_kv
+    prompt_token_ids: bytes = b""  # this and the following: of prefetch_kv
     cache_salt: str | None = None
+    adapter_digest: bytes = b""  # empty: the base model
 
 
 class AbortRequests(Message, frozen=True, kw_only=True, tag="abort_requests"):

@@ -9,6 +9,7 @@ import msgspec
 from ..errors import ErrorInfo
 from ..process.arena import ArenaShape
 from ..process.log import LogLevel
+from .adapter import AdaptersProgress
 from .base import Hello, Holding, Message, Ping, Pong
 from .tier import TiersProgress
 
@@ -115,6 +116,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     num_refused_for_tokens: int = 0  # refused because too many prompt tokens were waiting
     num_steps_in_flight: int = 0
     tiers: TiersProgress | None = None  # None: all blocks are in the pool
+    adapters: AdaptersProgress | None = None  # None: the engine serves no adapters
     num_restarts: int = 0  # this and the following: from the supervisor
     num_http_requests_cut: int = 0  # responses cut off by the loss of a frontend
     worker_memory_bytes: list[int] = []  # resident, by rank

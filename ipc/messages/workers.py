@@ -112,18 +112,20 @@ CoreToWorker: TypeAlias = SchedulerOutput | TokenMask | ReloadWeights | Profile 
 
 
 class ProbeAck(Message, frozen=True, kw_only=True, tag="probe_ack"):
+    """Reply to a Probe. The core that sent it may use `slots` at once: a slot leaves the list when a FillSlot for it
+    arrives, and returns when it is filled."""
+
     rank: Rank
     core_epoch: int
     generation: int
     slots: list[SlotContent] = []  # adapters that the rank holds, from a core before this one
 
 
-class SlotFilled(Message, frozen=True, kw_only=True, tag="slot_filled"):
-    """Reply of a rank to a FillSlot, when the slot may be used or the load has failed."""
+class SlotFilled(StepMessage, frozen=True, kw_only=True, tag="slot_filled"):
+    """Reply of each rank to each FillSlot, once, when the slot may be used or the load has failed. Its number is that
+    of the step with the FillSlot. A rank fills one slot after the other, in the order of the steps."""
 
     rank: Rank
-    core_epoch: int
-    generation: int
     slot: int
     digest: bytes
     duration_s: float = 0.0
