@@ -42,6 +42,7 @@ class BatchColumns:
     last_tokens: Tensor  # [rows] int64: the sampled token that the next step computes
     num_computed: Tensor  # [rows] int32: tokens before it, already in the KV cache
     block_tables: Tensor  # [rows, max_blocks_per_row] int32
+    adapter_slots: Tensor | None = None  # [rows + 1] int32, see AdapterSpace; the last, of row −1, is 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,11 +176,19 @@ class AdapterSpace(Protocol):
 
     num_slots: int
 
-    def attach(self, packed: PackedLinear) -> LinearSlots:
-        """Give a layer slots, all empty. Each layer at most once, before the first step."""
+    @property
+    def nbytes(self) -> int:
+        """Memory of all slots of the attached layers, each with an update of the highest rank."""
         ...
 
-    def attach_experts(self, packed: PackedExperts) -> ExpertSlots: ...
+    def attach(self, packed: PackedLinear, num_parts: int) -> LinearSlots:
+        """Give a layer slots, all empty. Each layer at most once, before the first step. num_parts: the most parts of
+        an update."""
+        ...
+
+    def attach_experts(self, packed: PackedExperts, num_parts: int) -> ExpertSlots:
+        """Give experts slots. num_parts: the most parts of an update of an expert's first layer; of its second, 1."""
+        ...
 
     def attach_embedding(self, table: Tensor | PackedLinear, first_id: int) -> LinearSlots:
         """Give an embedding slots; a table that is tied to the head gets them for its look-ups alone."""
@@ -191,7 +200,12 @@ class AdapterSpace(Protocol):
         ...
 
     def choose_tokens(self, indices: Tensor) -> None:
-        """Keep the slots of these tokens of the step alone, for the calls that follow. indices: [n] int64."""
+        """Keep the slots of these tokens of the step alone, for the calls that follow. indices: [n] int64, in the order
+        of the slots of `begin_step`, whatever was chosen before."""
+        ...
+
+    def wait_for_fills(self) -> None:
+        """Wait until steps may use the slots that the calling thread has filled."""
         ...
 
 
