@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .contract import Norm, PackedLinear
-from .reference import ReferenceOps
+from .contract import Norm
+from .reference import PlainLinear, ReferenceOps
 
 
 class BatchInvariantOps(ReferenceOps):
@@ -21,8 +21,11 @@ class BatchInvariantOps(ReferenceOps):
 
     query_chunk_size = 1
 
-    def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
-        return _map_rows(lambda row: ReferenceOps.linear(self, row, packed), x)
+    def adapted_linear(self, x: Tensor, packed: PlainLinear, token_slots: Tensor | None) -> Tensor:
+        if token_slots is None:
+            return _map_rows(lambda row: ReferenceOps.adapted_linear(self, row, packed, None), x)
+        slots = iter(torch.split(token_slots, 1))  # of no tokens: one, of none
+        return _map_rows(lambda row: ReferenceOps.adapted_linear(self, row, packed, next(slots)), x)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         return _map_rows(lambda row: ReferenceOps.norm(self, row, norm), x)

@@ -11,7 +11,6 @@ Kernels are tested against it within stated tolerances, and fall back to it. Axe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +21,7 @@ from .contract import (
     GATED_SILU,
     NO_ACTIVATION,
     Activation,
+    AdapterSpace,
     AttentionMetadata,
     AttentionSpec,
     BatchColumns,
@@ -36,50 +36,29 @@ from .contract import (
     Rotary,
     Routing,
 )
+from .plain_weights import PlainExperts as PlainExperts
+from .plain_weights import PlainLinear as PlainLinear
+from .plain_weights import plain_table as plain_table
 from .quantized import Weight, as_floats
-
-
-@dataclass(frozen=True)
-class PlainLinear:
-    """Linear layer of a float weight [out, in] and a bias [out]."""
-
-    weight: Tensor
-    bias: Tensor | None
-    activation: Activation = NO_ACTIVATION
-
-    @property
-    def in_features(self) -> int:
-        return self.weight.shape[1]
-
-    @property
-    def out_features(self) -> int:
-        return self.weight.shape[0] // (2 if self.activation.is_gated else 1)
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
-
-@dataclass(frozen=True, eq=False)
-class PlainExperts:
-    """Experts of a layer, each as two packed linear layers."""
-
-    gate_up: list[PackedLinear]
-    down: list[PackedLinear]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(packed.nbytes for packed in (*self.gate_up, *self.down))
+from .reference_adapters import PlainAdapterSpace, update_outputs
 
 
 class ReferenceOps:
-    """The operations in plain torch; keeps no state between calls.
+    """The operations in plain torch; keeps no state between calls but the slots of adapters.
 
     All tensors are on one device and have the model's dtype unless stated otherwise. Shapes are not checked.
     """
 
     kernels = "plain torch"  # for logs
+    _plain_space: PlainAdapterSpace | None = None
     query_chunk_size = 256  # tokens of a row per attention call: bounds the mask, and the keys gathered in vain
+
+    def adapter_space(self, num_slots: int, max_rank: int) -> AdapterSpace:
+        """Return the slots for adapters of ranks up to `max_rank`, of which these operations add the updates from now
+        on. Called at most once, before weights are packed; layers get slots when they are packed, before a decoder of
+        them is fused."""
+        self._plain_space = PlainAdapterSpace(num_slots, max_rank)
+        return self._plain_space
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
         """Look up rows of `table` [n, hidden] for ids in [first_id, first_id + n), zeros for all others: [T, hidden].
@@ -89,7 +68,10 @@ class ReferenceOps:
         weight = plain_table(table)
         rows = token_ids.long() - first_id
         is_foreign = (rows < 0) | (rows >= weight.shape[0])
-        return F.embedding(rows.masked_fill(is_foreign, 0), weight).masked_fill(is_foreign[:, None], 0)
+        embedded = F.embedding(rows.masked_fill(is_foreign, 0), weight).masked_fill(is_foreign[:, None], 0)
+        if self._plain_space is not None:
+            self._plain_space.update_embedding(embedded, rows, is_foreign)
+        return embedded
 
     def begin_step(self, token_ids: Tensor, rows: BatchColumns, table: Tensor | PackedLinear, first_id: int) -> Tensor:
         """Compute `embedding`, with token id −1 − r replaced by the last token of row r."""
@@ -120,6 +102,8 @@ class ReferenceOps:
         metadata.seq_lens.copy_((positions + 1).masked_fill(is_padding, 0))
         metadata.block_tables[:, : tables.shape[1]] = tables
         rows.num_computed.index_add_(0, live, (~is_padding).int())
+        if self._plain_space is not None and rows.adapter_slots is not None:
+            self._plain_space.begin_step(rows.adapter_slots[row_ids])
         return self.embedding(rows.last_tokens[live].masked_fill(is_padding, first_id - 1), table, first_id)
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
@@ -136,7 +120,18 @@ class ReferenceOps:
         `packed` was packed by the same Ops.
         """
         assert isinstance(packed, PlainLinear)
-        return self.activate(F.linear(x, packed.weight, packed.bias), packed.activation)
+        return self.adapted_linear(x, packed, self._token_slots)
+
+    def adapted_linear(self, x: Tensor, packed: PlainLinear, token_slots: Tensor | None) -> Tensor:
+        """Compute `linear` of tokens with these slots of adapters: [T] int32. None: all 0."""
+        outputs = F.linear(x, packed.weight, packed.bias)
+        if token_slots is not None and packed.slots is not None:
+            update_outputs(outputs, x, packed, packed.slots.updates, token_slots)
+        return self.activate(outputs, packed.activation)
+
+    @property
+    def _token_slots(self) -> Tensor | None:
+        return None if self._plain_space is None else self._plain_space.token_slots
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
         """Compute `linear` as float32 [T, out], possibly more precise than the model's dtype."""
@@ -169,7 +164,10 @@ class ReferenceOps:
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         for expert in sorted(set(experts.flatten().tolist())):
             tokens, ranks = torch.where(experts == expert)
-            outputs = self.linear(self.linear(x[tokens], packed.gate_up[expert]), packed.down[expert])
+            up, down = packed.gate_up[expert], packed.down[expert]
+            assert isinstance(up, PlainLinear) and isinstance(down, PlainLinear)
+            slots = None if self._token_slots is None else self._token_slots[tokens]
+            outputs = self.adapted_linear(self.adapted_linear(x[tokens], up, slots), down, slots)
             total.index_add_(0, tokens, outputs * weights[tokens, ranks, None])
         return total.to(x.dtype)
 
@@ -298,13 +296,6 @@ class ReferenceOps:
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
         """Build a single-call decoder, equal to the layers within rounding; None if there is no such kernel."""
         return None
-
-
-def plain_table(table: Tensor | PackedLinear) -> Tensor:
-    """Return an embedding table as a tensor [n, hidden]; one that is tied to the head is in a PlainLinear."""
-    weight = table.weight if isinstance(table, PlainLinear) else table
-    assert isinstance(weight, Tensor)
-    return weight
 
 
 def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
