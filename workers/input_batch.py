@@ -80,6 +80,7 @@ class InputBatch:
         """`processors` are the operator's own; rows select them by index."""
         self._block_size = block_size
         self._num_blocks = num_blocks
+        self.highest_block = 0  # that any row has ever had; the pool hands blocks out in their order at first
         max_blocks_per_row = -(-max_model_len // block_size)
         # The last sampled token of the longest row is stored, too, though never computed.
         self._token_ids: I32 = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
@@ -196,10 +197,10 @@ class InputBatch:
         self._check_active(rows, "given blocks")
         if groups.any():
             raise ProtocolError(f"KV group {groups.max()} is given blocks, there is only group 0")
-        if block_ids.min() < 1 or block_ids.max() >= self._num_blocks:
-            raise ProtocolError(
-                f"blocks [{block_ids.min()}, {block_ids.max()}] are appended, blocks are [1, {self._num_blocks})"
-            )
+        lowest, highest = int(block_ids.min()), int(block_ids.max())
+        if lowest < 1 or highest >= self._num_blocks:
+            raise ProtocolError(f"blocks [{lowest}, {highest}] are appended, blocks are [1, {self._num_blocks})")
+        self.highest_block = max(self.highest_block, highest)
         counts = np.bincount(rows, minlength=len(self._is_active))  # of all rows
         ends = self._num_blocks_of_row + counts
         if ends.max() > self._block_ids.shape[1]:

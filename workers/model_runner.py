@@ -165,6 +165,11 @@ class ModelRunner:
         return is_sampled and (copies is None or copies.is_here)
 
     @property
+    def highest_block(self) -> int:
+        """The highest block that a row has had."""
+        return self._batch.highest_block
+
+    @property
     def unfinished_step(self) -> int | None:
         """The number of the oldest started step, if any."""
         return self._started[0].step.step if self._started else None

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tokenloom.worker")
 
 PROGRESS_INTERVAL_S = 2.0
+IDLE_MS = 20  # without a message, before memory is taken ahead
 LINGER_MS = 1000  # how long a closing process waits for its last messages to leave
 
 
@@ -195,9 +196,18 @@ class WorkerProcess:
         """Handle the core's next message, or wait for one; then send the results that are ready."""
         if self._backlog:
             self._handle(worker, self._backlog.popleft())
-        elif (message := self._receive()) is not None:
-            self._backlog.append(message)
+        else:
+            self._take_pages(worker)
+            if (message := self._receive()) is not None:
+                self._backlog.append(message)
         self._send_results(worker)
+
+    def _take_pages(self, worker: Worker) -> None:
+        """Once this process has been idle for IDLE_MS, take memory ahead until a message arrives."""
+        supply, timeout_ms = worker.page_supply, IDLE_MS
+        while supply is not None and not supply.is_done and not self._poller.poll(timeout_ms):
+            supply.take_piece()
+            timeout_ms = 0
 
     def _receive(self) -> CoreToWorker | None:
         """Block until a message arrives or the device ends a step; return the core's message, if any. Note a Stop."""

@@ -27,6 +27,7 @@ from ..ipc.process.arena import Arena
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.machine_memory import gib
 from ..ipc.process.malloc import trim_heap
+from ..ipc.process.page_supply import PageRange, PageSupply
 from ..kernels import fp8_cache
 from ..kernels.select import Ops, select_ops
 from .cpu_threads import num_cpu_threads
@@ -53,6 +54,7 @@ logger = logging.getLogger("tokenloom.worker")
 
 COMPILE_SHARE = 0.8  # of the start timeout, so that a hanging compiler is named before the supervisor gives up
 MAX_BLOCKS = 2**31 - 1  # more than any pool has
+AHEAD_BYTES = 256 << 20  # of the pool, taken beyond the highest block that was used
 
 
 class Worker:
@@ -75,6 +77,8 @@ class Worker:
         self._arena: Arena | None = None  # from initialize on, if there are KV tiers
         self._model: Model | None = None
         self._kv_cache: Tensor | None = None
+        self._pool_pages: PageRange | None = None  # of the KV cache, on a CPU
+        self._page_supply: PageSupply | None = None  # with them
         self.runner: ModelRunner | None = None  # None while weights or KV cache are asleep
         self.on_progress: Callable[[int, int], None] | None = None  # gets (tensors read, all tensors)
         self._processors: list[CustomLogitsProcessor] = []
@@ -152,6 +156,20 @@ class Worker:
         self._kv_cache = self._kv_cache_spec(self._model).allocate(num_blocks, self._device)
         run_dummy(self._model, dummy_step([1], [1], self._spec.config.block_size), self._kv_cache, self._sampler)
         self.runner = self._make_runner(self._model, self._kv_cache)
+        if self._device.type == "cpu":
+            pool = self._kv_cache.view(torch.uint8).flatten().numpy().data
+            self._pool_pages = PageRange(pool, AHEAD_BYTES)
+            of_arena = [] if arena is None else [PageRange(arena.memory, arena.shape.num_bytes, is_shared=True)]
+            self._page_supply = PageSupply([*of_arena, self._pool_pages])
+
+    @property
+    def page_supply(self) -> PageSupply | None:
+        """The pages to take while nothing else is to be done: the arena of KV tiers, and AHEAD_BYTES of the pool beyond
+        the blocks in use. None on a GPU or without a KV cache."""
+        if self._pool_pages is not None and self._kv_cache is not None and self.runner is not None:
+            block_bytes = self._kv_cache.stride(0) * self._kv_cache.itemsize
+            self._pool_pages.want((self.runner.highest_block + 1) * block_bytes + AHEAD_BYTES)
+        return self._page_supply
 
     def _make_runner(self, model: Model, kv_cache: Tensor) -> ModelRunner:
         config, vocab_size = self._spec.config, self._spec.model.vocab_size
@@ -206,7 +224,7 @@ class Worker:
         if holding.model_folder or "weights" in holding.asleep:
             self._model = None
         if "kv_cache" in holding.asleep:
-            self._kv_cache = None
+            self._kv_cache = self._pool_pages = self._page_supply = None
         self._give_back()
         if holding.drops_pages:
             drop_pages(self._folder)

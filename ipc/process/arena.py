@@ -51,7 +51,7 @@ class Arena:
 
     @staticmethod
     def resize(fd: int, shape: ArenaShape) -> None:
-        """Give an arena its size; memory is taken when a page is first written."""
+        """Give an arena its size; memory is taken when a page is first written, or by a PageSupply."""
         os.ftruncate(fd, shape.num_bytes)
 
     def close(self) -> None:

@@ -201,12 +201,41 @@ def test_a_tcp_port_in_use_is_refused(tmp_path: Path) -> None:
         assert first.wait_exit() == 0
 
 
+def memory_at_rest(engine: LaunchedEngine) -> tuple[int, int]:
+    """Wait until an idle worker takes no more memory ahead; return its private and shared MiB."""
+    deadline, held, since = time.monotonic() + 60.0, 0, 0.0
+    while True:
+        memory = engine.child("worker 0").memory_info()
+        if memory.rss != held:
+            held, since = memory.rss, time.monotonic()
+        elif time.monotonic() - since > 0.4:
+            return (memory.rss - memory.shared) >> 20, memory.shared >> 20
+        assert time.monotonic() < deadline, "the worker still takes memory"
+        time.sleep(0.05)
+
+
+def test_an_idle_worker_takes_the_memory_of_the_next_prompts_and_no_more(tmp_path: Path) -> None:
+    """A pool of its first block and one of 1 GiB differ by the 256 MiB that are taken ahead; so does the arena."""
+    held = list[tuple[int, int]]()
+    for index, options in enumerate((["--num-kv-blocks", "2", "--max-model-len", "16"], ["--kv-host-bytes", "48M"])):
+        (folder := tmp_path / str(index)).mkdir()
+        size = ["--kv-cache-memory-bytes", "1G"] if index else []
+        with LaunchedEngine(folder, *options, *size) as engine:
+            engine.wait_ready()
+            held.append(memory_at_rest(engine))
+            engine.signal(signal.SIGTERM)
+            assert engine.wait_exit() == 0
+    (private, shared), (private_of_large, shared_of_large) = held
+    assert 250 <= private_of_large - private <= 290 and 47 <= shared_of_large - shared <= 56, held
+
+
 @pytest.mark.parametrize("has_tiers", [False, True])
 def test_an_idle_engine_uses_almost_no_cpu(has_tiers: bool, tmp_path: Path) -> None:
     options = ["--kv-disk", str(tmp_path / "kv"), "--kv-host-bytes", "64M"] if has_tiers else []
     with LaunchedEngine(tmp_path, *options) as engine:
         with Client(engine.wait_ready()) as client:
             client.generate("The capital of France is", GREEDY, use_tqdm=False)
+            memory_at_rest(engine)
             time.sleep(0.5)  # until the work after a request has settled
 
             def cpu_s() -> float:  # the scheduler's nanoseconds: clock ticks round by 10 ms a process

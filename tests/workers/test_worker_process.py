@@ -105,6 +105,23 @@ def test_a_worker_copies_again_after_its_cache_slept(checkpoint: Path, tmp_path:
     os.close(fd)
 
 
+def wait_for_arena(core: WorkerHarness, num_bytes: int) -> None:
+    deadline = time.monotonic() + 30.0
+    while core.num_arena_bytes[0] < num_bytes:
+        assert time.monotonic() < deadline, core.num_arena_bytes
+        time.sleep(0.001)
+
+
+def test_an_idle_worker_takes_memory_ahead_and_computes_a_step_in_between(fresh: WorkerHarness) -> None:
+    fresh.start(num_slots=1 << 14)
+    _, size = fresh.num_arena_bytes
+    assert size >= 256 << 20
+    wait_for_arena(fresh, 1)
+    fresh.execute(fresh.next_step([0], [3], [new_row(0, PROMPT)], [0, 0, 1, 0, 0, 2]))
+    assert fresh.num_arena_bytes[0] < size
+    wait_for_arena(fresh, size)
+
+
 def test_a_slot_out_of_range_ends_the_worker_and_is_named(fresh: WorkerHarness) -> None:
     fresh.start()
     fresh.publish(msgspec.structs.replace(fresh.next_step([], []), stores=frame(1, NUM_SLOTS + 1)))

@@ -129,15 +129,21 @@ class WorkerHarness:
     def tell_raw(self, payload: bytes) -> None:
         self._control.send_multipart([b"worker-0-%d" % GENERATION, payload])
 
-    def start(self) -> None:
+    def start(self, num_slots: int = NUM_SLOTS) -> None:
         """Start the workers, up to their replies to a first probe."""
         measured = [self.wait_for(Measured) for _ in range(self.size)]
-        arena = ArenaShape(num_slots=NUM_SLOTS, slot_bytes=sum(each.block_bytes for each in measured))
+        arena = ArenaShape(num_slots=num_slots, slot_bytes=sum(each.block_bytes for each in measured))
         Arena.resize(self._arena_fd, arena)
         self.tell(Initialize(num_blocks=min(each.max_blocks for each in measured), arena=arena))
         for _ in range(self.size):
             self.wait_for(Ready)
         self.new_core()
+
+    @property
+    def num_arena_bytes(self) -> tuple[int, int]:
+        """Bytes of the arena that are in memory, and its size."""
+        status = os.fstat(self._arena_fd)
+        return status.st_blocks * 512, status.st_size
 
     # ── core ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
