@@ -24,8 +24,8 @@ from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_report import Report, median, new_parser
 from tokenloom.scripts.bench_workload import find_checkpoint
-from tokenloom.workers.model_step import compute
-from tokenloom.workers.models.decoder import DecoderModel, load_model
+from tokenloom.workers.model_step import Model, compute
+from tokenloom.workers.models.decoder import load_model
 from tokenloom.workers.parallel import ParallelGroup
 from tokenloom.workers.profile import dummy_step
 
@@ -40,7 +40,7 @@ CASES = {  # new tokens and context of each row
 ONE_ROW = "decode 1 x 128"
 
 
-def step_of(model: DecoderModel, counts: list[int], seq_lens: list[int]) -> Callable[[], object]:
+def step_of(model: Model, counts: list[int], seq_lens: list[int]) -> Callable[[], object]:
     """Return a function that computes a step of different tokens, over rows whose blocks are scattered over a pool of
     noise."""
     inputs = dummy_step(counts, seq_lens, BLOCK_SIZE)

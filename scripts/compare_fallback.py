@@ -1,0 +1,72 @@
+"""Time steps of transformers' layers beside native ones: python -m tokenloom.scripts.compare_fallback [CASE ...]
+
+Both have equal weights. Each round times a step of both in turn: the time by the clock, or on one thread its CPU time.
+`ratio` is the median of fallback / native; `differs` is the largest difference of their logits, as a share of the
+largest logit. Models as in bench_workload.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.kernels.select import select_ops
+from tokenloom.scripts.bench_kernels import CPU, DTYPE, seconds, step_of
+from tokenloom.scripts.bench_report import Report, median, new_parser
+from tokenloom.scripts.bench_workload import find_checkpoint
+from tokenloom.scripts.compare_families import cpu_s
+from tokenloom.workers.borrowed.load import load_borrowed
+from tokenloom.workers.models.decoder import load_model
+from tokenloom.workers.parallel import ParallelGroup
+
+MAX_MODEL_LEN = 512
+CASES = {"1 row": ([1], [128]), "16 rows": ([1] * 16, [128] * 16), "prompt of 256": ([256], [256])}
+
+
+def difference(ours: Callable[[], object], theirs: Callable[[], object]) -> float:
+    """Compute a step of each and return how far their logits are apart."""
+    (_, expected), (_, logits) = ours(), theirs()  # type: ignore[misc]
+    return float((logits - expected).abs().max() / expected.abs().max())
+
+
+def main() -> int:
+    parser = new_parser(__doc__)
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; default: all")
+    parser.add_argument("--model", default="0.6b")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    clock = cpu_s if options.threads == 1 else seconds
+    dtype = getattr(torch, DTYPE)
+    folder, ops = find_checkpoint(options.model, DTYPE), select_ops(CPU, dtype)
+    shape = {"model": options.model, "dtype": DTYPE, "threads": options.threads, "rounds": options.rounds}
+    report = Report("fallback", shape)
+    report.note("kernels", ops.kernels)
+    native = load_model(folder, load_model_config(folder), MAX_MODEL_LEN, dtype, CPU, ops, ParallelGroup())
+    config = load_model_config(folder, implementation="transformers")
+    fallback = load_borrowed(folder, config, EngineConfig(skip_self_check=True), MAX_MODEL_LEN, dtype, CPU, ops)
+    with torch.inference_mode():
+        for case in options.cases or CASES:
+            steps = list[Callable[[], object]]()
+            for model in (native, fallback):
+                torch.manual_seed(0)  # the same noise in both pools
+                steps.append(step_of(model, *CASES[case]))
+            took = [[clock(step) for step in steps] for _ in range(options.rounds + 2)][2:]
+            report.add(
+                case=case,
+                native_ms=median([ours for ours, _ in took]) * 1e3,
+                fallback_ms=median([theirs for _, theirs in took]) * 1e3,
+                ratio=median([theirs / ours for ours, theirs in took]),
+                differs=difference(*steps),
+            )
+    report.publish(options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
