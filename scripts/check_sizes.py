@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
-    ("frontend", ".py"): 19_700,
+    ("frontend", ".py"): 20_300,
     ("core", ".py"): 10_500,
     ("workers", ".py"): 9_700,
     ("kernels", ".py"): 7_000,
