@@ -21,7 +21,7 @@ BUDGETS = {  # (room, file suffixes): lines, including all planned features
     ("workers", ".py"): 9_700,
     ("kernels", ".py"): 7_000,
     ("kernels", ".c .h"): 5_000,
-    ("ipc", ".py"): 7_300,
+    ("ipc", ".py"): 7_900,
 }
 MAX_FILES = 16  # of a folder
 MAX_FILE_LINES = 400
