@@ -77,10 +77,8 @@ def read_config(folder: Path) -> AdapterConfig:
 
 
 def _read_fields(path: Path) -> dict[str, Any]:
-    if not path.parent.is_dir():
-        raise RequestError(f"{path.parent} is no folder: give the folder of a PEFT adapter")
     if not path.is_file():  # a pipe or a device would block
-        raise RequestError(f"{path} does not exist or is no file: give the folder of a PEFT adapter")
+        raise RequestError(f"{path} cannot be read, it does not exist or is no file: give the folder of a PEFT adapter")
     try:
         with path.open("rb") as file:
             content = file.read(MAX_CONFIG_BYTES + 1)

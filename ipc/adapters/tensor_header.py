@@ -50,7 +50,7 @@ def read_header(path: Path) -> dict[str, TensorPlace]:
     RequestError unless they are floats whose bytes follow each other from the header's end to the file's end.
     """
     if not path.is_file():  # a pipe or a device would block
-        raise RequestError(f"{path} does not exist or is no file: {_mend_of_missing(path.parent)}")
+        raise RequestError(f"{path} cannot be read, it does not exist or is no file: {_mend_of_missing(path.parent)}")
     try:
         with path.open("rb") as file:
             num_file_bytes = os.fstat(file.fileno()).st_size

@@ -109,12 +109,12 @@ def test_damaged_files_are_refused(tmp_path: Path, content: bytes) -> None:
 
 
 def test_missing_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="gone is no folder"):
+    with pytest.raises(RequestError, match=r"gone/adapter_config\.json cannot be read"):
         read_config(tmp_path / "gone")
-    with pytest.raises(RequestError, match="does not exist or is no file"):
+    with pytest.raises(RequestError, match="cannot be read, it does not exist or is no file"):
         read_config(tmp_path)
     os.mkfifo(tmp_path / "adapter_config.json")
-    with pytest.raises(RequestError, match="does not exist or is no file"):
+    with pytest.raises(RequestError, match="cannot be read, it does not exist or is no file"):
         read_config(tmp_path)
 
 
