@@ -129,8 +129,8 @@ class FrontendProcess:
         self.supervisor.send(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
         begun = time.monotonic()
         frontend.adapters.load_modules()
-        if names := frontend.adapters.names:
-            detail = f"{len(names)} adapters"
+        if infos := frontend.adapters.infos:
+            detail = f"{len(infos)} adapters"
             self.supervisor.send(Phase(name="adapters loaded", duration_s=time.monotonic() - begun, detail=detail))
         return frontend
 

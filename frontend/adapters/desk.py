@@ -25,7 +25,6 @@ from ...ipc.messages.client import (
     LoadAdapter,
     QueryFailed,
     Submit,
-    UnloadAdapter,
 )
 from ..intake.host import IntakeHost
 from ..intake.thread_pool import Then, ThreadPool
@@ -81,9 +80,12 @@ class AdapterDesk:
         self._first_uses: dict[str, list[Then[AdapterInfo]]] = {}  # by the name that is being looked for
 
     @property
-    def names(self) -> list[str]:
-        """The adapters that requests may name, without those in --adapter-folder that none has named yet."""
-        return [] if self.registry is None else [info.name for info in self.registry.list()]
+    def infos(self) -> list[AdapterInfo]:
+        """The adapters that requests may name, by name; without those in --adapter-folder that none has named yet."""
+        return [] if self.registry is None else self.registry.list()
+
+    def get(self, name: str) -> AdapterInfo | None:
+        return None if self.registry is None else self.registry.get(name)
 
     def load_modules(self) -> None:
         """Load the adapters of --lora-modules now, unless a frontend before this one has. ConfigError if one fails."""
@@ -107,19 +109,23 @@ class AdapterDesk:
                 send(Done(query_id=query.query_id))
 
         if isinstance(query, ListAdapters):
-            send(Adapters(query_id=query.query_id, adapters=[] if self.registry is None else self.registry.list()))
+            send(Adapters(query_id=query.query_id, adapters=self.infos))
         elif self.registry is None:
             send(QueryFailed(query_id=query.query_id, error=ErrorInfo("request", OFF)))
         elif isinstance(query, LoadAdapter):
-            self._run(partial(self._carry_out, query), then)
+            self.load(query, then)
         else:
             try:
-                self._unload(query)
+                self.unload(query.name, query.order_id)
                 then(None)
             except TokenloomError as error:
                 then(error)
 
-    def _carry_out(self, query: LoadAdapter, load: Load) -> AdapterInfo:
+    def load(self, query: LoadAdapter, then: Then[Loaded], *, is_confined: bool = False) -> None:
+        """Load an adapter, only from beneath --adapter-folder if `is_confined`, and call `then` with it or an error."""
+        self._run(partial(self._carry_out, query, is_confined), then)
+
+    def _carry_out(self, query: LoadAdapter, is_confined: bool, load: Load) -> AdapterInfo:
         """Load the adapter of a query, in a thread."""
         check_name(query.name, self._spec.model_names)
 
@@ -131,14 +137,27 @@ class AdapterDesk:
                 raise RequestError(already_loaded(query.name))
             return None
 
-        return self._load(query.name, Path(query.path), known, load=load, order_id=query.order_id)
+        known()
+        source, within = Path(query.path), None
+        if is_confined:
+            assert self._folder is not None, "HTTP requests load adapters only with --adapter-folder"
+            source, within = (self._folder / query.path).resolve(), self._folder
+            if not source.is_relative_to(within):
+                raise RequestError(
+                    f"lora_path {query.path!r:.200} is not beneath --adapter-folder {within}, the only folder that "
+                    "HTTP requests load from: put the adapter there"
+                )
+        if not source.is_dir():
+            raise NotFound(f"No adapter found for {query.path:.200}: there is no such folder on the engine's machine")
+        return self._load(query.name, source, known, within=within, load=load, order_id=query.order_id)
 
-    def _unload(self, query: UnloadAdapter) -> None:
-        if self._names.has_done(query.order_id):
+    def unload(self, name: str, order_id: str = "") -> None:
+        """Remove a name; NotFound if no adapter has it."""
+        if self.registry is not None and self.registry.has_done(order_id):
             return
-        if self._names.get(query.name) is None:
-            raise RequestError(not_found(query.name))
-        self._names.remove(query.name, query.order_id)
+        if self.registry is None or self.registry.get(name) is None:
+            raise NotFound(f"The lora adapter '{name:.200}' cannot be found.")
+        self.registry.remove(name, order_id)
 
     def _load(
         self,
@@ -186,7 +205,7 @@ class AdapterDesk:
         if not name or name in self._spec.model_names:
             then(None)
         elif self.registry is None:
-            then(self._unknown(name))
+            then(self.unknown(name))
         elif submit.adapter_digest:
             self._resume(submit.adapter_digest, then)
         elif (info := self._names.get(name)) is not None:
@@ -231,7 +250,7 @@ class AdapterDesk:
         """Call `then` with the adapter of a name, after loading it from --adapter-folder if it is there, or with an
         error."""
         if self.registry is None:
-            then(self._unknown(name))
+            then(self.unknown(name))
         elif (info := self._names.get(name)) is not None:
             then(info)
         else:
@@ -240,7 +259,7 @@ class AdapterDesk:
     def _find(self, name: str, path: str, then: Then[AdapterInfo]) -> None:
         """Load an adapter on its first use, from `path` or else --adapter-folder, once for all that ask meanwhile."""
         if not path and (self._folder is None or "/" in name):
-            then(self._unknown(name))
+            then(self.unknown(name))
             return
         key = f"{name}\n{path}"
         waiting = self._first_uses.setdefault(key, [])
@@ -268,21 +287,15 @@ class AdapterDesk:
             return self._load(name, Path(path), known, load=load)
         source = None if self._folder is None or name in ("", ".", "..") else self._folder / name
         if source is None or not source.is_dir():
-            raise self._unknown(name)
+            raise self.unknown(name)
         return self._load(name, source, known, within=self._folder, is_found=True, load=load)
 
-    def _unknown(self, name: str) -> UnknownModel:
-        return UnknownModel(name, [*self._spec.model_names, *self.names])
-
-    def place_within(self, path: str) -> Path:
-        """Return where an HTTP request's path leads; RequestError if that is not beneath --adapter-folder."""
-        assert self.registry is not None
-        if self._folder is None or not (found := (self._folder / path).resolve()).is_relative_to(self._folder):
-            raise RequestError(
-                f"lora_path {path!r:.200} is not beneath --adapter-folder {self._folder}, the only folder that HTTP "
-                "requests load from: put the adapter there"
-            )
-        return found
+    def unknown(self, name: str) -> NotFound:
+        """Return the error for a name that neither the model nor an adapter has."""
+        served = [*self._spec.model_names, *(info.name for info in self.infos)]
+        more = f" and {len(served) - MAX_SHOWN} more" if len(served) > MAX_SHOWN else ""
+        shown = ", ".join(served[:MAX_SHOWN])
+        return NotFound(f"the model {name!r:.200} is not served here: this engine serves {shown}{more}")
 
     # ── threads and time ─────────────────────────────────────────────────────────────────────────────────────────
 
@@ -316,14 +329,8 @@ class AdapterDesk:
             self._pool.close()
 
 
-class UnknownModel(RequestError):
-    """No model and no adapter has the name; HTTP 404."""
-
-    def __init__(self, name: str, served: list[str]) -> None:
-        more = f" and {len(served) - MAX_SHOWN} more" if len(served) > MAX_SHOWN else ""
-        super().__init__(
-            f"the model {name!r:.200} is not served here: this engine serves {', '.join(served[:MAX_SHOWN])}{more}"
-        )
+class NotFound(RequestError):
+    """No model or adapter has the name, or no adapter lies there: HTTP 404."""
 
 
 def already_loaded(name: str) -> str:
@@ -332,8 +339,3 @@ def already_loaded(name: str) -> str:
         f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
         "'load_inplace' to True."
     )
-
-
-def not_found(name: str) -> str:
-    """Return vLLM's text for a name that no adapter has."""
-    return f"The lora adapter '{name}' cannot be found."

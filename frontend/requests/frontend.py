@@ -126,6 +126,11 @@ class Frontend:
         """Whether the core has welcomed this frontend."""
         return self._core.is_up
 
+    @property
+    def model_names(self) -> list[str]:
+        """The names of the served model, that for answers first."""
+        return self._spec.model_names
+
     def health(self) -> Health:
         return self._queries.health()
 

@@ -309,7 +309,7 @@ def test_a_request_that_is_aborted_while_its_adapter_loads_holds_nothing(desk: A
     ("change", "reason"),
     [
         (lambda folder: (folder / "adapter_model.safetensors").unlink(), "adapter_model.safetensors cannot be read"),
-        (lambda folder: shutil.rmtree(folder), "adapter_config.json cannot be read"),
+        (lambda folder: (folder / "adapter_config.json").unlink(), "adapter_config.json cannot be read"),
         (lambda folder: write_adapter(folder, value=float("nan")), "is NaN or infinite: train or save it again"),
     ],
 )
@@ -323,6 +323,11 @@ def test_a_bad_adapter_fails_its_load_alone(
     assert reason in desk.error(adapter="sql", adapter_path=str(folder)).message
     assert desk.names() == []
     desk.load("sql", write_adapter(tmp_path / "good"))
+
+
+def test_a_folder_that_is_not_there_is_not_found(desk: AdapterBench) -> None:
+    message = desk.failure(LoadAdapter(query_id=1, name="sql", path="/nonexistent"))
+    assert message == "No adapter found for /nonexistent: there is no such folder on the engine's machine"
 
 
 @pytest.mark.parametrize("name", ["..", "", "sample", "a/../b"])
@@ -347,13 +352,13 @@ def test_modules_of_the_command_line_are_loaded_at_the_start_and_not_again(tmp_p
     spec = adapter_spec(tmp_path / "run", lora_modules=[f"good={good}"])
     first = AdapterDesk(spec, lambda: None)
     first.load_modules()
-    assert first.names == ["good"]
+    assert [info.name for info in first.infos] == ["good"]
     replies: list[object] = []
     first.answer(UnloadAdapter(query_id=1, name="good"), replies.append)
     assert replies == [Done(query_id=1)]
     second = AdapterDesk(spec, lambda: None)
     second.load_modules()
-    assert second.names == [], "the operator has unloaded it since the start"
+    assert second.infos == [], "the operator has unloaded it since the start"
 
 
 def test_many_names_are_cut_in_errors(desk: AdapterBench, tmp_path: Path) -> None:
