@@ -7,6 +7,7 @@ import numpy as np
 from ..ipc.codec import num_ids
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import Overloaded, RequestError
+from ..ipc.messages.adapter import AdapterRef
 from ..ipc.messages.base import FinishReason
 from ..ipc.messages.core import EngineCoreRequest
 from .kv.block_hash import random_namespace
@@ -33,6 +34,8 @@ class Admission:
         may fit later. A resubmission (it has tokens) is never refused for load."""
         num_prompt = num_ids(message.prompt_token_ids)
         self._check_size(num_prompt, message.max_tokens, is_pooled=message.pooling is not None)
+        if message.adapter is not None:
+            self._check_adapter(message.adapter)
         if any(child.output_token_ids for child in message.children):
             return
         waiting, config, num_answers = self._waiting, self._config, len(message.children)
@@ -45,6 +48,15 @@ class Admission:
                 f"{len(waiting)} requests with {waiting.num_tokens} tokens wait, at most {config.max_waiting_requests} "
                 f"and {config.max_waiting_tokens} may: ask again later",
                 retry_after_s=self._stats.seconds_to_drain(waiting.num_tokens),
+            )
+
+    def _check_adapter(self, adapter: AdapterRef) -> None:
+        if not self._config.enable_lora:
+            raise RequestError("the request names an adapter, the engine serves none: start it with --enable-lora")
+        if adapter.rank > self._config.max_lora_rank:
+            raise RequestError(
+                f"the adapter in {adapter.folder} has rank {adapter.rank}, at most {self._config.max_lora_rank} is "
+                "served: raise --max-lora-rank"
             )
 
     def _check_share(self, num_prompt: int, num_answers: int) -> None:
@@ -103,6 +115,7 @@ class Admission:
                 thought_end=message.thought_end,
                 cache_root=root,
                 pooling=message.pooling,
+                adapter=message.adapter,
             )
             requests.append(request)
         if params.prompt_logprobs is not None:

@@ -31,7 +31,9 @@ from .kv.offload.options import OffloadOptions
 from .outbox import Outbox
 from .request import Request
 from .result_processor import FinishedRequest, NewTokens
+from .scheduling.adapter_queue import AdapterQueue
 from .scheduling.scheduler import Scheduler
+from .scheduling.waiting_queue import WaitingQueue
 from .stats import CoreStats
 
 BEAT_S = 0.5  # period of the clock for step and grammar limits
@@ -86,8 +88,12 @@ class EngineCore:
         self.stats = CoreStats()
         kv_cache = KVCacheManager(num_blocks, config.block_size, spec.shares_prefixes, record)
         self.offload = None if tiers is None else kv_cache.attach_tiers(*tiers)
+        waiting = WaitingQueue()
+        self.adapters = AdapterQueue(spec, waiting, self._clock, self._end, self._is_held)
         self.scheduler = Scheduler(
             kv_cache,
+            waiting,
+            self.adapters,
             max_num_seqs=config.max_num_seqs,
             max_model_len=spec.max_model_len,
             max_num_batched_tokens=spec.max_num_batched_tokens,
@@ -304,7 +310,7 @@ class EngineCore:
         if new_tokens.token_owners.has_grammar:
             self.grammars.advance(new_tokens)
         if self._crash_isolation.is_watching:
-            self._crash_isolation.on_progress(self.scheduler.known_tokens())
+            self._crash_isolation.on_progress(self.scheduler.rows.known_tokens())
         if self.grammars.is_active:
             self.grammars.want_masks()
         now = time.monotonic()
@@ -338,11 +344,14 @@ class EngineCore:
 
     def lose_workers(self, reason: str) -> None:
         """Return every running request to the queue with nothing computed. A request that is proven to kill the
-        workers fails with an error that quotes `reason`."""
-        culprit = self._crash_isolation.on_loss(self.scheduler.known_tokens_in_oldest_step())
+        workers fails with an error that quotes `reason`; if they were loading its adapter, all that wait for this."""
+        culprit = self._crash_isolation.on_loss(self.scheduler.in_work())
+        is_loading = culprit is not None and culprit.row < 0
         self._reset_scheduler()
         self.grammars.forget_masks()
-        if culprit is not None:
+        if culprit is not None and culprit.adapter is not None and is_loading:
+            self.adapters.give_up(culprit.adapter, f"the workers have ended while they did nothing else: {reason}")
+        elif culprit is not None:
             message = f"this request has ended the workers {CRASHES_TO_FAIL} times and was given up; last: {reason}"
             self._end(culprit, "error", error_info(InternalError(message)))
 

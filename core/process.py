@@ -17,6 +17,7 @@ import zmq
 from ..ipc.child import run_child
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError
+from ..ipc.messages.adapter import SlotContent
 from ..ipc.messages.base import Holding, MemoryTag
 from ..ipc.messages.supervisor import (
     FrontendDown,
@@ -32,7 +33,7 @@ from ..ipc.messages.supervisor import (
     WorkersDown,
     WorkersUp,
 )
-from ..ipc.messages.workers import ReloadWeights
+from ..ipc.messages.workers import ReloadWeights, SlotFilled
 from ..ipc.process.awake_clock import AwakeClock
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.malloc import return_large_blocks
@@ -106,7 +107,7 @@ class CoreProcess:
     def _start(self, message: Initialize) -> None:
         begun = time.monotonic()
         assert self._workers is not None
-        failure = self._probe(self._workers)
+        slots, failure = self._probe(self._workers)
         generation = self._workers.generation
         record = None
         if self._spec.config.enable_prefix_caching and not self._spec.shares_prefixes:
@@ -125,6 +126,7 @@ class CoreProcess:
             clock=self._clock,
             asleep=self._asleep,
         )
+        self._engine.adapters.table.adopt(slots)
         if self._spec.config.kv_events is not None:
             events = self._engine.scheduler.kv_cache.attach_events()
             self._events = EventPort(self._context, self._spec.config, events.take)
@@ -144,15 +146,14 @@ class CoreProcess:
         record = BlockRecord(self._folder / "slots", message.arena.num_slots + 1, _ONLY_GENERATION)
         return Tiers(options_of(self._spec, message.arena, message.kernels), self._tier.send, record)
 
-    def _probe(self, workers: WorkerGroup) -> str | None:
+    def _probe(self, workers: WorkerGroup) -> tuple[list[SlotContent], str | None]:
         """Wait until every rank has answered a probe, at most for a step's time limit, since ranks may still run a step
-        of an earlier core. Return the reason of a failure, else None."""
+        of an earlier core. Return the adapters that they hold, and the reason of a failure, else None."""
         try:
             timeout_s = self._spec.config.step_timeout_s or FIRST_LIMIT_S
-            workers.probe(timeout_s, lambda: self.supervisor.put_off(workers.generation))
+            return workers.probe(timeout_s, lambda: self.supervisor.put_off(workers.generation)), None
         except EngineDead as error:
-            return str(error)
-        return None
+            return [], str(error)
 
     def _patience_ms(self) -> int | None:
         """Return the time to poll, until the next deadline, in ms; None: without a limit."""
@@ -163,7 +164,7 @@ class CoreProcess:
             waits.append(deadline - time.time())
         if self._engine.offload is not None and (due := self._engine.offload.next_deadline) is not None:
             waits.append(due - time.monotonic())
-        limits = [self._engine.grammars.next_deadline]
+        limits = [self._engine.grammars.next_deadline, self._engine.adapters.next_deadline]
         if self._workers is not None:
             limits += [self._engine.overdue_at, self._workers.order_overdue_at]
         waits += [self._clock.patience_s(limit) for limit in limits if limit is not None]
@@ -183,6 +184,7 @@ class CoreProcess:
             self._engine.grammars.take()
             self._take_blocks()
             self._engine.expire(time.time())
+            self._engine.adapters.expire(now)
             maybe_fail("core.schedule")
             self._check_overdue(now)
             self._go_on_with_controls()
@@ -202,7 +204,10 @@ class CoreProcess:
         if self._workers is not None:
             try:
                 for result in self._workers.receive():
-                    self._engine.on_result(result)
+                    if isinstance(result, SlotFilled):
+                        self._engine.adapters.on_filled(result)
+                    else:
+                        self._engine.on_result(result)
             except ProtocolError as error:
                 raise EngineDead(f"a worker's result makes no sense: {error}") from None
 
@@ -285,7 +290,7 @@ class CoreProcess:
             self._engine.lose_workers("replaced by the supervisor")
         self._workers = WorkerGroup(self._context, self._spec, self._core_epoch, generation, self._clock)
         self._engine.gain_workers(self._workers, generation)
-        failure = self._probe(self._workers)
+        _, failure = self._probe(self._workers)
         if failure is not None:
             self._lose_workers(failure)
 

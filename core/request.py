@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ..ipc.messages.adapter import NO_SLOT, AdapterRef
 from ..ipc.messages.tier import PlaceName
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
@@ -33,6 +34,7 @@ class WaitReason(Enum):
     GRAMMAR = auto()  # its grammar is being compiled
     PROMPT = auto()  # another answer of its prompt group computes the prompt
     TIER = auto()  # its blocks are on their way from a disk, a remote or a peer
+    ADAPTER = auto()  # its adapter is in no slot of the workers
 
 
 LEGAL_MOVES = {
@@ -66,6 +68,8 @@ class Request:
     thought_markers: list[bytes] = field(default_factory=list)  # int32: tokens that begin a thought, and that end it
     thought_end: bytes = b""  # int32: its grammar holds after these tokens
     pooling: PoolingParams | None = None  # embed the prompt: it ends when all of it is computed
+    adapter: AdapterRef | None = None  # None: the base model
+    adapter_slot: int = NO_SLOT  # of its adapter, while it runs
     num_prompt_logprobs: int = ALL_KNOWN  # prompt tokens with delivered logprobs; the first has none and counts
     cache_root: bytes | None = None  # root of its block keys, shared only with its prompt group
     prompt_group: int = 0  # equal for answers that share a prompt; 0: no group

@@ -99,6 +99,7 @@ class CoreStats:
             num_refused_for_tokens=self.num_refused_for_tokens,
             num_steps_in_flight=len(scheduler.ledger),
             tiers=None if scheduler.kv_cache.offload is None else tiers_progress(scheduler.kv_cache.offload),
+            adapters=scheduler.adapters.progress() if scheduler.adapters.table.slots else None,
         )
 
     def log_line(self, scheduler: Scheduler, now: float) -> str | None:

@@ -118,7 +118,7 @@ class GrammarManager:
         self.is_active = True
         request.grammar_id, self._next_id = self._next_id, self._next_id + 1
         request.waits_for.add(WaitReason.GRAMMAR)
-        thought = OpenThought(request.thought_end, self._scheduler.output_tokens(request).tobytes())
+        thought = OpenThought(request.thought_end, self._scheduler.rows.output_tokens(request).tobytes())
         self._entry_by_id[request.grammar_id] = _Entry(request, thought, is_proven=request.num_output_tokens > 0)
         self._queue.append(request.grammar_id)
         self._open_queued()
@@ -256,7 +256,7 @@ class GrammarManager:
             entry.is_proven = True
             self._scheduler.waiting.release(entry.request, WaitReason.GRAMMAR)
             num_had = max(entry.num_opened, entry.thought.num_tokens)
-            late_ids = self._scheduler.output_tokens(entry.request)[num_had:].tolist()
+            late_ids = self._scheduler.rows.output_tokens(entry.request)[num_had:].tolist()
             self._advances += [(message.grammar_id, token_id) for token_id in late_ids]
             self._is_host_waiting = True
 
@@ -391,7 +391,7 @@ class GrammarManager:
     def _open(self, grammar_id: int, entry: _Entry) -> None:
         params = entry.request.params.structured_outputs
         assert params is not None, "only requests with a grammar come here"
-        tokens = self._scheduler.output_tokens(entry.request)
+        tokens = self._scheduler.rows.output_tokens(entry.request)
         frame = tokens[entry.thought.num_tokens :].tobytes()
         self._host.send(OpenGrammar(grammar_id=grammar_id, kind=params.kind, text=params.text, token_ids=frame))
         entry.num_opened = len(tokens)

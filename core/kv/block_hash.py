@@ -2,8 +2,8 @@
 
     key[i] = sha256(key[i-1] ‖ tokens of block i as u32 little-endian),   key[-1] = root
 
-The root comes from the namespace of the loaded weights, the request's salt and the KV group. The full digest is kept:
-equal keys mean equal content in every process, on every host and after a restart. Knows no block ids.
+The root comes from the namespace of the loaded weights, the request's adapter and salt, and the KV group. The full
+digest is kept: equal keys mean equal content in every process, on every host and after a restart. Knows no block ids.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ def group_root(root: bytes, group: int) -> bytes:
     return hashlib.sha256(root + b"group" + group.to_bytes(4, "little")).digest() if group else root
 
 
-def shared_root(namespace: bytes, salt: str | None, group: int) -> bytes:
-    """Return the root of blocks that requests with this salt, or those without one, share in a KV group."""
-    root = namespace if salt is None else salted_root(namespace, salt)
+def shared_root(namespace: bytes, salt: str | None, group: int, adapter: bytes = b"") -> bytes:
+    """Return the root of blocks that requests with this salt, or those without one, share in a KV group. adapter: the
+    digest of theirs; empty without one."""
+    weights = hashlib.sha256(namespace + b"adapter" + adapter).digest() if adapter else namespace
+    root = weights if salt is None else salted_root(weights, salt)
     return group_root(root, group) if group else root
 
 

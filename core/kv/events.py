@@ -30,7 +30,7 @@ class BlockStored(msgspec.Struct, tag=True):
     block_size: int
     lora_id: None
     medium: str
-    lora_name: None
+    lora_name: str | None  # digest of the adapter, in hex: names may change their meaning
     extra_keys: list[tuple[str]] | None  # of each block; None: no block has any
     group_idx: int
 
@@ -48,10 +48,11 @@ class AllBlocksCleared(msgspec.Struct, tag=True):
 Event: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class _Content(NamedTuple):
-    parent: bytes | None
+class BlockContent(NamedTuple):
+    parent: bytes | None  # key of the block before; None for the first
     token_ids: bytes  # int32
     salt: str | None
+    adapter: str | None
 
 
 class KVEvents:
@@ -60,7 +61,7 @@ class KVEvents:
     def __init__(self, block_size: int, keys: Iterable[bytes]) -> None:
         """keys: of blocks that are in the pool already, with unknown tokens."""
         self._block_size = block_size
-        self._content_by_key: dict[bytes, _Content] = {}  # of blocks that are not written yet
+        self._content_by_key: dict[bytes, BlockContent] = {}  # of blocks that are not written yet
         self._untold = set(keys)  # written, with unknown tokens
         self._told: set[bytes] = set()
         self._events: list[Event] = [AllBlocksCleared()]  # subscribers may know the blocks of an earlier core
@@ -77,18 +78,17 @@ class KVEvents:
         self._events.clear()
         return events
 
-    def describe(self, key: bytes, parent: bytes | None, token_ids: bytes, salt: str | None) -> None:
-        """Note the content of a block in the pool's index. parent: key of the block before, None for the first."""
+    def describe(self, key: bytes, content: BlockContent) -> None:
+        """Note the content of a block in the pool's index."""
         if key in self._told:
             return
-        content = _Content(parent, token_ids, salt)
         if key in self._untold:
             self._untold.discard(key)
             self._tell(key, content)
         else:
             self._content_by_key[key] = content
 
-    def _tell(self, key: bytes, content: _Content) -> None:
+    def _tell(self, key: bytes, content: BlockContent) -> None:
         self._told.add(key)
         token_ids = np.frombuffer(content.token_ids, np.int32).tolist()
         salt = content.salt
@@ -103,8 +103,8 @@ class KVEvents:
             if last.extra_keys is not None and extra is not None:  # blocks of one chain have one salt
                 last.extra_keys += extra
             return
-        size = self._block_size
-        self._events.append(BlockStored([key], content.parent, token_ids, size, None, MEDIUM_POOL, None, extra, 0))
+        parent, size, adapter = content.parent, self._block_size, content.adapter
+        self._events.append(BlockStored([key], parent, token_ids, size, None, MEDIUM_POOL, adapter, extra, 0))
 
     def written(self, group: int, block: int, key: bytes) -> None:
         content = self._content_by_key.pop(key, None)

@@ -13,7 +13,7 @@ from ..request import Request
 from .block_hash import block_key, random_namespace, shared_root
 from .block_pool import BlockObserver, BlockPool
 from .block_record import BlockRecord
-from .events import KVEvents
+from .events import BlockContent, KVEvents
 from .offload.offload import Offload
 from .offload.options import OffloadOptions
 
@@ -101,11 +101,11 @@ class KVCacheManager:
             return False
         return self.offload.begin(request, self.num_readable_blocks(request))
 
-    def prefetch(self, token_ids: bytes, salt: str | None, done: Callable[[int], None]) -> None:
+    def prefetch(self, token_ids: bytes, salt: str | None, adapter: bytes, done: Callable[[int], None]) -> None:
         """Load blocks of a prompt from outside into slots, then call `done` with the number of its first tokens that
-        are in the pool or a slot. token_ids: int32."""
+        are in the pool or a slot. token_ids: int32. adapter: digest, or empty."""
         size = 4 * self.block_size
-        keys = [shared_root(self._namespace, salt, self.pool.group)]
+        keys = [shared_root(self._namespace, salt, self.pool.group, adapter)]
         for start in range(0, len(token_ids) - size + 1, size):
             keys.append(block_key(keys[-1], token_ids[start : start + size]))
         if self.offload is not None:
@@ -168,7 +168,9 @@ class KVCacheManager:
             for i in range(start, end):
                 parent = self._key(request, i - 1) if i else None
                 tokens = request.tokens[i * self.block_size : (i + 1) * self.block_size].tobytes()
-                self._events.describe(self._key(request, i), parent, tokens, request.params.cache_salt)
+                adapter = None if request.adapter is None else request.adapter.digest.hex()
+                content = BlockContent(parent, tokens, request.params.cache_salt, adapter)
+                self._events.describe(self._key(request, i), content)
 
     def shares_blocks(self, request: Request) -> bool:
         """Whether other requests, or at least the other answers of its own, can find the request's blocks."""
@@ -217,4 +219,5 @@ class KVCacheManager:
     def _root(self, request: Request) -> bytes:
         if request.cache_root is not None:
             return request.cache_root
-        return shared_root(self._namespace, request.params.cache_salt, self.pool.group)
+        adapter = b"" if request.adapter is None else request.adapter.digest
+        return shared_root(self._namespace, request.params.cache_salt, self.pool.group, adapter)

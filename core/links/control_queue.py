@@ -55,7 +55,8 @@ class ControlQueue:
         if order.action == "clear_kv_cache":
             self._engine.clear_kv_cache(done)
         else:
-            self._engine.scheduler.kv_cache.prefetch(order.prompt_token_ids, order.cache_salt, done)
+            kv_cache = self._engine.scheduler.kv_cache
+            kv_cache.prefetch(order.prompt_token_ids, order.cache_salt, order.adapter_digest, done)
 
     def _begin(self) -> None:
         _, order = self.orders[0]

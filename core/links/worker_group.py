@@ -17,6 +17,7 @@ from ...ipc.channel import Channel
 from ...ipc.codec import encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import EngineDead
+from ...ipc.messages.adapter import SlotContent
 from ...ipc.messages.base import Holding, Rank
 from ...ipc.messages.workers import (
     ControlAck,
@@ -27,6 +28,7 @@ from ...ipc.messages.workers import (
     ReloadWeights,
     Resend,
     SchedulerOutput,
+    SlotFilled,
     TokenMask,
     WorkerError,
     WorkerToCore,
@@ -67,21 +69,25 @@ class WorkerGroup:
         self.order_error = ""  # of the last order, from a rank that continues
         self.order_overdue_at: float | None = None  # by the clock: then the workers count as hung
 
-    def probe(self, timeout_s: float, while_waiting: Callable[[], None]) -> None:
-        """Wait until every rank listens; EngineDead after `timeout_s`, naming the silent ranks.
+    def probe(self, timeout_s: float, while_waiting: Callable[[], None]) -> list[SlotContent]:
+        """Wait until every rank listens, and return the adapters that all of them hold in the same slot; EngineDead
+        after `timeout_s`, naming the silent ranks.
 
         `while_waiting` is called every PROBE_INTERVAL_MS and may raise."""
         deadline = self._clock.look() + timeout_s
-        silent = set(self._ranks)
+        slots_by_rank = dict[Rank, list[SlotContent]]()
         frame = encode(Probe(core_epoch=self._core_epoch, generation=self.generation))
-        while silent:
+        while silent := set(self._ranks).difference(slots_by_rank):
             if self._clock.look() > deadline:
                 ranks = " and ".join(f"worker {rank}" for rank in sorted(silent))
                 raise EngineDead(f"{ranks} did not answer the core's probe within {timeout_s:g} s")
             while_waiting()
             self._publisher.send(frame)
             if self.results.poll(PROBE_INTERVAL_MS):
-                silent -= {message.rank for message in self._receive() if isinstance(message, ProbeAck)}
+                answers = [message for message in self._receive() if isinstance(message, ProbeAck)]
+                slots_by_rank.update((answer.rank, answer.slots) for answer in answers)
+        first, *others = slots_by_rank.values()
+        return [content for content in first if all(content in slots for slots in others)]
 
     def send(self, message: SchedulerOutput | TokenMask) -> None:
         frame = encode(message)
@@ -111,13 +117,15 @@ class WorkerGroup:
         self._unanswered.clear()
         return order
 
-    def receive(self) -> Iterator[ModelRunnerOutput]:
-        """Yield all received results, note the ranks' acknowledgements, and send again messages that a worker missed.
-        EngineDead on a WorkerError, or if a missed message is no longer kept."""
+    def receive(self) -> Iterator[ModelRunnerOutput | SlotFilled]:
+        """Yield all received results and filled slots, note the ranks' acknowledgements, and send again messages that a
+        worker missed. EngineDead on a WorkerError, or if a missed message is no longer kept."""
         for message in self._receive():
             if isinstance(message, ModelRunnerOutput):
                 while self._unanswered and self._unanswered[0][0] <= message.step:
                     self._unanswered.popleft()
+                yield message
+            elif isinstance(message, SlotFilled):
                 yield message
             elif isinstance(message, ControlAck):
                 self._unacknowledged.discard(message.rank)
@@ -136,7 +144,7 @@ class WorkerGroup:
     def _is_stale(self, message: WorkerToCore) -> bool:
         if message.generation != self.generation:
             return True
-        return isinstance(message, (ModelRunnerOutput, ProbeAck, ControlAck)) and message.core_epoch != self._core_epoch
+        return not isinstance(message, (Resend, WorkerError)) and message.core_epoch != self._core_epoch
 
     def _resend(self, request: Resend) -> None:
         frames = [frame for step, frame in self._unanswered if step >= request.from_step]

@@ -65,6 +65,19 @@ class Rows:
         assert request is not None, f"row {row} is free"
         return request
 
+    def known_tokens(self) -> dict[Request, int]:
+        """Return the number of known tokens of each request."""
+        return {request: int(self.num_tokens[request.row]) for request in self.requests()}
+
+    def known_tokens_of(self, rows: npt.NDArray[np.integer], epochs: npt.NDArray[np.integer]) -> dict[Request, int]:
+        """Return the number of known tokens of the request of each of `rows` that still has its row."""
+        return {self.request(row): int(self.num_tokens[row]) for row in rows[self.epoch[rows] == epochs].tolist()}
+
+    def output_tokens(self, request: Request) -> Ids:
+        """Return the output tokens of a running or waiting request so far."""
+        end = int(self.num_tokens[request.row]) if request.row >= 0 else request.num_tokens
+        return request.tokens[request.num_prompt_tokens : end]
+
     def occupy(self, request: Request, num_computed_tokens: int) -> int:
         """Move a request into a free row; return the row. num_computed_tokens: those that its blocks hold already."""
         row = self._free.pop()

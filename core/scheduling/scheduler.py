@@ -11,7 +11,7 @@ the ledger and the ResultProcessor writes its tokens into the rows. Knows no soc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from ...ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
 from ..kv.manager import KVCacheManager
 from ..request import Ids, Request, State, WaitReason
 from ..result_processor import FinishedRequest, NewTokens, ResultProcessor
+from .adapter_queue import AdapterQueue
 from .batch import Batch
 from .ledger import LedgerEntry, StepLedger
 from .preemption import Preemption
@@ -40,6 +41,8 @@ class Scheduler:
     def __init__(
         self,
         kv_cache: KVCacheManager,
+        waiting: WaitingQueue,
+        adapters: AdapterQueue,
         *,
         max_num_seqs: int,
         max_model_len: int,
@@ -53,7 +56,7 @@ class Scheduler:
         """is_held: whether a waiting request must not run now. preempts_for_waiting: a new request may take the place
         of running ones behind it."""
         self.kv_cache = kv_cache
-        self.waiting = WaitingQueue()
+        self.waiting, self.adapters = waiting, adapters
         self.prompt_groups = PromptGroups()
         self.rows = Rows(max_num_seqs, max_model_len, kv_cache.block_size)
         self.ledger = StepLedger()
@@ -83,6 +86,7 @@ class Scheduler:
         for request in requests:
             if not request.waits_for:
                 self.kv_cache.fetches(request)
+            self.adapters.add(request)
             self.waiting.add(request)
 
     def _release_prompt_groups(self) -> None:
@@ -104,26 +108,17 @@ class Scheduler:
         else:
             self.waiting.forget(request)
             self.kv_cache.forget(request)
+            self.adapters.forget(request)
         if successor is not None:
             self.waiting.release(successor, WaitReason.PROMPT)
 
-    def known_tokens_in_oldest_step(self) -> dict[Request, int]:
-        """Return the number of known tokens of each request that has a row in the oldest step, if any."""
-        entry = self.ledger.oldest
-        if entry is None:
-            return {}
-        rows = entry.batch.rows
-        live_rows = rows[self.rows.epoch[rows] == entry.batch.epochs].tolist()
-        return {self.rows.request(row): int(self.rows.num_tokens[row]) for row in live_rows}
-
-    def output_tokens(self, request: Request) -> Ids:
-        """Return the output tokens of a request so far."""
-        end = int(self.rows.num_tokens[request.row]) if request.state is State.RUNNING else request.num_tokens
-        return request.tokens[request.num_prompt_tokens : end]
-
-    def known_tokens(self) -> dict[Request, int]:
-        """Return the number of known tokens of each running request."""
-        return {request: int(self.rows.num_tokens[request.row]) for request in self.rows.requests()}
+    def in_work(self) -> dict[Request, int]:
+        """Return the requests for which the workers now compute or load, with their numbers of known tokens: those of
+        the oldest step in flight, and one for each adapter that is being loaded."""
+        found = {request: request.num_tokens for request in self.adapters.loading()}
+        if (entry := self.ledger.oldest) is not None:
+            found |= self.rows.known_tokens_of(entry.batch.rows, entry.batch.epochs)
+        return found
 
     def take_step(self) -> int:
         """Return the next step number, and use it up, for a message in place of a step. No step may be in flight."""
@@ -144,6 +139,7 @@ class Scheduler:
         self.ledger.entries.clear()
         self.kv_cache.reset()
         self._delta.clear()
+        self.adapters.reset()
 
     def begin_generation(self, generation: int) -> None:
         """Count the steps of a new worker group from 1, after `reset`."""
@@ -159,7 +155,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """Choose the tokens of the next step, admit and preempt requests for it, enter it in the ledger and return its
-        message. None if no row has anything to compute and no block is to be copied."""
+        message. None if no row has anything to compute, no block is to be copied and no slot to be filled."""
         batch = self._batch
         if batch is not None and batch.repeats(self.rows):
             budget = self._budget - batch.num_tokens
@@ -175,8 +171,11 @@ class Scheduler:
         if batch is None or batch.version != self.rows.version:
             rows = np.flatnonzero(self._counts)
             batch = self._batch = Batch(self.rows, rows, self._counts[rows]) if len(rows) else None
-        if batch is None and (offload := self.kv_cache.offload) is not None and offload.has_copies:
-            return self._commit(Batch(self.rows, np.empty(0, np.intp), np.empty(0, np.int32)))
+        if self.adapters.wanting or self.adapters.closed:
+            self._delta.fills = self.adapters.plan_fills(self.num_steps + 1, self.num_steps - len(self.ledger))
+        offload = self.kv_cache.offload
+        if batch is None and (self._delta.fills or (offload is not None and offload.has_copies)):
+            batch = Batch(self.rows, np.empty(0, np.intp), np.empty(0, np.int32))
         return None if batch is None else self._commit(batch)
 
     def _pace(self, budget: int) -> int:
@@ -256,6 +255,7 @@ class Scheduler:
         request.num_preemptions += 1
         request.is_looked_up = False
         self.num_preemptions += 1
+        self.adapters.add(request)
         self.waiting.add(request)
 
     def _release(self, request: Request) -> None:
@@ -266,6 +266,7 @@ class Scheduler:
         self.rows.vacate(row)
         self.kv_cache.free(request)
         self._delta.free(row)
+        self.adapters.release(request, self.num_steps)
 
     def _admit_waiting(self, budget: int) -> None:
         """Admit waiting requests in order while budget, rows and blocks last; new ones may preempt under the priority
@@ -281,7 +282,7 @@ class Scheduler:
             request = self.waiting.pop()
             if request is None:
                 break
-            if self._is_held(request) or self.kv_cache.fetches(request):
+            if self._is_held(request) or self.kv_cache.fetches(request) or self.adapters.holds_back(request):
                 held.append(request)
                 continue
             victims = self._preemption.victims(request, self._max_victims - num_victims)
@@ -314,6 +315,7 @@ class Scheduler:
         request.num_skips = 0
         request.move(State.RUNNING)
         row = self.rows.occupy(request, num_computed)
+        self.adapters.admit(request)
         self._delta.admit(request, num_computed, self.kv_cache.pool.group)
         count = min(request.num_tokens - num_computed, budget, self._chunk_limit(request))
         has_room = self._grow(request, num_computed + count)
@@ -368,9 +370,10 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raise AssertionError unless pool, tables and columns agree."""
-        running: Iterable[Request] = self.rows.requests()
+        running = self.rows.requests()
         self.kv_cache.pool.check_invariants([request.block_ids for request in running])
-        for request in self.rows.requests():
+        self.adapters.check_invariants(self.waiting, running)
+        for request in running:
             row, size = request.row, self.kv_cache.block_size
             assert request.state is State.RUNNING and self.rows.is_active[row]
             num_spare = len(request.block_ids) - self.kv_cache.num_blocks_for(int(self.rows.num_scheduled[row]))

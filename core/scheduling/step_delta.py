@@ -1,4 +1,4 @@
-"""StepDelta: the changes since the last step that its message carries: freed and new rows, blocks, tokens.
+"""StepDelta: the changes since the last step that its message carries: freed and new rows, blocks, tokens, fills.
 
 Freeing a row drops its unsent changes. Knows no step and no pool.
 """
@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ...ipc.codec import encode_ids
+from ...ipc.messages.adapter import FillSlot
 from ...ipc.messages.workers import NewRow, RowSampling, SchedulerOutput
 from ..kv.offload.step_copies import StepCopies
 from ..request import Request
@@ -29,6 +30,7 @@ class StepDelta:
         self._new_rows: list[NewRow] = []
         self._block_appends: list[int] = []  # flat triples: row, group, block
         self._tokens_by_row: dict[int, list[int]] = {}
+        self.fills: list[FillSlot] = []
 
     def admit(self, request: Request, num_computed_tokens: int, group: int) -> None:
         """Note a new row and the blocks of its table, which belong to KV group `group`. The first blocks hold
@@ -63,7 +65,7 @@ class StepDelta:
             counts=batch.count_frame,
             is_mask_pending=bool(batch.grammar_ids),
         )
-        if self._freed_rows or self._new_rows or self._block_appends or self._tokens_by_row:
+        if self._freed_rows or self._new_rows or self._block_appends or self._tokens_by_row or self.fills:
             appends = ((row, len(ids), *ids) for row, ids in self._tokens_by_row.items())
             output = replace(
                 output,
@@ -71,6 +73,7 @@ class StepDelta:
                 new_rows=self._new_rows,
                 block_appends=encode_ids(self._block_appends),
                 token_appends=encode_ids(chain.from_iterable(appends)),
+                fills=self.fills,
             )
             self.clear()
         return output if copies is None else replace(output, stores=copies.stores, loads=copies.loads)
@@ -85,6 +88,7 @@ def _new_row(request: Request, num_computed_tokens: int) -> NewRow:
         num_prompt_tokens=request.num_prompt_tokens,
         num_computed_tokens=num_computed_tokens,
         pooling=request.pooling,
+        adapter_slot=request.adapter_slot,
         sampling=RowSampling(
             temperature=params.temperature,
             top_k=max(params.top_k, 0),

@@ -45,14 +45,15 @@ class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     loaded_at: float = 0.0  # unix seconds
 
 
-class AdaptersProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The core's state of the slots, in Progress. Numbers and seconds are totals since this core's start."""
+class AdaptersProgress(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The core's state of the slots, in Progress. Numbers and seconds are totals since this core's start; the core
+    counts in a struct of its own, so it is not frozen."""
 
     num_slots: int
     num_ready: int = 0  # slots, now
     num_filling: int = 0  # slots, now
     num_waiting: int = 0  # answers that wait for a slot, now
-    num_admitted: int = 0  # answers with an adapter that have got a row; again after each preemption
+    num_queued: int = 0  # answers with an adapter; again after each preemption
     num_hits: int = 0  # of them, those that found their adapter in a slot when they came
     num_fills: int = 0  # slots that all ranks have filled
     num_failed_fills: int = 0

@@ -22,7 +22,6 @@ POINTS = (
     "grammar.advance",
     *("tier.receive", "tier.load", "tier.store"),
     "intake.read",
-    "adapter.store",
 )
 
 

@@ -14,23 +14,27 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tokenloom.ipc.codec import decode_ids, encode_ids
-from tokenloom.ipc.messages.base import BulkArray
+from tokenloom.ipc.messages.base import BulkArray, Rank
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, Pooled, RowLogprobs, SchedulerOutput, TokenMask
+from tokenloom.tests.core.fake_adapters import FakeAdapters
 
 VOCAB_SIZE = 997
 
 
-def next_token(history: Sequence[int], seed: int) -> int:
-    digest = hashlib.blake2b(np.asarray(history, np.int32).tobytes(), digest_size=8, key=seed.to_bytes(8, "little"))
+def next_token(history: Sequence[int], seed: int, adapter: bytes = b"") -> int:
+    data, key = np.asarray(history, np.int32).tobytes(), seed.to_bytes(8, "little")
+    digest = hashlib.blake2b(data, digest_size=8, key=key, person=adapter[:16])
     return int.from_bytes(digest.digest(), "little") % VOCAB_SIZE
 
 
-def expected_tokens(prompt: Sequence[int], seed: int, max_tokens: int, stop_ids: Sequence[int]) -> list[int]:
-    """Return the output tokens of a request that runs alone."""
+def expected_tokens(
+    prompt: Sequence[int], seed: int, max_tokens: int, stop_ids: Sequence[int], adapter: bytes = b""
+) -> list[int]:
+    """Return the output tokens of a request that runs alone. adapter: its digest."""
     tokens = list(prompt)
     outputs: list[int] = []
     while len(outputs) < max_tokens:
-        outputs.append(next_token(tokens, seed))
+        outputs.append(next_token(tokens, seed, adapter))
         tokens.append(outputs[-1])
         if outputs[-1] in stop_ids:
             break
@@ -60,6 +64,7 @@ class Row:
         is_mean = new.pooling is not None and new.pooling.method == "mean"
         self.pooled_from = new.num_computed_tokens if is_mean else 0
         self.blocks: list[int] = []
+        self.adapter_slot, self.adapter = new.adapter_slot, b""
 
     @property
     def is_at_its_end(self) -> bool:
@@ -77,11 +82,18 @@ class Row:
 class FakeWorker:
     """Executes SchedulerOutputs in order, as an Executor that answers when `answer` is called."""
 
-    def __init__(self, num_blocks: int, block_size: int, max_num_batched_tokens: int = 1 << 30) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_batched_tokens: int = 1 << 30,
+        ranks: Sequence[Rank] = (Rank(0, 0),),
+    ) -> None:
         self.block_size, self.num_blocks, self.budget = block_size, num_blocks, max_num_batched_tokens
         self.slots: dict[int, tuple[int, bytes]] = {}  # slot: (token, digest of the history up to it)
         self.arena: dict[int, tuple[object, ...]] = {}  # content of a block by slot of the arena
         self.rows: dict[int, Row] = {}
+        self.adapters = FakeAdapters(ranks)
         self.queue: list[SchedulerOutput] = []
         self.mask: TokenMask | None = None  # of the oldest step that waits for one
         self.num_steps = 0
@@ -92,15 +104,34 @@ class FakeWorker:
     def send(self, message: SchedulerOutput | TokenMask) -> None:
         if isinstance(message, SchedulerOutput):
             self.queue.append(message)
+            self.adapters.begin(message, self._used_slots())
         else:
             assert message.step == self.num_steps + 1 and self.mask is None, "a mask for another step, or a second one"
             self.mask = message
+
+    def _used_slots(self) -> set[int]:
+        """Return the slots of adapters that the steps in flight use."""
+        slot_by_row = {row_id: row.adapter_slot for row_id, row in self.rows.items()}
+        used = set[int]()
+        for step in self.queue:
+            for row_id in decode_ids(step.freed_rows):
+                slot_by_row.pop(row_id)
+            slot_by_row.update((new.row, new.adapter_slot) for new in step.new_rows)
+            used.update(slot_by_row[row_id] for row_id in decode_ids(step.rows))
+        return used
 
     def forget_rows(self) -> None:
         """Drop rows and steps for a new core. The slots keep their content."""
         self.rows.clear()
         self.queue.clear()
         self.mask, self.num_steps = None, 0
+
+    def reload(self) -> None:
+        """Load other weights in place of a step: rows and adapters are dropped."""
+        assert not self.queue
+        self.rows.clear()
+        self.adapters.drop()
+        self.num_steps += 1
 
     def answer(self) -> ModelRunnerOutput | None:
         """Execute the oldest step that was sent, once its mask is there."""
@@ -113,6 +144,8 @@ class FakeWorker:
         assert output.step == self.num_steps, "steps have gaps"
         self._apply(output)
         rows, counts = decode_ids(output.rows), decode_ids(output.counts)
+        for row_id in rows:
+            self.rows[row_id].adapter = self.adapters.digest_in(self.rows[row_id].adapter_slot)
         assert len(set(rows)) == len(rows) and all(count >= 1 for count in counts) and sum(counts) <= self.budget
         for row_id, count in zip(rows, counts, strict=True):  # all writes of a step come before its reads
             self._write(self.rows[row_id], count)
@@ -183,7 +216,7 @@ class FakeWorker:
     def _write(self, row: Row, count: int) -> None:
         assert row.num_computed + count <= len(row.tokens), "a token is computed before it is known"
         for position in range(row.num_computed, row.num_computed + count):
-            self.slots[self._slot(row, position)] = (row.tokens[position], _history(row.tokens, position))
+            self.slots[self._slot(row, position)] = (row.tokens[position], _history(row, position))
 
     def _take_masks(self) -> dict[int, list[int]]:
         """The tokens that the mask allows, by row."""
@@ -200,17 +233,17 @@ class FakeWorker:
         end = row.num_computed + count
         for position in range(end):
             found = self.slots.get(self._slot(row, position))
-            assert found == (row.tokens[position], _history(row.tokens, position)), f"wrong KV at {position}"
+            assert found == (row.tokens[position], _history(row, position)), f"wrong KV at {position}"
         row.num_computed = end
         self.num_computed_tokens += count
         if end < len(row.tokens) or row.pooling is not None:
             return None
         if allowed is not None:
-            row.tokens.append(masked_token(next_token(row.tokens, row.seed), allowed))
+            row.tokens.append(masked_token(next_token(row.tokens, row.seed, row.adapter), allowed))
             return row.tokens[-1:]
         num_new = self.num_new_tokens()
         for _ in range(num_new):
-            row.tokens.append(next_token(row.tokens, row.seed))
+            row.tokens.append(next_token(row.tokens, row.seed, row.adapter))
         row.num_computed -= num_new == 0
         return row.tokens[len(row.tokens) - num_new :]
 
@@ -235,5 +268,6 @@ def _columns(told: list[tuple[int, int, int, int]]) -> RowLogprobs | None:
     )
 
 
-def _history(tokens: list[int], position: int) -> bytes:
-    return hashlib.blake2b(np.asarray(tokens[: position + 1], np.int32).tobytes(), digest_size=8).digest()
+def _history(row: Row, position: int) -> bytes:
+    data = np.asarray(row.tokens[: position + 1], np.int32).tobytes()
+    return hashlib.blake2b(data, digest_size=8, person=row.adapter[:16]).digest()

@@ -18,12 +18,14 @@ from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.messages.base import BulkArray
+from tokenloom.ipc.messages.adapter import AdapterRef
+from tokenloom.ipc.messages.base import BulkArray, Rank
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreRequest, Finished
 from tokenloom.ipc.messages.tier import PlaceName, TierToCore
 from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.process.awake_clock import AwakeClock
 from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.tests.core.fake_adapters import adapter_of
 from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens, fake_vector
 from tokenloom.tests.core.grammar.fake_grammar_host import FakeGrammarHost
 from tokenloom.tests.core.kv.offload.fake_tier import FakeTier
@@ -66,17 +68,21 @@ class Harness:
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.num_lonely_losses: dict[int, int] = defaultdict(int)  # of workers that computed this request alone
         self.finished: dict[int, Finished] = {}
+        self.fills_by_itself = True  # the worker, in each turn
         self.cached: dict[int, int] = {}
         self.loaded: dict[int, dict[PlaceName, int]] = {}  # prompt tokens by place
         self.poolings: dict[int, PoolingParams] = {}
         self.vectors: dict[int, BulkArray] = {}
+        self.adapters: dict[int, AdapterRef | None] = {}
+        self.failed_adapters: set[bytes] = set()  # with a fill that has failed, hung or ended the workers
         self.accepted: set[int] = set()
         self.aborted: set[int] = set()
         self.clock = 0.0
         self.now = 0.0  # of the tiers' clock
 
     def renew_worker(self) -> None:
-        self.worker = FakeWorker(self.num_blocks, self.spec.config.block_size, self.spec.max_num_batched_tokens)
+        sizes = self.num_blocks, self.spec.config.block_size, self.spec.max_num_batched_tokens
+        self.worker = FakeWorker(*sizes, self.spec.ranks)
         self.worker.num_new_tokens = self.num_new_tokens
         self.worker.arena = self.arena
 
@@ -111,11 +117,14 @@ class Harness:
             tiers=tiers,
             clock=self.awake_clock,
         )
+        self.core.adapters.table.adopt(self.worker.adapters.common())
         if self.core.offload is not None:
             self.core.offload.open("weights")
 
     def lose_worker(self) -> None:
         computed = [each.key for each in self._computed()]
+        loading = self.worker.adapters.loading(self.core_epoch)
+        self.failed_adapters |= loading if not computed else set()
         if len(computed) == 1:
             self.num_lonely_losses[computed[0]] += 1
         self.core.lose_workers("a test")
@@ -139,6 +148,20 @@ class Harness:
             if key not in self.finished:
                 child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(self.tokens[key]))
                 self.core.add_request(frontend_of(key), msgspec.structs.replace(request, children=[child]))
+
+    def fill(self, rank: Rank, error: str = "") -> None:
+        """A rank ends its oldest fill; only the core that ordered it gets the answer."""
+        digest = self.worker.adapters.next_digest(rank)
+        answer = self.worker.adapters.finish(rank, error)
+        if (answer.core_epoch, answer.generation) == (self.core_epoch, self.generation):
+            if error:
+                self.failed_adapters.add(digest)
+            self.core.adapters.on_filled(answer)
+            self.take()
+
+    def fill_all(self) -> None:
+        while ranks := self.worker.adapters.busy_ranks:
+            self.fill(ranks[0])
 
     def _computed(self) -> list[Request]:
         """Return the requests in the step that the worker runs."""
@@ -168,6 +191,7 @@ class Harness:
         attempt: int = 0,
         pooling: PoolingParams | None = None,
         thought_end: bytes = b"",
+        adapter: int = 0,
         **params: object,
     ) -> None:
         self.clock += 1.0
@@ -176,6 +200,7 @@ class Harness:
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
         self.prompts[key] = (prompt, sampling, key, stop or [])
         self.tokens[key] = list(outputs or [])
+        self.adapters[key] = adapter_of(adapter)
         child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(outputs or []))
         self.requests[key] = EngineCoreRequest(
             children=[child],
@@ -187,6 +212,7 @@ class Harness:
             attempt=attempt,
             pooling=pooling,
             thought_end=thought_end,
+            adapter=self.adapters[key],
         )
         self.core.add_request(frontend_of(key), self.requests[key])
 
@@ -197,6 +223,8 @@ class Harness:
 
     def turn(self, answers: int = 1) -> None:
         self.core.step()
+        if self.fills_by_itself:
+            self.fill_all()
         for _ in range(answers):
             self.answer()
         self.take()
@@ -253,10 +281,20 @@ class Harness:
             if finished.reason == "abort":
                 assert key in self.aborted
             elif finished.reason == "error":
-                is_convicted = self.num_lonely_losses[key] >= CRASHES_TO_FAIL
-                assert "KV blocks" in self.error_of(key) or (is_convicted and "given up" in self.error_of(key))
+                # with adapters, a crash counts for a request that waits for the one that is loaded, too
+                num_losses = self.generation if any(self.adapters.values()) else self.num_lonely_losses[key]
+                is_convicted = num_losses >= CRASHES_TO_FAIL and "given up" in self.error_of(key)
+                is_expected = "KV blocks" in self.error_of(key) or is_convicted or self.has_failed_adapter(key)
+                assert is_expected, self.error_of(key)
             else:
                 self.check(key)
+
+    def has_failed_adapter(self, key: int) -> bool:
+        """Whether a request has ended since its adapter could not be loaded, and rightly so."""
+        adapter = self.adapters.get(key)
+        if adapter is None or adapter.digest not in self.failed_adapters:
+            return False
+        return f"internal: the adapter in {adapter.folder} could not be loaded: " in self.error_of(key)
 
     def error_of(self, key: int) -> str:
         error = self.finished[key].error
@@ -270,7 +308,8 @@ class Harness:
             assert self.finished[key].reason == "stop" and not self.tokens[key]
             return
         assert params.max_tokens is not None
-        assert self.tokens[key] == expected_tokens(prompt, seed, params.max_tokens, stop)
+        digest = b"" if (adapter := self.adapters.get(key)) is None else adapter.digest
+        assert self.tokens[key] == expected_tokens(prompt, seed, params.max_tokens, stop, digest)
         assert self.finished[key].reason == ("stop" if self.tokens[key][-1] in stop else "length")
 
 

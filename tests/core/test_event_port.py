@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zmq
 
-from tokenloom.core.kv.events import KVEvents
+from tokenloom.core.kv.events import BlockContent, KVEvents
 from tokenloom.core.links.event_port import NUM_KEPT, EventPort
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.tier_places import replay_address
@@ -58,7 +58,7 @@ class Rig:
     def make(self) -> None:
         """Publish a batch with its number as the token."""
         key = self.num_made.to_bytes(32, "big")
-        self.events.describe(key, None, struct.pack("<4i", *[self.num_made] * 4), None)
+        self.events.describe(key, BlockContent(None, struct.pack("<4i", *[self.num_made] * 4), None, None))
         self.events.written(0, 1, key)
         self.num_made += 1
         self.port.turn()

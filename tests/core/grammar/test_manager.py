@@ -80,7 +80,7 @@ def test_a_worker_that_samples_another_token_than_the_forced_one_is_refused() ->
         harness.core.grammars.take()
         harness.core.step()
         result = harness.worker.answer()
-        if harness.core.scheduler.known_tokens().popitem()[1] > 3 + len(harness.tokens[0]):
+        if harness.core.scheduler.rows.known_tokens().popitem()[1] > 3 + len(harness.tokens[0]):
             break
         if result is not None:
             harness.core.on_result(result)
