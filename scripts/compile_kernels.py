@@ -230,6 +230,29 @@ def mix_experts(ops: TritonOps, dtype: torch.dtype) -> None:
         ops.fused_moe(x, make((16, num_experts)), packed, routing)
 
 
+def adapt(ops: TritonOps, dtype: torch.dtype, num_rows: int, num_experts: int) -> None:
+    """Multiply rows with adapters: by a layer of three parts, a gated one and the head, or by experts; look them up."""
+    make = partial(empty, dtype=dtype)
+    space = ops.adapter_space(8, 64)
+    space.begin_step(empty(num_rows, dtype=torch.int32))
+    x = make((num_rows, HIDDEN))
+    if num_experts:
+        packed = ops.pack_experts([make((2 * INNER, HIDDEN))] * num_experts, [make((HIDDEN, INNER))] * num_experts)
+        space.attach_experts(packed, 2)
+        ops.fused_moe(x, make((num_rows, num_experts)), packed, Routing(8))
+        return
+    for num_parts, activation, bias in ((3, NO_ACTIVATION, make(2 * INNER)), (2, GATED_SILU, None)):
+        linear = ops.pack_linear(make((2 * INNER, HIDDEN)), bias, activation)
+        space.attach(linear, num_parts)
+        ops.linear(x, linear)
+    head = ops.pack_linear(make((INNER, HIDDEN)), None)
+    space.attach(head, 1)
+    ops.logits(x, head)
+    table = make((256, HIDDEN))
+    space.attach_embedding(table, 0)
+    ops.embedding(empty(num_rows, dtype=torch.int32), table, 0)
+
+
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 _ATTENTION = [
     AttentionForm(BF16, 128, 2),
@@ -274,6 +297,8 @@ _PRODUCTS = [  # element, kind, group size (0: all), whether groups are gathered
     (BF16, "fp8", 128, False, 64, 16),
 ]
 
+_ADAPTED = [(BF16, 16, 0), (BF16, 1, 0), (BF16, 4096, 0), (FP32, 16, 0), (BF16, 16, 64)]  # element, rows, experts
+
 
 def forms(architecture: int, is_quick: bool) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the launches of common models with their labels; `is_quick`: three forms of attention, two products."""
@@ -289,6 +314,9 @@ def forms(architecture: int, is_quick: bool) -> Iterator[tuple[str, Callable[[],
     for dtype in (BF16, FP32):
         yield _name(dtype), partial(multiply, batch_invariant, dtype, "float", 0, False, 16, 0)
     yield "bf16 experts with biases", partial(mix_experts, ops, BF16)
+    for dtype, num_rows, num_experts in _ADAPTED[: 1 if is_quick else None]:
+        label = f"{_name(dtype)} adapters{' experts' * (num_experts > 0)}, {num_rows} rows"
+        yield label, partial(adapt, TritonOps(architecture), dtype, num_rows, num_experts)
     for dtype, kind, group_size, is_gathered, num_rows, num_experts in _PRODUCTS[: 2 if is_quick else None]:
         label = f"{_name(dtype)} x {kind}{' gathered' * is_gathered}{' experts' * (num_experts > 0)}, {num_rows} rows"
         yield label, partial(multiply, ops, dtype, kind, group_size, is_gathered, num_rows, num_experts)

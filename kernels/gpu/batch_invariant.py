@@ -28,10 +28,17 @@ class BatchInvariantTritonOps(TritonOps):
         return ReferenceOps.pack_linear(self, weight, bias, activation)  # dequantizes
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        adapted = self._adapted(x, packed, x.dtype)
+        if adapted is not None:
+            return adapted
         assert isinstance(packed, PlainLinear)
         return self.activate(linear(x, packed.weight, packed.bias, x.dtype), packed.activation)
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        adapted = self._adapted(x, packed, torch.float32)
+        return self._sums(x, packed) if adapted is None else adapted
+
+    def _sums(self, x: Tensor, packed: PackedLinear) -> Tensor:
         assert isinstance(packed, PlainLinear)
         return linear(x, packed.weight, packed.bias, torch.float32)
 

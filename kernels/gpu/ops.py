@@ -17,6 +17,7 @@ from ..contract import (
     GATED_SILU,
     NO_ACTIVATION,
     Activation,
+    AdapterSpace,
     AttentionMetadata,
     AttentionSpec,
     BatchColumns,
@@ -30,12 +31,13 @@ from ..contract import (
 from ..quantized import Weight
 from ..reference import PlainLinear, ReferenceOps
 from .activation import activate
+from .adapter_space import TritonAdapterSpace
 from .attention.decode import decode_attention, plan_decode
 from .attention.heads import can_fuse_heads, qk_norm_rope_cache
 from .attention.prefill import plan_prefill, prefill_attention
 from .launch import next_power_of_2
 from .linear.gemv import gemv
-from .linear.matmul import Matrices, matmul
+from .linear.matmul import Matrices, QuantizedLinear, matmul
 from .linear.moe import TritonExperts, fused_moe
 from .norm import MAX_WIDTH, normalize
 from .step import begin_decode, embed_tokens
@@ -46,27 +48,6 @@ logger = logging.getLogger("tokenloom.kernels")
 MIN_HEAD_DIM = 16  # the smallest dimension that tl.dot supports
 MAX_GROUP = 128
 MAX_GROUP_ELEMENTS = 8192  # of a KV head's query heads, each count padded: a program sums them in registers
-
-
-@dataclass(frozen=True, eq=False)
-class QuantizedLinear:
-    """Linear layer of a quantized matrix and a bias [out]."""
-
-    matrices: Matrices
-    bias: Tensor | None
-    activation: Activation
-
-    @property
-    def in_features(self) -> int:
-        return self.matrices.in_features
-
-    @property
-    def out_features(self) -> int:
-        return self.matrices.out_features // (2 if self.activation.is_gated else 1)
-
-    @property
-    def nbytes(self) -> int:
-        return self.matrices.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 @dataclass
@@ -92,14 +73,38 @@ class TritonOps(ReferenceOps):
         self.kernels = f"Triton kernels, sm_{architecture}"
         self._plans: AttentionPlans | None = None
         self._has_warned = False
+        self._adapters: TritonAdapterSpace | None = None
+
+    def adapter_space(self, num_slots: int, max_rank: int) -> AdapterSpace:
+        self._adapters = TritonAdapterSpace(num_slots, max_rank)
+        return self._adapters
 
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
-        return embed_tokens(token_ids, None, table, first_id)
+        output = embed_tokens(token_ids, None, table, first_id)
+        if self._adapters is not None:
+            self._adapters.update_embedding(output, table, first_id, token_ids)
+        return output
 
     def begin_step(self, token_ids: Tensor, rows: BatchColumns, table: Tensor | PackedLinear, first_id: int) -> Tensor:
-        return embed_tokens(token_ids, rows.last_tokens, table, first_id)
+        output = embed_tokens(token_ids, rows.last_tokens, table, first_id)
+        if self._adapters is not None:
+            self._adapters.update_embedding(output, table, first_id, token_ids, rows.last_tokens)
+        return output
 
-    begin_decode = staticmethod(begin_decode)
+    def begin_decode(
+        self,
+        row_ids: Tensor,
+        rows: BatchColumns,
+        metadata: AttentionMetadata,
+        block_size: int,
+        table: Tensor | PackedLinear,
+        first_id: int,
+    ) -> Tensor:
+        output = begin_decode(row_ids, rows, metadata, block_size, table, first_id)
+        if self._adapters is not None:
+            self._adapters.begin_step(None if rows.adapter_slots is None else rows.adapter_slots[row_ids])
+            self._adapters.update_embedding(output, table, first_id, row_ids, rows.last_tokens, is_decode=True)
+        return output
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
         if isinstance(weight, Tensor):
@@ -107,6 +112,9 @@ class TritonOps(ReferenceOps):
         return QuantizedLinear(Matrices.pack([weight]), bias, activation)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        adapted = self._adapted(x, packed, x.dtype)
+        if adapted is not None:
+            return adapted
         if isinstance(packed, PlainLinear) and x.shape[0] == 1:
             return gemv(_with_dense_rows(x), packed.weight, packed.bias, x.dtype, packed.activation)
         if not isinstance(packed, QuantizedLinear):
@@ -115,9 +123,27 @@ class TritonOps(ReferenceOps):
         return self.activate(outputs, packed.activation)
 
     def logits(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        adapted = self._adapted(x, packed, torch.float32)
+        if adapted is not None:
+            return adapted
         if isinstance(packed, PlainLinear) and x.shape[0] == 1:
             return gemv(_with_dense_rows(x), packed.weight, packed.bias, torch.float32)
         return super().logits(x, packed)
+
+    def _adapted(self, x: Tensor, packed: PackedLinear, dtype: torch.dtype) -> Tensor | None:
+        """Compute a layer with the adapters' updates; None if no row of the step has one for it."""
+        if self._adapters is None or not self._adapters.has_updates(packed):
+            return None
+        return self._adapters.linear(_with_dense_rows(x), packed, self._sums, dtype)
+
+    def _sums(self, x: Tensor, packed: PackedLinear) -> Tensor:
+        """Compute a layer up to its activation: in float32, or, if torch multiplies, rounded to the model's dtype."""
+        if isinstance(packed, QuantizedLinear):
+            return matmul(x, packed.matrices, packed.bias, torch.float32)
+        assert isinstance(packed, PlainLinear)
+        if x.shape[0] == 1:
+            return gemv(x, packed.weight, packed.bias, torch.float32, is_rounded=False)
+        return torch.nn.functional.linear(x, packed.weight, packed.bias)
 
     def pack_experts(
         self,
@@ -130,7 +156,8 @@ class TritonOps(ReferenceOps):
 
     def fused_moe(self, x: Tensor, scores: Tensor, packed: PackedExperts, routing: Routing) -> Tensor:
         assert isinstance(packed, TritonExperts)
-        return fused_moe(_with_dense_rows(x), scores, packed, routing, self.is_batch_invariant)
+        adapters = None if self._adapters is None else self._adapters.of_experts(packed)
+        return fused_moe(_with_dense_rows(x), scores, packed, routing, self.is_batch_invariant, adapters)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         if x.shape[-1] > MAX_WIDTH:

@@ -56,8 +56,9 @@ def gemv_kernel(
     HAS_BIAS: tl.constexpr,
     KIND: tl.constexpr,
     IS_GATED: tl.constexpr,
+    IS_ROUNDED: tl.constexpr,
 ):
-    dtype: tl.constexpr = x.dtype.element_ty
+    dtype: tl.constexpr = x.dtype.element_ty if IS_ROUNDED else tl.float32
     columns = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     is_row = columns < num_outputs
     rows = columns.to(tl.int64)
@@ -79,10 +80,16 @@ def gemv_kernel(
 
 
 def gemv(
-    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, activation: Activation = NO_ACTIVATION
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    activation: Activation = NO_ACTIVATION,
+    *,
+    is_rounded: bool = True,
 ) -> Tensor:
-    """Multiply x [1, in], dense, by weight [out, in], add bias and apply the activation: [1, out], rounded to x's dtype
-    before and after the activation, then to `dtype`. A gated activation halves the outputs."""
+    """Multiply x [1, in], dense, by weight [out, in], add bias and apply the activation: [1, out] in `dtype`, with
+    `is_rounded` rounded to x's dtype before and after the activation. A gated activation halves the outputs."""
     num_parts = 2 if activation.is_gated else 1
     num_inputs, num_outputs = x.shape[1], weight.shape[0] // num_parts
     output = torch.empty((1, num_outputs), dtype=dtype, device=x.device)
@@ -101,6 +108,7 @@ def gemv(
         HAS_BIAS=bias is not None,
         KIND=activation.kind,
         IS_GATED=activation.is_gated,
+        IS_ROUNDED=is_rounded,
         num_warps=4,
     )
     return output

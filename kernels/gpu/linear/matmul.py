@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...contract import Activation
 from ...quantized import QuantizedWeight, Weight
 
 KINDS = {torch.int8: "int8", torch.float8_e4m3fn: "fp8", torch.uint8: "int4"}
@@ -34,6 +35,7 @@ class Matrices:
     g_idx: Tensor | None  # [E, in] int32; None: input i is in group i // group_size
     group_size: int
     in_features: int
+    dtype: torch.dtype  # of the model
 
     @property
     def out_features(self) -> int:
@@ -53,7 +55,7 @@ class Matrices:
         first = weights[0]
         if isinstance(first, Tensor):
             plain = torch.stack([weight for weight in weights if isinstance(weight, Tensor)])
-            return cls(plain, "float", None, None, None, first.shape[1], first.shape[1])
+            return cls(plain, "float", None, None, None, first.shape[1], first.shape[1], first.dtype)
         quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
         qweight = torch.stack([weight.qweight.view(torch.uint8) for weight in quantized])
         kind = KINDS[first.qweight.dtype]
@@ -68,7 +70,28 @@ class Matrices:
         zeros = None
         if first.zeros is not None:
             zeros = torch.stack([_widened(w.zeros, num_groups) for w in quantized if w.zeros is not None])
-        return cls(qweight, kind, scales, zeros, g_idx, first.group_size, first.shape[1])
+        return cls(qweight, kind, scales, zeros, g_idx, first.group_size, first.shape[1], first.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedLinear:
+    """Linear layer of a quantized matrix and a bias [out]."""
+
+    matrices: Matrices
+    bias: Tensor | None
+    activation: Activation
+
+    @property
+    def in_features(self) -> int:
+        return self.matrices.in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.matrices.out_features // (2 if self.activation.is_gated else 1)
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrices.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 def _block_k(element_size: int, group_size: int, num_groups: int) -> int:

@@ -16,6 +16,9 @@ from torch import Tensor
 
 from ...contract import GATED_SILU, Activation, Routing
 from ..activation import activate
+from .adapter_rows import list_slots
+from .expand import expand
+from .low_rank import LowRankMatrices, shrink
 from .matmul import ExpertRows, Matrices, matmul
 
 CHUNK = 1024  # pairs per iteration of list_rows_kernel
@@ -36,6 +39,16 @@ class TritonExperts:
     def nbytes(self) -> int:
         biases = (each.nbytes for each in (self.gate_up_bias, self.down_bias) if each is not None)
         return self.gate_up.nbytes + self.down.nbytes + sum(biases)
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertAdapters:
+    """Adapters of a step in the experts of a layer."""
+
+    ups: LowRankMatrices  # of gate_up
+    downs: LowRankMatrices
+    slots: Tensor  # [T] int32: of each token
+    num_slots: int
 
 
 @triton.jit
@@ -212,12 +225,38 @@ def moe_sum(expert_outputs: Tensor, top_k: int, dtype: torch.dtype) -> Tensor:
 
 
 def fused_moe(
-    x: Tensor, scores: Tensor, packed: TritonExperts, routing: Routing, is_batch_invariant: bool = False
+    x: Tensor,
+    scores: Tensor,
+    packed: TritonExperts,
+    routing: Routing,
+    is_batch_invariant: bool = False,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
     """Compute Ops.fused_moe; a token's expert outputs are added in the order of their scores."""
     weights, experts = route(scores, routing)
     lists = list_rows(experts, packed.gate_up.qweight.shape[0])
+    if adapters is not None:
+        expert_outputs = _adapted_outputs(x, packed, adapters, lists, weights, is_batch_invariant)
+        return moe_sum(expert_outputs, routing.top_k, x.dtype)
     inner = matmul(x, packed.gate_up, packed.gate_up_bias, x.dtype, lists, is_batch_invariant=is_batch_invariant)
     inner = activate(inner, packed.activation)
     expert_outputs = matmul(inner, packed.down, packed.down_bias, torch.float32, lists, weights, is_batch_invariant)
     return moe_sum(expert_outputs, routing.top_k, x.dtype)
+
+
+def _adapted_outputs(
+    x: Tensor,
+    packed: TritonExperts,
+    adapters: ExpertAdapters,
+    lists: ExpertRows,
+    weights: Tensor,
+    is_batch_invariant: bool,
+) -> Tensor:
+    """Compute the weighted outputs [pairs, hidden] float32 of each token's experts with their adapters' updates."""
+    tiles = list_slots(adapters.slots, adapters.num_slots, lists)
+    ups, downs, activation, bias = adapters.ups, adapters.downs, packed.activation, packed.gate_up_bias
+    sums = matmul(x, packed.gate_up, bias, torch.float32, lists, is_batch_invariant=is_batch_invariant)
+    inner = expand(sums, shrink(x, ups, tiles), ups, tiles, x.dtype, bias, activation)
+    bias = packed.down_bias
+    sums = matmul(inner, packed.down, bias, torch.float32, lists, is_batch_invariant=is_batch_invariant)
+    return expand(sums, shrink(inner, downs, tiles), downs, tiles, torch.float32, bias, row_scales=weights)

@@ -1,8 +1,6 @@
 """With --deterministic a GPU gives a request the same bits in any batch and chunk, after a hit and after preemption.
 
-In the interpreter; tests/gpu has the same on a device. The interpreter multiplies with numpy, where a row's bits depend
-on its place in the tile; tensor cores add up each element of a tile alike, and so does `in_order` here. Tolerance
-against the reference: 2e-5 in float32.
+In the interpreter; tests/gpu has the same on a device. Tolerance against the reference: 2e-5 in float32.
 """
 
 from __future__ import annotations
@@ -10,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from tokenloom.kernels.contract import Routing
 from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
@@ -29,19 +26,7 @@ from tokenloom.tests.workers.paged_run import PagedRun, load
 
 BLOCK_SIZE, LENGTH = 16, 44
 
-
-@pytest.fixture(autouse=True)
-def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sum every element of a product in one order, so that another tile shape would change its bits."""
-
-    def dot(builder: InterpreterBuilder, a: Any, b: Any, d: Any, *precision: Any) -> TensorHandle:
-        acc = d.data.astype(np.float32)
-        left, right = a.data.astype(np.float32), b.data.astype(np.float32)
-        for k in np.roll(np.arange(left.shape[1]), left.shape[0] // 16 + right.shape[1] // 16):
-            acc = acc + left[:, k : k + 1] * right[k : k + 1]
-        return TensorHandle(acc, d.dtype.scalar)
-
-    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+pytestmark = pytest.mark.usefixtures("in_order")
 
 
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), [(40, 24), (128, 300)])

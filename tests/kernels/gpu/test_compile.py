@@ -16,6 +16,7 @@ from tokenloom.scripts.compile_kernels import ARCHITECTURES, MAX_SHARED_BYTES
 
 WALL_S = 900  # upper bound; the real limit counts the process's own CPU time
 MAX_SPILL_BYTES = 160  # of a thread; float32 attention, which has no tensor cores, may take more
+PRODUCTS = ("prefill", "matmul", "linear", "shrink", "expand")
 FILL_WGMMA = ("group 48", "group 71")  # query heads that are rows enough for wgmma in decode, too
 
 pytestmark = pytest.mark.timeout(WALL_S + 60)
@@ -49,7 +50,7 @@ def check(found: list[dict[str, object]], architectures: tuple[int, ...] = ARCHI
         assert isinstance(report["spill_bytes"], int)
         assert report["shared_bytes"] <= MAX_SHARED_BYTES[architecture], report
         assert report["spill_bytes"] <= MAX_SPILL_BYTES or "fp32" in label, report
-        is_product = any(word in label for word in ("prefill", "matmul", "linear")) and "fp32" not in label
+        is_product = any(word in label for word in PRODUCTS) and "fp32" not in label
         is_product |= "decode" in label and any(group in label for group in FILL_WGMMA)
         assert report["has_wgmma"] == (architecture == 90 and is_product), report
 

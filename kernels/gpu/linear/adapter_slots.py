@@ -1,0 +1,158 @@
+"""Device memory of adapters' updates, by slot, and how it is filled.
+
+All memory is allocated with the layer, so that a fill allocates nothing and a recorded graph finds every later content.
+The copies to a GPU run on a stream of their own, from pinned memory: no step waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...contract import LowRankPart, LowRankUpdate
+from .low_rank import PAGE, PART_FIELDS, SLOT_FIELDS, LowRankMatrices
+
+BUFFER_BYTES = 4 << 20
+NUM_BUFFERS = 2
+
+
+class HostCopies:
+    """Copies host tensors to a device through pinned buffers, for one thread at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._buffers: list[tuple[Tensor, torch.cuda.Event]] = []
+        self._turn = 0
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            for _ in range(NUM_BUFFERS):
+                buffer = torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True)
+                self._buffers.append((buffer, torch.cuda.Event()))  # type: ignore[no-untyped-call]
+
+    def send(self, source: Tensor, target: Tensor) -> None:
+        """Copy `source` to `target`, both contiguous and of equal size and dtype; `wait` waits for the end."""
+        if self._stream is None:
+            target.copy_(source.view(target.shape))
+            return
+        whole, goal = source.view(-1).view(torch.uint8), target.view(-1).view(torch.uint8)
+        with torch.cuda.stream(self._stream):
+            for start in range(0, len(whole), BUFFER_BYTES):
+                piece = whole[start : start + BUFFER_BYTES]
+                buffer, is_copied = self._buffers[self._turn]
+                self._turn = (self._turn + 1) % NUM_BUFFERS
+                is_copied.synchronize()
+                buffer[: len(piece)].copy_(piece)
+                goal[start : start + len(piece)].copy_(buffer[: len(piece)], non_blocking=True)
+                is_copied.record()
+
+    def wait(self) -> None:
+        """Wait for all copies."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+
+@dataclass(frozen=True)
+class SlotShape:
+    """Limits of the updates of a layer, and where they are kept."""
+
+    num_slots: int
+    max_rank: int  # a multiple of PAGE
+    dtype: torch.dtype  # of the matrices
+    device: torch.device
+
+    def matrices(self, num_experts: int, num_outputs: int, num_inputs: int, num_parts: int) -> LowRankMatrices:
+        """Allocate empty slots for a layer, or for experts."""
+        return self._allocate((num_parts * self.max_rank, num_inputs), num_experts, num_outputs, num_parts)
+
+    def look_ups(self, num_ids: int, width: int) -> LowRankMatrices:
+        """Allocate empty slots for an embedding, with A as rows for each id."""
+        return self._allocate((num_ids, self.max_rank), 1, width, 1)
+
+    def _allocate(
+        self, a_shape: tuple[int, int], num_experts: int, num_outputs: int, num_parts: int
+    ) -> LowRankMatrices:
+        lead, device = (self.num_slots, num_experts), self.device
+        num_fields = SLOT_FIELDS.value + PART_FIELDS.value * num_parts
+        return LowRankMatrices(
+            a=torch.empty((*lead, *a_shape), dtype=self.dtype, device=device),
+            b=torch.empty((*lead, num_outputs * self.max_rank), dtype=self.dtype, device=device),
+            info=torch.zeros((*lead, num_fields), dtype=torch.int32, device=device),
+            scales=torch.empty((*lead, num_outputs), dtype=torch.float32, device=device),
+            num_parts=num_parts,
+        )
+
+
+class TritonLinearSlots:
+    """Updates of a linear layer, of an embedding or of experts, in all slots, and the way to set them."""
+
+    def __init__(self, matrices: LowRankMatrices, shape: SlotShape, copies: HostCopies, is_look_up: bool) -> None:
+        self.matrices = matrices
+        self._shape = shape
+        self._copies = copies
+        self._is_look_up = is_look_up
+
+    def fill(self, slot: int, update: LowRankUpdate | None) -> None:
+        """Set the update of a layer without experts."""
+        self.set(slot, 0, update)
+
+    @torch.inference_mode()
+    def set(self, slot: int, expert: int, update: LowRankUpdate | None) -> None:
+        """Set the update of a slot from 1 on. ValueError if it is larger than the slot."""
+        parts = [] if update is None else list(update.parts)
+        self._check(slot, parts)
+        matrices, at, stride = self.matrices, (slot - 1, expert), 0
+        scale = None if update is None else update.scale
+        if parts:
+            self._send(torch.cat([self._rows_of(part) for part in parts]), matrices.a[at])
+            stride = -(-max(len(part.a) for part in parts) // PAGE) * PAGE
+            b = torch.zeros((matrices.scales.shape[2], stride), dtype=self._shape.dtype)
+            for part in parts:
+                b[part.first_output : part.first_output + len(part.b), : part.b.shape[1]] = part.b
+            self._send(b, matrices.b[at])
+        if scale is not None:
+            self._send(scale.float(), matrices.scales[at])
+        self._send(self._info(parts, stride, scale is not None), matrices.info[at])
+
+    def _rows_of(self, part: LowRankPart) -> Tensor:
+        """Return A as it is stored: [rank, in], or [ids, max_rank] of an embedding."""
+        a = part.a.to(self._shape.dtype)
+        return torch.nn.functional.pad(a.T, (0, self._shape.max_rank - len(a))) if self._is_look_up else a
+
+    def _send(self, source: Tensor, target: Tensor) -> None:
+        """Send `source` to the front of `target`."""
+        self._copies.send(source.contiguous(), target.view(-1)[: source.numel()])
+
+    def _info(self, parts: Sequence[LowRankPart], stride: int, has_scale: bool) -> Tensor:
+        """Describe the parts as the kernels read them; places of missing ones are empty, behind the last rank."""
+        fields, rank = [stride, int(has_scale)], 0
+        for part in parts:
+            fields += [part.first_output, part.first_output + len(part.b), rank, rank + len(part.a)]
+            rank += len(part.a)
+        fields += [0, 0, rank, rank] * (self.matrices.num_parts - len(parts))
+        return torch.tensor(fields, dtype=torch.int32)
+
+    def _check(self, slot: int, parts: Sequence[LowRankPart]) -> None:
+        if not 1 <= slot <= self._shape.num_slots:
+            raise ValueError(f"slot {slot} is filled, slots are [1, {self._shape.num_slots}]")
+        if len(parts) > self.matrices.num_parts:
+            raise ValueError(f"an update has {len(parts)} parts, the layer's slots hold {self.matrices.num_parts}")
+        rank = max((len(part.a) for part in parts), default=0)
+        if rank > self._shape.max_rank:
+            raise ValueError(f"an update has rank {rank}, slots hold {self._shape.max_rank}: raise --max-lora-rank")
+
+
+class TritonExpertSlots:
+    """Updates of the two layers of each expert, in all slots."""
+
+    def __init__(self, ups: TritonLinearSlots, downs: TritonLinearSlots) -> None:
+        self._ups, self._downs = ups, downs
+        self.ups, self.downs = ups.matrices, downs.matrices
+
+    def fill(self, slot: int, ups: Sequence[LowRankUpdate | None], downs: Sequence[LowRankUpdate | None]) -> None:
+        """Set the updates of all experts; empty sequences set none."""
+        for slots, updates in ((self._ups, ups), (self._downs, downs)):
+            for expert in range(slots.matrices.b.shape[1]):
+                slots.set(slot, expert, updates[expert] if updates else None)
