@@ -127,6 +127,11 @@ class FrontendProcess:
         frontend = Frontend(spec, tokenizer, chat_template, self._wake)
         detail = "none: token ids only" if tokenizer is None else f"{tokenizer.size} tokens"
         self.supervisor.send(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
+        begun = time.monotonic()
+        frontend.adapters.load_modules()
+        if infos := frontend.adapters.infos:
+            detail = f"{len(infos)} adapters"
+            self.supervisor.send(Phase(name="adapters loaded", duration_s=time.monotonic() - begun, detail=detail))
         return frontend
 
     def _listen(self) -> None:

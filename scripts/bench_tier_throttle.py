@@ -3,9 +3,10 @@
     python scripts/bench_tier_throttle.py 135m --lengths 512,2048 --rates 1,4,16,64 --redis redis-server
 
 Redis stands behind a proxy that passes so many MB/s. One engine computes each prompt twice, so that Redis gets its
-blocks; a second one, behind the proxy, and a third one without tiers then get the prompt, in turn. Per round and cell,
-prompts are new. Printed: for each cell the median ratio of the second's time to the third's, and how many of the
-prompt's tokens were found.
+blocks; a second one, behind the proxy, and a third one without tiers then get the prompt, in turn: first the one, in
+the next round the other. Both have computed a prompt of each length before. Per round and cell, prompts are new.
+Printed: for each cell the median ratio of the second's time to the third's, and how many of the prompt's tokens were
+found.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from tokenloom import LLM, SamplingParams
 from tokenloom.scripts.bench_report import median
-from tokenloom.scripts.bench_tiers import is_up, redis_server, wait_until
+from tokenloom.scripts.bench_tiers import IDLE_S, is_up, redis_server, wait_until
 from tokenloom.scripts.bench_workload import FIRST_ID, Setup, new_model_parser, vocab_size
 
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
@@ -79,6 +80,10 @@ def first_token(llm: LLM, prompt: list[int]) -> tuple[float, int]:
     return time.perf_counter() - begun, output.num_cached_tokens or 0
 
 
+def new_prompt(name: str, vocab: int, length: int) -> list[int]:
+    return random.Random(name).choices(range(FIRST_ID, vocab), k=length)
+
+
 def main() -> int:
     parser = new_model_parser(__doc__)
     parser.add_argument("--lengths", default="512,2048", help="prompt tokens, with commas between")
@@ -106,21 +111,26 @@ def main() -> int:
         off = stack.enter_context(LLM(setup.folder, **options))  # type: ignore[arg-type]
         for llm in (writer, reader):
             wait_until(lambda llm=llm: is_up(llm), "the tier does not open")  # type: ignore[misc]
-        for number in range(setup.arguments.rounds):
-            for rate, length in itertools.product(rates, lengths):
-                draw = random.Random(f"{number} {rate} {length}")
-                prompt = draw.choices(range(FIRST_ID, vocab_size(setup.folder)), k=length)
-                for _ in range(2):
-                    first_token(writer, prompt)
-                time.sleep(WRITTEN_S)
-                proxy.bytes_per_s = rate * 1e6
-                with_tier, num_found = first_token(reader, prompt)
-                ratios[rate, length].append(with_tier / first_token(off, prompt)[0])
-                found[rate, length].append(num_found)
+        vocab = vocab_size(setup.folder)
+        for length in lengths:
+            for llm in (reader, off):
+                first_token(llm, new_prompt(f"warm-up {length}", vocab, length))
+        time.sleep(IDLE_S)
+        cells = list(enumerate(itertools.product(rates, lengths)))
+        for number, (cell, (rate, length)) in itertools.product(range(setup.arguments.rounds), cells):
+            prompt = new_prompt(f"{number} {rate} {length}", vocab, length)
+            for _ in range(2):
+                first_token(writer, prompt)
+            time.sleep(WRITTEN_S)
+            proxy.bytes_per_s = rate * 1e6
+            order = (off, reader) if (cell + number) % 2 else (reader, off)  # of a cell, another one each round
+            took = {llm: first_token(llm, prompt) for llm in order}
+            ratios[rate, length].append(took[reader][0] / took[off][0])
+            found[rate, length].append(took[reader][1])
     for (rate, length), values in ratios.items():
-        cell = found[rate, length]
+        tokens = found[rate, length]
         setup.report.add(
-            MB_per_s=rate, tokens=length, of_computed=median(values), most=max(values), found=median(cell) / length
+            MB_per_s=rate, tokens=length, of_computed=median(values), most=max(values), found=median(tokens) / length
         )
     return setup.publish()
 

@@ -5,8 +5,8 @@
 Per round, with a new prompt of IN random tokens: computed without any cache; again with its blocks on a disk (the pool
 emptied), in the host tier (another prompt in between fills the pool), in Redis (computed by another engine), each also
 with an arena of a quarter of the prompt; and on the disk after SIGKILL of all processes and a start on the same folder.
-Beside them the time to read the same objects with O_DIRECT by a bare loop. Printed: medians, and their ratio to
-computing. Each hit asserts that all blocks but the last were found.
+Each engine is idle for a second before its first request. Beside them the time to read the same objects with O_DIRECT
+by a bare loop. Printed: medians, and their ratio to computing. A hit asserts that all blocks but the last were found.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from tokenloom.scripts.bench_report import median
 from tokenloom.scripts.bench_workload import FIRST_ID, Setup, new_model_parser, vocab_size
 
 SETTLE_S = 30.0
+IDLE_S = 1.0  # before the first request of an engine, which takes memory ahead meanwhile
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
@@ -99,12 +100,13 @@ class Bench:
 
     @contextlib.contextmanager
     def engine(self, **more: object) -> Iterator[LLM]:
-        """Run an engine; wait until it knows the names of its weights."""
+        """Run an engine; wait until it knows the names of its weights, and IDLE_S longer."""
         llm = LLM(self.setup.folder, **self.options(**more))
         try:
             if set(more) - {"kv_host_bytes", "num_kv_blocks"}:
                 wait_until(lambda: is_up(llm), "the tier does not open")
             llm.generate([{"prompt_token_ids": self.prompt("warm-up")[:40]}], ONE_TOKEN, use_tqdm=False)
+            time.sleep(IDLE_S)
             yield llm
         finally:
             with contextlib.suppress(Exception):

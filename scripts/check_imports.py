@@ -71,6 +71,7 @@ FOLDERS = {
     "workers/sampling": Folder((*IPC, "kernels", "kernels/cpu", "kernels/gpu/sampling"), _WORKERS),
     "workers/weights": Folder((*IPC, "kernels"), _WORKERS | _parties("safetensors")),
     "frontend": Folder(IPC, _parties("msgspec zmq")),
+    "frontend/adapters": Folder(_frontend("intake"), _parties("msgspec numpy")),
     "frontend/anthropic": Folder(_frontend("anthropic/forms openai openai/forms"), _ASGI),
     "frontend/anthropic/forms": Folder(_frontend("openai/forms openai/parsers"), _ASGI),
     "frontend/cli": Folder(_frontend("client embedded options"), _CLIENT | _parties("shtab")),
@@ -82,7 +83,8 @@ FOLDERS = {
     ),
     "frontend/http": Folder(
         _frontend(
-            "anthropic anthropic/forms client intake listening metrics openai openai/forms openai/parsers requests"
+            "adapters anthropic anthropic/forms client intake listening metrics openai openai/forms openai/parsers "
+            "requests"
         ),
         _ASGI | _parties("prometheus_client uvicorn uvloop zmq"),
     ),
@@ -91,12 +93,12 @@ FOLDERS = {
     ),
     "frontend/listening": Folder(IPC),
     "frontend/metrics": Folder(IPC, _parties("msgspec opentelemetry prometheus_client")),
-    "frontend/openai": Folder(_frontend("client intake metrics requests text"), _ASGI),
+    "frontend/openai": Folder(_frontend("adapters client intake metrics requests text"), _ASGI),
     "frontend/openai/forms": Folder(_frontend("client openai/parsers text"), _ASGI),
     "frontend/openai/parsers": Folder(_frontend("text"), _parties("msgspec")),
     "frontend/options": Folder(IPC, _parties("msgspec yaml")),
-    "frontend/requests": Folder(_frontend("client intake metrics supervisor text"), _parties("msgspec zmq")),
-    "frontend/supervisor": Folder(_frontend("listening"), _parties("msgspec zmq tqdm huggingface_hub")),
+    "frontend/requests": Folder(_frontend("adapters client intake metrics supervisor text"), _parties("msgspec zmq")),
+    "frontend/supervisor": Folder(_frontend("adapters listening"), _parties("msgspec zmq tqdm huggingface_hub")),
     "frontend/text": Folder(IPC, _parties("msgspec tokenizers transformers jinja2")),
 }
 

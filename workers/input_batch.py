@@ -39,6 +39,7 @@ class StepInputs(NamedTuple):
     sampled_rows: I32  # [s] rows whose last known token is computed here, in the order of the message
     sampled_positions: I64  # [s] position of the token that each samples
     sampled_tokens: I64  # [s] index into the T tokens of each row's last
+    token_slots: I32 | None = None  # [T] slot of each token's adapter; None: all 0
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,9 @@ class InputBatch:
         num_blocks: int,
         vocab_size: int = 1 << 31,
         processors: Sequence[CustomLogitsProcessor] = (),
+        max_loras: int = 0,
     ) -> None:
-        """`processors` are the operator's own; rows select them by index."""
+        """`processors` are the operator's own; rows select them by index. `max_loras`: slots for adapters."""
         self._block_size = block_size
         self._num_blocks = num_blocks
         self.highest_block = 0  # that any row has ever had; the pool hands blocks out in their order at first
@@ -101,6 +103,8 @@ class InputBatch:
         self._sampling = SamplingColumns.greedy(max_num_seqs)
         self._processors = LogitsProcessors(vocab_size, processors)
         self._vocab_size = vocab_size
+        self._max_loras = max_loras
+        self._adapter_slots: I32 = np.zeros(max_num_seqs, np.int32)
         self._num_logprobs: I32 = np.full(max_num_seqs, -1, np.int32)
         self._logprob_ids: dict[int, I64] = {}  # by row: score these tokens, not the most likely ones
         self._prompt_logprobs: dict[int, tuple[int, int]] = {}  # by row: number of most likely tokens, first position
@@ -113,6 +117,10 @@ class InputBatch:
         """Return prompt and output of an active row."""
         ids: list[int] = self._token_ids[row, : self._num_tokens[row]].tolist()
         return ids
+
+    def rows_of_adapter(self, slot: int) -> I64:
+        """Return the active rows with the adapter of this slot."""
+        return np.flatnonzero(self._is_active & (self._adapter_slots == slot))
 
     def sampling_metadata(self, rows: I32) -> SamplingMetadata:
         """Return the sampling parameters of these rows; cached by the identity of `rows`."""
@@ -171,10 +179,15 @@ class InputBatch:
                 f"row {row} is admitted with {len(token_ids)} tokens, {new_row.num_computed_tokens} of them computed: "
                 f"it must have one to compute and at most {self._token_ids.shape[1] - 1} in all"
             )
+        if not 0 <= new_row.adapter_slot <= self._max_loras:
+            raise ProtocolError(
+                f"row {row} is admitted with adapter slot {new_row.adapter_slot}, slots are [1, {self._max_loras}]"
+            )
         self._processors.admit(new_row)
         self._is_active[row] = True
         self._num_admissions[row] += 1
         self._is_pooled[row] = new_row.pooling is not None
+        self._adapter_slots[row] = new_row.adapter_slot
         self._token_ids[row, : len(token_ids)] = token_ids
         self._num_tokens[row] = len(token_ids)
         self._num_computed_tokens[row] = new_row.num_computed_tokens
@@ -225,7 +238,8 @@ class InputBatch:
                 raise ProtocolError(
                     f"{len(rows)} rows are scheduled with {len(counts)} counts: each once, at least 1 token"
                 )
-            self._layout, self._layout_key = StepLayout.of(rows, counts, ~self._is_pooled[rows]), key
+            columns = ~self._is_pooled[rows], self._adapter_slots[rows]
+            self._layout, self._layout_key = StepLayout.of(rows, counts, *columns), key
             self._tables = None
         return self._layout
 
@@ -260,6 +274,7 @@ class InputBatch:
             sampled_rows=sampled_rows,
             sampled_positions=sampled_positions,
             sampled_tokens=sampled_tokens,
+            token_slots=layout.token_slots,
         )
 
     def advance(self, layout: StepLayout) -> None:

@@ -351,7 +351,8 @@ class ModelRunner:
         for start in range(0, len(span.token_ids), num_rows):
             token_ids = span.token_ids[start : start + num_rows].astype(np.int64)
             first = span.first_token + start
-            logits = self._model.compute_logits(hidden[first : first + len(token_ids)])
+            indices = torch.arange(first, first + len(token_ids), device=hidden.device)
+            logits = self._model.compute_logits(hidden, indices)
             if self._group.rank == 0:
                 scored = score_tokens(logits, token_ids, [span.num_top] * len(token_ids))
                 first_position = span.first_position + start

@@ -22,6 +22,7 @@ class StepContext:
     metadata: AttentionMetadata
     kv_cache: Tensor  # as in KVCacheSpec.shape; the layers write the step's keys and values
     rows: I32 | None = None  # [R] row of each request; None: rows whose state is not kept
+    token_slots: Tensor | None = None  # [T] int32, slot of each token's adapter; None: all 0
 
 
 class Model(Protocol):
@@ -46,7 +47,7 @@ class Model(Protocol):
 
     def forward_decode(self, row_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor: ...
 
-    def compute_logits(self, hidden: Tensor) -> Tensor: ...
+    def compute_logits(self, hidden: Tensor, indices: Tensor | None = None) -> Tensor: ...
 
 
 def compute(model: Model, inputs: StepInputs, kv_cache: Tensor, *, keeps_state: bool = True) -> tuple[Tensor, Tensor]:
@@ -54,11 +55,13 @@ def compute(model: Model, inputs: StepInputs, kv_cache: Tensor, *, keeps_state: 
     sample: [s, vocab] on rank 0, [0, vocab] on the others. keeps_state: whether the rows continue in a later step."""
     arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
     tensors = [torch.from_numpy(array) for array in (inputs.token_ids, inputs.sampled_tokens, *arrays)]
+    token_slots = None if inputs.token_slots is None else torch.from_numpy(inputs.token_slots)
     if kv_cache.device.type != "cpu":
         tensors = [tensor.to(kv_cache.device) for tensor in tensors]
+        token_slots = None if token_slots is None else token_slots.to(kv_cache.device)
     token_ids, logits_indices, *rest = tensors
     rows = inputs.rows if keeps_state else None
-    context = StepContext(step_metadata(inputs, *rest), kv_cache, rows)
+    context = StepContext(step_metadata(inputs, *rest), kv_cache, rows, token_slots)
     return model.forward_logits(token_ids, logits_indices, context)
 
 

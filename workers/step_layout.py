@@ -27,9 +27,10 @@ class StepLayout:
     last_tokens: I64  # [n] index into the T tokens of each row's last
     num_decode_rows: int  # rows with exactly one token
     can_sample: Bools | None  # [n] rows that sample, as pooled ones do not; None: all
+    token_slots: I32 | None  # [T] slot of each token's adapter; None: all 0
 
     @classmethod
-    def of(cls, rows: I32, counts: I32, can_sample: Bools) -> StepLayout:
+    def of(cls, rows: I32, counts: I32, can_sample: Bools, adapter_slots: I32) -> StepLayout:
         """Make the layout; all arguments are [n] in the order of the message."""
         is_decode = counts == 1
         num_decode_rows = int(np.count_nonzero(is_decode))
@@ -38,6 +39,7 @@ class StepLayout:
             order = np.argsort(~is_decode, kind="stable")
             message_order = np.argsort(order)
             rows, counts, can_sample = rows[order], counts[order], can_sample[order]
+            adapter_slots = adapter_slots[order]
         query_starts = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(counts, out=query_starts[1:])
         return cls(
@@ -48,6 +50,7 @@ class StepLayout:
             last_tokens=query_starts[1:].astype(np.int64) - 1,
             num_decode_rows=num_decode_rows,
             can_sample=None if can_sample.all() else can_sample,
+            token_slots=np.repeat(adapter_slots, counts) if adapter_slots.any() else None,
         )
 
     def tokens(self, firsts: I64) -> tuple[I32, I64]:

@@ -25,9 +25,9 @@ class MessageCreation:
 
     stream_end = b""
 
-    def __init__(self, body: MessagesRequest, model: str, chat: ChatCompletion, block_size: int) -> None:
+    def __init__(self, body: MessagesRequest, chat: ChatCompletion, block_size: int) -> None:
         """`block_size`: tokens per block of the prefix cache; 0 without prefix cache."""
-        self._max_tokens, self._model, self._chat, self._block_size = body.max_tokens, model, chat, block_size
+        self._max_tokens, self._chat, self._block_size = body.max_tokens, chat, block_size
         self._id = "msg_" + chat.id.partition("-")[2]
         self._writer = BlockWriter()
         self._end: JsonObject = {"stop_reason": None, "stop_sequence": None}
@@ -73,7 +73,7 @@ class MessageCreation:
         yield [*closing, ("message_delta", {"delta": self._end, "usage": self._usage}), ("message_stop", {})]
 
     def _message(self) -> JsonObject:
-        message: JsonObject = {"id": self._id, "type": "message", "role": "assistant", "model": self._model}
+        message: JsonObject = {"id": self._id, "type": "message", "role": "assistant", "model": self._chat.model}
         return {**message, "content": list(self._writer.blocks), **self._end, "usage": self._usage}
 
     def _ending(self, last: Delta, num_tokens: int) -> JsonObject:

@@ -60,6 +60,7 @@ class AccessLog:
 
     def _log(self, scope: Scope, record: AccessRecord) -> None:
         now, first, tokens = time.monotonic(), "", ""
+        adapter = f" adapter {record.adapter}" if record.adapter else ""
         request_id = next((value.decode() for name, value in record.headers if name == b"x-request-id"), "-")
         if record.first_at:
             first = f" first {record.first_at - record.begun_at:.3f} s"
@@ -68,7 +69,7 @@ class AccessLog:
         path = scope.get("raw_path", b"").decode("ascii", "replace")[:MAX_PATH_CHARACTERS]
         self._write(
             f"{_peer(scope.get('client'))} {scope['method']} {path} {record.status} {record.num_bytes} bytes "
-            f"{now - record.begun_at:.3f} s{first}{tokens}{'' if record.is_whole else ' cut'} id {request_id}",
+            f"{now - record.begun_at:.3f} s{first}{tokens}{adapter}{'' if record.is_whole else ' cut'} id {request_id}",
             now,
         )
 

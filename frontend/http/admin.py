@@ -10,9 +10,9 @@ from starlette.responses import Response
 
 from ...ipc.codec import JsonObject, decode_ids, num_ids
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.version import tokenloom_version
-from ..openai.body_reader import check_model
-from ..openai.forms.errors import HttpError, encode_json, json_response
+from ..openai.forms.errors import HttpError, encode_json, json_response, unknown_model
 from ..openai.forms.schema import AbortRequest, DetokenizeRequest, TokenizeRequest
 from ..openai.local_engine import LocalEngine
 from ..openai.slices import in_slices
@@ -48,12 +48,22 @@ class AdminEndpoints:
         ]
 
     async def models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": list(map(self._model, self._spec.model_names))})
+        cards = [self._model(name) for name in self._spec.model_names]
+        adapters = map(self._adapter, self._frontend.adapters.infos)
+        return json_response({"object": "list", "data": [*cards, *adapters]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        check_model(name, self._spec.model_names)
-        return json_response(self._model(name))
+        if name in self._spec.model_names:
+            return json_response(self._model(name))
+        info = next((info for info in self._frontend.adapters.infos if info.name == name), None)
+        if info is None:
+            raise unknown_model(self._frontend.adapters.unknown(name))
+        return json_response(self._adapter(info))
+
+    def _adapter(self, info: AdapterInfo) -> JsonObject:
+        card = {"id": info.name, "created": int(info.loaded_at), "root": info.path, "parent": info.base}
+        return self._model(info.name) | card
 
     def _model(self, name: str) -> JsonObject:
         return {
@@ -67,7 +77,8 @@ class AdminEndpoints:
         }
 
     async def tokenize(self, request: Request) -> Response:
-        parsed = await self._engine.bodies.read(request, TokenizeRequest, self._spec.model_names)
+        parsed = await self._engine.bodies.read(request, TokenizeRequest)
+        await self._engine.model_of(parsed.body)
         if parsed.body.messages is not None or parsed.inputs[0].is_of_chat:
             token_ids = (await self._engine.chat_prompt(parsed)).token_ids or b""
         else:
@@ -82,7 +93,8 @@ class AdminEndpoints:
         return Response(b"".join([start, b",".join(tokens), names, b"}"]), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
-        parsed = await self._engine.bodies.read(request, DetokenizeRequest, self._spec.model_names)
+        parsed = await self._engine.bodies.read(request, DetokenizeRequest)
+        await self._engine.model_of(parsed.body)
         text = await self._engine.text_of(parsed.inputs[0].token_ids or b"") if parsed.inputs else ""
         return json_response({"prompt": text})
 

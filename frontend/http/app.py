@@ -67,8 +67,8 @@ class GeneratingEndpoints:
 
     def __init__(self, engine: LocalEngine, metrics: EngineMetrics, spec: EngineSpec, store: ResponseStore) -> None:
         self._engine, self._metrics = engine, metrics
-        self._spec, self._model = spec, spec.served_model_name
-        self.responses = StoredResponses(engine, store, self._model, self._chat_of)
+        self._spec = spec
+        self.responses = StoredResponses(engine, store, self._chat_of)
         template = "" if engine.inputs.chat_template is None else engine.inputs.chat_template.source
         parser = spec.config.tool_call_parser
         self._tool_parser = find_tool_parser(template) if parser == "auto" else parser
@@ -85,11 +85,10 @@ class GeneratingEndpoints:
             raise
 
     def endpoints(self) -> list[Endpoint]:
-        engine, model = self._engine, self._model
-        stored = ResponseEndpoints(engine, self.responses, self._spec.model_names)
-        chats = partial(ChatBatch.start_all, engine, model=model, reasoning_parser=self._reasoning_parser)
-        embed = partial(Embeddings.start, engine, model=model)
-        score = partial(GenerativeScoring.start, engine, model=model)
+        engine = self._engine
+        stored = ResponseEndpoints(engine, self.responses)
+        chats = partial(ChatBatch.start_all, engine, reasoning_parser=self._reasoning_parser)
+        embed, score = partial(Embeddings.start, engine), partial(GenerativeScoring.start, engine)
         return [
             self._endpoint("/v1/completions", "Text completions", CompletionRequest, self._complete, "prompt"),
             self._endpoint("/v1/chat/completions", "A chat completion", ChatRequest, self._chat, "messages"),
@@ -113,14 +112,14 @@ class GeneratingEndpoints:
         path: str,
         summary: str,
         body_type: type[BodyT],
-        start: Callable[[ParsedBody[BodyT]], Awaitable[Work]],
+        start: Callable[[ParsedBody[BodyT], str], Awaitable[Work]],
         prompt_field: str,
     ) -> Endpoint:
         async def answer(request: Request) -> Response:
             with self._refusals(), prompt_errors_about(prompt_field):
-                parsed = await self._engine.bodies.read(request, body_type, self._spec.model_names)
-                parsed = parsed._replace(body=with_defaults(parsed.body, self._spec))
-                work = await start(parsed)
+                parsed = await self._engine.bodies.read(request, body_type)
+                model = await self._engine.model_of(parsed.body)
+                work = await start(parsed._replace(body=with_defaults(parsed.body, self._spec)), model)
             if not isinstance(work, Whole) and getattr(parsed.body, "stream", None):
                 return EventStream(work.events(), work.stream_end)
             whole = await until_disconnect(request.receive, work.whole())
@@ -133,29 +132,32 @@ class GeneratingEndpoints:
 
         return Endpoint(path, answer, summary, body_type)
 
-    async def _complete(self, parsed: ParsedBody[CompletionRequest]) -> Completion:
-        return Completion(self._engine, parsed, self._model)
+    async def _complete(self, parsed: ParsedBody[CompletionRequest], model: str) -> Completion:
+        return Completion(self._engine, parsed, model)
 
-    async def _chat(self, parsed: ParsedBody[ChatRequest]) -> ChatCompletion:
-        return await ChatCompletion.start(self._engine, parsed, self._model, self._tool_parser, self._reasoning_parser)
+    async def _chat(self, parsed: ParsedBody[ChatRequest], model: str) -> ChatCompletion:
+        return await ChatCompletion.start(self._engine, parsed, model, self._tool_parser, self._reasoning_parser)
 
-    async def _chat_of(self, parsed: ParsedBody[ResponsesRequest]) -> tuple[ResponsesRequest, ChatCompletion]:
+    async def _chat_of(
+        self, parsed: ParsedBody[ResponsesRequest], model: str
+    ) -> tuple[ResponsesRequest, ChatCompletion]:
         body = with_defaults(parsed.body, self._spec)
-        return body, await self._chat(ParsedBody(chat_request(body), parsed.inputs))
+        return body, await self._chat(ParsedBody(chat_request(body), parsed.inputs), model)
 
-    async def _cohere(self, version: int, parsed: ParsedBody[CohereEmbedRequest]) -> CohereEmbeddings:
-        return CohereEmbeddings(self._engine, parsed, self._spec, version)
+    async def _cohere(self, version: int, parsed: ParsedBody[CohereEmbedRequest], model: str) -> CohereEmbeddings:
+        return CohereEmbeddings(self._engine, parsed, model, self._spec, version)
 
-    async def _reply(self, parsed: ParsedBody[MessagesRequest]) -> MessageCreation:
+    async def _reply(self, parsed: ParsedBody[MessagesRequest], model: str) -> MessageCreation:
         body, config = with_defaults(chat_of_messages(parsed.body), self._spec), self._spec.config
         with errors_about("stop_sequences", r"stop\b"):
-            chat = await self._chat(ParsedBody(body, parsed.inputs))
+            chat = await self._chat(ParsedBody(body, parsed.inputs), model)
         block_size = config.block_size if self._spec.shares_prefixes else 0
-        return MessageCreation(parsed.body, self._model, chat, block_size)
+        return MessageCreation(parsed.body, chat, block_size)
 
     async def _count(self, request: Request) -> Response:
         with self._refusals():
-            parsed = await self._engine.bodies.read(request, CountTokensRequest, self._spec.model_names)
+            parsed = await self._engine.bodies.read(request, CountTokensRequest)
+            await self._engine.model_of(parsed.body)
             prompt = await self._engine.chat_prompt(ParsedBody(tokenize_request(parsed.body), parsed.inputs))
         return json_response({"input_tokens": num_ids(prompt.token_ids or b"")})
 

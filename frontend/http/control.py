@@ -11,13 +11,14 @@ from typing import TypeVar, cast
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from ...ipc.codec import JsonObject
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.base import MemoryTag
-from ...ipc.messages.client import Control, ControlAction, PauseMode
+from ...ipc.messages.client import Control, ControlAction, LoadAdapter, PauseMode
 from ...ipc.process.log import LogLevel
+from ..adapters.desk import NotFound
 from ..client.base_client import prefetch_query, sleep_query, wake_up_query
 from ..openai.forms.errors import HttpError, json_response
 from ..openai.local_engine import LocalEngine
@@ -58,6 +59,21 @@ class PrefetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
 
 
+class LoadAdapterRequest(msgspec.Struct, frozen=True):
+    """Adapter to load: a folder beneath --adapter-folder, and the name that requests will give as their model."""
+
+    lora_name: str = ""
+    lora_path: str = ""
+    load_inplace: bool = False  # replace the adapter that has the name
+
+
+class UnloadAdapterRequest(msgspec.Struct, frozen=True):
+    """Adapter to unload. Its number is not used."""
+
+    lora_name: str = ""
+    lora_int_id: int | None = None
+
+
 class ControlEndpoints:
     """Handlers of commands, which answer once the engine has carried them out, and of queries for their state."""
 
@@ -82,6 +98,8 @@ class ControlEndpoints:
             self._command("stop_profile", "Write a Chrome trace per worker", empty, lambda _: {"profiling": False}),
             Endpoint("/log_level", self.log_level, "The lowest level that is logged"),
             self._command("log_level", "Set the log level", LogLevelRequest, fields),
+            Endpoint("/v1/load_lora_adapter", self.load_adapter, "Load a LoRA adapter", LoadAdapterRequest),
+            Endpoint("/v1/unload_lora_adapter", self.unload_adapter, "Unload a LoRA adapter", UnloadAdapterRequest),
         ]
 
     def _command(
@@ -133,6 +151,37 @@ class ControlEndpoints:
             del prompt["prompt"]
         done = await self._engine.control(prefetch_query(prompt)(query_id=0))
         return json_response({"num_tokens": done.num_tokens})
+
+    async def load_adapter(self, request: Request) -> Response:
+        """Load an adapter from beneath --adapter-folder, with vLLM's statuses and texts."""
+        body = await self._read_order(request, LoadAdapterRequest)
+        if not body.lora_name or not body.lora_path:
+            raise HttpError(400, "Both 'lora_name' and 'lora_path' must be provided.", param="lora_name")
+        query = LoadAdapter(query_id=0, name=body.lora_name, path=body.lora_path, is_inplace=body.load_inplace)
+        try:
+            await self._engine.load_adapter(query)
+        except NotFound as error:
+            raise HttpError(404, str(error), "NotFoundError", param="lora_path") from None
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    async def unload_adapter(self, request: Request) -> Response:
+        """Unload an adapter, with vLLM's statuses and texts."""
+        body = await self._read_order(request, UnloadAdapterRequest)
+        if not body.lora_name:
+            raise HttpError(400, "'lora_name' needs to be provided to unload a LoRA adapter.", param="lora_name")
+        try:
+            self._frontend.adapters.unload(body.lora_name)
+        except NotFound as error:
+            raise HttpError(404, str(error), "NotFoundError", param="lora_name") from None
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    async def _read_order(self, request: Request, body_type: type[BodyT]) -> BodyT:
+        """Read an order about adapters; HttpError 403 unless the operator allows them."""
+        if not self._spec.config.allow_runtime_lora:
+            raise HttpError(
+                403, "adapters are not loaded over HTTP here: start with --allow-runtime-lora and --adapter-folder"
+            )
+        return await self._read(request, body_type)
 
     async def log_level(self, request: Request) -> Response:
         self._check(request)

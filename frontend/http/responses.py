@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,9 +24,8 @@ MAX_LISTED = 100  # items per page, as at OpenAI
 class ResponseEndpoints:
     """Endpoints of stored responses."""
 
-    def __init__(self, engine: LocalEngine, responses: StoredResponses, served: Collection[str]) -> None:
-        """`served`: names of the served model."""
-        self._engine, self._responses, self._served = engine, responses, served
+    def __init__(self, engine: LocalEngine, responses: StoredResponses) -> None:
+        self._engine, self._responses = engine, responses
 
     def endpoints(self) -> list[Endpoint]:
         one = "/v1/responses/{response_id}"
@@ -80,7 +77,8 @@ class ResponseEndpoints:
         return json_response(listed | {"first_id": first, "last_id": last})
 
     async def count(self, request: Request) -> Response:
-        parsed = await self._engine.bodies.read(request, ResponsesRequest, self._served)
+        parsed = await self._engine.bodies.read(request, ResponsesRequest)
+        await self._engine.model_of(parsed.body)
         parsed = await self._responses.with_previous(parsed)
         chat = chat_request(parsed.body)
         chat_params(with_allowed_tools(chat))  # as a response would be refused

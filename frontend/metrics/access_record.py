@@ -21,6 +21,7 @@ class AccessRecord:
     num_bytes: int = 0
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
+    adapter: str = ""  # its name; empty: the model itself
     headers: Sequence[tuple[bytes, bytes]] = ()  # of the answer
 
 

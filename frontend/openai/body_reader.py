@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -51,12 +51,12 @@ class BodyReader:
         self._log_at = 0.0  # when unknown fields are logged again
         self._num_held = 0
 
-    async def read(self, request: Request, body_type: type[BodyT], served: Collection[str] = ()) -> ParsedBody[BodyT]:
+    async def read(self, request: Request, body_type: type[BodyT]) -> ParsedBody[BodyT]:
         """Receive and decode the body; name removed unknown fields in `request.scope[WARNING]`.
 
-        HttpError if it is not plain JSON by its headers, is empty or too large, does not match the schema, or names a
-        model that is not in `served` (empty: any model); RequestError for an invalid value; Overloaded at the limit of
-        all bodies' bytes; ClientDisconnect if the client leaves."""
+        HttpError if it is not plain JSON by its headers, is empty or too large, or does not match the schema;
+        RequestError for an invalid value; Overloaded at the limit of all bodies' bytes; ClientDisconnect if the client
+        leaves."""
         coding = request.headers.get("content-encoding", "identity")
         if coding != "identity":
             raise HttpError(415, f"the body comes with content-encoding {coding:.40}: send it as it is")
@@ -80,8 +80,6 @@ class BodyReader:
             parsed = parsed._replace(raw=b"".join(chunks))
         if parsed.ignored:
             self._warn(request, ", ".join(parsed.ignored))
-        if served:
-            check_model(getattr(parsed.body, "model", None), served)
         return parsed
 
     def _warn(self, request: Request, ignored: str) -> None:
@@ -152,10 +150,3 @@ def _unpacked(answer: IntakeAnswer, body_type: type[BodyT]) -> ParsedBody[BodyT]
     if answer.param is None and answer.code is None and answer.status == 400:
         raise RequestError(answer.message)
     raise BodyError(answer.message, answer.status, answer.param, answer.code)
-
-
-def check_model(asked: str | None, served: Collection[str]) -> None:
-    """Raise HttpError 404 for a model name that is not served; None and "" mean the first served name."""
-    if asked and asked not in served:
-        message = f"the model {asked!r:.200} is not served here: this engine serves {', '.join(served)}"
-        raise HttpError(404, message, param="model", code="model_not_found")

@@ -22,7 +22,7 @@ class ChatBatch(ChatCompletion):
 
     def __init__(self, chats: Sequence[ChatCompletion], request_id: str) -> None:
         first = chats[0]
-        super().__init__(first._engine, first._body, first._model, first._submits[0], first._style, "")
+        super().__init__(first._engine, first._body, first.model, first._submits[0], first._style, "")
         self.id, self._chats = request_id, chats
         submits = [submit for chat in chats for submit in chat._submits]
         self._submits = [

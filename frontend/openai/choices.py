@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import ClassVar
 
+import msgspec
 from starlette.responses import Response
 
 from ...ipc.codec import JsonObject, num_ids
@@ -78,20 +79,25 @@ class EngineResponse(ABC):
     prompt_field: str  # begins the errors about a prompt
 
     def __init__(self, engine: LocalEngine, model: str, request_id: str, submits: Sequence[Submit]) -> None:
-        self._engine, self._model, self._submits = engine, model, submits
+        """`model`: name of the served model, or of an adapter."""
+        self._engine, self.model, self._submits = engine, model, submits
         self.id, self._created = request_id, int(time.time())
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Run]:
-        with prompt_errors_about(self.prompt_field), self._engine.run(self._submits) as run:
+        with prompt_errors_about(self.prompt_field), self._engine.run(self._submits, self.model) as run:
             yield run
+
+    def pin_adapter(self, digest: bytes) -> None:
+        """Use the adapter of this content, whatever its name stands for now."""
+        self._submits = [msgspec.structs.replace(each, adapter_digest=digest) for each in self._submits]
 
     @abstractmethod
     async def whole(self) -> bytes | Response:
         """Generate until all answers have ended; return the body as JSON, or as a Response if it is not JSON."""
 
     def _head(self, kind: str) -> JsonObject:
-        return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
+        return {"id": self.id, "object": kind, "created": self._created, "model": self.model}
 
 
 class ChoicesResponse(EngineResponse):

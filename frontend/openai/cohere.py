@@ -23,7 +23,7 @@ class CohereEmbeddings(Embeddings):
     """Response to one request for embeddings in Cohere's form."""
 
     def __init__(
-        self, engine: LocalEngine, parsed: ParsedBody[CohereEmbedRequest], spec: EngineSpec, version: int
+        self, engine: LocalEngine, parsed: ParsedBody[CohereEmbedRequest], model: str, spec: EngineSpec, version: int
     ) -> None:
         self._request, self._version = parsed.body, version
         self._texts = [each.text or "" for each in parsed.inputs]
@@ -31,7 +31,7 @@ class CohereEmbeddings(Embeddings):
         prefix = self._request.prefix(read_prefixes(Path(spec.model_folder)))
         inputs = [BodyInput(text=prefix + text) for text in self._texts]
         with errors_about("output_dimension", "dimensions"):
-            super().__init__(engine, ParsedBody(self._request.embedding, inputs), spec.served_model_name)
+            super().__init__(engine, ParsedBody(self._request.embedding, inputs), model)
         self.prompt_field = "texts"
 
     async def whole(self) -> bytes:

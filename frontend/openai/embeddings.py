@@ -94,7 +94,7 @@ class Embeddings(EngineResponse):
             size = len(pieces[0])
             data = [{"index": i, "start": i * size, "end": (i + 1) * size, **form} for i in range(len(pieces))]
             usage = dict.fromkeys(("prompt_tokens", "total_tokens"), run.num_prompt_tokens)
-            head = {"id": self.id, "created": self._created, "model": self._model}
+            head = {"id": self.id, "created": self._created, "model": self.model}
             answer.headers["metadata"] = json.dumps(head | {"data": data, "usage": usage})
         return answer
 

@@ -22,6 +22,7 @@ import msgspec
 
 from ...ipc.codec import JsonObject, num_ids
 from ...ipc.errors import ErrorInfo
+from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.messages.client import (
     Abort,
     Accepted,
@@ -30,12 +31,14 @@ from ...ipc.messages.client import (
     Deltas,
     Done,
     FrontendMessage,
+    LoadAdapter,
     QueryFailed,
     RequestMetrics,
     Submit,
 )
 from ...ipc.messages.intake import BodyInput, ReadPrompt
 from ...ipc.sampling_params import CutSide
+from ..adapters.desk import NotFound
 from ..client.prompts import id_is_open
 from ..intake.body_parser import ParsedBody
 from ..intake.input_processor import Prompt
@@ -43,6 +46,7 @@ from ..metrics.access_record import access_record
 from ..metrics.tracing import TraceContext, incoming_trace
 from ..requests.frontend import Frontend
 from .body_reader import BodyReader, in_thread_pool
+from .forms.errors import unknown_model
 from .forms.messages import chat_input
 from .forms.schema import ChatRequest, TokenizeRequest
 from .slices import SLICE_S
@@ -155,6 +159,25 @@ class LocalEngine:
         self._to_wake: dict[Run, None] = {}  # in order; unless empty, `_wake_group` is scheduled
         self._to_do: deque[Callable[[], None]] = deque()  # submits and aborts; unless empty, `_do_some` is scheduled
 
+    async def model_of(self, body: object) -> str:
+        """Return the name for answers of the model that a body asks for: that of the served model, or of an adapter,
+        which is loaded if need be. HttpError 404 for an unknown name."""
+        names = self._frontend.model_names
+        asked: str | None = getattr(body, "model", None)
+        if not asked or asked in names:
+            return names[0]
+        find = partial(self._frontend.adapters.find, asked)
+        try:
+            info: AdapterInfo = await in_thread_pool(self._frontend.thread_pool, find)
+            return info.name
+        except NotFound as error:
+            raise unknown_model(error) from None
+
+    def adapter_digest(self, model: str) -> bytes:
+        """Return the digest of the adapter that `model` names; empty for the model itself."""
+        info = self._frontend.adapters.get(model)
+        return b"" if info is None else bytes.fromhex(info.digest)
+
     async def chat_prompt(
         self, parsed: ParsedBody[ChatRequest] | ParsedBody[TokenizeRequest], cut_side: CutSide | None = None
     ) -> BodyInput:
@@ -185,32 +208,36 @@ class LocalEngine:
         return await in_thread_pool(self._frontend.thread_pool, start)
 
     @contextlib.contextmanager
-    def run(self, submits: Sequence[Submit]) -> Iterator[Run]:
-        """Submit requests, in slices of SLICE_S seconds; leaving the context aborts those that are still open.
+    def run(self, submits: Sequence[Submit], model: str = "") -> Iterator[Run]:
+        """Submit requests to `model`, a result of `model_of`, in slices of SLICE_S seconds; leaving the context aborts
+        those that are still open.
 
         All submits have the same `n`. RequestError for an id that is in use."""
         for submit in submits:
             if submit.request_id in self._run_by_id:
                 raise id_is_open(submit.request_id)
         run, trace = Run(len(submits), submits[0].params.n), incoming_trace.get()
+        adapter = "" if model in self._frontend.model_names else model
         for position, submit in enumerate(submits):
             self._run_by_id[submit.request_id] = (run, position)
         self._session.num_readers += 1
         try:
-            self._do_all(partial(self._submit, run, submit, trace) for submit in submits)
+            self._do_all(partial(self._submit, run, submit, trace, adapter) for submit in submits)
             yield run
         finally:
             self._session.num_readers -= 1
             if (record := access_record.get()) is not None:
                 record.num_prompt_tokens += run.num_prompt_tokens
                 record.num_completion_tokens += run.num_completion_tokens
+                record.adapter = adapter
             left = [each.request_id for each in submits if self._run_by_id.pop(each.request_id, None) is not None]
             self._do_all(partial(self._frontend.on_local_disconnect, self._session, each) for each in left)
 
-    def _submit(self, run: Run, submit: Submit, trace: TraceContext) -> None:
+    def _submit(self, run: Run, submit: Submit, trace: TraceContext, adapter: str) -> None:
         if self._run_by_id.get(submit.request_id, (None, 0))[0] is run:  # otherwise the caller left before its slice
-            traced = msgspec.structs.replace(submit, **trace._asdict()) if trace.traceparent else submit
-            self._frontend.on_message(self._session, traced)
+            if adapter or trace.traceparent:
+                submit = msgspec.structs.replace(submit, adapter=adapter, **trace._asdict())
+            self._frontend.on_message(self._session, submit)
 
     def _do_all(self, work: Iterable[Callable[[], None]]) -> None:
         """Do as much of `work` as SLICE_S seconds allow; queue the rest for later turns of the event loop."""
@@ -253,6 +280,11 @@ class LocalEngine:
             return await done
         finally:
             del self._controls[query_id]
+
+    async def load_adapter(self, query: LoadAdapter) -> None:
+        """Load an adapter from beneath --adapter-folder. RequestError if it cannot be, NotFound if it is not there."""
+        load = partial(self._frontend.adapters.load, query, is_confined=True)
+        await in_thread_pool(self._frontend.thread_pool, load)
 
     def _on_reply(self, reply: Done | QueryFailed) -> None:
         done = self._controls.get(reply.query_id)

@@ -37,14 +37,13 @@ class ResponseCreation:
         self,
         engine: LocalEngine,
         body: ResponsesRequest,
-        model: str,
         chat: ChatCompletion,
         keep: Callable[[dict[str, Any]], Awaitable[bool]] | None = None,
         created: int | None = None,
     ) -> None:
         """`keep` stores the response before the client gets it; returns False if that fails. `created`: unix time in
         seconds; None: now."""
-        self._engine, self._body, self._model, self._chat, self._keep = engine, body, model, chat, keep
+        self._engine, self._body, self._chat, self._keep = engine, body, chat, keep
         self._created = int(time.time()) if created is None else created
         self.id = response_id(chat.id)
         self._writer = ItemWriter(hashlib.sha256(self.id.encode()).hexdigest()[:24])
@@ -111,7 +110,7 @@ class ResponseCreation:
             "created_at": self._created,
             "status": status,
             "background": bool(body.background),
-            "model": self._model,
+            "model": self._chat.model,
             "output": list(self._writer.items),
             "usage": None,
             "error": None,

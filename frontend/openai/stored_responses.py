@@ -27,15 +27,16 @@ from .responses import ResponseCreation
 logger = logging.getLogger("tokenloom.http")
 
 Fields = dict[str, msgspec.Raw]  # fields of a body, undecoded
-NewChat = Callable[[ParsedBody[ResponsesRequest]], Awaitable[tuple[ResponsesRequest, ChatCompletion]]]
+_DIGEST = "adapter_digest"  # beside the fields of a stored request: in hex, empty without an adapter
+NewChat = Callable[[ParsedBody[ResponsesRequest], str], Awaitable[tuple[ResponsesRequest, ChatCompletion]]]
 
 
 class StoredResponses:
     """Creator of all responses, and owner of those that are generated in the background. Call `resume` first."""
 
-    def __init__(self, engine: LocalEngine, store: ResponseStore, model: str, new_chat: NewChat) -> None:
-        """`new_chat` returns a body with the model's defaults, and the chat that answers it."""
-        self._engine, self._store, self._model, self._new_chat = engine, store, model, new_chat
+    def __init__(self, engine: LocalEngine, store: ResponseStore, new_chat: NewChat) -> None:
+        """`new_chat` returns a body with the model's defaults, and the chat of that model that answers it."""
+        self._engine, self._store, self._new_chat = engine, store, new_chat
         self._running: dict[str, BackgroundResponse] = {}
 
     async def resume(self) -> None:
@@ -50,7 +51,7 @@ class StoredResponses:
         except TokenloomError as error:
             logger.warning("responses of an earlier frontend are lost: %s", error)
 
-    async def start(self, parsed: ParsedBody[ResponsesRequest]) -> ResponseCreation | BackgroundResponse:
+    async def start(self, parsed: ParsedBody[ResponsesRequest], model: str) -> ResponseCreation | BackgroundResponse:
         """Check a request and return its response; if it is for the background, store and start it. HttpError 400 if it
         is for the background and cannot be stored; further errors as of `with_previous`."""
         body = parsed.body
@@ -65,14 +66,16 @@ class StoredResponses:
         if body.background:
             seed = secrets.randbits(31) if parsed.body.seed is None else parsed.body.seed
             parsed = parsed._replace(body=msgspec.structs.replace(parsed.body, seed=seed))
-        whole, chat = await self._new_chat(parsed)
+        whole, chat = await self._new_chat(parsed, model)
         shown = msgspec.structs.replace(whole, previous_response_id=body.previous_response_id)
         keep = partial(self._keep, parsed.raw) if is_kept and not body.background else None
-        creation = ResponseCreation(self._engine, shown, self._model, chat, keep)
+        creation = ResponseCreation(self._engine, shown, chat, keep)
         if not body.background:
             return creation
         fields, items = conversation(parsed.raw)
-        given = {"request_id": creation.id.removeprefix("resp_"), "seed": seed}
+        digest = self._engine.adapter_digest(model)
+        chat.pin_adapter(digest)
+        given = {"request_id": creation.id.removeprefix("resp_"), "seed": seed, _DIGEST: digest.hex()}
         request = fields | {name: msgspec.Raw(encode_json(value)) for name, value in given.items()}
         response = encode_json(creation.response("queued"))
         record = Record(creation.id, True, True, encode_json(items), encode_json(request), response)
@@ -158,11 +161,14 @@ class StoredResponses:
 
     async def _recreate(self, record: Record) -> ResponseCreation:
         """Return a ResponseCreation that generates again a response of an earlier frontend, under the same id."""
-        raw = encode_json(msgspec.json.decode(record.request, type=Fields) | {"input": msgspec.Raw(record.items)})
-        body, chat = await self._new_chat(await self._engine.bodies.parse([raw], len(raw), ResponsesRequest, record.id))
-        before = msgspec.json.decode(record.response)
+        fields = msgspec.json.decode(record.request, type=Fields) | {"input": msgspec.Raw(record.items)}
+        digest = bytes.fromhex(msgspec.json.decode(fields.pop(_DIGEST, b'""')))
+        raw, before = encode_json(fields), msgspec.json.decode(record.response)
+        parsed = await self._engine.bodies.parse([raw], len(raw), ResponsesRequest, record.id)
+        body, chat = await self._new_chat(parsed, before["model"])
+        chat.pin_adapter(digest)
         body = msgspec.structs.replace(body, previous_response_id=before["previous_response_id"])
-        return ResponseCreation(self._engine, body, self._model, chat, created=before["created_at"])
+        return ResponseCreation(self._engine, body, chat, created=before["created_at"])
 
     async def _keep(self, raw: bytes, response: dict[str, Any]) -> bool:
         """Store a response. If the store fails or is full, log a warning and return False: the client still gets it."""

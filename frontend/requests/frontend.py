@@ -28,7 +28,17 @@ from ...ipc.messages.base import (
     Unknown,
     Welcome,
 )
-from ...ipc.messages.client import Abort, ClientMessage, Control, Credit, FrontendMessage, Health, QueryFailed, Submit
+from ...ipc.messages.client import (
+    Abort,
+    AdapterQuery,
+    ClientMessage,
+    Control,
+    Credit,
+    FrontendMessage,
+    Health,
+    QueryFailed,
+    Submit,
+)
 from ...ipc.messages.core import ControlDone, CoreToFrontend, EngineCoreOutputs
 from ...ipc.messages.supervisor import (
     CoreUp,
@@ -41,6 +51,7 @@ from ...ipc.messages.supervisor import (
     SupervisorToChild,
 )
 from ...ipc.process.awake_clock import AwakeClock
+from ..adapters.desk import AdapterDesk
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
 from ..intake.host import IntakeHost
 from ..intake.input_processor import InputProcessor
@@ -87,6 +98,7 @@ class Frontend:
         self.inputs = InputProcessor(spec, tokenizer, chat_template)
         self.thread_pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic)
         self.prompts = PromptReader(self.inputs, self.thread_pool)
+        self.adapters = AdapterDesk(spec, wake, monotonic, unix_time)
         detokenizers = None if tokenizer is None else DetokenizerFactory(tokenizer)
         self._outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids)
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
@@ -97,7 +109,14 @@ class Frontend:
         self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # read in each turn
         self._queries = QueryProcessor(spec, self.prompts, self._core, self.metrics, self._awake_clock.look)
         self._requests = RequestManager(
-            self._sessions, self.prompts, self._outputs, self._core, self.metrics, self.counts, unix_time
+            self._sessions,
+            self.adapters,
+            self.prompts,
+            self._outputs,
+            self._core,
+            self.metrics,
+            self.counts,
+            unix_time,
         )
         self._ticked_at = 0.0  # monotonic seconds
         self._drains_at = NEVER  # earliest time at which draining may end; monotonic seconds
@@ -106,6 +125,11 @@ class Frontend:
     def is_ready(self) -> bool:
         """Whether the core has welcomed this frontend."""
         return self._core.is_up
+
+    @property
+    def model_names(self) -> list[str]:
+        """The names of the served model, that for answers first."""
+        return self._spec.model_names
 
     def health(self) -> Health:
         return self._queries.health()
@@ -160,6 +184,8 @@ class Frontend:
             session.send(Pong())
         elif isinstance(message, Control):
             self._controls.submit(message, lambda reply: session.send(reply))
+        elif isinstance(message, AdapterQuery):
+            self.adapters.answer(message, lambda reply: session.send(reply))
         elif not isinstance(message, Hello):
             self._queries.answer(message, session.caller_of(""), lambda reply: session.send(reply))
 
@@ -277,6 +303,7 @@ class Frontend:
         """Call the callbacks of the jobs that threads have finished since the last call."""
         for complete in self.thread_pool.take():
             complete()
+        self.adapters.on_wakeup()
 
     def stop(self, reason: str) -> None:
         """Fail every open request with `reason`, because the engine stops; end the threads and send the last spans."""
@@ -286,6 +313,7 @@ class Frontend:
                 self._requests.end(request, "error", error)
         self._sessions.send_updates()
         self.thread_pool.close()
+        self.adapters.close()
         if self._tracing is not None:
             self._tracing.close()
 
@@ -305,11 +333,12 @@ class Frontend:
         if self._outputs.answer_by_key and now >= self._core.next_ping_at:
             self._core.keep_alive(now)
         self.thread_pool.expire(now)
+        self.adapters.expire(now)
         self._sessions.send_updates()
 
     def seconds_to_tick(self, now: float) -> float | None:
         """Return the seconds for which the loop may sleep without new messages; None: no limit."""
-        next_at = min(self._sessions.next_lease_end, self.thread_pool.next_expiry)
+        next_at = min(self._sessions.next_lease_end, self.thread_pool.next_expiry, self.adapters.next_expiry)
         if now < self._drains_at:
             next_at = min(next_at, self._drains_at)
         if self._outputs.answer_by_key and self._core.is_up:

@@ -7,7 +7,7 @@ answer, whichever comes first in the order of tokens. Knows no socket: updates w
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import attrgetter
@@ -17,6 +17,7 @@ import msgspec
 
 from ...ipc.codec import decode_ids
 from ...ipc.errors import ErrorInfo, ProtocolError
+from ...ipc.messages.adapter import AdapterRef
 from ...ipc.messages.base import BulkArray, FinishReason
 from ...ipc.messages.client import Child, Delta, RequestMetrics, Submit
 from ...ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, Finished
@@ -34,7 +35,10 @@ from .repetition import repeats
 class RequestState:
     """One open request, from its Submit until all its answers have finished."""
 
-    __slots__ = ("answers", "is_accepted", "processed", "prompt_logprobs", "session", "submit", "tokenizing")
+    __slots__ = (
+        *("adapter", "answers", "is_accepted", "processed", "prompt_logprobs", "session", "submit", "tokenizing"),
+        "_release",
+    )
 
     def __init__(self, session: ClientSession[RequestState], submit: Submit) -> None:
         self.session = session
@@ -44,6 +48,12 @@ class RequestState:
         self.is_accepted = False
         self.tokenizing: PoolJob | None = None  # the job that tokenizes its prompt
         self.prompt_logprobs = LogprobBuffer(max(submit.num_prompt_logprobs, 1))
+        self.adapter: AdapterRef | None = None
+        self._release: Callable[[AdapterRef], None] | None = None
+
+    def use(self, adapter: AdapterRef | None, release: Callable[[AdapterRef], None]) -> None:
+        """Use an adapter until `close`, which calls `release` with it; None: the model alone."""
+        self.adapter, self._release = adapter, None if adapter is None else release
 
     @property
     def request_id(self) -> str:
@@ -54,14 +64,17 @@ class RequestState:
         return bool(self.answers) and all(answer.finish_reason is not None for answer in self.answers)
 
     def close(self) -> None:
-        """Drop the references to the answers, which refer to this request: without a cycle both are freed with the last
-        delta, not by the garbage collector."""
+        """Release the adapter. Drop the references to the answers, which refer to this request: without a cycle both
+        are freed with the last delta, not by the garbage collector."""
         self.answers = []
         self.tokenizing = None
+        if self._release is not None and self.adapter is not None:
+            self._release(self.adapter)
+            self._release = None
 
     def is_same(self, submit: Submit) -> bool:
         """Whether `submit` has the same prompt and parameters; attempt and tokens so far may differ."""
-        prompt = ("prompt", "prompt_token_ids", "chat", "chat_form", "add_special_tokens")
+        prompt = ("prompt", "prompt_token_ids", "chat", "chat_form", "add_special_tokens", "adapter")
         key = attrgetter("params", "pooling", *prompt)
         return bool(key(self.submit) == key(submit))
 
@@ -74,7 +87,9 @@ class RequestState:
             if answer.finish_reason is None
         ]
         known = self.prompt_logprobs.end
-        return msgspec.structs.replace(self.processed.core, children=children, num_prompt_logprobs=known)
+        return msgspec.structs.replace(
+            self.processed.core, children=children, num_prompt_logprobs=known, adapter=self.adapter
+        )
 
 
 Session: TypeAlias = ClientSession[RequestState]

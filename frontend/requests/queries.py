@@ -114,6 +114,7 @@ class QueryProcessor:
             default_sampling_params=spec.default_sampling_params,
             tokenizer_folder=spec.tokenizer_folder if inputs.has_tokenizer else "",
             chat_template="" if inputs.chat_template is None else inputs.chat_template.source,
+            max_loras=spec.config.max_loras if spec.config.enable_lora else 0,
         )
 
 

@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...ipc.errors import Draining, ErrorInfo, Overloaded, TokenloomError, error_info
+from ...ipc.messages.adapter import AdapterRef
 from ...ipc.messages.base import FinishReason, Refused
 from ...ipc.messages.client import Accepted, Delta, Submit
 from ...ipc.messages.core import EngineCoreOutputs
 from ...ipc.messages.intake import ReadPrompt
+from ..adapters.desk import AdapterDesk
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS, check_request_id
 from ..intake.input_processor import Prompt
 from ..intake.prompt_reader import PromptReader
@@ -38,6 +40,7 @@ class RequestManager:
     """
 
     _sessions: SessionTable
+    _adapters: AdapterDesk
     _prompts: PromptReader  # text to tokens
     _outputs: OutputProcessor  # tokens to text
     _core: CoreClient
@@ -67,7 +70,20 @@ class RequestManager:
         request = RequestState(session, submit)
         session.request_by_id[submit.request_id] = request
         self._sessions.open_lease(session)
-        self._tokenize(request)
+        self._adapters.resolve(submit, lambda adapter: self._on_adapter(request, adapter))
+
+    def _on_adapter(self, request: RequestState, adapter: AdapterRef | TokenloomError | None) -> None:
+        """Go on with a request whose adapter is known, or end it with the error of its adapter."""
+        is_open = request.session.request_by_id.get(request.request_id) is request
+        if isinstance(adapter, TokenloomError):
+            if is_open:
+                self._fail(request, adapter)
+            return
+        request.use(adapter, self._adapters.release)
+        if is_open:
+            self._tokenize(request)
+        else:  # aborted or replaced in the meantime
+            request.close()
 
     def _check_new(self, submit: Submit) -> None:
         """Raise Draining for a first attempt while the engine shuts down, RequestError for too large an n."""
@@ -119,8 +135,7 @@ class RequestManager:
             processed = self._prompts.inputs.process(request.submit, prompt, now)
             ended = self._outputs.add(request, processed, now)
         except TokenloomError as error:
-            del session.request_by_id[request.request_id]
-            self.refuse(session, request.request_id, error_info(error))
+            self._fail(request, error)
             return
         self._metrics.on_open(request)
         for answer in ended:
@@ -133,6 +148,12 @@ class RequestManager:
         else:
             self._core.submit(request.to_core())
 
+    def _fail(self, request: RequestState, error: TokenloomError) -> None:
+        """End a request that has no answers yet with its error."""
+        del request.session.request_by_id[request.request_id]
+        request.close()
+        self.refuse(request.session, request.request_id, error_info(error))
+
     def _send_accepted(self, request: RequestState) -> None:
         """Send Accepted to the client, without tokens if the request timed out before it was tokenized."""
         processed, submit = request.processed, request.submit
@@ -143,6 +164,7 @@ class RequestManager:
                 prompt_token_ids=b"" if processed is None else processed.prompt.token_ids,
                 prompt=submit.prompt if processed is None else processed.prompt.text,
                 seed=submit.params.seed or 0 if processed is None else processed.children[0].seed,
+                adapter_digest=b"" if request.adapter is None else request.adapter.digest,
             )
         )
 

@@ -25,6 +25,7 @@ from ...ipc.endpoints import Endpoints
 from ...ipc.errors import ConfigError
 from ...ipc.keys import Keys
 from ...ipc.process.machine_memory import available_bytes, gib, swap_bytes
+from ..adapters.modules import check_adapter_options
 from ..listening.tls import new_ssl_context
 from .generation_config import default_sampling_params, generation_folder
 from .hub import DEMO_FOLDER as DEMO_FOLDER
@@ -59,6 +60,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     if config.load_format != "dummy":
         check_weights(folder, model, dtype, device)
     names = config.served_model_name or [config.model or "tokenloom-demo"]
+    check_adapter_options(config, model, names)
     spec = EngineSpec(
         run_id=secrets.token_hex(8),
         run_directory=str(run_directory.path),

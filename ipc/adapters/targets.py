@@ -5,14 +5,18 @@ Paths follow ModelConfig.names. A checkpoint may have one of `names.roots` in pl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import msgspec
 
-from ..config.model_config import ExpertsConfig, ModelConfig, TensorNames
+from ..config.model_config import ExpertsConfig, ModelConfig
 
 TargetKind = Literal["linear", "embedding", "head", "experts_up", "experts_down"]
+
+WRAPPERS = ("model.language_model.", "language_model.model.", "language_model.", "")  # of text models in larger ones
+MLP_BLOCK = re.compile(r"(\.\d+\.)mlp\.(?=gate$|experts(\.|$))")  # the module of experts in transformers 5
 
 
 class AdapterTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +32,7 @@ class AdapterTarget(msgspec.Struct, frozen=True, kw_only=True):
     num_experts: int = 0
     first_output: int = 0  # of experts_up: the place of the outputs in gates | ups
     is_interleaved: bool = False  # of experts_up in one tensor: gates and ups alternate among the outputs
-    is_transposed: bool = False  # the checkpoint has the matrix as [in, out]
+    is_transposed: bool = False  # the checkpoint has the matrix as [in, out], or [experts, in, out]
 
 
 def targets_of(model: ModelConfig) -> dict[str, AdapterTarget]:
@@ -36,10 +40,44 @@ def targets_of(model: ModelConfig) -> dict[str, AdapterTarget]:
     return {target.module: target for target in _targets(model)}
 
 
+def is_chosen(target: AdapterTarget, target_modules: Sequence[str] | None) -> bool:
+    """Whether adapters may update the module: its path ends with one of the names. None: all may be."""
+    if target_modules is None:
+        return True
+    paths = [target.module] if not target.num_experts else [target.module, target.module.rpartition(".")[0]]
+    return any(path == name or path.endswith(f".{name}") for path in paths for name in target_modules)
+
+
+class ModulePaths:
+    """Translates paths of modules in a PEFT file, which are those of transformers, into paths of the checkpoint."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        names = model.names
+        self._root = names.layers.partition(".")[0] + "."
+        self._prefixes = [*names.roots, *WRAPPERS]
+        self._heads = {"lm_head", names.head}
+        self._head, self._experts = names.head, names.experts
+
+    def spellings(self, module: str) -> Iterator[str]:
+        """Yield the paths that a module of a file may have in the checkpoint, the likeliest first."""
+        yield from self._blocks(module)
+        for prefix in self._prefixes:
+            if module.startswith(prefix):
+                inner = module.removeprefix(prefix)
+                if inner in self._heads:
+                    yield self._head
+                yield from self._blocks(self._root + inner)
+
+    def _blocks(self, module: str) -> Iterator[str]:
+        yield module
+        if self._experts not in ("", "mlp"):
+            yield MLP_BLOCK.sub(rf"\1{self._experts}.", module)
+
+
 def _targets(model: ModelConfig) -> Iterator[AdapterTarget]:
-    names, hidden = model.names, model.hidden_size
-    yield AdapterTarget(module=names.embedding, kind="embedding", num_inputs=model.vocab_size, num_outputs=hidden)
-    yield AdapterTarget(module=names.head, kind="head", num_inputs=hidden, num_outputs=model.vocab_size)
+    names, hidden, size = model.names, model.hidden_size, model.vocab_size
+    yield AdapterTarget(module=names.embedding, kind="embedding", num_inputs=size, num_outputs=hidden)
+    yield AdapterTarget(module=names.head, kind="head", num_inputs=hidden, num_outputs=size)
     for layer in range(model.num_layers):
         own, prefix = model.at_layer(layer), f"{names.layers}.{layer}."
         for name, num_inputs, num_outputs in _dense_matrices(own, layer):
@@ -51,7 +89,11 @@ def _targets(model: ModelConfig) -> Iterator[AdapterTarget]:
                 is_transposed=names.is_transposed,
             )
         if own.experts is not None and own.layers[layer].has_experts:
-            yield from _expert_targets(names, own.experts, hidden, layer)
+            block = f"{prefix}{names.experts}." if names.experts else prefix
+            for name, num_inputs, num_outputs in _matrices_beside_experts(own, own.experts):
+                module = f"{block}{name}"
+                yield AdapterTarget(module=module, layer=layer, num_inputs=num_inputs, num_outputs=num_outputs)
+            yield from _expert_targets(own, own.experts, layer, f"{block}experts.")
 
 
 def _dense_matrices(model: ModelConfig, layer: int) -> Iterator[tuple[str, int, int]]:
@@ -68,11 +110,11 @@ def _dense_matrices(model: ModelConfig, layer: int) -> Iterator[tuple[str, int, 
                 yield names.value, hidden, num_keys
     yield names.output, num_queries, hidden
     if model.experts is None or not own.has_experts or model.experts.is_beside_mlp:
-        yield from _mlp_matrices(model, hidden)
+        yield from _mlp_matrices(model)
 
 
-def _mlp_matrices(model: ModelConfig, hidden: int) -> Iterator[tuple[str, int, int]]:
-    names, inner = model.names, model.intermediate_size
+def _mlp_matrices(model: ModelConfig) -> Iterator[tuple[str, int, int]]:
+    names, hidden, inner = model.names, model.hidden_size, model.intermediate_size
     if names.gate_up and model.activation.is_gated:
         yield names.gate_up, hidden, 2 * inner
     else:
@@ -82,27 +124,55 @@ def _mlp_matrices(model: ModelConfig, hidden: int) -> Iterator[tuple[str, int, i
     yield names.down, inner, hidden
 
 
-def _expert_targets(names: TensorNames, experts: ExpertsConfig, hidden: int, layer: int) -> Iterator[AdapterTarget]:
-    block = f"{names.layers}.{layer}." + (f"{names.experts}." if names.experts else "")
-    size, (gate, up, down) = experts.intermediate_size, names.expert_matrices
-
-    def linear(name: str, num_inputs: int, num_outputs: int) -> AdapterTarget:
-        return AdapterTarget(module=f"{block}{name}", layer=layer, num_inputs=num_inputs, num_outputs=num_outputs)
-
-    yield linear(names.router, hidden, experts.num_experts)
-    if experts.shared_size:
-        yield linear(f"{names.shared_expert}.{gate}", hidden, experts.shared_size)
-        yield linear(f"{names.shared_expert}.{up}", hidden, experts.shared_size)
-        yield linear(f"{names.shared_expert}.{down}", experts.shared_size, hidden)
+def _matrices_beside_experts(model: ModelConfig, experts: ExpertsConfig) -> Iterator[tuple[str, int, int]]:
+    names, hidden, size = model.names, model.hidden_size, experts.shared_size
+    yield names.router, hidden, experts.num_experts
+    if size:
+        gate, up, down = names.expert_matrices
+        yield f"{names.shared_expert}.{gate}", hidden, size
+        yield f"{names.shared_expert}.{up}", hidden, size
+        yield f"{names.shared_expert}.{down}", size, hidden
     if experts.has_shared_gate:
-        yield linear(names.shared_gate, hidden, 1)
-    replace = msgspec.structs.replace
+        yield names.shared_gate, hidden, 1
+
+
+def _expert_targets(model: ModelConfig, experts: ExpertsConfig, layer: int, block: str) -> Iterator[AdapterTarget]:
+    """`block`: the path of the experts, with the dot."""
+    names, hidden, size = model.names, model.hidden_size, experts.intermediate_size
+    gate, up, down = names.expert_matrices
+    are_interleaved = names.are_experts_interleaved
+    kinds: list[tuple[str, TargetKind, int, int, int]] = [
+        (gate, "experts_up", hidden, size, 0),
+        (up, "experts_up", hidden, size, size),
+        (down, "experts_down", size, hidden, 0),
+    ]
     for expert in range(experts.num_experts):
-        for first, name in ((0, gate), (size, up)):
-            target = linear(f"experts.{expert}.{name}", hidden, size)
-            yield replace(target, kind="experts_up", expert=expert, first_output=first)
-        yield replace(linear(f"experts.{expert}.{down}", size, hidden), kind="experts_down", expert=expert)
-    num_experts = experts.num_experts
-    target = replace(linear("experts.gate_up_proj", hidden, 2 * size), kind="experts_up", num_experts=num_experts)
-    yield replace(target, is_interleaved=names.are_experts_interleaved)
-    yield replace(linear("experts.down_proj", size, hidden), kind="experts_down", num_experts=num_experts)
+        for name, kind, num_inputs, num_outputs, first in kinds:
+            yield AdapterTarget(
+                module=f"{block}{expert}.{name}",
+                layer=layer,
+                kind=kind,
+                num_inputs=num_inputs,
+                num_outputs=num_outputs,
+                expert=expert,
+                first_output=first,
+            )
+    yield AdapterTarget(
+        module=f"{block}gate_up_proj",
+        layer=layer,
+        kind="experts_up",
+        num_inputs=hidden,
+        num_outputs=2 * size,
+        num_experts=experts.num_experts,
+        is_interleaved=are_interleaved,
+        is_transposed=are_interleaved,
+    )
+    yield AdapterTarget(
+        module=f"{block}down_proj",
+        layer=layer,
+        kind="experts_down",
+        num_inputs=size,
+        num_outputs=hidden,
+        num_experts=experts.num_experts,
+        is_transposed=are_interleaved,
+    )

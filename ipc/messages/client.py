@@ -11,6 +11,7 @@ from ..errors import ErrorInfo
 from ..pooling_params import PoolingParams
 from ..process.log import LogLevel
 from ..sampling_params import SamplingParams
+from .adapter import AdapterInfo
 from .base import (
     BulkArray,
     EngineAction,
@@ -92,6 +93,9 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     add_special_tokens: bool = True  # add the tokenizer's special tokens to `prompt`
     traceparent: str = ""  # W3C trace context: parent of the request's spans
     tracestate: str = ""  # W3C trace context: data of tracing systems
+    adapter: str = ""  # name of a LoRA adapter; empty, or a name of the served model: the model alone
+    adapter_path: str = ""  # folder on the engine's machine to load it from, if no adapter has the name yet
+    adapter_digest: bytes = b""  # of a resumed request: from Accepted; the name may stand for other weights by now
 
 
 class Abort(Message, frozen=True, kw_only=True, tag="abort"):
@@ -146,7 +150,30 @@ class Control(Message, frozen=True, kw_only=True, tag="control"):
     level: LogLevel = "info"  # for log_level: the lowest level that processes log
 
 
-Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo | GetMetrics | Control  # each has one Reply
+class LoadAdapter(Message, frozen=True, kw_only=True, tag="load_adapter"):
+    """Order to load a LoRA adapter. Done replies when requests may name it."""
+
+    query_id: int
+    name: str
+    path: str  # folder on the engine's machine
+    is_inplace: bool = False  # requests that come later use it in place of the adapter that has the name
+    order_id: str = ""  # random; an order that is sent again, since its reply was lost, is carried out once
+
+
+class UnloadAdapter(Message, frozen=True, kw_only=True, tag="unload_adapter"):
+    """Order to forget the name of an adapter. Open requests keep the adapter. Done replies."""
+
+    query_id: int
+    name: str
+    order_id: str = ""  # as in LoadAdapter
+
+
+class ListAdapters(Message, frozen=True, kw_only=True, tag="list_adapters"):
+    query_id: int
+
+
+AdapterQuery: TypeAlias = LoadAdapter | UnloadAdapter | ListAdapters
+Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo | GetMetrics | Control | AdapterQuery  # one Reply each
 ClientMessage: TypeAlias = Hello | Submit | Abort | Credit | Ping | Query
 CREDIT_WINDOW = 128  # Deltas messages in flight to one client
 
@@ -159,6 +186,7 @@ class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):
     prompt_token_ids: bytes
     prompt: str | None  # None: the prompt came as token ids
     seed: int  # given or drawn; a resubmission must repeat it
+    adapter_digest: bytes = b""  # of the adapter that the name stood for; a resubmission must repeat it
 
 
 class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -272,6 +300,7 @@ class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     default_sampling_params: dict[str, int | float] = {}  # for fields of SamplingParams that a request leaves out
     tokenizer_folder: str = ""  # on the engine's machine; empty: none
     chat_template: str = ""  # Jinja; empty: none
+    max_loras: int = 0  # adapters in one batch; 0: the engine serves none
 
 
 class Metrics(Message, frozen=True, kw_only=True, tag="metrics_are"):
@@ -280,10 +309,17 @@ class Metrics(Message, frozen=True, kw_only=True, tag="metrics_are"):
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
-    """Reply to Control, after its action."""
+    """Reply to Control, LoadAdapter and UnloadAdapter, after the action."""
 
     query_id: int
     num_tokens: int = 0  # of prefetch_kv: the first tokens of the prompt that need not be computed now
+
+
+class Adapters(Message, frozen=True, kw_only=True, tag="adapters_are"):
+    """Reply to ListAdapters: the adapters that requests may name, by name."""
+
+    query_id: int
+    adapters: list[AdapterInfo]
 
 
 class QueryFailed(Message, frozen=True, kw_only=True, tag="query_failed"):
@@ -291,5 +327,5 @@ class QueryFailed(Message, frozen=True, kw_only=True, tag="query_failed"):
     error: ErrorInfo
 
 
-Reply: TypeAlias = TokenIds | Text | Health | Info | Metrics | Done | QueryFailed
+Reply: TypeAlias = TokenIds | Text | Health | Info | Metrics | Adapters | Done | QueryFailed
 FrontendMessage: TypeAlias = Welcome | Refused | Unknown | Accepted | Deltas | Pong | Reply

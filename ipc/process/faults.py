@@ -22,6 +22,7 @@ POINTS = (
     "grammar.advance",
     *("tier.receive", "tier.load", "tier.store"),
     "intake.read",
+    "adapter.store",
 )
 
 

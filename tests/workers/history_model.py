@@ -63,7 +63,7 @@ class HistoryModel:
 
     def forward_logits(self, token_ids: Tensor, logits_indices: Tensor, context: StepContext) -> tuple[Tensor, Tensor]:
         hidden = self._forward(token_ids, context.metadata, context.kv_cache)
-        return hidden, self.compute_logits(hidden[logits_indices])
+        return hidden, self.compute_logits(hidden, logits_indices)
 
     def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
         # Triton's interpreter would take a quarter of all time over each token of each prompt.
@@ -85,5 +85,6 @@ class HistoryModel:
         hidden[:n] = self._forward(token_ids[:n], live, context.kv_cache)
         return hidden
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, indices: Tensor | None = None) -> Tensor:
+        hidden = hidden if indices is None else hidden[indices]
         return _LOGITS[hidden[:, 0].long()]

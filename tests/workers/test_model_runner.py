@@ -115,7 +115,7 @@ class ThreadGroup(ParallelGroup):
 class SilentModel(HistoryModel):
     """Ranks other than 0 see no logits."""
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor, indices: Tensor | None = None) -> Tensor:
         return torch.empty(0, VOCAB_SIZE)
 
 

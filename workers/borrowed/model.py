@@ -100,7 +100,7 @@ class BorrowedModel:
         hidden = self._given.last_hidden_state[0]
         if not len(logits_indices):
             return hidden, torch.empty((0, self._vocab_size), device=hidden.device)
-        return hidden, self.compute_logits(hidden[logits_indices])
+        return hidden, self.compute_logits(hidden, logits_indices)
 
     def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
         raise NotImplementedError("borrowed models sample on the host")
@@ -108,9 +108,10 @@ class BorrowedModel:
     def forward_decode(self, row_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
         raise NotImplementedError("borrowed models sample on the host")
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [n, vocab_size] float32 of hidden [n, hidden_size]: the model's own code from there on. Ranks
-        but the first must call, too; they get [0, vocab_size]."""
+    def compute_logits(self, hidden: Tensor, indices: Tensor | None = None) -> Tensor:
+        """Return logits [n, vocab_size] float32 of the tokens `indices` [n] int64 of hidden [T, hidden_size], or of
+        all: the model's own code from there on. Ranks but the first must call, too; they get [0, vocab_size]."""
+        hidden = hidden if indices is None else hidden[indices]
         self._given.last_hidden_state = hidden[None]
         token_ids = torch.zeros((1, len(hidden)), dtype=torch.int64, device=hidden.device)
         logits: Tensor = self._model(input_ids=token_ids, use_cache=False, return_dict=True).logits

@@ -98,4 +98,4 @@ class DeviceRunner:
         row_ids, next_positions = changed[:2]
         if not len(row_ids):
             return row_ids
-        return self.rows.sample(self._model.compute_logits(hidden[index]), row_ids, next_positions)
+        return self.rows.sample(self._model.compute_logits(hidden, index), row_ids, next_positions)

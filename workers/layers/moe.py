@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ...ipc.config.model_config import ExpertsConfig, ModelConfig, TensorNames
 from ...kernels.contract import ExpertsWeights, Norm, PackedExperts, Routing
-from ..weights.checkpoint import TensorSlice
 from ..weights.experts import load_expert_biases, load_experts
 from ..weights.loader import LayerLoader
 from .mlp import MLP, activation_of
@@ -24,14 +23,12 @@ class SparseMLP:
     ) -> None:
         """`prefix`: of the layer's tensors, with the dot."""
         self._ops, self._group = loader.ops, loader.group
-        checkpoint = loader.checkpoint
         block = f"{prefix}{names.experts}." if names.experts else prefix
-        if f"{prefix}mlp.{names.router}.weight" in checkpoint:
+        if f"{prefix}mlp.{names.router}.weight" in loader.checkpoint:
             block = f"{prefix}mlp."
-        router = f"{block}{names.router}"
-        weight = checkpoint.load(TensorSlice(f"{router}.weight", (config.num_experts, hidden_size)))
-        bias = checkpoint.load(TensorSlice(f"{router}.bias", (config.num_experts,))) if config.has_bias else None
-        packed_router = loader.pack(weight, bias)
+        packed_router = loader.replicated(
+            f"{block}{names.router}", (config.num_experts, hidden_size), has_bias=config.has_bias
+        )
         choice_bias = None
         if config.has_choice_bias:
             shape = (1, config.num_experts) if names.is_choice_bias_row else (config.num_experts,)
@@ -43,8 +40,7 @@ class SparseMLP:
         self._shared = _load_shared(loader, block, names, hidden_size, config)
         shared_gate = None
         if config.has_shared_gate:
-            gate = checkpoint.load(TensorSlice(f"{block}{names.shared_gate}.weight", (1, hidden_size)))
-            shared_gate = loader.pack(gate)
+            shared_gate = loader.replicated(f"{block}{names.shared_gate}", (1, hidden_size))
         self.weights = ExpertsWeights(
             packed_router,
             routing_of(config, choice_bias, expert_scales),
@@ -113,7 +109,10 @@ def _load_packed(
     biases = load_expert_biases(*arguments) if config.has_bias else None
     if biases is not None and loader.group.rank > 0:  # added once to the sum over ranks
         biases = (biases[0], torch.zeros_like(biases[1]))
-    return loader.pack_experts(*load_experts(*arguments), biases, activation_of(config.activation))
+    packed = loader.pack_experts(*load_experts(*arguments), biases, activation_of(config.activation))
+    if loader.adapted is not None:
+        loader.adapted.add_experts(packed, *arguments[1:])
+    return packed
 
 
 def _load_shared(

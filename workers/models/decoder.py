@@ -25,6 +25,7 @@ from ..layers.moe import MixedMLP, SparseMLP
 from ..layers.rotary import make_rotary
 from ..model_step import StepContext
 from ..parallel import ParallelGroup
+from ..weights.adapted_layers import Adaptable, AdaptedLayers
 from ..weights.checkpoint import Checkpoint, TensorSlice
 from ..weights.dummy import DummyCheckpoint
 from ..weights.loader import LayerLoader
@@ -144,6 +145,10 @@ class DecoderModel:
             loader.num_bytes += table.nbytes
         tables = [each.cos_sin for each in rotaries if each.cos_sin is not None]
         self.weight_bytes = loader.num_bytes + sum(each.nbytes for each in tables)  # of this rank
+        self.adapted = loader.adapted
+        if self.adapted is not None:
+            shard = self._group.shard_vocab(config.vocab_size)
+            self.adapted.add_vocabulary(self._table, self._head, config, shard)
         self._fused = self._fuse()
 
     @property
@@ -193,15 +198,17 @@ class DecoderModel:
 
         T may be 0. The KV cache must be zeroed before its first step.
         """
+        self._begin_step(context)
         if self._fused is not None:
             return self._fused(token_ids, logits_indices, context.metadata, context.kv_cache)
         hidden = self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), context)
         if not len(logits_indices):
             return hidden, torch.empty((0, self._vocab_size), device=hidden.device)
-        return hidden, self.compute_logits(hidden[logits_indices])
+        return hidden, self.compute_logits(hidden, logits_indices)
 
     def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
         """Compute a step; return hidden states as `forward_logits`. Token id −1 − r: row r's last token, in `rows`."""
+        self._begin_step(context)
         return self._run_layers(self._ops.begin_step(token_ids, rows, self._table, self._first_id), context)
 
     def forward_decode(self, row_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
@@ -210,6 +217,10 @@ class DecoderModel:
         block_size = context.kv_cache.shape[4]
         embedded = self._ops.begin_decode(row_ids, rows, context.metadata, block_size, self._table, self._first_id)
         return self._run_layers(embedded, context)
+
+    def _begin_step(self, context: StepContext) -> None:
+        if self.adapted is not None:
+            self.adapted.space.begin_step(context.token_slots)
 
     def _run_layers(self, embedded: Tensor, context: StepContext) -> Tensor:
         residual = self._group.all_reduce(embedded)
@@ -224,9 +235,13 @@ class DecoderModel:
             return self._ops.norm(residual, self._norm)
         return self._ops.add_norm(hidden, residual, self._norm)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [n, vocab_size] float32 of hidden [n, hidden_size] on rank 0. Other ranks must call, too; they
-        get [0, vocab_size]."""
+    def compute_logits(self, hidden: Tensor, indices: Tensor | None = None) -> Tensor:
+        """Return logits [n, vocab_size] float32 on rank 0 of the tokens `indices` [n] int64 of the step with hidden
+        states [T, hidden_size]; None: of all. Other ranks must call, too; they get [0, vocab_size]."""
+        if indices is not None:
+            hidden = hidden[indices]
+            if self.adapted is not None:
+                self.adapted.space.choose_tokens(indices)
         shard = self._ops.logits(hidden, self._head)
         scores = self._group.gather(shard)
         if scores is None:
@@ -249,17 +264,18 @@ def load_model(
     on_progress: Callable[[int, int], None] | None = None,
     *,
     is_dummy: bool = False,
+    adapters: Adaptable | None = None,
 ) -> DecoderModel:
     """Make the model of `config` from this rank's shard of the checkpoint in `folder`, on `device` as `dtype`.
 
     `on_progress` is called with each tensor read: how many so far, and of how many. ConfigError if the checkpoint
     lacks a tensor, has one too many or of another shape, is damaged, or does not divide by the group. `is_dummy`:
-    random weights, and nothing is read.
+    random weights, and nothing is read. `adapters`: slots of `ops`, for the layers that adapters may update.
     """
     arguments = (folder, dtype, device, config.quantization)
     with DummyCheckpoint(*arguments, {}) if is_dummy else Checkpoint(*arguments) as checkpoint:
         checkpoint.on_progress = on_progress
-        model = read_model(checkpoint, config, max_model_len, ops, group)
+        model = read_model(checkpoint, config, max_model_len, ops, group, adapters)
         # Kernels are warmed up on the meta device with some of the layers. Only rank 0 reads all biases.
         if device.type != "meta" and group.rank == 0:
             refuse_surplus(checkpoint, config)
@@ -267,12 +283,19 @@ def load_model(
 
 
 def read_model(
-    checkpoint: Checkpoint, config: ModelConfig, max_model_len: int, ops: Ops, group: ParallelGroup
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    max_model_len: int,
+    ops: Ops,
+    group: ParallelGroup,
+    adapters: Adaptable | None = None,
 ) -> DecoderModel:
     """Make the model of `config` from this rank's shard of an open checkpoint."""
     rotaries = [make_rotary(config, rope, max_model_len, checkpoint.device) for rope in config.ropes]
-    config = msgspec.structs.replace(config, names=rooted(config.names, checkpoint))
-    return DecoderModel(LayerLoader(checkpoint, ops, group), config, rotaries)
+    names = rooted(config.names, checkpoint)
+    adapted = None if adapters is None else AdaptedLayers(*adapters, config.names, names)
+    config = msgspec.structs.replace(config, names=names)
+    return DecoderModel(LayerLoader(checkpoint, ops, group, adapted), config, rotaries)
 
 
 def refuse_surplus(checkpoint: Checkpoint, config: ModelConfig) -> None:

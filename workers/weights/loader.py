@@ -7,8 +7,8 @@ one weight and one matmul.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from ...kernels.contract import GATED_SILU, NO_ACTIVATION, Activation, Norm, Pac
 from ...kernels.quantized import QuantizedWeight, Weight
 from ...kernels.select import Ops
 from ..parallel import ParallelGroup
+from .adapted_layers import AdaptedLayers, column_parts, whole_part
 from .checkpoint import Checkpoint, TensorSlice
 from .quantized_weights import load_matrix
 
@@ -40,12 +41,16 @@ def stacked(name: str, sizes: Sequence[int], shards: Sequence[range]) -> list[Pr
 
 
 class LayerLoader:
-    """Reads from an open checkpoint. `num_bytes`: memory of the parameters returned so far, without `vocabulary`."""
+    """Reads from an open checkpoint. `num_bytes`: memory of the parameters returned so far, without `vocabulary`.
+    `adapted`: gets the layers that adapters may update; None without adapters."""
 
-    def __init__(self, checkpoint: Checkpoint, ops: Ops, group: ParallelGroup) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, ops: Ops, group: ParallelGroup, adapted: AdaptedLayers | None = None
+    ) -> None:
         self.checkpoint = checkpoint
         self.ops = ops
         self.group = group
+        self.adapted = adapted
         self.num_bytes = 0
 
     def column_parallel(
@@ -63,7 +68,12 @@ class LayerLoader:
         A gated activation: the first half of the outputs gates the second. row_order: [out] int64, index of the loaded
         output that becomes each output. `is_transposed`: matrices are [in, out] in the checkpoint.
         """
-        weight = load_matrix(self.checkpoint, *self._slices(projections, num_inputs, is_transposed))
+        shares = [
+            (TensorSlice(f"{p.name}.weight", (p.num_outputs, num_inputs), 0, None, is_transposed), p.shards)
+            for p in projections
+        ]
+        wanted = (replace(whole, shard=shard) for whole, shards in shares for shard in shards)
+        weight = load_matrix(self.checkpoint, *wanted)
         bias = None
         if has_bias:
             parts = ((p.name, p.num_outputs, shard) for p in projections for shard in p.shards)
@@ -71,24 +81,35 @@ class LayerLoader:
             bias = self.checkpoint.load(*slices)
         if row_order is not None:
             weight, bias = reordered(weight, row_order), None if bias is None else bias[row_order]
-        return self.pack(weight, bias, activation)
-
-    def _slices(self, projections: list[Projection], num_inputs: int, is_transposed: bool) -> Iterator[TensorSlice]:
-        for projection in projections:
-            shape = (projection.num_outputs, num_inputs)
-            for shard in projection.shards:
-                yield TensorSlice(f"{projection.name}.weight", shape, 0, shard, is_transposed)
+        packed = self.pack(weight, bias, activation)
+        if self.adapted is not None:
+            self.adapted.add(packed, weight.shape[0], list(column_parts(shares, row_order)))
+        return packed
 
     def row_parallel(
         self, name: str, shape: tuple[int, int], shard: range, has_bias: bool, *, is_transposed: bool = False
     ) -> PackedLinear:
         """Load the layer x [T, `shard` of in] → [T, out], to be summed over ranks: only rank 0 has the bias. `shape`:
         [out, in] of the whole matrix. `is_transposed`: as `column_parallel`."""
-        weight = load_matrix(self.checkpoint, TensorSlice(f"{name}.weight", shape, 1, shard, is_transposed))
+        whole = TensorSlice(f"{name}.weight", shape, 1, None, is_transposed)
+        weight = load_matrix(self.checkpoint, replace(whole, shard=shard))
         bias = None
         if has_bias and self.group.rank == 0:  # added once to the sum
             bias = self.checkpoint.load(TensorSlice(f"{name}.bias", shape[:1]))
-        return self.pack(weight, bias)
+        packed = self.pack(weight, bias)
+        if self.adapted is not None:
+            self.adapted.add(packed, shape[0], [whole_part(whole, shard)])
+        return packed
+
+    def replicated(self, name: str, shape: tuple[int, int], *, has_bias: bool = False) -> PackedLinear:
+        """Load a small layer of which every rank has all: x [T, in] → [T, out]. It is never quantized. shape: [out,
+        in]."""
+        whole = TensorSlice(f"{name}.weight", shape)
+        bias = self.checkpoint.load(TensorSlice(f"{name}.bias", shape[:1])) if has_bias else None
+        packed = self.pack(self.checkpoint.load(whole), bias)
+        if self.adapted is not None:
+            self.adapted.add(packed, shape[0], [whole_part(whole)])
+        return packed
 
     def pack(self, weight: Weight, bias: Tensor | None = None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
         packed = self.ops.pack_linear(weight, bias, activation)

@@ -53,6 +53,10 @@ def json_response(body: object, status: int = 200, headers: dict[str, str] | Non
     return Response(encode_json(body), status, headers, "application/json")
 
 
+def unknown_model(error: TokenloomError) -> HttpError:
+    return HttpError(404, str(error), param="model", code="model_not_found")
+
+
 def to_http_error(error: BaseException) -> HttpError:
     """Convert an error to its HTTP error. An unexpected exception is a 500 that names its type."""
     if isinstance(error, HttpError):

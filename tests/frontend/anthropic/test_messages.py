@@ -28,7 +28,7 @@ Turn = list[tuple[list[Part], Delta]] | Exception
 class Chat:
     """ChatCompletion with a known answer, turn by turn."""
 
-    id = "chatcmpl-1"
+    id, model = "chatcmpl-1", "m"
 
     def __init__(self, *turns: Turn, num_tokens: int = 5, num_prompt: int = 40, num_cached: int = 16) -> None:
         self._turns = turns
@@ -56,14 +56,14 @@ def ended(parts: list[Part], reason: FinishReason, stopped_at: int | str | None 
 
 def whole(*turns: Turn, block_size: int = 16, **numbers: int) -> dict[str, Any]:
     chat: Any = Chat(*turns, **numbers)
-    found: dict[str, Any] = json.loads(asyncio.run(MessageCreation(BODY, "m", chat, block_size).whole()))
+    found: dict[str, Any] = json.loads(asyncio.run(MessageCreation(BODY, chat, block_size).whole()))
     return found
 
 
 def events(*turns: Turn, **numbers: int) -> list[dict[str, Any]]:
     async def read() -> bytes:
         chat: Any = Chat(*turns, **numbers)
-        return b"".join([each async for each in MessageCreation(BODY, "m", chat, 16).events()])
+        return b"".join([each async for each in MessageCreation(BODY, chat, 16).events()])
 
     found = []
     for event in asyncio.run(read()).decode().split("\n\n")[:-1]:
@@ -152,7 +152,7 @@ def test_errors_are_raised_before_the_first_event_and_are_events_later() -> None
             call(Overloaded("full"))
     chat: Any = Chat([], Overloaded("a schema that cannot be"))
     with pytest.raises(Overloaded):
-        asyncio.run(anext(MessageCreation(BODY, "m", chat, 16).events()))  # type: ignore[arg-type]
+        asyncio.run(anext(MessageCreation(BODY, chat, 16).events()))  # type: ignore[arg-type]
     with pytest.raises(EngineDead):
         whole([], EngineDead("lost"))
     assert events([([Content("x")], Delta(request_id="r"))], EngineDead("lost"))[-1] == {

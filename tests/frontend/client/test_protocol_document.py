@@ -12,6 +12,7 @@ from msgspec import inspect
 
 from tokenloom.ipc.codec import Decoder, encode_ids
 from tokenloom.ipc.errors import ERROR_BY_KIND, ErrorInfo
+from tokenloom.ipc.messages.adapter import AdapterInfo
 from tokenloom.ipc.messages.base import LEASE_S, PING_INTERVAL_S, PROTOCOL_VERSION, BulkArray, FinishReason, Hello
 from tokenloom.ipc.messages.client import (
     CREDIT_WINDOW,
@@ -44,6 +45,7 @@ STRUCTS: dict[str, Any] = {
     "structured_outputs": StructuredOutputsParams,
     "repetition_detection": RepetitionDetectionParams,
     "pooling": PoolingParams,
+    "adapter_info": AdapterInfo,
     "bulk_array": BulkArray,
     "delta": Delta,
     "logprobs": Logprobs,

@@ -1,0 +1,341 @@
+"""AdapterDesk: answers the queries about adapters, and finds the adapter of each request.
+
+Loads run in threads. A request keeps the adapter that its name stood for when it came, even if name and source
+change later. Without --enable-lora it refuses everything and touches no file.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import ConfigError, ErrorInfo, Overloaded, RequestError, TokenloomError, error_info
+from ...ipc.messages.adapter import AdapterInfo, AdapterRef
+from ...ipc.messages.client import (
+    AdapterQuery,
+    Adapters,
+    Done,
+    ListAdapters,
+    LoadAdapter,
+    QueryFailed,
+    Submit,
+)
+from ..intake.host import IntakeHost
+from ..intake.thread_pool import Then, ThreadPool
+from .modules import check_name, parse_modules
+from .registry import FILE_NAME, AdapterRegistry
+from .store import AdapterStore
+
+MAX_SHOWN = 20  # names in an error
+NEVER = float("inf")  # as a time
+OFF = "this engine serves no adapters: start it with --enable-lora"
+
+Loaded: TypeAlias = AdapterInfo | AdapterRef
+Send: TypeAlias = Callable[[Adapters | Done | QueryFailed], None]
+
+
+@dataclass(eq=False)
+class Load:
+    """Work in a thread, which may hang on a network file system. `then` is called once, by `end`."""
+
+    then: Then[Loaded]
+    deadline: float  # monotonic seconds
+    is_over: bool = False  # if it was given up, the thread must change nothing any more
+
+    def end(self, result: Loaded | TokenloomError) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.then(result)
+
+
+class AdapterDesk:
+    """Owner of registry, store and loads. The loop calls its methods, unless they say otherwise."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        wake: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        self._spec, self._unix_time = spec, unix_time
+        self.registry: AdapterRegistry | None = None
+        self._loads: list[Load] = []
+        if not spec.config.enable_lora:
+            return
+        path = Path(spec.run_directory, FILE_NAME)
+        self._store = AdapterStore(spec, path, lambda digest: self._names.may_drop(digest))
+        self.registry = self._names = AdapterRegistry(path, self._store.ref, unix_time)
+        folder = spec.config.adapter_folder
+        self._folder = None if folder is None else Path(folder).resolve()
+        self._monotonic, self._timeout_s = monotonic, spec.config.start_timeout_s
+        self._pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic)
+        self._placing = threading.Lock()  # a thread that has placed an adapter may name it before another drops it
+        self._first_uses: dict[str, list[Then[AdapterInfo]]] = {}  # by the name that is being looked for
+
+    @property
+    def infos(self) -> list[AdapterInfo]:
+        """The adapters that requests may name, by name; without those in --adapter-folder that none has named yet."""
+        return [] if self.registry is None else self.registry.list()
+
+    def get(self, name: str) -> AdapterInfo | None:
+        return None if self.registry is None else self.registry.get(name)
+
+    def load_modules(self) -> None:
+        """Load the adapters of --lora-modules now, unless a frontend before this one has. ConfigError if one fails."""
+        if self.registry is None or not self._names.is_new:
+            return
+        for module in parse_modules(self._spec.config, self._spec.model_names):
+            try:
+                self._load(module.name, Path(module.path).absolute(), base=module.base_model_name)
+            except (RequestError, OSError) as error:
+                raise ConfigError(f"--lora-modules {module.name}: {error}") from None
+
+    # ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def answer(self, query: AdapterQuery, send: Send) -> None:
+        """Call `send` with the answer: of a load, when requests may name the adapter."""
+
+        def then(result: Loaded | TokenloomError | None) -> None:
+            if isinstance(result, TokenloomError):
+                send(QueryFailed(query_id=query.query_id, error=error_info(result)))
+            else:
+                send(Done(query_id=query.query_id))
+
+        if isinstance(query, ListAdapters):
+            send(Adapters(query_id=query.query_id, adapters=self.infos))
+        elif self.registry is None:
+            send(QueryFailed(query_id=query.query_id, error=ErrorInfo("request", OFF)))
+        elif isinstance(query, LoadAdapter):
+            self.load(query, then)
+        else:
+            try:
+                self.unload(query.name, query.order_id)
+                then(None)
+            except TokenloomError as error:
+                then(error)
+
+    def load(self, query: LoadAdapter, then: Then[Loaded], *, is_confined: bool = False) -> None:
+        """Load an adapter, only from beneath --adapter-folder if `is_confined`, and call `then` with it or an error."""
+        self._run(partial(self._carry_out, query, is_confined), then)
+
+    def _carry_out(self, query: LoadAdapter, is_confined: bool, load: Load) -> AdapterInfo:
+        """Load the adapter of a query, in a thread."""
+        check_name(query.name, self._spec.model_names)
+
+        def known() -> AdapterInfo | None:
+            info = self._names.get(query.name)
+            if info is None or self._names.has_done(query.order_id):
+                return info
+            if not query.is_inplace:
+                raise RequestError(already_loaded(query.name))
+            return None
+
+        known()
+        source, within = Path(query.path), None
+        if is_confined:
+            assert self._folder is not None, "HTTP requests load adapters only with --adapter-folder"
+            source, within = (self._folder / query.path).resolve(), self._folder
+            if not source.is_relative_to(within):
+                raise RequestError(
+                    f"lora_path {query.path!r:.200} is not beneath --adapter-folder {within}, the only folder that "
+                    "HTTP requests load from: put the adapter there"
+                )
+        if not source.is_dir():
+            raise NotFound(f"No adapter found for {query.path:.200}: there is no such folder on the engine's machine")
+        return self._load(query.name, source, known, within=within, load=load, order_id=query.order_id)
+
+    def unload(self, name: str, order_id: str = "") -> None:
+        """Remove a name; NotFound if no adapter has it."""
+        if self.registry is not None and self.registry.has_done(order_id):
+            return
+        if self.registry is None or self.registry.get(name) is None:
+            raise NotFound(f"The lora adapter '{name:.200}' cannot be found.")
+        self.registry.remove(name, order_id)
+
+    def _load(
+        self,
+        name: str,
+        source: Path,
+        known: Callable[[], AdapterInfo | None] = lambda: None,
+        *,
+        base: str = "",
+        within: Path | None = None,
+        is_found: bool = False,
+        order_id: str = "",
+        load: Load | None = None,
+    ) -> AdapterInfo:
+        """Copy the adapter in `source` to the store and give it a name; blocks. `known` returns the adapter that has
+        the name already, or raises if the name cannot be used."""
+        if (info := known()) is not None:
+            return info
+        copy = self._store.copy(source, within)
+        with self._placing:
+            try:
+                if load is not None and load.is_over:
+                    raise RequestError(f"the load of {name!r} was given up")
+                if (info := known()) is not None:
+                    return info
+                ref = self._store.place(copy)
+            finally:
+                self._store.discard(copy)
+            info = AdapterInfo(
+                name=name,
+                path=str(source),
+                digest=ref.digest.hex(),
+                rank=ref.rank,
+                base=base or self._spec.served_model_name,
+                loaded_at=self._unix_time(),
+            )
+            self._names.put(info, order_id=order_id, is_found=is_found)
+        return info
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def resolve(self, submit: Submit, then: Then[AdapterRef | None]) -> None:
+        """Call `then` once, now or later, with the adapter of a request, counted as used until `release`; with None for
+        the model alone, or with an error."""
+        name = submit.adapter
+        if not name or name in self._spec.model_names:
+            then(None)
+        elif self.registry is None:
+            then(self.unknown(name))
+        elif submit.adapter_digest:
+            self._resume(submit.adapter_digest, then)
+        elif (info := self._names.get(name)) is not None:
+            if submit.adapter_path and submit.adapter_path != info.path:
+                then(
+                    RequestError(
+                        f"lora_path {submit.adapter_path:.200}: the adapter {name!r} was loaded from {info.path}: "
+                        "choose another name, or load it again in place"
+                    )
+                )
+            else:
+                then(self._names.hold_name(name))
+        else:
+
+            def on_info(info: AdapterInfo | TokenloomError) -> None:
+                if isinstance(info, TokenloomError):
+                    then(info)
+                else:
+                    dropped = Overloaded(f"the adapter {name!r} was dropped for want of room: ask again")
+                    then(self._names.hold_name(name) or dropped)
+
+            self._find(name, submit.adapter_path, on_info)
+
+    def _resume(self, digest: bytes, then: Then[AdapterRef | None]) -> None:
+        """Find the adapter that a resumed request used."""
+        ref = self._names.hold(digest)
+        if ref is not None:
+            then(ref)
+            return
+
+        def on_found(found: Loaded | TokenloomError) -> None:
+            then(self._names.hold(digest, found) if isinstance(found, AdapterRef) else found)  # type: ignore[arg-type]
+
+        self._run(lambda _: self._store.find(digest), on_found)
+
+    def release(self, ref: AdapterRef) -> None:
+        """Count the end of a request that `resolve` counted."""
+        if self._names.release(ref.digest):
+            self._store.touch(ref.digest)
+
+    def find(self, name: str, then: Then[AdapterInfo]) -> None:
+        """Call `then` with the adapter of a name, after loading it from --adapter-folder if it is there, or with an
+        error."""
+        if self.registry is None:
+            then(self.unknown(name))
+        elif (info := self._names.get(name)) is not None:
+            then(info)
+        else:
+            self._find(name, "", then)
+
+    def _find(self, name: str, path: str, then: Then[AdapterInfo]) -> None:
+        """Load an adapter on its first use, from `path` or else --adapter-folder, once for all that ask meanwhile."""
+        if not path and (self._folder is None or "/" in name):
+            then(self.unknown(name))
+            return
+        key = f"{name}\n{path}"
+        waiting = self._first_uses.setdefault(key, [])
+        waiting.append(then)
+        if len(waiting) > 1:
+            return
+
+        def on_loaded(result: Loaded | TokenloomError) -> None:
+            for each in self._first_uses.pop(key):
+                each(result)  # type: ignore[arg-type]
+
+        self._run(partial(self._first_use, name, path), on_loaded)
+
+    def _first_use(self, name: str, path: str, load: Load) -> AdapterInfo:
+        """Load an adapter that a request names, in a thread; another load of the name may just have ended."""
+
+        def known() -> AdapterInfo | None:
+            info = self._names.get(name)
+            if info is not None and path not in ("", info.path):
+                raise RequestError(already_loaded(name))
+            return info
+
+        if path:
+            check_name(name, self._spec.model_names)
+            return self._load(name, Path(path), known, load=load)
+        source = None if self._folder is None or name in ("", ".", "..") else self._folder / name
+        if source is None or not source.is_dir():
+            raise self.unknown(name)
+        return self._load(name, source, known, within=self._folder, is_found=True, load=load)
+
+    def unknown(self, name: str) -> NotFound:
+        """Return the error for a name that neither the model nor an adapter has."""
+        served = [*self._spec.model_names, *(info.name for info in self.infos)]
+        more = f" and {len(served) - MAX_SHOWN} more" if len(served) > MAX_SHOWN else ""
+        shown = ", ".join(served[:MAX_SHOWN])
+        return NotFound(f"the model {name!r:.200} is not served here: this engine serves {shown}{more}")
+
+    # ── threads and time ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, work: Callable[[Load], Loaded], then: Then[Loaded]) -> None:
+        """Run work in a thread, and call `then` with its result, or with an error when it takes too long."""
+        load = Load(then, self._monotonic() + self._timeout_s)
+        self._loads.append(load)
+        self._pool.run(lambda: work(load), load.end)
+
+    def on_wakeup(self) -> None:
+        """Pass on the results of ended loads."""
+        if self.registry is not None:
+            for end in self._pool.take():
+                end()
+
+    @property
+    def next_expiry(self) -> float:
+        """Return the time at which to call `expire` next, in monotonic seconds; inf without loads."""
+        return min((load.deadline for load in self._loads if not load.is_over), default=NEVER)
+
+    def expire(self, now: float) -> None:
+        """Give up loads that take too long. `now`: monotonic seconds."""
+        for load in self._loads:
+            if now >= load.deadline:
+                text = f"the adapter was not loaded within {self._timeout_s:g} s: check where its files lie"
+                load.end(RequestError(f"{text}, or raise --start-timeout-s"))
+        self._loads = [load for load in self._loads if not load.is_over]
+
+    def close(self) -> None:
+        if self.registry is not None:
+            self._pool.close()
+
+
+class NotFound(RequestError):
+    """No model or adapter has the name, or no adapter lies there: HTTP 404."""
+
+
+def already_loaded(name: str) -> str:
+    """Return vLLM's text for a name that is in use."""
+    return (
+        f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
+        "'load_inplace' to True."
+    )

@@ -1,0 +1,286 @@
+"""AdapterStore: the engine's own copies of adapters, in folders named by the digests of their content.
+
+    <root>/<digest in hex>/{adapter_config.json, adapter_model.safetensors}
+    <root>/.new-*       copies under way, each locked by its process
+    <root>/.engines/*   for each engine of this store, the path of the registry with the adapters that it uses
+
+Engines and users' programs may share a store. A copy is written aside and renamed when it is complete, so that later
+changes of the source have no effect. Its methods block, and are called from threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from ...ipc.adapters.adapter_config import CONFIG_NAME
+from ...ipc.adapters.adapter_file import AdapterFile, read_adapter
+from ...ipc.adapters.digest import adapter_digest
+from ...ipc.adapters.tensor_header import TENSORS_NAME, TensorPlace
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import RequestError
+from ...ipc.messages.adapter import AdapterRef
+from ...ipc.process.faults import maybe_fail
+from .registry import digests_of
+
+PIECE_BYTES = 8 << 20
+FRESH_NS = 10 * 10**9  # another engine may be about to write its use of a new entry to its registry
+EXPONENTS = {"F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "BF16": 0x7F80, "F16": 0x7C00}  # all ones: NaN or infinity
+_FILES = (CONFIG_NAME, TENSORS_NAME)
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """A complete and checked copy that is not in its place yet."""
+
+    folder: Path
+    lock_fd: int
+    digest: bytes
+    rank: int
+    num_bytes: int
+
+
+class AdapterStore:
+    """Owner of an engine's share in a store."""
+
+    def __init__(self, spec: EngineSpec, registry_path: Path, may_drop: Callable[[bytes], bool]) -> None:
+        """`may_drop(digest)`: whether this engine no longer uses an adapter; from then on it must not name it."""
+        self._spec, self._may_drop = spec, may_drop
+        self._max_bytes: int = spec.config.adapter_store_bytes
+        self._own_digests: set[bytes] = set()  # placed by this object
+        self.root = store_root(spec)
+        engines = self.root / ".engines"
+        engines.mkdir(mode=0o700, exist_ok=True)
+        self._own = engines / spec.run_id
+        self._own.write_text(str(registry_path), encoding="utf-8")
+
+    def ref(self, digest: bytes, rank: int) -> AdapterRef:
+        return AdapterRef(digest=digest, folder=str(self.root / digest.hex()), rank=rank)
+
+    def read(self, folder: Path) -> AdapterFile:
+        """Check the header of the adapter in `folder` against model and options; RequestError if it does not fit."""
+        config = self._spec.config
+        return read_adapter(
+            folder, self._spec.model, max_rank=config.max_lora_rank, target_modules=config.lora_target_modules
+        )
+
+    def find(self, digest: bytes) -> AdapterRef:
+        """Return an adapter that an earlier request used; RequestError if it is no longer kept."""
+        folder = self.root / digest.hex()
+        if len(digest) != 32 or not folder.is_dir():
+            raise RequestError(
+                f"the adapter of content {digest.hex()[:16]} is not in {self.root} any more: submit the request again"
+            )
+        return self.ref(digest, self.read(folder).rank)
+
+    def copy(self, source: Path, within: Path | None = None) -> Copy:
+        """Copy and check the adapter in `source`, whose files lie beneath the resolved folder `within`. RequestError if
+        the adapter does not fit, holds a NaN, or has no room. The caller passes the copy to `discard` at the end."""
+        paths = [_checked(source / name, within) for name in _FILES]
+        if (num_bytes := self.read(source).num_bytes) > self._max_bytes:
+            raise self._full(num_bytes)
+        folder, lock_fd = self._scratch()
+        try:
+            for path, name in zip(paths, _FILES, strict=True):
+                copy_file(path, folder / name)
+            file = self.read(folder)
+            check_finite(folder / TENSORS_NAME, _places(file), str(source))
+            copied = Copy(folder, lock_fd, adapter_digest(folder), file.rank, _size(folder))
+            maybe_fail("adapter.store")
+            return copied
+        except OSError as error:
+            self._remove(folder, lock_fd)
+            raise RequestError(f"{source} cannot be copied to {self.root}: {error.strerror}: check both") from None
+        except BaseException:
+            self._remove(folder, lock_fd)
+            raise
+
+    def place(self, copy: Copy) -> AdapterRef:
+        """Move a copy to its place, unless the same content is there. Drops the adapters used least recently if the
+        store is full; RequestError if all of it is in use. The caller discards the copy."""
+        entry = self.root / copy.digest.hex()
+        is_damaged = entry.is_dir() and not _is_whole(entry, copy.digest)
+        with self._locked():
+            if entry.is_dir() and not is_damaged:
+                os.utime(entry)
+            else:
+                self._make_room(copy)
+                shutil.rmtree(entry, ignore_errors=True)
+                copy.folder.rename(entry)
+            self._own_digests.add(copy.digest)
+        return self.ref(copy.digest, copy.rank)
+
+    def discard(self, copy: Copy) -> None:
+        """Remove the rest of a copy."""
+        self._remove(copy.folder, copy.lock_fd)
+
+    def touch(self, digest: bytes) -> None:
+        """Count an adapter as used now."""
+        with contextlib.suppress(OSError):
+            os.utime(self.root / digest.hex())
+
+    def close(self) -> None:
+        """End this engine's share: its adapters stay, and may be dropped."""
+        self._own.unlink(missing_ok=True)
+
+    # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _make_room(self, copy: Copy) -> None:
+        entries = {path: (path.stat().st_mtime_ns, _size(path)) for path in self.root.iterdir() if _is_entry(path)}
+        entries.pop(self.root / copy.digest.hex(), None)
+        excess = sum(size for _, size in entries.values()) + copy.num_bytes - self._max_bytes
+        if excess <= 0:
+            return
+        foreign, fresh_ns = self._foreign_digests(), time.time_ns() - FRESH_NS
+        for path, (used_ns, size) in sorted(entries.items(), key=lambda each: each[1][0]):
+            digest = bytes.fromhex(path.name)
+            is_foreign = digest in foreign or (used_ns > fresh_ns and digest not in self._own_digests)
+            if not is_foreign and self._may_drop(digest):
+                shutil.rmtree(path)
+                excess -= size
+            if excess <= 0:
+                return
+        raise self._full(copy.num_bytes)
+
+    def _full(self, num_bytes: int) -> RequestError:
+        return RequestError(
+            f"the adapter has {num_bytes} bytes, and {self.root} holds at most {self._max_bytes}, of which names and "
+            "open requests use the rest: unload an adapter, or raise --adapter-store-bytes"
+        )
+
+    def _foreign_digests(self) -> set[bytes]:
+        """Return the adapters that other engines use."""
+        found: set[bytes] = set()
+        for link in self._own.parent.iterdir():
+            if link == self._own:
+                continue
+            registry = Path(link.read_text(encoding="utf-8"))
+            if registry.parent.exists():
+                found |= digests_of(registry)
+            else:  # its engine has ended
+                link.unlink(missing_ok=True)
+        return found
+
+    # ── copies under way ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def _scratch(self) -> tuple[Path, int]:
+        """Make a locked folder for a copy, and remove those of processes that have ended."""
+        with self._locked():
+            for left in self.root.glob(".new-*"):
+                if (fd := _try_lock(left)) is not None:
+                    self._remove(left, fd)
+            folder = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
+            fd = _try_lock(folder)
+        assert fd is not None, "nobody else knows the new folder"
+        return folder, fd
+
+    @staticmethod
+    def _remove(folder: Path, lock_fd: int) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock_fd)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock under which entries appear and disappear."""
+        fd = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+def store_root(spec: EngineSpec) -> Path:
+    """Create and return the folder of the store: in the user's cache folder, or if that cannot be written, in the run
+    directory, where it ends with the engine."""
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    with contextlib.suppress(OSError, RuntimeError):
+        root = (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "tokenloom" / "adapters"
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(root, os.W_OK):
+            return root
+    root = Path(spec.run_directory, "adapters")
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return root
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file within the kernel if it can, which shares the blocks if the file system can."""
+    with source.open("rb") as old, target.open("wb") as new:
+        with contextlib.suppress(OSError):  # other file systems, old kernels
+            while os.copy_file_range(old.fileno(), new.fileno(), 1 << 30):
+                pass
+        old.seek(new.seek(0, os.SEEK_END))
+        shutil.copyfileobj(old, new, PIECE_BYTES)
+        new.flush()
+        os.fsync(new.fileno())  # a renamed folder is complete, also after a power failure
+
+
+def check_finite(path: Path, places: Iterable[TensorPlace], shown: str) -> None:
+    """Raise RequestError for the first tensor with a NaN or an infinity; `shown`: the folder to name."""
+    import numpy as np  # takes 0.1 s, and most engines load no adapter
+
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for place in places:
+            item_bytes, exponent = place.num_bytes // max(1, int(np.prod(place.shape))), EXPONENTS[place.dtype]
+            for start in range(place.offset, place.offset + place.num_bytes, PIECE_BYTES):
+                size = min(PIECE_BYTES, place.offset + place.num_bytes - start)
+                words = np.frombuffer(content[start : start + size], f"<u{item_bytes}")
+                bad = np.flatnonzero((words & exponent) == exponent)
+                if bad.size:
+                    index = (start - place.offset) // item_bytes + int(bad[0])
+                    raise RequestError(
+                        f"{shown}: element {index} of tensor {place.name} is NaN or infinite: train or save it again"
+                    )
+
+
+def _places(file: AdapterFile) -> Iterator[TensorPlace]:
+    for module in file.modules:
+        yield from (place for place in (module.a, module.b, module.magnitude) if place is not None)
+
+
+def _checked(path: Path, within: Path | None) -> Path:
+    """Return where `path` leads; RequestError if that is not beneath `within`, or is no plain file."""
+    try:
+        found = path.resolve()
+        is_other = found.exists() and not found.is_file()  # reading a pipe would wait for a writer
+    except (OSError, RuntimeError) as error:
+        raise RequestError(f"{path} cannot be read ({error}): give the folder of a PEFT adapter") from None
+    if within is not None and not found.is_relative_to(within):
+        raise RequestError(f"{path} leads to {found}, which is not beneath --adapter-folder {within}: put it there")
+    if is_other:
+        raise RequestError(f"{path} is not a file: give the folder of a PEFT adapter")
+    return found
+
+
+def _is_whole(entry: Path, digest: bytes) -> bool:
+    with contextlib.suppress(RequestError):
+        return adapter_digest(entry) == digest
+    return False
+
+
+def _is_entry(path: Path) -> bool:
+    return len(path.name) == 64 and not path.name.startswith(".")
+
+
+def _size(folder: Path) -> int:
+    return sum((folder / name).stat().st_size for name in _FILES if (folder / name).exists())
+
+
+def _try_lock(folder: Path) -> int | None:
+    """Lock a folder; return the descriptor, None if another process has locked it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd

@@ -1,0 +1,377 @@
+"""Loads, names and requests' adapters at the Frontend: a request keeps the adapter that its name stood for."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenloom.frontend.adapters.desk import AdapterDesk
+from tokenloom.ipc.adapters.digest import adapter_digest
+from tokenloom.ipc.codec import encode
+from tokenloom.ipc.errors import ConfigError, ErrorInfo, TokenloomError
+from tokenloom.ipc.messages.adapter import AdapterInfo
+from tokenloom.ipc.messages.client import (
+    Abort,
+    Accepted,
+    Adapters,
+    Child,
+    ClientMessage,
+    Delta,
+    Deltas,
+    Done,
+    FrontendMessage,
+    ListAdapters,
+    LoadAdapter,
+    QueryFailed,
+    UnloadAdapter,
+)
+from tokenloom.ipc.messages.core import EngineCoreRequest, Finished
+from tokenloom.tests.frontend.adapters.samples import adapter_spec, write_adapter
+from tokenloom.tests.frontend.bench import DEADLINE_S, Bench, ids, new_submit
+
+
+class AdapterBench(Bench):
+    """A Bench of an engine that serves adapters; its frontend may be replaced."""
+
+    def __init__(self, run_directory: Path, **options: Any) -> None:
+        self.run_directory = run_directory
+        spec = adapter_spec(run_directory, **options)
+        super().__init__(config=spec.config, run_directory=spec.run_directory)
+
+    def ask(self, *queries: ClientMessage) -> list[FrontendMessage]:
+        """Send queries and return their replies in the order in which they come."""
+        replies = self.say(*queries)
+        deadline = time.monotonic() + DEADLINE_S
+        while len(replies) < len(queries):
+            assert time.monotonic() < deadline, f"only {replies}"
+            self.wait_for_wakeup()
+            replies += self.heard()
+        return replies
+
+    def load(self, name: str, path: Path, **fields: Any) -> None:
+        assert self.ask(LoadAdapter(query_id=1, name=name, path=str(path), **fields)) == [Done(query_id=1)]
+
+    def failure(self, query: ClientMessage) -> str:
+        (failed,) = self.ask(query)
+        assert isinstance(failed, QueryFailed) and failed.error.kind == "request" and "\n" not in failed.error.message
+        return failed.error.message
+
+    def adapters(self) -> list[AdapterInfo]:
+        (reply,) = self.ask(ListAdapters(query_id=1))
+        assert isinstance(reply, Adapters)
+        return reply.adapters
+
+    def names(self) -> list[str]:
+        return [info.name for info in self.adapters()]
+
+    def core_request(self, request_id: str, **fields: Any) -> EngineCoreRequest:
+        """Submit a request, and return it as the core gets it."""
+        self.frontend.on_client_frame(b"c", encode(new_submit(request_id, **fields)))
+        self.turn()
+        self.until(lambda: bool(self.to_core) and isinstance(self.to_core[-1], EngineCoreRequest))
+        request = self.to_core.pop()
+        assert isinstance(request, EngineCoreRequest)
+        self.to_core.clear()
+        return request
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline
+            if self.is_awake.wait(0.01):
+                self.wait_for_wakeup()
+
+    def error(self, **fields: Any) -> ErrorInfo:
+        """Return the error of a request that ends in its first delta."""
+        found: list[Delta] = []
+        self.frontend.on_client_frame(b"c", encode(new_submit("wrong", **fields)))
+        self.turn()
+
+        def has_ended() -> bool:
+            found.extend(delta for each in self.heard() if isinstance(each, Deltas) for delta in each.deltas)
+            return bool(found)
+
+        self.until(has_ended)
+        (delta,) = found
+        assert delta.error is not None
+        return delta.error
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[AdapterBench]:
+    bench = AdapterBench(tmp_path / "run")
+    yield bench
+    bench.frontend.stop("the test ends")
+
+
+def test_a_loaded_adapter_is_listed_and_reaches_the_core(desk: AdapterBench, tmp_path: Path) -> None:
+    source = write_adapter(tmp_path / "a", rank=4)
+    desk.load("sql", source)
+    (info,) = desk.adapters()
+    digest = adapter_digest(source)
+    assert (info.name, info.path, info.digest, info.rank) == ("sql", str(source), digest.hex(), 4)
+    assert info.base == "sample" and info.loaded_at == desk.now + 1e9
+    request = desk.core_request("r", adapter="sql")
+    assert request.adapter is not None and (request.adapter.digest, request.adapter.rank) == (digest, 4)
+    assert adapter_digest(Path(request.adapter.folder)) == digest
+    desk.core(accepted=[request.children[0].key])
+    (accepted,) = desk.heard()
+    assert isinstance(accepted, Accepted) and accepted.adapter_digest == digest
+    assert desk.core_request("base").adapter is None
+    assert desk.core_request("named", adapter="sample").adapter is None, "a name of the model itself"
+
+
+def test_a_name_given_to_other_weights_serves_new_requests_at_once_and_leaves_the_open_ones(
+    desk: AdapterBench, tmp_path: Path
+) -> None:
+    old, new = write_adapter(tmp_path / "a", seed=1), write_adapter(tmp_path / "b", seed=2)
+    desk.load("sql", old)
+    before = desk.core_request("before", adapter="sql")
+    assert "'sql' has already been loaded. If you want" in desk.failure(
+        LoadAdapter(query_id=2, name="sql", path=str(new))
+    )
+    desk.load("sql", new, is_inplace=True)
+    after = desk.core_request("after", adapter="sql")
+    assert before.adapter is not None and after.adapter is not None
+    assert (before.adapter.digest, after.adapter.digest) == (adapter_digest(old), adapter_digest(new))
+    resumed = desk.core_request(
+        "before",
+        adapter="sql",
+        adapter_digest=before.adapter.digest,
+        attempt=1,
+        children=[Child(output_token_ids=b"\5\0\0\0")],
+    )
+    assert resumed.adapter == before.adapter
+
+
+def test_unloading_changes_nothing_for_open_requests(desk: AdapterBench, tmp_path: Path) -> None:
+    source = write_adapter(tmp_path / "a")
+    desk.load("sql", source)
+    open_request = desk.core_request("open", adapter="sql")
+    shutil.rmtree(source)
+    assert desk.ask(UnloadAdapter(query_id=1, name="sql")) == [Done(query_id=1)] and desk.names() == []
+    assert "cannot be found" in desk.failure(UnloadAdapter(query_id=1, name="sql"))
+    assert "the model 'sql' is not served here: this engine serves sample" in desk.error(adapter="sql").message
+    key, adapter = open_request.children[0].key, open_request.adapter
+    assert adapter is not None and Path(adapter.folder).is_dir()
+    registry = desk.frontend.adapters.registry
+    assert registry is not None and not registry.may_drop(adapter.digest)
+    desk.core(accepted=[key])
+    desk.heard()
+    desk.tokens((key, 0, ids("The")))
+    assert desk.deltas()[0].text == "The"
+    desk.say(Abort(request_id="open"))
+    assert registry.may_drop(adapter.digest), "its last request has ended"
+
+
+def test_an_adapter_is_released_exactly_once_however_a_request_ends(desk: AdapterBench, tmp_path: Path) -> None:
+    desk.load("sql", write_adapter(tmp_path / "a"))
+    registry = desk.frontend.adapters.registry
+    assert registry is not None
+    ((_, info),) = registry._infos.items()
+    digest = bytes.fromhex(info.digest)
+    keys = [desk.core_request(name, adapter="sql").children[0].key for name in ("finishes", "aborted")]
+    assert registry._num_users[digest] == 2
+    desk.core(finished=[Finished(key=keys[0], reason="length")])
+    assert registry._num_users[digest] == 1
+    desk.say(Abort(request_id="aborted"))
+    assert not registry._num_users
+    assert "min_tokens is 600" in desk.error(adapter="sql", params={"min_tokens": 600, "max_tokens": 700}).message
+    assert not registry._num_users
+    desk.core_request("gone", adapter="sql")
+    desk.frontend.on_client_gone(b"c")
+    assert not registry._num_users
+
+
+def test_one_of_two_loads_of_a_name_at_once_is_refused(desk: AdapterBench, tmp_path: Path) -> None:
+    paths = [write_adapter(tmp_path / f"a{number}", seed=number) for number in range(2)]
+    replies = desk.ask(*(LoadAdapter(query_id=i, name="sql", path=str(path)) for i, path in enumerate(paths)))
+    assert sorted(type(reply).__name__ for reply in replies) == ["Done", "QueryFailed"]
+    (done,) = (reply for reply in replies if isinstance(reply, Done))
+    assert desk.adapters()[0].path == str(paths[done.query_id])
+
+
+def test_an_order_that_is_sent_again_is_carried_out_once(desk: AdapterBench, tmp_path: Path) -> None:
+    source = write_adapter(tmp_path / "a")
+    desk.load("sql", source, order_id="one")
+    desk.load("sql", source, order_id="one")
+    assert "already been loaded" in desk.failure(LoadAdapter(query_id=1, name="sql", path=str(source), order_id="two"))
+    for _ in range(2):
+        assert desk.ask(UnloadAdapter(query_id=1, name="sql", order_id="three")) == [Done(query_id=1)]
+    desk.load("sql", source, order_id="four")
+
+
+def test_the_next_frontend_resumes_requests_with_their_adapter(desk: AdapterBench, tmp_path: Path) -> None:
+    old, new = write_adapter(tmp_path / "a", seed=1), write_adapter(tmp_path / "b", seed=2)
+    desk.load("sql", old)
+    before = desk.core_request("before", adapter="sql").adapter
+    assert before is not None
+    desk.load("sql", new, is_inplace=True)
+    replaced = AdapterBench(desk.run_directory)
+    assert replaced.names() == ["sql"]
+    children = [Child(output_token_ids=b"\5\0\0\0")]
+    fields: dict[str, Any] = {"adapter": "sql", "adapter_digest": before.digest, "children": children, "attempt": 1}
+    assert replaced.core_request("before", **fields).adapter == before
+    replaced.frontend.stop("the test ends")
+    shutil.rmtree(Path(before.folder))
+    error = AdapterBench(tmp_path / "run 2").error(**fields)
+    assert error.kind == "request" and "is not in" in error.message and "submit the request again" in error.message
+
+
+def test_a_request_of_another_run_finds_its_adapter_in_the_store(desk: AdapterBench, tmp_path: Path) -> None:
+    desk.load("sql", write_adapter(tmp_path / "a"))
+    before = desk.core_request("before", adapter="sql").adapter
+    assert before is not None
+    other = AdapterBench(tmp_path / "run 2")
+    assert other.core_request("before", adapter="sql", adapter_digest=before.digest).adapter == before
+    assert other.frontend.adapters.registry is not None
+    assert not other.frontend.adapters.registry.may_drop(before.digest)
+
+
+def test_sub_folders_of_the_adapter_folder_are_found_on_first_use_and_once(tmp_path: Path) -> None:
+    folder = tmp_path / "adapters"
+    write_adapter(folder / "sql", rank=3)
+    (folder / "empty").mkdir()
+    (folder / "out").symlink_to(write_adapter(tmp_path / "outside"))
+    desk = AdapterBench(tmp_path / "run", adapter_folder=str(folder))
+    assert desk.names() == []
+    for request_id in ("one", "two"):
+        desk.frontend.on_client_frame(b"c", encode(new_submit(request_id, adapter="sql")))
+    desk.turn()
+    desk.until(lambda: len(desk.to_core) == 2)
+    assert {request.adapter.rank for request in desk.to_core} == {3}
+    assert [(info.name, info.path) for info in desk.adapters()] == [("sql", str(folder / "sql"))]
+    assert "the model 'nil' is not served here: this engine serves sample, sql" in desk.error(adapter="nil").message
+    for name in ("../outside", "..", ""):
+        assert "is not served here" in desk.error(adapter=name or ".").message
+    assert "adapter_config.json cannot be read" in desk.error(adapter="empty").message
+    assert "is not beneath --adapter-folder" in desk.error(adapter="out").message
+
+
+def test_a_path_in_a_request_loads_the_adapter_and_later_names_the_same(desk: AdapterBench, tmp_path: Path) -> None:
+    source = write_adapter(tmp_path / "a")
+    first = desk.core_request("one", adapter="sql", adapter_path=str(source))
+    assert desk.core_request("two", adapter="sql", adapter_path=str(source)).adapter == first.adapter
+    assert desk.core_request("three", adapter="sql").adapter == first.adapter
+    message = desk.error(adapter="sql", adapter_path="/elsewhere").message
+    assert f"the adapter 'sql' was loaded from {source}: choose another name" in message
+    assert "leave out '..'" in desk.error(adapter="..", adapter_path=str(source)).message
+
+
+def test_a_load_that_hangs_is_given_up_and_names_nothing_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = AdapterBench(tmp_path / "run", start_timeout_s=5.0)
+    goes_on, has_ended = threading.Event(), threading.Event()
+    store = desk.frontend.adapters._store
+    copy, discard = store.copy, store.discard
+
+    def slow(source: Path, within: Path | None = None) -> Any:
+        assert goes_on.wait(DEADLINE_S)
+        return copy(source, within)
+
+    monkeypatch.setattr(store, "copy", slow)
+    monkeypatch.setattr(store, "discard", lambda copied: (discard(copied), has_ended.set()))
+    desk.frontend.on_client_frame(
+        b"c", encode(LoadAdapter(query_id=1, name="sql", path=str(write_adapter(tmp_path / "a"))))
+    )
+    desk.turn()
+    assert desk.frontend.seconds_to_tick(desk.now) is not None
+    desk.wait(4.0)
+    assert desk.heard() == []
+    desk.wait(1.5)
+    (failed,) = desk.heard()
+    assert isinstance(failed, QueryFailed) and "was not loaded within 5 s: check where" in failed.error.message
+    goes_on.set()
+    assert has_ended.wait(DEADLINE_S)
+    desk.wait_for_wakeup()
+    assert desk.heard() == [] and desk.names() == []
+
+
+def test_a_request_that_is_aborted_while_its_adapter_loads_holds_nothing(desk: AdapterBench, tmp_path: Path) -> None:
+    source = write_adapter(tmp_path / "a")
+    desk.frontend.on_client_frame(b"c", encode(new_submit("r", adapter="sql", adapter_path=str(source))))
+    (delta,) = desk.news(Abort(request_id="r"))
+    assert delta.finish_reason == "abort"
+    desk.until(lambda: desk.names() == ["sql"])
+    registry = desk.frontend.adapters.registry
+    assert registry is not None and desk.to_core == []
+    desk.until(lambda: not registry._num_users)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "adapter_model.safetensors cannot be read"),
+        (lambda folder: (folder / "adapter_config.json").unlink(), "adapter_config.json cannot be read"),
+        (lambda folder: write_adapter(folder, value=float("nan")), "is NaN or infinite: train or save it again"),
+    ],
+)
+def test_a_bad_adapter_fails_its_load_alone(
+    desk: AdapterBench, tmp_path: Path, change: Callable[[Path], object], reason: str
+) -> None:
+    folder = write_adapter(tmp_path / "a")
+    change(folder)
+    message = desk.failure(LoadAdapter(query_id=1, name="sql", path=str(folder)))
+    assert reason in message and str(folder) in message
+    assert reason in desk.error(adapter="sql", adapter_path=str(folder)).message
+    assert desk.names() == []
+    desk.load("sql", write_adapter(tmp_path / "good"))
+
+
+def test_a_folder_that_is_not_there_is_not_found(desk: AdapterBench) -> None:
+    message = desk.failure(LoadAdapter(query_id=1, name="sql", path="/nonexistent"))
+    assert message == "No adapter found for /nonexistent: there is no such folder on the engine's machine"
+
+
+@pytest.mark.parametrize("name", ["..", "", "sample", "a/../b"])
+def test_a_bad_name_fails_its_load(desk: AdapterBench, tmp_path: Path, name: str) -> None:
+    path = str(write_adapter(tmp_path / "a"))
+    assert re.match(r"lora_name (is )?'", desk.failure(LoadAdapter(query_id=1, name=name, path=path)))
+
+
+def test_without_enable_lora_everything_is_refused_and_nothing_is_written(bench: Bench, cache_folder: Path) -> None:
+    for query in (LoadAdapter(query_id=1, name="a", path="/x"), UnloadAdapter(query_id=1, name="a")):
+        (failed,) = bench.say(query)
+        assert isinstance(failed, QueryFailed) and "start it with --enable-lora" in failed.error.message
+    assert bench.say(ListAdapters(query_id=1)) == [Adapters(query_id=1, adapters=[])]
+    assert "the model 'a' is not served here" in bench.refusal(new_submit(adapter="a")).message
+    assert not os.path.exists(cache_folder)
+
+
+def test_modules_of_the_command_line_are_loaded_at_the_start_and_not_again(tmp_path: Path) -> None:
+    good, bad = write_adapter(tmp_path / "good"), write_adapter(tmp_path / "bad", value=float("nan"))
+    with pytest.raises(ConfigError, match=r"--lora-modules bad: .* is NaN"):
+        AdapterDesk(adapter_spec(tmp_path / "run 0", lora_modules=[f"bad={bad}"]), lambda: None).load_modules()
+    spec = adapter_spec(tmp_path / "run", lora_modules=[f"good={good}"])
+    first = AdapterDesk(spec, lambda: None)
+    first.load_modules()
+    assert [info.name for info in first.infos] == ["good"]
+    replies: list[object] = []
+    first.answer(UnloadAdapter(query_id=1, name="good"), replies.append)
+    assert replies == [Done(query_id=1)]
+    second = AdapterDesk(spec, lambda: None)
+    second.load_modules()
+    assert second.infos == [], "the operator has unloaded it since the start"
+
+
+def test_many_names_are_cut_in_errors(desk: AdapterBench, tmp_path: Path) -> None:
+    source = write_adapter(tmp_path / "a")
+    for number in range(30):
+        desk.load(f"a{number:02}", source)
+    message = desk.error(adapter="x").message
+    assert message.endswith("a17, a18 and 11 more") and len(message) < 300
+
+
+def test_find_gives_the_adapter_without_using_it(desk: AdapterBench, tmp_path: Path) -> None:
+    desk.load("sql", write_adapter(tmp_path / "a"))
+    found: list[AdapterInfo | TokenloomError] = []
+    desk.frontend.adapters.find("sql", found.append)
+    assert found == desk.adapters()
+    assert desk.frontend.adapters.registry is not None and not desk.frontend.adapters.registry._num_users

@@ -1,0 +1,200 @@
+"""AdapterStore keeps whole copies by content, within its size, and none that anyone uses is dropped."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tokenloom.frontend.adapters.registry import FILE_NAME
+from tokenloom.frontend.adapters.store import AdapterStore, copy_file
+from tokenloom.ipc.adapters.digest import adapter_digest
+from tokenloom.ipc.errors import RequestError
+from tokenloom.tests.frontend.adapters.samples import adapter_spec, write_adapter
+
+DEADLINE_S = 20.0
+CRASH = """
+import sys
+from pathlib import Path
+from tokenloom.frontend.adapters.store import AdapterStore
+from tokenloom.tests.frontend.adapters.samples import adapter_spec
+run, source = map(Path, sys.argv[1:])
+AdapterStore(adapter_spec(run), run / "adapters.json", lambda digest: True).copy(source)
+"""
+
+
+def new_store(tmp_path: Path, used: set[bytes] = frozenset(), run: str = "run", **options: object) -> AdapterStore:  # type: ignore[assignment]
+    spec = adapter_spec(tmp_path / run, **options)
+    return AdapterStore(spec, tmp_path / run / FILE_NAME, lambda digest: digest not in used)
+
+
+def add(store: AdapterStore, source: Path) -> bytes:
+    copy = store.copy(source)
+    try:
+        return store.place(copy).digest
+    finally:
+        store.discard(copy)
+
+
+def entries(store: AdapterStore) -> set[str]:
+    return {path.name for path in store.root.iterdir() if not path.name.startswith(".")}
+
+
+def test_an_entry_is_named_by_its_content_and_outlives_its_source(tmp_path: Path, cache_folder: Path) -> None:
+    store, source = new_store(tmp_path), write_adapter(tmp_path / "a", rank=3)
+    digest = add(store, source)
+    ref = store.find(digest)
+    assert store.root == cache_folder and ref.rank == 3
+    assert ref.digest == adapter_digest(source) and ref.folder == str(store.root / ref.digest.hex())
+    shutil.rmtree(source)
+    assert adapter_digest(Path(ref.folder)) == ref.digest
+    assert sorted(path.name for path in Path(ref.folder).iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+
+
+def test_equal_content_is_kept_once(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    first = add(store, write_adapter(tmp_path / "a", seed=1))
+    assert add(store, write_adapter(tmp_path / "b", seed=1, base_model_name_or_path="elsewhere")) == first
+    assert entries(store) == {first.hex()}
+    assert add(store, write_adapter(tmp_path / "b", seed=2)) != first
+
+
+def test_a_damaged_entry_is_replaced(tmp_path: Path) -> None:
+    store, source = new_store(tmp_path), write_adapter(tmp_path / "a")
+    digest = add(store, source)
+    file = store.root / digest.hex() / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert add(store, source) == digest
+    assert adapter_digest(file.parent) == digest
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_nan_or_infinity_is_refused_by_tensor_and_element(tmp_path: Path, value: float) -> None:
+    store = new_store(tmp_path)
+    with pytest.raises(RequestError, match=r"a: element 3 of tensor .*q_proj\.lora_A\.weight is NaN or infinite: "):
+        store.copy(write_adapter(tmp_path / "a", value=value))
+    assert entries(store) == set() and not list(store.root.glob(".new-*"))
+
+
+def test_the_least_recently_used_is_dropped_and_those_in_use_stay(tmp_path: Path) -> None:
+    size = sum(file.stat().st_size for file in write_adapter(tmp_path / "a0").iterdir())
+    used: set[bytes] = set()
+    store = new_store(tmp_path, used, adapter_store_bytes=3 * size)
+    digests = [add(store, write_adapter(tmp_path / f"a{i}", seed=i)) for i in range(3)]
+    for age, digest in enumerate(digests):  # the first is the oldest
+        os.utime(store.root / digest.hex(), (1000 + age, 1000 + age))
+    used.add(digests[0])
+    store.touch(digests[1])
+    new = add(store, write_adapter(tmp_path / "a3", seed=3))
+    assert entries(store) == {digests[0].hex(), digests[1].hex(), new.hex()}
+    used |= {digests[1], new}
+    with pytest.raises(
+        RequestError, match=rf"holds at most {3 * size}, .* unload an adapter, or raise --adapter-store"
+    ):
+        add(store, write_adapter(tmp_path / "a4", seed=4))
+    assert entries(store) == {digests[0].hex(), digests[1].hex(), new.hex()}
+    assert not list(store.root.glob(".new-*"))
+
+
+def test_an_adapter_above_the_whole_store_is_refused_before_it_is_copied(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="holds at most 10,"):
+        new_store(tmp_path, adapter_store_bytes=10).copy(write_adapter(tmp_path / "a"))
+
+
+def test_an_adapter_that_another_engine_names_stays_until_that_engine_has_ended(tmp_path: Path) -> None:
+    size = sum(file.stat().st_size for file in write_adapter(tmp_path / "a").iterdir())
+    other = new_store(tmp_path, run="other")
+    digest = add(other, tmp_path / "a")
+    os.utime(other.root / digest.hex(), (1000, 1000))
+    info = f'{{"name":"a","path":"/a","digest":"{digest.hex()}","rank":2,"base":"m"}}'
+    (tmp_path / "other" / FILE_NAME).write_text(f'{{"adapters":[{info}]}}', encoding="utf-8")
+    (other.root / ".engines" / "0123456789abcdef").rename(other.root / ".engines" / "another")  # its own run_id
+    store = new_store(tmp_path, adapter_store_bytes=size)
+    with pytest.raises(RequestError, match="holds at most"):
+        add(store, write_adapter(tmp_path / "b", seed=1))
+    shutil.rmtree(tmp_path / "other")
+    add(store, tmp_path / "b")
+    assert digest.hex() not in entries(store)
+
+
+def test_a_new_entry_of_another_engine_stays_until_its_registry_can_name_it(tmp_path: Path) -> None:
+    size = sum(file.stat().st_size for file in write_adapter(tmp_path / "a").iterdir())
+    digest = add(new_store(tmp_path), tmp_path / "a")
+    store = new_store(tmp_path, adapter_store_bytes=size)
+    with pytest.raises(RequestError, match="holds at most"):
+        add(store, write_adapter(tmp_path / "b", seed=1))
+    assert digest.hex() in entries(store)
+
+
+def test_a_crash_between_copy_and_rename_leaves_no_entry_and_its_rest_is_removed(tmp_path: Path) -> None:
+    source, store = write_adapter(tmp_path / "a"), new_store(tmp_path)
+    faults = tmp_path / "faults"
+    faults.mkdir()
+    (faults / "adapter.store").write_text("hang", encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-c", CRASH, str(tmp_path / "run"), str(source)],
+        env={**os.environ, "TOKENLOOM_FAULTS": str(faults)},
+    )
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while (faults / "adapter.store").exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.01)
+        (left,) = store.root.glob(".new-*")
+        store.discard(store.copy(write_adapter(tmp_path / "b", seed=1)))
+        assert left.exists(), "its process lives"
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(DEADLINE_S)
+    assert entries(store) == set()
+    digest = add(store, source)
+    assert entries(store) == {digest.hex()} and not list(store.root.glob(".new-*"))
+
+
+def test_files_that_lead_out_of_the_folder_are_refused(tmp_path: Path) -> None:
+    store, folder = new_store(tmp_path), (tmp_path / "adapters").resolve()
+    write_adapter(folder / "good")
+    store.discard(store.copy(folder / "good", folder))
+    outside = write_adapter(tmp_path / "outside")
+    (folder / "link").symlink_to(outside)
+    (folder / "file").mkdir()
+    shutil.copy(outside / "adapter_config.json", folder / "file")
+    (folder / "file" / "adapter_model.safetensors").symlink_to(outside / "adapter_model.safetensors")
+    for name in ("link", "file", "../outside"):
+        with pytest.raises(RequestError, match="is not beneath --adapter-folder"):
+            store.copy(folder / name, folder)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    source = write_adapter(tmp_path / "a")
+    (source / "adapter_model.safetensors").unlink()
+    os.mkfifo(source / "adapter_model.safetensors")
+    with pytest.raises(RequestError, match="is not a file"):
+        new_store(tmp_path).copy(source)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000])
+def test_copy_file_copies_every_byte(tmp_path: Path, size: int) -> None:
+    (tmp_path / "a").write_bytes(os.urandom(size))
+    copy_file(tmp_path / "a", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+
+
+def test_a_cache_that_cannot_be_written_gives_way_to_the_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    store = new_store(tmp_path)
+    assert store.root == tmp_path / "run" / "adapters"
+    add(store, write_adapter(tmp_path / "a"))

@@ -1,0 +1,118 @@
+"""Targets are all matrices of a model, with the shapes of transformers' modules."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from tokenloom.ipc.adapters.targets import AdapterTarget, ModulePaths, is_chosen, targets_of
+from tokenloom.ipc.config.model_config import ModelConfig
+from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.tests.support import families
+from tokenloom.tests.support.checkpoints import FAMILIES, tiny_config
+
+FAST = ["llama", "mixtral", "qwen3_moe", "phi3", "gpt2", "gpt_neox", "gemma3", "gemma4_moe", "gpt_oss", "minimax_m2"]
+OTHERS = sorted({*FAMILIES, *families.CONFIGS} - {*FAST, "apertus"})  # transformers' layers run apertus
+OTHER_PARTS = (
+    "vision_tower",
+    "multi_modal_projector",
+    "embed_vision",
+    "_norm",
+    "_bias",
+    "wpe",
+)  # and names of tensors without matrix
+
+
+def model_of(folder: Path, family: str) -> ModelConfig:
+    config = {**tiny_config(family), "pad_token_id": 0}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return load_model_config(folder)
+
+
+def matrices_of(folder: Path, architecture: str) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the text model's matrices by path, of experts by parameter."""
+    with torch.device("meta"):
+        model = getattr(transformers, architecture)(transformers.AutoConfig.from_pretrained(folder))
+    shapes = {name.removesuffix(".weight"): tuple(each.shape) for name, each in model.named_parameters()}
+    shapes |= {"lm_head": tuple(model.lm_head.weight.shape)}  # which is no parameter of its own if it is tied
+    return {
+        name: shape
+        for name, shape in shapes.items()
+        if len(shape) > 1 and not any(part in name for part in OTHER_PARTS)
+    }
+
+
+def shape_of(target: AdapterTarget) -> tuple[int, ...]:
+    shape = (target.num_outputs, target.num_inputs)
+    if target.is_transposed or target.kind == "embedding":
+        shape = shape[::-1]
+    return (target.num_experts, *shape) if target.num_experts else shape
+
+
+@pytest.mark.parametrize("family", [*FAST, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)])
+def test_targets_are_the_matrices_of_transformers_modules(tmp_path: Path, family: str) -> None:
+    model = model_of(tmp_path, family)
+    targets, paths = targets_of(model), ModulePaths(model)
+    found = set()
+    for module, shape in matrices_of(tmp_path, model.architecture).items():
+        spelled = [each for each in paths.spellings(module) if each in targets]
+        assert spelled, module
+        assert shape_of(targets[spelled[0]]) == shape, module
+        found.add(spelled[0])
+    rest = [target for path, target in targets.items() if path not in found]
+    assert all(target.expert is not None for target in rest), rest  # transformers has all experts in one parameter
+
+
+def test_experts_one_by_one_are_those_of_the_stacked_ones(tmp_path: Path) -> None:
+    targets = targets_of(model_of(tmp_path, "mixtral")).values()
+    block = "model.layers.1.block_sparse_moe.experts"
+    own = {each.module: each for each in targets if each.module.startswith(block)}
+    assert len(own) == 2 + 3 * 5
+    up = own[f"{block}.gate_up_proj"]
+    parts = [own[f"{block}.3.{name}"] for name in ("w1", "w3")]
+    assert [(each.expert, each.kind, each.layer, each.num_experts) for each in parts] == [(3, "experts_up", 1, 0)] * 2
+    assert [each.first_output for each in parts] == [0, parts[0].num_outputs]
+    assert sum(each.num_outputs for each in parts) == up.num_outputs
+
+
+@pytest.mark.parametrize(
+    ("family", "module", "path"),
+    [
+        ("llama", "model.layers.0.mlp.up_proj", "model.layers.0.mlp.up_proj"),
+        ("llama", "model.language_model.layers.0.mlp.up_proj", "model.layers.0.mlp.up_proj"),
+        ("llama", "language_model.model.layers.0.mlp.up_proj", "model.layers.0.mlp.up_proj"),
+        ("llama", "layers.0.mlp.up_proj", "model.layers.0.mlp.up_proj"),
+        ("llama", "language_model.lm_head", "lm_head"),
+        ("gpt2", "transformer.h.0.mlp.c_fc", "model.h.0.mlp.c_fc"),
+        ("gpt2", "h.0.mlp.c_fc", "model.h.0.mlp.c_fc"),
+        ("gpt2", "transformer.wte", "model.wte"),
+        ("gpt_neox", "layers.0.mlp.dense_h_to_4h", "gpt_neox.layers.0.mlp.dense_h_to_4h"),
+        ("gpt_neox", "lm_head", "embed_out"),
+        ("gpt_neox", "embed_out", "embed_out"),
+        ("mixtral", "model.layers.0.mlp.gate", "model.layers.0.block_sparse_moe.gate"),
+        ("mixtral", "model.layers.0.block_sparse_moe.experts.1.w2", "model.layers.0.block_sparse_moe.experts.1.w2"),
+        ("llama", "model.vision_tower.layers.0.mlp.up_proj", None),
+        ("llama", "model.layers.9.mlp.up_proj", None),
+        ("llama", "model.norm", None),
+    ],
+)
+def test_paths_of_wrapped_and_renamed_modules(tmp_path: Path, family: str, module: str, path: str | None) -> None:
+    model = model_of(tmp_path, family)
+    targets = targets_of(model)
+    assert next((each for each in ModulePaths(model).spellings(module) if each in targets), None) == path
+
+
+def test_chosen_modules_are_those_whose_paths_end_with_a_name(tmp_path: Path) -> None:
+    targets = targets_of(model_of(tmp_path, "qwen3_moe"))
+
+    def chosen(*names: str) -> set[str]:
+        return {path.rpartition(".")[2] for path, target in targets.items() if is_chosen(target, names)}
+
+    assert chosen("q_proj", "self_attn.o_proj", "roj") == {"q_proj", "o_proj"}
+    assert chosen("experts") == {"gate_up_proj", "down_proj"}
+    assert chosen() == set()
+    assert all(is_chosen(target, None) for target in targets.values())

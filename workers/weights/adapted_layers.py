@@ -1,0 +1,198 @@
+"""AdaptedLayers: the layers that adapters may update, each with its slots and the modules that its outputs come from.
+
+A loader of weights notes here how it has made a packed layer: from which outputs and inputs of which modules of the
+checkpoint, in which order. So layers do not know adapters, and an adapter is cut as the base's weights were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ...ipc.config.model_config import ExpertsConfig, ModelConfig, TensorNames
+from ...kernels.contract import AdapterSpace, ExpertSlots, LinearSlots, PackedExperts, PackedLinear
+from .checkpoint import TensorSlice
+
+Outputs: TypeAlias = range | Tensor  # indices of outputs; a tensor: [n] int64
+
+
+class Adaptable(NamedTuple):
+    """Slots for a model that is not loaded yet."""
+
+    space: AdapterSpace
+    modules: frozenset[str]  # paths of those that adapters may update; a layer without one gets no slots
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedPart:
+    """Consecutive outputs of a packed layer that come from one module."""
+
+    module: str  # its path, as in `ipc.adapters.targets`
+    weight: TensorSlice  # all of its matrix, in the checkpoint
+    first_output: int  # in the packed layer
+    outputs: Outputs  # of the module
+    inputs: range  # of the module; a padded vocabulary ends behind its last id
+    expert: int | None = None  # of a module for all experts
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedLinear:
+    """A packed layer, or an embedding."""
+
+    parts: list[AdaptedPart]
+    num_outputs: int  # of the packed weight
+    slots: LinearSlots
+
+
+@dataclass(frozen=True, eq=False)
+class AdaptedExperts:
+    """The experts of a layer; `ups` and `downs` have the parts of each expert's two packed layers.
+
+    There are parts of modules for one expert and of modules for all. They have the same outputs: an adapter has only
+    one kind."""
+
+    ups: list[list[AdaptedPart]]
+    downs: list[list[AdaptedPart]]
+    num_up_outputs: int
+    num_down_outputs: int
+    slots: ExpertSlots
+
+
+class AdaptedLayers:
+    """Owns the slots of one model's layers on this rank."""
+
+    def __init__(self, space: AdapterSpace, modules: frozenset[str], names: TensorNames, stored: TensorNames) -> None:
+        """`names`: of the modules; `stored`: the same, with the root that they have in the checkpoint."""
+        self.space = space
+        self.linears: list[AdaptedLinear] = []
+        self.experts: list[AdaptedExperts] = []
+        self._modules = modules
+        self._roots: list[tuple[str, str]] = [
+            (getattr(stored, field), getattr(names, field)) for field in ("embedding", "head", "layers")
+        ]
+        self._experts_block = names.experts
+
+    def add(self, packed: PackedLinear, num_outputs: int, parts: Sequence[AdaptedPart]) -> None:
+        """Give slots to a packed layer of these parts."""
+        chosen = self._chosen(parts)
+        if chosen:
+            self.linears.append(AdaptedLinear(chosen, num_outputs, self.space.attach(packed, len(chosen))))
+
+    def add_vocabulary(
+        self, table: Tensor | PackedLinear, head: PackedLinear, config: ModelConfig, shard: range
+    ) -> None:
+        """Give slots to embedding and head, of which this rank has the ids `shard`, padded at the end. An update of one
+        of the two is none of the other, also if they share a weight."""
+        names, size = config.names, config.hidden_size
+        weight = TensorSlice(f"{names.embedding}.weight", (config.vocab_size, size))
+        embedding = self._chosen([AdaptedPart(names.embedding, weight, 0, range(size), shard)])
+        if embedding:
+            slots = self.space.attach_embedding(table, shard.start)
+            self.linears.append(AdaptedLinear(embedding, size, slots))
+        if not config.tie_word_embeddings:
+            weight = TensorSlice(f"{names.head}.weight", weight.shape)
+        ids = range(shard.start, min(shard.stop, config.vocab_size))
+        self.add(head, len(shard), [AdaptedPart(names.head, weight, 0, ids, range(size))])
+
+    def add_experts(
+        self,
+        packed: PackedExperts,
+        path: str,
+        hidden_size: int,
+        config: ExpertsConfig,
+        names: TensorNames,
+        shard: range,
+    ) -> None:
+        """Give slots to the experts in the block `path`, of which this rank has a shard of the inner size."""
+        ups, downs = [], []
+        for expert in range(config.num_experts):
+            up, down = _expert_parts(path, expert, hidden_size, config, names, shard)
+            ups.append(self._chosen(up))
+            downs.append(self._chosen(down))
+        if any(ups) or any(downs):
+            slots = self.space.attach_experts(packed, 2)
+            self.experts.append(AdaptedExperts(ups, downs, 2 * len(shard), hidden_size, slots))
+
+    def _chosen(self, parts: Sequence[AdaptedPart]) -> list[AdaptedPart]:
+        """Return the parts that adapters may update, their modules with the names of `ipc.adapters.targets`."""
+        named = [replace(part, module=self._path(part.module)) for part in parts if len(part.outputs)]
+        return [part for part in named if part.module in self._modules]
+
+    def _path(self, module: str) -> str:
+        stored, root = next(each for each in self._roots if f"{module}.".startswith(f"{each[0]}."))
+        path = root + module.removeprefix(stored)
+        if path in self._modules or self._experts_block in ("", "mlp"):
+            return path
+        return path.replace(".mlp.", f".{self._experts_block}.", 1)  # as files that transformers saved name the block
+
+
+def column_parts(
+    projections: Sequence[tuple[TensorSlice, Sequence[range]]], row_order: Tensor | None
+) -> Iterator[AdaptedPart]:
+    """Yield the parts of a layer that packs shards of the outputs of several matrices. row_order: [out] int64, the row
+    that becomes each output."""
+    owners, outputs = [], []
+    for index, (_, shards) in enumerate(projections):
+        rows = torch.cat([torch.arange(shard.start, shard.stop) for shard in shards])
+        owners.append(torch.full((len(rows),), index))
+        outputs.append(rows)
+    owner, output = torch.cat(owners), torch.cat(outputs)
+    if row_order is not None:
+        owner, output = owner[row_order], output[row_order]
+    for index, (weight, _) in enumerate(projections):
+        places = torch.where(owner == index)[0]
+        first = int(places[0])
+        assert len(places) == int(places[-1]) - first + 1, "the outputs of a module are not consecutive"
+        module = weight.name.removesuffix(".weight")
+        yield AdaptedPart(module, weight, first, _run(output[places]), range(weight.shape[1]))
+
+
+def whole_part(weight: TensorSlice, inputs: range | None = None) -> AdaptedPart:
+    """Return the part of a layer with all outputs of a matrix, and a share of its inputs or all."""
+    num_outputs, num_inputs = weight.shape
+    return AdaptedPart(
+        weight.name.removesuffix(".weight"),
+        weight,
+        0,
+        range(num_outputs),
+        range(num_inputs) if inputs is None else inputs,
+    )
+
+
+def _expert_parts(
+    path: str, expert: int, hidden_size: int, config: ExpertsConfig, names: TensorNames, shard: range
+) -> tuple[list[AdaptedPart], list[AdaptedPart]]:
+    """Return the parts of an expert's two layers, of modules of its own and of those for all experts."""
+    num_experts, size, (gate, up, down) = config.num_experts, config.intermediate_size, names.expert_matrices
+    gates = torch.arange(shard.start, shard.stop)
+    alternating = torch.cat((2 * gates, 2 * gates + 1))
+    both = alternating if names.are_experts_interleaved else torch.cat((gates, size + gates))
+
+    def part(name: str, shape: tuple[int, ...], first_output: int, outputs: Outputs, inputs: range) -> AdaptedPart:
+        is_single = len(shape) == 2
+        module = f"{path}.{expert}.{name}" if is_single else f"{path}.{name}"
+        weight = TensorSlice(f"{module}.weight" if is_single else module, shape)
+        return AdaptedPart(module, weight, first_output, outputs, inputs, None if is_single else expert)
+
+    hidden, all_gates = range(hidden_size), (num_experts, 2 * size, hidden_size)
+    ups = [
+        part(gate, (size, hidden_size), 0, shard, hidden),
+        part(up, (size, hidden_size), len(shard), shard, hidden),
+        part("gate_up_proj", all_gates, 0, both, hidden),
+    ]
+    downs = [
+        part(down, (hidden_size, size), 0, hidden, shard),
+        part("down_proj", (num_experts, hidden_size, size), 0, hidden, shard),
+    ]
+    return ups, downs
+
+
+def _run(places: Tensor) -> Outputs:
+    """Return consecutive indices as a range."""
+    first = int(places[0])
+    run = range(first, first + len(places))
+    return run if torch.equal(places, torch.arange(run.start, run.stop)) else places
