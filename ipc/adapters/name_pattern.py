@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 MAX_LENGTH = 500
 MAX_DEPTH = 20
-MAX_STEPS = 1_000_000  # about a second
+MAX_STEPS = 4_000_000  # two seconds; the most experts in one file and a few patterns need one million
 
 ALPHABET = string.ascii_letters + string.digits + "_.-"  # of names
 CLASSES = {"d": string.digits, "w": string.ascii_letters + string.digits + "_", "s": string.whitespace}
@@ -47,10 +47,14 @@ class Name:
         self.chars: dict[str, int] = {}
         for place, char in enumerate(text):
             self.chars[char] = self.chars.get(char, 0) | 1 << place
+        self._before: dict[frozenset[str], int] = {}
 
     def behind(self, places: int, members: frozenset[str]) -> int:
         """Return the places behind these characters, of those that begin at `places`."""
-        return (places & sum(there for char, there in self.chars.items() if char in members)) << 1
+        before = self._before.get(members)
+        if before is None:
+            before = self._before[members] = sum(there for char, there in self.chars.items() if char in members)
+        return (places & before) << 1
 
 
 Matcher: TypeAlias = Callable[[Name, int], int]  # from the places where it may begin to those where it may end

@@ -37,6 +37,7 @@ class PatternTable(Generic[V]):
         """Return the value for the module with this path; None: no pattern matches."""
         ends = [path, *(path[place + 1 :] for place, char in enumerate(path) if char == ".")]
         found = [self._plain[end] for end in ends if end in self._plain]
-        subject = Name(path, self._budget)
-        found += ((order, value) for order, pattern, value in self._patterns if pattern.matches(subject))
+        if self._patterns:
+            subject = Name(path, self._budget)
+            found += ((order, value) for order, pattern, value in self._patterns if pattern.matches(subject))
         return min(found, key=lambda each: each[0])[1] if found else None
