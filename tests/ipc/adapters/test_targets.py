@@ -27,8 +27,8 @@ OTHER_PARTS = (
 )  # and names of tensors without matrix
 
 
-def model_of(folder: Path, family: str) -> ModelConfig:
-    config = {**tiny_config(family), "pad_token_id": 0}
+def model_of(folder: Path, family: str, **fields: object) -> ModelConfig:
+    config = {**tiny_config(family, **fields), "pad_token_id": 0}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return load_model_config(folder)
 
@@ -65,6 +65,16 @@ def test_targets_are_the_matrices_of_transformers_modules(tmp_path: Path, family
         found.add(spelled[0])
     rest = [target for path, target in targets.items() if path not in found]
     assert all(target.expert is not None for target in rest), rest  # transformers has all experts in one parameter
+
+
+def test_layers_that_share_keys_have_queries_alone(tmp_path: Path) -> None:
+    kinds = ["sliding_attention", "full_attention"] * 2
+    model = model_of(tmp_path, "gemma4", num_hidden_layers=4, layer_types=kinds, num_kv_shared_layers=2)
+    targets, matrices = targets_of(model), matrices_of(tmp_path, model.architecture)
+    own = [[name for name in ("q_proj", "k_proj", "v_proj") if f"model.layers.{layer}.self_attn.{name}" in targets]
+           for layer in range(4)]  # fmt: skip
+    assert own == [["q_proj", "k_proj", "v_proj"], ["q_proj", "k_proj"], ["q_proj"], ["q_proj"]]  # full: keys as values
+    assert targets.keys() == matrices.keys()
 
 
 def test_experts_one_by_one_are_those_of_the_stacked_ones(tmp_path: Path) -> None:
