@@ -17,7 +17,8 @@ ALIGNMENT = 64
 class PackedMemory:
     """Allocator for packed weights, from its newest map only; a weight's owner keeps the weight's map alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, map_bytes: int = MAP_BYTES) -> None:
+        self._map_bytes = map_bytes
         self._map: mmap.mmap | None = None
         self._address = 0
         self._used = self._size = 0
@@ -26,7 +27,7 @@ class PackedMemory:
         """Allocate zeroed bytes; return their address, a multiple of ALIGNMENT, and the map, which the caller holds."""
         num_bytes = -(-num_bytes // ALIGNMENT) * ALIGNMENT
         if self._map is None or self._used + num_bytes > self._size:
-            self._size = -(-max(num_bytes, MAP_BYTES) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+            self._size = -(-max(num_bytes, self._map_bytes) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
             self._map = mmap.mmap(-1, self._size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             self._map.madvise(mmap.MADV_HUGEPAGE)
             self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))

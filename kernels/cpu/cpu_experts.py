@@ -34,6 +34,10 @@ class CpuExperts:
     def nbytes(self) -> int:
         return self.linears.nbytes
 
+    def arrays(self, num_parts: int) -> list[tuple[Array[Structure], int]]:
+        """Return the structs of both linears, and the most parts of their updates."""
+        return [(self.up, num_parts), (self.down, 1)]
+
     def struct(self, routing: Routing) -> Structure:
         """Build the struct of a layer whose scores are given."""
         rules = routing_struct(routing, len(self.up))

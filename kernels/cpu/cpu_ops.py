@@ -17,6 +17,7 @@ from ..contract import (
     GATED_SILU,
     NO_ACTIVATION,
     Activation,
+    AdapterSpace,
     AttentionMetadata,
     AttentionSpec,
     DecoderWeights,
@@ -39,6 +40,7 @@ from .cpu_experts import CpuExperts, padded_scores
 from .fused_decoder import CpuDecoder, CpuLayer
 from .layer_structs import head_rules, norm_struct, scoring
 from .loader import load_kernels, load_level
+from .low_rank import CpuAdapterSpace
 
 MAX_HEAD_DIM = 512  # of the attention kernels
 
@@ -69,6 +71,8 @@ class _Plan:
 class CpuOps(ReferenceOps):
     """The operations in C, else the reference's. Not thread-safe: it owns scratch memory and attention plans."""
 
+    space: CpuAdapterSpace | None = None
+
     def __init__(self, library: c.KernelLibrary, dtype: torch.dtype, is_batch_invariant: bool = False) -> None:
         """`is_batch_invariant`: a token's bits do not depend on the rest of the batch."""
         self.library = library
@@ -79,15 +83,26 @@ class CpuOps(ReferenceOps):
         self._scratch = torch.empty(0, dtype=dtype)
         self._plans: dict[tuple[int, int, int, int], _Plan] = {}
 
+    def adapter_space(self, num_slots: int, max_rank: int) -> AdapterSpace:
+        self.space = CpuAdapterSpace(self.library, self.dtype, num_slots, max_rank)
+        return self.space
+
     def embedding(self, token_ids: Tensor, table: Tensor | PackedLinear, first_id: int) -> Tensor:
+        ids, num_threads = token_ids.int().contiguous(), torch.get_num_threads()
         if isinstance(table, Tensor):
-            return super().embedding(token_ids, table, first_id)
-        assert isinstance(table, CpuLinear)
-        ids = token_ids.int().contiguous()
-        rows = torch.empty((len(ids), table.in_features), dtype=self.dtype)
-        self.library.op_embed_packed(
-            byref(table.struct), ids.data_ptr(), len(ids), first_id, rows.data_ptr(), torch.get_num_threads()
-        )
+            rows = super().embedding(token_ids, table, first_id)
+        else:
+            assert isinstance(table, CpuLinear)
+            rows = torch.empty((len(ids), table.in_features), dtype=self.dtype)
+            self.library.op_embed_packed(
+                byref(table.struct), ids.data_ptr(), len(ids), first_id, rows.data_ptr(), num_threads
+            )
+        adapted = None if self.space is None else self.space.rows(len(ids))
+        if self.space is not None and self.space.embedding is not None and adapted is not None:
+            updates, hidden_size = self.space.embedding.table, rows.shape[1]
+            self.library.op_embed_updates(
+                updates, byref(adapted), ids.data_ptr(), first_id, hidden_size, rows.data_ptr(), num_threads
+            )
         return rows
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
@@ -141,6 +156,7 @@ class CpuOps(ReferenceOps):
         out = torch.empty((num_tokens, hidden_size), dtype=self.dtype)
         panel = torch.empty(num_tokens * packed.up[0].num_lines * self._line, dtype=self.dtype)
         scratch = torch.empty(self.library.experts_scratch(byref(experts), num_tokens), dtype=torch.uint8)
+        adapted = self._adapted(packed.up[0], num_tokens, num_tokens * (routing.top_k + 1))
         self.library.op_mix_experts(
             byref(experts),
             x.data_ptr(),
@@ -150,6 +166,7 @@ class CpuOps(ReferenceOps):
             panel.data_ptr(),
             scratch.data_ptr(),
             out.data_ptr(),
+            adapted,
             torch.get_num_threads(),
         )
         return out
@@ -224,7 +241,7 @@ class CpuOps(ReferenceOps):
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
         if weights.head_dim > MAX_HEAD_DIM or weights.head_dim % 2:
             return None
-        return CpuDecoder(self.library, weights, self.dtype, self._is_batch_invariant)
+        return CpuDecoder(self.library, weights, self.dtype, self._is_batch_invariant, self.space)
 
     def scratch(self, num_elements: int) -> Tensor:
         """Return memory for the next call alone."""
@@ -246,9 +263,17 @@ class CpuOps(ReferenceOps):
             num_rows,
             scratch.data_ptr(),
             byref(output),
+            self._adapted(packed.struct, num_rows),
             torch.get_num_threads(),
         )
         return out
+
+    def _adapted(self, layer: Structure, num_rows: int, num_shrunk: int = 0) -> object:
+        """Return a pointer to the rows with adapters of a call of a layer; None if there are none."""
+        if self.space is None or layer.updates is None:
+            return None
+        adapted = self.space.rows(num_rows, num_shrunk)
+        return None if adapted is None else byref(adapted)
 
     def _normalize(self, x: Tensor, delta: Structure, norm: Norm, out: Tensor) -> None:
         self.library.op_normalize(

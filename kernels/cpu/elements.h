@@ -147,21 +147,17 @@ INLINE Floats silu_16(Floats x) {
 #endif
 }
 
-#ifdef __AVX512F__
 /* sum += a * b over a line: each of 16 lanes adds the products of one pair (bf16) or one element (float32). */
 INLINE Floats dot_line(Floats sum, Ints a, Ints b) {
 #if !defined(ELEMENT_BF16)
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
+    return multiply_add16(as_floats(a), as_floats(b), sum);
 #elif defined(__AVX512BF16__)
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 #else
-    const __m512i high = _mm512_set1_epi32((int)0xffff0000);
-    sum = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(a, 16)),
-                          _mm512_castsi512_ps(_mm512_slli_epi32(b, 16)), sum);
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(a, high)),
-                           _mm512_castsi512_ps(_mm512_and_si512(b, high)), sum);
+    const Ints high = fill_words((int)0xffff0000);
+    sum = multiply_add16(as_floats(shift_left(a, 16)), as_floats(shift_left(b, 16)), sum);
+    return multiply_add16(as_floats(and_words(a, high)), as_floats(and_words(b, high)), sum);
 #endif
 }
-#endif
 
 #endif

@@ -8,6 +8,7 @@
  * so that its bits do not depend on the other tokens.
  */
 #include "experts.h"
+#include "low_rank.h"
 
 /* Written by one thread, read by all after the end of the stage. */
 typedef struct {
@@ -30,6 +31,8 @@ typedef struct {
     element *inner; /* a panel for each expert */
     element *shared_inner, *shared_outer; /* the same with a row per token */
     int64_t outer_stride, inner_stride, shared_stride;
+    Adapted *adapted; /* [num_experts + 1]: rows with adapters of each product */
+    int32_t *pair_slots; /* of the pairs in their order; then memory of `group_rows` for each expert */
 } Buffers;
 
 static void *take_bytes(intptr_t *at, int64_t num_bytes) {
@@ -60,6 +63,8 @@ static intptr_t lay_out(const Experts *e, int64_t num_tokens, void *scratch, Buf
     b->inner = take_bytes(&at, num_pairs * b->inner_stride * size);
     b->shared_outer = take_bytes(&at, e->shared_up ? num_tokens * b->outer_stride * size : 0);
     b->shared_inner = take_bytes(&at, num_tokens * b->shared_stride * size);
+    b->adapted = take_bytes(&at, (num_experts + 1) * (int64_t)sizeof *b->adapted);
+    b->pair_slots = take_bytes(&at, (num_pairs + GROUPED_WORDS(num_pairs) + 2 * num_experts) * 4);
     return at;
 }
 
@@ -74,57 +79,87 @@ void begin_experts(void *scratch) {
 }
 
 static void add_products(Buffers *b, const Linear *up, const Linear *down, const Rows *x, const Rows *inner,
-                         element *outer) {
+                         element *outer, const Adapted *adapted) {
     Output to_inner = {STORE, *inner, 0}, to_outer = {STORE, {outer, b->outer_stride, 0}, 0};
     int64_t number = b->grouping->num_products++, num_rows = x->panel_rows;
-    b->ups[number] = make_product(up, x, num_rows, &to_inner);
-    b->downs[number] = make_product(down, inner, num_rows, &to_outer);
+    b->ups[number] = make_product(up, x, num_rows, &to_inner, adapted);
+    b->downs[number] = make_product(down, inner, num_rows, &to_outer, adapted);
+}
+
+/* Returns rows of the scratch memory from `row` on for rows with adapters; NULL if there are none. */
+static const Adapted *with_scratch(Adapted *adapted, const Adapted *step, int64_t row) {
+    adapted->num_rank_tiles = step->num_rank_tiles, adapted->shrunk_stride = step->shrunk_stride;
+    adapted->shrunk = step->shrunk + row * step->shrunk_stride;
+    return adapted->num_runs ? adapted : NULL;
+}
+
+/* Writes the slots of the pairs, those of their tokens; lists the rows with adapters of each expert. */
+static void group_slots(const Experts *e, int64_t num_pairs, Buffers *b, const Adapted *step) {
+    int32_t *memory = b->pair_slots + num_pairs;
+    for (int64_t row = 0; row < num_pairs; row++) b->pair_slots[row] = step->slots[b->tokens[row]];
+    for (int64_t expert = 0, start = 0; expert < e->routing.num_experts; start = b->ends[expert++])
+        memory = group_rows(b->pair_slots + start, b->ends[expert] - start, memory, &b->adapted[expert]);
 }
 
 /* Orders the pairs, and lists the products of the experts that have any. An expert that all tokens have chosen reads
  * the layer's input itself. */
-static void group_pairs(const Experts *e, const Rows *x, int64_t num_tokens, Buffers *b) {
-    int64_t num_experts = e->routing.num_experts, top_k = e->routing.top_k, start = 0;
+static void group_pairs(const Experts *e, const Rows *x, int64_t num_tokens, Buffers *b, const Adapted *step) {
+    int64_t num_experts = e->routing.num_experts, top_k = e->routing.top_k, num_pairs = num_tokens * top_k, start = 0;
     memset(b->ends, 0, (size_t)num_experts * sizeof *b->ends);
-    for (int64_t pair = 0; pair < num_tokens * top_k; pair++) b->ends[b->experts[pair]]++;
-    b->grouping->num_products = 0;
+    for (int64_t pair = 0; pair < num_pairs; pair++) b->ends[b->experts[pair]]++;
     for (int64_t expert = 0; expert < num_experts; expert++) {
         int64_t count = b->ends[expert];
-        element *outer = b->outer + start * b->outer_stride;
-        Rows gathered = {outer, b->outer_stride, count};
-        Rows inner = {b->inner + start * b->inner_stride, b->inner_stride, count};
-        if (count) add_products(b, e->up + expert, e->down + expert, count == num_tokens ? x : &gathered, &inner, outer);
         b->ends[expert] = start;
         start += count;
     }
-    for (int64_t pair = 0; pair < num_tokens * top_k; pair++) {
+    for (int64_t pair = 0; pair < num_pairs; pair++) {
         b->rows[pair] = (int32_t)b->ends[b->experts[pair]]++;
         b->tokens[b->rows[pair]] = (int32_t)(pair / top_k);
     }
+    if (step != NULL) group_slots(e, num_pairs, b, step);
+    b->grouping->num_products = 0;
+    for (int64_t expert = 0, start = 0; expert < num_experts; start = b->ends[expert++]) {
+        int64_t count = b->ends[expert] - start;
+        if (count == 0) continue;
+        element *outer = b->outer + start * b->outer_stride;
+        Rows gathered = {outer, b->outer_stride, count};
+        Rows inner = {b->inner + start * b->inner_stride, b->inner_stride, count};
+        const Adapted *adapted = step != NULL ? with_scratch(&b->adapted[expert], step, start) : NULL;
+        add_products(b, e->up + expert, e->down + expert, count == num_tokens ? x : &gathered, &inner, outer, adapted);
+    }
     if (e->shared_up == NULL) return;
     Rows inner = {b->shared_inner, b->shared_stride, num_tokens};
-    add_products(b, e->shared_up, e->shared_down, x, &inner, b->shared_outer);
+    const Adapted *adapted = NULL;
+    if (step != NULL) {
+        b->adapted[num_experts] = *step;
+        adapted = with_scratch(&b->adapted[num_experts], step, num_pairs);
+    }
+    add_products(b, e->shared_up, e->shared_down, x, &inner, b->shared_outer, adapted);
 }
 
 /* Computes the scores of the experts and of the shared one's gate. */
-static void score_experts(const Experts *e, const Rows *x, int64_t num_tokens, const Buffers *b, Team *team) {
+static void score_experts(const Experts *e, const Rows *x, int64_t num_tokens, const Buffers *b, const Adapted *step,
+                          Team *team) {
     Output to_scores = {STORE_FLOAT, {(element *)b->scores, SCORE_STRIDE(e->routing.num_experts), 0}, 0};
     Output to_gates = {STORE_FLOAT, {(element *)b->shared_gates, 1, 0}, 0};
-    Product products[2] = {make_product(e->router, x, num_tokens, &to_scores)};
-    if (e->shared_gate != NULL) products[1] = make_product(e->shared_gate, x, num_tokens, &to_gates);
+    Product products[2] = {make_product(e->router, x, num_tokens, &to_scores, step)};
+    Adapted of_gate;
+    if (step != NULL) of_gate = *step, step = with_scratch(&of_gate, step, num_tokens);
+    if (e->shared_gate != NULL) products[1] = make_product(e->shared_gate, x, num_tokens, &to_gates, step);
     multiply_products(products, e->shared_gate != NULL ? 2 : 1, team);
     end_stage(team);
 }
 
 /* Chooses the experts of each token; the thread that finishes the last token groups the pairs. */
-static void choose_experts(const Experts *e, const Rows *x, int64_t num_tokens, float *scores, Buffers *b, Team *team) {
+static void choose_experts(const Experts *e, const Rows *x, int64_t num_tokens, float *scores, Buffers *b,
+                           const Adapted *step, Team *team) {
     int64_t stride = SCORE_STRIDE(e->routing.num_experts), top_k = e->routing.top_k;
     for (Range range; take_share(team, num_tokens, &range); finish_share(team, num_tokens)) {
         for (int64_t token = range.start; token < range.stop; token++)
             route(&e->routing, scores + token * stride, b->experts + token * top_k, b->weights + token * top_k);
         int64_t count = range.stop - range.start;
         bool is_last = (atomic_fetch_add(&b->grouping->num_routed, count) + count) % num_tokens == 0;
-        if (is_last) group_pairs(e, x, num_tokens, b);
+        if (is_last) group_pairs(e, x, num_tokens, b, step);
     }
     end_stage(team);
 }
@@ -175,15 +210,15 @@ static void add_up(const Experts *e, int64_t token, const Buffers *b, const Outp
 }
 
 void mix_experts(const Experts *e, const Rows *x, int64_t num_tokens, float *scores, void *scratch, const Output *out,
-                 Team *team) {
+                 const Adapted *adapted, Team *team) {
     Buffers b;
     if (num_tokens == 0) return;
     lay_out(e, num_tokens, scratch, &b);
     if (scores == NULL) {
         scores = b.scores;
-        score_experts(e, x, num_tokens, &b, team);
+        score_experts(e, x, num_tokens, &b, adapted, team);
     }
-    choose_experts(e, x, num_tokens, scores, &b, team);
+    choose_experts(e, x, num_tokens, scores, &b, adapted, team);
     if (num_tokens > 1) gather(x, num_tokens * e->routing.top_k, &b, team);
     multiply_products(b.ups, b.grouping->num_products, team);
     end_stage(team);

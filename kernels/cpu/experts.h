@@ -41,8 +41,14 @@ EXPORT int64_t experts_scratch(const Experts *experts, int64_t num_tokens);
 void begin_experts(void *scratch);
 
 /* out = the weighted sum of each token's experts, added to the target or stored. x: a panel of num_tokens rows.
- * scores: [num_tokens][SCORE_STRIDE], overwritten; NULL: the router's. Ends its last stage. */
+ * scores: [num_tokens][SCORE_STRIDE], overwritten; NULL: the router's. adapted: of the tokens, with scratch memory for
+ * experts_rows rows; or NULL. Ends its last stage. */
 void mix_experts(const Experts *experts, const Rows *x, int64_t num_tokens, float *scores, void *scratch,
-                 const Output *out, Team *team);
+                 const Output *out, const Adapted *adapted, Team *team);
+
+/* Returns the rows of `Adapted.shrunk` that a layer needs: those of the pairs, and of the shared expert. */
+INLINE int64_t experts_rows(const Experts *experts, int64_t num_tokens) {
+    return num_tokens * (experts->routing.top_k + 1);
+}
 
 #endif

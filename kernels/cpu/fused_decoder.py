@@ -12,6 +12,7 @@ from ..contract import AttentionMetadata, DecoderWeights, LayerWeights, MLPWeigh
 from . import library as c
 from .cpu_experts import experts_struct
 from .layer_structs import head_rules, linear_struct, norm_struct, scoring
+from .low_rank import CpuAdapterSpace
 
 MAX_POSITIONS = (1 << 31) - 1  # of a model without tables: lengths are int32
 
@@ -37,7 +38,12 @@ class CpuDecoder:
     """Decoder in C, called once per step. Owns its structs, the weights, and buffers for the largest step so far."""
 
     def __init__(
-        self, library: c.KernelLibrary, weights: DecoderWeights, dtype: torch.dtype, is_batch_invariant: bool
+        self,
+        library: c.KernelLibrary,
+        weights: DecoderWeights,
+        dtype: torch.dtype,
+        is_batch_invariant: bool,
+        space: CpuAdapterSpace | None = None,
     ) -> None:
         self._library = library
         self._weights = weights
@@ -48,6 +54,8 @@ class CpuDecoder:
         mlps = [each.mlp for each in weights.layers]
         self._experts = [None if isinstance(mlp, MLPWeights) else experts_struct(mlp) for mlp in mlps]
         self._layers = (c.Layer * len(mlps))(*map(_layer, weights.layers, self._experts))
+        self._space = space
+        self._top_k = max((mlp.routing.top_k for mlp in mlps if not isinstance(mlp, MLPWeights)), default=0)
         self._decoder = self._describe(weights, is_batch_invariant)
         self._scratch = torch.empty(0, dtype=dtype)
         self._hidden = torch.empty((0, self._hidden_size), dtype=dtype)
@@ -76,12 +84,21 @@ class CpuDecoder:
             num_logits,
             self._logits.data_ptr(),
         )
+        if self._space is not None:
+            self._adapt(step, self._space, logits_indices)
         result = self._library.decoder_step(
             byref(self._decoder), byref(step), self._scratch.data_ptr(), torch.get_num_threads()
         )
         if result != 0:
             raise MemoryError(f"no memory for the attention plan of {len(metadata.seq_lens_host)} rows")
         return self._outputs
+
+    def _adapt(self, step: Structure, space: CpuAdapterSpace, logits_indices: Tensor) -> None:
+        """Set the fields of a step in which rows have adapters."""
+        of_step, of_logits = space.step_rows(logits_indices, step.num_tokens * (self._top_k + 1))
+        step.adapted = None if of_step is None else addressof(of_step)
+        step.logits_adapted = None if of_logits is None else addressof(of_logits)
+        step.embedding_updates = None if space.embedding is None else addressof(space.embedding.table)
 
     def _make_room(self, num_tokens: int, num_logits: int) -> None:
         if self._hidden.shape[0] < num_tokens:

@@ -53,6 +53,8 @@ INLINE int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 typedef struct {
     _Alignas(64) atomic_llong taken; /* number of the current stage << 32 | number of its pieces that are taken */
     _Alignas(64) atomic_llong finished; /* number of its pieces that are finished */
+    _Alignas(64) atomic_llong early_taken; /* number of the last stage with early pieces << 32 | those that are taken */
+    _Alignas(64) atomic_llong early_finished; /* the same of those that are finished */
 } Shared;
 
 typedef struct {
@@ -94,6 +96,31 @@ INLINE void finish_piece(Team *team, int64_t num_pieces) {
 
 /* Waits until this stage ends: spins, then yields the core. */
 void end_stage(Team *team);
+
+/* A stage may have early pieces, which write what its pieces read: each thread takes early pieces while there are any,
+ * then pieces, and waits for the others' early pieces only where it first reads. */
+
+/* Takes an early piece of this stage; returns its number, or num_pieces if all are taken. */
+INLINE int64_t take_early(Team *team, int64_t num_pieces) {
+    long long taken = atomic_load_explicit(&team->shared->early_taken, memory_order_acquire);
+    while (taken >> 32 <= team->stage) {
+        int64_t piece = taken >> 32 == team->stage ? taken & 0xffffffff : 0;
+        if (piece == num_pieces) break;
+        long long next = (long long)team->stage << 32 | (piece + 1);
+        if (atomic_compare_exchange_weak(&team->shared->early_taken, &taken, next)) return piece;
+    }
+    return num_pieces;
+}
+
+/* Must be called for each early piece that was taken, after its last write. */
+INLINE void finish_early(Team *team) {
+    long long finished = atomic_load_explicit(&team->shared->early_finished, memory_order_acquire), next;
+    do next = (finished >> 32 == team->stage ? finished : (long long)team->stage << 32) + 1;
+    while (!atomic_compare_exchange_weak(&team->shared->early_finished, &finished, next));
+}
+
+/* Waits until all early pieces of this stage are finished; called before a piece of the stage is finished. */
+void await_early(const Team *team, int64_t num_pieces);
 
 /* Returns uninitialized memory of this thread, 64-byte aligned, valid until the thread's next call. */
 void *thread_scratch(int64_t num_bytes);
@@ -155,6 +182,30 @@ INLINE int64_t line_step(const Rows *panel, int64_t row) {
     return min64(GROUP_ROWS, panel->panel_rows - row / GROUP_ROWS * GROUP_ROWS) * LINE;
 }
 
+/* ── low_rank.c: rows with adapters ──────────────────────────────────────────────────────────────────────────────── */
+
+typedef struct LowRank LowRank; /* the update of a linear's outputs by an adapter, see low_rank.h */
+
+/* Rows of one slot in a block of BLOCK_ROWS rows. */
+typedef struct {
+    int32_t slot, block;
+    uint32_t rows; /* a bit for each row of the block */
+} SlotRun;
+
+/* The rows that have an adapter. */
+typedef struct {
+    const SlotRun *runs; /* [num_runs], in the order of blocks */
+    const int32_t *starts; /* [number of blocks + 1]: first run of each block */
+    const int32_t *order; /* [num_runs]: the runs in the order of slots, or NULL */
+    int64_t num_runs; /* at least 1 */
+    const int32_t *slots; /* [number of rows] */
+    int64_t num_rank_tiles; /* the largest of all updates */
+    element *shrunk; /* scratch memory [rows][shrunk_stride] */
+    int64_t shrunk_stride; /* num_rank_tiles * 16 */
+} Adapted;
+
+#define BLOCK_ROWS 32 /* rows that a pair of tiles is multiplied with at a time: two groups of a panel */
+
 /* ── pack.c ──────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 /* As in contract.py; all but the last are also activations without gates. */
@@ -169,6 +220,8 @@ typedef struct {
     int32_t is_gated; /* a pair holds a tile of gates and one of ups: 16 outputs act(gate) * up */
     ActivationKind activation;
     float limit; /* of CLAMP and SWIGLU_CLAMPED */
+    const LowRank *const *updates; /* by slot, or NULL: the linear has no slots. Another thread stores those of slots
+                                    * that no step uses; slot 0 has none */
 } Linear;
 
 /* Copies x [num_rows][num_columns], or its rows `row_ids` unless NULL, into a panel; its padding becomes 0. */
@@ -201,15 +254,18 @@ typedef struct {
     int64_t num_rows;
     int64_t part_rows; /* that fit in the L2 cache */
     int64_t num_items; /* pairs of tiles times parts of the rows */
+    const Adapted *adapted; /* NULL: no row has an adapter for this linear */
 } Product;
 
-Product make_product(const Linear *w, const Rows *x, int64_t num_rows, const Output *out);
+/* adapted: of the rows, or NULL. */
+Product make_product(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, const Adapted *adapted);
 
 /* Computes the products, which do not read each other's outputs, in one stage. */
 void multiply_products(const Product *products, int64_t num_products, Team *team);
 
-INLINE void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, Team *team) {
-    Product product = make_product(w, x, num_rows, out);
+INLINE void linear(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, const Adapted *adapted,
+                   Team *team) {
+    Product product = make_product(w, x, num_rows, out, adapted);
     multiply_products(&product, 1, team);
 }
 

@@ -54,6 +54,8 @@ def _struct(source: str, name: str) -> type[Structure]:
 Rows = _struct("kernels.h", "Rows")
 Linear = _struct("kernels.h", "Linear")
 Output = _struct("kernels.h", "Output")
+Adapted = _struct("kernels.h", "Adapted")
+LowRankPart = _struct("low_rank.h", "LowRankPart")
 Norm = _struct("kernels.h", "Norm")
 Delta = _struct("kernels.h", "Delta")
 Cache = _struct("kernels.h", "Cache")

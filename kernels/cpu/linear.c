@@ -7,8 +7,8 @@
 #include "activations.h"
 #include "avx2.h"
 #include "avx512.h"
+#include "low_rank.h"
 
-#define BLOCK_ROWS 32 /* rows of one call of the inner routine: two groups of a panel */
 #define CACHED_BYTES (1 << 20) /* of operands kept in the L2 cache */
 
 /* The weights to prefetch into the L2 cache: `step` lines per line of the rows. */
@@ -37,9 +37,15 @@ typedef struct {
     int64_t panel_rows; /* of the target, from the block's first row on */
     char *groups[2]; /* address of the first output of each group's first row */
     int64_t row_bytes; /* between rows */
+    const Product *adapted; /* adapters' updates are to be added to the sums, from `row` and `pair` on; or NULL */
+    int64_t pair, row;
+    const Team *team;
+    int64_t num_early; /* pieces of the stage that `expand` waits for */
 } Block;
 
-static void describe(Block *block, const Linear *w, const Output *out, int64_t pair, int64_t row, int64_t num_rows) {
+static void describe(Block *block, const Product *product, int64_t pair, int64_t row, int64_t num_rows) {
+    const Linear *w = product->weight;
+    const Output *out = &product->out;
     const Rows *target = &out->target;
     int64_t column = pair * (w->is_gated ? 16 : 32), end = w->num_outputs;
     if (target->panel_rows) end = target->stride; /* write the padding too: zeros, as the weight's */
@@ -50,6 +56,8 @@ static void describe(Block *block, const Linear *w, const Output *out, int64_t p
     if (w->is_gated) block->form = w->activation == SILU ? GATED_SILU : OTHER;
     else block->form = w->activation == NO_ACTIVATION && !target->panel_rows ? PLAIN : OTHER;
     block->num_rows = num_rows, block->num_finished = 0;
+    block->adapted = product->adapted != NULL ? product : NULL;
+    block->pair = pair, block->row = row;
     int64_t bytes = out->kind == STORE_FLOAT ? sizeof(float) : sizeof(element);
     block->row_bytes = target->panel_rows ? 64 : target->stride * bytes;
     for (int side = 0; side < 2; side++) {
@@ -102,8 +110,16 @@ static __attribute__((noinline)) void put_other(const Block *block, int64_t row,
     } else put_pair(block, target, first, second);
 }
 
+/* Adds the adapters' updates to the sums of the block, before its first row is finished. */
+static __attribute__((noinline)) void update_sums(Block *block) {
+    await_early(block->team, block->num_early);
+    expand(block->adapted, block->pair, block->row, block->sums);
+    block->adapted = NULL;
+}
+
 /* Writes the next `count` rows of the block, or all that are left, to the output. */
 INLINE void finish_rows(Block *block, int64_t count) {
+    if (block->adapted != NULL) update_sums(block);
     for (int64_t end = min64(block->num_rows, block->num_finished + count); block->num_finished < end;) {
         int64_t row = block->num_finished++;
         char *target = block->groups[row / GROUP_ROWS] + row % GROUP_ROWS * block->row_bytes;
@@ -216,6 +232,8 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
         const element *at = weight + line * 2 * TILE;
         int64_t count = min64(CACHED_LINES, num_lines - line);
         Fetch fetch = {(const char *)(at + CACHED_LINES * 2 * TILE), num_fetches};
+        if (block->adapted != NULL)
+            fetch_expand(block->adapted, block->pair, block->row, line / CACHED_LINES, divide_up(num_lines, CACHED_LINES));
         for (int64_t first = 0; first < num_rows; first += GROUP_ROWS) {
             int64_t height = first ? lower : upper;
             if (first) fetch.count = 0; /* 16 rows have fetched all */
@@ -256,12 +274,13 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
 
 #endif
 
-Product make_product(const Linear *w, const Rows *x, int64_t num_rows, const Output *out) {
+Product make_product(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, const Adapted *adapted) {
     int64_t row_bytes = w->num_lines * LINE * (int64_t)sizeof(operand);
     int64_t cached_rows = max64(BLOCK_ROWS, CACHED_BYTES / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
     int64_t num_parts = max64(1, divide_up(num_rows, cached_rows));
     int64_t part_rows = round_up(divide_up(num_rows, num_parts), BLOCK_ROWS);
-    return (Product){w, *x, *out, num_rows, part_rows, num_rows ? num_parts * w->num_pairs : 0};
+    if (w->updates == NULL) adapted = NULL;
+    return (Product){w, *x, *out, num_rows, part_rows, num_rows ? num_parts * w->num_pairs : 0, adapted};
 }
 
 void multiply_products(const Product *products, int64_t num_products, Team *team) {
@@ -270,7 +289,9 @@ void multiply_products(const Product *products, int64_t num_products, Team *team
     const Product *product = products, *last = products + num_products - 1;
     const operand *operands = NULL;
     Block blocks[2], *block = &blocks[0], *before = &blocks[1];
-    before->num_rows = before->num_finished = 0;
+    before->num_rows = before->num_finished = 0, before->adapted = NULL;
+    block->team = before->team = team;
+    block->num_early = before->num_early = shrink(products, num_products, team);
     for (Range range; take_falling(team, num_items, &range); finish_falling(team, num_items)) {
         for (int64_t item = range.start; item < range.stop; item++) {
             for (; item - first >= product->num_items; product++) first += product->num_items, taken = -1;
@@ -287,7 +308,7 @@ void multiply_products(const Product *products, int64_t num_products, Team *team
                 if (configured != count) configure_tiles(min64(count, GROUP_ROWS), count - min64(count, GROUP_ROWS));
                 configured = count;
 #endif
-                describe(block, w, &product->out, pair, row, count);
+                describe(block, product, pair, row, count);
                 multiply(block, operands + (row - start) * product->x.stride, weight, w->num_lines, count, &ahead,
                          before);
                 Block *other = before;

@@ -1,16 +1,17 @@
 /* Single operations of reference.py, each in a parallel region of its own; their names begin with op_. */
 #include "experts.h"
+#include "low_rank.h"
 
 EXPORT int64_t op_line(void) { return LINE; }
 
-/* panel: num_rows * num_lines * LINE elements of scratch. */
+/* panel: num_rows * num_lines * LINE elements of scratch. adapted: of the rows, or NULL. */
 EXPORT void op_linear(const Linear *w, const element *x, int64_t x_stride, int64_t num_rows, element *panel,
-                      const Output *out, int num_threads) {
+                      const Output *out, const Adapted *adapted, int num_threads) {
     BEGIN_TEAM
     Rows rows = {panel, w->num_lines * LINE, num_rows};
     fill_panel(&rows, x, x_stride, NULL, num_rows, w->num_inputs, team);
     end_stage(team);
-    linear(w, &rows, num_rows, out, team);
+    linear(w, &rows, num_rows, out, adapted, team);
     END_TEAM
 }
 
@@ -19,6 +20,15 @@ EXPORT void op_embed_packed(const Linear *w, const int32_t *token_ids, int64_t n
     BEGIN_TEAM
     Rows rows = {out, w->num_inputs, 0};
     embed_packed(w, token_ids, num_tokens, first_id, &rows, team);
+    END_TEAM
+}
+
+/* Adds the updates of an embedding to the looked up rows [num_tokens][num_columns]. */
+EXPORT void op_embed_updates(const LowRank *const *updates, const Adapted *adapted, const int32_t *token_ids, int64_t first_id,
+                             int64_t num_columns, element *rows, int num_threads) {
+    BEGIN_TEAM
+    Rows out = {rows, num_columns, 0};
+    embed_updates(updates, adapted, token_ids, first_id, num_columns, &out, team);
     END_TEAM
 }
 
@@ -45,9 +55,11 @@ EXPORT void op_attend(AttentionPlan *plan, const element *query, int64_t query_s
     END_TEAM
 }
 
-/* scores: [num_tokens][SCORE_STRIDE], overwritten. scratch: experts_scratch bytes. panel: as of op_linear. */
+/* scores: [num_tokens][SCORE_STRIDE], overwritten. scratch: experts_scratch bytes. panel: as of op_linear. adapted: of
+ * the tokens, with room for experts_rows rows; or NULL. */
 EXPORT void op_mix_experts(const Experts *experts, const element *x, int64_t x_stride, int64_t num_tokens,
-                           float *scores, element *panel, void *scratch, element *out, int num_threads) {
+                           float *scores, element *panel, void *scratch, element *out,
+                           const Adapted *adapted, int num_threads) {
     const Linear *up = experts->up;
     Output to_out = {STORE, {out, experts->down->num_outputs, 0}, 0};
     if (num_tokens == 0) return;
@@ -56,6 +68,6 @@ EXPORT void op_mix_experts(const Experts *experts, const element *x, int64_t x_s
     Rows rows = {panel, up->num_lines * LINE, num_tokens};
     fill_panel(&rows, x, x_stride, NULL, num_tokens, up->num_inputs, team);
     end_stage(team);
-    mix_experts(experts, &rows, num_tokens, scores, scratch, &to_out, team);
+    mix_experts(experts, &rows, num_tokens, scores, scratch, &to_out, adapted, team);
     END_TEAM
 }

@@ -7,6 +7,7 @@
  * both have read the stream before anything is added to it.
  */
 #include "experts.h"
+#include "low_rank.h"
 
 typedef struct {
     Linear qkv, output, up, down;
@@ -43,6 +44,8 @@ typedef struct {
     const int64_t *logits_indices; /* [num_logits]: indices of the tokens that get logits */
     int64_t num_logits;
     float *logits; /* [num_logits][outputs of the head] */
+    const Adapted *adapted, *logits_adapted; /* of the tokens, and of those that get logits; or NULL */
+    const LowRank *const *embedding_updates; /* or NULL */
 } Step;
 
 /* Buffers of a step's activations, all in the scratch memory. */
@@ -162,7 +165,7 @@ static void normalize_stream(Run *run, const Norm *norm, const Rows *out) {
 }
 
 static void multiply(const Run *run, const Linear *linear_layer, const Rows *x, const Output *out) {
-    linear(linear_layer, x, run->step->num_tokens, out, run->team);
+    linear(linear_layer, x, run->step->num_tokens, out, run->step->adapted, run->team);
     end_stage(run->team);
 }
 
@@ -197,7 +200,7 @@ static void run_mlp(Run *run, const Layer *layer) {
     Rows inner = {run->a->inner, layer->down.num_lines * LINE, num_tokens};
     Output to_inner = {STORE, inner, 0}, out = to_stream(run, &layer->mlp_output_norm);
     if (layer->experts != NULL) {
-        mix_experts(layer->experts, x, num_tokens, NULL, run->a->experts, &out, run->team);
+        mix_experts(layer->experts, x, num_tokens, NULL, run->a->experts, &out, run->step->adapted, run->team);
         return;
     }
     multiply(run, &layer->up, x, &to_inner);
@@ -263,7 +266,7 @@ static void score(const Run *run) {
     Output to_logits = {STORE_FLOAT, {(element *)step->logits, num_outputs, 0}, 0};
     fill_panel(&panel, step->hidden, d->hidden_size, step->logits_indices, step->num_logits, d->hidden_size, team);
     end_stage(team);
-    linear(d->head, &panel, step->num_logits, &to_logits, team);
+    linear(d->head, &panel, step->num_logits, &to_logits, step->logits_adapted, team);
     if (d->logit_scale != 1 || d->logit_softcap) finish_logits(d, step->logits, step->num_logits * num_outputs, team);
 }
 
@@ -292,6 +295,10 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         Run run = {d, step, &activations, &stream, {0}, team};
         embed(d, step, &stream, team);
         end_stage(team);
+        if (step->adapted != NULL && step->embedding_updates != NULL) {
+            embed_updates(step->embedding_updates, step->adapted, step->token_ids, 0, d->hidden_size, &stream, team);
+            end_stage(team);
+        }
         if (d->embedding_scale != 1 || d->learned_positions != NULL) place(d, step, stream.data, team);
         for (int64_t i = 0; i < d->num_layers; i++) {
             int at = 0;

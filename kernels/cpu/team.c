@@ -14,6 +14,14 @@ void end_stage(Team *team) {
     team->stage++;
 }
 
+void await_early(const Team *team, int64_t num_pieces) {
+    long long all = (long long)team->stage << 32 | num_pieces;
+    for (int spins = 0; atomic_load_explicit(&team->shared->early_finished, memory_order_acquire) != all; spins++) {
+        if (spins < SPINS) _mm_pause();
+        else sched_yield();
+    }
+}
+
 void *thread_scratch(int64_t num_bytes) {
     static _Thread_local void *kept;
     static _Thread_local int64_t kept_bytes;
