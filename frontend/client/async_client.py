@@ -17,13 +17,23 @@ import msgspec
 
 from ...ipc.beam_search_params import BeamSearchParams
 from ...ipc.codec import decode_ids
+from ...ipc.lora_request import LoRARequest
 from ...ipc.messages import client as wire
+from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.messages.metrics import Metric
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import SamplingParams
 from . import base_client
 from .async_stream import AsyncStream, LoopWaker
-from .call_options import CallOptions, ChatOptions, UnservedOptions, chat_form, check_options, with_priority
+from .call_options import (
+    AdapterOptions,
+    CallOptions,
+    ChatOptions,
+    adapters_of,
+    chat_form,
+    check_options,
+    with_priority,
+)
 from .offline.beam_search import BeamSearch, BeamSearchOutput
 from .offline.tokenizer import TransformersTokenizer, load_tokenizer
 from .outputs import EmbeddingRequestOutput, RequestOutput, to_embedding
@@ -53,7 +63,9 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
         """
         check_options("generate", options, CallOptions)
         (params,) = with_priority([check_params(sampling_params)], options)
-        return self._run(self._new_submit(prompt, params, request_id), takes_defaults=sampling_params is None)
+        (adapter,) = adapters_of(options, 1)
+        submit = self._new_submit(prompt, params, request_id, adapter=adapter)
+        return self._run(submit, takes_defaults=sampling_params is None)
 
     def chat(
         self,
@@ -65,7 +77,8 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
         """Yield the growing next turn of a conversation, as `generate` does; a message is {"role": …, "content": …}."""
         check_options("chat", options, ChatOptions)
         (params,) = with_priority([check_params(sampling_params)], options)
-        submit = self._new_submit(check_chat(messages), params, request_id, form=chat_form(options))
+        form, (adapter,) = chat_form(options), adapters_of(options, 1)
+        submit = self._new_submit(check_chat(messages), params, request_id, form=form, adapter=adapter)
         return self._run(submit, takes_defaults=sampling_params is None)
 
     async def embed(
@@ -77,29 +90,35 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
         truncate_prompt_tokens: int | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
-        **options: Unpack[UnservedOptions],
+        **options: Unpack[AdapterOptions],
     ) -> EmbeddingRequestOutput:
         """Embed one prompt; the options are those of Client.embed."""
-        check_options("embed", options, UnservedOptions)
+        check_options("embed", options, AdapterOptions)
         (submit,) = self._embed_submits(
-            [prompt], pooling_params, request_id, truncate_prompt_tokens, priority, timeout_s
+            [prompt], pooling_params, request_id, truncate_prompt_tokens, priority, timeout_s, options
         )
         return to_embedding(await self._run_to_end(submit))
 
     async def beam_search(
-        self, prompt: Prompt, params: BeamSearchParams, **options: Unpack[UnservedOptions]
+        self, prompt: Prompt, params: BeamSearchParams, **options: Unpack[AdapterOptions]
     ) -> BeamSearchOutput:
         """Find the likeliest continuations of one prompt by beam search."""
-        check_options("beam_search", options, UnservedOptions)
+        check_options("beam_search", options, AdapterOptions)
+        (adapter,) = adapters_of(options, 1)
         submit, info = self._new_submit(prompt, SamplingParams()), await self.info()
         token_ids = decode_ids(submit.prompt_token_ids or b"").tolist() or await self.tokenize(submit.prompt or "")
         search = BeamSearch([token_ids], params, info)
         while requests := search.requests():
-            submits = [self._new_submit(each, search.sampling_params) for each in requests]
+            submits = [self._new_submit(each, search.sampling_params, adapter=adapter) for each in requests]
             search.add(await asyncio.gather(*map(self._run_to_end, submits)))
         for beam, shown in search.finish():
             beam.text = await self.detokenize(shown) if info.tokenizer_folder else None
         return search.outputs[0]
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter, as in vLLM's AsyncLLM: `load_adapter` with the name and path of `lora_request`."""
+        await self.load_adapter(lora_request.lora_name, lora_request.lora_path)
+        return True
 
     async def abort(self, request_id: str) -> None:
         """End a request, if it is open: its last output has the tokens generated so far and finish_reason abort."""
@@ -129,6 +148,10 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
     async def get_metrics(self) -> list[Metric]:
         """Return the engine's counters, gauges and histograms, with the names of /metrics."""
         return (await self._ask(wire.GetMetrics, wire.Metrics)).metrics
+
+    async def list_adapters(self) -> list[AdapterInfo]:
+        """Return the LoRA adapters that requests may name."""
+        return (await self._ask(wire.ListAdapters, wire.Adapters)).adapters
 
     async def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of requests that give none; as Client.get_default_sampling_params."""
@@ -199,5 +222,5 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
         self._transport.query(make_query, future.set_result)
         return check_reply(await asyncio.wrap_future(future), reply_type)
 
-    async def _control(self, make_query: Callable[..., wire.Control]) -> None:
+    async def _control(self, make_query: Callable[..., wire.Query]) -> None:
         await self._ask(make_query, wire.Done)

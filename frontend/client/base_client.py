@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Generic, Self, TypeVar, get_args
 
+import msgspec
+
 from ...ipc.errors import RequestError
+from ...ipc.lora_request import LoRARequest
 from ...ipc.messages.base import MemoryTag
-from ...ipc.messages.client import ChatForm, Control, PauseMode, Query, Submit, Tokenize
+from ...ipc.messages.client import ChatForm, Control, LoadAdapter, PauseMode, Query, Submit, Tokenize, UnloadAdapter
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
+from .call_options import AdapterOptions, adapters_of
 from .prompts import Chat, Prompt, check_chat, check_pooling, check_text, new_submit
 from .transport import Transport
 from .zmq_transport import ZmqTransport
@@ -74,10 +79,15 @@ class BaseClient(Generic[DoneT]):
         request_id: str | None = None,
         pooling: PoolingParams | None = None,
         form: ChatForm | None = None,
+        adapter: LoRARequest | None = None,
     ) -> Submit:
         if request_id is None:
             request_id = f"request-{next(self._request_numbers)}"
-        return new_submit(request_id, prompt, params, pooling, form)
+        submit = new_submit(request_id, prompt, params, pooling, form)
+        if adapter is None:
+            return submit
+        path = _on_engine(adapter.lora_path) if adapter.lora_path else ""
+        return msgspec.structs.replace(submit, adapter=adapter.lora_name, adapter_path=path)
 
     def _embed_submits(
         self,
@@ -87,17 +97,22 @@ class BaseClient(Generic[DoneT]):
         truncate_prompt_tokens: int | None,
         priority: int,
         timeout_s: float | None,
+        options: AdapterOptions,
     ) -> list[Submit]:
         params = SamplingParams(
             truncate_prompt_tokens=truncate_prompt_tokens, priority=priority, timeout_s=timeout_s, max_tokens=1
         )
         pooling = check_pooling(pooling_params)
-        return [self._new_submit(prompt, params, request_id, pooling) for prompt in prompts]
+        adapters = adapters_of(options, len(prompts))
+        return [
+            self._new_submit(prompt, params, request_id, pooling, adapter=adapter)
+            for prompt, adapter in zip(prompts, adapters, strict=True)
+        ]
 
     # ── control ──
 
-    def _control(self, make_query: Callable[..., Control]) -> DoneT:
-        """Send a control command and wait until it is done; raise its error. Each client defines it."""
+    def _control(self, make_query: Callable[..., Query]) -> DoneT:
+        """Send a command and wait until it is done; raise its error. Each client defines it."""
         raise NotImplementedError
 
     def pause(self, mode: PauseMode = "keep") -> DoneT:
@@ -116,8 +131,17 @@ class BaseClient(Generic[DoneT]):
         `model`: a folder, or a hub id, which the engine downloads if needed."""
         if not isinstance(model, (str, os.PathLike)):
             raise RequestError(f"model is {model!r:.80}: it must be a folder or a hub id")
-        folder = os.path.abspath(model) if os.path.isdir(model) else os.fspath(model)  # the engine runs elsewhere
-        return self._control(partial(Control, action="reload", model=folder))
+        return self._control(partial(Control, action="reload", model=_on_engine(model)))
+
+    def load_adapter(self, name: str, path: str | os.PathLike[str], *, load_inplace: bool = False) -> DoneT:
+        """Load a LoRA adapter from a folder on the engine's machine; then requests may name it. `load_inplace`: if an
+        adapter has the name, later requests use the new one, and open ones keep theirs; otherwise RequestError."""
+        query = partial(LoadAdapter, name=name, path=_on_engine(path), is_inplace=load_inplace)
+        return self._control(partial(query, order_id=secrets.token_hex(8)))
+
+    def unload_adapter(self, name: str) -> DoneT:
+        """Forget the name of an adapter; open requests keep the adapter. RequestError if there is none."""
+        return self._control(partial(UnloadAdapter, name=name, order_id=secrets.token_hex(8)))
 
     def sleep(self, level: int = 1, mode: PauseMode = "keep") -> DoneT:
         """Free the memory of weights and KV cache until `wake_up`; requests wait, running ones by `mode` as in `pause`.
@@ -151,6 +175,11 @@ class BaseClient(Generic[DoneT]):
         if level not in get_args(LogLevel):
             raise RequestError(f"level must be {', '.join(get_args(LogLevel))}, got {level!r:.80}")
         return self._control(partial(Control, action="log_level", level=level))
+
+
+def _on_engine(path: str | os.PathLike[str]) -> str:
+    """Return a path for the engine, which runs in another folder; a hub id stays as it is."""
+    return os.path.abspath(path) if os.path.isdir(path) else os.fspath(path)
 
 
 def tokenize_query(prompt: str | Chat) -> Callable[..., Query]:

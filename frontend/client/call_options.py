@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
 from ...ipc.errors import RequestError
+from ...ipc.lora_request import LoRARequest
 from ...ipc.messages.client import ChatForm
 from ...ipc.sampling_params import SamplingParams
 
@@ -18,7 +19,6 @@ JsonMapping = Mapping[str, object]
 class UnservedOptions(TypedDict, total=False):
     """Keywords of features that this engine does not have; only None or {} is accepted."""
 
-    lora_request: None
     prompt_adapter_request: None
     mm_processor_kwargs: None
     tokenization_kwargs: None
@@ -26,7 +26,14 @@ class UnservedOptions(TypedDict, total=False):
     data_parallel_rank: None
 
 
-class CallOptions(UnservedOptions, total=False):
+class AdapterOptions(UnservedOptions, total=False):
+    """Keywords that choose a LoRA adapter; at most one of both."""
+
+    lora_request: LoRARequest | Sequence[LoRARequest | None] | None  # for all prompts or for each
+    model: str | None  # name of a loaded adapter, or of the served model
+
+
+class CallOptions(AdapterOptions, total=False):
     """Keywords of `generate` besides prompts and sampling parameters."""
 
     priority: int | Sequence[int] | None  # for all prompts or for each; None: that of SamplingParams
@@ -55,6 +62,24 @@ def check_options(method: str, options: Mapping[str, object], known: type[Unserv
             raise TypeError(f"{method}() has no keyword {name!r}; it has {', '.join(sorted(known.__annotations__))}")
         if name in UnservedOptions.__annotations__ and value is not None and value != {}:
             raise RequestError(f"{name} is {value!r:.80}: this engine does not serve it, leave it out")
+
+
+def adapters_of(options: AdapterOptions, num_prompts: int) -> list[LoRARequest | None]:
+    """Return the adapter of each prompt, None for the model itself; RequestError for a bad value."""
+    given, model = options.get("lora_request"), options.get("model")
+    if model is not None and (given is not None or not isinstance(model, str)):
+        raise RequestError(
+            f"model is {model!r:.80}, lora_request {given!r:.80}: give the name of one, or a LoRARequest"
+        )
+    if model is not None:
+        given = LoRARequest(model)
+    listed = list(given) if isinstance(given, Sequence) else [given] * num_prompts
+    if len(listed) != num_prompts:
+        raise RequestError(f"{len(listed)} LoRA requests for {num_prompts} prompts: give one for all, or one each")
+    for each in listed:
+        if each is not None and not isinstance(each, LoRARequest):
+            raise RequestError(f"lora_request is {each!r:.80}: it must be tokenloom.LoRARequest")
+    return listed
 
 
 def with_priority(params: list[SamplingParams], options: CallOptions) -> list[SamplingParams]:

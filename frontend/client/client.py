@@ -12,12 +12,21 @@ from ...ipc.beam_search_params import BeamSearchParams
 from ...ipc.codec import decode_ids
 from ...ipc.errors import RequestError, TokenloomError
 from ...ipc.messages import client as wire
+from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.messages.metrics import Metric
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import SamplingParams
 from . import base_client
 from .batch import RequestBatch
-from .call_options import CallOptions, ChatOptions, UnservedOptions, chat_form, check_options, with_priority
+from .call_options import (
+    AdapterOptions,
+    CallOptions,
+    ChatOptions,
+    adapters_of,
+    chat_form,
+    check_options,
+    with_priority,
+)
 from .offline.beam_search import BeamSearch, BeamSearchOutput
 from .offline.tokenizer import TransformersTokenizer, load_tokenizer
 from .open_request import Update
@@ -72,16 +81,18 @@ class Client(base_client.BaseClient[None]):
         priority: int = 0,
         timeout_s: float | None = None,
         use_tqdm: bool = True,
-        **options: Unpack[UnservedOptions],
+        **options: Unpack[AdapterOptions],
     ) -> list[EmbeddingRequestOutput]:
         """Embed all prompts; the vectors are in the order of the prompts.
 
         `truncate_prompt_tokens`, `priority` and `timeout_s` mean the same as in SamplingParams. If a prompt fails or
         exceeds its timeout, its error is raised.
         """
-        check_options("embed", options, UnservedOptions)
+        check_options("embed", options, AdapterOptions)
         listed = list_prompts(prompts)
-        submits = self._embed_submits(listed, pooling_params, None, truncate_prompt_tokens, priority, timeout_s)
+        submits = self._embed_submits(
+            listed, pooling_params, None, truncate_prompt_tokens, priority, timeout_s, options
+        )
         return [to_embedding(output) for output in self._run(submits, use_tqdm)]
 
     def beam_search(
@@ -90,10 +101,11 @@ class Client(base_client.BaseClient[None]):
         params: BeamSearchParams,
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,  # ignored: the scheduler limits concurrency
-        **options: Unpack[UnservedOptions],
+        **options: Unpack[AdapterOptions],
     ) -> list[BeamSearchOutput]:
         """Find the likeliest continuations of each prompt by beam search."""
-        check_options("beam_search", options, UnservedOptions)
+        check_options("beam_search", options, AdapterOptions)
+        (adapter,) = adapters_of(options, 1)
         submits, info = [self._new_submit(prompt, SamplingParams()) for prompt in list_prompts(prompts)], self.info()
         token_ids = [
             decode_ids(submit.prompt_token_ids or b"").tolist() or self.tokenize(submit.prompt or "")
@@ -101,30 +113,43 @@ class Client(base_client.BaseClient[None]):
         ]
         search = BeamSearch(token_ids, params, info)
         while requests := search.requests():
-            search.add(self.generate(requests, search.sampling_params, use_tqdm))
+            search.add(self.generate(requests, search.sampling_params, use_tqdm, lora_request=adapter))
         for beam, shown in search.finish():
             beam.text = self.detokenize(shown) if info.tokenizer_folder else None
         return search.outputs
 
     def submit(
-        self, prompt: Prompt | Chat, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Prompt | Chat,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        **options: Unpack[AdapterOptions],
     ) -> Future[RequestOutput]:
         """Submit a request and return its future at once. `future.cancel()` and `abort(request_id)` abort it."""
-        submit = self._new_submit(prompt, check_params(self._or_default(sampling_params)), request_id)
+        check_options("submit", options, AdapterOptions)
+        params, (adapter,) = check_params(self._or_default(sampling_params)), adapters_of(options, 1)
+        submit = self._new_submit(prompt, params, request_id, adapter=adapter)
         future = RequestFuture(self._transport, submit)
         self._transport.submit(submit, future.add)
         return future
 
     def stream(
-        self, prompt: Prompt | Chat, sampling_params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Prompt | Chat,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        **options: Unpack[AdapterOptions],
     ) -> Iterator[str]:
         """Yield the text of one completion (n = 1) as it is generated. Closing the iterator aborts the request."""
-        params = check_params(self._or_default(sampling_params))
+        check_options("stream", options, AdapterOptions)
+        params, (adapter,) = check_params(self._or_default(sampling_params)), adapters_of(options, 1)
         if params.n > 1:
             raise RequestError(
                 f"stream() yields one completion, n is {params.n}: use submit() or AsyncClient.generate()"
             )
-        return self._stream(self._new_submit(prompt, params, request_id))
+        return self._stream(self._new_submit(prompt, params, request_id, adapter=adapter))
 
     def abort(self, request_id: str) -> None:
         """End a request, if it is open: its last output has the tokens generated so far and finish_reason abort."""
@@ -157,6 +182,10 @@ class Client(base_client.BaseClient[None]):
     def get_metrics(self) -> list[Metric]:
         """Return the engine's counters, gauges and histograms, with the names of /metrics."""
         return self._ask(wire.GetMetrics, wire.Metrics).metrics
+
+    def list_adapters(self) -> list[AdapterInfo]:
+        """Return the LoRA adapters that requests may name."""
+        return self._ask(wire.ListAdapters, wire.Adapters).adapters
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the parameters of requests that give none: the checkpoint's, unless the operator has set others."""
@@ -197,7 +226,11 @@ class Client(base_client.BaseClient[None]):
         options: ChatOptions | CallOptions,
     ) -> list[RequestOutput]:
         params, form = with_priority(list_params(sampling_params, len(prompts)), options), chat_form(options)
-        submits = [self._new_submit(*each, form=form) for each in zip(prompts, params, strict=True)]
+        adapters = adapters_of(options, len(prompts))
+        submits = [
+            self._new_submit(prompt, each, form=form, adapter=adapter)
+            for prompt, each, adapter in zip(prompts, params, adapters, strict=True)
+        ]
         return self._run(submits, use_tqdm)
 
     def _run(self, submits: list[wire.Submit], use_tqdm: bool) -> list[RequestOutput]:
@@ -224,5 +257,5 @@ class Client(base_client.BaseClient[None]):
         self._transport.query(make_query, replies.put)
         return check_reply(self._transport.wait(replies), reply_type)
 
-    def _control(self, make_query: Callable[..., wire.Control]) -> None:
+    def _control(self, make_query: Callable[..., wire.Query]) -> None:
         self._ask(make_query, wire.Done)

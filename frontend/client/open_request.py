@@ -100,7 +100,7 @@ class OpenRequest:
         )
 
     def accept(self, accepted: Accepted) -> bool:
-        """Keep the prompt tokens and seed of `accepted` for later attempts; False if it belongs to an older attempt."""
+        """Keep prompt tokens, seed and adapter of `accepted` for later attempts; False if it is of an older one."""
         if accepted.attempt != self._num_sent - 1:
             return False
         self._is_accepted = True
@@ -110,7 +110,13 @@ class OpenRequest:
             self._submit = msgspec.structs.replace(
                 self._submit, prompt=None, chat=None, prompt_token_ids=accepted.prompt_token_ids
             )
+        if accepted.adapter_digest:
+            self._submit = msgspec.structs.replace(self._submit, adapter_digest=accepted.adapter_digest)
         return True
+
+    def forget_adapter(self) -> None:
+        """Let the name of the adapter decide again, which another engine may give to other weights."""
+        self._submit = msgspec.structs.replace(self._submit, adapter_digest=b"")
 
     def apply(self, delta: Delta) -> DeltaOutcome:
         """Append the delta's tokens if they start where the delivered tokens end ("applied"). Otherwise drop the delta:

@@ -12,6 +12,7 @@ import msgspec
 
 from ...ipc.codec import decode_ids
 from ...ipc.errors import ProtocolError, RequestError, TokenloomError
+from ...ipc.lora_request import LoRARequest
 from ...ipc.messages.base import BulkArray, FinishReason
 from ...ipc.messages.client import Accepted, Delta, RequestMetrics, Submit
 from .logprobs import FlatLogprobs, TokenLogprobs, unpack_logprobs
@@ -61,8 +62,8 @@ class RequestOutput(msgspec.Struct, kw_only=True):
     prompt_logprobs: list[TokenLogprobs | None] | FlatLogprobs | None = None  # of each prompt token; the first has none
     embedding: BulkArray | None = None  # vector of a request with pooling
     metrics: RequestMetrics = RequestMetrics()
-    lora_request: None = None  # fields of vLLM, not supported, like those below
-    encoder_prompt: None = None
+    lora_request: LoRARequest | None = None
+    encoder_prompt: None = None  # fields of vLLM, not supported, like those below
     encoder_prompt_token_ids: None = None
     kv_transfer_params: None = None
 
@@ -82,6 +83,8 @@ class OutputBuilder:
         self._request_id = submit.request_id
         self._prompt = submit.prompt
         self._prompt_token_ids = submit.prompt_token_ids or b""
+        adapter = LoRARequest(submit.adapter, lora_path=submit.adapter_path)
+        self._lora_request = adapter if submit.adapter else None
         self._is_flat = submit.params.flat_logprobs
         has_logprobs = submit.params.num_logprobs is not None
         self._answers = [_CompletionBuilder(index, has_logprobs, self._is_flat) for index in range(submit.params.n)]
@@ -141,6 +144,7 @@ class OutputBuilder:
             prompt_logprobs=_copy_logprobs(self._prompt_logprobs, self._is_flat),
             embedding=self._embedding,
             metrics=self._metrics,
+            lora_request=self._lora_request,
         )
 
 

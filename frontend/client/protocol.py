@@ -214,6 +214,8 @@ class ClientProtocol:
                 self._finish_aborted(request)
             elif is_other_engine and request.num_tokens:  # another engine may serve another model
                 self._finish(request, self._replaced_error(request))
+            elif is_other_engine:
+                request.forget_adapter()
         self._window.restart(self._requests.values())
         for request_id in self._unsent_aborts:
             self._send(Abort(request_id=request_id))

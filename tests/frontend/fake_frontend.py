@@ -21,27 +21,33 @@ import zmq
 
 from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids, num_ids
 from tokenloom.ipc.errors import ErrorInfo
+from tokenloom.ipc.messages.adapter import AdapterInfo
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, FinishReason, Hello, Ping, Pong, Refused, Unknown, Welcome
 from tokenloom.ipc.messages.client import (
     CREDIT_WINDOW,
     Abort,
     Accepted,
+    Adapters,
     ClientMessage,
     Credit,
     Delta,
     Deltas,
     Detokenize,
+    Done,
     FrontendMessage,
     GetHealth,
-    GetInfo,
     Health,
     Info,
+    ListAdapters,
+    LoadAdapter,
+    Query,
     QueryFailed,
     RequestMetrics,
     Submit,
     Text,
     TokenIds,
     Tokenize,
+    UnloadAdapter,
 )
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import new_socket
@@ -104,6 +110,9 @@ class FakeService:
         self.spoil: Callable[[Delta], list[Delta]] = lambda delta: [delta]
         self.seen: Counter[str] = Counter()
         self.submits: list[Submit] = []
+        self.orders: list[LoadAdapter | UnloadAdapter] = []
+        self.adapters: dict[str, AdapterInfo] = {}
+        self.digest_by_adapter: dict[str, bytes] = {}  # for the Accepted of requests without one
         self.max_in_flight = 0
         self.sessions: dict[bytes, FakeSession] = {}
         self.outbox: list[tuple[bytes, FrontendMessage]] = []
@@ -169,21 +178,39 @@ class FakeService:
         ids = prompt_ids(submit)
         seed = submit.children[0].seed if submit.children else submit.params.seed
         seed = 5 if seed is None else seed
-        tokens = answer_tokens(ids, seed, submit.params.max_tokens or 16)
+        digest = submit.adapter_digest or self.digest_by_adapter.get(submit.adapter, b"")
+        tokens = answer_tokens(ids, seed + sum(digest), submit.params.max_tokens or 16)
         num_had = num_ids(submit.children[0].output_token_ids) if submit.children else 0
         if submit.children:
             assert decode_ids(submit.children[0].output_token_ids).tolist() == tokens[:num_had]
         session.running[submit.request_id] = Running(submit, tokens, num_had)
         text = submit.prompt if submit.chat is None else "".join(turn.content for turn in submit.chat)
         accepted = Accepted(
-            request_id=submit.request_id, attempt=submit.attempt, prompt_token_ids=ids, prompt=text, seed=seed
+            request_id=submit.request_id,
+            attempt=submit.attempt,
+            prompt_token_ids=ids,
+            prompt=text,
+            seed=seed,
+            adapter_digest=digest,
         )
         self.send(identity, accepted)
 
-    def _answer(self, identity: bytes, message: Tokenize | Detokenize | GetHealth | GetInfo) -> None:
+    def _carry_out(self, order: LoadAdapter | UnloadAdapter) -> FrontendMessage:
+        self.orders.append(order)
+        if isinstance(order, LoadAdapter):
+            self.adapters[order.name] = AdapterInfo(name=order.name, path=order.path, digest="", rank=8, base="fake")
+        elif self.adapters.pop(order.name, None) is None:
+            return QueryFailed(query_id=order.query_id, error=ErrorInfo("request", "it cannot be found"))
+        return Done(query_id=order.query_id)
+
+    def _answer(self, identity: bytes, message: Query) -> None:
         query_id = message.query_id
         reply: FrontendMessage
-        if isinstance(message, Tokenize) and FORBIDDEN in (message.prompt or ""):
+        if isinstance(message, LoadAdapter | UnloadAdapter):
+            reply = self._carry_out(message)
+        elif isinstance(message, ListAdapters):
+            reply = Adapters(query_id=query_id, adapters=[self.adapters[name] for name in sorted(self.adapters)])
+        elif isinstance(message, Tokenize) and FORBIDDEN in (message.prompt or ""):
             reply = QueryFailed(query_id=query_id, error=ErrorInfo("request", "forbidden"))
         elif isinstance(message, Tokenize):
             text = message.prompt or "".join(turn.content for turn in message.chat or ())

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import threading
 from typing import Any
 
+import msgspec
 import pytest
 
 from tokenloom.frontend.client.async_client import AsyncClient
 from tokenloom.frontend.client.client import Client
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.messages.client import ChatForm, Submit
+from tokenloom.ipc.lora_request import LoRARequest
+from tokenloom.ipc.messages.base import BulkArray
+from tokenloom.ipc.messages.client import ChatForm, Delta, LoadAdapter, Submit
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FakeFrontend, greedy
 
 CHAT = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 CASES: list[tuple[str, dict[str, Any], str]] = [
-    ("generate", {"lora_request": object()}, "lora_request is <object.*does not serve it"),
+    ("generate", {"lora_request": object()}, "lora_request is <object.*must be tokenloom.LoRARequest"),
+    ("embed", {"lora_request": [LoRARequest("a"), None]}, "2 LoRA requests for 1 prompts: give one for all, or one"),
+    ("chat", {"lora_request": LoRARequest("a"), "model": "a"}, "model is 'a', lora_request LoRARequest.*: give the"),
+    ("generate", {"model": 5}, "model is 5, lora_request None"),
+    ("generate", {"prompt_adapter_request": object()}, "prompt_adapter_request is <object.*does not serve it"),
     ("chat", {"mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
     ("embed", {"tokenization_kwargs": {"a": 1}}, "tokenization_kwargs"),
     ("chat", {"chat_template_content_format": "openai"}, "must be auto or string"),
@@ -96,3 +105,63 @@ def test_an_unserved_keyword_is_refused_by_name(
 def test_each_prompt_may_have_its_own_priority(fake: FakeFrontend, client: Client) -> None:
     client.generate(["a", "b"], greedy(2), use_tqdm=False, priority=[1, 2])
     assert fake.do(lambda service: [submit.params.priority for submit in service.submits]) == [1, 2]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("method", ["generate", "chat", "embed"])
+def test_an_adapter_is_named_by_model_or_lora_request(fake: FakeFrontend, is_async: bool, method: str) -> None:
+    if method == "embed":
+        fake.set(spoil=lambda delta: [with_vector(delta)])
+    submit = call(fake, method, is_async, model="sql")
+    assert (submit.adapter, submit.adapter_path) == ("sql", "")
+    submit = call(fake, method, is_async, lora_request=LoRARequest("sql", 1, "."))
+    assert (submit.adapter, submit.adapter_path) == ("sql", os.getcwd()), "the engine runs in another folder"
+    assert call(fake, method, is_async, lora_request=None, model=None).adapter == ""
+
+
+def with_vector(delta: Delta) -> Delta:
+    vector = BulkArray(dtype="float32", shape=[1], data=bytes(4))
+    return msgspec.structs.replace(delta, embedding=vector)
+
+
+def test_each_prompt_may_have_its_own_adapter(fake: FakeFrontend, client: Client) -> None:
+    requests = [LoRARequest("sql"), None, LoRARequest("chat")]
+    outputs = client.generate(["a", "b", "c"], greedy(2), use_tqdm=False, lora_request=requests)
+    assert fake.do(lambda service: [submit.adapter for submit in service.submits]) == ["sql", "", "chat"]
+    assert [output.lora_request for output in outputs] == requests
+
+
+def test_futures_and_streams_name_adapters_too(fake: FakeFrontend, client: Client) -> None:
+    client.submit("a", greedy(2), model="sql").result(DEADLINE_S)
+    list(client.stream("a", greedy(2), lora_request=LoRARequest("chat")))
+    assert fake.do(lambda service: [submit.adapter for submit in service.submits]) == ["sql", "chat"]
+
+
+def test_adapters_are_loaded_listed_and_unloaded_by_both_clients(fake: FakeFrontend, client: Client) -> None:
+    async def ask() -> None:
+        async with AsyncClient(fake.address) as other:
+            assert await other.add_lora(LoRARequest("chat", 2, "/chat"))
+            assert [info.name for info in await other.list_adapters()] == ["chat", "sql"]
+            await other.unload_adapter("chat")
+
+    client.load_adapter("sql", ".", load_inplace=True)
+    asyncio.run(asyncio.wait_for(ask(), DEADLINE_S))
+    assert [info.path for info in client.list_adapters()] == [os.getcwd()]
+    with pytest.raises(RequestError, match="cannot be found"):
+        client.unload_adapter("chat")
+    orders = fake.do(lambda service: service.orders)
+    assert [order.is_inplace for order in orders if isinstance(order, LoadAdapter)] == [True, False]
+    assert len({order.order_id for order in orders}) == len(orders) == 4 and "" not in orders
+
+
+def test_an_order_is_sent_again_under_its_own_id_after_a_loss(fake: FakeFrontend, client: Client) -> None:
+    fake.set(is_mute=True)
+    thread = threading.Thread(target=client.load_adapter, args=("sql", "/sql"))
+    thread.start()
+    fake.until(lambda service: service.seen["LoadAdapter"] == 1)
+    fake.do(lambda service: service.__dict__.update(is_mute=False))
+    fake.hang_up()
+    fake.come_back()
+    thread.join(DEADLINE_S)
+    first, *others = fake.do(lambda service: service.orders)
+    assert not thread.is_alive() and all(order == first for order in others)

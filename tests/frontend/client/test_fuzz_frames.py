@@ -41,7 +41,7 @@ def script() -> Iterator[ModuleType]:
 
 
 def test_the_frontend_serves_after_thousands_of_malformed_frames(script: ModuleType) -> None:
-    counts = script.send_to_frontend(8000, seed=7)
+    counts = script.send_to_frontend(10000, seed=7)
     assert counts["malformed_client_frames"] > 4000 and counts["malformed_core_frames"] > 0
     assert counts["requests"] > 10, "some frames must get as far as a request"
 

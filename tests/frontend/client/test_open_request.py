@@ -35,6 +35,21 @@ def test_without_delivered_tokens_a_resubmission_contains_only_the_prompt_tokens
     assert (submit.attempt, submit.prompt, submit.prompt_token_ids, submit.children) == (1, None, PROMPT, [])
 
 
+def test_a_resubmission_keeps_the_adapter_that_its_name_stood_for() -> None:
+    request = OpenRequest(
+        Submit(request_id="a", prompt="p", params=SamplingParams(), adapter="sql", adapter_path="/sql"), lambda _: None
+    )
+    submit = request.next_submit()
+    assert submit.adapter_digest == b""
+    accepted = Accepted(request_id="a", attempt=0, prompt_token_ids=PROMPT, prompt="p", seed=5, adapter_digest=b"d")
+    assert request.accept(accepted)
+    submit = request.next_submit()
+    assert (submit.adapter, submit.adapter_path, submit.adapter_digest) == ("sql", "/sql", b"d")
+    request.forget_adapter()
+    submit = request.next_submit()
+    assert (submit.adapter, submit.adapter_path, submit.adapter_digest) == ("sql", "/sql", b"")
+
+
 def test_each_sequence_keeps_the_seed_of_the_first_acceptance() -> None:
     request = accepted_request(n=3)
     assert request.apply(delta(0, 2)) == request.apply(delta(0, 1, index=2)) == "applied"

@@ -11,6 +11,7 @@ import pytest
 from tokenloom.frontend.client.keepalive import SILENCE_S
 from tokenloom.frontend.client.protocol import CREDIT_BATCH, MAX_GAPS, QueryResult
 from tokenloom.frontend.client.submit_window import MAX_UNANSWERED_BYTES, MAX_UNANSWERED_REQUESTS
+from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.errors import EngineDead, ErrorInfo, Overloaded, ProtocolError, RequestError, TokenloomError
 from tokenloom.ipc.messages.base import PING_INTERVAL_S, Hello, Ping, Pong, Refused, Unknown, Welcome
 from tokenloom.ipc.messages.client import Accepted, Credit, Delta, Deltas, GetInfo, Info, Submit
@@ -55,6 +56,41 @@ def test_each_token_is_delivered_once_and_in_order_despite_loss_and_repetition(s
     for submit in submits:
         check_answer(submit, rig.updates[submit.request_id])
     assert not rig.protocol.is_busy
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_request_keeps_its_adapter_through_losses_while_the_name_is_given_to_others(seed: int) -> None:
+    rng, rig = random.Random(seed), Rig()
+    rig.service.digest_by_adapter["sql"] = bytes([1])
+    submits = []
+    for step in range(200):
+        match rng.randrange(8):
+            case 0:
+                submits.append(rig.submit(f"r{step}", f"prompt {step}", "sql", max_tokens=rng.randint(1, 40)))
+            case 1:
+                rig.service.digest_by_adapter["sql"] = bytes([rng.randint(1, 4)])
+            case 2 if rng.random() < 0.3:
+                rig.service.sessions.clear()
+            case 3 if rng.random() < 0.3:
+                rig.reopen()
+            case _:
+                rig.carry(rng.randrange(4), rng.randrange(4))
+                rig.service.generate()
+        if rig.protocol.needs_reconnect:
+            rig.reopen()
+    for _ in range(2):  # a reconnect reveals losses at the end
+        rig.settle()
+        rig.reopen()
+    rig.settle()
+    for submit in submits:
+        tokens = [token for each in rig.updates[submit.request_id] if isinstance(each, Delta) for token in ids_of(each)]
+        prompt, num_tokens = prompt_ids(submit), submit.params.max_tokens or 0
+        answers = [answer_tokens(prompt, 5 + digest, num_tokens) for digest in range(1, 5)]
+        assert tokens in answers
+
+
+def ids_of(delta: Delta) -> list[int]:
+    return decode_ids(delta.token_ids).tolist()
 
 
 def test_a_resubmission_contains_the_seed_and_the_delivered_tokens() -> None:

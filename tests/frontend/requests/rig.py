@@ -25,8 +25,9 @@ class Rig:
         self.updates: dict[str, list[Update]] = {}
         self.protocol.greet(self.now)
 
-    def submit(self, request_id: str, prompt: str = "p", **params: object) -> Submit:
-        submit = Submit(request_id=request_id, prompt=prompt, params=SamplingParams(**params))  # type: ignore[arg-type]
+    def submit(self, request_id: str, prompt: str = "p", adapter: str = "", **params: object) -> Submit:
+        sampling = SamplingParams(**params)  # type: ignore[arg-type]
+        submit = Submit(request_id=request_id, prompt=prompt, params=sampling, adapter=adapter)
         self.updates[request_id] = []
         self.protocol.submit(OpenRequest(submit, self.updates[request_id].append))
         return submit
