@@ -149,17 +149,18 @@ class KVCacheManager:
 
     def cache_blocks(self, request: Request, num_blocks: int) -> None:
         """Let other requests find the first `num_blocks` blocks of this one, if prefix caching is on (without it, only
-        its prompt group finds them). All their tokens must be known, and the steps that write them scheduled; a call
-        never has a smaller number than the one before."""
+        its prompt group finds them). All their tokens must be known, and the steps that write them sent, or the next to
+        be; a call never has a smaller number than the one before."""
         if self._is_caching or self.shares_blocks(request):  # the first spares most steps a call
             is_private = request.cache_root is not None
             if self._events is not None:
                 self._describe(request, request.num_cached_blocks, num_blocks)
             for i in range(request.num_cached_blocks, num_blocks):
                 self.pool.cache_block(request.block_ids[i], self._key(request, i), is_private=is_private)
-            if self.offload is not None and request.params.cache_salt is not None:
-                blocks = request.block_ids[request.num_cached_blocks : num_blocks]
-                self.offload.own(blocks, request.params.cache_salt)
+            if self.offload is not None and not is_private:
+                new = slice(request.num_cached_blocks, num_blocks)
+                blocks = zip(request.block_ids[new], request.block_keys[new], strict=True)
+                self.offload.sent(blocks, request.params.cache_salt)
         request.num_cached_blocks = num_blocks
 
     def _describe(self, request: Request, start: int, end: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tokenloom import Client, PoolingParams, RequestOutput
-from tokenloom.ipc.messages.metrics import Counter
+from tokenloom.ipc.messages.metrics import Counter, Histogram
 from tokenloom.tests.system.tier_engine import (
     BLOCK_SIZE,
     DEADLINE_S,
@@ -137,14 +137,18 @@ def test_evicted_blocks_come_back_from_slots(slots: Client) -> None:
 
 
 def num_computed(client: Client) -> int:
-    """Return the number of tokens computed so far, once nothing runs."""
+    """Return the number of tokens computed so far, once the core has reported all that it has answered."""
     deadline = time.monotonic() + DEADLINE_S
-    while client.health().num_running:
+    while True:
+        metrics = {each.name.removeprefix("tokenloom_"): each for each in client.get_metrics()}
+        prompts, answers = metrics["prompt_tokens_total"], metrics["generation_tokens_total"]
+        reported, computed = metrics["iteration_tokens"], metrics["scheduled_tokens_total"]
+        assert isinstance(prompts, Counter) and isinstance(answers, Counter) and isinstance(computed, Counter)
+        assert isinstance(reported, Histogram)
+        if reported.sum >= prompts.value + answers.value:
+            return computed.value
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    (metric,) = (each for each in client.get_metrics() if each.name.endswith("scheduled_tokens_total"))
-    assert isinstance(metric, Counter)
-    return metric.value
 
 
 def test_preempted_requests_get_their_tokens_back_from_slots(slots: Client) -> None:

@@ -170,10 +170,14 @@ class Offload:
         self._arriving.discard(block)
         self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=is_computed)
 
-    def sent(self, blocks: Iterable[tuple[int, bytes]]) -> None:
-        """Note that a step that writes these blocks is sent: later steps may copy them."""
+    def sent(self, blocks: Iterable[tuple[int, bytes]], salt: str | None = None) -> None:
+        """Note that a step that writes these blocks is sent, or the next to be: later steps may copy them. salt: of the
+        request that fills them."""
+        owner = owner_of(salt)
         for block, key in blocks:
             self._is_sent[block] = self._pool.holds(block, key)
+            if owner:
+                self._owner_by_block[block] = owner
 
     def evicted(self, group: int, block: int, key: bytes) -> None:
         """Store a block in a slot, before the next step overwrites it."""
@@ -196,10 +200,6 @@ class Offload:
         self._arriving.clear()
         self._owner_by_block.clear()
 
-    def own(self, blocks: list[int], salt: str) -> None:
-        """Note the salt of the request that fills the blocks."""
-        self._owner_by_block.update(dict.fromkeys(blocks, owner_of(salt)))
-
     def _note_kept(self, keys: Iterable[bytes], source: int) -> None:
         targets = (STORE_ON_DISK, STORE_REMOTELY, 0)[source]
         if targets:
@@ -214,9 +214,7 @@ class Offload:
         if request.is_looked_up or not self._is_open or not self._options.has_sources:
             return False
         request.is_looked_up = True
-        start = 0
-        while start < num_usable and self._is_here(self._key(request, start)):
-            start += 1
+        start = next((i for i in range(num_usable) if not self._is_here(self._key(request, i))), num_usable)
         if start >= num_usable:
             return False
         size = self._options.block_size

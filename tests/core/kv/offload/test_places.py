@@ -67,6 +67,25 @@ def test_evicted_blocks_come_back_from_the_host_tier() -> None:
     assert ask(harness, 3, prompt) == at(POOL, 40), "loaded blocks are in the pool again"
 
 
+@pytest.mark.parametrize(("steps_in_flight", "most"), [(1, SIZE - 1), (2, SIZE)])
+def test_a_preempted_request_computes_its_last_block_again_at_most(steps_in_flight: int, most: int) -> None:
+    """It fills a block while others take the pool's last ones: the block is stored all the same. With two steps in
+    flight it also loses a token. If a full block ends its tokens then, the last of them must be computed."""
+    num_preemptions = 0
+    for seed in range(20):
+        rng = random.Random(seed)
+        harness = new_harness(num_slots=400, num_blocks=31, steps_in_flight=steps_in_flight)
+        requests = [(prompt_of(rng, rng.choice([20, 24, 32, 41])), rng.randint(10, 45)) for _ in range(5)]
+        for key, (prompt, num_outputs) in enumerate(requests):
+            harness.add(key, prompt, num_outputs)
+        harness.run_to_the_end()
+        num_needed = sum(len(prompt) + num_outputs - 1 for prompt, num_outputs in requests)
+        num_again = harness.core.stats.num_scheduled_tokens - num_needed
+        assert 0 <= num_again <= most * harness.core.scheduler.num_preemptions
+        num_preemptions += harness.core.scheduler.num_preemptions
+    assert num_preemptions > 20
+
+
 def test_a_host_tier_keeps_contexts_when_the_workers_are_lost() -> None:
     harness, rng = new_harness(num_slots=200), random.Random(0)
     prompt = prompt_of(rng, LENGTH)
