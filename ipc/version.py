@@ -1,13 +1,32 @@
-"""The version of the installed package."""
+"""The version of the installed package, and the digest of its sources that decide about numbers."""
 
 from __future__ import annotations
 
+import hashlib
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+_KINDS = (".py", ".c", ".h")
 
 
 def tokenloom_version() -> str:
     """Return the installed version; "unknown" in a checkout that was never installed."""
+    return _version_of("tokenloom")
+
+
+def numerics_digest(root: Path = ROOT) -> str:
+    """Return a digest, in hex, of the sources of kernels and workers below `root` and of torch's version. Equal ones
+    compute equal bits on equal hardware. It takes some milliseconds."""
+    digest = hashlib.sha256(_version_of("torch").encode())
+    rooms = (root / "kernels", root / "workers")
+    for path in sorted(path for room in rooms for path in room.rglob("*") if path.suffix in _KINDS):
+        digest.update(f"\n{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode())
+    return digest.hexdigest()
+
+
+def _version_of(package: str) -> str:
     try:
-        return version("tokenloom")
+        return version(package)
     except PackageNotFoundError:  # a checkout that was never installed
         return "unknown"

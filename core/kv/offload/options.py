@@ -10,6 +10,7 @@ import msgspec
 from ....ipc.config.engine_spec import EngineSpec
 from ....ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
 from ....ipc.process.arena import ArenaShape
+from ....ipc.version import numerics_digest
 
 FLOPS = {"cpu": 4e11, "cuda": 5e14}  # a second that a rank may reach; rather too many
 FORMAT = 1  # of a block: [layers, 2, kv heads of the rank, tokens, head_dim]; ranks side by side
@@ -55,8 +56,8 @@ def options_of(spec: EngineSpec, arena: ArenaShape, kernels: str) -> OffloadOpti
 
 def block_facts(spec: EngineSpec, kernels: str) -> bytes:
     """Return canonical JSON of all facts, except the weights, on which the bytes of a block depend. Engines with equal
-    facts and weights can use each other's blocks. Under --deterministic the kernels count too, since others have other
-    bits. max_model_len counts where rotary embeddings depend on it."""
+    facts and weights can use each other's blocks. Under --deterministic the kernels and their sources count too, since
+    others have other bits. max_model_len counts where rotary embeddings depend on it."""
     config = spec.config
     facts = {
         "format": FORMAT,
@@ -68,6 +69,6 @@ def block_facts(spec: EngineSpec, kernels: str) -> bytes:
         "block_size": config.block_size,
         "tensor_parallel_size": config.tensor_parallel_size,
         "max_model_len": spec.max_model_len if spec.model.rope_depends_on_length else 0,
-        "numerics": f"{spec.device} {kernels}" if config.deterministic else "any",
+        "numerics": f"{spec.device} {kernels} {numerics_digest()}" if config.deterministic else "any",
     }
     return json.dumps(facts, sort_keys=True, separators=(",", ":")).encode()
