@@ -82,10 +82,14 @@ class AdapterDesk:
     @property
     def infos(self) -> list[AdapterInfo]:
         """The adapters that requests may name, by name; without those in --adapter-folder that none has named yet."""
-        return [] if self.registry is None else self.registry.list()
+        return [] if self.registry is None else self.registry.infos
 
     def get(self, name: str) -> AdapterInfo | None:
         return None if self.registry is None else self.registry.get(name)
+
+    def names_of(self, digest: bytes) -> list[str]:
+        """Return the names of an adapter; none if it has been unloaded, or its name given away."""
+        return [] if self.registry is None else self.registry.names_of(digest)
 
     def load_modules(self) -> None:
         """Load the adapters of --lora-modules now, unless a frontend before this one has. ConfigError if one fails."""

@@ -58,12 +58,18 @@ class AdapterRegistry:
         self._left_until = unix_time() + LEFT_S
         self._refs |= {digest: new_ref(digest, rank) for digest, rank in self._left.items()}
 
-    def list(self) -> list[AdapterInfo]:
+    @property
+    def infos(self) -> list[AdapterInfo]:
+        """All adapters with a name, by name."""
         with self._lock:
             return sorted(self._infos.values(), key=lambda info: info.name)
 
     def get(self, name: str) -> AdapterInfo | None:
         return self._infos.get(name)
+
+    def names_of(self, digest: bytes) -> list[str]:
+        with self._lock:
+            return sorted(self._names_by_digest.get(digest, ()))
 
     def has_done(self, order_id: str) -> bool:
         """Whether an order was carried out, perhaps by the frontend before this one."""

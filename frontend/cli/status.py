@@ -27,16 +27,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{arguments.address} is not an engine's address: it must begin with ipc:// or tcp://")
     timeout_s = arguments.timeout_s
     with Client(arguments.address, connect_timeout_s=timeout_s, key_file=arguments.key_file) as client:
-        health, info = client.health(), client.info()
+        health, info, adapters = client.health(), client.info(), client.list_adapters()
     if arguments.json:
-        print(json.dumps({"health": msgspec.to_builtins(health), "info": msgspec.to_builtins(info)}))
+        print(json.dumps(msgspec.to_builtins({"health": health, "info": info, "adapters": adapters})))
     else:
-        print("\n".join(lines(health, info)))
+        print("\n".join(lines(health, info, len(adapters))))
     return 0 if health.is_ready and not health.is_stalled else 1
 
 
-def lines(health: Health, info: Info) -> list[str]:
-    """Format health and model as lines for people."""
+def lines(health: Health, info: Info, num_adapters: int = 0) -> list[str]:
+    """Format health, model and adapters as lines for people."""
     used = info.num_kv_blocks - health.num_free_blocks
     share = used / info.num_kv_blocks if info.num_kv_blocks else 0.0
     shown = [
@@ -44,6 +44,7 @@ def lines(health: Health, info: Info) -> list[str]:
         f"kernels    {info.kernels}",
         f"requests   {health.num_running} running, {health.num_waiting} waiting",
         f"KV cache   {used} of {info.num_kv_blocks} blocks of {info.block_size} tokens ({share:.1%})",
+        *([f"adapters   {num_adapters} loaded, up to {info.max_loras} in a batch"] if info.max_loras else []),
         f"lengths    up to {info.max_model_len} tokens, vocabulary {info.vocab_size}",
         f"steps      {health.step}, the last {health.step_age_s:.1f} s ago",
         f"restarts   {health.num_restarts}",

@@ -88,6 +88,7 @@ class PageEndpoints:
             "block_size": self._spec.config.block_size,
             "kv_map": list(metrics.progress.kv_map),
             "tiers": None if metrics.tiers is None else metrics.tiers.summary(),
+            "adapters": None if metrics.adapters is None else metrics.adapters.summary(),
             "phases": self._frontend.start_phases,
             "totals": {
                 "generation_tokens": metrics.generation_tokens.sum,

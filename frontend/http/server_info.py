@@ -27,6 +27,7 @@ GROUPS = {  # of vLLM, and our options in each
     "served_model_name dtype max_model_len",
     "cache_config": "block_size gpu_memory_utilization enable_prefix_caching cache_dtype num_gpu_blocks",
     "scheduler_config": "max_num_seqs long_prefill_token_threshold max_num_batched_tokens policy",
+    "lora_config": "enable_lora max_loras max_lora_rank max_cpu_loras lora_target_modules lora_modules",
     "parallel_config": "tensor_parallel_size pipeline_parallel_size data_parallel_size",
 }
 SECRETS = ("api_key", "hf_token", "otlp_endpoint")

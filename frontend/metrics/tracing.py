@@ -82,7 +82,7 @@ class Tracing:
             TraceContextTextMapPropagator().extract(caller),
             trace.SpanKind.SERVER,
             {
-                "gen_ai.request.model": self._model,
+                "gen_ai.request.model": submit.adapter or self._model,
                 "gen_ai.response.id": submit.request_id,
                 "gen_ai.response.finish_reasons": [reason],
                 "gen_ai.usage.input_tokens": answer.num_prompt_tokens,

@@ -23,6 +23,7 @@ from ...ipc.messages.core import Started
 from ...ipc.messages.supervisor import Progress
 from ..metrics.registry import Counter, Gauge, Histogram, Metric, Readings, Registry
 from ..metrics.tracing import Timeline, Tracing
+from .adapter_metrics import AdapterMetrics
 from .output_processor import AnswerState, RequestState
 from .tier_metrics import TierMetrics
 
@@ -46,9 +47,10 @@ class EngineMetrics:
         queue_depths: Callable[[], Mapping[str, float]] = dict,
         tracing: Tracing | None = None,
         counts: Mapping[str, int] | None = None,
+        names_of: Callable[[bytes], list[str]] = lambda digest: [],
     ) -> None:
         """`queue_depths`: messages sent and not answered, by socket of the frontend. `tracing` records a span for each
-        finished answer. `counts`: the frontend's other event counters by name."""
+        finished answer. `counts`: the frontend's other event counters by name. `names_of`: names of an adapter."""
         self.prompt_tokens = Counter("prompt_tokens_total", "Prompt tokens of answers that have started.")
         self.prompt_tokens_by_source = Counter(
             "prompt_tokens_by_source_total", "Prompt tokens by the source of their KV.", ["source"]
@@ -100,6 +102,8 @@ class EngineMetrics:
         self._progress_at = time.monotonic()
         self._core_totals: dict[Hashable, float] = {}  # last totals reported by the current core, by any key
         self.tiers = TierMetrics(self._increase) if spec.config.has_tiers else None
+        max_loras = spec.config.max_loras
+        self.adapters = AdapterMetrics(self._increase, names_of, max_loras) if spec.config.enable_lora else None
         self._timelines: dict[int, Timeline] = {}  # by answer key
         self._config = spec.config
         self.registry = Registry(
@@ -108,7 +112,7 @@ class EngineMetrics:
         self.registry.metrics += [
             *self._gauges(spec.max_model_len),
             *(each for each in vars(self).values() if isinstance(each, (Counter, Histogram))),
-            *([] if self.tiers is None else self.tiers.metrics),
+            *(each for some in (self.tiers, self.adapters) if some is not None for each in some.metrics),
         ]
 
     def _gauges(self, max_model_len: int) -> list[Metric]:
@@ -174,6 +178,7 @@ class EngineMetrics:
             {
                 "key": key,
                 "request_id": each.submit.request_id,
+                "adapter": each.submit.adapter,
                 "state": "running" if each.started_at else "waiting",
                 "age_s": now - each.arrived_at,
                 "num_prompt_tokens": each.num_prompt_tokens,
@@ -261,6 +266,8 @@ class EngineMetrics:
         self.prompt_lengths.observe(timeline.num_prompt_tokens)
         self.output_lengths.observe(timeline.num_tokens)
         self.preempted.observe(answer.num_preemptions)
+        if self.adapters is not None and answer.request.adapter is not None:
+            self.adapters.on_end(timeline.submit.adapter, timeline.num_prompt_tokens, timeline.num_tokens)
         if answer.index == 0:
             self.param_n.observe(timeline.submit.params.n)
         if answer.request.processed is not None and timeline.submit.pooling is None:
@@ -306,6 +313,8 @@ class EngineMetrics:
         self._add_steps(self.step_tokens, 200, progress.num_step_tokens, progress.num_steps_by_tokens)
         if self.tiers is not None and progress.tiers is not None:
             self.tiers.on_progress(progress.tiers)
+        if self.adapters is not None and progress.adapters is not None:
+            self.adapters.on_progress(progress.adapters)
         self._remember()
 
     def _remember(self) -> None:

@@ -105,7 +105,7 @@ class Frontend:
         self._core = CoreClient(spec, self.outbox)
         self._controls = ControlProxy(spec, self._core, self.thread_pool, self.prompts, self.outbox)
         self._tracing = new_tracing(spec)
-        self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts)
+        self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts, self.adapters.names_of)
         self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # read in each turn
         self._queries = QueryProcessor(spec, self.prompts, self._core, self.metrics, self._awake_clock.look)
         self._requests = RequestManager(

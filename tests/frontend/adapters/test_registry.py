@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def check(self) -> None:
-        assert {info.name: bytes.fromhex(info.digest) for info in self.registry.list()} == self.digest_by_name
+        assert {info.name: bytes.fromhex(info.digest) for info in self.registry.infos} == self.digest_by_name
         if self.path.exists():
             assert digests_of(self.path) >= {*self.digest_by_name.values(), *(+self.users)}
 
@@ -149,9 +149,9 @@ def test_a_broken_write_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     AdapterRegistry(path, new_ref).put(info_of("a", bytes(32)))
     path.with_suffix(".new").write_bytes(b"{")  # a frontend was killed here
     second = AdapterRegistry(path, new_ref)
-    assert [info.name for info in second.list()] == ["a"]
+    assert [info.name for info in second.infos] == ["a"]
     second.put(info_of("b", bytes(32)))
-    assert [info.name for info in AdapterRegistry(path, new_ref).list()] == ["a", "b"]
+    assert [info.name for info in AdapterRegistry(path, new_ref).infos] == ["a", "b"]
 
 
 def test_names_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
