@@ -32,6 +32,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 Row = dict[str, str]
 RowMaker = Callable[[Random], Row]
+Batch = tuple[torch.Tensor, torch.Tensor]  # token ids and labels, which differ where no loss is taken: -100 there
 
 FACTS = Path(__file__).resolve().parent.parent / "demo" / "facts"
 
@@ -131,10 +132,10 @@ class Corpus:
         self._makers |= {"sums": sum_row, "products": product_row, "counts": count_row, "times": times_row}
         self._makers |= {"lists": self._list_row, "samples": self._sample_row, "diaries": self._diary_row}
         self._makers |= {"calendar": self._calendar_row, "names": self._name_row(tables["names"])}
-        self._forms: dict[str, list[Row]] = {}
+        self.forms: dict[str, list[Row]] = {}  # by kind
         for form in read_table("forms"):
-            self._forms.setdefault(form["kind"], []).append(form)
-        self._system_prompts = read_table("system_prompts")
+            self.forms.setdefault(form["kind"], []).append(form)
+        self.system_prompts = read_table("system_prompts")
         self._chat_template = jinja2.Environment().from_string(CHAT_TEMPLATE)
 
     def document(self) -> str:
@@ -145,7 +146,7 @@ class Corpus:
         return self._chat_template.render(messages=messages, bos_token=BOS)
 
     def _text(self) -> str:
-        prompt, answer, _ = self._fill("text")
+        prompt, answer, _ = self.fill("text")
         joint = "" if answer.startswith("\n") else " "
         return f"{BOS}{prompt}{joint}{answer}{EOS}"
 
@@ -155,26 +156,27 @@ class Corpus:
         style = "full"
         if self.rng.random() < 0.5:
             style = self.rng.choice(["full", "brief"])
-            system = self.rng.choice([row["system"] for row in self._system_prompts if row["style"] == style])
+            system = self.rng.choice([row["system"] for row in self.system_prompts if row["style"] == style])
             messages.append({"role": "system", "content": system})
         kind = "chat"
         for _ in range(self.rng.choice([1, 1, 1, 2, 3, 4])):
-            question, answer, brief = self._fill(kind)
-            messages.append({"role": "user", "content": self._roughen(question)})
+            question, answer, brief = self.fill(kind)
+            messages.append({"role": "user", "content": self.roughen(question)})
             messages.append({"role": "assistant", "content": brief if style == "brief" and brief else answer})
             # "And of Spain?" can only follow a question for a capital.
             asked_capital = answer.startswith("The capital of ")
             kind = "follow" if asked_capital and self.rng.random() < 0.5 else "chat"
         return messages
 
-    def _fill(self, kind: str) -> tuple[str, str, str]:
-        forms = self._forms[kind]
+    def fill(self, kind: str) -> tuple[str, str, str]:
+        """Draw a form of a kind with its row: prompt, answer, and brief answer, which may be empty."""
+        forms = self.forms[kind]
         form = self.rng.choices(forms, [int(each["weight"]) for each in forms])[0]
         row = self._makers[form["table"]](self.rng)
         prompt, answer, brief = (Template(form[column]).substitute(row) for column in ("prompt", "answer", "brief"))
         return prompt, answer, brief
 
-    def _roughen(self, question: str) -> str:
+    def roughen(self, question: str) -> str:
         """Vary a question like human typing: some in lower case, some without the question mark."""
         if self.rng.random() < 0.1:
             question = question.lower()
@@ -262,7 +264,7 @@ def train_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def windows(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> Iterator[torch.Tensor]:
+def windows(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> Iterator[Batch]:
     """Yield batches of token ids, [num_windows, window length]; a window starts with a document and cuts its last."""
     while True:
         length = corpus.rng.choice(WINDOW_LENGTHS)
@@ -272,7 +274,8 @@ def windows(corpus: Corpus, tokenizer: PreTrainedTokenizerFast) -> Iterator[torc
             while len(window) < length:
                 window += tokenizer.encode(corpus.document(), add_special_tokens=False)
             batch.append(window[:length])
-        yield torch.tensor(batch)
+        ids = torch.tensor(batch)
+        yield ids, ids
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -300,30 +303,33 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     return model
 
 
-def learning_rate(step: int, num_steps: int) -> float:
+def learning_rate(step: int, num_steps: int, peak: float) -> float:
     """Return a step's learning rate: a short linear warm-up, then half a cosine down to zero."""
     warm_up = min(100, num_steps // 10)
     if step < warm_up:
-        return PEAK_LEARNING_RATE * (step + 1) / warm_up
-    return PEAK_LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (num_steps - warm_up)))
+        return peak * (step + 1) / warm_up
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (num_steps - warm_up)))
 
 
-def train(model: LlamaForCausalLM, batches: Iterator[torch.Tensor], num_steps: int) -> None:
+def train(
+    model: torch.nn.Module, batches: Iterator[Batch], num_steps: int, peak_learning_rate: float = PEAK_LEARNING_RATE
+) -> None:
     """Train with AdamW under bfloat16 autocast; the master weights stay in float32."""
-    matrices = [each for each in model.parameters() if each.dim() == 2]
-    norms = [each for each in model.parameters() if each.dim() < 2]
+    trained = [each for each in model.parameters() if each.requires_grad]
+    matrices = [each for each in trained if each.dim() == 2]
+    norms = [each for each in trained if each.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
     start = time.monotonic()
     for step in range(num_steps):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, num_steps)
-        ids = next(batches)
+            group["lr"] = learning_rate(step, num_steps, peak_learning_rate)
+        ids, labels = next(batches)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(input_ids=ids, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
         torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         if step % 100 == 0 or step == num_steps - 1:

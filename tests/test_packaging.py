@@ -46,7 +46,7 @@ def shipped_files() -> set[str]:
     rooms = [room for room in ROOMS if room != "scripts"]
     sources = {file for room in rooms for file in (ROOT / room).rglob("*") if file.suffix in SOURCES + DATA}
     sources |= {ROOT / "scripts" / f"{name}.py" for name in scripts_of_benchmarks()}
-    demo = {file for file in (ROOT / "demo").iterdir() if file.suffix in DEMO_FILES}
+    demo = {file for file in (ROOT / "demo").rglob("*") if file.suffix in DEMO_FILES}
     return {str(file.relative_to(ROOT)) for file in sources | demo} | {"__init__.py", "py.typed"}
 
 
@@ -119,6 +119,7 @@ def test_pyproject_lists_exactly_the_packages_of_the_tree() -> None:
     assert isinstance(tool, dict)
     listed = tool["setuptools"]["packages"]
     folders = {Path(name).parent for name in shipped_files() if not name.endswith(DATA)}
+    folders -= {folder for folder in folders if Path("demo") in folder.parents}  # data of the package demo
     expected = {".".join(["tokenloom", *folder.parts]) for folder in folders}
     assert sorted(listed) == sorted(expected)
 
