@@ -62,6 +62,7 @@ FOLDERS = {
     "core/tiers": Folder((*IPC, "core/kv"), _CORE | _parties("xxhash")),
     "core/tiers/network": Folder(IPC, _CORE | _parties("redis")),
     "workers": Folder((*IPC, "kernels", "kernels/gpu"), _WORKERS | _parties("zmq psutil")),
+    "workers/adapters": Folder((*IPC, "kernels", "workers/weights"), _WORKERS),
     "workers/borrowed": Folder((*IPC, "kernels", "workers/weights"), _WORKERS | _parties("transformers")),
     "workers/device": Folder(
         (*IPC, "kernels", "kernels/gpu", "kernels/gpu/sampling", "workers/models", "workers/sampling"), _WORKERS

@@ -18,6 +18,11 @@ def check_options(spec: EngineSpec, num_ranks: int) -> None:
             f"--deterministic runs with at most {MAX_DETERMINISTIC_RANKS} ranks, these are {num_ranks}: lower "
             "--tensor-parallel-size or leave it out"
         )
+    if spec.config.enable_lora and spec.model.implementation == "transformers":
+        raise ConfigError(
+            f"--enable-lora serves models with layers of this engine, {spec.model.architecture} has those of "
+            "transformers: leave it out and merge adapters into their base"
+        )
     sizes = {spec.model.at_layer(layer).head_dim for layer in range(spec.model.num_layers)}
     odd = sorted(size for size in sizes if size % 4)
     if spec.config.kv_cache_dtype == "fp8" and odd:

@@ -65,6 +65,15 @@ class KVCacheLimits:
         return num_blocks
 
 
+def check_adapters(num_bytes: int, free_bytes: int, num_slots: int, rank: int) -> None:
+    """Raise ConfigError if slots for adapters would take more than is free on a rank."""
+    if num_bytes > free_bytes:
+        raise ConfigError(
+            f"{num_slots} slots for adapters of rank {rank} take {gib(num_bytes)} on each rank, {gib(free_bytes)} is "
+            "free: lower --max-loras or --max-lora-rank, or give fewer --lora-target-modules"
+        )
+
+
 def fit_on_cpu(limits: KVCacheLimits, local_ranks: int, reserved_bytes: int = 0) -> int:
     """Return how many blocks each of `local_ranks` worker processes on this machine allocates; ConfigError as `fit`.
     reserved_bytes: free memory that something else will take."""

@@ -39,6 +39,7 @@ from .sampling.token_mask import MaskSource, apply_mask
 from .step_layout import StepLayout
 
 if TYPE_CHECKING:
+    from .adapters.adapter_loader import AdapterLoader
     from .device.device_runner import DeviceRunner
     from .device.kv_copies import KVCopies
     from .device.token_copy import PendingCopy, PendingTokens
@@ -88,9 +89,10 @@ class ModelRunner:
         sampler: Sampler | None = None,
         trace: Callable[[int], AbstractContextManager[object]] = nullcontext,
         copies: KVCopies | None = None,
+        adapters: AdapterLoader | None = None,
     ) -> None:
         """`device_runner` runs the steps that sample without the host. `trace(n)` surrounds the start of step n.
-        `copies` moves KV blocks to and from the arena; None without an arena."""
+        `copies` moves KV blocks to and from the arena; None without an arena. `adapters` fills slots."""
         self._model = model
         self._device_runner = device_runner
         self._started: deque[_StartedStep] = deque()
@@ -102,6 +104,7 @@ class ModelRunner:
         self._sampler = sampler or Sampler()
         self._trace = trace
         self._copies = copies
+        self._adapters = adapters
         self._scratch = torch.empty(0, device=kv_cache.device)
         self._pooler = Pooler()
         self.stage = "idle"
@@ -233,6 +236,10 @@ class ModelRunner:
             self._pooler.free(freed)
             if self._device_runner is not None:
                 self._device_runner.rows.forget(freed)
+        if self._adapters is not None:
+            self._apply_fills(self._adapters, step)
+        elif step.fills:
+            raise ProtocolError(f"step {step.step} fills adapter slots, the worker has none: --enable-lora is not set")
         for new_row in step.new_rows:
             self._batch.admit(new_row)
             self._pooler.admit(new_row)
@@ -243,6 +250,16 @@ class ModelRunner:
             self._batch.append_blocks(appends.reshape(-1, 3))
         if step.token_appends:
             self._batch.append_forced(ids_of(step.token_appends))
+
+    def _apply_fills(self, adapters: AdapterLoader, step: SchedulerOutput) -> None:
+        """Begin to fill slots. ProtocolError if rows use them, or if new rows use slots that are not filled."""
+        for order in step.fills:
+            rows = self._batch.rows_of_adapter(order.slot)
+            if len(rows):
+                raise ProtocolError(f"step {step.step} fills adapter slot {order.slot}, row {rows[0]} uses it")
+            adapters.start(order, step)
+        for new_row in step.new_rows:
+            adapters.check_filled(new_row.adapter_slot)
 
     def _needs_host(self, step: SchedulerOutput, layout: StepLayout, spans: list[PromptSpan]) -> bool:
         """Whether the host must sample: a row has a mask, processors, logprobs, prompt logprobs or pooling."""

@@ -29,6 +29,7 @@ from ..ipc.child import EXIT_FAULT, SupervisorChannel, exit_code_of, run_child
 from ..ipc.codec import encode
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ProtocolError
+from ..ipc.messages.adapter import SlotContent
 from ..ipc.messages.base import MemoryTag, Rank
 from ..ipc.messages.supervisor import Initialize, Phase, PhaseProgress, Ready, Stop
 from ..ipc.messages.workers import (
@@ -52,6 +53,7 @@ from .step_sequencer import StepSequencer, StreamAction
 from .weights.readahead import start_readahead
 
 if TYPE_CHECKING:
+    from .adapters.adapter_loader import AdapterLoader
     from .model_runner import ModelRunner
     from .worker import Worker
 
@@ -94,6 +96,7 @@ class WorkerProcess:
         self._progress_time = 0.0  # monotonic seconds, of the last progress message
         self._notifier = CompletionNotifier()
         self._num_stale = 0
+        self._adapters: AdapterLoader | None = None  # of the worker
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorChannel(self._context, spec, f"worker-{rank}-{generation}".encode())
         self._steps: Channel[CoreToWorker, Never] = Channel(
@@ -150,6 +153,9 @@ class WorkerProcess:
         start_time = time.monotonic()
         worker.initialize(sizes.num_blocks, self._map_arena(sizes))
         self.supervisor.send(Phase(name="allocate KV cache", duration_s=time.monotonic() - start_time))
+        self._adapters = worker.adapters
+        if self._adapters is not None:
+            self._poller.register(self._adapters.fd, zmq.POLLIN)
         self._steps.socket.connect(self._spec.endpoints.steps_of(self._generation))
         self._results.connect(self._spec.endpoints.results_of(self._generation))
         self.supervisor.send(Ready())
@@ -216,6 +222,8 @@ class WorkerProcess:
             self._is_stopping = True
         if self._notifier.fd in ready:
             self._notifier.clear()
+        if self._adapters is not None and self._adapters.fd in ready:
+            self._send_fills(self._adapters)
         return self._steps.receive_one() if self._steps.socket in ready else None
 
     def _handle(self, worker: Worker, message: CoreToWorker) -> None:
@@ -231,12 +239,24 @@ class WorkerProcess:
             worker.reset()
             worker.recorder.drop()
         if action in (StreamAction.RESET, StreamAction.ACKNOWLEDGE):
-            self._send_to_core(ProbeAck(rank=self._rank, core_epoch=message.core_epoch, generation=self._generation))
+            self._acknowledge_probe(message.core_epoch)
         elif action is StreamAction.RESEND:
             next_step = self._sequencer.next_step
             self._send_to_core(Resend(rank=self._rank, generation=self._generation, from_step=next_step))
         elif action is StreamAction.STALE:
             self._num_stale += 1
+
+    def _acknowledge_probe(self, core_epoch: int) -> None:
+        slots = list[SlotContent]()
+        if self._adapters is not None:
+            self._send_fills(self._adapters)
+            slots = self._adapters.contents
+        place = {"core_epoch": core_epoch, "generation": self._generation}
+        self._send_to_core(ProbeAck(rank=self._rank, slots=slots, **place))
+
+    def _send_fills(self, adapters: AdapterLoader) -> None:
+        for reply in adapters.take():
+            self._send_to_core(reply)
 
     def _execute(self, worker: Worker, step: SchedulerOutput) -> None:
         """Start a step, perhaps while earlier ones still run on the device."""

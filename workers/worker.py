@@ -21,30 +21,34 @@ from torch import Tensor
 
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.config.model_config import ModelConfig
-from ..ipc.messages.base import Holding, MemoryTag
+from ..ipc.messages.base import Holding, MemoryTag, Rank
 from ..ipc.messages.supervisor import Measured, Phase
 from ..ipc.process.arena import Arena
 from ..ipc.process.faults import maybe_fail
-from ..ipc.process.machine_memory import gib
+from ..ipc.process.machine_memory import available_bytes, gib
 from ..ipc.process.malloc import trim_heap
 from ..ipc.process.page_supply import PageRange, PageSupply
 from ..kernels import fp8_cache
 from ..kernels.select import Ops, select_ops
+from .adapters.adapter_loader import AdapterLoader
+from .adapters.slot_filler import SlotFiller, adaptable
 from .cpu_threads import num_cpu_threads
 from .device.kv_copies import KVCopies, pin_arena
 from .device_check import check_cpu, check_gpu, check_options, select_gpu
 from .input_batch import InputBatch
 from .kv_cache import KVCacheSpec
-from .memory import KVCacheLimits, fit_on_cpu, fit_on_gpu
+from .memory import KVCacheLimits, check_adapters, fit_on_cpu, fit_on_gpu
 from .model_runner import ModelRunner
 from .model_step import Model
-from .models.decoder import load_model
+from .models.decoder import DecoderModel, load_model
 from .parallel import NullGroup, ParallelGroup
 from .profile import activation_bytes, dummy_step, largest_steps, run_dummy
 from .sampling.logits_processors import load_processors
 from .sampling.row_processors import CustomLogitsProcessor
 from .sampling.sampler import Sampler, select_sampler
 from .trace_recorder import TraceRecorder
+from .weights.checkpoint import Checkpoint
+from .weights.dummy import DummyCheckpoint
 from .weights.readahead import drop_pages
 
 if TYPE_CHECKING:
@@ -81,6 +85,9 @@ class Worker:
         self._page_supply: PageSupply | None = None  # with them
         self.runner: ModelRunner | None = None  # None while weights or KV cache are asleep
         self.on_progress: Callable[[int, int], None] | None = None  # gets (tensors read, all tensors)
+        config = spec.config
+        # fills slots for adapters
+        self.adapters = AdapterLoader(Rank(0, rank), config.max_loras) if config.enable_lora else None
         self._processors: list[CustomLogitsProcessor] = []
         self._kernels = ""  # names the kernels in logs and metrics
         self._spare_folder = Path(spec.run_directory) / "kernels"  # for compiled code, if the cache cannot be written
@@ -130,12 +137,15 @@ class Worker:
             num_blocks=self._spec.config.num_kv_blocks,
             num_bytes=self._spec.config.kv_cache_memory_bytes,
         )
-        state_bytes = self._model.state_bytes * self._spec.config.max_num_seqs
+        taken = self._model.state_bytes * self._spec.config.max_num_seqs + self._adapter_bytes
         if self._device.type == "cpu":
-            max_blocks = fit_on_cpu(limits, self._size, state_bytes)
+            config = self._spec.config
+            free_bytes = available_bytes() // self._size
+            check_adapters(self._adapter_bytes, free_bytes, config.max_loras, config.max_lora_rank)
+            max_blocks = fit_on_cpu(limits, self._size, taken * self._size)
         else:
             utilization = self._spec.config.gpu_memory_utilization
-            taken = state_bytes + self._measure_activations(self._model)
+            taken += self._measure_activations(self._model)
             max_blocks = fit_on_gpu(limits, self._device, taken, utilization)
         return Measured(
             max_blocks=max_blocks,
@@ -174,7 +184,8 @@ class Worker:
     def _make_runner(self, model: Model, kv_cache: Tensor) -> ModelRunner:
         config, vocab_size = self._spec.config, self._spec.model.vocab_size
         limits = (config.max_num_seqs, self._spec.max_model_len)
-        batch = InputBatch(*limits, config.block_size, len(kv_cache), vocab_size, self._processors)
+        num_slots = config.max_loras if config.enable_lora else 0
+        batch = InputBatch(*limits, config.block_size, len(kv_cache), vocab_size, self._processors, num_slots)
         device_runner = None
         if self._samples_on_device:
             from .device.cuda_graphs import CudaRecorder
@@ -184,7 +195,8 @@ class Worker:
             device_runner = DeviceRunner(model, kv_cache, *limits, self._group, recorder)
         trace = self.recorder.step
         copies = None if self._arena is None else KVCopies(self._arena, kv_cache, self._group)
-        return ModelRunner(model, batch, kv_cache, self._group, vocab_size, device_runner, self._sampler, trace, copies)
+        helpers = (device_runner, self._sampler, trace, copies, self.adapters)
+        return ModelRunner(model, batch, kv_cache, self._group, vocab_size, *helpers)
 
     def _load_model(self, config: ModelConfig, device: torch.device, group: ParallelGroup) -> Model:
         has_kernels = self._device.type == "cuda" and not self._spec.config.enforce_reference
@@ -201,7 +213,26 @@ class Worker:
 
             options = (self._spec.config, length, self._dtype, device, ops, group)
             return load_borrowed(self._folder, config, *options, is_dummy=is_dummy)
-        return load_model(self._folder, config, length, self._dtype, device, ops, group, on_progress, is_dummy=is_dummy)
+        adapters = None if self.adapters is None else adaptable(ops, config, self._spec.config)
+        place = (length, self._dtype, device, ops, group, on_progress)
+        model = load_model(self._folder, config, *place, is_dummy=is_dummy, adapters=adapters)
+        if self.adapters is not None and device == self._device:
+            self.adapters.use(self._new_filler(model, is_dummy=is_dummy))
+        return model
+
+    def _new_filler(self, model: DecoderModel, *, is_dummy: bool) -> SlotFiller:
+        arguments = (self._folder, self._dtype, torch.device("cpu"), self._spec.model.quantization)
+
+        def open_base() -> Checkpoint:
+            return DummyCheckpoint(*arguments, {}) if is_dummy else Checkpoint(*arguments)
+
+        assert model.adapted is not None
+        return SlotFiller(model.adapted, self._spec.model, self._spec.config, open_base)
+
+    @property
+    def _adapter_bytes(self) -> int:
+        """Memory that slots for adapters will take; the kernels of a GPU have allocated it already."""
+        return 0 if self.adapters is None or self._samples_on_device else self.adapters.num_bytes
 
     def _select_ops(self) -> Ops:
         return select_ops(
@@ -218,11 +249,13 @@ class Worker:
         """Forget all rows, free the parts in `holding.asleep`, then load or allocate every other part that is missing.
         New weights replace the old ones, which are freed first. The worker is unusable after an error."""
         assert self._num_blocks, "initialize comes before hold"
-        self.reset()
+        self._forget_rows()
         self._asleep = holding.asleep
         self.runner = None
         if holding.model_folder or "weights" in holding.asleep:
             self._model = None
+            if self.adapters is not None:
+                self.adapters.use(None)
         if "kv_cache" in holding.asleep:
             self._kv_cache = self._pool_pages = self._page_supply = None
         self._give_back()
@@ -245,7 +278,12 @@ class Worker:
             trim_heap()
 
     def reset(self) -> None:
-        """Finish the started steps, drop their results and forget all rows, for a new core."""
+        """Finish the started steps, drop their results, forget all rows and open orders, for a new core."""
+        self._forget_rows()
+        if self.adapters is not None:
+            self.adapters.forget_orders()
+
+    def _forget_rows(self) -> None:
         if self.runner is not None:
             self.runner.clear()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 FOLDER = os.environ.get("TOKENLOOM_FAULTS")
 POINTS = (
     *("worker.load", "worker.update rows", "worker.prepare inputs", "worker.forward", "worker.sample", "worker.send"),
-    *("worker.reload", "worker.profile", "worker.copy blocks"),
+    *("worker.reload", "worker.profile", "worker.copy blocks", "worker.fill"),
     *("core.receive", "core.schedule", "core.send"),
     *("frontend.receive", "frontend.send"),
     "grammar.advance",

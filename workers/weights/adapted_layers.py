@@ -37,6 +37,7 @@ class AdaptedPart:
     outputs: Outputs  # of the module
     inputs: range  # of the module; a padded vocabulary ends behind its last id
     expert: int | None = None  # of a module for all experts
+    is_exact: bool = False  # not quantized on load
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +97,7 @@ class AdaptedLayers:
         if not config.tie_word_embeddings:
             weight = TensorSlice(f"{names.head}.weight", weight.shape)
         ids = range(shard.start, min(shard.stop, config.vocab_size))
-        self.add(head, len(shard), [AdaptedPart(names.head, weight, 0, ids, range(size))])
+        self.add(head, len(shard), [AdaptedPart(names.head, weight, 0, ids, range(size), is_exact=True)])
 
     def add_experts(
         self,
@@ -151,16 +152,12 @@ def column_parts(
         yield AdaptedPart(module, weight, first, _run(output[places]), range(weight.shape[1]))
 
 
-def whole_part(weight: TensorSlice, inputs: range | None = None) -> AdaptedPart:
+def whole_part(weight: TensorSlice, inputs: range | None = None, *, is_exact: bool = False) -> AdaptedPart:
     """Return the part of a layer with all outputs of a matrix, and a share of its inputs or all."""
     num_outputs, num_inputs = weight.shape
-    return AdaptedPart(
-        weight.name.removesuffix(".weight"),
-        weight,
-        0,
-        range(num_outputs),
-        range(num_inputs) if inputs is None else inputs,
-    )
+    inputs = range(num_inputs) if inputs is None else inputs
+    module = weight.name.removesuffix(".weight")
+    return AdaptedPart(module, weight, 0, range(num_outputs), inputs, is_exact=is_exact)
 
 
 def _expert_parts(

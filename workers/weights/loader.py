@@ -108,7 +108,7 @@ class LayerLoader:
         bias = self.checkpoint.load(TensorSlice(f"{name}.bias", shape[:1])) if has_bias else None
         packed = self.pack(self.checkpoint.load(whole), bias)
         if self.adapted is not None:
-            self.adapted.add(packed, shape[0], [whole_part(whole)])
+            self.adapted.add(packed, shape[0], [whole_part(whole, is_exact=True)])
         return packed
 
     def pack(self, weight: Weight, bias: Tensor | None = None, activation: Activation = NO_ACTIVATION) -> PackedLinear:

@@ -1,0 +1,75 @@
+"""SlotFiller: fills slots of one loaded model with adapters from the engine's store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ...ipc.adapters.adapter_file import read_adapter
+from ...ipc.adapters.digest import adapter_digest
+from ...ipc.adapters.targets import is_chosen, targets_of
+from ...ipc.config.engine_config import EngineConfig
+from ...ipc.config.model_config import ModelConfig
+from ...ipc.errors import ConfigError, RequestError
+from ...ipc.messages.adapter import FillSlot
+from ...kernels.select import Ops
+from ..weights.adapted_layers import Adaptable, AdaptedLayers
+from ..weights.checkpoint import Checkpoint
+from .adapter_weights import AdapterWeights
+from .base_weights import BaseWeights
+
+
+def adaptable(ops: Ops, model: ModelConfig, config: EngineConfig) -> Adaptable:
+    """Return empty slots for a model that is about to be packed by `ops`. ConfigError if no module gets any."""
+    chosen = config.lora_target_modules
+    modules = frozenset(path for path, target in targets_of(model).items() if is_chosen(target, chosen))
+    if not modules:
+        raise ConfigError(
+            f"--lora-target-modules {' '.join(chosen or ())} names no module of {model.architecture}: leave it out"
+        )
+    return Adaptable(ops.adapter_space(config.max_loras, config.max_lora_rank), modules)
+
+
+class SlotFiller:
+    """Owns the set of adapters whose files it has checked; one thread at a time may use it."""
+
+    def __init__(
+        self,
+        adapted: AdaptedLayers,
+        model: ModelConfig,
+        config: EngineConfig,
+        open_base: Callable[[], Checkpoint],
+    ) -> None:
+        """open_base: as of BaseWeights."""
+        self.adapted = adapted
+        self._model = model
+        self._max_rank, self._target_modules = config.max_lora_rank, config.lora_target_modules
+        self._open_base = open_base
+        self._checked: set[bytes] = set()
+
+    def fill(self, order: FillSlot) -> int:
+        """Fill every layer of a slot, those without an update with none; return the bytes read. RequestError if the
+        folder holds another adapter than ordered, or one that does not fit."""
+        folder, is_new = Path(order.folder), order.digest not in self._checked
+        if is_new and adapter_digest(folder) != order.digest:
+            raise RequestError(f"{folder} has changed since it was stored: load the adapter again from its own folder")
+        file = read_adapter(folder, self._model, max_rank=self._max_rank, target_modules=self._target_modules)
+        with BaseWeights(self._open_base) as base, AdapterWeights(file, base) as weights:
+            if is_new:
+                for layer in self.adapted.linears:
+                    weights.check_copies(layer)
+                self._checked.add(order.digest)
+            for layer in self.adapted.linears:
+                layer.slots.fill(order.slot, weights.update_of(layer))
+            for experts in self.adapted.experts:
+                experts.slots.fill(order.slot, *weights.updates_of(experts))
+            self.adapted.space.wait_for_fills()
+            return weights.num_bytes
+
+    def empty(self, slot: int) -> None:
+        """Free the memory of a slot whose fill failed."""
+        for layer in self.adapted.linears:
+            layer.slots.fill(slot, None)
+        for experts in self.adapted.experts:
+            experts.slots.fill(slot, [], [])
+        self.adapted.space.wait_for_fills()
