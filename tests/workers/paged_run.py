@@ -89,6 +89,7 @@ class PagedRun:
         self._blocks: dict[str, list[int]] = {}
         self._computed: dict[str, int] = {}
         self._rows: dict[str, int] = {}
+        self.slots: dict[str, int] = {}  # of requests with an adapter
 
     def step(self, new_tokens: dict[str, list[int]]) -> dict[str, Tensor]:
         """Compute these tokens of each request in one step: float32 logits [n, vocab] of each (rank 0)."""
@@ -113,7 +114,10 @@ class PagedRun:
         token_ids = torch.tensor([t for name in order for t in new_tokens[name]], device=self.device)
         with torch.inference_mode():
             every = torch.arange(len(token_ids) if has_logits else 0, device=self.device)
-            context = StepContext(metadata, self.kv_cache, np.array([self._rows[name] for name in order], np.int32))
+            row_ids = np.array([self._rows[name] for name in order], np.int32)
+            slots = [self.slots.get(name, 0) for name in order for _ in new_tokens[name]]
+            token_slots = torch.tensor(slots, dtype=torch.int32, device=self.device) if any(slots) else None
+            context = StepContext(metadata, self.kv_cache, row_ids, token_slots)
             hidden, logits = self.model.forward_logits(token_ids, every, context)
         wanted = logits.clone() if has_logits else hidden.clone()
         if not wanted.shape[0]:  # another rank has them

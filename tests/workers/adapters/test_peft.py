@@ -1,0 +1,180 @@
+"""Logits with adapters equal those of peft, in float32, beside the weights and merged into them.
+
+Every case fails, too, if its adapter leaves the base's tokens as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.select import Ops, select_ops
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.peft_adapters import KINDS, peft_logits, save_adapter
+from tokenloom.tests.workers.adapters.adapted_model import fill, load_adaptable
+from tokenloom.tests.workers.adapters.threaded_group import run_ranks
+from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule, schedule
+from tokenloom.tests.workers.paged_run import CPU, PagedRun
+
+TOLERANCE = 1e-4  # of the largest logit
+VOCABULARY = "embedding and head"
+DENSE = [kind for kind in KINDS if not kind.startswith("experts")]
+SPARSE = ["r8", VOCABULARY, "experts", "experts and router"]
+REORDERED = ("glm", "falcon", "falcon_40b", "gpt_neox", "gemma4", "cohere", "olmo", "phi4_mini")  # rows, or shared keys
+TABLE = {  # family: kinds
+    **dict.fromkeys(("llama", "qwen2", "gemma3_text", "phi4", "gpt2"), DENSE),
+    **dict.fromkeys(("mixtral", "qwen3_moe"), SPARSE),
+    **{family: ["dora", "patterns"] for family in REORDERED},
+    **{family: ["r8", "experts"] for family in ("gpt_oss", "gemma4_moe", "qwen2_moe")},
+}
+QUICK = [
+    ("llama", "patterns"),
+    ("gemma3_text", VOCABULARY),
+    ("phi4", "dora"),
+    ("gpt2", "rslora"),
+    ("mixtral", SPARSE[-1]),
+]
+ECHOING = ("gemma3_text", "gemma4", "gemma4_moe")  # with a tied head they repeat their input, whatever layers add
+OPS: dict[str, Callable[[], Ops]] = {"plain": ReferenceOps, "C": lambda: select_ops(CPU, torch.float32)}
+CASES = [
+    pytest.param(family, kind, marks=() if (family, kind) in QUICK else pytest.mark.slow)
+    for family, kinds in TABLE.items()
+    for kind in kinds
+]
+
+
+def check(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=TOLERANCE * expected.abs().max().item())
+
+
+def check_moved(adapted: Tensor, base: Tensor) -> None:
+    assert (adapted.argmax(-1) != base.argmax(-1)).any(), "the adapter is too weak to show anything"
+
+
+@pytest.mark.parametrize(("family", "kind"), CASES)
+def test_logits_equal_pefts(family: str, kind: str, tmp_path: Path) -> None:
+    fields = {"tie_word_embeddings": False} if family in ECHOING and kind != VOCABULARY else {}
+    checkpoint = tiny_checkpoint(tmp_path / "model", family, **fields)
+    adapter = save_adapter(tmp_path / "adapter", checkpoint, KINDS[kind], 1)
+    config = load_model_config(checkpoint)
+    tokens = prompts_of({"a": 41}, config.vocab_size, seed=2)
+    expected = peft_logits(checkpoint, adapter, tokens)["a"]
+    check_moved(expected, peft_logits(checkpoint, None, tokens)["a"])
+    if kind != VOCABULARY or not config.tie_word_embeddings:  # merging would change the other of the two, too
+        check(peft_logits(checkpoint, adapter, tokens, is_merged=True)["a"], expected)
+    for make_ops in OPS.values():
+        model, filler = load_adaptable(checkpoint, make_ops())
+        fill(filler, 2, adapter)
+        run = PagedRun(model, 8)
+        run.slots["a"] = 2
+        check(run_schedule(run, tokens, [{"a": 30}, *[{"a": 1}] * 11])["a"], expected)
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    """A checkpoint, and adapters of five kinds."""
+    folder = tmp_path_factory.mktemp("five")
+    checkpoint = tiny_checkpoint(folder / "model", "llama", num_attention_heads=6, num_key_value_heads=2)
+    kinds = ["r16 all linears", "dora", "patterns", "one layer", VOCABULARY]
+    return checkpoint, [save_adapter(folder / kind, checkpoint, KINDS[kind], seed) for seed, kind in enumerate(kinds)]
+
+
+@pytest.mark.parametrize("ops", OPS)
+def test_five_adapters_and_none_share_steps_in_chunks(five: tuple[Path, list[Path]], ops: str) -> None:
+    checkpoint, adapters = five
+    model, filler = load_adaptable(checkpoint, OPS[ops]())
+    lengths = {"none": 37, "a0": 61, "a1": 23, "a2": 44, "a3": 1, "a4": 18}
+    tokens = prompts_of(lengths, load_model_config(checkpoint).vocab_size, seed=3)
+    run = PagedRun(model, 8)
+    expected = peft_logits(checkpoint, None, {"none": tokens["none"]})
+    for slot, adapter in enumerate(adapters, 1):
+        fill(filler, slot, adapter)
+        name = f"a{slot - 1}"
+        run.slots[name] = slot
+        expected |= peft_logits(checkpoint, adapter, {name: tokens[name]})
+    actual = run_schedule(run, tokens, schedule(lengths, seed=4))
+    for name in tokens:
+        check(actual[name], expected[name])
+
+
+def test_a_slot_that_is_filled_again_keeps_nothing(five: tuple[Path, list[Path]]) -> None:
+    checkpoint, adapters = five
+    model, filler = load_adaptable(checkpoint)
+    tokens = prompts_of({"a": 20}, load_model_config(checkpoint).vocab_size, seed=3)
+    for adapter in (*adapters, adapters[0]):
+        fill(filler, 1, adapter)
+        run = PagedRun(model, 8)
+        run.slots["a"] = 1
+        check(run.step(tokens)["a"], peft_logits(checkpoint, adapter, tokens)["a"])
+    filler.empty(1)
+    run = PagedRun(model, 8)
+    run.slots["a"] = 1
+    assert torch.equal(run.step(tokens)["a"], PagedRun(model, 8).step(tokens)["a"])
+
+
+SHARDED = {  # family and fields that divide by the ranks; KV heads of 1 are on every rank, the vocabulary is padded
+    "llama": (2, {"num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 90}),
+    "llama, replicated KV heads": (3, {"num_attention_heads": 6, "num_key_value_heads": 1, "intermediate_size": 90}),
+    "phi4": (2, {"num_key_value_heads": 1}),
+    "gpt2": (2, {}),
+    "mixtral": (2, {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        ("llama", "dora"),
+        ("llama, replicated KV heads", "dora"),
+        ("llama, replicated KV heads", VOCABULARY),
+        ("phi4", "patterns"),
+        ("mixtral", "experts and router"),
+        pytest.param("llama", "patterns", marks=pytest.mark.slow),
+        pytest.param("gpt2", "dora", marks=pytest.mark.slow),
+        pytest.param("phi4", "dora", marks=pytest.mark.slow),
+        pytest.param("phi4", VOCABULARY, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_cut_an_adapter_as_the_base(case: str, kind: str, tmp_path: Path) -> None:
+    size, fields = SHARDED[case]
+    checkpoint = tiny_checkpoint(tmp_path / "model", case.partition(",")[0], **fields)
+    adapter = save_adapter(tmp_path / "adapter", checkpoint, KINDS[kind], 1)
+    tokens = prompts_of({"a": 30, "none": 11}, load_model_config(checkpoint).vocab_size, seed=2)
+
+    def work(group: Any) -> dict[str, Tensor]:
+        model, filler = load_adaptable(checkpoint, group=group)
+        fill(filler, 1, adapter)
+        run = PagedRun(model, 8)
+        run.slots["a"] = 1
+        run.step({"a": tokens["a"][:17]})
+        return run.step({"a": tokens["a"][17:], "none": tokens["none"]})
+
+    first = run_ranks(size, work)[0]
+    expected = peft_logits(checkpoint, adapter, tokens)["a"]
+    base = peft_logits(checkpoint, None, tokens)
+    check_moved(expected, base["a"])
+    check(first["a"], expected[17:])
+    check(first["none"], base["none"])
+
+
+@pytest.mark.parametrize("kind", ["r16 all linears", "dora"])
+def test_an_int8_base_adds_only_its_own_error(five: tuple[Path, list[Path]], kind: str) -> None:
+    checkpoint, adapters = five
+    adapter = adapters[["r16 all linears", "dora"].index(kind)]
+    tokens = prompts_of({"a": 40}, load_model_config(checkpoint).vocab_size, seed=3)
+    errors = {}
+    for slot, folder in ((0, None), (1, adapter)):
+        model, filler = load_adaptable(checkpoint, quantization="int8")
+        fill(filler, 1, adapter)
+        run = PagedRun(model, 8)
+        run.slots["a"] = slot
+        expected = peft_logits(checkpoint, folder, tokens)["a"]
+        errors[slot] = ((run.step(tokens)["a"] - expected).norm() / expected.norm()).item()
+    assert 1e-4 < errors[0] < 0.05 and errors[1] < 3 * errors[0]
