@@ -17,7 +17,6 @@ import zmq
 from ..ipc.child import run_child
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError
-from ..ipc.messages.adapter import SlotContent
 from ..ipc.messages.base import Holding, MemoryTag
 from ..ipc.messages.supervisor import (
     FrontendDown,
@@ -107,7 +106,7 @@ class CoreProcess:
     def _start(self, message: Initialize) -> None:
         begun = time.monotonic()
         assert self._workers is not None
-        slots, failure = self._probe(self._workers)
+        failure = self._probe(self._workers)
         generation = self._workers.generation
         record = None
         if self._spec.config.enable_prefix_caching and not self._spec.shares_prefixes:
@@ -126,7 +125,7 @@ class CoreProcess:
             clock=self._clock,
             asleep=self._asleep,
         )
-        self._engine.adapters.table.adopt(slots)
+        self._engine.adapters.table.adopt(self._workers.slots)
         if self._spec.config.kv_events is not None:
             events = self._engine.scheduler.kv_cache.attach_events()
             self._events = EventPort(self._context, self._spec.config, events.take)
@@ -146,14 +145,15 @@ class CoreProcess:
         record = BlockRecord(self._folder / "slots", message.arena.num_slots + 1, _ONLY_GENERATION)
         return Tiers(options_of(self._spec, message.arena, message.kernels), self._tier.send, record)
 
-    def _probe(self, workers: WorkerGroup) -> tuple[list[SlotContent], str | None]:
+    def _probe(self, workers: WorkerGroup) -> str | None:
         """Wait until every rank has answered a probe, at most for a step's time limit, since ranks may still run a step
-        of an earlier core. Return the adapters that they hold, and the reason of a failure, else None."""
+        of an earlier core. Return the reason of a failure, else None."""
         try:
             timeout_s = self._spec.config.step_timeout_s or FIRST_LIMIT_S
-            return workers.probe(timeout_s, lambda: self.supervisor.put_off(workers.generation)), None
+            workers.probe(timeout_s, lambda: self.supervisor.put_off(workers.generation))
         except EngineDead as error:
-            return [], str(error)
+            return str(error)
+        return None
 
     def _patience_ms(self) -> int | None:
         """Return the time to poll, until the next deadline, in ms; None: without a limit."""
@@ -290,7 +290,7 @@ class CoreProcess:
             self._engine.lose_workers("replaced by the supervisor")
         self._workers = WorkerGroup(self._context, self._spec, self._core_epoch, generation, self._clock)
         self._engine.gain_workers(self._workers, generation)
-        _, failure = self._probe(self._workers)
+        failure = self._probe(self._workers)
         if failure is not None:
             self._lose_workers(failure)
 

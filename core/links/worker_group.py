@@ -64,14 +64,14 @@ class WorkerGroup:
         self._channel: Channel[WorkerToCore, Never] = Channel(self.results, WorkerToCore, "workers")
         self._unanswered: deque[tuple[int, bytes]] = deque(maxlen=MAX_UNANSWERED)
         self._order_timeout_s = spec.config.start_timeout_s
+        self.slots: list[SlotContent] = []  # adapters that all ranks held when they were probed
         self.order: ReloadWeights | Profile | None = None  # that ranks still carry out
         self._unacknowledged: set[Rank] = set()  # those ranks
         self.order_error = ""  # of the last order, from a rank that continues
         self.order_overdue_at: float | None = None  # by the clock: then the workers count as hung
 
-    def probe(self, timeout_s: float, while_waiting: Callable[[], None]) -> list[SlotContent]:
-        """Wait until every rank listens, and return the adapters that all of them hold in the same slot; EngineDead
-        after `timeout_s`, naming the silent ranks.
+    def probe(self, timeout_s: float, while_waiting: Callable[[], None]) -> None:
+        """Wait until every rank listens, and note `slots`; EngineDead after `timeout_s`, naming the silent ranks.
 
         `while_waiting` is called every PROBE_INTERVAL_MS and may raise."""
         deadline = self._clock.look() + timeout_s
@@ -87,7 +87,7 @@ class WorkerGroup:
                 answers = [message for message in self._receive() if isinstance(message, ProbeAck)]
                 slots_by_rank.update((answer.rank, answer.slots) for answer in answers)
         first, *others = slots_by_rank.values()
-        return [content for content in first if all(content in slots for slots in others)]
+        self.slots = [content for content in first if all(content in slots for slots in others)]
 
     def send(self, message: SchedulerOutput | TokenMask) -> None:
         frame = encode(message)

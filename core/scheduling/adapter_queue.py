@@ -192,10 +192,10 @@ class AdapterQueue:
             del self.wanting[demand.adapter.digest]
             demand.num_overtakes = 0
             fills.append(self.table.fill(slot, demand.adapter, step, self._clock.now))
-        is_overtaken = demand is not None and demand.num_overtakes >= MAX_OVERTAKES
-        if demand is not None and is_overtaken and self.closed is None:
-            self._close_one(self._key(demand))
-        elif self.closed is not None and not is_overtaken:
+        overtaken = [self._key(demand) for demand in self.wanting.values() if demand.num_overtakes >= MAX_OVERTAKES]
+        if overtaken and self.closed is None:
+            self._close_one(min(overtaken))
+        elif self.closed is not None and not overtaken:
             self._reopen(self.closed)
         return fills
 

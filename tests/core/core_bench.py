@@ -14,12 +14,13 @@ import zmq
 
 from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.messages.base import Hello, Rank, Welcome
+from tokenloom.ipc.messages.base import Hello, Welcome
 from tokenloom.ipc.messages.core import CoreChild, CoreToFrontend, EngineCoreOutputs, EngineCoreRequest
 from tokenloom.ipc.messages.supervisor import ChildToSupervisor, Initialize, Ready
 from tokenloom.ipc.messages.workers import CoreToWorker, Probe, ProbeAck
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import new_socket
+from tokenloom.tests.core.fake_adapters import adapter_of
 from tokenloom.tests.core.fake_worker import FakeWorker
 from tokenloom.tests.core.harness import make_spec
 from tokenloom.tests.support.engine_specs import in_folder
@@ -30,8 +31,9 @@ DEADLINE_S = 20.0
 class Bench:
     """The core's surroundings. `pump` moves messages until a condition holds or the deadline passes."""
 
-    def __init__(self, directory: Path) -> None:
-        self.spec: EngineSpec = in_folder(make_spec(block_size=4, step_timeout_s=2.0, start_timeout_s=1.0), directory)
+    def __init__(self, directory: Path, **options: object) -> None:
+        spec = make_spec(block_size=4, step_timeout_s=2.0, start_timeout_s=1.0, **options)
+        self.spec: EngineSpec = in_folder(spec, directory)
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.control = new_socket(self.context, zmq.ROUTER)
         self.control.bind(self.spec.endpoints.control)
@@ -43,6 +45,7 @@ class Bench:
         self.news: list[CoreToFrontend] = []
         self.probes = 0
         self.is_mute = False  # the worker hears but does not answer
+        self.fills_by_itself = True  # slots, at once
         self.join(generation=0)
 
     def spawn_core(self) -> None:
@@ -70,7 +73,7 @@ class Bench:
             self.steps.close()
             self.results.close()
         self.generation = generation
-        self.worker, self.worker_epoch = FakeWorker(64, 4), self.core_epoch
+        self.worker, self.worker_epoch = FakeWorker(64, 4, ranks=self.spec.ranks), self.core_epoch
         self.steps = new_socket(self.context, zmq.SUB)
         self.steps.connect(self.spec.endpoints.steps_of(generation))
         self.results = new_socket(self.context, zmq.PUSH)
@@ -108,10 +111,15 @@ class Bench:
                 if order.core_epoch > self.worker_epoch:
                     self.worker_epoch = order.core_epoch
                     self.worker.forget_rows()
-                if not self.is_mute:
-                    self.push(ProbeAck(rank=Rank(0, 0), core_epoch=order.core_epoch, generation=order.generation))
+                for rank in [] if self.is_mute else self.spec.ranks:
+                    slots = self.worker.adapters.slots_of(rank)
+                    epochs = {"core_epoch": order.core_epoch, "generation": order.generation}
+                    self.push(ProbeAck(rank=rank, slots=slots, **epochs))
             elif not self.is_mute and order.core_epoch == self.worker_epoch and order.step == self.worker.num_steps + 1:
+                self.worker.adapters.begin(order, ())
                 self.push(self.worker.execute(order))
+                while self.fills_by_itself and (ranks := self.worker.adapters.busy_ranks):
+                    self.push(self.worker.adapters.finish(ranks[0]))
             yield order
 
     def push(self, message: object) -> None:
@@ -133,7 +141,9 @@ class Bench:
     def say(self, message: object) -> None:
         self.frontend.send(encode(message))
 
-    def submit(self, key: int, prompt: list[int], max_tokens: int = 10, outputs: Sequence[int] = ()) -> None:
+    def submit(
+        self, key: int, prompt: list[int], max_tokens: int = 10, outputs: Sequence[int] = (), adapter: int = 0
+    ) -> None:
         self.say(
             EngineCoreRequest(
                 children=[CoreChild(key=key, seed=key, output_token_ids=encode_ids(outputs))],
@@ -142,6 +152,7 @@ class Bench:
                 max_tokens=max_tokens,
                 stop_token_ids=[],
                 arrival_time=time.time(),
+                adapter=adapter_of(adapter),
             )
         )
 

@@ -84,10 +84,10 @@ class FakeAdapters:
         assert len(digests) == 1 and b"" not in digests, f"slot {slot} holds {digests}"
         return digests.pop()
 
+    def slots_of(self, rank: Rank) -> list[SlotContent]:
+        return [SlotContent(slot=slot, digest=digest) for slot, digest in self.content[rank].items()]
+
     def common(self) -> list[SlotContent]:
-        """Return the slots that a new core may adopt: equal on all ranks, and of no fill under way."""
-        first, *others = self.content.values()
-        contents = [
-            (slot, digest) for slot, digest in first.items() if all(each.get(slot) == digest for each in others)
-        ]
-        return [SlotContent(slot=slot, digest=digest) for slot, digest in contents]
+        """Return the slots that a new core may adopt: those that are equal on all ranks."""
+        first, *others = map(self.slots_of, self.ranks)
+        return [content for content in first if all(content in slots for slots in others)]

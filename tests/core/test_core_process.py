@@ -27,6 +27,7 @@ from tokenloom.ipc.messages.supervisor import (
 from tokenloom.ipc.messages.workers import ControlAck, Probe, ReloadWeights, Resend, SchedulerOutput, WorkerError
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.core.core_bench import DEADLINE_S, Bench
+from tokenloom.tests.core.fake_adapters import digest_of
 from tokenloom.tests.core.fake_worker import expected_tokens
 
 
@@ -245,3 +246,61 @@ def test_an_idle_core_does_not_wake(bench: Bench) -> None:
     before = switches()
     bench.pump(seconds=1.0)
     assert switches() - before <= 5
+
+
+@pytest.fixture
+def lora_bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path, enable_lora=True, max_loras=2, tensor_parallel_size=2)
+    try:
+        yield bench
+    finally:
+        bench.close()
+
+
+def test_an_adapter_is_loaded_once_and_a_new_core_adopts_it_if_all_ranks_hold_it(lora_bench: Bench) -> None:
+    bench = lora_bench
+    bench.start()
+    for key, adapter in enumerate((1, 2, 1)):
+        bench.submit(key, [key + 1] * 7, adapter=adapter)
+    bench.run_until_finished(0, 1, 2)
+    bench.worker.adapters.content[Rank(0, 1)].popitem()  # one rank lost the last one
+    bench.replace_core()
+    for key, adapter in ((3, 1), (4, 2)):
+        bench.submit(key, [key + 1] * 7, adapter=adapter)
+    bench.run_until_finished(3, 4)
+    digests = [digest_of(adapter) for adapter in (1, 2, 1, 1, 2)]
+    expected = {key: expected_tokens([key + 1] * 7, key, 10, [], digest) for key, digest in enumerate(digests)}
+    assert bench.tokens() == expected and bench.worker.adapters.num_begun == 3
+
+
+def test_answers_of_other_workers_or_to_another_core_fill_no_slot(lora_bench: Bench) -> None:
+    bench = lora_bench
+    bench.start()
+    bench.fills_by_itself = False
+    bench.submit(0, [1, 2, 3], adapter=1)
+    bench.pump(SchedulerOutput)
+    answers = [bench.worker.adapters.finish(rank) for rank in bench.spec.ranks]
+    for answer in answers:
+        bench.push(msgspec.structs.replace(answer, core_epoch=7))
+        bench.push(msgspec.structs.replace(answer, generation=7))
+    bench.push(answers[0])
+    bench.push(answers[0])  # twice
+    assert not any(isinstance(each, SchedulerOutput) for each in bench.pump(seconds=0.3))
+    bench.push(answers[1])
+    bench.run_until_finished(0)
+    assert bench.tokens()[0] == expected_tokens([1, 2, 3], 0, 10, [], digest_of(1))
+
+
+def test_a_fill_that_hangs_ends_its_request_at_the_deadline_and_no_other(lora_bench: Bench) -> None:
+    bench = lora_bench
+    bench.start()
+    bench.fills_by_itself = False
+    bench.submit(0, [1, 2, 3], adapter=1)
+    bench.pump(SchedulerOutput)
+    bench.run_until_finished(0)
+    (done,) = [each for news in bench.news if isinstance(news, EngineCoreOutputs) for each in news.finished]
+    assert done.error is not None and done.error.kind == "internal"
+    assert "worker 0 and worker 1 did not answer within --start-timeout-s 1 s" in done.error.message
+    bench.submit(1, [1, 2, 3])
+    bench.run_until_finished(1)
+    assert not any(isinstance(message, ReplaceWorkers) for message in bench.told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
@@ -14,8 +15,8 @@ MAX_CALLS_PER_STEP = 90  # 77 by Python 3.11, with an update's message to the fr
 CONFIG = EngineConfig(model=str(DEMO_FOLDER), max_num_seqs=MAX_ROWS, block_size=BLOCK_SIZE)
 
 
-def calls_of_steps(num_rows: int, num_steps: int) -> list[int]:
-    steps, counts = CoreSteps(CONFIG, num_rows, num_steps), []
+def calls_of_steps(num_rows: int, num_steps: int, config: EngineConfig = CONFIG) -> list[int]:
+    steps, counts = CoreSteps(config, num_rows, num_steps), []
     for _ in range(num_steps):
         with Calls() as scheduling:
             steps.schedule()
@@ -31,6 +32,11 @@ def test_a_decode_step_calls_as_much_for_256_rows_as_for_8() -> None:
     assert sorted(few)[BLOCK_SIZE // 2] < MAX_CALLS_PER_STEP
     assert sorted(many)[BLOCK_SIZE // 2] <= sorted(few)[BLOCK_SIZE // 2] + 4  # where no row fills or needs a block
     assert sum(count > 2 * sorted(many)[0] for count in many) <= 2  # all rows fill one, and need one, together
+
+
+def test_serving_adapters_costs_no_call_in_a_step_without_them() -> None:
+    with_adapters = msgspec.structs.replace(CONFIG, enable_lora=True)
+    assert calls_of_steps(8, BLOCK_SIZE, with_adapters) == calls_of_steps(8, BLOCK_SIZE)
 
 
 def test_a_row_that_fills_a_block_costs_a_few_calls() -> None:

@@ -14,6 +14,7 @@ import pytest
 from tokenloom.core.kv.events import KVEvents
 from tokenloom.core.kv.offload.options import OffloadOptions
 from tokenloom.ipc.messages.core import CoreChild
+from tokenloom.tests.core.fake_adapters import digest_of
 from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
 
 SALTS = (None, None, "a", "b")
@@ -25,6 +26,7 @@ class Mirror:
     def __init__(self) -> None:
         self.keys: dict[str, set[bytes]] = {"GPU": set(), "CPU": set()}
         self.extra_by_key: dict[bytes, Any] = {}
+        self.lora_by_key: dict[bytes, str | None] = {}
         self.num_stored = self.num_removed = self.num_cleared = 0
 
     def take(self, events: list[Any]) -> None:
@@ -51,10 +53,11 @@ class Mirror:
         block_size: int,
         medium: str,
         extra_keys: list[list[str]] | None,
+        lora_name: str | None,
         **rest: object,
     ) -> None:
         hashes, parent, ids, size, extra = block_hashes, parent_block_hash, token_ids, block_size, extra_keys
-        assert hashes and rest == {"lora_id": None, "lora_name": None, "group_idx": 0}
+        assert hashes and rest == {"lora_id": None, "group_idx": 0}
         self.num_stored += len(hashes)
         for i, key in enumerate(hashes):
             assert key not in self.keys[medium], "told twice"
@@ -66,6 +69,7 @@ class Mirror:
             if parent is not None:  # the root of the first block is not told
                 assert key == hashlib.sha256(parent + array("i", tokens).tobytes()).digest()
             self.extra_by_key[key] = None if extra is None else tuple(extra[i])
+            self.lora_by_key[key] = lora_name
             parent = key
         assert medium == "CPU" or len(ids) == size * len(hashes)
 
@@ -164,6 +168,17 @@ def test_a_salt_is_not_told_but_keeps_tenants_apart() -> None:
     assert len(router.mirror.keys["GPU"]) == 6, "two blocks for each tenant and for all others"
     extras = list(router.mirror.extra_by_key.values())
     assert extras[:2] == [None, None] and extras[2] == extras[3] != extras[4] == extras[5] is not None
+
+
+def test_the_blocks_of_an_adapter_are_told_with_its_digest() -> None:
+    harness = Harness(block_size=4, enable_lora=True)
+    router = Router(harness)
+    for key, adapter in enumerate((0, 1, 2, 1)):
+        harness.add(key, [1, 2, 3, 4, 5, 6, 7, 8, 9], 1, adapter=adapter)
+        harness.run()
+    router.check()
+    names = list(router.mirror.lora_by_key.values())
+    assert names == [name for each in (0, 1, 2) for name in [digest_of(each).hex() or None] * 2], "two blocks each"
 
 
 def test_blocks_of_private_answers_are_not_told() -> None:

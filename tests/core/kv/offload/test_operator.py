@@ -12,6 +12,7 @@ from tokenloom.core.links.control_queue import ControlQueue
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.core import ControlDone, EngineControl
 from tokenloom.ipc.messages.tier import STORE_ON_DISK
+from tokenloom.tests.core.fake_adapters import digest_of
 from tokenloom.tests.core.harness import TURN_S, Harness, prompt_of
 
 PROMPT = prompt_of(random.Random(1), 32)
@@ -22,7 +23,7 @@ class Operator:
 
     def __init__(self) -> None:
         tiers = OffloadOptions(100, 1024, 4, "cpu", b"{}", 1.0, False, STORE_ON_DISK, has_sources=True)
-        self.harness = Harness(num_blocks=24, block_size=4, tiers=tiers, max_num_seqs=4)
+        self.harness = Harness(num_blocks=24, block_size=4, tiers=tiers, max_num_seqs=4, enable_lora=True)
         self.harness.worker.token_s = 1.0  # so that loads are worth it
         self.replies: list[ControlDone] = []
         refuse: Callable[[object], None] = pytest.fail
@@ -32,9 +33,10 @@ class Operator:
     def say(self, action: str, **fields: object) -> None:
         self.controls.add(0, EngineControl(control_id=1, action=action, **fields))  # type: ignore[arg-type]
 
-    def prefetch(self, salt: str | None = None) -> int:
+    def prefetch(self, salt: str | None = None, adapter: int = 0) -> int:
         """Load the blocks of PROMPT; return the number of its first tokens that are in memory then."""
-        self.say("prefetch_kv", prompt_token_ids=encode_ids(PROMPT), cache_salt=salt)
+        digest = digest_of(adapter)
+        self.say("prefetch_kv", prompt_token_ids=encode_ids(PROMPT), cache_salt=salt, adapter_digest=digest)
         self.settle()
         return self.replies.pop().num_tokens
 
@@ -70,6 +72,14 @@ def test_a_prefetched_prompt_is_in_memory_when_its_request_comes() -> None:
     assert operator.ask(2, PROMPT) == (28, {"disk": 28})
     assert operator.harness.tier.num_questions == num_questions, "all blocks were there"
     assert operator.prefetch() == 32, "in the pool"
+
+
+def test_a_prefetch_for_an_adapter_loads_its_blocks_and_no_others() -> None:
+    operator = Operator()
+    operator.ask(1, PROMPT, adapter=1)
+    operator.harness.core.reset_prefix_cache()
+    assert [operator.prefetch(), operator.prefetch(adapter=2), operator.prefetch(adapter=1)] == [0, 0, 32]
+    assert operator.ask(2, PROMPT, adapter=1) == (28, {"disk": 28})
 
 
 def test_a_prefetch_ends_after_30_seconds_with_what_is_there() -> None:

@@ -41,7 +41,8 @@ def run_random_operations(seed: int, num_operations: int, folder: Path) -> Count
     rng = random.Random(seed)
     sizes = random_sizes(rng) | {"enable_prefix_caching": True}
     tiers = options_of(rng, int(sizes["block_size"]))
-    harness = Harness(record=folder / "blocks", tiers=tiers, seed=seed, **sizes)  # type: ignore[arg-type]
+    adapters = {"enable_lora": True, "max_loras": 2} if seed % 2 else {}
+    harness = Harness(record=folder / "blocks", tiers=tiers, seed=seed, **adapters, **sizes)  # type: ignore[arg-type]
     harness.tier.bad_share, harness.tier.lost_share = rng.choice([0, 0.1, 0.5]), rng.choice([0, 0.1])
     make_slow(harness, rng.choice([0.0, 1.0, 1.0, 1.0]))
     stems = [prompt_of(rng, 60) for _ in range(3)]
@@ -51,7 +52,8 @@ def run_random_operations(seed: int, num_operations: int, folder: Path) -> Count
         if action < 0.15 and harness.core.num_requests < 40:
             prompt = rng.choice(stems)[: rng.randrange(1, 60)] + prompt_of(rng, rng.randrange(0, 8))
             pooling = PoolingParams(method=rng.choice(["last", "mean"])) if rng.random() < 0.1 else None
-            harness.add(key, prompt, rng.randrange(1, 20), pooling=pooling, cache_salt=rng.choice(SALTS))
+            adapter, salt = rng.choice([0, 0, 1, 2]) if adapters else 0, rng.choice(SALTS)
+            harness.add(key, prompt, rng.randrange(1, 20), pooling=pooling, adapter=adapter, cache_salt=salt)
             key += 1
         elif action < 0.18 and key:
             harness.abort(rng.randrange(key))
@@ -67,6 +69,7 @@ def run_random_operations(seed: int, num_operations: int, folder: Path) -> Count
         elif action < 0.5:
             harness.core.step()
         elif action < 0.7:
+            harness.fill_all()
             harness.tier.act()
             harness.now += TURN_S
             assert harness.core.offload is not None
@@ -94,6 +97,7 @@ def settle(harness: Harness) -> None:
         assert harness.core.offload is not None
         harness.now += TURN_S
         harness.core.offload.tick(is_idle=True)
+        harness.fill_all()
         is_busy = harness.core.step() + len(harness.worker.queue)
         harness.answer()
         if not harness.tier.act() and not is_busy and not harness.core.offload.writes.num_queued:
