@@ -22,7 +22,10 @@ DOCUMENTS = (
     "CHANGELOG.md",
     "SECURITY.md",
     *(f"docs/{name}.md" for name in ("architecture", "operations", "openai", "conformance", "benchmarks")),
-    *(f"docs/{name}.md" for name in ("quickstart", "models", "troubleshooting", "coming_from_vllm", "glossary")),
+    *(
+        f"docs/{name}.md"
+        for name in ("quickstart", "models", "lora", "tiers", "troubleshooting", "coming_from_vllm", "glossary")
+    ),
 )
 EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/examples").glob("*.py"))
 ROOMS = ("core", "frontend", "ipc", "kernels", "workers", "tests", "scripts", "docs", "demo")
@@ -48,7 +51,7 @@ def test_every_link_has_a_target(text: str, request: pytest.FixtureRequest) -> N
 
 def test_every_documented_option_exists() -> None:
     known = known_flags()
-    for name in ("docs/operations.md", "docs/architecture.md", "docs/quickstart.md"):
+    for name in ("docs/operations.md", "docs/architecture.md", "docs/quickstart.md", "docs/lora.md"):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / name).read_text()))
         assert named <= known, f"{name}: {named - known}"
 

@@ -250,10 +250,12 @@ class AdapterDesk:
         if self._names.release(ref.digest):
             self._store.touch(ref.digest)
 
-    def find(self, name: str, then: Then[AdapterInfo]) -> None:
-        """Call `then` with the adapter of a name, after loading it from --adapter-folder if it is there, or with an
-        error."""
-        if self.registry is None:
+    def find(self, name: str, then: Then[AdapterInfo | None]) -> None:
+        """Call `then` with the adapter of a name, after loading it from --adapter-folder if it is there; with None for
+        the model itself, or with an error."""
+        if not name or name in self._spec.model_names:
+            then(None)
+        elif self.registry is None:
             then(self.unknown(name))
         elif (info := self._names.get(name)) is not None:
             then(info)

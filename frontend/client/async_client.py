@@ -166,10 +166,10 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
         await self._control(partial(wire.Control, action="reset_prefix_cache"))
         return True
 
-    async def prefetch_kv(self, prompt: Prompt) -> int:
+    async def prefetch_kv(self, prompt: Prompt, model: str | None = None) -> int:
         """Load the KV blocks of a prompt from disk, remote or peers into this machine's memory, for at most 30 s.
-        Return how many of its first tokens are there now. RequestError without KV tiers."""
-        return (await self._ask(base_client.prefetch_query(prompt), wire.Done)).num_tokens
+        Return how many of its first tokens are there now. `model`: as in `generate`. RequestError without KV tiers."""
+        return (await self._ask(base_client.prefetch_query(prompt, model), wire.Done)).num_tokens
 
     # ── lifetime ──
 

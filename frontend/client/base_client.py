@@ -192,12 +192,13 @@ def tokenize_query(prompt: str | Chat) -> Callable[..., Query]:
     return partial(Tokenize, chat=check_chat(prompt))
 
 
-def prefetch_query(prompt: Prompt) -> Callable[..., Control]:
+def prefetch_query(prompt: Prompt, model: str | None = None) -> Callable[..., Control]:
     submit = new_submit("prefetch", prompt, SamplingParams())
     if submit.chat is not None:
         raise RequestError("prefetch_kv takes a text or token ids: tokenize(messages) makes them of a chat")
     ids, salt = submit.prompt_token_ids, submit.params.cache_salt
-    return partial(Control, action="prefetch_kv", prompt=submit.prompt, prompt_token_ids=ids, cache_salt=salt)
+    query = partial(Control, action="prefetch_kv", prompt=submit.prompt, prompt_token_ids=ids, cache_salt=salt)
+    return partial(query, adapter=model or "")
 
 
 def pause_query(mode: PauseMode) -> Callable[..., Control]:

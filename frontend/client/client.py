@@ -202,10 +202,10 @@ class Client(base_client.BaseClient[None]):
         self._control(partial(wire.Control, action="reset_prefix_cache"))
         return True
 
-    def prefetch_kv(self, prompt: Prompt) -> int:
+    def prefetch_kv(self, prompt: Prompt, model: str | None = None) -> int:
         """Load the KV blocks of a prompt from disk, remote or peers into this machine's memory, for at most 30 s.
-        Return how many of its first tokens are there now. RequestError without KV tiers."""
-        return self._ask(base_client.prefetch_query(prompt), wire.Done).num_tokens
+        Return how many of its first tokens are there now. `model`: as in `generate`. RequestError without KV tiers."""
+        return self._ask(base_client.prefetch_query(prompt, model), wire.Done).num_tokens
 
     # ── lifetime ──
 

@@ -57,6 +57,7 @@ class PrefetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt: str | list[int] | None = None
     prompt_token_ids: list[int] | None = None
     cache_salt: str | None = None
+    model: str | None = None
 
 
 class LoadAdapterRequest(msgspec.Struct, frozen=True):
@@ -145,11 +146,11 @@ class ControlEndpoints:
     async def prefetch_kv(self, request: Request) -> Response:
         body = await self._read(request, PrefetchRequest)
         fields = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
-        content = fields.get("prompt")
+        model, content = fields.pop("model", None), fields.get("prompt")
         prompt = fields if content is None or isinstance(content, str) else {"prompt_token_ids": content, **fields}
         if prompt is not fields:
             del prompt["prompt"]
-        done = await self._engine.control(prefetch_query(prompt)(query_id=0))
+        done = await self._engine.control(prefetch_query(prompt, model)(query_id=0))
         return json_response({"num_tokens": done.num_tokens})
 
     async def load_adapter(self, request: Request) -> Response:

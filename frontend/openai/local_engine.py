@@ -162,14 +162,10 @@ class LocalEngine:
     async def model_of(self, body: object) -> str:
         """Return the name for answers of the model that a body asks for: that of the served model, or of an adapter,
         which is loaded if need be. HttpError 404 for an unknown name."""
-        names = self._frontend.model_names
-        asked: str | None = getattr(body, "model", None)
-        if not asked or asked in names:
-            return names[0]
-        find = partial(self._frontend.adapters.find, asked)
+        find = partial(self._frontend.adapters.find, getattr(body, "model", None) or "")
         try:
-            info: AdapterInfo = await in_thread_pool(self._frontend.thread_pool, find)
-            return info.name
+            info: AdapterInfo | None = await in_thread_pool(self._frontend.thread_pool, find)
+            return self._frontend.model_names[0] if info is None else info.name
         except NotFound as error:
             raise unknown_model(error) from None
 

@@ -19,11 +19,13 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.model_config import ModelConfig
 from ...ipc.config.model_file import load_model_config
 from ...ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
+from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.messages.client import Control, Done, QueryFailed
 from ...ipc.messages.core import ControlDone, EngineControl
 from ...ipc.messages.intake import ReadPrompt
 from ...ipc.messages.supervisor import SetLogLevel
 from ...ipc.process.log import LogLevel
+from ..adapters.desk import AdapterDesk
 from ..intake.input_processor import Prompt
 from ..intake.prompt_reader import PromptReader
 from ..intake.thread_pool import ThreadPool
@@ -45,12 +47,13 @@ class ControlProxy:
         self,
         spec: EngineSpec,
         core: CoreClient,
+        adapters: AdapterDesk,
         thread_pool: ThreadPool,
         prompts: PromptReader,
         outbox: FrontendOutbox,
     ) -> None:
         self._spec, self._core, self._thread_pool, self._outbox = spec, core, thread_pool, outbox
-        self._prompts = prompts
+        self._adapters, self._prompts = adapters, prompts
         self._numbers = itertools.count()
         self._open: dict[int, tuple[EngineControl, Finish]] = {}  # by control id
         self._level_changes: list[tuple[LogLevel, Finish]] = []
@@ -68,8 +71,7 @@ class ControlProxy:
         if control.action in ("clear_kv_cache", "prefetch_kv") and not self._spec.config.has_tiers:
             finish(error_info(RequestError(NO_TIERS)))
         elif control.action == "prefetch_kv":
-            question = ReadPrompt(prompt=control.prompt, token_ids=control.prompt_token_ids)
-            self._prompts.read(question, lambda prompt: self._prefetch(control, prompt, finish))
+            self._adapters.find(control.adapter, lambda info: self._read_prompt(control, info, finish))
         elif control.action == "log_level":
             self._level_changes.append((control.level, finish))
             self._outbox.to_supervisor.append(SetLogLevel(level=control.level))
@@ -101,16 +103,26 @@ class ControlProxy:
             raise RequestError(f"{folder} has another architecture or shape than the served model: start a new engine")
         return str(folder)
 
-    def _prefetch(self, control: Control, prompt: Prompt | TokenloomError, finish: Finish) -> None:
+    def _read_prompt(self, control: Control, info: AdapterInfo | TokenloomError | None, finish: Finish) -> None:
+        if isinstance(info, TokenloomError):
+            finish(error_info(info))
+            return
+        digest = b"" if info is None else bytes.fromhex(info.digest)
+        question = ReadPrompt(prompt=control.prompt, token_ids=control.prompt_token_ids)
+        self._prompts.read(question, lambda prompt: self._prefetch(control, prompt, digest, finish))
+
+    def _prefetch(self, control: Control, prompt: Prompt | TokenloomError, digest: bytes, finish: Finish) -> None:
         most = self._spec.max_model_len
         if isinstance(prompt, Prompt) and (num_tokens := num_ids(prompt.token_ids)) > most:
             prompt = RequestError(f"the prompt has {num_tokens} tokens, max_model_len is {most}: give its beginning")
         if isinstance(prompt, TokenloomError):
             self._forward(control, prompt, finish)
         else:
-            self._forward(msgspec.structs.replace(control, prompt_token_ids=prompt.token_ids), "", finish)
+            self._forward(msgspec.structs.replace(control, prompt_token_ids=prompt.token_ids), "", finish, digest)
 
-    def _forward(self, control: Control, folder: str | TokenloomError, finish: Finish) -> None:
+    def _forward(
+        self, control: Control, folder: str | TokenloomError, finish: Finish, adapter_digest: bytes = b""
+    ) -> None:
         if not isinstance(folder, TokenloomError) and not self._core.is_up:
             folder = EngineDead("the core is being replaced: try again in a second")
         if isinstance(folder, TokenloomError):
@@ -126,6 +138,7 @@ class ControlProxy:
             tags=control.tags,
             prompt_token_ids=control.prompt_token_ids or b"",
             cache_salt=control.cache_salt,
+            adapter_digest=adapter_digest,
         )
         self._open[command.control_id] = (command, finish)
         self._core.control(command)

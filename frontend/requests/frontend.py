@@ -103,7 +103,7 @@ class Frontend:
         self._outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids)
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._core = CoreClient(spec, self.outbox)
-        self._controls = ControlProxy(spec, self._core, self.thread_pool, self.prompts, self.outbox)
+        self._controls = ControlProxy(spec, self._core, self.adapters, self.thread_pool, self.prompts, self.outbox)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts, self.adapters.names_of)
         self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # read in each turn

@@ -147,6 +147,7 @@ class Control(Message, frozen=True, kw_only=True, tag="control"):
     prompt: str | None = None  # for prefetch_kv: one of these two
     prompt_token_ids: bytes | None = None
     cache_salt: str | None = None  # for prefetch_kv: as in SamplingParams
+    adapter: str = ""  # for prefetch_kv: as in Submit
     level: LogLevel = "info"  # for log_level: the lowest level that processes log
 
 

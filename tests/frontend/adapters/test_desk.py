@@ -24,6 +24,7 @@ from tokenloom.ipc.messages.client import (
     Adapters,
     Child,
     ClientMessage,
+    Control,
     Delta,
     Deltas,
     Done,
@@ -33,7 +34,7 @@ from tokenloom.ipc.messages.client import (
     QueryFailed,
     UnloadAdapter,
 )
-from tokenloom.ipc.messages.core import EngineCoreRequest, Finished
+from tokenloom.ipc.messages.core import EngineControl, EngineCoreRequest, Finished
 from tokenloom.tests.frontend.adapters.samples import adapter_spec, write_adapter
 from tokenloom.tests.frontend.bench import DEADLINE_S, Bench, ids, new_submit
 
@@ -369,9 +370,22 @@ def test_many_names_are_cut_in_errors(desk: AdapterBench, tmp_path: Path) -> Non
     assert message.endswith("a17, a18 and 11 more") and len(message) < 300
 
 
+def test_a_prefetch_loads_blocks_of_an_adapter(tmp_path: Path) -> None:
+    desk = AdapterBench(tmp_path / "run", kv_disk=str(tmp_path / "kv"))
+    source = write_adapter(tmp_path / "a")
+    desk.load("sql", source)
+    for query_id, name in enumerate(("sql", "", "sample")):
+        control = Control(query_id=query_id, action="prefetch_kv", prompt="The capital", adapter=name)
+        assert desk.say(control) == []
+    commands = [message for message in desk.to_core if isinstance(message, EngineControl)]
+    assert [command.adapter_digest for command in commands] == [adapter_digest(source), b"", b""]
+    message = desk.failure(Control(query_id=1, action="prefetch_kv", prompt="The capital", adapter="nil"))
+    assert "the model 'nil' is not served here" in message
+
+
 def test_find_gives_the_adapter_without_using_it(desk: AdapterBench, tmp_path: Path) -> None:
     desk.load("sql", write_adapter(tmp_path / "a"))
-    found: list[AdapterInfo | TokenloomError] = []
+    found: list[AdapterInfo | TokenloomError | None] = []
     desk.frontend.adapters.find("sql", found.append)
     assert found == desk.adapters()
     assert desk.frontend.adapters.registry is not None and not desk.frontend.adapters.registry._num_users
