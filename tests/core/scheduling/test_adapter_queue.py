@@ -21,7 +21,7 @@ from tokenloom.ipc.messages.base import FinishReason, Rank
 from tokenloom.ipc.messages.workers import SlotFilled
 from tokenloom.ipc.process.awake_clock import AwakeClock
 from tokenloom.ipc.sampling_params import SamplingParams
-from tokenloom.tests.core.fake_adapters import adapter_of
+from tokenloom.tests.core.fake_adapters import adapter_of, digest_of
 from tokenloom.tests.core.harness import make_spec
 
 TIMEOUT_S = 10.0
@@ -387,3 +387,31 @@ def test_the_table_agrees_with_plain_dicts_and_every_request_gets_its_adapter(se
 def test_the_table_agrees_with_plain_dicts_for_a_long_time() -> None:
     for seed in range(100, 200):
         run_random_operations(seed, 3000)
+
+
+def test_the_slot_with_the_fewest_rows_is_closed() -> None:
+    model = Model(num_slots=2, max_rows=5)
+    for adapter in (1, 2):
+        model.submit(adapter, 0.0)
+    model.schedule()
+    for _ in range(2):
+        model.answer(Rank(0, 0))
+    for adapter in (1, 1):
+        model.submit(adapter, 0.0)
+    model.schedule()
+    model.submit(3, 1.0)
+    for _ in range(MAX_OVERTAKES):
+        assert model.queue.closed is None
+        passing = model.submit(1, 2.0)
+        while model.steps:
+            model.result()
+        model.schedule()
+        model.leave(passing, State.FINISHED)
+    assert model.queue.closed is not None and model.queue.closed.digest == digest_of(2)
+    (last,) = model.running(model.queue.closed.number)
+    model.leave(last, State.FINISHED)
+    assert not model.schedule(), "a step with its row is in flight"
+    model.result()
+    model.result()
+    (fill,) = model.schedule()
+    assert fill.digest == digest_of(3) and fill.slot == 2 and model.fill_waits[-1] == MAX_OVERTAKES
