@@ -113,7 +113,7 @@ CoreToWorker: TypeAlias = SchedulerOutput | TokenMask | ReloadWeights | Profile 
 
 class ProbeAck(Message, frozen=True, kw_only=True, tag="probe_ack"):
     """Reply to a Probe. The core that sent it may use `slots` at once: a slot leaves the list when a FillSlot for it
-    arrives, and returns when it is filled."""
+    arrives, and returns when all fills of it, which may be of several cores, are done."""
 
     rank: Rank
     core_epoch: int

@@ -58,7 +58,7 @@ class FakeAdapters:
         output, fill = self._pending[rank].popleft()
         if self._num_void[rank]:
             self._num_void[rank] -= 1
-        elif not error:
+        elif not error and all(later.slot != fill.slot for _, later in self._pending[rank]):
             self.content[rank][fill.slot] = fill.digest
         return SlotFilled(
             step=output.step,

@@ -223,7 +223,7 @@ class Model:
     def answer(self, rank: Rank, error: str = "") -> None:
         """A rank ends its oldest fill."""
         epoch, step, fill = self.pending[rank].pop(0)
-        if not error:
+        if not error and all(later.slot != fill.slot for _, _, later in self.pending[rank]):
             self.content[rank][fill.slot] = fill.digest
         if epoch != self.epoch:
             return
