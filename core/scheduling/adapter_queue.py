@@ -221,17 +221,12 @@ class AdapterQueue:
     def _free_slot(self, sort_key: float, last_done: int) -> AdapterSlot | None:
         """Return the slot to fill for a request with this place in the policy's order. None: all are used, or kept for
         requests ahead of it."""
-        found: AdapterSlot | None = None
-        latest, used_until = sort_key, 0
-        for slot in self.table.slots:
-            if not slot.is_free(last_done):
-                continue
-            if slot.state is not SlotState.READY:
-                return slot
-            next_key = self._key(self._demand_by_digest.get(slot.digest))
-            if next_key > latest or (found is not None and next_key == latest and slot.used_until < used_until):
-                found, latest, used_until = slot, next_key, slot.used_until
-        return found
+        free = [slot for slot in self.table.slots if slot.is_free(last_done)]
+        if (at_once := next((slot for slot in free if slot.state is not SlotState.READY), None)) is not None:
+            return at_once
+        next_keys = {slot: self._key(self._demand_by_digest.get(slot.digest)) for slot in free}
+        behind = [slot for slot in free if next_keys[slot] > sort_key]
+        return max(behind, key=lambda slot: (next_keys[slot], -slot.used_until), default=None)
 
     def _want(self, digest: bytes) -> None:
         """Note that an adapter loses its slot, or that this is closed: requests that wait for a row want one again."""

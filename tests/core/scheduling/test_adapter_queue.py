@@ -13,7 +13,7 @@ import pytest
 
 from tokenloom.core.request import Request, State, WaitReason
 from tokenloom.core.scheduling.adapter_queue import MAX_FILLS, MAX_OVERTAKES, AdapterQueue
-from tokenloom.core.scheduling.adapter_table import SlotState
+from tokenloom.core.scheduling.adapter_table import LEGAL_MOVES, AdapterSlot, AdapterTable, SlotState
 from tokenloom.core.scheduling.waiting_queue import WaitingQueue
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.adapter import FillSlot, SlotContent
@@ -68,7 +68,8 @@ class Model:
         self.queue = AdapterQueue(self.spec, self.waiting, self.clock, self._end, self.held.__contains__)
         self.queue.table.adopt(contents)
         self.step, self.steps = 0, list[tuple[int, set[int]]]()  # in flight: number, slots of its rows
-        self.ready = {content.slot: content.digest for content in contents}
+        firsts = {content.digest: content.slot for content in reversed(contents)}  # one slot is enough
+        self.ready = {slot: digest for digest, slot in firsts.items()}
         self.fills: dict[int, tuple[bytes, int, set[Rank], float]] = {}  # by slot: digest, step, ranks left, begin
         self.spoiled: dict[int, tuple[int, set[Rank], float]] = {}  # by slot: step, ranks left, begin
         self.used_until = defaultdict[int, int](int)
@@ -415,3 +416,27 @@ def test_the_slot_with_the_fewest_rows_is_closed() -> None:
     model.result()
     (fill,) = model.schedule()
     assert fill.digest == digest_of(3) and fill.slot == 2 and model.fill_waits[-1] == MAX_OVERTAKES
+
+
+def test_a_core_adopts_an_adapter_once_and_only_into_its_own_slots() -> None:
+    contents = [(1, 7), (2, 7), (3, 8), (4, 9)]
+    table = AdapterTable(3, [Rank(0, 0)])
+    table.adopt([SlotContent(slot=slot, digest=digest_of(adapter)) for slot, adapter in contents])
+    assert [(slot.state, slot.digest) for slot in table.slots] == [
+        (SlotState.READY, digest_of(7)),
+        (SlotState.EMPTY, b""),
+        (SlotState.READY, digest_of(8)),
+    ]
+    table.check_invariants([])
+
+
+def test_an_illegal_move_of_a_slot_raises_and_changes_nothing() -> None:
+    for state, other in itertools.product(SlotState, SlotState):
+        slot = AdapterSlot(1, state)
+        if (state, other) in LEGAL_MOVES:
+            slot.move(other)
+            assert slot.state is other
+        else:
+            with pytest.raises(AssertionError, match=f"slot 1: {state.name} → {other.name} is not a legal move"):
+                slot.move(other)
+            assert slot.state is state
