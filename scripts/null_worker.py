@@ -44,6 +44,7 @@ class NullWorker:
 
     def __init__(self, spec: EngineSpec, rank: int = 0, generation: int = 0) -> None:
         self.stage, self.runner = "idle", self
+        self.adapters, self.page_supply = None, None  # it has no slots and no memory
         self._rank = rank
         self._answers: deque[ModelRunnerOutput] = deque()
         self._step_s = float(os.environ.get("NULL_WORKER_STEP_MS", "0")) / 1000

@@ -69,7 +69,10 @@ class HttpMiddleware:
         has_started = False
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal has_started
+            nonlocal has_started, is_open
+            if message["type"] == "http.response.body" and not message.get("more_body") and is_open:
+                is_open = False  # before the client can have the whole response: a loss no longer cuts it
+                self._open_requests.add(-1)
             if message["type"] == "http.response.start":
                 has_started = True
                 message["headers"] = [*message.get("headers", ()), *extra]
@@ -81,6 +84,7 @@ class HttpMiddleware:
         scope.setdefault(SERVER_SEND, send)
         scope["app"] = self  # makes Starlette's router raise HTTPException instead of answering
         self._open_requests.add(1)
+        is_open = True
         try:
             self._check(scope, headers)
             await self._app(scope, self._limit_body(receive), send_with_headers)
@@ -94,7 +98,8 @@ class HttpMiddleware:
                 body, status = message_error(answer) if is_anthropic else (answer.body, answer.status)
                 await json_response(body, status, answer.headers)(scope, receive, send_with_headers)
         finally:
-            self._open_requests.add(-1)
+            if is_open:
+                self._open_requests.add(-1)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if OVER_LIMIT in scope and scope["path"] not in PROBE_PATHS:

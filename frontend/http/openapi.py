@@ -20,7 +20,7 @@ from .middleware import OPEN_PATHS
 _ERRORS = {
     "400": "The request cannot be served as asked",
     "401": "The API key is missing or wrong",
-    "403": "A control request that needs a key, and the server has none",
+    "403": "A request that the server was not started to allow, or that needs a key while it has none",
     "404": "No such model or request",
     "413": "The body is too large",
     "500": "An error of the engine",
