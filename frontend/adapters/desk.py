@@ -318,6 +318,10 @@ class AdapterDesk:
                 end()
 
     @property
+    def is_loading(self) -> bool:
+        return self.next_expiry < NEVER
+
+    @property
     def next_expiry(self) -> float:
         """Return the time at which to call `expire` next, in monotonic seconds; inf without loads."""
         return min((load.deadline for load in self._loads if not load.is_over), default=NEVER)

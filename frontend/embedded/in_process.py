@@ -11,7 +11,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from ...core.engine import EngineCore
+from ...core.engine import BEAT_S, EngineCore
 from ...core.grammar.local_host import GrammarLocalHost
 from ...core.links.control_queue import ControlQueue
 from ...core.links.frontend_port import handle
@@ -24,6 +24,7 @@ from ...ipc.messages.core import CoreToFrontend
 from ...ipc.messages.supervisor import Initialize, StartPhases
 from ...ipc.messages.workers import SchedulerOutput, TokenMask
 from ...ipc.process import log
+from ...ipc.process.awake_clock import AwakeClock
 from ...workers.worker import Worker
 from ..client.transport import encode_client_message
 from ..requests.frontend import Frontend
@@ -76,7 +77,9 @@ class InProcessEngine:
             measured = self._worker.measure()
             num_blocks = measured.max_blocks
             self._worker.initialize(num_blocks)
-            self._core = EngineCore(self.spec, num_blocks, self._steps, GrammarLocalHost(self.spec))
+            self._clock = AwakeClock(BEAT_S)
+            grammars = GrammarLocalHost(self.spec)
+            self._core = EngineCore(self.spec, num_blocks, self._steps, grammars, clock=self._clock)
             self._controls = ControlQueue(
                 self._core, lambda _, done: self._frontend.on_core_message(done), self._reload, self._profile
             )
@@ -85,6 +88,7 @@ class InProcessEngine:
             tokenizer = Tokenizer.load(folder, config.trust_remote_code)
             chat_template = ChatTemplate.load(folder, tokenizer, self.spec.config)
             self._frontend = Frontend(self.spec, tokenizer, chat_template, self._wakeup.set)
+            self._frontend.adapters.load_modules()
         except BaseException:
             self._run_directory.remove()
             raise
@@ -104,10 +108,10 @@ class InProcessEngine:
     def step(self, timeout_s: float) -> list[FrontendMessage]:
         """Run one turn, with at most one step of the model, and return the messages to the client.
 
-        Waits at most `timeout_s`, and only if a thread is tokenizing a text.
+        Waits at most `timeout_s`, and only if a thread tokenizes a text or loads an adapter and nothing else can run.
         """
         if not self._core.num_requests and not self._frontend.outbox.to_core:
-            self._wakeup.wait(timeout_s if self._frontend.num_open_requests else 0)
+            self._wakeup.wait(timeout_s if self._frontend.is_busy else 0)
         if self._wakeup.is_set():
             self._wakeup.clear()
             self._frontend.on_wakeup()
@@ -119,11 +123,16 @@ class InProcessEngine:
             self._is_reloaded = False
             self._controls.on_reloaded()
         self._core.expire(time.time())
+        self._core.adapters.expire(self._clock.look())
         self._core.step()
         self._core.grammars.take()
         if self._steps.waiting:
             assert self._worker.runner is not None, "the core sends no steps to a worker that is asleep"
             self._core.on_result(self._worker.runner.execute(self._steps.waiting.popleft(), self._steps.take_mask))
+        elif self._worker.adapters is not None and self._core.adapters.table.filling:
+            self._worker.adapters.wait(timeout_s)
+        for filled in self._worker.adapters.take() if self._worker.adapters is not None else ():
+            self._core.adapters.on_filled(filled)
         for _, outputs in self._core.take_outputs():
             self._frontend.on_core_message(outputs)
         progress = self._core.progress(time.monotonic())
@@ -137,6 +146,7 @@ class InProcessEngine:
 
     def close(self) -> None:
         self._frontend.thread_pool.close()
+        self._frontend.adapters.close()
         self._run_directory.remove()
 
     # ── between the parts ────────────────────────────────────────────────────────────────────────────────────────

@@ -141,6 +141,11 @@ class Frontend:
         return self._monotonic() >= self._drains_at and not any(session.has_open_work for session in self._sessions)
 
     @property
+    def is_busy(self) -> bool:
+        """Whether requests are open or adapters are being loaded."""
+        return bool(self.num_open_requests or self.adapters.is_loading)
+
+    @property
     def num_open_requests(self) -> int:
         return sum(len(session.request_by_id) for session in self._sessions)
 
