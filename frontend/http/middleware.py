@@ -66,7 +66,7 @@ class HttpMiddleware:
             scope["path"] = scope["path"].removeprefix(self._root_path) or "/"
         is_anthropic = has_message_errors(scope["path"])
         extra = _headers_to_add(headers, trace, is_anthropic)
-        has_started = False
+        has_started, is_open = False, True
 
         async def send_with_headers(message: Message) -> None:
             nonlocal has_started, is_open
@@ -84,7 +84,6 @@ class HttpMiddleware:
         scope.setdefault(SERVER_SEND, send)
         scope["app"] = self  # makes Starlette's router raise HTTPException instead of answering
         self._open_requests.add(1)
-        is_open = True
         try:
             self._check(scope, headers)
             await self._app(scope, self._limit_body(receive), send_with_headers)
