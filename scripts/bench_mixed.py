@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
+import msgspec
+
 from tokenloom import SamplingParams
 from tokenloom.frontend.client.open_request import Update
 from tokenloom.frontend.client.prompts import new_submit
@@ -45,12 +47,14 @@ class Load:
         self._ids: list[str] = []
         self.times: list[list[float]] = []
 
-    def submit(self, prompt: list[int], num_out: int) -> int:
+    def submit(self, prompt: list[int], num_out: int, adapter: str = "", path: str = "") -> int:
+        """Submit a request for `num_out` greedy tokens and return its index. `path`: the adapter's, if it is new."""
         index = len(self.times)
         self.times.append([])
         self._ids.append(f"mixed-{next(_request_numbers)}")
         params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True)
         submit = new_submit(self._ids[-1], {"prompt_token_ids": prompt}, params)
+        submit = msgspec.structs.replace(submit, adapter=adapter, adapter_path=path)
         self._transport.submit(submit, lambda update: self._arrivals.put((time.perf_counter(), index, update)))
         return index
 

@@ -84,6 +84,23 @@ def test_requests_are_measured_beside_other_requests(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_adapters_are_measured_beside_the_base_model_and_peft(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    shape = ("4", "9", "12", "--adapters", "1,3", "--rounds", "2", "--rank", "4", "--num-kv-blocks", "256")
+    more = ("--with-peft", "--peft", "3", "--unused", "--loads", "--zipf", "6", "--zipf-batches", "2", "--slots", "2")
+    document = run_json(tmp_path / "out.json", "bench_lora.py", "demo", *shape, *more)
+    rows = [row["adapters"] for row in document["rows"]]
+    beside_peft = ["3 adapters, beside peft", "peft, one after the other", "peft, one batch"]
+    rotations = ["all resident", "a load each second", "2 resident", "6 by Zipf"]
+    assert rows == ["base", "1 adapter", "3 adapters", *beside_peft, "not enabled", "enabled, unused", *rotations]
+    assert all(row["tokens_per_s"] > 0 for row in document["rows"])
+    notes = document["notes"]
+    least, most = notes["tokens_per_s with 3 adapters, of base"][1:]
+    assert 0 < least <= notes["tokens_per_s with 3 adapters, of base"][0] <= most
+    assert all(count >= 1 for count in notes["loads by round"]) and len(notes["loads by round"]) == 2
+
+
+@pytest.mark.slow
 def test_streams_are_counted_to_the_exact_token(tmp_path: Path) -> None:
     shape = ("--streams", "8", "--out", "20", "--rounds", "1", "--step-ms", "2")
     document = run_json(tmp_path / "out.json", "bench_sse.py", *shape)
