@@ -6,10 +6,12 @@ import argparse
 import sys
 import time
 
-from tokenloom import LLM, SamplingParams
+from tokenloom import LLM, LoRARequest, SamplingParams
+from tokenloom.frontend.supervisor.hub import DEMO_FOLDER
 
 PROMPTS = ["The capital of France is", "The capital of Japan is", "3 + 4 =", "The day after Monday is"]
 QUESTION = "What is the capital of Norway?"
+ADAPTERS = ("pirate", "json")
 
 
 def stream(llm: LLM, prompt: str, max_tokens: int) -> None:
@@ -24,17 +26,28 @@ def stream(llm: LLM, prompt: str, max_tokens: int) -> None:
     print(f"\n  first token after {first * 1000:.1f} ms, {elapsed * 1000:.0f} ms in all")
 
 
+def ask_all(llm: LLM) -> None:
+    """Print the answers of the model alone and with each adapter to one question, in one batch."""
+    requests = [None, *map(LoRARequest, ADAPTERS)]
+    chats = [[{"role": "user", "content": QUESTION}] for _ in requests]
+    params = SamplingParams(temperature=0.0, max_tokens=64)
+    outputs = llm.chat(chats, params, use_tqdm=False, lora_request=requests)
+    print(f"\n> chat: {QUESTION} The model, and its LoRA adapters {' and '.join(ADAPTERS)}, in one batch:")
+    for name, output in zip(("", *ADAPTERS), outputs, strict=True):
+        print(f"  {name or 'model':7} {output.outputs[0].text.strip()}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--max-tokens", type=int, default=64)
     arguments = parser.parse_args()
     begun = time.perf_counter()
-    with LLM() as llm:
+    modules = [f"{name}={DEMO_FOLDER / 'adapters' / name}" for name in ADAPTERS]
+    with LLM(enable_lora=True, lora_modules=modules, max_lora_rank=8) as llm:
         print(f"engine ready after {time.perf_counter() - begun:.2f} s: {llm.info().model}")
         for prompt in PROMPTS:
             stream(llm, prompt, arguments.max_tokens)
-        answer = llm.chat([{"role": "user", "content": QUESTION}], use_tqdm=False)[0]
-        print(f"\n> chat: {QUESTION}\n  {answer.outputs[0].text.strip()}")
+        ask_all(llm)
         many = [
             f"The capital of {country} is" for country in ("Italy", "Spain", "Kenya", "Peru", "India", "Canada")
         ] * 16
