@@ -5,16 +5,18 @@
 First every request runs undisturbed; then clients repeat them in random order while a seeded schedule of faults runs:
 SIGKILL, SIGSTOP, suspensions of the whole engine, exceptions and hangs at named points of the code
 (ipc/process/faults.py), starts that fail, reloads that lose a process, sockets that are late or cut, clients that
-vanish. With --kv-disk also damaged blocks and a full disk: give a small file system of its own for that. Each answer
-must equal its undisturbed one in text, tokens, logprobs and finish reason. At the end the KV pool must be all free and
-no process or file left. Prints faults by kind, recovery times (from the fault to the next token of any stream, or of
-the affected client) and the amount of recomputation.
+vanish. With --kv-disk also damaged blocks and a full disk: give a small file system of its own for that. With
+--adapters requests name random LoRA adapters, more than the workers have slots for, whose own files are gone. Each
+answer must equal its undisturbed one in text, tokens, logprobs and finish reason. At the end the KV pool must be all
+free and no process or file left. Prints faults by kind, recovery times (from the fault to the next token of any stream,
+or of the affected client) and the amount of recomputation.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import statistics
 import sys
 import tempfile
@@ -25,15 +27,18 @@ from pathlib import Path
 from tokenloom import Client
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.messages.client import Health
+from tokenloom.scripts.adapter_load import linked_cache
 from tokenloom.scripts.bench_report import new_parser, print_json
 from tokenloom.scripts.chaos_clients import Clients
 from tokenloom.scripts.chaos_disk import DiskFaults
 from tokenloom.scripts.chaos_faults import Faults
 from tokenloom.scripts.engine_process import Engine
-from tokenloom.tests.support.chaos_work import make_work
+from tokenloom.tests.support.adapters import write_adapters
+from tokenloom.tests.support.chaos_work import make_work, with_adapters, without_effect
 
 TIER_OPTIONS = ["--kv-host-bytes", "8M", "--num-kv-blocks", "256", "--max-model-len", "1900"]  # a pool for two or three
 TIER_SENTENCES = 100  # of about 9 tokens before each prompt, so that loads pay
+ADAPTER_SLOTS = 4
 RECOVERY_S = 60.0  # longest wait for the next token after a fault
 SETTLE_S = 20.0
 
@@ -63,18 +68,29 @@ class Watch:
         self._client.close()
 
 
-def run(arguments: argparse.Namespace, engine: Engine) -> dict[str, object]:
+def run(arguments: argparse.Namespace, engine: Engine, adapters: list[Path]) -> dict[str, object]:
+    """Inflict the faults and return the report. Requests name the `adapters` but the last, which only faults load."""
     rng = random.Random(arguments.seed)
     disk = None if arguments.kv_disk is None else DiskFaults(Path(arguments.kv_disk), rng)
     work = make_work(rng, num_sentences=0 if disk is None else TIER_SENTENCES)
+    if adapters:
+        work = with_adapters(work, [path.name for path in adapters[:-1]], rng)
     with Client(engine.address) as client:
-        calm = client.generate([each.prompt for each in work], [each.params for each in work], use_tqdm=False)
+        calm = client.generate(
+            [each.prompt for each in work],
+            [each.params for each in work],
+            use_tqdm=False,
+            lora_request=[each.lora_request for each in work],
+        )
         num_blocks = client.info().num_kv_blocks
+    if weak := without_effect(work, calm):
+        raise SystemExit(f"{', '.join(weak)}: the answers are those of the base model")
     clients = Clients(engine.address, engine.runtime, arguments.clients, work, calm, arguments.seed)
     watch = Watch(engine.address)
     try:
         model = Path(arguments.model or DEMO_FOLDER)
-        faults = Faults(engine, clients, rng, arguments.tensor_parallel_size, model, disk)
+        adapter = adapters[-1] if adapters else None
+        faults = Faults(engine, clients, rng, arguments.tensor_parallel_size, model, disk, adapter)
         counts, recovery = inflict(arguments.faults, faults, rng, clients, watch)
     finally:
         is_hung = clients.stop()
@@ -101,6 +117,12 @@ def run(arguments: argparse.Namespace, engine: Engine) -> dict[str, object]:
         "exit code": code,
         "left behind": engine.leftovers(),
     }
+
+
+def adapter_options(adapters: list[Path]) -> list[str]:
+    """Return the options that serve the adapters but the last by the names of their folders."""
+    slots = ["--max-loras", str(ADAPTER_SLOTS), "--max-lora-rank", "16"]
+    return ["--enable-lora", *slots, "--lora-modules", *(f"{path.name}={path}" for path in adapters[:-1])]
 
 
 def inflict(
@@ -148,6 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", help="default: the demo model")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--adapters", type=int, default=0, help=f"LoRA adapters, over {ADAPTER_SLOTS} slots")
     parser.add_argument("--kv-disk", help="folder for KV blocks; the tier process joins the victims")
     arguments = parser.parse_args(argv)
     options = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32"]
@@ -158,9 +181,18 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.kv_disk:
         options += ["--kv-disk", arguments.kv_disk, *TIER_OPTIONS]
     with tempfile.TemporaryDirectory() as runtime:
-        with Engine(Path(runtime), [*options, "--listen", f"ipc://{runtime}/engine.sock"]) as engine:
+        adapters: list[Path] = []
+        environment: dict[str, str] = {}
+        if arguments.adapters:
+            model = Path(arguments.model or DEMO_FOLDER)
+            adapters = write_adapters(Path(runtime) / "adapters", model, arguments.adapters + 1)
+            options += adapter_options(adapters)
+            environment["XDG_CACHE_HOME"] = str(linked_cache(Path(runtime) / "cache"))
+        with Engine(Path(runtime), [*options, "--listen", f"ipc://{runtime}/engine.sock"], environment) as engine:
             engine.wait_ready()
-            report = run(arguments, engine)
+            for path in adapters[:-1]:
+                shutil.rmtree(path)  # the engine has copies of its own
+            report = run(arguments, engine, adapters)
         sys.stderr.write("".join(engine.errors.read_text(encoding="utf-8").splitlines(keepends=True)[-60:]))
     print_json(report, arguments.json)
     return 0 if is_clean(report) else 1

@@ -90,11 +90,11 @@ class Clients:
                 index = rng.randrange(len(self._work))
                 work, output = self._work[index], None
                 try:
-                    async for newest in client.generate(work.prompt, work.params):
+                    async for newest in client.generate(work.prompt, work.params, lora_request=work.lora_request):
                         output = newest
                         tally.last_token_at[number] = time.monotonic()
                 except Exception as error:
-                    tally.failures.append(f"{work.kind}: {type(error).__name__}: {error}")
+                    tally.failures.append(f"{_name(work)}: {type(error).__name__}: {error}")
                     continue
                 assert output is not None
                 tally.finished[work.kind] += 1
@@ -102,4 +102,8 @@ class Clients:
                 tally.num_cached += output.num_cached_tokens
                 found = difference(self._calm[index], output)
                 if found is not None:
-                    tally.differences.append(f"{work.kind}: {found}")
+                    tally.differences.append(f"{_name(work)}: {found}")
+
+
+def _name(work: Work) -> str:
+    return f"{work.kind} with {work.adapter}" if work.adapter else work.kind

@@ -29,13 +29,8 @@ from tokenloom.tests.support.faults import inject
 STRIKE_S = 3.0  # longest wait for a process to pass the point where a fault is injected
 TIER_STEADY_S = 31.0  # a tier process that is lost more often than this rests a minute after seven times
 RELOAD_S = 60.0  # longest reload, with the replacement of a lost process
-NOT_PASSED = (
-    "worker.load",
-    "worker.reload",
-    "worker.profile",
-    "intake.read",
-    "adapter.store",
-)  # by the requests of these runs
+NOT_PASSED = ("worker.load", "worker.reload", "worker.profile", "intake.read")  # by the requests of these runs
+OF_ADAPTERS = ("adapter.store", "worker.fill")  # an error there ends requests, so that processes are killed there
 OF_TIERS = ("worker.copy blocks", "tier.receive", "tier.load", "tier.store")
 
 
@@ -59,13 +54,15 @@ class Faults:
         num_ranks: int,
         model: Path,
         disk: DiskFaults | None = None,
+        adapter: Path | None = None,
     ) -> None:
-        """`model` is the folder of the weights that are served; `disk`: of the tier process, if there is one."""
+        """`model` is the folder of the weights that are served; `disk`: of the tier process, if there is one;
+        `adapter`: the folder of an adapter that no request names, if adapters are served."""
         self._engine, self._clients, self._rng, self._model = engine, clients, rng, model
         workers = [f"worker {rank}" for rank in range(num_ranks)]
         self._roles = [*workers, "core", "frontend", *(["tier"] if disk else []), "grammar"]
         self._num_ranks = num_ranks
-        others = NOT_PASSED if disk else (*NOT_PASSED, *OF_TIERS)
+        others = (*NOT_PASSED, *OF_ADAPTERS, *(() if disk else OF_TIERS))
         self._points = [point for point in POINTS if point not in others]
         self._freezers: list[How] = ["cgroup", "signals"] if can_freeze() else ["signals"]
         self._draws: list[Callable[[], Fault]] = [
@@ -83,6 +80,9 @@ class Faults:
         ]
         if disk is not None:
             self._draws += [lambda: self._damage(disk), lambda: self._fill(disk), self._lose_tier]
+
+        if adapter is not None:
+            self._draws += [self._lost_in_fill, lambda: self._lost_in_load(adapter)]
 
     def draw(self) -> Fault:
         return self._rng.choice(self._draws)()
@@ -178,6 +178,31 @@ class Faults:
             return has_killed
 
         return Fault(f"{_without_rank(role)} killed in a reload", strike)
+
+    def _lost_in_fill(self) -> Fault:
+        """Return a fault that kills a process while a rank fills a slot with an adapter."""
+        role, rank = self._rng.choice(self._roles[:-1]), self._rng.randrange(self._num_ranks)
+
+        def strike() -> bool:
+            return self._engine.inject("worker.fill", "delay 0.2", rank, STRIKE_S) and self._send(role, signal.SIGKILL)
+
+        return Fault(f"{_without_rank(role)} killed in a fill", strike)
+
+    def _lost_in_load(self, adapter: Path) -> Fault:
+        """Return a fault that kills a process while an adapter is loaded under a new name, which is unloaded then."""
+        role, name = self._rng.choice(self._roles[:-1]), f"new-{self._rng.randrange(1 << 30)}"
+
+        def strike() -> bool:
+            inject(self._engine.faults, "adapter.store", "delay 0.2")
+            with Client(self._engine.address, reconnect_timeout_s=RELOAD_S) as client, ThreadPoolExecutor(1) as pool:
+                load = pool.submit(client.load_adapter, name, adapter)
+                has_struck = self._engine.wait_struck("adapter.store", None, STRIKE_S)
+                has_killed = has_struck and self._send(role, signal.SIGKILL)
+                load.result(RELOAD_S)
+                client.unload_adapter(name)
+            return has_killed
+
+        return Fault(f"{_without_rank(role)} killed in a load of an adapter", strike)
 
     def _socket_delay(self) -> Fault:
         """Return a fault that delays a client's traffic, within the client's lease or past it."""

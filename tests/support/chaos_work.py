@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from tokenloom import RequestOutput, SamplingParams
+from tokenloom import LoRARequest, RequestOutput, SamplingParams
 from tokenloom.frontend.client.outputs import CompletionOutput
 from tokenloom.ipc.structured_outputs import StructuredOutputsParams
 
@@ -20,6 +21,11 @@ class Work:
     kind: str
     prompt: str
     params: SamplingParams
+    adapter: str = ""  # name; empty: the base model
+
+    @property
+    def lora_request(self) -> LoRARequest | None:
+        return LoRARequest(self.adapter) if self.adapter else None
 
 
 def make_work(rng: random.Random, num_sentences: int = 0) -> list[Work]:
@@ -48,6 +54,24 @@ def make_work(rng: random.Random, num_sentences: int = 0) -> list[Work]:
         prompt = f"{beginning}{'All the cities of the world. ' * rng.randrange(6)}The capital of {place} is"
         work.append(Work(kind, prompt, SamplingParams(**fields)))  # type: ignore[arg-type]
     return work
+
+
+def with_adapters(work: Sequence[Work], adapters: Sequence[str], rng: random.Random) -> list[Work]:
+    """Return the work, with the base model and again with random adapters: each of these with a greedy request, and
+    about four times in all."""
+    greedy = [replace(each, adapter=name) for each in work if each.kind == "greedy" for name in adapters]
+    others = [replace(rng.choice(work), adapter=name) for name in adapters for _ in range(3)]
+    return [*work, *greedy, *others]
+
+
+def without_effect(work: Sequence[Work], calm: Sequence[RequestOutput]) -> list[str]:
+    """Return the adapters with which a greedy request has the base model's tokens: a test with them could not fail."""
+    tokens = {
+        each.adapter: found.outputs[0].token_ids
+        for each, found in zip(work, calm, strict=True)
+        if each.kind == "greedy"
+    }
+    return [name for name, found in tokens.items() if name and found == tokens[""]]
 
 
 def difference(calm: RequestOutput, harmed: RequestOutput) -> str | None:

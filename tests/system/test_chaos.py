@@ -16,6 +16,19 @@ def test_no_fault_loses_or_changes_an_answer(num_ranks: int) -> None:
     assert chaos.main([*options, "--tensor-parallel-size", str(num_ranks)]) == 0
 
 
+@pytest.mark.timeout(240)
+def test_no_fault_loses_or_changes_an_answer_of_adapters_that_take_turns() -> None:
+    assert chaos.main(["--faults", "4", "--clients", "4", "--seed", "2", "--adapters", "16"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_100_faults_lose_no_answer_of_adapters(num_ranks: int) -> None:
+    options = ["--faults", "100", "--clients", "6", "--adapters", "16"]
+    assert chaos.main([*options, "--tensor-parallel-size", str(num_ranks)]) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_300_faults_lose_no_answer() -> None:
