@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom.core.tiers.network.breaker import Breaker
-from tokenloom.core.tiers.network.remote import RemoteSource
+from tokenloom.core.tiers.network.remote import AHEAD_BYTES, RemoteSource
 from tokenloom.core.tiers.object_format import HEADER_BYTES
 from tokenloom.core.tiers.source import Namespace
 from tokenloom.ipc.errors import ConfigError
@@ -329,6 +329,30 @@ def test_replies_in_odd_pieces_are_read_whole(server: RedisServer, new_source: N
         assert load(source, [0, 7, 1, 2, 8]) == [True, False, True, True, False]
     finally:
         proxy.close()
+
+
+def test_values_are_asked_for_ahead_up_to_a_limit(server: RedisServer, new_source: NewSource) -> None:
+    num_asked = num_forwarded = most = 0
+
+    def count_asked(data: bytes) -> Iterator[bytes]:
+        nonlocal num_asked, most
+        num_asked += data.count(b"GET\r\n")
+        most = max(most, num_asked - num_forwarded // (HEADER_BYTES + SLOT_BYTES))
+        yield data
+
+    def count_forwarded(data: bytes) -> Iterator[bytes]:
+        nonlocal num_forwarded
+        num_forwarded += len(data)  # before they arrive: too early rather than too late
+        yield data
+
+    numbers = range(150)
+    assert all(new_source(server.url).store(filled(numbers)))
+    proxy = Proxy(("127.0.0.1", server.port), count_asked, count_forwarded)
+    try:
+        assert load(new_source(proxy.url), numbers) == [True] * len(numbers)
+    finally:
+        proxy.close()
+    assert num_asked == len(numbers) and 1 < most <= AHEAD_BYTES // SLOT_BYTES
 
 
 def test_a_server_that_dies_amid_a_value_leaves_the_blocks_before_it(
