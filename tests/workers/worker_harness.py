@@ -18,6 +18,7 @@ from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.messages.base import Rank
 from tokenloom.ipc.messages.supervisor import (
     ChildToSupervisor,
     Failed,
@@ -35,6 +36,7 @@ from tokenloom.ipc.messages.workers import (
     ProbeAck,
     RowSampling,
     SchedulerOutput,
+    SlotFilled,
     WorkerToCore,
 )
 from tokenloom.ipc.process.arena import Arena, ArenaShape, new_arena
@@ -76,6 +78,8 @@ class WorkerHarness:
         self._result_decoder: Decoder[WorkerToCore] = Decoder(WorkerToCore)
         self.epoch = -1
         self.step = 0
+        self.acks = dict[Rank, ProbeAck]()  # to the probes of this core
+        self.fills = list[SlotFilled]()  # that arrived before other results
         self.processes = list[subprocess.Popen[str]]()
         self._lifelines = list[int]()
         self._arena_fd = new_arena()
@@ -153,6 +157,7 @@ class WorkerHarness:
     def new_core(self) -> None:
         """Begin a core_epoch, in which steps count from 1."""
         self.epoch, self.step = self.epoch + 1, 0
+        self.acks.clear()
         silent = set(self.spec.ranks)
         deadline = time.monotonic() + ANSWER_S
         while silent:
@@ -162,6 +167,9 @@ class WorkerHarness:
                 message = self._result_decoder.decode(self._results.recv())
                 if isinstance(message, ProbeAck) and message.core_epoch == self.epoch:
                     silent.discard(message.rank)
+                    self.acks[message.rank] = message
+                elif isinstance(message, SlotFilled):
+                    self.fills.append(message)
 
     def next_step(
         self,
@@ -176,13 +184,19 @@ class WorkerHarness:
         return msgspec.structs.replace(step, step=self.step, core_epoch=self.epoch, generation=GENERATION)
 
     def receive(self, kind: type[M]) -> M:
-        """Return the next result, which must be of this kind; skip late replies to repeated probes."""
+        """Return the next result, which must be of this kind; skip late replies to repeated probes, and keep replies to
+        fills."""
+        if kind is SlotFilled and self.fills:
+            return self.fills.pop(0)  # type: ignore[return-value]
         deadline = time.monotonic() + ANSWER_S
         while self._results.poll(int(max(deadline - time.monotonic(), 0) * 1000)):
             message = self._result_decoder.decode(self._results.recv())
             if isinstance(message, kind):
                 return message
-            assert isinstance(message, ProbeAck), f"unexpected {message}"
+            if isinstance(message, SlotFilled):
+                self.fills.append(message)
+            else:
+                assert isinstance(message, ProbeAck), f"unexpected {message}"
         raise TimeoutError(f"no {kind.__name__} within {ANSWER_S} s")
 
     def execute(self, step: SchedulerOutput) -> list[int]:
@@ -193,11 +207,13 @@ class WorkerHarness:
         tokens: list[int] = np.frombuffer(result.token_ids, np.int32).tolist()
         return tokens
 
-    def generate(self, prompt: list[int], num_tokens: int, sampling: RowSampling, chunk: int = 1000) -> list[int]:
-        """The answer to one prompt on row 1, prefilled in chunks."""
+    def generate(
+        self, prompt: list[int], num_tokens: int, sampling: RowSampling, chunk: int = 1000, slot: int = 0
+    ) -> list[int]:
+        """The answer to one prompt on row 1, prefilled in chunks, with the adapter of a slot."""
         block_size = self.spec.config.block_size
         tokens, num_computed, num_blocks = list(prompt), 0, 0
-        new_rows = [new_row(1, prompt, 0, sampling)]
+        new_rows = [msgspec.structs.replace(new_row(1, prompt, 0, sampling), adapter_slot=slot)]
         while len(tokens) < len(prompt) + num_tokens:
             count = min(chunk, len(tokens) - num_computed)
             num_computed += count

@@ -1,0 +1,211 @@
+"""A slot's content is known if and only if its last order is filled; every order of a living core gets one reply."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import pytest
+import torch
+
+from tokenloom.ipc.adapters.digest import adapter_digest
+from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.messages.adapter import FillSlot, SlotContent
+from tokenloom.ipc.messages.base import Rank
+from tokenloom.ipc.messages.workers import SlotFilled
+from tokenloom.ipc.process import faults
+from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.workers.adapters.adapted_model import load_adaptable
+from tokenloom.tests.workers.random_schedule import message
+from tokenloom.workers.adapters.adapter_loader import NICENESS, AdapterLoader
+from tokenloom.workers.adapters.slot_filler import SlotFiller
+
+NUM_SLOTS = 5
+DEADLINE_S = 30.0
+
+
+class Case(NamedTuple):
+    checkpoint: Path
+    adapters: list[Path]
+    digests: list[bytes]
+
+    def filler(self) -> SlotFiller:
+        return load_adaptable(self.checkpoint)[1]
+
+    def order(self, slot: int, adapter: int) -> FillSlot:
+        return FillSlot(slot=slot, digest=self.digests[adapter], folder=str(self.adapters[adapter]))
+
+    def content(self, slot: int, adapter: int) -> SlotContent:
+        return SlotContent(slot=slot, digest=self.digests[adapter])
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    folder = tmp_path_factory.mktemp("loader")
+    checkpoint = tiny_checkpoint(folder / "model")
+    adapters = [write_adapter(folder / f"a{i}", checkpoint, AdapterShape(rank=2), i) for i in range(3)]
+    return Case(checkpoint, adapters, [adapter_digest(each) for each in adapters])
+
+
+@pytest.fixture
+def loader(case: Case) -> AdapterLoader:
+    loader = AdapterLoader(Rank(0, 0), NUM_SLOTS)
+    loader.use(case.filler())
+    loader.take()
+    return loader
+
+
+@pytest.fixture
+def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that requests a fault of the next fill."""
+    monkeypatch.setattr(faults, "FOLDER", str(tmp_path))
+    return tmp_path / "worker.fill.0"
+
+
+def start(loader: AdapterLoader, order: FillSlot, step: int = 1, epoch: int = 0) -> None:
+    loader.start(order, msgspec.structs.replace(message(), step=step, core_epoch=epoch))
+
+
+def replies_of(loader: AdapterLoader, count: int) -> list[SlotFilled]:
+    """Wait for so many replies."""
+    deadline, replies = time.monotonic() + DEADLINE_S, list[SlotFilled]()
+    while len(replies) < count:
+        assert time.monotonic() < deadline, f"{len(replies)} replies of {count}"
+        loader.wait(1.0)
+        replies += loader.take()
+    return replies
+
+
+def wait_until_taken(path: Path) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_a_slot_is_unknown_from_its_order_to_its_reply(loader: AdapterLoader, case: Case) -> None:
+    start(loader, case.order(2, 0), step=7, epoch=3)
+    with pytest.raises(ProtocolError, match=r"adapter slot 2, filled are \[\]"):
+        loader.check_filled(2)
+    assert loader.contents == []
+    (reply,) = replies_of(loader, 1)
+    place = (reply.rank, reply.step, reply.core_epoch, reply.slot, reply.digest, reply.error)
+    assert place == (Rank(0, 0), 7, 3, 2, case.digests[0], "")
+    assert reply.num_bytes > 10_000 and 0 < reply.duration_s < DEADLINE_S
+    loader.check_filled(2)
+    loader.check_filled(0)
+    assert loader.contents == [case.content(2, 0)]
+    start(loader, case.order(2, 1))
+    assert loader.contents == []
+    replies_of(loader, 1)
+    assert loader.contents == [case.content(2, 1)]
+
+
+def test_a_failed_fill_is_one_reply_and_leaves_the_slot_unknown(loader: AdapterLoader, case: Case, fault: Path) -> None:
+    start(loader, case.order(1, 0))
+    replies_of(loader, 1)
+    for kind, words in (("error", "InjectedFault: injected at worker.fill"), ("memory", "MemoryError: injected")):
+        fault.write_text(kind)
+        start(loader, case.order(2, 1))
+        wait_until_taken(fault)
+        (reply,) = replies_of(loader, 1)
+        assert reply.error.startswith(words)
+        assert loader.contents == [case.content(1, 0)]
+    missing = msgspec.structs.replace(case.order(3, 1), folder="/nowhere")
+    start(loader, missing)
+    (reply,) = replies_of(loader, 1)
+    assert reply.error.startswith("/nowhere/adapter_config.json")
+    start(loader, case.order(2, 1))
+    assert replies_of(loader, 1)[0].error == ""
+    assert loader.contents == [case.content(1, 0), case.content(2, 1)]
+
+
+def test_two_orders_of_a_slot_make_it_known_after_the_last(loader: AdapterLoader, case: Case, fault: Path) -> None:
+    start(loader, case.order(1, 0), step=1)
+    first = replies_of(loader, 1)
+    start(loader, case.order(1, 1), step=2)
+    start(loader, case.order(2, 2), step=3)
+    fault.write_text("delay 0.2")  # at one of them
+    start(loader, case.order(1, 2), step=4)
+    while loader.contents != [case.content(1, 2), case.content(2, 2)]:
+        assert case.content(1, 1) not in loader.contents and case.content(1, 0) not in loader.contents
+        loader.wait(DEADLINE_S)
+        first += loader.take()
+    assert [each.step for each in first] == [1, 2, 3, 4]
+
+
+def test_orders_of_a_lost_core_get_no_reply(loader: AdapterLoader, case: Case, fault: Path) -> None:
+    fault.write_text("delay 0.3")
+    start(loader, case.order(1, 0), step=5, epoch=1)
+    wait_until_taken(fault)
+    start(loader, case.order(2, 1), step=6, epoch=1)
+    loader.forget_orders()
+    assert loader.contents == [], "what the new core gets"
+    start(loader, case.order(3, 2), step=1, epoch=2)
+    (reply,) = replies_of(loader, 1)
+    assert (reply.slot, reply.core_epoch, reply.error) == (3, 2, "")
+    # The fill under way has ended well, for the core after that; the one behind it never began.
+    assert loader.contents == [case.content(1, 0), case.content(3, 2)]
+
+
+def test_an_order_for_the_slot_of_an_old_fill_under_way_wins(loader: AdapterLoader, case: Case, fault: Path) -> None:
+    fault.write_text("delay 0.3")
+    start(loader, case.order(1, 0), step=5, epoch=1)
+    wait_until_taken(fault)
+    loader.forget_orders()
+    start(loader, case.order(1, 1), step=1, epoch=2)
+    (reply,) = replies_of(loader, 1)
+    assert (reply.digest, loader.contents) == (case.digests[1], [case.content(1, 1)])
+
+
+def test_other_weights_empty_all_slots_and_fail_open_orders(loader: AdapterLoader, case: Case, fault: Path) -> None:
+    others = threading.enumerate()
+    start(loader, case.order(1, 0))
+    replies_of(loader, 1)
+    (thread,) = (each for each in threading.enumerate() if each.name == "adapter-loader" and each not in others)
+    fault.write_text("delay 0.3")
+    start(loader, case.order(2, 1), step=2)
+    wait_until_taken(fault)
+    start(loader, case.order(3, 1), step=3)
+    loader.use(None)
+    replies = replies_of(loader, 2)
+    assert [(each.step, each.slot) for each in replies] == [(2, 2), (3, 3)]
+    assert all("weights were replaced" in each.error for each in replies)
+    with pytest.raises(ProtocolError, match="fills adapter slot 1"):
+        start(loader, case.order(1, 0))
+    loader.use(case.filler())
+    start(loader, case.order(2, 2), step=4)
+    assert [each.step for each in replies_of(loader, 1)] == [4]
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    assert loader.take() == [], "the old thread's results are dropped"
+    assert loader.contents == [case.content(2, 2)]
+
+
+def test_slots_out_of_range_are_refused(loader: AdapterLoader, case: Case) -> None:
+    for slot in (0, -1, NUM_SLOTS + 1):
+        with pytest.raises(ProtocolError, match=rf"fills adapter slot {slot}, slots are \[1, 5\]"):
+            start(loader, case.order(slot, 0))
+
+
+def test_the_thread_is_nice_and_alone_has_one_compute_thread(loader: AdapterLoader, case: Case, fault: Path) -> None:
+    torch.set_num_threads(3)
+    fault.write_text("delay 0.3")
+    before = set(threading.enumerate())
+    start(loader, case.order(1, 0))
+    wait_until_taken(fault)
+    (thread,) = set(threading.enumerate()) - before
+    assert thread.daemon and thread.native_id is not None
+    assert os.getpriority(os.PRIO_PROCESS, thread.native_id) == NICENESS
+    assert os.getpriority(os.PRIO_PROCESS, 0) < NICENESS
+    seen = [torch.get_num_threads()]
+    later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    later.start()
+    later.join(DEADLINE_S)
+    assert seen == [3, 3]
+    replies_of(loader, 1)
