@@ -31,7 +31,7 @@ def load_adaptable(
     quantization: str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[DecoderModel, SlotFiller]:
-    """Load a model with empty slots, and make what fills them."""
+    """Load a model with empty slots, and their filler."""
     model_config = load_model_config(folder)
     if quantization is not None:
         on_load = msgspec.convert({"layout": "on_load", "weight_dtype": quantization}, QuantizationConfig)

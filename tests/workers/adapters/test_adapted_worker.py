@@ -162,7 +162,7 @@ def test_other_weights_empty_the_slots_and_a_sleeping_cache_keeps_them(
 
 
 def test_a_reloaded_base_gives_the_norms_of_dora(checkpoint: Path, tmp_path: Path) -> None:
-    """An adapter trained on one base is loaded on another, whose rows have other lengths."""
+    """An adapter trained on one base is loaded on another, with rows of other lengths."""
     other = tiny_checkpoint(tmp_path / "other", seed=1)
     adapter = save_adapter(tmp_path / "adapter", checkpoint, KINDS["dora"], 1)
     order = FillSlot(slot=1, digest=adapter_digest(adapter), folder=str(adapter))

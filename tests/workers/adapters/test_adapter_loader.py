@@ -145,7 +145,7 @@ def test_orders_of_a_lost_core_get_no_reply(loader: AdapterLoader, case: Case, f
     wait_until_taken(fault)
     start(loader, case.order(2, 1), step=6, epoch=1)
     loader.forget_orders()
-    assert loader.contents == [], "what the new core gets"
+    assert loader.contents == []
     start(loader, case.order(3, 2), step=1, epoch=2)
     (reply,) = replies_of(loader, 1)
     assert (reply.slot, reply.core_epoch, reply.error) == (3, 2, "")

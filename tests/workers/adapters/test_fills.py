@@ -1,4 +1,4 @@
-"""A worker process fills slots beside its steps, and never lets a row use a slot whose content is unknown."""
+"""A worker process fills slots beside its steps, and refuses rows in slots of unknown content."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ QUICK = [
     ("gpt2", "rslora"),
     ("mixtral", SPARSE[-1]),
 ]
-ECHOING = ("gemma3_text", "gemma4", "gemma4_moe")  # with a tied head they repeat their input, whatever layers add
+ECHOING = ("gemma3_text", "gemma4", "gemma4_moe")  # with a tied head they repeat their input
 OPS: dict[str, Callable[[], Ops]] = {"plain": ReferenceOps, "C": lambda: select_ops(CPU, torch.float32)}
 CASES = [
     pytest.param(family, kind, marks=() if (family, kind) in QUICK else pytest.mark.slow)

@@ -37,7 +37,7 @@ MIXTURES = {  # family and names of an expert's matrices
 
 
 def merged_logits(checkpoint: Path, adapter: Path, shape: AdapterShape, tokens: dict[str, list[int]]) -> Tensor:
-    """Return transformers' logits of a base into whose files an adapter is merged, by the formulas of LoRA and DoRA."""
+    """Return transformers' logits of a base with an adapter merged into its files, by the formulas of LoRA and DoRA."""
     tensors, updates = load_file(checkpoint / "model.safetensors"), load_file(adapter / TENSORS_NAME)
     for name, a in updates.items():
         module, _, part = name.removeprefix("base_model.model.").partition(".lora_")
@@ -105,7 +105,7 @@ def test_a_changed_file_is_refused_before_it_is_used(tmp_path: Path) -> None:
         filler.fill(order)
     path.write_bytes(content)
     assert filler.fill(order) == len(content) - 8 - int.from_bytes(content[:8], "little"), "every tensor is read once"
-    path.write_bytes(content[:-4])  # the digest of what was checked is not computed again
+    path.write_bytes(content[:-4])  # the digest is computed once
     with pytest.raises(RequestError, match=r"adapter_model.safetensors"):
         filler.fill(order)
     path.unlink()
