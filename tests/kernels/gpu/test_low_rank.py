@@ -167,8 +167,9 @@ def test_a_row_has_the_same_bits_alone_and_in_any_mix_and_order(activation: Acti
 def test_a_row_has_the_same_bits_in_steps_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their programs sum the parts of the inputs that others store."""
     ops = BatchInvariantTritonOps(90)
-    space, packed = adapted_layer(ops, "float", NO_ACTIVATION)
-    x, slots = torch.randn(9, TWO_SPLITS), mixed_slots(9)
+    num_inputs = TWO_SPLITS + MIN_PART  # of two parts, any order gives the same sum
+    space, packed = adapted_layer(ops, "float", NO_ACTIVATION, num_inputs)
+    x, slots = torch.randn(9, num_inputs), mixed_slots(9)
     results = []
     for many in (8, 9):
         monkeypatch.setattr("tokenloom.kernels.gpu.linear.low_rank.MANY_ROWS", many)
@@ -193,6 +194,20 @@ def test_rows_without_an_update_have_the_bits_of_the_base(form: str, activation:
             if activation is NO_ACTIVATION:
                 assert torch.equal(ops.logits(x, packed)[:3], scores[:3])
             assert num_tokens <= 3 or not torch.equal(ops.linear(x, packed), base)
+
+
+@pytest.mark.parametrize(("form", "num_tokens"), [("float", 1), ("int8", 1), ("int8", 3)])
+def test_outputs_of_our_kernels_are_rounded_after_the_update(form: str, num_tokens: int) -> None:
+    """float16 holds 1000.25 as 1000."""
+    ops, weight = TritonOps(90), torch.ones(1, 2, dtype=torch.float16)
+    packed, space = (
+        ops.pack_linear(quantize(weight, "int8") if form == "int8" else weight, None),
+        ops.adapter_space(1, 1),
+    )
+    space.attach(packed, 1).fill(1, LowRankUpdate([LowRankPart(0, torch.tensor([[-1.0, 0.0]]), torch.ones(1, 1))]))
+    space.begin_step(torch.ones(num_tokens, dtype=torch.int32))
+    x = torch.tensor([[1000.0, 0.25]] * num_tokens, dtype=torch.float16)
+    assert ops.linear(x, packed).tolist() == [[0.25]] * num_tokens
 
 
 @pytest.mark.usefixtures("in_order")
