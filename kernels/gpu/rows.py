@@ -1,7 +1,7 @@
 """Updates of the device's row state, scattered into its columns in one launch.
 
-There are three lists with lengths of their own: new num_computed values, new last tokens with sampling parameters, and
-new entries of the flattened block tables. Each program writes up to BLOCK entries of every list.
+There are three lists with lengths of their own: new num_computed values, new last tokens with sampling parameters and
+slots of adapters, and new entries of the flattened block tables. Each program writes up to BLOCK entries of every list.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -29,7 +29,8 @@ def write_rows_kernel(
     seeds,  # [num_changed, 2] int32
     cells,  # [num_cells] int64
     block_ids,  # [num_cells] int32
-    num_computed,  # the device's columns, from here to block_tables
+    slots,  # [num_changed] int32
+    num_computed,  # the device's columns, from here to row_slots
     last_tokens,
     row_temperatures,
     row_top_ks,
@@ -37,9 +38,11 @@ def write_rows_kernel(
     row_min_ps,
     row_seeds,
     block_tables,
+    row_slots,
     num_counted,
     num_changed,
     num_cells,
+    HAS_SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     entries = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -54,12 +57,17 @@ def write_rows_kernel(
     tl.store(row_min_ps + rows, tl.load(min_ps + entries, mask=is_changed), mask=is_changed)
     tl.store(row_seeds + 2 * rows, tl.load(seeds + 2 * entries, mask=is_changed), mask=is_changed)
     tl.store(row_seeds + 2 * rows + 1, tl.load(seeds + 2 * entries + 1, mask=is_changed), mask=is_changed)
+    if HAS_SLOTS:
+        tl.store(row_slots + rows, tl.load(slots + entries, mask=is_changed), mask=is_changed)
     places = tl.load(cells + entries, mask=is_cell, other=0)
     tl.store(block_tables + places, tl.load(block_ids + entries, mask=is_cell), mask=is_cell)
 
 
 def write_rows(changes: Sequence[Tensor], columns: Sequence[Tensor]) -> None:
-    """Scatter `changes` (the kernel's first 11 arguments) into `columns` (its next 8); no row or cell occurs twice."""
-    lengths = [len(changes[i]) for i in (0, 2, 9)]
+    """Scatter `changes` (the kernel's first 12 arguments) into `columns` (its next 9); no row or cell occurs twice.
+    Without adapters both lack their last one."""
+    lengths, has_slots = [len(changes[i]) for i in (0, 2, 9)], len(columns) == 9
     if longest := max(lengths):
-        write_rows_kernel[(triton.cdiv(longest, BLOCK),)](*changes, *columns, *lengths, BLOCK=BLOCK, num_warps=4)
+        unused = () if has_slots else changes[:1]
+        arguments = (*changes, *unused, *columns, *unused, *lengths)
+        write_rows_kernel[(triton.cdiv(longest, BLOCK),)](*arguments, HAS_SLOTS=has_slots, BLOCK=BLOCK, num_warps=4)

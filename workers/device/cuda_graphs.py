@@ -4,9 +4,10 @@
            └──────────────── one graph ────────────────┘
 
 A size is captured when it occurs for the second time, common sizes at the start; until then the same kernels run one by
-one. Steps that the host samples have graphs that end with the logits, none of them at the start. A graph fits any rows,
-because lengths, tokens and parameters are read on the device (DeviceBatch). NCCL collectives are part of the graph, so
-all ranks capture the same sizes at the same steps. The largest size is captured first, so that smaller graphs reuse its
+one. Steps that the host samples have graphs that end with the logits, none of them at the start; steps with adapters
+have graphs of their own, so that the others take no time for them. A graph fits any rows, because lengths, tokens,
+parameters and slots of adapters are read on the device (DeviceBatch). NCCL collectives are part of the graph, so all
+ranks capture the same sizes at the same steps. The largest size is captured first, so that smaller graphs reuse its
 memory.
 
 Only the capture itself needs a GPU; tests use a fake `Recorder`.
@@ -17,7 +18,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from .device_batch import DeviceBatch
 SIZES_AT_START = (8, 4, 2, 1)  # after the largest
 NODE_BYTES = 10 << 10  # driver memory for each kernel of a graph (NVIDIA/cccl pull request 3768)
 NODES_PER_LAYER = 16  # at most, without experts: a matrix product may be two kernels
+ADAPTER_NODES_PER_LAYER = 10  # shrink and expand of four products, and an update by steps that may be a kernel more
 CUBLAS_BYTES = 32 << 20  # cuBLAS workspace of the capturing stream on Hopper
 
 Step: TypeAlias = Callable[[], None]
@@ -84,17 +86,19 @@ def graph_bytes(
     num_layers: int,
     max_blocks_per_row: int,
     num_ranks: int,
+    has_adapters: bool = False,
 ) -> int:
     """Estimate the bytes of all graphs, as of a model without experts.
 
     Their pool, as large as the largest graph needs: cuBLAS workspace, logits in two precisions and gathered from ranks,
     candidates, partial attention. Besides, the logits for the host, block tables of every size, and the kernels of two
-    graphs per size, with and without sampling.
+    graphs per size, with and without sampling, and of two more with adapters.
     """
     logits_bytes = vocab_size * (16 if num_ranks == 1 else 24)
     pool = CUBLAS_BYTES + max_num_seqs * (logits_bytes + 16 * 4 * num_heads * (head_dim + 1) + (256 << 10))
     sizes = {padded_size(num_rows, max_num_seqs) for num_rows in range(1, max_num_seqs + 1)}
-    return pool + sum(sizes) * max_blocks_per_row * 4 + 2 * len(sizes) * num_layers * NODES_PER_LAYER * NODE_BYTES
+    num_nodes = NODES_PER_LAYER + has_adapters * (NODES_PER_LAYER + ADAPTER_NODES_PER_LAYER)
+    return pool + sum(sizes) * max_blocks_per_row * 4 + 2 * len(sizes) * num_layers * num_nodes * NODE_BYTES
 
 
 class _Buffers:
@@ -126,6 +130,14 @@ class _Buffers:
         )
 
 
+class _Kind(NamedTuple):
+    """What a graph is for."""
+
+    size: int
+    is_sampled: bool
+    has_adapters: bool
+
+
 class DecodeGraphs:
     """Runs decode steps, by graph if captured. Owns the buffers and graphs of each size; construction captures some."""
 
@@ -147,15 +159,17 @@ class DecodeGraphs:
         self._recorder = recorder
         self._buffers: dict[int, _Buffers] = {}
         self._logits: Tensor | None = None  # [max_num_seqs, vocab] float32, from the first use on
-        self._seen: set[tuple[int, bool]] = set()  # (size, whether it samples)
-        self._replays: dict[tuple[int, bool], Step] = {}
+        self._seen: set[_Kind] = set()
+        self._replays: dict[_Kind, Step] = {}
         self._record_at_start((max_num_seqs, *(size for size in sizes_at_start if size < max_num_seqs)))
 
     @torch.inference_mode()
     def _record_at_start(self, sizes: tuple[int, ...]) -> None:
         for size in sizes:
-            self._compute(self._buffers_of(size), True)  # all rows are padding
-            self._record(size, True)
+            for has_adapters in (True, False) if self._rows.has_adapters else (False,):  # the larger first
+                kind = _Kind(size, True, has_adapters)
+                self._compute(self._buffers_of(size), kind)  # all rows are padding
+                self._record(kind)
 
     def unknown_row_ids(self, rows: I32) -> I64 | None:
         """Return the row ids [size], −1 = padding, for `run`; None if the last step of this size had the same."""
@@ -166,33 +180,33 @@ class DecodeGraphs:
         row_ids[: len(rows)] = rows
         return row_ids
 
-    def run(self, rows: I32, row_ids: Tensor | None) -> Tensor:
+    def run(self, rows: I32, row_ids: Tensor | None, has_adapters: bool = False) -> Tensor:
         """Launch a decode step of rows [n]; return their tokens [n] int64, which the next step of the size overwrites.
 
-        row_ids: `unknown_row_ids` of the rows, on the device. The tokens stay there.
+        row_ids: `unknown_row_ids` of the rows, on the device. The tokens stay there. `has_adapters`: of any row.
         """
-        return self._run(rows, row_ids, True).sampled[: len(rows)]
+        return self._run(rows, row_ids, True, has_adapters).sampled[: len(rows)]
 
-    def run_to_logits(self, rows: I32, row_ids: Tensor | None) -> Tensor:
+    def run_to_logits(self, rows: I32, row_ids: Tensor | None, has_adapters: bool = False) -> Tensor:
         """Launch a decode step without sampling; return logits, which the next such step overwrites: [n, vocab] float32
         on rank 0, [0, vocab] on the others."""
-        self._run(rows, row_ids, False)
+        self._run(rows, row_ids, False, has_adapters)
         assert self._logits is not None
         return self._logits[: len(rows)]
 
-    def _run(self, rows: I32, row_ids: Tensor | None, is_sampled: bool) -> _Buffers:
-        size = padded_size(len(rows), self._max_num_seqs)
-        buffers, key = self._buffers_of(size), (size, is_sampled)
-        if key in self._seen and key not in self._replays:
-            self._record(size, is_sampled)
-        self._seen.add(key)
+    def _run(self, rows: I32, row_ids: Tensor | None, is_sampled: bool, has_adapters: bool) -> _Buffers:
+        kind = _Kind(padded_size(len(rows), self._max_num_seqs), is_sampled, has_adapters)
+        buffers = self._buffers_of(kind.size)
+        if kind in self._seen and kind not in self._replays:
+            self._record(kind)
+        self._seen.add(kind)
         if row_ids is not None:
             buffers.row_ids.copy_(row_ids)
             buffers.rows = rows.tobytes()
-        if key in self._replays:
-            self._replays[key]()
+        if kind in self._replays:
+            self._replays[kind]()
         else:
-            self._compute(buffers, is_sampled)
+            self._compute(buffers, kind)
         return buffers
 
     def _buffers_of(self, size: int) -> _Buffers:
@@ -201,16 +215,17 @@ class DecodeGraphs:
             self._buffers[size] = _Buffers(size, max_blocks_per_row, self._kv_cache.device)
         return self._buffers[size]
 
-    def _record(self, size: int, is_sampled: bool) -> None:
-        buffers = self._buffers[size]
-        self._replays[size, is_sampled] = self._recorder(lambda: self._compute(buffers, is_sampled))
+    def _record(self, kind: _Kind) -> None:
+        buffers = self._buffers[kind.size]
+        self._replays[kind] = self._recorder(lambda: self._compute(buffers, kind))
 
-    def _compute(self, buffers: _Buffers, is_sampled: bool) -> None:
+    def _compute(self, buffers: _Buffers, kind: _Kind) -> None:
         """Launch the step's kernels; never waits for the device."""
         context = StepContext(buffers.metadata(self._max_model_len), self._kv_cache)
-        hidden = self._model.forward_decode(buffers.row_ids, self._rows.columns, context)
+        columns = self._rows.columns if kind.has_adapters else self._rows.plain_columns
+        hidden = self._model.forward_decode(buffers.row_ids, columns, context)
         logits = self._model.compute_logits(hidden)
-        if is_sampled:  # the position of a sampled token is the length of the context
+        if kind.is_sampled:  # the position of a sampled token is the length of the context
             self._rows.sample(logits, buffers.row_ids, buffers.seq_lens, buffers.sampled)
             return
         if self._logits is None:

@@ -6,6 +6,8 @@ blocks. Sampled tokens become the rows' last tokens without leaving the device.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -24,7 +26,8 @@ _UNKNOWN = -1  # number of computed tokens of a row that is not on the device
 
 
 class DeviceBatch:
-    """Owns one entry per row: its position, last token and blocks (`columns`), and its sampling parameters."""
+    """Owns one entry per row: its position, last token, blocks and adapter (`columns`; `plain_columns` are for steps
+    without adapters), and its sampling parameters."""
 
     def __init__(
         self,
@@ -33,14 +36,20 @@ class DeviceBatch:
         block_size: int,
         device: torch.device,
         group: ParallelGroup,
+        has_adapters: bool = False,
     ) -> None:
         self._block_size = block_size
         self._group = group
+        self.has_adapters = has_adapters
 
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros((max_num_seqs, *shape), dtype=dtype, device=device)
 
         self.columns = BatchColumns(zeros(torch.int64), zeros(torch.int32), zeros(torch.int32, max_blocks_per_row))
+        self.plain_columns = self.columns
+        if has_adapters:
+            slots = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
+            self.columns = replace(self.columns, adapter_slots=slots)
         self._drawing = [torch.from_numpy(array).to(device) for array in SamplingColumns.greedy(max_num_seqs).arrays]
         self._known_computed: I64 = np.full(max_num_seqs, _UNKNOWN, np.int64)
         self._known_blocks: I64 = np.zeros(max_num_seqs, np.int64)
@@ -78,7 +87,16 @@ class DeviceBatch:
             inputs.token_ids[inputs.sampled_tokens[changed]].astype(np.int64),
             *columns.take(changed).arrays,
             *blocks,
+            *self._slots_of(inputs, changed),
         ]
+
+    def _slots_of(self, inputs: StepInputs, changed: I64) -> list[I32]:
+        """Return the slots of the adapters of some sampled rows, given by index; [] without adapters."""
+        if not self.has_adapters:
+            return []
+        if inputs.token_slots is None:
+            return [np.zeros(len(changed), np.int32)]
+        return [inputs.token_slots[inputs.sampled_tokens[changed]]]
 
     def forget_tokens(self, rows: I32) -> None:
         """Note that the device lacks the tokens that the host samples for these rows: `changes` sends them."""
@@ -87,7 +105,8 @@ class DeviceBatch:
     def write(self, changes: list[Tensor]) -> None:
         """Write the arrays of `changes`, which the caller has copied to the device, to the columns."""
         columns = self.columns
-        write_rows(changes, (columns.num_computed, columns.last_tokens, *self._drawing, columns.block_tables))
+        slots = () if columns.adapter_slots is None else (columns.adapter_slots,)
+        write_rows(changes, (columns.num_computed, columns.last_tokens, *self._drawing, columns.block_tables, *slots))
 
     def _new_blocks(self, inputs: StepInputs) -> list[npt.NDArray[np.generic]]:
         """Return cells of the flattened block tables that the device lacks for this step, and their block ids. Note

@@ -33,12 +33,15 @@ class DeviceRunner:
         group: ParallelGroup,
         recorder: Recorder | None,
         sizes_at_start: tuple[int, ...] = SIZES_AT_START,
+        has_adapters: bool = False,
     ) -> None:
-        """`recorder` makes graphs of decode steps; None: they run kernel by kernel, too."""
+        """`recorder` makes graphs of decode steps; None: they run kernel by kernel, too. `has_adapters`: rows may have
+        them."""
         self._model = model
         self._kv_cache = kv_cache
         device, block_size = kv_cache.device, kv_cache.shape[4]
-        self.rows = DeviceBatch(max_num_seqs, -(-max_model_len // block_size), block_size, device, group)
+        max_blocks_per_row = -(-max_model_len // block_size)
+        self.rows = DeviceBatch(max_num_seqs, max_blocks_per_row, block_size, device, group, has_adapters)
         self._staging = Staging(device)
         self._return = AsyncTokenCopy(max_num_seqs, device)
         self._graphs: DecodeGraphs | None = None
@@ -56,7 +59,7 @@ class DeviceRunner:
         graphs = self._graphs_for(inputs)
         if graphs is None:
             return self._compute(inputs, columns)
-        return graphs.run(inputs.rows, self._send_changes(graphs, inputs, columns))
+        return graphs.run(inputs.rows, self._send_changes(graphs, inputs, columns), inputs.token_slots is not None)
 
     def decode_logits(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor | None:
         """Compute by graph the logits of a step that the host samples. None without graphs, or unless each row has one
@@ -67,7 +70,8 @@ class DeviceRunner:
         graphs = self._graphs_for(inputs)
         if graphs is None:
             return None
-        logits = graphs.run_to_logits(inputs.rows, self._send_changes(graphs, inputs, columns))
+        row_ids = self._send_changes(graphs, inputs, columns)
+        logits = graphs.run_to_logits(inputs.rows, row_ids, inputs.token_slots is not None)
         self.rows.forget_tokens(inputs.rows)
         return logits
 
@@ -89,11 +93,13 @@ class DeviceRunner:
     def _compute(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
         """Launch a step of rows with any number of tokens kernel by kernel; return the sampled tokens [s]."""
         arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
+        slots = [] if inputs.token_slots is None else [inputs.token_slots]
         changes = self.rows.changes(inputs, columns, is_counted_there=False)
-        token_ids, *rest = self._staging.send([inputs.token_ids, *arrays, inputs.sampled_tokens, *changes])
-        index, *changed = rest[5:]
+        token_ids, *rest = self._staging.send([inputs.token_ids, *arrays, inputs.sampled_tokens, *changes, *slots])
+        index, *changed = rest[5 : 6 + len(changes)]
         self.rows.write(changed)
-        context = StepContext(step_metadata(inputs, *rest[:5]), self._kv_cache)
+        token_slots = rest[-1] if slots else None
+        context = StepContext(step_metadata(inputs, *rest[:5]), self._kv_cache, token_slots=token_slots)
         hidden = self._model.forward_mixed(token_ids, self.rows.columns, context)
         row_ids, next_positions = changed[:2]
         if not len(row_ids):

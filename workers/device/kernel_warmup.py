@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from ...ipc.config.model_config import ModelConfig
 from ...ipc.errors import ConfigError
 from ...kernels.gpu.compile import Kernels, compiling, load, unfinished
 from ...kernels.gpu.sampling.logprobs import logsumexp
+from ..input_batch import StepInputs
 from ..model_step import Model, compute
 from ..parallel import NullGroup
 from ..profile import dummy_step, largest_steps
@@ -107,14 +109,24 @@ def launch_steps(
     max_model_len: int,
     group: NullGroup,
     has_graphs: bool,
+    has_adapters: bool = False,
 ) -> None:
-    """Launch the decode steps recorded at the start, the largest steps, prompts of 1, 2, 4, … tokens, and logprobs."""
+    """Launch the decode steps recorded at the start, the largest steps, prompts of 1, 2, 4, … tokens, and logprobs;
+    all of them once more with adapters, if the model's layers have slots."""
     block_size = kv_cache.shape[4]
     recorder = run_eagerly if has_graphs else None
-    runner = DeviceRunner(model, kv_cache, max_num_seqs, max_model_len, group, recorder)
+    runner = DeviceRunner(model, kv_cache, max_num_seqs, max_model_len, group, recorder, has_adapters=has_adapters)
     most = min(max_num_tokens, max_num_seqs * max_model_len)
     prompts = [dummy_step(counts, counts, block_size) for counts in _doubling_prompts(most, max_model_len)]
-    for inputs in [*largest_steps(max_num_seqs, max_num_tokens, max_model_len, block_size), *prompts]:
+    steps = [*largest_steps(max_num_seqs, max_num_tokens, max_model_len, block_size), *prompts]
+    for inputs in [*steps, *(map(with_adapters, steps) if has_adapters else ())]:
         runner.rows.clear()  # the next step has other blocks
         runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
     logsumexp(compute(model, prompts[0], kv_cache)[1])
+    if has_adapters:
+        compute(model, with_adapters(prompts[0]), kv_cache)
+
+
+def with_adapters(inputs: StepInputs) -> StepInputs:
+    """Return the step with the adapter of slot 1 in each row."""
+    return inputs._replace(token_slots=np.ones_like(inputs.token_ids))

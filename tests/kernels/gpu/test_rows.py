@@ -46,6 +46,13 @@ def test_only_the_listed_rows_change(seed: int) -> None:
     for column, new in zip(wanted[1:-1], told, strict=True):
         column[changed] = new
     wanted[-1].view(-1)[cells] = block_ids
-    write_rows([counted, counts, changed, *told, cells, block_ids], columns)
+    changes = [counted, counts, changed, *told, cells, block_ids]
+    if seed % 2:  # with slots of adapters
+        told_slots = values(I32, num_changed)
+        columns.append(values(I32, num_rows + 1))
+        wanted.append(columns[-1].clone())
+        wanted[-1][changed] = told_slots
+        changes.append(told_slots)
+    write_rows(changes, columns)
     for column, expected in zip(columns, wanted, strict=True):
         assert torch.equal(column, expected)

@@ -53,12 +53,14 @@ def new_runner(
     model: DecoderModel | DeviceHistoryModel | None = None,
     kv_cache: Tensor | None = None,
     group: ParallelGroup | None = None,
+    max_loras: int = 0,
 ) -> ModelRunner:
-    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
+    batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, max_loras=max_loras)
     runs, group = model or DeviceHistoryModel(), group or ParallelGroup()
     if kv_cache is None:
         kv_cache = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1)
-    device_runner = DeviceRunner(runs, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, group, recorder, sizes_at_start=(1,))
+    limits, has_adapters = (MAX_NUM_SEQS, MAX_MODEL_LEN), max_loras > 0
+    device_runner = DeviceRunner(runs, kv_cache, *limits, group, recorder, (1,), has_adapters)
     return ModelRunner(runs, batch, kv_cache, group, device_runner=device_runner)
 
 

@@ -1,9 +1,10 @@
 """Compile ahead for a checkpoint as a Hopper would: python -m tokenloom.tests.workers.device.kernel_warmup_run FOLDER
 
-Prints JSON: how many kernels were compiled, how many loaded and in which threads, and the names of those that other
-steps then lacked. A second argument
+Prints JSON: how many kernels were compiled in how many forms, how many loaded and in which threads, and the names of
+those that other steps then lacked. A second argument
 "alone": triton is without its private part; "deterministic": as with that option; "shared": as the second rank of two;
-"short": requests are; "hanging": the compiler of one kernel does not end. Must run without TRITON_INTERPRET.
+"short": requests are; "adapters": layers have slots for them; "hanging": the compiler of one kernel does not end. Must
+run without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import sys
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from triton.compiler import compile as compile_kernel
 if "alone" in sys.argv:
     del triton.runtime._async_compile.AsyncCompileMode
 
+from tokenloom.ipc.adapters.targets import targets_of
 from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
@@ -38,15 +41,18 @@ from tokenloom.workers.device.kernel_warmup import (
     distinct_layers,
     launch_steps,
     run_eagerly,
+    with_adapters,
 )
 from tokenloom.workers.model_step import compute
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import NullGroup
 from tokenloom.workers.profile import dummy_step
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
+from tokenloom.workers.weights.adapted_layers import Adaptable
 
 ARCHITECTURE, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_TOKENS = 90, 16, 256, 2048
 MAX_MODEL_LEN = 40 if "short" in sys.argv else 1024
+HAS_ADAPTERS = "adapters" in sys.argv
 HANGS = threading.Event()
 GROUP = NullGroup(1, 2) if "shared" in sys.argv else NullGroup()
 STEPS = (  # tokens and length of each row
@@ -64,7 +70,10 @@ SHORT_STEPS = (([1] * 100, [7] * 100), ([30] * 6, [40] * 6))
 
 def load(folder: Path, config: ModelConfig) -> DecoderModel:
     ops = (BatchInvariantTritonOps if "deterministic" in sys.argv else TritonOps)(ARCHITECTURE)
-    return load_model(folder, config, MAX_MODEL_LEN, torch.bfloat16, META_DEVICE, ops, GROUP)
+    adapters = None
+    if HAS_ADAPTERS:
+        adapters = Adaptable(ops.adapter_space(8, 64), frozenset(targets_of(config)))
+    return load_model(folder, config, MAX_MODEL_LEN, torch.bfloat16, META_DEVICE, ops, GROUP, adapters=adapters)
 
 
 def new_cache(model: DecoderModel, num_blocks: int) -> torch.Tensor:
@@ -86,7 +95,7 @@ def main(folder: Path) -> None:
 
     def launch() -> None:
         model = load(folder, distinct_layers(config))
-        launch_steps(model, new_cache(model, 1), MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN, GROUP, True)
+        launch_steps(model, new_cache(model, 1), MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN, GROUP, True, HAS_ADAPTERS)
 
     if "hanging" in sys.argv:
         triton.compiler.compile = compile_or_hang
@@ -104,16 +113,17 @@ def main(folder: Path) -> None:
     with torch.inference_mode(), ThreadPoolExecutor() as threads, compiling(threads):
         kv_cache = new_cache(model, 77)
         runners = [
-            DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, GROUP, recorder)
+            DeviceRunner(model, kv_cache, MAX_NUM_SEQS, MAX_MODEL_LEN, GROUP, recorder, has_adapters=HAS_ADAPTERS)
             for recorder in (run_eagerly, None)
         ]
-        for counts, lengths in SHORT_STEPS if "short" in sys.argv else STEPS:
-            inputs = dummy_step(counts, lengths, BLOCK_SIZE)
+        steps = [dummy_step(*step, BLOCK_SIZE) for step in (SHORT_STEPS if "short" in sys.argv else STEPS)]
+        for inputs in [*steps, *(map(with_adapters, steps) if HAS_ADAPTERS else ())]:
             for runner in runners:
                 runner.rows.clear()  # of rows that had other blocks
                 runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
             logsumexp(compute(model, inputs, kv_cache)[1])  # as of rows with rules or logprobs
-    found = {"num_kernels": ahead.num_kernels, "num_loaded": len(driver.threads), "missing": missing}
+    forms = Counter(name for name, _ in ahead._kernels)
+    found = {"num_kernels": ahead.num_kernels, "forms": forms, "num_loaded": len(driver.threads), "missing": missing}
     print(json.dumps(found | {"loaders": sorted({name.split("_")[0] for name in driver.threads})}))
 
 

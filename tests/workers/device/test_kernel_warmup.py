@@ -22,6 +22,15 @@ from tokenloom.tests.support.quantized_checkpoints import quantized_pair
 from tokenloom.workers.device.kernel_warmup import distinct_layers
 
 SHAPE = {"hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}
+MOST_FORMS = {  # of kernels that are compiled for more than three shapes or kinds of steps
+    "matmul_kernel": 12,  # three numbers of rows, for each of four products of a layer
+    "gemv_kernel": 5,  # four products and the head
+    "linear_kernel": 5,
+}
+MOST_ADAPTER_FORMS = {
+    "shrink_kernel": 10,  # few rows and many, for each of four products and the head
+    "expand_kernel": 18,  # one row, few and many, for each of these and for look-ups
+}
 Found: TypeAlias = tuple[dict[str, object], str]  # result and log
 
 
@@ -67,6 +76,8 @@ def warm_up(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Found]:
                 ("qwen3", None, ["shared"]),
                 ("llama", "awq", []),
                 ("qwen3_moe", "fp8, blocks", []),
+                ("qwen3", None, ["adapters"]),
+                ("qwen3_moe", "fp8, blocks", ["adapters"]),
             )
         ),
     ],
@@ -76,8 +87,13 @@ def test_steps_launch_only_kernels_that_the_warmup_compiled(
 ) -> None:
     found, log = warm_up(*options, family=family, form=form)
     assert found["missing"] == []
-    num_kernels = found["num_kernels"]
-    assert isinstance(num_kernels, int) and 10 <= num_kernels <= 30
+    num_kernels, forms = found["num_kernels"], found["forms"]
+    assert isinstance(num_kernels, int) and isinstance(forms, dict)
+    assert len(forms) >= 10 and sum(forms.values()) == num_kernels
+    has_adapters = "adapters" in options  # their kernels add to sums in float32
+    most = {name: count * (1 + has_adapters) for name, count in MOST_FORMS.items()} | has_adapters * MOST_ADAPTER_FORMS
+    assert {name: count for name, count in forms.items() if count > most.get(name, 3)} == {}
+    assert ("shrink_kernel" in forms) == has_adapters
     assert found["num_loaded"] == num_kernels and found["loaders"] == ["ThreadPoolExecutor-0"]
     assert "one by one" not in log
 
