@@ -3,6 +3,8 @@
     decode attention   against a copy of the same bytes, and torch's SDPA over contiguous keys   ≤ 1.11 × copy, SDPA
                        against the best length of chunks for this batch                          ≤ 1.03 ×
     prefill attention  8k causal, against cuDNN's SDPA                                           ≥ 75 %
+    adapters           the products of an 8B layer, 128 rows, rank 16, by distinct adapters,
+                       against those of the base                                                ≥ 95, 90, 80, 50 %
     sampling           all filters on, 256 rows of 152k logits                                   time alone
     start              of the command, 135M shape, no kernel compiled before                     ≤ weights + 10 s
 
@@ -31,9 +33,10 @@ import torch.nn.functional as F
 import triton.testing
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tokenloom.kernels.contract import AttentionSpec
+from tokenloom.kernels.contract import GATED_SILU, NO_ACTIVATION, AttentionSpec, LowRankPart, LowRankUpdate
 from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
 from tokenloom.kernels.gpu.attention.prefill import plan_prefill, prefill_attention
+from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.gpu.sampling.sampling import sample
 from tokenloom.kernels.gpu.table import DecodeShape, decode_shape, prefill_shape
 from tokenloom.scripts.bench_workload import find_checkpoint
@@ -122,6 +125,40 @@ def prefill_row() -> dict[str, Any]:
     return {**row, "TFLOP_per_s": flops / ours / 1e9, "goal": "at least 0.75 of cuDNN", "is_met": theirs >= 0.75 * ours}
 
 
+def adapters_row(num_adapters: int, goal: float, num_rows: int = 128) -> dict[str, Any]:
+    """Time the four products of a layer of Llama's 8B shape with and without adapters of rank 16 in all of them."""
+    ops, hidden, inner = TritonOps(architecture()), 4096, 14336
+    space, slots = (
+        ops.adapter_space(128, 16),
+        torch.arange(num_rows, device="cuda", dtype=torch.int32) % num_adapters + 1,
+    )
+    layers = []
+    for num_outputs, num_inputs, num_parts, activation in (
+        (6144, hidden, 3, NO_ACTIVATION),
+        (hidden, hidden, 1, NO_ACTIVATION),
+        (2 * inner, hidden, 2, GATED_SILU),
+        (hidden, inner, 1, NO_ACTIVATION),
+    ):
+        weight = torch.randn(num_outputs, num_inputs, device="cuda", dtype=torch.bfloat16) / num_inputs**0.5
+        packed, size = ops.pack_linear(weight, None, activation), num_outputs // num_parts
+        filled = space.attach(packed, num_parts)
+        parts = [
+            LowRankPart(part * size, torch.randn(16, num_inputs), torch.randn(size, 16)) for part in range(num_parts)
+        ]
+        for slot in range(1, num_adapters + 1):
+            filled.fill(slot, LowRankUpdate(parts))
+        layers.append((torch.randn(num_rows, num_inputs, device="cuda", dtype=torch.bfloat16), packed))
+    space.wait_for_fills()
+
+    def time_of(step_slots: torch.Tensor | None) -> float:
+        space.begin_step(step_slots)
+        return replay_milliseconds(lambda: [ops.linear(x, packed) for x, packed in layers])
+
+    base, adapted = time_of(None), time_of(slots)
+    row = {"ms": adapted, "base_ms": base, "share_of_base": base / adapted}
+    return {**row, "goal": f"at least {goal} of the base", "is_met": base >= goal * adapted}
+
+
 def sampling_row(num_rows: int = 256, vocab_size: int = 151_936) -> dict[str, Any]:
     logits = torch.randn(num_rows, vocab_size, device="cuda") * 2
     rows = torch.arange(num_rows, device="cuda")
@@ -155,6 +192,8 @@ def rows() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
     for num_rows in (8, 64, 256):
         yield f"decode attention {num_rows} skewed", partial(decode_row, (SKEWED * 4)[:num_rows])
     yield "prefill attention 8k", prefill_row
+    for num_adapters, goal in ((1, 0.95), (8, 0.9), (32, 0.8), (128, 0.5)):
+        yield f"adapters, {num_adapters} distinct", partial(adapters_row, num_adapters, goal)
     yield "sampling with all filters, 256 x 152k", sampling_row
     yield "start, 135m, no kernel compiled before", start_row
 

@@ -46,6 +46,11 @@ def largest_steps(max_num_seqs: int, max_num_tokens: int, max_model_len: int, bl
     yield dummy_step([count] * num_rows, [count] * num_rows, block_size)
 
 
+def with_adapters(inputs: StepInputs) -> StepInputs:
+    """Return the step with the adapter of slot 1 for all tokens."""
+    return inputs._replace(token_slots=np.ones_like(inputs.token_ids))
+
+
 @torch.inference_mode()
 def run_dummy(
     model: Model,

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.config.model_config import ModelConfig
+from ..ipc.errors import ConfigError
 from ..ipc.messages.base import Holding, MemoryTag, Rank
 from ..ipc.messages.supervisor import Measured, Phase
 from ..ipc.process.arena import Arena
@@ -42,7 +43,7 @@ from .model_runner import ModelRunner
 from .model_step import Model
 from .models.decoder import DecoderModel, load_model
 from .parallel import NullGroup, ParallelGroup
-from .profile import activation_bytes, dummy_step, largest_steps, run_dummy
+from .profile import activation_bytes, dummy_step, largest_steps, run_dummy, with_adapters
 from .sampling.logits_processors import load_processors
 from .sampling.row_processors import CustomLogitsProcessor
 from .sampling.sampler import Sampler, select_sampler
@@ -192,7 +193,9 @@ class Worker:
             from .device.device_runner import DeviceRunner
 
             recorder = CudaRecorder() if self._has_graphs else None
-            device_runner = DeviceRunner(model, kv_cache, *limits, self._group, recorder)
+            device_runner = DeviceRunner(
+                model, kv_cache, *limits, self._group, recorder, has_adapters=config.enable_lora
+            )
         trace = self.recorder.step
         copies = None if self._arena is None else KVCopies(self._arena, kv_cache, self._group)
         helpers = (device_runner, self._sampler, trace, copies, self.adapters)
@@ -215,7 +218,16 @@ class Worker:
             return load_borrowed(self._folder, config, *options, is_dummy=is_dummy)
         adapters = None if self.adapters is None else adaptable(ops, config, self._spec.config)
         place = (length, self._dtype, device, ops, group, on_progress)
-        model = load_model(self._folder, config, *place, is_dummy=is_dummy, adapters=adapters)
+        try:
+            model = load_model(self._folder, config, *place, is_dummy=is_dummy, adapters=adapters)
+        except torch.OutOfMemoryError as error:
+            if adapters is None:
+                raise
+            raise ConfigError(
+                f"{device} has too little memory for weights and adapters, whose slots take "
+                f"{gib(adapters.space.nbytes)} already: lower --max-loras or --max-lora-rank, or give fewer "
+                "--lora-target-modules"
+            ) from error
         if self.adapters is not None and device == self._device:
             self.adapters.use(self._new_filler(model, is_dummy=is_dummy))
         return model
@@ -300,7 +312,7 @@ class Worker:
             model = self._load_model(distinct_layers(spec.model), META_DEVICE, group)
             kv_cache = self._kv_cache_spec(model).allocate(1, META_DEVICE)
             limits = (spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_model_len)
-            launch_steps(model, kv_cache, *limits, group, self._has_graphs)
+            launch_steps(model, kv_cache, *limits, group, self._has_graphs, spec.config.enable_lora)
 
         return KernelWarmup(launch, self._device)
 
@@ -352,6 +364,8 @@ class Worker:
         steps = largest_steps(
             config.max_num_seqs, self._spec.max_num_batched_tokens, self._spec.max_model_len, config.block_size
         )
+        if config.enable_lora:
+            steps = map(with_adapters, steps)
         null_block = self._kv_cache_spec(model).allocate(1, self._device)
         measured = activation_bytes(model, steps, null_block, self._sampler, self._spec.max_logprobs)
         shape, max_blocks_per_row = self._spec.model, self._spec.max_blocks_per_row
@@ -361,7 +375,7 @@ class Worker:
         from .device.cuda_graphs import graph_bytes
 
         sizes = (shape.vocab_size, shape.num_heads, shape.head_dim, shape.num_layers, max_blocks_per_row, self._size)
-        return measured + graph_bytes(config.max_num_seqs, *sizes)
+        return measured + graph_bytes(config.max_num_seqs, *sizes, config.enable_lora)
 
     def _describe_device(self) -> str:
         if self._device.type == "cpu":

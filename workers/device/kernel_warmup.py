@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,10 +22,9 @@ from ...ipc.config.model_config import ModelConfig
 from ...ipc.errors import ConfigError
 from ...kernels.gpu.compile import Kernels, compiling, load, unfinished
 from ...kernels.gpu.sampling.logprobs import logsumexp
-from ..input_batch import StepInputs
 from ..model_step import Model, compute
 from ..parallel import NullGroup
-from ..profile import dummy_step, largest_steps
+from ..profile import dummy_step, largest_steps, with_adapters
 from ..sampling.sampling_columns import SamplingColumns
 from .cuda_graphs import Step
 from .device_runner import DeviceRunner
@@ -125,8 +123,3 @@ def launch_steps(
     logsumexp(compute(model, prompts[0], kv_cache)[1])
     if has_adapters:
         compute(model, with_adapters(prompts[0]), kv_cache)
-
-
-def with_adapters(inputs: StepInputs) -> StepInputs:
-    """Return the step with the adapter of slot 1 in each row."""
-    return inputs._replace(token_slots=np.ones_like(inputs.token_ids))

@@ -41,12 +41,11 @@ from tokenloom.workers.device.kernel_warmup import (
     distinct_layers,
     launch_steps,
     run_eagerly,
-    with_adapters,
 )
 from tokenloom.workers.model_step import compute
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import NullGroup
-from tokenloom.workers.profile import dummy_step
+from tokenloom.workers.profile import dummy_step, with_adapters
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 from tokenloom.workers.weights.adapted_layers import Adaptable
 

@@ -5,10 +5,9 @@ Each request must get the tokens that the reference operations give it alone.
 
 from __future__ import annotations
 
-from collections import deque
+from contextlib import nullcontext
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
@@ -20,6 +19,7 @@ from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.workers.device.adapter_schedule import COUNTED, GREEDY, REQUESTS, admitting, drive
 from tokenloom.tests.workers.device.fake_device import FakeRecorder, Launches, NoWaiting, new_runner
 from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.tests.workers.random_schedule import (
@@ -29,8 +29,6 @@ from tokenloom.tests.workers.random_schedule import (
     NUM_BLOCKS,
     execute,
     message,
-    new_row,
-    sampled_by,
 )
 from tokenloom.workers.device.cuda_graphs import graph_bytes
 from tokenloom.workers.input_batch import InputBatch
@@ -40,28 +38,6 @@ from tokenloom.workers.parallel import ParallelGroup
 from tokenloom.workers.weights.adapted_layers import Adaptable
 
 NUM_SLOTS, RANK = 3, 4
-BLOCKS_EACH = 5
-GREEDY, COUNTED = RowSampling(temperature=0.0), RowSampling(temperature=0.0, num_logprobs=0)
-REQUESTS = {  # row, slot, prompt
-    "a": (0, 1, [5, 6, 7]),
-    "b": (1, 2, [8, 9]),
-    "none": (2, 0, [20, 21, 22, 23, 24, 25]),
-    "a again": (1, 1, [30, 31, 32]),
-    "late": (0, 0, [30, 31, 32]),
-}
-SCHEDULE: tuple[tuple[list[str], dict[str, int]], ...] = (  # requests that join, and tokens of those of the step
-    (["a"], {"a": 3}),
-    ([], {"a": 1}),
-    (["b", "none"], {"a": 1, "b": 2, "none": 4}),  # a chunk of the prompt
-    ([], {"a": 1, "b": 1, "none": 2}),
-    ([], {"a": 1, "b": 1, "none": 1}),
-    ([], {"a": 1, "b": 1, "none": 1}),
-    ([], {"none": 1}),  # by a graph without adapters
-    (["a again"], {"a again": 3, "a": 1}),
-    (["late"], {"late": 3, "a again": 1}),  # on a row that had an adapter
-    ([], {"late": 1, "a again": 1}),
-    ([], {"late": 1, "none": 1}),
-)
 
 
 @pytest.fixture(scope="module")
@@ -85,44 +61,6 @@ def adapted_model(folder: Path, ops: Ops) -> DecoderModel:
                 parts.append(LowRankPart(part.first_output, a, b))
             layer.slots.fill(slot, LowRankUpdate(parts))
     return model
-
-
-def admitting(name: str, block: int, sampling: RowSampling) -> tuple[object, list[int]]:
-    """Return a request's NewRow and its blocks, from `block` on."""
-    row, slot, prompt = REQUESTS[name]
-    admitted = msgspec.structs.replace(new_row(row, prompt, sampling=sampling), adapter_slot=slot)
-    return admitted, [value for i in range(BLOCKS_EACH) for value in (row, 0, block + i)]
-
-
-def drive(runner: ModelRunner, sampling: RowSampling, num_in_flight: int) -> dict[str, list[int]]:
-    """Run the schedule; return the tokens of each request."""
-    tokens: dict[str, list[int]] = {name: [] for name in REQUESTS}
-    owners: dict[int, str] = {}
-    started: deque[dict[int, str]] = deque()
-
-    def finish() -> None:
-        sampled, rows = sampled_by(runner.finish()), started.popleft()
-        for row, token in zip(sampled.rows, sampled.token_ids, strict=True):
-            tokens[rows[row]].append(token)
-
-    for joining, counts in SCHEDULE:
-        made = [admitting(name, 1 + BLOCKS_EACH * list(REQUESTS).index(name), sampling) for name in joining]
-        freed = [REQUESTS[name][0] for name in joining if REQUESTS[name][0] in owners]
-        owners |= {REQUESTS[name][0]: name for name in joining}
-        appends = [value for _, blocks in made for value in blocks]
-        rows = [REQUESTS[name][0] for name in counts]
-        step = message(rows, list(counts.values()), freed, [row for row, _ in made], appends)
-        if sampling is COUNTED:
-            runner.start(step)
-        else:
-            with NoWaiting():
-                runner.start(step)
-        started.append(dict(owners))
-        if len(started) == num_in_flight:
-            finish()
-    while started:
-        finish()
-    return tokens
 
 
 def alone(model: DecoderModel, name: str, count: int) -> list[int]:
@@ -157,7 +95,7 @@ def test_each_request_gets_the_tokens_that_its_adapter_gives_it_alone(
 ) -> None:
     recorder = FakeRecorder()
     runner = device_runner(adapted_model(checkpoint, TritonOps(90)), recorder if has_graphs else None)
-    found = drive(runner, sampling, num_in_flight)
+    found = drive(runner, sampling, num_in_flight, nullcontext if sampling is COUNTED else NoWaiting)
     reference = adapted_model(checkpoint, ReferenceOps())
     for name, tokens in found.items():
         assert tokens == alone(reference, name, len(tokens))
