@@ -15,7 +15,7 @@ from tokenloom.tests.system.adapter_oracle import BASE, AdapterOracle, check_eac
 
 VOCAB_SIZE = 300
 BLOCK_SIZE = 8
-MAX_TOKENS = 12
+MAX_TOKENS = 20
 OPTIONS: dict[str, object] = {
     "num_threads": 1,
     "dtype": "float32",
@@ -53,7 +53,7 @@ def make_models(root: Path, family: str, count: int = len(KINDS), **fields: obje
 
 def open_llm(models: Models, **options: object) -> LLM:
     """Start an engine in this process that serves all adapters of the models."""
-    fixed: dict[str, object] = {"in_process": True, "adapter_folder": str(models.checkpoint.parent / "adapters")}
+    fixed: dict[str, object] = {"in_process": True, "lora_modules": models.modules}
     return LLM(models.checkpoint, **(OPTIONS | fixed | options))  # type: ignore[arg-type]
 
 
