@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ConfigError, ErrorInfo, Overloaded, RequestError, TokenloomError, error_info
@@ -52,6 +52,14 @@ class Load:
         if not self.is_over:
             self.is_over = True
             self.then(result)
+
+
+class _Name(NamedTuple):
+    """A name that an adapter is to get. `may_stay`: whether the adapter that has it already will do."""
+
+    text: str
+    may_stay: Callable[[AdapterInfo], bool] = lambda info: False
+    is_inplace: bool = False  # otherwise it is taken from no adapter
 
 
 class AdapterDesk:
@@ -97,7 +105,7 @@ class AdapterDesk:
             return
         for module in parse_modules(self._spec.config, self._spec.model_names):
             try:
-                self._load(module.name, Path(module.path).absolute(), base=module.base_model_name)
+                self._load(_Name(module.name), Path(module.path).absolute(), base=module.base_model_name)
             except (RequestError, OSError) as error:
                 raise ConfigError(f"--lora-modules {module.name}: {error}") from None
 
@@ -132,16 +140,8 @@ class AdapterDesk:
     def _carry_out(self, query: LoadAdapter, is_confined: bool, load: Load) -> AdapterInfo:
         """Load the adapter of a query, in a thread."""
         check_name(query.name, self._spec.model_names)
-
-        def known() -> AdapterInfo | None:
-            info = self._names.get(query.name)
-            if info is None or self._names.has_done(query.order_id):
-                return info
-            if not query.is_inplace:
-                raise RequestError(already_loaded(query.name))
-            return None
-
-        known()
+        name = _Name(query.name, lambda info: self._names.has_done(query.order_id), query.is_inplace)
+        self._known(name)
         source, within = Path(query.path), None
         if is_confined:
             assert self._folder is not None, "HTTP requests load adapters only with --adapter-folder"
@@ -153,7 +153,7 @@ class AdapterDesk:
                 )
         if not source.is_dir():
             raise NotFound(f"No adapter found for {query.path:.200}: there is no such folder on the engine's machine")
-        return self._load(query.name, source, known, within=within, load=load, order_id=query.order_id)
+        return self._load(name, source, within=within, load=load, order_id=query.order_id)
 
     def unload(self, name: str, order_id: str = "") -> None:
         """Remove a name; NotFound if no adapter has it."""
@@ -163,11 +163,22 @@ class AdapterDesk:
             raise NotFound(f"The lora adapter '{name:.200}' cannot be found.")
         self.registry.remove(name, order_id)
 
+    def _known(self, name: _Name) -> AdapterInfo | None:
+        """Return the adapter that has a name already, if it will do; RequestError if the name cannot be given away."""
+        info = self._names.get(name.text)
+        if info is None or name.may_stay(info):
+            return info
+        if not name.is_inplace:
+            raise RequestError(
+                f"The lora adapter '{name.text}' has already been loaded. If you want to load the adapter in place, "
+                "set 'load_inplace' to True."
+            )
+        return None
+
     def _load(
         self,
-        name: str,
+        name: _Name,
         source: Path,
-        known: Callable[[], AdapterInfo | None] = lambda: None,
         *,
         base: str = "",
         within: Path | None = None,
@@ -175,22 +186,21 @@ class AdapterDesk:
         order_id: str = "",
         load: Load | None = None,
     ) -> AdapterInfo:
-        """Copy the adapter in `source` to the store and give it a name; blocks. `known` returns the adapter that has
-        the name already, or raises if the name cannot be used."""
-        if (info := known()) is not None:
+        """Copy the adapter in `source` to the store and give it a name; blocks."""
+        if (info := self._known(name)) is not None:
             return info
         copy = self._store.copy(source, within)
         with self._placing:
             try:
                 if load is not None and load.is_over:
-                    raise RequestError(f"the load of {name!r} was given up")
-                if (info := known()) is not None:
+                    raise RequestError(f"the load of {name.text!r} was given up")
+                if (info := self._known(name)) is not None:
                     return info
                 ref = self._store.place(copy)
             finally:
                 self._store.discard(copy)
             info = AdapterInfo(
-                name=name,
+                name=name.text,
                 path=str(source),
                 digest=ref.digest.hex(),
                 rank=ref.rank,
@@ -281,20 +291,14 @@ class AdapterDesk:
 
     def _first_use(self, name: str, path: str, load: Load) -> AdapterInfo:
         """Load an adapter that a request names, in a thread; another load of the name may just have ended."""
-
-        def known() -> AdapterInfo | None:
-            info = self._names.get(name)
-            if info is not None and path not in ("", info.path):
-                raise RequestError(already_loaded(name))
-            return info
-
+        wanted = _Name(name, lambda info: path in ("", info.path))
         if path:
             check_name(name, self._spec.model_names)
-            return self._load(name, Path(path), known, load=load)
+            return self._load(wanted, Path(path), load=load)
         source = None if self._folder is None or name in ("", ".", "..") else self._folder / name
         if source is None or not source.is_dir():
             raise self.unknown(name)
-        return self._load(name, source, known, within=self._folder, is_found=True, load=load)
+        return self._load(wanted, source, within=self._folder, is_found=True, load=load)
 
     def unknown(self, name: str) -> NotFound:
         """Return the error for a name that neither the model nor an adapter has."""
@@ -335,17 +339,11 @@ class AdapterDesk:
         self._loads = [load for load in self._loads if not load.is_over]
 
     def close(self) -> None:
+        """End the engine's use of the store."""
         if self.registry is not None:
             self._pool.close()
+            self._store.close()
 
 
 class NotFound(RequestError):
     """No model or adapter has the name, or no adapter lies there: HTTP 404."""
-
-
-def already_loaded(name: str) -> str:
-    """Return vLLM's text for a name that is in use."""
-    return (
-        f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
-        "'load_inplace' to True."
-    )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...ipc.errors import RequestError
+from ...ipc.errors import InternalError, RequestError
 from ...ipc.messages.adapter import AdapterInfo, AdapterRef
 
 LEFT_S = 60.0  # for clients to resume their requests with a new frontend
@@ -104,7 +104,7 @@ class AdapterRegistry:
                 self._refs[digest] = known
                 self._num_users[digest] += 1
                 if is_new:
-                    self._save()
+                    self._try_save()
             return known
 
     def hold_name(self, name: str) -> AdapterRef | None:
@@ -124,8 +124,7 @@ class AdapterRegistry:
                 return False
             self._left.pop(digest, None)
             self._forget_unused(digest)
-            with contextlib.suppress(OSError):  # the file then names an adapter too many
-                self._save()
+            self._try_save()
             return True
 
     def may_drop(self, digest: bytes) -> bool:
@@ -166,8 +165,13 @@ class AdapterRegistry:
         if not (digest in self._num_users or digest in self._names_by_digest or self._is_left(digest)):
             self._refs.pop(digest, None)
 
+    def _try_save(self) -> None:
+        """Replace the file if that can be done: it then only has other held adapters than there are."""
+        with contextlib.suppress(InternalError):
+            self._save()
+
     def _save(self, order_id: str = "") -> None:
-        """Replace the file."""
+        """Replace the file; InternalError if it cannot be written."""
         if order_id:
             self._orders[order_id] = None
             if len(self._orders) > MAX_ORDERS:
@@ -177,8 +181,11 @@ class AdapterRegistry:
         held = {digest.hex(): rank for digest, rank in (used | left).items() if digest not in self._names_by_digest}
         content = _Content(list(self._infos.values()), sorted(self._found), held, list(self._orders))
         aside = self._path.with_suffix(".new")
-        aside.write_bytes(msgspec.json.encode(content))
-        os.replace(aside, self._path)
+        try:
+            aside.write_bytes(msgspec.json.encode(content))
+            os.replace(aside, self._path)
+        except OSError as error:
+            raise InternalError(f"{self._path} cannot be written ({error.strerror}): free space there") from None
 
 
 def digests_of(path: Path) -> set[bytes]:

@@ -2,7 +2,7 @@
 
     <root>/<digest in hex>/{adapter_config.json, adapter_model.safetensors}
     <root>/.new-*       copies under way, each locked by its process
-    <root>/.engines/*   for each engine of this store, the path of the registry with the adapters that it uses
+    <root>/.engines/*   for each engine of this store, a link to the registry with the adapters that it uses
 
 Engines and users' programs may share a store. A copy is written aside and renamed when it is complete, so that later
 changes of the source have no effect. Its methods block, and are called from threads.
@@ -60,7 +60,8 @@ class AdapterStore:
         engines = self.root / ".engines"
         engines.mkdir(mode=0o700, exist_ok=True)
         self._own = engines / spec.run_id
-        self._own.write_text(str(registry_path), encoding="utf-8")
+        with contextlib.suppress(FileExistsError):  # of a frontend before this one
+            self._own.symlink_to(registry_path)
 
     def ref(self, digest: bytes, rank: int) -> AdapterRef:
         return AdapterRef(digest=digest, folder=str(self.root / digest.hex()), rank=rank)
@@ -162,11 +163,12 @@ class AdapterStore:
         for link in self._own.parent.iterdir():
             if link == self._own:
                 continue
-            registry = Path(link.read_text(encoding="utf-8"))
-            if registry.parent.exists():
-                found |= digests_of(registry)
-            else:  # its engine has ended
-                link.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # its engine ends just now
+                registry = link.readlink()
+                if registry.parent.exists():
+                    found |= digests_of(registry)
+                else:
+                    link.unlink()
         return found
 
     # ── copies under way ─────────────────────────────────────────────────────────────────────────────────────────

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tokenloom.frontend.adapters.desk import AdapterDesk
+from tokenloom.frontend.adapters.registry import FILE_NAME, digests_of
 from tokenloom.ipc.adapters.digest import adapter_digest
 from tokenloom.ipc.codec import encode
 from tokenloom.ipc.errors import ConfigError, ErrorInfo, TokenloomError
@@ -235,6 +236,7 @@ def test_a_request_of_another_run_finds_its_adapter_in_the_store(desk: AdapterBe
     assert other.core_request("before", adapter="sql", adapter_digest=before.digest).adapter == before
     assert other.frontend.adapters.registry is not None
     assert not other.frontend.adapters.registry.may_drop(before.digest)
+    assert digests_of(other.run_directory / FILE_NAME) == {before.digest}, "for other engines of the store"
 
 
 def test_sub_folders_of_the_adapter_folder_are_found_on_first_use_and_once(tmp_path: Path) -> None:

@@ -118,13 +118,17 @@ def test_an_adapter_that_another_engine_names_stays_until_that_engine_has_ended(
     os.utime(other.root / digest.hex(), (1000, 1000))
     info = f'{{"name":"a","path":"/a","digest":"{digest.hex()}","rank":2,"base":"m"}}'
     (tmp_path / "other" / FILE_NAME).write_text(f'{{"adapters":[{info}]}}', encoding="utf-8")
-    (other.root / ".engines" / "0123456789abcdef").rename(other.root / ".engines" / "another")  # its own run_id
+    engines = other.root / ".engines"
+    (engines / "0123456789abcdef").rename(engines / "another")  # its own run_id
     store = new_store(tmp_path, adapter_store_bytes=size)
     with pytest.raises(RequestError, match="holds at most"):
         add(store, write_adapter(tmp_path / "b", seed=1))
     shutil.rmtree(tmp_path / "other")
     add(store, tmp_path / "b")
     assert digest.hex() not in entries(store)
+    assert [path.name for path in engines.iterdir()] == ["0123456789abcdef"]
+    store.close()
+    assert list(engines.iterdir()) == []
 
 
 def test_a_new_entry_of_another_engine_stays_until_its_registry_can_name_it(tmp_path: Path) -> None:

@@ -276,7 +276,6 @@ def test_a_background_response_is_made_again_with_its_adapter_by_the_next_fronte
         assert (response["model"], response["status"]) == ("one", "queued")
         digest = adapter_digest(served.folder / "one")
         assert (await served.load("one", "two", load_inplace=True)).status_code == 200
-        assert (await served.unload("one")).status_code == 200
         replaced = Served(tmp_path)
         replaced.is_held = True
         await replaced.generating.responses.resume()
