@@ -101,7 +101,7 @@ def test_each_request_gets_the_tokens_that_its_adapter_gives_it_alone(
         assert tokens == alone(reference, name, len(tokens))
     assert [len(tokens) for tokens in found.values()] == [7, 4, 5, 3, 3]
     assert found["a again"] != found["late"]  # of the same prompt
-    assert recorder.num_replays >= 3 or not has_graphs
+    assert recorder.num_replays or not has_graphs
     assert runner._device_runner is not None
     slots = runner._device_runner.rows.columns.adapter_slots
     assert slots is not None and slots.tolist() == [0, 1, *[0] * (MAX_NUM_SEQS - 1)]  # the last is of padding
