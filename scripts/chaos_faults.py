@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import zmq
 
-from tokenloom import Client, InternalError, SamplingParams
+from tokenloom import Client, EngineDead, InternalError, SamplingParams
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello
 from tokenloom.ipc.messages.client import Submit
@@ -173,7 +173,8 @@ class Faults:
                 reload = pool.submit(client.reload, self._model)
                 has_struck = self._engine.wait_struck("worker.reload", rank, STRIKE_S)
                 has_killed = has_struck and self._send(role, signal.SIGKILL)
-                with contextlib.suppress(InternalError):  # a rank was lost: the old weights stay
+                # A rank was lost, so that the old weights stay; or the core of an earlier fault is not back yet.
+                with contextlib.suppress(InternalError, EngineDead):
                     reload.result(RELOAD_S)
             return has_killed
 
