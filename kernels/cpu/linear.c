@@ -10,6 +10,13 @@
 #include "low_rank.h"
 
 #define CACHED_BYTES (1 << 20) /* of operands kept in the L2 cache */
+#if defined(HAS_TILES)
+#define CACHED_LINES 1 /* lines of a pair of tiles that are multiplied by all rows of a block before the next ones */
+#elif defined(__AVX512F__)
+#define CACHED_LINES 4 /* 8 KiB: stay in the L1 cache */
+#else
+#define CACHED_LINES 8 /* 16 KiB */
+#endif
 
 /* The weights to prefetch into the L2 cache: `step` lines per line of the rows. */
 typedef struct {
@@ -37,8 +44,7 @@ typedef struct {
     int64_t panel_rows; /* of the target, from the block's first row on */
     char *groups[2]; /* address of the first output of each group's first row */
     int64_t row_bytes; /* between rows */
-    const Product *adapted; /* adapters' updates are to be added to the sums, from `row` and `pair` on; or NULL */
-    int64_t pair, row;
+    Expansion expansion; /* of adapters, without runs once it is added to the sums */
     const Team *team;
     int64_t num_early; /* pieces of the stage that `expand` waits for */
 } Block;
@@ -56,8 +62,9 @@ static void describe(Block *block, const Product *product, int64_t pair, int64_t
     if (w->is_gated) block->form = w->activation == SILU ? GATED_SILU : OTHER;
     else block->form = w->activation == NO_ACTIVATION && !target->panel_rows ? PLAIN : OTHER;
     block->num_rows = num_rows, block->num_finished = 0;
-    block->adapted = product->adapted != NULL ? product : NULL;
-    block->pair = pair, block->row = row;
+    block->expansion.num_runs = block->expansion.num_left = 0;
+    if (product->adapted != NULL)
+        begin_expansion(&block->expansion, product, pair, row, divide_up(w->num_lines, CACHED_LINES));
     int64_t bytes = out->kind == STORE_FLOAT ? sizeof(float) : sizeof(element);
     block->row_bytes = target->panel_rows ? 64 : target->stride * bytes;
     for (int side = 0; side < 2; side++) {
@@ -113,13 +120,13 @@ static __attribute__((noinline)) void put_other(const Block *block, int64_t row,
 /* Adds the adapters' updates to the sums of the block, before its first row is finished. */
 static __attribute__((noinline)) void update_sums(Block *block) {
     await_early(block->team, block->num_early);
-    expand(block->adapted, block->pair, block->row, block->sums);
-    block->adapted = NULL;
+    expand(&block->expansion, block->sums);
+    block->expansion.num_runs = 0;
 }
 
 /* Writes the next `count` rows of the block, or all that are left, to the output. */
 INLINE void finish_rows(Block *block, int64_t count) {
-    if (block->adapted != NULL) update_sums(block);
+    if (block->expansion.num_runs) update_sums(block);
     for (int64_t end = min64(block->num_rows, block->num_finished + count); block->num_finished < end;) {
         int64_t row = block->num_finished++;
         char *target = block->groups[row / GROUP_ROWS] + row % GROUP_ROWS * block->row_bytes;
@@ -186,6 +193,7 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
         int64_t step = num_rows * LINE;
         for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE) {
             fetch_ahead(ahead);
+            if (block->expansion.num_left) fetch_expansion(&block->expansion);
             _tile_loadd(4, x + line * step, 64);
             _tile_loadd(6, weight, TILE_STEP_BYTES);
             _tile_dpbf16ps(0, 4, 6);
@@ -199,6 +207,7 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
         _tile_zero(3);
         for (int64_t line = 0; line < num_lines; line++, weight += 2 * TILE) {
             fetch_ahead(ahead);
+            if (block->expansion.num_left) fetch_expansion(&block->expansion);
             _tile_loadd(4, x + line * TILE, 64);
             _tile_loadd(6, weight, TILE_STEP_BYTES);
             _tile_loadd(7, weight + SECOND_TILE, TILE_STEP_BYTES);
@@ -218,8 +227,8 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
 
 #elif defined(__AVX512F__)
 
-#define CACHED_LINES 4 /* of a pair of tiles, 8 KiB: stay in the L1 cache for all rows of a block */
 #define PREFETCHED_ROWS 8 /* with fewer, the prefetcher of the processor alone does better */
+#define FETCHED_LINES 64 /* 4 KiB of the next weight, before adapters' updates are added */
 
 /* While the rows are multiplied by some lines of the weight, the first group's passes prefetch the next ones. */
 static void multiply(Block *block, const operand *x, const element *weight, int64_t num_lines, int64_t num_rows,
@@ -227,13 +236,14 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
     int64_t upper = min64(num_rows, GROUP_ROWS), lower = num_rows - upper;
     int64_t num_fetches = num_rows < PREFETCHED_ROWS ? 0 : num_rows <= HELD_ROWS ? 2 : 1;
     (void)ahead;
+    if (before->expansion.num_runs) /* which takes so long that the prefetcher of the processor would lag behind */
+        for (int64_t i = 0; i < FETCHED_LINES; i++) _mm_prefetch((const char *)(weight + i * LINE), _MM_HINT_T0);
     finish_rows(before, BLOCK_ROWS);
     for (int64_t line = 0; line < num_lines; line += CACHED_LINES) {
         const element *at = weight + line * 2 * TILE;
         int64_t count = min64(CACHED_LINES, num_lines - line);
         Fetch fetch = {(const char *)(at + CACHED_LINES * 2 * TILE), num_fetches};
-        if (block->adapted != NULL)
-            fetch_expand(block->adapted, block->pair, block->row, line / CACHED_LINES, divide_up(num_lines, CACHED_LINES));
+        if (block->expansion.num_left) fetch_expansion(&block->expansion);
         for (int64_t first = 0; first < num_rows; first += GROUP_ROWS) {
             int64_t height = first ? lower : upper;
             if (first) fetch.count = 0; /* 16 rows have fetched all */
@@ -245,7 +255,6 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
 
 #else
 
-#define CACHED_LINES 8 /* of a pair of tiles, 16 KiB: stay in the L1 cache for all rows of a block */
 #define AHEAD_BYTES 2048 /* prefetch distance of the first rows of a block */
 
 /* Multiplies rows [0, count) of a group of `height` rows in memory order, for the rows that first load the weight. */
@@ -261,7 +270,8 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
     (void)ahead;
     finish_rows(before, BLOCK_ROWS);
     memset(block->sums, 0, (size_t)num_rows * sizeof block->sums[0]);
-    for (int64_t line = 0; line < num_lines; line += CACHED_LINES, weight += CACHED_LINES * 2 * TILE)
+    for (int64_t line = 0; line < num_lines; line += CACHED_LINES, weight += CACHED_LINES * 2 * TILE) {
+        if (block->expansion.num_left) fetch_expansion(&block->expansion);
         for (int64_t first = 0; first < num_rows; first += GROUP_ROWS) {
             int64_t height = min64(GROUP_ROWS, num_rows - first), count = min64(CACHED_LINES, num_lines - line);
             const operand *group = x + (first * num_lines + line * height) * LINE;
@@ -270,6 +280,7 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
             multiply_near(block->sums[first + far], PAIR_OUTPUTS, group + far * LINE, LINE, height * LINE,
                           height - far, weight, count);
         }
+    }
 }
 
 #endif
@@ -289,7 +300,7 @@ void multiply_products(const Product *products, int64_t num_products, Team *team
     const Product *product = products, *last = products + num_products - 1;
     const operand *operands = NULL;
     Block blocks[2], *block = &blocks[0], *before = &blocks[1];
-    before->num_rows = before->num_finished = 0, before->adapted = NULL;
+    before->num_rows = before->num_finished = before->expansion.num_runs = 0;
     block->team = before->team = team;
     block->num_early = before->num_early = shrink(products, num_products, team);
     for (Range range; take_falling(team, num_items, &range); finish_falling(team, num_items)) {

@@ -11,12 +11,9 @@
 
 INLINE int64_t words_of(int64_t rank) { return divide_up(rank, WORD); }
 
-static int64_t num_tiles(const Linear *w) { return 2 * w->num_pairs; }
-
-/* Returns the outputs of a tile, in the order of the weight that was packed. */
-static Range outputs_of(const Linear *w, int64_t tile) {
-    bool is_up = w->is_gated && tile >= w->num_pairs;
-    int64_t first = 16 * (is_up ? tile - w->num_pairs : tile), shift = is_up ? w->num_outputs : 0;
+/* Returns the outputs of a tile of a pair, in the order of the weight that was packed. */
+static Range outputs_of(const Linear *w, int64_t pair, int side) {
+    int64_t first = w->is_gated ? 16 * pair : 32 * pair + 16 * side, shift = w->is_gated && side ? w->num_outputs : 0;
     return (Range){shift + min64(first, w->num_outputs), shift + min64(first + 16, w->num_outputs)};
 }
 
@@ -32,20 +29,28 @@ static Range words_read(const LowRankPart *parts, int64_t num_parts, Range outpu
     return words;
 }
 
+INLINE int64_t lines_of(const Segment *segment) { return segment->num_words[0] + segment->num_words[1]; }
+
 /* Lists the segments, unless NULL; returns their number, and adds up the lines of their B. */
 static int64_t list_segments(const Linear *w, const LowRankPart *parts, int64_t num_parts, Segment *segments,
                              int64_t *num_lines) {
     int64_t count = 0;
     Segment last = {0};
-    for (int64_t tile = 0; tile < num_tiles(w); tile++) {
-        Range words = words_read(parts, num_parts, outputs_of(w, tile));
-        if (words.start == words.stop) continue;
-        int64_t num_words = words.stop - words.start;
-        bool follows = count && last.end_tile == tile && last.first_word == words.start && last.num_words == num_words;
-        if (!follows) last = (Segment){tile, tile, words.start, num_words, NULL}, count++;
-        last.end_tile++;
-        *num_lines += num_words;
-        if (segments != NULL) segments[count - 1] = last;
+    for (int64_t pair = 0; pair < w->num_pairs; pair++) {
+        Segment next = {.first_pair = pair, .end_pair = pair + 1};
+        for (int side = 0; side < 2; side++) {
+            Range words = words_read(parts, num_parts, outputs_of(w, pair, side));
+            next.first_words[side] = words.start, next.num_words[side] = words.stop - words.start;
+        }
+        if (lines_of(&next) == 0) continue;
+        bool follows = count && last.end_pair == pair;
+        for (int side = 0; side < 2; side++)
+            follows &= last.first_words[side] == next.first_words[side] && last.num_words[side] == next.num_words[side];
+        if (follows) next.first_pair = last.first_pair;
+        else count++;
+        last = next;
+        *num_lines += lines_of(&next);
+        if (segments != NULL) segments[count - 1] = next;
     }
     return count;
 }
@@ -75,13 +80,15 @@ static Memory lay_out(const Linear *w, const LowRankPart *parts, int64_t num_par
     Memory m;
     m.update = (LowRank *)take_bytes(memory, &at, sizeof(LowRank));
     m.segments = (Segment *)take_bytes(memory, &at, num_segments * (int64_t)sizeof(Segment));
-    m.scale = (float *)take_bytes(memory, &at, has_scale ? num_tiles(w) * 64 : 0);
+    m.scale = (float *)take_bytes(memory, &at, has_scale ? w->num_pairs * 128 : 0);
     m.a = (element *)take_bytes(memory, &at, a_bytes);
     m.b = (element *)take_bytes(memory, &at, num_lines * 64);
     m.num_bytes = at;
-    if (memory != NULL)
+    if (memory != NULL) {
+        memset(memory, 0, (size_t)at);
         *m.update = (LowRank){m.a, m.segments, has_scale ? m.scale : NULL, num_segments, num_rank_tiles, num_words,
                               is_embedding ? w->num_inputs : 0};
+    }
     return m;
 }
 
@@ -121,15 +128,15 @@ static void pack_ids(const Linear *w, const LowRankPart *parts, int64_t num_part
             }
 }
 
-/* Packs the rows of B of a tile's outputs, from a segment's first word on. */
-static void pack_b(const LowRankPart *parts, int64_t num_parts, Range outputs, const Segment *segment, element *lines) {
+/* Packs the rows of B of a tile's outputs into the lines of the words from `first_word` on. */
+static void pack_b(const LowRankPart *parts, int64_t num_parts, Range outputs, int64_t first_word, element *lines) {
     for (int64_t i = 0, first = 0; i < num_parts; first += words_of(parts[i++].rank)) {
         const LowRankPart *part = &parts[i];
         int64_t start = max64(outputs.start, part->first_output);
         int64_t stop = min64(outputs.stop, part->first_output + part->num_outputs);
         for (int64_t output = start; output < stop; output++)
             for (int64_t rank = 0; rank < part->rank; rank += LINE)
-                pack_lane(lines + (first + rank / WORD - segment->first_word) * LINE, output - outputs.start,
+                pack_lane(lines + (first + rank / WORD - first_word) * LINE, output - outputs.start,
                           part->b + (output - part->first_output) * part->rank + rank, min64(LINE, part->rank - rank));
     }
 }
@@ -144,11 +151,12 @@ void pack_low_rank(const Linear *w, const LowRankPart *parts, int64_t num_parts,
     element *b = m.b;
     for (Segment *segment = m.segments; segment < m.segments + m.update->num_segments; segment++) {
         segment->b = b;
-        for (int64_t tile = segment->first_tile; tile < segment->end_tile; tile++, b += segment->num_words * LINE)
-            pack_b(parts, num_parts, outputs_of(w, tile), segment, b);
+        for (int64_t pair = segment->first_pair; pair < segment->end_pair; pair++)
+            for (int side = 0; side < 2; b += segment->num_words[side++] * LINE)
+                pack_b(parts, num_parts, outputs_of(w, pair, side), segment->first_words[side], b);
     }
-    for (int64_t tile = 0; scale != NULL && tile < num_tiles(w); tile++) {
-        Range outputs = outputs_of(w, tile);
+    for (int64_t tile = 0; scale != NULL && tile < 2 * w->num_pairs; tile++) {
+        Range outputs = outputs_of(w, tile / 2, tile % 2);
         store_some(m.scale + tile * 16, 0xffff, load_some(scale + outputs.start, lanes(outputs.stop - outputs.start)));
     }
 }
@@ -189,15 +197,13 @@ void group_step(const int32_t *slots, int64_t num_rows, int64_t num_slots, int32
 
 /* ── A x ─────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-/* Each row has CHAINS sums, of every CHAINS-th word, as one sum would wait for the additions before it. */
+#define CHAINS 2 /* sums of a row, of even and of odd words, as one sum would wait for the addition before it */
 #ifdef __AVX512F__
-#define SHRINK_ROWS 6
-#define CHAINS 4
-#define EXPAND_ROWS 8
+#define SHRINK_ROWS 12
+#define EXPAND_ROWS 4
 #else
 #define SHRINK_ROWS 3
-#define CHAINS 2
-#define EXPAND_ROWS 3
+#define EXPAND_ROWS 2
 #endif
 
 /* Rows of a panel, read line by line, and of the result. */
@@ -216,21 +222,18 @@ INLINE void shrink_rows(const ShrunkRows *rows, const element *a, int64_t num_li
         for (int chain = 0; chain < CHAINS; chain++) sums[row][chain] = zero16();
     }
     for (int64_t line = 0; line < num_lines; line++) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int word = 0; word < 16; word += CHAINS)
-#pragma GCC unroll 4
+#pragma GCC unroll 2
             for (int chain = 0; chain < CHAINS; chain++, a += LINE) {
                 Ints weights = load_any(a);
+#pragma GCC unroll 12
                 for (int row = 0; row < count; row++)
                     sums[row][chain] = dot_line(sums[row][chain], fill_words(x[row][word + chain]), weights);
             }
         for (int row = 0; row < count; row++) x[row] += rows->steps[row];
     }
-    for (int row = 0; row < count; row++) {
-        Floats sum = add16(sums[row][0], sums[row][1]);
-        if (CHAINS == 4) sum = add16(sum, add16(sums[row][2], sums[row][CHAINS - 1]));
-        store16(rows->to[row], 0xffff, sum);
-    }
+    for (int row = 0; row < count; row++) store16(rows->to[row], 0xffff, add16(sums[row][0], sums[row][1]));
 }
 
 /* Computes 16 ranks, `tile`, of A x for a run of rows. */
@@ -261,6 +264,12 @@ static void shrink_run(const Product *product, const SlotRun *run, const LowRank
             COUNT(4)
             COUNT(5)
             COUNT(6)
+            COUNT(7)
+            COUNT(8)
+            COUNT(9)
+            COUNT(10)
+            COUNT(11)
+            COUNT(12)
 #endif
         }
     }
@@ -292,104 +301,118 @@ int64_t shrink(const Product *products, int64_t num_products, Team *team) {
 
 /* ── B (A x) ─────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-/* Returns the segment of a tile, or NULL if it has none. */
-INLINE const Segment *segment_of(const LowRank *update, int64_t tile) {
+/* Returns the segment of a pair, or NULL if it has none. */
+INLINE const Segment *segment_of(const LowRank *update, int64_t pair) {
     const Segment *segment = update->segments;
     for (int64_t left = update->num_segments; left > 0; left--, segment++)
-        if (tile < segment->end_tile) return tile >= segment->first_tile ? segment : NULL;
+        if (pair < segment->end_pair) return pair >= segment->first_pair ? segment : NULL;
     return NULL;
 }
 
-INLINE int64_t tile_of(const Linear *w, int64_t pair, int side) {
-    return w->is_gated ? side * w->num_pairs + pair : 2 * pair + side;
+void begin_expansion(Expansion *expansion, const Product *product, int64_t pair, int64_t row, int64_t num_times) {
+    const int32_t *starts = product->adapted->starts + row / BLOCK_ROWS;
+    expansion->num_runs = expansion->num_left = starts[1] - starts[0];
+    expansion->num_each = divide_up(expansion->num_runs, num_times);
+    expansion->product = product, expansion->pair = pair, expansion->row = row;
+    expansion->runs = product->adapted->runs + starts[0];
 }
 
-/* sums += B t for rows of words t. Every call passes a constant `count`. */
-INLINE void expand_rows(float *const *to, const int32_t *const *t, const element *b, int64_t num_words,
-                        const int count) {
-    Floats sums[EXPAND_ROWS];
-    for (int row = 0; row < count; row++) sums[row] = load_floats(to[row]);
-    for (int64_t word = 0; word < num_words; word++) {
-        Ints weights = load_any(b + word * LINE);
-        for (int row = 0; row < count; row++) sums[row] = dot_line(sums[row], fill_words(t[row][word]), weights);
+void fetch_expansion(Expansion *expansion) {
+    const Product *product = expansion->product;
+    int64_t pair = expansion->pair, i = expansion->num_runs - expansion->num_left;
+    int64_t end = i + min64(expansion->num_left, expansion->num_each);
+    expansion->num_left = expansion->num_runs - end;
+    for (; i < end; i++) {
+        const LowRank *update = product->weight->updates[expansion->runs[i].slot];
+        const Segment *segment = update != NULL ? segment_of(update, pair) : NULL;
+        expansion->segments[i] = segment;
+        if (segment == NULL) continue;
+        int64_t num_lines = lines_of(segment);
+        const element *b = expansion->b[i] = segment->b + (pair - segment->first_pair) * num_lines * LINE;
+        for (const element *last = b + num_lines * LINE; b < last; b += LINE) _mm_prefetch((const char *)b, _MM_HINT_T1);
     }
-    for (int row = 0; row < count; row++) store_floats(to[row], sums[row]);
 }
 
-/* Adds a tile's B t to the sums of `num_rows` rows, whose first sums and words are at to[row] and t[row]. */
-static void expand_tile(float **to, const int32_t **t, int64_t num_rows, const element *b, int64_t num_words) {
-#define COUNT(rows)                                                                                                    \
-    case rows:                                                                                                         \
-        expand_rows(to, t, b, num_words, rows);                                                                        \
-        break;
-    while (num_rows > 0) {
-        int64_t count = divide_up(num_rows, divide_up(num_rows, EXPAND_ROWS));
-        switch (count) {
-            COUNT(1)
-            COUNT(2)
-            COUNT(3)
-#if EXPAND_ROWS > 3
-            COUNT(4)
-            COUNT(5)
-            COUNT(6)
-            COUNT(7)
-            COUNT(8)
+/* The sums of a run's rows, and their words of A x. */
+typedef struct {
+    float *to[BLOCK_ROWS];
+    const int32_t *t[BLOCK_ROWS];
+} RunRows;
+
+/* sums += B t for both tiles of a pair, as many words each. Every call passes a constant `count`. */
+INLINE void expand_pair(const RunRows *rows, int64_t row, const Segment *segment, const element *b, const int count) {
+    Floats first[EXPAND_ROWS], second[EXPAND_ROWS];
+    const int32_t *t[EXPAND_ROWS];
+    const int64_t num_words = segment->num_words[0], distance = segment->first_words[1] - segment->first_words[0];
+    for (int i = 0; i < count; i++) {
+        first[i] = load_floats(rows->to[row + i]);
+        second[i] = load_floats(rows->to[row + i] + 16);
+        t[i] = rows->t[row + i] + segment->first_words[0];
+    }
+    for (int64_t word = 0; word < num_words; word++, b += LINE) {
+        Ints one = load_any(b), other = load_any(b + num_words * LINE);
+        for (int i = 0; i < count; i++) {
+            first[i] = dot_line(first[i], fill_words(t[i][word]), one);
+            second[i] = dot_line(second[i], fill_words(t[i][word + distance]), other);
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        store_floats(rows->to[row + i], first[i]);
+        store_floats(rows->to[row + i] + 16, second[i]);
+    }
+}
+
+/* sums += B t for one tile, of a pair of tiles with different numbers of words. */
+static void expand_tile(const RunRows *rows, int64_t num_rows, const Segment *segment, int side, const element *b) {
+    for (int64_t row = 0; row < num_rows; row++) {
+        Floats sum = load_floats(rows->to[row] + side * 16);
+        for (int64_t word = 0; word < segment->num_words[side]; word++) {
+            Ints t = fill_words(rows->t[row][segment->first_words[side] + word]);
+            sum = dot_line(sum, t, load_any(b + word * LINE));
+        }
+        store_floats(rows->to[row] + side * 16, sum);
+    }
+}
+
+static void expand_run(const RunRows *rows, int64_t num_rows, const Segment *segment, const element *b) {
+    if (segment->num_words[0] != segment->num_words[1]) {
+        expand_tile(rows, num_rows, segment, 0, b);
+        expand_tile(rows, num_rows, segment, 1, b + segment->num_words[0] * LINE);
+        return;
+    }
+    for (int64_t row = 0, count; row < num_rows; row += count) {
+        count = min64(num_rows - row, EXPAND_ROWS);
+        if (count == 1) expand_pair(rows, row, segment, b, 1);
+        if (count == 2) expand_pair(rows, row, segment, b, 2);
+#if EXPAND_ROWS > 2
+        if (count == 3) expand_pair(rows, row, segment, b, 3);
+        if (count == 4) expand_pair(rows, row, segment, b, 4);
 #endif
-        }
-        num_rows -= count, to += count, t += count;
     }
-#undef COUNT
 }
 
-static void scale_rows(float **to, int64_t num_rows, const float *scale) {
+static void scale_rows(const RunRows *rows, int64_t num_rows, const float *scale) {
     for (int64_t row = 0; row < num_rows; row++)
-        store_floats(to[row], multiply16(load_floats(to[row]), load_floats(scale)));
+        for (int side = 0; side < 32; side += 16)
+            store_floats(rows->to[row] + side, multiply16(load_floats(rows->to[row] + side), load_floats(scale + side)));
 }
 
-void expand(const Product *product, int64_t pair, int64_t row, float (*sums)[PAIR_OUTPUTS]) {
-    const Linear *w = product->weight;
-    const Adapted *adapted = product->adapted;
-    int64_t block = row / BLOCK_ROWS;
-    for (int64_t i = adapted->starts[block]; i < adapted->starts[block + 1]; i++) {
-        const SlotRun *run = &adapted->runs[i];
-        const LowRank *update = w->updates[run->slot];
-        if (update == NULL) continue;
-        float *to[BLOCK_ROWS];
-        const int32_t *t[BLOCK_ROWS];
-        for (int side = 0; side < 2; side++) {
-            int64_t tile = tile_of(w, pair, side), num_rows = 0;
-            const Segment *segment = segment_of(update, tile);
-            if (segment == NULL && update->scale == NULL) continue;
-            int64_t first_word = segment != NULL ? segment->first_word : 0;
-            for (uint32_t left = run->rows; left; left &= left - 1, num_rows++) {
-                int64_t number = __builtin_ctz(left);
-                to[num_rows] = sums[number] + side * 16;
-                t[num_rows] = (const int32_t *)(adapted->shrunk + (row + number) * adapted->shrunk_stride) + first_word;
-            }
-            if (segment != NULL)
-                expand_tile(to, t, num_rows, segment->b + (tile - segment->first_tile) * segment->num_words * LINE,
-                            segment->num_words);
-            if (update->scale != NULL) scale_rows(to, num_rows, update->scale + tile * 16);
+void expand(const Expansion *expansion, float (*sums)[PAIR_OUTPUTS]) {
+    const Product *product = expansion->product;
+    const element *shrunk = product->adapted->shrunk + expansion->row * product->adapted->shrunk_stride;
+    for (int64_t i = 0; i < expansion->num_runs; i++) {
+        const LowRank *update = product->weight->updates[expansion->runs[i].slot];
+        const Segment *segment = expansion->segments[i];
+        if (update == NULL || (segment == NULL && update->scale == NULL)) continue;
+        RunRows rows;
+        int64_t num_rows = 0;
+        for (uint32_t left = expansion->runs[i].rows; left; left &= left - 1, num_rows++) {
+            int64_t number = __builtin_ctz(left);
+            rows.to[num_rows] = sums[number];
+            rows.t[num_rows] = (const int32_t *)(shrunk + number * product->adapted->shrunk_stride);
         }
-    }
-}
-
-void fetch_expand(const Product *product, int64_t pair, int64_t row, int64_t part, int64_t num_parts) {
-    const Linear *w = product->weight;
-    const Adapted *adapted = product->adapted;
-    int64_t block = row / BLOCK_ROWS, first = adapted->starts[block];
-    Range range = share(adapted->starts[block + 1] - first, part, num_parts);
-    for (int64_t i = first + range.start; i < first + range.stop; i++) {
-        const LowRank *update = w->updates[adapted->runs[i].slot];
-        if (update == NULL) continue;
-        for (int side = 0; side < 2; side++) {
-            int64_t tile = tile_of(w, pair, side);
-            const Segment *segment = segment_of(update, tile);
-            if (segment == NULL) continue;
-            const element *b = segment->b + (tile - segment->first_tile) * segment->num_words * LINE;
-            for (int64_t word = 0; word < segment->num_words; word++)
-                _mm_prefetch((const char *)(b + word * LINE), _MM_HINT_T1);
-        }
+        if (segment != NULL) expand_run(&rows, num_rows, segment, expansion->b[i]);
+        if (update->scale != NULL) scale_rows(&rows, num_rows, update->scale + expansion->pair * PAIR_OUTPUTS);
     }
 }
 
@@ -399,13 +422,14 @@ void fetch_expand(const Product *product, int64_t pair, int64_t row, int64_t par
 static void embed_row(const LowRank *update, const int32_t *t, int64_t num_columns, const Rows *out, int64_t row) {
     for (const Segment *segment = update->segments; segment < update->segments + update->num_segments; segment++) {
         const element *b = segment->b;
-        for (int64_t tile = segment->first_tile; tile < segment->end_tile; tile++) {
+        for (int64_t tile = 2 * segment->first_pair; tile < 2 * segment->end_pair; tile++) {
+            const int32_t *words = t + segment->first_words[tile % 2];
             element *at = rows_at(out, row, tile * 16);
             Mask mask = lanes(num_columns - tile * 16);
             Floats sum = load16(at, mask);
-            for (int64_t word = segment->first_word; word < segment->first_word + segment->num_words; word++, b += LINE)
-                sum = dot_line(sum, fill_words(t[word]), load_any(b));
-            store16(at, mask, sum);
+            for (int64_t word = 0; word < segment->num_words[tile % 2]; word++, b += LINE)
+                sum = dot_line(sum, fill_words(words[word]), load_any(b));
+            if (segment->num_words[tile % 2]) store16(at, mask, sum);
         }
     }
 }

@@ -12,18 +12,17 @@
 
 #include "kernels.h"
 
-/* Tiles of 16 outputs that read the same words of A x. Without gates a pair has tiles 2 * pair and 2 * pair + 1, with
- * gates `pair` (gates) and num_pairs + pair (ups). */
+/* Pairs of tiles that read the same words of A x, each tile its own. */
 typedef struct {
-    int64_t first_tile, end_tile;
-    int64_t first_word, num_words; /* of A x; where a tile's outputs differ in them, B is padded with zeros */
-    const element *b; /* [end_tile - first_tile][num_words] lines */
+    int64_t first_pair, end_pair;
+    int64_t first_words[2], num_words[2]; /* of A x; where a tile's outputs differ in them, B is padded with zeros */
+    const element *b; /* [end_pair - first_pair] lines of the first tile, then lines of the second */
 } Segment;
 
 struct LowRank {
     const element *a; /* [num_rank_tiles][words of the padded inputs] lines; of an embedding [num_ids][num_words] words */
-    const Segment *segments; /* [num_segments], by rising tiles */
-    const float *scale; /* [num_tiles][16]: factors of the base's and the adapter's sum; or NULL */
+    const Segment *segments; /* [num_segments], by rising pairs */
+    const float *scale; /* [num_pairs][32]: factors of the base's and the adapter's sum; or NULL */
     int64_t num_segments, num_rank_tiles;
     int64_t num_words, num_ids; /* of an embedding */
 };
@@ -38,8 +37,8 @@ typedef struct {
 EXPORT int64_t low_rank_bytes(const Linear *w, const LowRankPart *parts, int64_t num_parts, int32_t has_scale,
                               int32_t is_embedding);
 
-/* Packs an update, a LowRank and its arrays, into zeroed memory at a multiple of 64 bytes. scale: [outputs of
- * the packed weight], or NULL. */
+/* Packs an update, a LowRank and its arrays, into memory at a multiple of 64 bytes. scale: [outputs of the packed
+ * weight], or NULL. */
 EXPORT void pack_low_rank(const Linear *w, const LowRankPart *parts, int64_t num_parts, const float *scale,
                           int32_t is_embedding, void *memory);
 
@@ -54,11 +53,24 @@ EXPORT void group_step(const int32_t *slots, int64_t num_rows, int64_t num_slots
 /* Computes A x of the rows with adapters in early pieces of the products' stage; returns their number. */
 int64_t shrink(const Product *products, int64_t num_products, Team *team);
 
-/* Adds B (A x) to the sums of a block of rows, from `row` on, and a pair of tiles, and scales them. */
-void expand(const Product *product, int64_t pair, int64_t row, float (*sums)[PAIR_OUTPUTS]);
+/* The update of the sums of a block of rows and a pair of tiles. Its runs are looked up, and their lines of B
+ * prefetched, some at a time while the sums are computed. */
+typedef struct {
+    int64_t num_runs, num_left; /* of the block; of them not looked up yet */
+    int64_t num_each; /* that are looked up at a time */
+    const Product *product;
+    int64_t pair, row; /* the block's first row */
+    const SlotRun *runs;
+    const Segment *segments[BLOCK_ROWS]; /* by run; NULL: none */
+    const element *b[BLOCK_ROWS];
+} Expansion;
 
-/* Prefetches part `part` of `num_parts` of the lines that `expand` reads. */
-void fetch_expand(const Product *product, int64_t pair, int64_t row, int64_t part, int64_t num_parts);
+/* Looks up no run yet; `num_times` calls of fetch_expansion will look up all. */
+void begin_expansion(Expansion *expansion, const Product *product, int64_t pair, int64_t row, int64_t num_times);
+void fetch_expansion(Expansion *expansion);
+
+/* Adds B (A x) to the sums, and scales them; all runs have been looked up. */
+void expand(const Expansion *expansion, float (*sums)[PAIR_OUTPUTS]);
 
 /* Adds the updates of an embedding to the rows that were looked up, in a stage. */
 void embed_updates(const LowRank *const *updates, const Adapted *adapted, const int32_t *token_ids, int64_t first_id,

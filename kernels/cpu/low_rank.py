@@ -1,8 +1,8 @@
 """CpuAdapterSpace: slots for adapters in layers of the C kernels (low_rank.c), and the grouped rows of a step.
 
 A slot's updates are packed by the thread that fills it, into memory of the slot alone, and published by storing a
-pointer for each layer; steps of other slots go on meanwhile. Memory of a slot is freed when it is filled again, map by
-map.
+pointer for each layer; steps of other slots go on meanwhile. A layer's memory in a slot is used again if the next
+update fits, else it is freed with the map that it lies in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .arena import PackedMemory
 from .cpu_experts import CpuExperts
 from .layer_structs import linear_struct
 
-MAP_BYTES = 4 << 20  # of a slot's memory: an adapter needs several, and leaves half of one unused
+MAP_BYTES = 16 << 20  # of a slot's memory: pages that are not used yet cost nothing
 
 
 class CpuLinearSlots:
@@ -33,15 +33,14 @@ class CpuLinearSlots:
         self._shape = shape
         self._is_embedding = is_embedding
         self.table: Array[c_void_p] = (c_void_p * (space.num_slots + 1))()
-        self._owners: list[object] = [None] * len(self.table)
+        self._memory = [(0, 0, object())] * len(self.table)  # address, size and owner
 
     def fill(self, slot: int, update: LowRankUpdate | None) -> None:
         if not 1 <= slot < len(self.table):
             raise ValueError(f"there is no slot {slot} among 1 … {len(self.table) - 1}")
-        is_empty = update is None or (not update.parts and update.scale is None)
-        address, owner = (None, None) if update is None or is_empty else self._pack(slot, update)
-        self.table[slot] = address
-        self._owners[slot] = owner  # frees the old memory, to which nothing points any more
+        self.table[slot] = None
+        if update is not None and (update.parts or update.scale is not None):
+            self.table[slot] = self._pack(slot, update)
 
     def slot_bytes(self, num_parts: int, rank: int) -> int:
         """Return the memory of an update of equal parts."""
@@ -53,14 +52,19 @@ class CpuLinearSlots:
         ]
         return self._bytes_of(parts, not self._is_embedding)
 
-    def _pack(self, slot: int, update: LowRankUpdate) -> tuple[int, object]:
+    def _pack(self, slot: int, update: LowRankUpdate) -> int:
+        """Pack an update into the slot's memory, to which no pointer is published; return its address."""
         parts = [_dense(part) for part in update.parts]
         structs = [self._struct_of(part) for part in parts]
         scale = None if update.scale is None else update.scale.contiguous()
         num_outputs = self._shape.num_outputs * (1 + self._shape.is_gated)
         assert scale is None or (scale.shape == (num_outputs,) and scale.dtype == torch.float32)
         assert scale is None or not self._is_embedding, "an embedding has no scale"
-        address, owner = self._space.allocate(slot, self._bytes_of(structs, scale is not None))
+        num_bytes = self._bytes_of(structs, scale is not None)
+        if num_bytes > self._memory[slot][1]:
+            address, owner = self._space.allocate(slot, num_bytes)
+            self._memory[slot] = address, num_bytes, owner
+        address = self._memory[slot][0]
         self._space.library.pack_low_rank(
             byref(self._shape),
             _array(structs),
@@ -70,7 +74,7 @@ class CpuLinearSlots:
             address,
         )
         self._space.note_ranks(self._is_embedding, [part.rank for part in structs])
-        return address, owner
+        return address
 
     def _bytes_of(self, parts: list[Structure], has_scale: bool) -> int:
         arguments = byref(self._shape), _array(parts), len(parts), has_scale, self._is_embedding
@@ -170,7 +174,7 @@ class CpuAdapterSpace:
         return self._with_scratch(num_rows, self._step, self._chosen)
 
     def allocate(self, slot: int, num_bytes: int) -> tuple[int, object]:
-        """Allocate zeroed memory of a slot; the caller keeps the returned owner as long as it is used."""
+        """Allocate memory of a slot; the caller keeps the returned owner as long as it is used."""
         return self._memories[slot].allocate(num_bytes)
 
     def note_ranks(self, is_embedding: bool, ranks: list[int]) -> None:
