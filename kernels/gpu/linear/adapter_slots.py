@@ -96,25 +96,31 @@ class TritonLinearSlots:
 
     def fill(self, slot: int, update: LowRankUpdate | None) -> None:
         """Set the update of a layer without experts."""
-        self.set(slot, 0, update)
+        self.set(slot, [update])
 
     @torch.inference_mode()
-    def set(self, slot: int, expert: int, update: LowRankUpdate | None) -> None:
-        """Set the update of a slot from 1 on. ValueError if it is larger than the slot."""
-        parts = [] if update is None else list(update.parts)
-        self._check(slot, parts)
-        matrices, at, stride = self.matrices, (slot - 1, expert), 0
-        scale = None if update is None else update.scale
-        if parts:
-            self._send(torch.cat([self._rows_of(part) for part in parts]), matrices.a[at])
-            stride = -(-max(len(part.a) for part in parts) // PAGE) * PAGE
-            b = torch.zeros((matrices.scales.shape[2], stride), dtype=self._shape.dtype)
-            for part in parts:
-                b[part.first_output : part.first_output + len(part.b), : part.b.shape[1]] = part.b
-            self._send(b, matrices.b[at])
-        if scale is not None:
-            self._send(scale.float(), matrices.scales[at])
-        self._send(self._info(parts, stride, scale is not None), matrices.info[at])
+    def set(self, slot: int, updates: Sequence[LowRankUpdate | None]) -> None:
+        """Set the updates of a slot from 1 on, one for each expert. ValueError if one is larger than the slot."""
+        for update in updates:
+            self._check(slot, update)
+        info = torch.zeros(self.matrices.info.shape[1:], dtype=torch.int32)
+        for expert, update in enumerate(updates):
+            if update is not None and update.parts:
+                info[expert] = self._send_update((slot - 1, expert), update)
+        self._copies.send(info, self.matrices.info[slot - 1])
+
+    def _send_update(self, at: tuple[int, int], update: LowRankUpdate) -> Tensor:
+        """Copy an update to its place; return its description."""
+        matrices, parts = self.matrices, update.parts
+        self._send(torch.cat([self._rows_of(part) for part in parts]), matrices.a[at])
+        stride = -(-max(len(part.a) for part in parts) // PAGE) * PAGE
+        b = torch.zeros((matrices.scales.shape[2], stride), dtype=self._shape.dtype)
+        for part in parts:
+            b[part.first_output : part.first_output + len(part.b), : part.b.shape[1]] = part.b
+        self._send(b, matrices.b[at])
+        if update.scale is not None:
+            self._send(update.scale.float(), matrices.scales[at])
+        return self._info(parts, stride, update.scale is not None)
 
     def _rows_of(self, part: LowRankPart) -> Tensor:
         """Return A as it is stored: [rank, in], or [ids, max_rank] of an embedding."""
@@ -134,7 +140,8 @@ class TritonLinearSlots:
         fields += [0, 0, rank, rank] * (self.matrices.num_parts - len(parts))
         return torch.tensor(fields, dtype=torch.int32)
 
-    def _check(self, slot: int, parts: Sequence[LowRankPart]) -> None:
+    def _check(self, slot: int, update: LowRankUpdate | None) -> None:
+        parts = () if update is None else update.parts
         if not 1 <= slot <= self._shape.num_slots:
             raise ValueError(f"slot {slot} is filled, slots are [1, {self._shape.num_slots}]")
         if len(parts) > self.matrices.num_parts:
@@ -154,5 +161,4 @@ class TritonExpertSlots:
     def fill(self, slot: int, ups: Sequence[LowRankUpdate | None], downs: Sequence[LowRankUpdate | None]) -> None:
         """Set the updates of all experts; empty sequences set none."""
         for slots, updates in ((self._ups, ups), (self._downs, downs)):
-            for expert in range(slots.matrices.b.shape[1]):
-                slots.set(slot, expert, updates[expert] if updates else None)
+            slots.set(slot, updates or [None] * slots.matrices.b.shape[1])

@@ -20,10 +20,10 @@ from .adapter_rows import ROWS, TILE_FIELDS, SlotTiles
 PAGE = 16  # ranks per iteration of expand: the smallest inner dimension of tl.dot
 PART_FIELDS = tl.constexpr(4)  # first output and end, first rank and end
 SLOT_FIELDS = tl.constexpr(2)  # in front of the parts: stride of B, whether there are scales
-MAX_PARTS = 8  # of the inputs, so that a few rows still use many multiprocessors
-MIN_PART = 256  # inputs
+MAX_SPLITS = 8  # of the inputs, so that a few rows still use many multiprocessors
+MIN_SPLIT = 256  # inputs
 MAX_RANK_PROGRAMS = 4  # that share the ranks of a tile
-MANY_ROWS = 1024  # of more rows a program computes all parts, as they have enough tiles to be busy
+MANY_ROWS = 1024  # of more rows a program computes all splits, as there are enough tiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ def low_rank_shape(element_size: int) -> LowRankShape:
 
 
 @triton.jit
-def sum_part(x_at, a_at, first, last, is_row, is_rank, RANKS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr):
+def sum_split(x_at, a_at, first, last, is_row, is_rank, RANKS: tl.constexpr, ROWS: tl.constexpr, INPUTS: tl.constexpr):
     """Sum the products of the inputs [first, last): [RANKS, ROWS]."""
     total = tl.zeros((RANKS, ROWS), dtype=tl.float32)
     for start in range(first, last, INPUTS):
@@ -87,8 +87,8 @@ def shrink_kernel(
     NUM_PARTS: tl.constexpr,  # of the outputs
     NUM_EXPERTS: tl.constexpr,
     TOP_K: tl.constexpr,  # rows per row of x
-    PART: tl.constexpr,  # inputs
-    PARTS_EACH: tl.constexpr,
+    SPLIT: tl.constexpr,  # inputs
+    SPLITS_EACH: tl.constexpr,
     ROWS: tl.constexpr,
     RANKS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -109,9 +109,9 @@ def shrink_kernel(
         is_rank = ranks < num_ranks
         a_at = a + (matrix * MAX_RANKS + ranks) * IN
         total = tl.zeros((RANKS, ROWS), dtype=tl.float32)
-        for i in range(PARTS_EACH):
-            first = (tl.program_id(1) * PARTS_EACH + i) * PART
-            total += sum_part(x_at, a_at, first, tl.minimum(first + PART, IN), is_row, is_rank, RANKS, ROWS, INPUTS)
+        for i in range(SPLITS_EACH):
+            first = (tl.program_id(1) * SPLITS_EACH + i) * SPLIT
+            total += sum_split(x_at, a_at, first, tl.minimum(first + SPLIT, IN), is_row, is_rank, RANKS, ROWS, INPUTS)
         at = inner + (tl.program_id(1) * num_rows + rows[None, :]) * MAX_RANKS + ranks[:, None]
         tl.store(at, total, mask=is_rank[:, None] & is_row[None, :])
 
@@ -149,15 +149,15 @@ def look_up_kernel(
     tl.store(inner + index * MAX_RANKS + ranks, values.to(tl.float32), mask=is_rank)
 
 
-def part_inputs(num_inputs: int, block: int) -> int:
-    """Return the inputs of a part, a multiple of `block`: at most MAX_PARTS parts, of MIN_PART inputs or more."""
-    return -(-max(-(-num_inputs // MAX_PARTS), MIN_PART) // block) * block
+def split_inputs(num_inputs: int, block: int) -> int:
+    """Return the inputs of a split, a multiple of `block`: at most MAX_SPLITS splits, of MIN_SPLIT inputs or more."""
+    return -(-max(-(-num_inputs // MAX_SPLITS), MIN_SPLIT) // block) * block
 
 
 def inner_like(x: Tensor, matrices: LowRankMatrices, tiles: SlotTiles) -> Tensor:
     """Allocate the result of `shrink`."""
-    part = part_inputs(matrices.a.shape[3], low_rank_shape(x.element_size()).inputs)
-    num_splits = 1 if tiles.num_rows > MANY_ROWS else triton.cdiv(matrices.a.shape[3], part)
+    split = split_inputs(matrices.a.shape[3], low_rank_shape(x.element_size()).inputs)
+    num_splits = 1 if tiles.num_rows > MANY_ROWS else triton.cdiv(matrices.a.shape[3], split)
     return torch.empty((num_splits, tiles.num_rows, matrices.a.shape[2]), dtype=torch.float32, device=x.device)
 
 
@@ -169,7 +169,7 @@ def shrink(x: Tensor, matrices: LowRankMatrices, tiles: SlotTiles, output: Tenso
     """
     num_inputs, max_ranks = matrices.a.shape[3], matrices.a.shape[2]
     shape = low_rank_shape(x.element_size())
-    part = part_inputs(num_inputs, shape.inputs)
+    split = split_inputs(num_inputs, shape.inputs)
     inner = inner_like(x, matrices, tiles) if output is None else output
     num_splits = inner.shape[0]
     rank_programs = min(triton.cdiv(max_ranks, shape.ranks), MAX_RANK_PROGRAMS)
@@ -187,8 +187,8 @@ def shrink(x: Tensor, matrices: LowRankMatrices, tiles: SlotTiles, output: Tenso
         NUM_PARTS=matrices.num_parts,
         NUM_EXPERTS=matrices.a.shape[1],
         TOP_K=tiles.num_rows // x.shape[0],
-        PART=part,
-        PARTS_EACH=triton.cdiv(num_inputs, part) // num_splits,
+        SPLIT=split,
+        SPLITS_EACH=triton.cdiv(num_inputs, split) // num_splits,
         ROWS=ROWS,
         RANKS=shape.ranks,
         INPUTS=shape.inputs,

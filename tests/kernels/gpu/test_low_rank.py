@@ -26,7 +26,7 @@ from tokenloom.kernels.contract import (
 )
 from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from tokenloom.kernels.gpu.linear.adapter_rows import ROWS, list_slots
-from tokenloom.kernels.gpu.linear.low_rank import MIN_PART
+from tokenloom.kernels.gpu.linear.low_rank import MIN_SPLIT
 from tokenloom.kernels.gpu.linear.moe import list_rows
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.quantized import quantize
@@ -36,7 +36,7 @@ from tokenloom.tests.kernels.gpu.test_matmul import TOLERANCES, check_close
 from tokenloom.tests.kernels.gpu.test_step import unwritten
 
 NUM_SLOTS = 4  # of which the last stays empty
-TWO_SPLITS = MIN_PART + 20  # inputs
+TWO_SPLITS = MIN_SPLIT + 20  # inputs
 RANKS = (1, 8, 16, 64, 100)
 ACTIVATIONS = (NO_ACTIVATION, Activation("gelu"), GATED_SILU, Activation("swiglu_clamped", True, 0.75))
 
@@ -167,7 +167,7 @@ def test_a_row_has_the_same_bits_alone_and_in_any_mix_and_order(activation: Acti
 def test_a_row_has_the_same_bits_in_steps_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their programs sum the parts of the inputs that others store."""
     ops = BatchInvariantTritonOps(90)
-    num_inputs = TWO_SPLITS + MIN_PART  # of two parts, any order gives the same sum
+    num_inputs = TWO_SPLITS + MIN_SPLIT  # of two parts, any order gives the same sum
     space, packed = adapted_layer(ops, "float", NO_ACTIVATION, num_inputs)
     x, slots = torch.randn(9, num_inputs), mixed_slots(9)
     results = []
