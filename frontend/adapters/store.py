@@ -10,9 +10,9 @@ changes of the source have no effect. Its methods block, and are called from thr
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import fcntl
-import mmap
 import os
 import shutil
 import tempfile
@@ -25,7 +25,7 @@ import msgspec
 from ...ipc.adapters.adapter_config import CONFIG_NAME
 from ...ipc.adapters.adapter_file import AdapterFile, read_adapter
 from ...ipc.adapters.digest import adapter_digest
-from ...ipc.adapters.tensor_header import TENSORS_NAME, TensorPlace
+from ...ipc.adapters.tensor_header import SIZE_BY_DTYPE, TENSORS_NAME, TensorPlace
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import RequestError
 from ...ipc.messages.adapter import AdapterRef
@@ -230,18 +230,32 @@ def check_finite(path: Path, places: Iterable[TensorPlace], shown: str) -> None:
     """Raise RequestError for the first tensor with a NaN or an infinity; `shown`: the folder to name."""
     import numpy as np  # takes 0.1 s, and most engines load no adapter
 
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for place in places:
-            item_bytes, exponent = place.num_bytes // max(1, int(np.prod(place.shape))), EXPONENTS[place.dtype]
-            for start in range(place.offset, place.offset + place.num_bytes, PIECE_BYTES):
-                size = min(PIECE_BYTES, place.offset + place.num_bytes - start)
-                words = np.frombuffer(content[start : start + size], f"<u{item_bytes}")
-                bad = np.flatnonzero((words & exponent) == exponent)
-                if bad.size:
-                    index = (start - place.offset) // item_bytes + int(bad[0])
+    with path.open("rb") as file:
+        for run in _runs(places):
+            item_bytes, exponent = SIZE_BY_DTYPE[run[0].dtype], EXPONENTS[run[0].dtype]
+            end = run[-1].offset + run[-1].num_bytes
+            for start in range(run[0].offset, end, PIECE_BYTES):
+                words = np.frombuffer(os.pread(file.fileno(), min(PIECE_BYTES, end - start), start), f"<u{item_bytes}")
+                is_bad = (words & exponent) == exponent
+                if is_bad.any():
+                    offset = start + int(is_bad.argmax()) * item_bytes
+                    place = run[bisect.bisect(run, offset, key=lambda each: each.offset) - 1]
+                    index = (offset - place.offset) // item_bytes
                     raise RequestError(
                         f"{shown}: element {index} of tensor {place.name} is NaN or infinite: train or save it again"
                     )
+
+
+def _runs(places: Iterable[TensorPlace]) -> list[list[TensorPlace]]:
+    """Return the tensors that lie behind one another in the file and have one type, together, by rising offsets."""
+    runs: list[list[TensorPlace]] = []
+    for place in sorted(places, key=lambda each: each.offset):
+        last = runs[-1][-1] if runs else None
+        if last is not None and last.dtype == place.dtype and last.offset + last.num_bytes == place.offset:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return runs
 
 
 def _places(file: AdapterFile) -> Iterator[TensorPlace]:

@@ -12,10 +12,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from tokenloom.frontend.adapters import store as store_module
 from tokenloom.frontend.adapters.registry import FILE_NAME
 from tokenloom.frontend.adapters.store import AdapterStore, copy_file
 from tokenloom.ipc.adapters.digest import adapter_digest
+from tokenloom.ipc.adapters.tensor_header import read_header
 from tokenloom.ipc.errors import RequestError
 from tokenloom.tests.frontend.adapters.samples import adapter_spec, write_adapter
 
@@ -84,6 +88,23 @@ def test_a_nan_or_infinity_is_refused_by_tensor_and_element(tmp_path: Path, valu
     with pytest.raises(RequestError, match=r"a: element 3 of tensor .*q_proj\.lora_A\.weight is NaN or infinite: "):
         store.copy(write_adapter(tmp_path / "a", value=value))
     assert entries(store) == set() and not list(store.root.glob(".new-*"))
+
+
+def test_a_nan_is_found_in_any_tensor_of_a_file_of_several_types_and_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "PIECE_BYTES", 16)
+    tensors = {f"t{i}": torch.ones(5 + i, dtype=[torch.float32, torch.bfloat16][i // 2 % 2]) for i in range(8)}
+    for name, tensor in tensors.items():
+        for index in (0, len(tensor) - 1):
+            bad = tensor.clone()
+            bad[index] = math.nan
+            save_file(tensors | {name: bad}, tmp_path / "file")
+            places = read_header(tmp_path / "file").values()
+            with pytest.raises(RequestError, match=rf"^shown: element {index} of tensor {name} is NaN"):
+                store_module.check_finite(tmp_path / "file", places, "shown")
+    save_file(tensors, tmp_path / "file")
+    store_module.check_finite(tmp_path / "file", read_header(tmp_path / "file").values(), "shown")
 
 
 def test_the_least_recently_used_is_dropped_and_those_in_use_stay(tmp_path: Path) -> None:
