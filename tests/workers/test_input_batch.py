@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.workers import NewRow, RowSampling
@@ -13,6 +14,7 @@ from tokenloom.tests.workers.random_schedule import new_row
 from tokenloom.workers.input_batch import InputBatch
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 6, 50, 4, 200
+MAX_LORAS = 2
 
 
 def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -20,7 +22,7 @@ def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 
 
 def new_batch() -> InputBatch:
-    return InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS)
+    return InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, max_loras=MAX_LORAS)
 
 
 @dataclass
@@ -29,6 +31,7 @@ class Record:
 
     tokens: list[int]
     num_computed: int
+    adapter_slot: int = 0
     blocks: list[int] = field(default_factory=list)
 
 
@@ -58,6 +61,12 @@ def check_step(batch: InputBatch, records: dict[int, Record], rows: list[int], c
     assert inputs.slots.tolist() == [
         record.blocks[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for record, span in spans for p in span
     ]
+    adapter_slots = [record.adapter_slot for record, span in spans for _ in span]
+    assert (inputs.token_slots is None) == (not any(adapter_slots))
+    assert inputs.token_slots is None or inputs.token_slots.tolist() == adapter_slots
+    for slot in range(1, MAX_LORAS + 1):
+        of_slot = [row for row, record in sorted(records.items()) if record.adapter_slot == slot]
+        assert batch.rows_of_adapter(slot).tolist() == of_slot
     assert inputs.seq_lens.tolist() == [span.stop for _, span in spans]
     width = max(-(-span.stop // BLOCK_SIZE) for _, span in spans)
     padded = [(record.blocks + [0] * width)[:width] for record, _ in spans]
@@ -82,8 +91,9 @@ def test_random_admissions_steps_and_frees_match_plain_records(seed: int) -> Non
         for row in set(range(MAX_NUM_SEQS)) - set(records):
             if rng.random() < 0.4:
                 tokens = rng.integers(0, 1000, rng.integers(1, 30)).tolist()
-                record = Record(tokens, int(rng.integers(0, len(tokens))))
-                batch.admit(new_row(row, tokens, record.num_computed))
+                slot = int(rng.integers(0, MAX_LORAS + 1)) if rng.random() < 0.3 else 0
+                record = Record(tokens, int(rng.integers(0, len(tokens))), slot)
+                batch.admit(replace(new_row(row, tokens, record.num_computed), adapter_slot=slot))
                 records[row] = record
         rows = [int(row) for row in rng.permutation(sorted(records)) if rng.random() < 0.8]
         if not rows:
@@ -228,6 +238,8 @@ def test_a_row_gets_at_most_the_blocks_of_the_longest_request() -> None:
         (new_row(2, []), "one to compute"),
         (new_row(2, [1, 2], computed=2), "one to compute"),
         (new_row(2, [1] * (MAX_MODEL_LEN + 1)), "at most 50"),
+        (replace(new_row(2, [1]), adapter_slot=MAX_LORAS + 1), r"adapter slot 3, slots are \[1, 2\]"),
+        (replace(new_row(2, [1]), adapter_slot=-1), "adapter slot -1"),
     ],
 )
 def test_an_invalid_row_is_not_admitted(message: NewRow, reason: str) -> None:

@@ -28,7 +28,7 @@ from .slot_filler import SlotFiller
 
 logger = logging.getLogger("tokenloom.worker")
 
-NICENESS = 19  # the steps' threads go first
+NICENESS = 10  # the steps' threads go first; at 19, on busy cores, the thread holds the GIL for up to a second
 
 
 @dataclass(eq=False)
@@ -157,6 +157,7 @@ class AdapterLoader:
 def _run(queue: SimpleQueue[_Job | None], done: SimpleQueue[_Job], fd: int, rank: int, begun: threading.Event) -> None:
     """Fill slots in the order of the queue, up to a None. An error is its job's."""
     torch.set_num_threads(1)  # of this thread, and of all that begin later
+    torch.get_num_threads()  # a thread takes the number of the process at its first use of it, and then keeps its own
     begun.set()
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     while (job := queue.get()) is not None:

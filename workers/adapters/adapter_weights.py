@@ -117,4 +117,5 @@ class AdapterWeights:
 def _columns_of(matrix: Tensor, inputs: range) -> Tensor:
     """Return these columns, zeros past the end."""
     columns = matrix[:, inputs.start : inputs.stop]
-    return torch.nn.functional.pad(columns, (0, len(inputs) - columns.shape[1])).contiguous()
+    num_missing = len(inputs) - columns.shape[1]
+    return torch.nn.functional.pad(columns, (0, num_missing)) if num_missing else columns.contiguous()

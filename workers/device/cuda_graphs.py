@@ -32,7 +32,7 @@ from .device_batch import DeviceBatch
 SIZES_AT_START = (8, 4, 2, 1)  # after the largest
 NODE_BYTES = 10 << 10  # driver memory for each kernel of a graph (NVIDIA/cccl pull request 3768)
 NODES_PER_LAYER = 16  # at most, without experts: a matrix product may be two kernels
-ADAPTER_NODES_PER_LAYER = 10  # shrink and expand of four products, and an update by steps that may be a kernel more
+ADAPTER_NODES_PER_LAYER = 8  # shrink and expand of four products
 CUBLAS_BYTES = 32 << 20  # cuBLAS workspace of the capturing stream on Hopper
 
 Step: TypeAlias = Callable[[], None]

@@ -158,6 +158,7 @@ def test_other_weights_empty_the_slots_and_a_sleeping_cache_keeps_them(
         assert steps.generate(1) == answer
         if holding is not None:
             worker.hold(holding)
+            assert worker.adapters.contents == []
             worker.hold(Holding())
 
 

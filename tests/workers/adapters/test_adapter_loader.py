@@ -44,6 +44,17 @@ class Case(NamedTuple):
         return SlotContent(slot=slot, digest=self.digests[adapter])
 
 
+class Watching:
+    """A filler that notes the number of compute threads that it has."""
+
+    def __init__(self, filler: SlotFiller) -> None:
+        self._filler, self.num_threads = filler, 0
+
+    def fill(self, order: FillSlot) -> int:
+        self.num_threads = torch.get_num_threads()
+        return self._filler.fill(order)
+
+
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("loader")
@@ -195,6 +206,8 @@ def test_slots_out_of_range_are_refused(loader: AdapterLoader, case: Case) -> No
 
 def test_the_thread_is_nice_and_alone_has_one_compute_thread(loader: AdapterLoader, case: Case, fault: Path) -> None:
     torch.set_num_threads(3)
+    watching = Watching(case.filler())
+    loader.use(watching)  # type: ignore[arg-type]
     fault.write_text("delay 0.3")
     before = set(threading.enumerate())
     start(loader, case.order(1, 0))
@@ -209,3 +222,4 @@ def test_the_thread_is_nice_and_alone_has_one_compute_thread(loader: AdapterLoad
     later.join(DEADLINE_S)
     assert seen == [3, 3]
     replies_of(loader, 1)
+    assert watching.num_threads == 1

@@ -40,6 +40,7 @@ QUICK = [
     ("phi4", "dora"),
     ("gpt2", "rslora"),
     ("mixtral", SPARSE[-1]),
+    ("gpt_oss", "experts"),
 ]
 ECHOING = ("gemma3_text", "gemma4", "gemma4_moe")  # with a tied head they repeat their input
 OPS: dict[str, Callable[[], Ops]] = {"plain": ReferenceOps, "C": lambda: select_ops(CPU, torch.float32)}

@@ -80,6 +80,49 @@ def test_experts_one_by_one_equal_a_merged_base(family: str, use_dora: bool, tmp
         assert (actual.argmax(-1) != base.argmax(-1)).any()
 
 
+def test_experts_that_peft_took_for_transposed_ones_get_the_same_updates(tmp_path: Path) -> None:
+    """Some versions of PEFT swap A and B of interleaved experts, both transposed."""
+    checkpoint = tiny_checkpoint(tmp_path / "model", "gpt_oss")
+    adapter = save_adapter(tmp_path / "adapter", checkpoint, KINDS["experts"], 1)
+    config = load_model_config(checkpoint)
+    assert config.experts is not None
+    num_experts, rank = config.experts.num_experts, KINDS["experts"]["r"]
+    tokens = prompts_of({"a": 20}, config.vocab_size, seed=1)
+    model, filler = load_adaptable(checkpoint)
+    fill(filler, 1, adapter)
+    path = adapter / TENSORS_NAME
+    tensors = load_file(path)
+    for name, a in load_file(path).items():
+        if ".experts." in name and "lora_A" in name:
+            b = tensors[name.replace("lora_A", "lora_B")]
+            swapped_a = b.view(len(b), rank, num_experts).permute(2, 1, 0).reshape(-1, len(b))
+            swapped_b = a.view(num_experts, rank, a.shape[1]).permute(2, 1, 0).reshape(a.shape[1], -1)
+            tensors[name], tensors[name.replace("lora_A", "lora_B")] = swapped_a.contiguous(), swapped_b.contiguous()
+    save_file(tensors, path)
+    fill(filler, 2, adapter)
+    first, second, base = (logits_of(model, tokens, slot) for slot in (1, 2, 0))
+    assert torch.equal(first, second) and not torch.allclose(first, base, atol=0.1)
+
+
+def test_norms_of_quantized_layers_are_those_of_their_rounded_weights(tmp_path: Path) -> None:
+    """A head is not quantized on load."""
+    checkpoint = tiny_checkpoint(tmp_path / "model", tie_word_embeddings=False)
+    shape = AdapterShape(rank=2, modules=("o_proj", "lm_head"), use_dora=True)
+    adapter = write_adapter(tmp_path / "adapter", checkpoint, shape, 1)
+    scales = {}
+    for quantization in (None, "int8"):
+        model, filler = load_adaptable(checkpoint, ReferenceOps(), quantization=quantization)
+        fill(filler, 1, adapter)
+        assert model.adapted is not None
+        for layer in model.adapted.linears:
+            update = layer.slots.updates[1]  # type: ignore[attr-defined]
+            if update is not None:
+                scales[layer.parts[0].module.rpartition(".")[2], quantization] = update.scale
+    assert torch.equal(scales["lm_head", None], scales["lm_head", "int8"])
+    assert not torch.equal(scales["o_proj", None], scales["o_proj", "int8"])
+    torch.testing.assert_close(scales["o_proj", None], scales["o_proj", "int8"], rtol=0.01, atol=0)
+
+
 def test_norms_of_many_pieces_equal_those_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = tiny_checkpoint(tmp_path / "model", "glm")
     adapter = save_adapter(tmp_path / "adapter", checkpoint, KINDS["dora"], 1)
