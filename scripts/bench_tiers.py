@@ -5,8 +5,9 @@
 Per round, with a new prompt of IN random tokens: computed without any cache; again with its blocks on a disk (the pool
 emptied), in the host tier (another prompt in between fills the pool), in Redis (computed by another engine), each also
 with an arena of a quarter of the prompt; and on the disk after SIGKILL of all processes and a start on the same folder.
-Each engine is idle for a second before its first request. Beside them the time to read the same objects with O_DIRECT
-by a bare loop. Printed: medians, and their ratio to computing. A hit asserts that all blocks but the last were found.
+Each engine is idle for --idle seconds before its first request. Beside them the time in which a bare loop reads these
+objects with O_DIRECT. Printed: medians, and their ratio to computing. A hit asserts that all blocks but the last were
+found.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tokenloom.scripts.bench_report import median
 from tokenloom.scripts.bench_workload import FIRST_ID, Setup, new_model_parser, vocab_size
 
 SETTLE_S = 30.0
-IDLE_S = 1.0  # before the first request of an engine, which takes memory ahead meanwhile
+IDLE_S = 1.0  # before the first request of an engine, which takes memory ahead meanwhile, at 0.4 to 2 GB/s
 ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 
@@ -100,13 +101,13 @@ class Bench:
 
     @contextlib.contextmanager
     def engine(self, **more: object) -> Iterator[LLM]:
-        """Run an engine; wait until it knows the names of its weights, and IDLE_S longer."""
+        """Run an engine; wait until it knows the names of its weights, and --idle longer."""
         llm = LLM(self.setup.folder, **self.options(**more))
         try:
             if set(more) - {"kv_host_bytes", "num_kv_blocks"}:
                 wait_until(lambda: is_up(llm), "the tier does not open")
             llm.generate([{"prompt_token_ids": self.prompt("warm-up")[:40]}], ONE_TOKEN, use_tqdm=False)
-            time.sleep(IDLE_S)
+            time.sleep(self.setup.arguments.idle)
             yield llm
         finally:
             with contextlib.suppress(Exception):
@@ -181,7 +182,9 @@ def main() -> int:
     parser = new_model_parser(__doc__)
     parser.add_argument("num_in", metavar="IN", type=int, nargs="?", default=4096, help="prompt tokens (default 4096)")
     parser.add_argument("--redis", default=shutil.which("redis-server") or "", help="the redis-server to start")
-    setup = Setup("tiers", parser, "num_in", dtype="bfloat16")
+    text = "seconds before an engine's first request, in which it takes memory ahead"
+    parser.add_argument("--idle", type=float, default=IDLE_S, help=f"{text} (default {IDLE_S:g})")
+    setup = Setup("tiers", parser, "num_in", "idle", dtype="bfloat16")
     bench = Bench(setup, setup.arguments.num_in, setup.arguments.redis)
     try:
         for number in range(setup.arguments.rounds):
