@@ -50,8 +50,18 @@ def tokens_by_source(http: httpx2.Client) -> dict[str, float]:
     return found
 
 
+def wait_until_open(http: httpx2.Client) -> None:
+    """Wait until the names of the weights are known, and so those of blocks."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (disk := sources(http)["disk"])["open"]:
+        assert time.monotonic() < deadline, disk
+        time.sleep(0.05)
+
+
 @pytest.mark.timeout(120)
 def test_a_subscriber_learns_the_blocks_of_a_prompt(engine: LaunchedEngine, folder: Path) -> None:
+    with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as http:
+        wait_until_open(http)  # blocks are renamed then, and those of a prompt that runs meanwhile are not told
     with zmq.Context() as context, context.socket(zmq.DEALER) as replay, Client(engine.address) as client:
         output = client.generate("One two three four five six seven eight. " * 8, SamplingParams(max_tokens=2))[0]
         replay.connect(f"ipc://{folder}/e-replay")
