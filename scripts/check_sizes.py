@@ -16,12 +16,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
-    ("frontend", ".py"): 20_300,
-    ("core", ".py"): 10_500,
-    ("workers", ".py"): 9_700,
-    ("kernels", ".py"): 7_000,
-    ("kernels", ".c .h"): 5_000,
-    ("ipc", ".py"): 7_900,
+    ("frontend", ".py"): 23_800,
+    ("core", ".py"): 11_300,
+    ("workers", ".py"): 10_700,
+    ("kernels", ".py"): 7_200,
+    ("kernels", ".c .h"): 5_200,
+    ("ipc", ".py"): 8_700,
 }
 MAX_FILES = 16  # of a folder
 MAX_FILE_LINES = 400

@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from .quantization_config import QuantizationConfig
+from .vision_config import VisionConfig
 
 ModelImplementation = Literal["auto", "native", "transformers"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional"]
@@ -177,6 +178,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: QuantizationConfig | None  # of the layers' matrices
     eos_token_ids: list[int]  # sorted
     bos_token_id: int | None
+    vision: VisionConfig | None = None  # None: text alone
 
     def at_layer(self, layer: int) -> ModelConfig:
         """Return the config with the sizes of one layer for the model's."""

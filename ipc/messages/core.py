@@ -25,6 +25,7 @@ from .base import (
     Welcome,
 )
 from .client import PauseMode
+from .media import MediaSpan
 from .tier import PlaceName
 
 
@@ -53,6 +54,7 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     thought_end: bytes = b""  # int32: the grammar applies after these output tokens; empty: from the first token on
     num_prompt_logprobs: int = 0  # prompt tokens whose logprobs were delivered; the first, which has none, counts
     adapter: AdapterRef | None = None  # None: the base model
+    media: list[MediaSpan] = []  # by rising starts
 
     @property
     def kind(self) -> Literal["generate", "pool"]:

@@ -11,6 +11,7 @@ from ..pooling_params import PoolingParams
 from .adapter import NO_SLOT, FillSlot, SlotContent
 from .base import BulkArray, Holding, Message, Rank
 from .core import LogprobColumns
+from .media import Encode, FailedEntry
 
 
 class RowSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,6 +53,7 @@ class NewRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sampling: RowSampling
     pooling: PoolingParams | None = None  # embed instead of sampling: the prompt's last token gives the vector
     adapter_slot: int = NO_SLOT  # filled on every rank
+    spans: bytes = b""  # int32 [m, 5]: start, length and grid of each medium of the prompt, by rising starts
 
 
 class StepMessage(Message, frozen=True, kw_only=True):
@@ -80,6 +82,9 @@ class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
     stores: bytes = b""  # int32 [m, 2]: block, slot of the arena that gets its content
     loads: bytes = b""  # int32 [m, 2]: slot, block that gets its content
     fills: list[FillSlot] = []  # begun before the step, finished some time later
+    encodes: list[Encode] = []  # run before the step's rows, in this order
+    freed_entries: bytes = b""  # int32: entries of the encoder cache that are free before this step's encodes
+    span_entries: bytes = b""  # int32 [m, 3]: row, index of a span, and its entry, from this step on; it is complete
 
 
 class TokenMask(StepMessage, frozen=True, kw_only=True, tag="mask"):
@@ -163,6 +168,7 @@ class ModelRunnerOutput(StepMessage, frozen=True, kw_only=True, tag="result"):
     prompt_logprobs: RowLogprobs | None = None
     fully_masked_rows: bytes = b""  # int32: rows without any allowed token; ignore their token_ids
     pooled: list[Pooled] = []  # embeddings of prompts that end in this step
+    failed_entries: list[FailedEntry] = []  # of this step's encodes
 
 
 class Resend(Message, frozen=True, kw_only=True, tag="resend"):

@@ -1,0 +1,25 @@
+"""VisionConfig: the image side of a model, as far as processes other than the workers know it."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+VisionFamily: TypeAlias = Literal[
+    "llava", "pixtral", "idefics3", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3"
+]
+
+
+class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The encoder of a model that sees images. Sizes count elements; patches and images are squares."""
+
+    family: VisionFamily  # how images are prepared, expanded in prompts and encoded; SmolVLM is idefics3
+    image_token_id: int  # the placeholder, whose embedding the encoder gives
+    hidden_size: int  # of the encoder
+    num_layers: int  # of the encoder: the unit in which its work is scheduled
+    patch_size: int  # pixels
+    image_size: int = 0  # pixels of the only size that the encoder takes; 0: any
+    merge_size: int = 1  # patches on each side of what becomes one embedding
+    num_deepstack: int = 0  # first layers of the language model to which the encoder adds features of their own
+    is_bidirectional: bool = False  # the placeholders of an image attend to all others of that image

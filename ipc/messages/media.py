@@ -1,0 +1,46 @@
+"""Parts of several channels' messages that name media: images, whose embeddings replace placeholder tokens.
+
+The frontend decodes and resizes a medium in a media process and puts the result into the engine's blob store as a
+media file (`blobs/media_file.py`), whose digest names it from then on: in keys of KV blocks, in the core's table of
+encoded media and in orders to workers. Its tokens in a prompt are a span: placeholders, which embeddings replace one
+by one, and tokens that the family puts between them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+MediaKind: TypeAlias = Literal["image"]  # others join here
+
+
+class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A medium of a prompt: from its first placeholder to its last. Spans of a prompt do not overlap."""
+
+    kind: MediaKind = "image"
+    digest: bytes  # SHA-256 of the media file, which is in the blob store while the request is open
+    start: int  # index of the first placeholder in the prompt
+    length: int  # tokens up to the last placeholder, others in between included
+    num_embeds: int  # placeholders in the span
+    grid: tuple[int, int, int]  # of the media file
+
+
+class Encode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Order to run layers [first_layer, first_layer + num_layers) of the encoder on a medium. The order for layer 0
+    takes the entry of the encoder cache, the one for the last layer completes it."""
+
+    entry: int  # ≥ 1, of the encoder cache
+    kind: MediaKind = "image"
+    digest: bytes  # of the media file
+    grid: tuple[int, int, int]
+    num_embeds: int
+    first_layer: int
+    num_layers: int
+
+
+class FailedEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry that a rank could not encode, as its file is missing or damaged; the entry is free."""
+
+    entry: int
+    error: str
