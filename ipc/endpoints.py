@@ -10,6 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from .errors import ConfigError
+
+DEFAULT_PORT = 8000  # of the HTTP server, if only its host is given
+
 
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses, ipc:// or tcp://; the process that binds one is named first beside it.
@@ -49,3 +53,35 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
 def _numbered(address: str, number: int) -> str:
     before, mark, after = address.rpartition("{}")
     return f"{before}{number}{after}" if mark else address
+
+
+def check_listen(address: str) -> None:
+    """Raise ConfigError unless it is ipc:///PATH or tcp://HOST:PORT; ZeroMQ would take any port modulo 65536."""
+    if address.startswith("tcp://"):
+        port = address.rpartition(":")[2]
+        if port != "*" and not (port.isdecimal() and int(port) <= 65535):
+            raise ConfigError(f"--listen {address}: the port must be in [0, 65535] (0: any free one), got {port!r}")
+    elif not address.startswith("ipc:///"):
+        raise ConfigError(f"--listen {address} must be ipc:///PATH or tcp://HOST:PORT")
+
+
+def joined_http_address(http: str | None, host: str | None, port: int | None) -> str | None:
+    """Return [HOST:]PORT from --http, --host and --port, ConfigError if they differ; None if none is given."""
+    if host is None and port is None:
+        return http
+    given_host, _, given_port = (http or "").rpartition(":")
+    if host is not None and given_host.strip("[]") not in ("", host.strip("[]")):
+        raise ConfigError(f"--host {host} is not that of --http {http}: give one of them")
+    if port is not None and given_port not in ("", str(port)):
+        raise ConfigError(f"--port {port} is not that of --http {http}: give one of them")
+    host = host or given_host
+    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+    return f"{host}:{given_port or port or (DEFAULT_PORT if port is None else 0)}"
+
+
+def http_endpoint(address: str) -> tuple[str, int]:
+    """Parse `[HOST:]PORT`, IPv6 in brackets, into (host without them, port); ConfigError if invalid."""
+    host, _, port = address.rpartition(":")
+    if not (port.isdecimal() and int(port) <= 65535):
+        raise ConfigError(f"--http {address} must be [HOST:]PORT with a port in [0, 65535] (0: any free one)")
+    return host.strip("[]") or "127.0.0.1", int(port)

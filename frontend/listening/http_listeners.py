@@ -14,7 +14,8 @@ import socket
 from collections.abc import Sequence
 
 from ...ipc.addresses import lock_ipc_address, unlink_ipc_address
-from ...ipc.config.engine_config import EngineConfig, http_endpoint
+from ...ipc.config.engine_config import EngineConfig
+from ...ipc.endpoints import http_endpoint
 from ...ipc.errors import ConfigError
 
 logger = logging.getLogger("tokenloom.supervisor")

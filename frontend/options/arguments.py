@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from ...ipc.config.engine_config import API_KEY_VARIABLE, DEFAULT_PORT, GROUPS, EngineConfig
+from ...ipc.config.engine_config import API_KEY_VARIABLE, GROUPS, EngineConfig
+from ...ipc.endpoints import DEFAULT_PORT
 from .config_file import read_config_file
 from .options import KINDS, Given, Kind
 from .parser import value_parser

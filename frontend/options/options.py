@@ -30,6 +30,7 @@ _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
     dict: "a JSON object",
 }
 _TEXTS = Annotated[list[str], msgspec.Meta(min_length=1)]
+_COUNTS = re.compile(r"\w+=\d+(,\w+=\d+)*")  # vLLM's short form of an object: image=4,video=0
 _SIZE = re.compile(r"(\d+(?:\.\d+(?=[kmgt]))?)([kmgtKMGT])")  # the capital units take no fraction
 _UNITS = {
     unit: base**power for base, units in ((1000, "kmgt"), (1024, "KMGT")) for power, unit in enumerate(units, start=1)
@@ -55,6 +56,8 @@ class Kind(NamedTuple):
             value = str(value)
         if self.type is int and isinstance(value, str) and (size := _SIZE.fullmatch(value.strip())):
             value = int(float(size[1]) * _UNITS[size[2]])
+        if self.type is dict and isinstance(value, str) and _COUNTS.fullmatch(value):
+            value = {name: int(count) for name, _, count in (each.partition("=") for each in value.split(","))}
         try:
             if (self.type is list and value is not None) or (self.has_commas and isinstance(value, list)):
                 value = msgspec.convert([value] if isinstance(value, str) else value, _TEXTS)
@@ -72,7 +75,7 @@ class Kind(NamedTuple):
                 return self.checked(self.type(text))
             except ValueError:
                 pass
-        if self.type is dict or (self.has_commas and text.startswith("[")):
+        if (self.type is dict and not _COUNTS.fullmatch(text)) or (self.has_commas and text.startswith("[")):
             try:
                 return self.checked(json.loads(text))
             except json.JSONDecodeError as error:

@@ -55,6 +55,8 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     model = load_model_config(folder, config.hf_overrides, generation, config.model_impl)
     check_borrowed(config, model)
     model = _quantized(config, model)
+    if config.max_media("image") == 0:
+        model = msgspec.structs.replace(model, vision=None)
     check_parallel(model, config.tensor_parallel_size)
     dtype, device = _dtype(config, model), _device(config)
     if config.load_format != "dummy":

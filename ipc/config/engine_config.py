@@ -14,9 +14,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from ..endpoints import DEFAULT_PORT, check_listen, http_endpoint, joined_http_address
 from ..errors import ConfigError
+from ..messages.media import MediaKind
 from ..process.log import LogLevel
 from .tier_places import check_events, check_places
+from .vision_config import media_limits
 
 API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # replaces --api-key, which every user of the machine can see in `ps`
 CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # passes the configuration from a program to the engine that it starts
@@ -24,7 +27,7 @@ CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # passes the configuration from a program 
 
 AUTO_LENGTH = -1  # of max_model_len: the longest whose KV cache fits
 MAX_NUM_SEQS = 256  # the default
-DEFAULT_PORT = 8000  # of the HTTP server, if only its host is given
+MAX_MEDIA_BYTES = 63 << 20  # a medium is one frame of a client, of at most 64 MiB
 GROUPS = {  # of options in --help
     "model": "the model and its files",
     "answers": "templates, defaults and parsers of answers",
@@ -32,6 +35,7 @@ GROUPS = {  # of options in --help
     "memory": "lengths and the KV cache",
     "tiers": "KV blocks outside the pool: host memory, disk, Redis, other engines",
     "adapters": "LoRA adapters",
+    "media": "images in prompts",
     "scheduling": "how much a step computes",
     "http": "the HTTP server with OpenAI's API",
     "clients": "the address of Client and AsyncClient",
@@ -45,7 +49,7 @@ def _in(group: str) -> Callable[[str], Meta]:
     return lambda text: Meta(description=text, extra={"group": group})
 
 
-_model, _answers, _devices, _memory, _tiers, _adapters, _scheduling, _http, _clients, _limits, _logging = map(
+_model, _answers, _devices, _memory, _tiers, _adapters, _media, _scheduling, _http, _clients, _limits, _logging = map(
     _in, GROUPS
 )
 
@@ -139,6 +143,25 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     adapter_store_bytes: Annotated[int, _adapters("most bytes of the engine's own copies of adapters, such as 32G")] = (
         32 << 30
     )
+    limit_mm_per_prompt: Annotated[
+        dict[str, Any] | None, _media('images in one prompt: {"image": 4} or image=4; none: as many as fit')
+    ] = None
+    mm_processor_kwargs: Annotated[
+        dict[str, Any] | None, _media('settings of the image processor, such as {"max_pixels": 1003520}')
+    ] = None
+    language_model_only: Annotated[bool, _media("serve a model that sees images for text alone")] = False
+    max_image_pixels: Annotated[int, _media("most pixels of an image as it is sent")] = 40_000_000
+    max_media_bytes: Annotated[int, _media("most bytes of an image as it is sent, such as 20M")] = 20 << 20
+    media_store_bytes: Annotated[int, _media("most bytes of images in the run directory, such as 1G")] = 1 << 30
+    media_processes: Annotated[
+        int | None, _media("processes that decode and resize images; none: cores / 4, from 1 to 4")
+    ] = None
+    allowed_media_domains: Annotated[
+        list[str] | None, _media("hosts from which the engine fetches images by URL; none: it fetches none")
+    ] = None
+    allowed_local_media_path: Annotated[
+        str | None, _media("folder on the engine's machine below which file: URLs may name images; none: no file: URLs")
+    ] = None
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"],
         _scheduling("order of requests; priority: a new one may preempt those behind it"),
@@ -263,16 +286,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def http_address(self) -> str | None:
         """[HOST:]PORT from --http, --host and --port, ConfigError if they differ; None without an HTTP server."""
-        if self.host is None and self.port is None:
-            return self.http
-        host, _, port = (self.http or "").rpartition(":")
-        if self.host is not None and host.strip("[]") not in ("", self.host.strip("[]")):
-            raise ConfigError(f"--host {self.host} is not that of --http {self.http}: give one of them")
-        if self.port is not None and port not in ("", str(self.port)):
-            raise ConfigError(f"--port {self.port} is not that of --http {self.http}: give one of them")
-        host = self.host or host
-        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-        return f"{host}:{port or self.port or (DEFAULT_PORT if self.port is None else 0)}"
+        return joined_http_address(self.http, self.host, self.port)
+
+    def max_media(self, kind: MediaKind) -> int | None:
+        """Return how many media of a kind one prompt may have; None: as many as fit."""
+        return 0 if self.language_model_only else media_limits(self.limit_mm_per_prompt).get(kind)
 
     def __post_init__(self) -> None:
         for name, low, high in _INT_RANGES:
@@ -301,7 +319,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"--default-timeout-s {self.default_timeout_s} is above --max-timeout-s {self.max_timeout_s}: lower it"
             )
         if self.listen is not None:
-            _check_address(self.listen)
+            check_listen(self.listen)
             if self.listen.startswith("tcp://") and self.key_file is None and not self.insecure:
                 raise ConfigError(
                     f"--listen {self.listen} would admit anyone: give --key-file (made by `engine-launch keygen "
@@ -310,6 +328,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         check_places(self.kv_remote, self.kv_peers, self.kv_listen, self.kv_key_file is not None)
         if self.kv_events is not None:
             check_events(self.kv_events, has_key=self.key_file is not None, is_insecure=self.insecure)
+        media_limits(self.limit_mm_per_prompt)
         self._check_http()
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
             raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")
@@ -355,6 +374,10 @@ _INT_RANGES = (
     ("max_lora_rank", 1, 4096),
     ("max_cpu_loras", 1, 1 << 20),
     ("adapter_store_bytes", 1, 1 << 50),
+    ("max_image_pixels", 1, 1 << 40),
+    ("max_media_bytes", 1, MAX_MEDIA_BYTES),
+    ("media_store_bytes", 1, 1 << 50),
+    ("media_processes", 1, 64),
     ("steps_in_flight", 1, 2),
     ("max_waiting_requests", 1, 1 << 30),
     ("max_waiting_tokens", 1, 1 << 40),
@@ -362,24 +385,6 @@ _INT_RANGES = (
     ("max_logprobs", -1, 1 << 20),
     ("seed", -(2**63), 2**63 - 1),
 )
-
-
-def _check_address(address: str) -> None:
-    """Raise ConfigError unless it is ipc:///PATH or tcp://HOST:PORT; ZeroMQ would take any port modulo 65536."""
-    if address.startswith("tcp://"):
-        port = address.rpartition(":")[2]
-        if port != "*" and not (port.isdecimal() and int(port) <= 65535):
-            raise ConfigError(f"--listen {address}: the port must be in [0, 65535] (0: any free one), got {port!r}")
-    elif not address.startswith("ipc:///"):
-        raise ConfigError(f"--listen {address} must be ipc:///PATH or tcp://HOST:PORT")
-
-
-def http_endpoint(address: str) -> tuple[str, int]:
-    """Parse `[HOST:]PORT`, IPv6 in brackets, into (host without them, port); ConfigError if invalid."""
-    host, _, port = address.rpartition(":")
-    if not (port.isdecimal() and int(port) <= 65535):
-        raise ConfigError(f"--http {address} must be [HOST:]PORT with a port in [0, 65535] (0: any free one)")
-    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def _flag(name: str) -> str:

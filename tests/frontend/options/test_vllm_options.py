@@ -42,7 +42,9 @@ TAKEN_FLAGS = """
 --enable-eplb|--enable-dbo|--worker-cls auto|--decode-context-parallel-size 1|--block-size 16
 --gpu-memory-utilization 0.9|--kv-cache-memory-bytes 2G|--kv-cache-dtype auto|--kv-cache-dtype fp8_e4m3
 --num-gpu-blocks-override 100|--enable-prefix-caching|--no-enable-prefix-caching|--prefix-caching-hash-algo sha256
---swap-space 4|--cpu-offload-gb 0|--calculate-kv-scales|--limit-mm-per-prompt {"image": 0}|--mm-processor-kwargs {}
+--swap-space 4|--cpu-offload-gb 0|--calculate-kv-scales|--limit-mm-per-prompt {"image": 0}
+--limit-mm-per-prompt image=4,video=0|--limit-mm-per-prompt {"image": {"count": 2, "width": 512}}
+--limit-mm-per-prompt.image 3|--allowed-media-domains a.example b.example|--mm-processor-kwargs {}
 --allowed-local-media-path /tmp|--skip-mm-profiling|--mm-processor-cache-gb 0|--language-model-only|--lora-dtype auto
 --fully-sharded-loras|--otlp-traces-endpoint http://otel:4317|--collect-detailed-traces all
 --show-hidden-metrics-for-version 0.10|--kv-cache-metrics|--enable-mfu-metrics|--max-num-batched-tokens 8k
@@ -64,6 +66,7 @@ REFUSED_FLAGS = """
 --response-role bot|--chat-template-content-format openai
 --structured-outputs-config {"disable_any_whitespace": true}|--rope-scaling {"a": 1}|--disable-sliding-window
 --model-impl terratorch|--config-format mistral|--kv-cache-dtype fp8_e5m2|--tool-call-parser granite
+--enable-mm-embeds|--mm-encoder-only|--limit-mm-per-prompt {"pictures": 1}|--limit-mm-per-prompt {"image": -1}
 --reasoning-parser hunyuan_a13b|--quantization bitsandbytes|--kv-offloading-size 4|--allow-credentials
 """
 KEYWORDS: dict[str, object] = {  # keywords of LLM with values from scripts; the refused ones are below
@@ -201,3 +204,18 @@ def test_none_selects_the_default_of_every_keyword() -> None:
 def test_a_mistyped_keyword_of_vllm_is_corrected() -> None:
     with pytest.raises(TypeError, match="'swap_spaces': did you mean swap_space"):
         config_from_keywords("LLM", None, {"swap_spaces": 4})
+
+
+@pytest.mark.parametrize(
+    ("line", "limit"),
+    [
+        ("--limit-mm-per-prompt image=4", 4),
+        ('--limit-mm-per-prompt {"image": 3, "video": 0}', 3),
+        ('--limit-mm-per-prompt {"image": {"count": 2, "width": 512}}', 2),
+        ("--limit-mm-per-prompt.image 1", 1),
+        ('--limit-mm-per-prompt {"video": 0}', None),
+        ("--language-model-only", 0),
+    ],
+)
+def test_each_form_of_a_limit_on_images_gives_the_number(line: str, limit: int | None) -> None:
+    assert taken(line).max_media("image") == limit
