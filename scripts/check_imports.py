@@ -99,6 +99,7 @@ FOLDERS = {
     "frontend/openai/parsers": Folder(_frontend("text"), _parties("msgspec")),
     "frontend/options": Folder(IPC, _parties("msgspec yaml")),
     "frontend/requests": Folder(_frontend("adapters client intake metrics supervisor text"), _parties("msgspec zmq")),
+    "frontend/sources": Folder(IPC, _parties("httptools")),
     "frontend/supervisor": Folder(_frontend("adapters listening"), _parties("msgspec zmq tqdm huggingface_hub")),
     "frontend/text": Folder(IPC, _parties("msgspec tokenizers transformers jinja2")),
 }
