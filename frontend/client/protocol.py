@@ -32,6 +32,7 @@ from ...ipc.messages.client import (
     Delta,
     Deltas,
     FrontendMessage,
+    NeedMedia,
     Query,
     QueryFailed,
     Reply,
@@ -160,7 +161,7 @@ class ClientProtocol:
                     self.greet(now)
             case Refused():
                 self.end(self._refusal(message.error))
-            case Pong():
+            case Pong() | NeedMedia():
                 pass
             case QueryFailed():
                 self._end_query(message.query_id, message.error.to_exception())

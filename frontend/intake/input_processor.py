@@ -25,6 +25,7 @@ from ..client.prompts import check_text
 from ..openai.parsers.names import find_reasoning_parser
 from ..openai.parsers.thoughts import BEGIN_INSIDE, MARKERS
 from ..text.chat_template import MODEL_FORM, ChatTemplate
+from ..text.media_limits import MediaLimits
 from ..text.prompt_limits import PromptLimits
 from ..text.tokenizer import Tokenizer, head_of
 
@@ -60,6 +61,7 @@ class InputProcessor:
         self._hidden_size = spec.model.hidden_size
         self._tokenizer = tokenizer
         self.limits = PromptLimits.of(spec, None if tokenizer is None else tokenizer.max_bytes_per_token)
+        self.media_limits = MediaLimits.of(spec)
         self.chat_template = chat_template
         parser: str = spec.config.reasoning_parser
         if parser == "auto":

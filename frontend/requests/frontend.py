@@ -36,6 +36,7 @@ from ...ipc.messages.client import (
     Credit,
     FrontendMessage,
     Health,
+    PutMedium,
     QueryFailed,
     Submit,
 )
@@ -191,7 +192,7 @@ class Frontend:
             self._controls.submit(message, lambda reply: session.send(reply))
         elif isinstance(message, AdapterQuery):
             self.adapters.answer(message, lambda reply: session.send(reply))
-        elif not isinstance(message, Hello):
+        elif not isinstance(message, Hello | PutMedium):
             self._queries.answer(message, session.caller_of(""), lambda reply: session.send(reply))
 
     def _credit(self, session: Session, count: int) -> None:

@@ -30,6 +30,7 @@ class _Outline(msgspec.Struct, frozen=True):
     chat: msgspec.Raw = _NIL
     chat_form: msgspec.Raw = _NIL
     children: msgspec.Raw = _NIL
+    media: msgspec.Raw = _NIL
     params: msgspec.Raw = _NIL
     pooling: msgspec.Raw = _NIL
 
@@ -56,7 +57,7 @@ def check_large_frame(frame: bytes) -> None:
         raise ProtocolError(f"malformed frame of {len(frame)} bytes: {error}") from None
     _check_length("chat", _array_length(outline.chat), MAX_TURNS)
     _check_length("children", _array_length(outline.children), MAX_CHILDREN)
-    names = ("params", "pooling", "chat_form")
+    names = ("params", "pooling", "chat_form", "media")
     sizes = {name: memoryview(getattr(outline, name)).nbytes for name in names}
     try:
         turns = _turns.decode(outline.chat) or ()

@@ -90,6 +90,7 @@ class RequestManager:
         if self.is_draining and submit.attempt == 0:
             raise Draining("the engine is shutting down and accepts no new requests: use another engine", 5.0)
         self._prompts.inputs.limits.check_share(1, submit.params.n)
+        self._prompts.inputs.media_limits.check(submit.media, submit.chat)
 
     def _tokenize(self, request: RequestState) -> None:
         """Tokenize the prompt, at once if it is short, else in a thread; then `_start` gets the tokens or an error."""

@@ -145,7 +145,8 @@ def _rendered(template: jinja2.Template, names: JsonObject, messages: Sequence[C
 
 def _with_end_mark(message: ChatMessage) -> ChatMessage:
     *parts, last = message.parts or [TextPart("")]
-    return ChatMessage(message.role, [*parts, TextPart(last.text + _END_MARK)], message.more)
+    ended = [TextPart(last.text + _END_MARK)] if isinstance(last, TextPart) else [last, TextPart(_END_MARK)]
+    return ChatMessage(message.role, [*parts, *ended], message.more)
 
 
 def _until_mark(text: str) -> str:

@@ -25,6 +25,7 @@ from .base import (
     Unknown,
     Welcome,
 )
+from .media import MediaKind
 from .metrics import Metric
 from .tier import PlaceName
 
@@ -38,7 +39,13 @@ class TextPart(msgspec.Struct, frozen=True, tag="text"):
     text: str
 
 
-ContentPart: TypeAlias = TextPart  # other kinds join as a union, told apart by `type`
+class MediaPart(msgspec.Struct, frozen=True, tag="media"):
+    """Place of a medium in a message."""
+
+    index: int  # in the media of the request
+
+
+ContentPart: TypeAlias = TextPart | MediaPart
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,7 +63,9 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def text(self) -> str:
         """Return the texts of the content, joined with line breaks."""
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(part.text for part in self.content if isinstance(part, TextPart))
 
 
 class ChatForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -74,6 +83,23 @@ class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     index: int = 0
     seed: int = 0
     output_token_ids: bytes = b""
+
+
+class Medium(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A medium of a request: bytes that the engine has or gets by PutMedium, or a URL that it fetches."""
+
+    kind: MediaKind = "image"
+    digest: bytes = b""  # SHA-256 of the bytes; empty: those of `url`, or those that had `uuid` before
+    url: str = ""
+    uuid: str = ""  # the caller's name of the bytes, by which later requests may give them
+    detail: Literal["", "auto", "low", "high"] = ""  # how large an image is shown to the model
+
+
+class PutMedium(Message, frozen=True, kw_only=True, tag="put_medium"):
+    """Bytes of a medium, a frame of their own before the Submit that names their digest. No reply."""
+
+    digest: bytes
+    data: bytes
 
 
 class Submit(Message, frozen=True, kw_only=True, tag="submit"):
@@ -96,6 +122,7 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     adapter: str = ""  # name of a LoRA adapter; empty, or a name of the served model: the model alone
     adapter_path: str = ""  # folder on the engine's machine to load it from, if no adapter has the name yet
     adapter_digest: bytes = b""  # of a resumed request: from Accepted; the name may stand for other weights by now
+    media: list[Medium] = []  # in the order of their placeholders in the prompt, or as parts of `chat` name them
 
 
 class Abort(Message, frozen=True, kw_only=True, tag="abort"):
@@ -148,6 +175,7 @@ class Control(Message, frozen=True, kw_only=True, tag="control"):
     prompt_token_ids: bytes | None = None
     cache_salt: str | None = None  # for prefetch_kv: as in SamplingParams
     adapter: str = ""  # for prefetch_kv: as in Submit
+    media: list[Medium] = []  # for prefetch_kv: as in Submit
     level: LogLevel = "info"  # for log_level: the lowest level that processes log
 
 
@@ -175,7 +203,7 @@ class ListAdapters(Message, frozen=True, kw_only=True, tag="list_adapters"):
 
 AdapterQuery: TypeAlias = LoadAdapter | UnloadAdapter | ListAdapters
 Query: TypeAlias = Tokenize | Detokenize | GetHealth | GetInfo | GetMetrics | Control | AdapterQuery  # one Reply each
-ClientMessage: TypeAlias = Hello | Submit | Abort | Credit | Ping | Query
+ClientMessage: TypeAlias = Hello | PutMedium | Submit | Abort | Credit | Ping | Query
 CREDIT_WINDOW = 128  # Deltas messages in flight to one client
 
 
@@ -188,6 +216,14 @@ class Accepted(Message, frozen=True, kw_only=True, tag="accepted"):
     prompt: str | None  # None: the prompt came as token ids
     seed: int  # given or drawn; a resubmission must repeat it
     adapter_digest: bytes = b""  # of the adapter that the name stood for; a resubmission must repeat it
+
+
+class NeedMedia(Message, frozen=True, kw_only=True, tag="need_media"):
+    """Reply to Submit: the engine lacks the bytes of these media. The request waits for their PutMedium."""
+
+    request_id: str
+    attempt: int
+    digests: list[bytes]
 
 
 class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -302,6 +338,9 @@ class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     tokenizer_folder: str = ""  # on the engine's machine; empty: none
     chat_template: str = ""  # Jinja; empty: none
     max_loras: int = 0  # adapters in one batch; 0: the engine serves none
+    modalities: list[MediaKind] = []  # kinds of media that prompts may have; empty: text alone
+    max_media: dict[MediaKind, int] = {}  # media of a kind in one prompt; a kind that is missing: as many as fit
+    max_media_bytes: int = 0  # of one medium
 
 
 class Metrics(Message, frozen=True, kw_only=True, tag="metrics_are"):
@@ -329,4 +368,4 @@ class QueryFailed(Message, frozen=True, kw_only=True, tag="query_failed"):
 
 
 Reply: TypeAlias = TokenIds | Text | Health | Info | Metrics | Adapters | Done | QueryFailed
-FrontendMessage: TypeAlias = Welcome | Refused | Unknown | Accepted | Deltas | Pong | Reply
+FrontendMessage: TypeAlias = Welcome | Refused | Unknown | Accepted | NeedMedia | Deltas | Pong | Reply
