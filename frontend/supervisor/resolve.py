@@ -190,7 +190,7 @@ def check_weights(folder: Path, model: ModelConfig, dtype: str, device: str) -> 
     tensors = stored_tensors(folder)
     if device != "cpu":
         return
-    if model.tie_word_embeddings:
+    if model.tie_word_embeddings and not model.names.prefers_stored_head:
         tensors.pop("lm_head.weight", None)
     item_bytes = _ITEM_BYTES[dtype]
     num_bytes = sum(

@@ -86,12 +86,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def overridden(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return `raw` with overrides applied. Rotary embeddings have two spellings, rope_scaling and rope_parameters: an
-    override of one replaces both."""
+    """Return `raw` with overrides applied, to fields of its objects one by one. Rotary embeddings have two spellings,
+    rope_scaling and rope_parameters: an override of one replaces both."""
+    nested = [name for name in ("text_config", "vision_config") if isinstance(overrides.get(name), dict)]
+    inner = {name: overridden(raw.get(name) or {}, overrides[name]) for name in nested}
     parameters = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
     if "rope_theta" in overrides and parameters:
         raw = {**raw, "rope_parameters": {**parameters, "rope_theta": overrides["rope_theta"]}, "rope_scaling": None}
     elif {"rope_scaling", "rope_parameters"} & overrides.keys():
         theta = parameters.get("rope_theta") or raw.get("rope_theta")
         raw = {**raw, "rope_scaling": None, "rope_parameters": None, "rope_theta": theta}
-    return raw | overrides
+    return raw | overrides | inner

@@ -150,7 +150,6 @@ FAMILIES: dict[str, Family] = {
         {**GEMMA2, "names": TensorNames(mlp_norm="pre_feedforward_layernorm")}, GEMMA2_DEFAULTS
     ),
     "Gemma3ForCausalLM": Family(GEMMA3, {**GEMMA3_DEFAULTS, "vocab_size": 262144}),
-    "Gemma3ForConditionalGeneration": Family(GEMMA3, GEMMA3_DEFAULTS, text_field="text_config"),
     "PhiForCausalLM": Family(
         {
             **ALL_BIASES,
@@ -351,7 +350,6 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "Ministral3ForCausalLM": Family(MINISTRAL3, {"num_key_value_heads": 8}),
-    "Mistral3ForConditionalGeneration": Family(MINISTRAL3, {"num_key_value_heads": 8}, text_field="text_config"),
     "FalconForCausalLM": Family(
         {
             "norm": layer_norm("layer_norm_epsilon"),

@@ -26,6 +26,8 @@ class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     rotary_dim: int = 0  # rotated elements of a head, the first ones; 0: all
     is_paired: bool = False  # element 2i turns with 2i + 1; else i with i + half of the rotated ones
     parameters: dict[str, float | int | bool | list[float] | str | None] = {}
+    sections: list[int] = []  # pairs that turn with the token's time, row and column; empty: all with its position
+    is_interleaved: bool = False  # pairs of the sections alternate; else those of a section are adjacent
 
 
 class NormConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +135,7 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     is_transposed: bool = False  # matrices of layers are [in, out]
     roots: list[str] = []  # prefixes that a file may have in place of "model."
     ignored: list[str] = []  # prefixes of tensors that the text model does not use
+    prefers_stored_head: bool = False  # a head in the file is used, even if config.json ties it to the embedding
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,17 +10,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..errors import ConfigError
 from .borrowed_config import borrowed_config, text_of
 from .config_file import ConfigFile, NotNative, overridden, read_json
 from .expert_families import EXPERT_FAMILIES
 from .families import FAMILIES
-from .family_rules import Family
 from .gemma4_family import GEMMA4_FAMILIES
 from .model_config import ModelConfig, ModelImplementation
 from .quantization_config import parse_quantization
+from .vision_families import VISION_FAMILIES, language_model
 
-NATIVE = FAMILIES | EXPERT_FAMILIES | GEMMA4_FAMILIES
+TEXT = FAMILIES | EXPERT_FAMILIES | GEMMA4_FAMILIES
+NATIVE = sorted([*TEXT, *VISION_FAMILIES])  # architectures
 CAUSAL = re.compile("ForCausalLM$|LMHead|ForConditionalGeneration$")  # in the names of architectures
 
 
@@ -29,10 +32,13 @@ def load_model_config(
     overrides: dict[str, Any] | None = None,
     generation_folder: Path | None = None,
     implementation: ModelImplementation = "auto",
+    *,
+    with_vision: bool = True,
 ) -> ModelConfig:
     """Read config.json, with `overrides` applied, and generation_config.json if it exists, from `folder`.
 
-    `generation_folder`: another folder for generation_config.json. implementation: --model-impl.
+    `generation_folder`: another folder for generation_config.json. implementation: --model-impl. Without `with_vision`
+    a model that sees images is its language model alone.
     """
     path = folder / "config.json"
     raw = read_json(path)
@@ -41,7 +47,8 @@ def load_model_config(
     generation_file = (generation_folder or folder) / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else {}
     try:
-        return _parse(ConfigFile(path, raw), generation, implementation)
+        config = _parse(ConfigFile(path, raw), generation, implementation)
+        return config if with_vision else msgspec.structs.replace(config, vision=None)
     except ConfigError:
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
@@ -51,16 +58,16 @@ def load_model_config(
 def _parse(file: ConfigFile, generation: dict[str, Any], implementation: ModelImplementation) -> ModelConfig:
     listed = file.get("architectures", ["none"])
     architecture = listed[0] if isinstance(listed, list) else listed
-    family = NATIVE.get(architecture)
-    if family is None and not CAUSAL.search(str(architecture)):
+    is_native = architecture in NATIVE
+    if not is_native and not CAUSAL.search(str(architecture)):
         file.refuse(f"architecture {architecture} is not supported: it is no causal language model")
-    if family is None and implementation == "native":
+    if not is_native and implementation == "native":
         file.refuse(
             f"architecture {architecture} has no native model: leave out --model-impl; native are {', '.join(NATIVE)}"
         )
-    if family is not None and implementation != "transformers":
+    if is_native and implementation != "transformers":
         try:
-            return _parse_native(file, generation, architecture, family)
+            return _parse_native(file, generation, architecture)
         except NotNative:
             if implementation == "native":
                 raise
@@ -68,8 +75,12 @@ def _parse(file: ConfigFile, generation: dict[str, Any], implementation: ModelIm
     return borrowed_config(text, architecture, _eos_token_ids(text, generation))
 
 
-def _parse_native(file: ConfigFile, generation: dict[str, Any], architecture: str, family: Family) -> ModelConfig:
-    file = family.prepare(file)
+def _parse_native(file: ConfigFile, generation: dict[str, Any], architecture: str) -> ModelConfig:
+    if architecture in VISION_FAMILIES:
+        family, file = language_model(file, architecture)
+    else:
+        family = TEXT[architecture]
+        file = family.prepare(file)
     fields = {name: rule(file) if callable(rule) else rule for name, rule in family.rules().items()}
     config = ModelConfig(
         architecture=architecture,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .seeing_families import SEEING
+
 Config = dict[str, Any]  # config.json
 
 EPS = 0.02
@@ -425,4 +427,4 @@ SPARSE |= {
         tie_word_embeddings=False,
     ),
 }
-CONFIGS: dict[str, Config] = DENSE | SPARSE
+CONFIGS: dict[str, Config] = DENSE | SEEING | SPARSE

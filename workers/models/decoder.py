@@ -294,7 +294,9 @@ def read_model(
     rotaries = [make_rotary(config, rope, max_model_len, checkpoint.device) for rope in config.ropes]
     names = rooted(config.names, checkpoint)
     adapted = None if adapters is None else AdaptedLayers(*adapters, config.names, names)
-    config = msgspec.structs.replace(config, names=names)
+    has_head = names.prefers_stored_head and f"{names.head}.weight" in checkpoint
+    is_tied = config.tie_word_embeddings and not has_head
+    config = msgspec.structs.replace(config, names=names, tie_word_embeddings=is_tied)
     return DecoderModel(LayerLoader(checkpoint, ops, group, adapted), config, rotaries)
 
 

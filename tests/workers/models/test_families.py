@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from tokenloom.ipc.config.families import FAMILIES
 from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.config.vision_families import VISION_FAMILIES
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.families import CONFIGS
@@ -27,7 +28,9 @@ Change: TypeAlias = Callable[[ModelConfig], dict[str, object]]  # fields in plac
 
 EXPERTS = {"gemma4_moe", "gpt_oss", "glm4_moe", "dots1", "ernie4_5_moe", "qwen2_moe"}  # test_experts.py
 DENSE = sorted(
-    family for family, config in CONFIGS.items() if config["architectures"][0] in FAMILIES and family not in EXPERTS
+    family
+    for family, config in CONFIGS.items()
+    if config["architectures"][0] in FAMILIES | VISION_FAMILIES and family not in EXPERTS
 )
 TOLERANCE = 1e-5  # of the largest logit
 

@@ -12,6 +12,7 @@ from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.families import FAMILIES
 from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.config.vision_families import VISION_FAMILIES
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support import families
@@ -23,7 +24,9 @@ from tokenloom.workers.models.decoder import load_model
 from tokenloom.workers.parallel import NullGroup
 from tokenloom.workers.weights.adapted_layers import AdaptedLayers, AdaptedPart
 
-NATIVE = sorted(name for name, config in families.CONFIGS.items() if config["architectures"][0] in FAMILIES)
+NATIVE = sorted(
+    name for name, config in families.CONFIGS.items() if config["architectures"][0] in FAMILIES | VISION_FAMILIES
+)
 EVERY = sorted({*NATIVE, *LLAMA_LIKE})
 CONFIG = EngineConfig(enable_lora=True, max_loras=2, max_lora_rank=4)
 

@@ -102,6 +102,23 @@ def test_unused_tensors_are_ignored(tmp_path: Path) -> None:
     assert same_logits(plain, more)
 
 
+def test_a_stored_head_of_a_model_that_sees_replaces_the_tied_one(tmp_path: Path) -> None:
+    """As in transformers, where the defaults of some of these models tie heads that their files have."""
+    folder, head, hidden = tiny_checkpoint(tmp_path, "smolvlm"), torch.randn(271, 64), torch.randn(3, 64)
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    edit(folder, {"lm_head.weight": head})
+    torch.testing.assert_close(load(folder).compute_logits(hidden), hidden @ head.T)
+    theirs = transformers.SmolVLMForConditionalGeneration.from_pretrained(folder)
+    assert torch.equal(theirs.lm_head.weight, head)
+
+
+def test_names_are_found_by_their_beginning(tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path)
+    with open_checkpoint(folder) as checkpoint:
+        assert checkpoint.prefixed("model.norm", "lm_") == ["model.norm.weight"]
+        assert checkpoint.prefixed("visual.") == []
+
+
 def test_missing_tensor_is_named(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path)
     edit(folder, {Q_PROJ: None})
