@@ -67,6 +67,7 @@ FOLDERS = {
     "workers/device": Folder(
         (*IPC, "kernels", "kernels/gpu", "kernels/gpu/sampling", "workers/models", "workers/sampling"), _WORKERS
     ),
+    "workers/encoders": Folder((*IPC, "workers/borrowed", "workers/weights"), _WORKERS | _parties("transformers")),
     "workers/layers": Folder((*IPC, "kernels", "workers/weights"), _WORKERS),
     "workers/models": Folder((*IPC, "kernels", "workers/layers", "workers/weights"), _WORKERS),
     "workers/sampling": Folder((*IPC, "kernels", "kernels/cpu", "kernels/gpu/sampling"), _WORKERS),

@@ -1,0 +1,88 @@
+"""Encoder: from media files to embeddings, some layers at a time.
+
+Knows a model's tower and its pixels; knows no requests and no cache. Only models that see images import this folder,
+because it imports transformers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ipc.blobs.media_file import MediaFile
+from ...ipc.config.vision_config import VisionConfig
+from ...ipc.errors import RequestError
+from ..borrowed.load import read_config
+from ..weights.checkpoint import Checkpoint
+from ..weights.dummy import DummyCheckpoint
+from .load import load_tower
+from .pixels import PixelScale
+from .towers import EncoderState, Tower
+
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+
+
+class Encoder:
+    """Owns the weights of tower and projector. An item's embeddings depend on its media file alone."""
+
+    def __init__(
+        self, tower: Tower, scale: PixelScale, vision: VisionConfig, device: torch.device, weight_bytes: int
+    ) -> None:
+        self._tower, self._scale, self._vision, self._device = tower, scale, vision, device
+        self.weight_bytes = weight_bytes
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        vision: VisionConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        overrides: dict[str, Any] | None = None,
+        *,
+        is_dummy: bool = False,
+    ) -> Encoder:
+        """Read tower and projector of the checkpoint in `folder` as `dtype`. ConfigError as `load_tower`. `is_dummy`:
+        random weights."""
+        config = read_config(folder, overrides)
+        arguments = (folder, dtype, device)
+        with DummyCheckpoint(*arguments, None, {}) if is_dummy else Checkpoint(*arguments) as checkpoint:
+            tower, num_bytes = load_tower(config, checkpoint)
+        return cls(tower, PixelScale.load(folder, vision.family, dtype, device), vision, device, num_bytes)
+
+    @torch.inference_mode()
+    def begin(self, media: MediaFile, grid: tuple[int, int, int]) -> EncoderState:
+        """Embed the patches of a medium. RequestError if its size is none of the model's, or not that of `grid`."""
+        self._check(media, grid)
+        image = torch.frombuffer(bytearray(media.data), dtype=torch.uint8).view(media.shape)
+        return self._tower.begin(self._scale.scale(image.to(self._device)), grid)
+
+    @torch.inference_mode()
+    def advance(self, state: EncoderState, num_layers: int) -> None:
+        """Run the next layers; those behind the last one that the embeddings need cost nothing."""
+        for _ in range(min(num_layers, self._tower.num_layers - state.next_layer)):
+            self._tower.run_layer(state)
+
+    @torch.inference_mode()
+    def finish(self, state: EncoderState) -> Tensor:
+        """Run the layers that are left; return the embeddings [num_embeds, (1 + num_deepstack) × hidden]."""
+        self.advance(state, self._tower.num_layers)
+        return self._tower.finish(state)
+
+    def _check(self, media: MediaFile, grid: tuple[int, int, int]) -> None:
+        vision, (_, height, width, _) = self._vision, media.shape
+        if media.grid != grid:
+            raise RequestError(f"a media file has grid {media.grid}, its prompt says {grid}: send it again")
+        size, patch = vision.image_size, vision.patch_size * vision.merge_size
+        is_fixed = size and vision.family not in ("pixtral", *QWEN)
+        fits = height == width == size if is_fixed else not height % patch and not width % patch
+        if vision.family in QWEN:
+            fits = fits and grid == (1, height // vision.patch_size, width // vision.patch_size)
+        if not (fits and media.shape[0] > 0 and height * width > 0):
+            raise RequestError(
+                f"a media file of {media.shape[0]} images of {height} × {width} pixels and grid {grid} does not fit "
+                "the model: send the image again"
+            )

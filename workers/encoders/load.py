@@ -1,0 +1,110 @@
+"""Loading of a tower: transformers' modules, made without memory and filled from the checkpoint.
+
+Neither the language model nor a processor is made. Weights go by the names of either generation of files, which differ
+in "model." and "vision_model.". Tables that are not in files are computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from ...ipc.errors import ConfigError
+from ..weights.checkpoint import Checkpoint, TensorSlice
+from .qwen_towers import Qwen2VLTower, Qwen3VLTower, Qwen25VLTower
+from .towers import Gemma3Tower, Idefics3Tower, InternVLTower, LlavaTower, Parts, PixtralTower, Tower
+
+UNUSED = ("head", "post_layernorm")  # of CLIP's and SigLIP's encoders, behind the layer that LLaVA takes
+
+
+class _Kind(NamedTuple):
+    """A kind of model: its tower, and transformers' classes by their root in the names of weights."""
+
+    tower: Callable[[Parts, Any], Tower]
+    encoder_root: str
+    encoder: str  # class; "": the one that vision_config names
+    projector_root: str = ""
+    projector: str = ""  # class, "" if the encoder includes it
+
+
+KINDS = {  # by model_type
+    "llava": _Kind(LlavaTower, "vision_tower", "", "multi_modal_projector", "LlavaMultiModalProjector"),
+    "mistral3": _Kind(PixtralTower, "vision_tower", "", "multi_modal_projector", "Mistral3MultiModalProjector"),
+    "idefics3": _Kind(Idefics3Tower, "vision_model", "Idefics3VisionTransformer", "connector", "Idefics3Connector"),
+    "smolvlm": _Kind(Idefics3Tower, "vision_model", "SmolVLMVisionTransformer", "connector", "SmolVLMConnector"),
+    "internvl": _Kind(InternVLTower, "vision_tower", "", "multi_modal_projector", "InternVLMultiModalProjector"),
+    "qwen2_vl": _Kind(Qwen2VLTower, "visual", "Qwen2VisionTransformerPretrainedModel"),
+    "qwen2_5_vl": _Kind(Qwen25VLTower, "visual", "Qwen2_5_VisionTransformerPretrainedModel"),
+    "qwen3_vl": _Kind(Qwen3VLTower, "visual", "Qwen3VLVisionModel"),
+    "gemma3": _Kind(Gemma3Tower, "vision_tower", "", "multi_modal_projector", "Gemma3MultiModalProjector"),
+}
+
+
+def make_parts(config: Any) -> dict[str, nn.Module]:
+    """Make the modules of a model's encoder and projector on the meta device."""
+    kind = KINDS[config.model_type]
+    automatic: Any = transformers.AutoModel
+    module = import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
+    with torch.device("meta"):
+        if kind.encoder:
+            parts = {kind.encoder_root: getattr(module, kind.encoder)._from_config(config.vision_config)}
+        else:
+            parts = {kind.encoder_root: automatic.from_config(config.vision_config)}
+        if kind.projector:
+            parts[kind.projector_root] = getattr(module, kind.projector)(config)
+    if config.model_type == "llava":
+        for name in UNUSED:
+            if hasattr(parts[kind.encoder_root], name):
+                delattr(parts[kind.encoder_root], name)
+    return {root: part.eval().requires_grad_(False) for root, part in parts.items()}
+
+
+def load_tower(config: Any, checkpoint: Checkpoint) -> tuple[Tower, int]:
+    """Make the tower of transformers' config from an open checkpoint; return it, and the bytes of its weights.
+    ConfigError if the checkpoint lacks a tensor or has another shape."""
+    kind = KINDS.get(config.model_type)
+    if kind is None:
+        raise ConfigError(f"config.json: model_type {config.model_type} has no encoder of images here")
+    parts = make_parts(config)
+    num_bytes = 0
+    for root, part in parts.items():
+        for name, parameter in list(part.named_parameters()):
+            stored = _stored_name(root, name, checkpoint)
+            tensor = checkpoint.load(TensorSlice(stored, tuple(parameter.shape)))
+            _put(part, name, nn.Parameter(tensor, requires_grad=False))
+            num_bytes += tensor.nbytes
+        _make_tables(part, checkpoint.device)
+    if config.vision_config.model_type == "pixtral":
+        return PixtralTower(parts, config), num_bytes
+    return kind.tower(parts, config), num_bytes
+
+
+def _stored_name(root: str, name: str, checkpoint: Checkpoint) -> str:
+    """Return the name that the checkpoint has for a weight; its newest if it has none of them."""
+    names = [f"{start}{root}.{middle}{name}" for middle in ("", "vision_model.") for start in ("model.", "")]
+    return next((each for each in names if each in checkpoint), names[0])
+
+
+def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    owner, _, field = name.rpartition(".")
+    setattr(module.get_submodule(owner), field, parameter)
+
+
+def _make_tables(part: nn.Module, device: torch.device) -> None:
+    """Compute the buffers of a module, which are not in files: rotary frequencies, and ids of positions."""
+    for module in part.modules():
+        names = [name for name, _ in module.named_buffers(recurse=False)]
+        if not names:
+            continue
+        if "position_ids" in names:
+            count = module.get_buffer("position_ids").shape[-1]
+            made: dict[str, Tensor] = {"position_ids": torch.arange(count).expand((1, -1))}
+        else:
+            made = dict(type(module)(module.config).named_buffers(recurse=False))
+        for name in names:
+            setattr(module, name, made[name].to(device))

@@ -1,0 +1,91 @@
+"""PixelScale: from the uint8 pixels of a media file to the numbers that an encoder takes.
+
+Rescaling and normalizing map each of the 256 values of a channel to a number, so they are a table, which is computed as
+transformers' processors that use PIL compute each pixel: in float64 and float32. Resizing was the media process's part.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...ipc.config.config_file import read_json
+from ...ipc.config.vision_config import VisionFamily
+from ...ipc.errors import ConfigError
+
+_CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])  # mean and deviation
+_HALF = ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
+DEFAULTS = {"idefics3": _HALF, "gemma3": _HALF}  # of transformers' classes, for fields that the file lacks
+OF_KIND = {"SiglipImageProcessor": _HALF}  # by image_processor_type
+TEMPORAL_PATCH_SIZE = 2  # of Qwen's encoders, which see an image as two equal frames
+
+
+class PixelScale:
+    """The numbers for each of the 256 values of the three channels."""
+
+    def __init__(self, table: Tensor) -> None:
+        """table: [3, 256]."""
+        self._table = table
+
+    @classmethod
+    def load(cls, folder: Path, family: VisionFamily, dtype: torch.dtype, device: torch.device) -> PixelScale:
+        """Read the checkpoint's processor config. ConfigError if it has no such numbers."""
+        options = _processor_options(folder)
+        kind = str(options.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
+        mean, deviation = OF_KIND.get(kind, DEFAULTS.get(family, _CLIP))
+        try:
+            table = pixel_table(
+                float(options.get("rescale_factor", 1 / 255)) if options.get("do_rescale", True) else None,
+                (options.get("image_mean") or mean, options.get("image_std") or deviation)
+                if options.get("do_normalize", True)
+                else None,
+            )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{folder}: the image processor's mean, std or rescale_factor is invalid: {error}"
+            ) from None
+        return cls(torch.from_numpy(table).to(device, dtype))
+
+    def scale(self, image: Tensor) -> Tensor:
+        """image: uint8 [tiles, height, width, 3] → [tiles, 3, height, width]."""
+        values = image.permute(3, 0, 1, 2).int()
+        channels = [channel[index] for channel, index in zip(self._table, values, strict=True)]
+        return torch.stack(channels, dim=1)
+
+
+def pixel_table(rescale: float | None, normalization: tuple[Any, Any] | None) -> Any:
+    """Return float32 [3, 256], as numpy computes them in transformers' processors."""
+    values: Any = np.broadcast_to(np.arange(256, dtype=np.uint8)[:, None], (256, 3))
+    if rescale is not None:
+        values = (values.astype(np.float64) * rescale).astype(np.float32)
+    values = values.astype(np.float32)
+    if normalization is not None:
+        mean, deviation = (np.broadcast_to(np.array(each, np.float32), (3,)) for each in normalization)
+        values = (values - mean) / deviation
+    return np.ascontiguousarray(values.T)
+
+
+def patchify(pixels: Tensor, patch_size: int, merge_size: int) -> Tensor:
+    """Cut one image [1, 3, height, width] into patches [n, 3 × 2 × patch_size²] in the order of Qwen's encoders: the
+    patches of each square of merge_size², square by square."""
+    _, channels, height, width = pixels.shape
+    rows, columns, square = height // patch_size, width // patch_size, merge_size
+    split = pixels.view(channels, rows // square, square, patch_size, columns // square, square, patch_size)
+    ordered = split.permute(1, 4, 2, 5, 0, 3, 6).unsqueeze(5)
+    twice = ordered.expand(*ordered.shape[:5], TEMPORAL_PATCH_SIZE, *ordered.shape[6:])
+    return twice.reshape(rows * columns, channels * TEMPORAL_PATCH_SIZE * patch_size**2)
+
+
+def _processor_options(folder: Path) -> dict[str, Any]:
+    """Return the image processor's options, from the file that transformers prefers."""
+    for name, field in (("processor_config.json", "image_processor"), ("preprocessor_config.json", "")):
+        if (folder / name).exists():
+            content = read_json(folder / name)
+            options = content.get(field) if field else content
+            if isinstance(options, dict):
+                return options
+    raise ConfigError(f"{folder} has no preprocessor_config.json, which says how pixels become numbers: fetch it, too")
