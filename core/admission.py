@@ -10,6 +10,7 @@ from ..ipc.errors import Overloaded, RequestError
 from ..ipc.messages.adapter import AdapterRef
 from ..ipc.messages.base import FinishReason
 from ..ipc.messages.core import EngineCoreRequest
+from ..ipc.messages.media import MediaSpan
 from .kv.block_hash import random_namespace
 from .kv.manager import KVCacheManager
 from .request import Request
@@ -27,6 +28,7 @@ class Admission:
         self._config, self._max_model_len = spec.config, spec.max_model_len
         self._has_state = spec.model.has_state  # of layers: then no blocks are shared, not even within a request
         self._max_tokens = spec.max_request_tokens
+        self._encoder_cache_tokens = spec.encoder_cache_tokens
         self._kv_cache, self._waiting, self._stats = kv_cache, waiting, stats
 
     def check(self, message: EngineCoreRequest) -> None:
@@ -36,6 +38,8 @@ class Admission:
         self._check_size(num_prompt, message.max_tokens, is_pooled=message.pooling is not None)
         if message.adapter is not None:
             self._check_adapter(message.adapter)
+        if message.media:
+            self._check_media(message.media)
         if any(child.output_token_ids for child in message.children):
             return
         waiting, config, num_answers = self._waiting, self._config, len(message.children)
@@ -57,6 +61,16 @@ class Admission:
             raise RequestError(
                 f"the adapter in {adapter.folder} has rank {adapter.rank}, at most {self._config.max_lora_rank} is "
                 "served: raise --max-lora-rank"
+            )
+
+    def _check_media(self, media: list[MediaSpan]) -> None:
+        if not self._encoder_cache_tokens:
+            raise RequestError("the prompt has images, the model sees none: send text alone")
+        largest = max(span.num_embeds for span in media)
+        if largest > self._encoder_cache_tokens:
+            raise RequestError(
+                f"an image becomes {largest} embeddings, the encoder cache holds {self._encoder_cache_tokens}: send a "
+                "smaller image or raise --encoder-cache-tokens"
             )
 
     def _check_share(self, num_prompt: int, num_answers: int) -> None:
@@ -116,6 +130,7 @@ class Admission:
                 cache_root=root,
                 pooling=message.pooling,
                 adapter=message.adapter,
+                media=message.media,
             )
             requests.append(request)
         if params.prompt_logprobs is not None:

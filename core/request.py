@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..ipc.messages.adapter import NO_SLOT, AdapterRef
+from ..ipc.messages.media import MediaSpan
 from ..ipc.messages.tier import PlaceName
 from ..ipc.pooling_params import PoolingParams
 from ..ipc.sampling_params import SamplingParams
@@ -70,6 +71,7 @@ class Request:
     pooling: PoolingParams | None = None  # embed the prompt: it ends when all of it is computed
     adapter: AdapterRef | None = None  # None: the base model
     adapter_slot: int = NO_SLOT  # of its adapter, while it runs
+    media: list[MediaSpan] = field(default_factory=list)  # of the prompt, by rising starts
     num_prompt_logprobs: int = ALL_KNOWN  # prompt tokens with delivered logprobs; the first has none and counts
     cache_root: bytes | None = None  # root of its block keys, shared only with its prompt group
     prompt_group: int = 0  # equal for answers that share a prompt; 0: no group

@@ -1,15 +1,21 @@
 """Content keys of KV blocks: a sha256 chain over everything that a block's K and V depend on.
 
-    key[i] = sha256(key[i-1] ‖ tokens of block i as u32 little-endian),   key[-1] = root
+    key[i] = sha256(key[i-1] ‖ tokens of block i as u32 little-endian ‖ media),   key[-1] = root
 
-The root comes from the namespace of the loaded weights, the request's adapter and salt, and the KV group. The full
-digest is kept: equal keys mean equal content in every process, on every host and after a restart. Knows no block ids.
+`media` is empty unless spans of media touch the block; then it has the digest of each and the index of its first token
+in the block, so that placeholders of other media never meet, and a hit may end within an image. The root comes from the
+namespace of the loaded weights, the request's adapter and salt, and the KV group. The full digest is kept: equal keys
+mean equal content in every process, on every host and after a restart. Knows no block ids.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Iterator, Sequence
+
+from ...ipc.messages.media import MediaSpan
+from ..media_spans import key_extra
 
 KEY_BYTES = 32
 
@@ -37,6 +43,19 @@ def shared_root(namespace: bytes, salt: str | None, group: int, adapter: bytes =
     return group_root(root, group) if group else root
 
 
-def block_key(parent: bytes, tokens: bytes) -> bytes:
-    """Return the key of the block that holds `tokens` (4 bytes each) after the block with key `parent`."""
-    return hashlib.sha256(parent + tokens).digest()
+def block_key(parent: bytes, tokens: bytes, media: bytes = b"") -> bytes:
+    """Return the key of the block that holds `tokens` (4 bytes each) after the block with key `parent`. media: the
+    `key_extra` of the block."""
+    return hashlib.sha256(parent + tokens + media).digest()
+
+
+def block_keys(
+    parent: bytes, tokens: bytes, block_size: int, media: Sequence[MediaSpan] = (), start: int = 0
+) -> Iterator[bytes]:
+    """Yield the keys of the whole blocks of `tokens`, which follow the block with key `parent`. media: of the prompt,
+    in which the first of these tokens has index `start`."""
+    for begin in range(start, start + len(tokens) // 4 - block_size + 1, block_size):
+        first = 4 * (begin - start)
+        extra = key_extra(media, begin, begin + block_size) if media else b""
+        parent = block_key(parent, tokens[first : first + 4 * block_size], extra)
+        yield parent

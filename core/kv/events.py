@@ -19,6 +19,7 @@ from .block_hash import salted_root
 
 MEDIUM_POOL, MEDIUM_SLOTS = "GPU", "CPU"  # vLLM's names, on any device
 _SALT_MARK = bytes(32)  # in place of a namespace
+ExtraKeys: TypeAlias = tuple[str | tuple[str, int], ...]  # (name, start relative to the block) for a medium
 
 
 class BlockStored(msgspec.Struct, tag=True):
@@ -31,7 +32,7 @@ class BlockStored(msgspec.Struct, tag=True):
     lora_id: None
     medium: str
     lora_name: str | None  # digest of the adapter, in hex: names may change their meaning
-    extra_keys: list[tuple[str]] | None  # of each block; None: no block has any
+    extra_keys: list[ExtraKeys | None] | None  # of each block: its media, then its salt; None: no block has any
     group_idx: int
 
 
@@ -53,6 +54,7 @@ class BlockContent(NamedTuple):
     token_ids: bytes  # int32
     salt: str | None
     adapter: str | None
+    media: tuple[tuple[str, int], ...] = ()
 
 
 class KVEvents:
@@ -91,20 +93,21 @@ class KVEvents:
     def _tell(self, key: bytes, content: BlockContent) -> None:
         self._told.add(key)
         token_ids = np.frombuffer(content.token_ids, np.int32).tolist()
-        salt = content.salt
-        extra: list[tuple[str]] | None = None
-        if salt is not None:
-            extra = [(salted_root(_SALT_MARK, salt).hex()[:16],)]
+        salt = () if content.salt is None else (salted_root(_SALT_MARK, content.salt).hex()[:16],)
+        extra: ExtraKeys | None = (*content.media, *salt) or None
         last = self._events[-1] if self._events else None
         is_of_pool = isinstance(last, BlockStored) and last.medium == MEDIUM_POOL
         if isinstance(last, BlockStored) and is_of_pool and last.block_hashes[-1] == content.parent:
+            if last.extra_keys is None and extra is not None:
+                last.extra_keys = [None] * len(last.block_hashes)
+            if last.extra_keys is not None:
+                last.extra_keys.append(extra)
             last.block_hashes.append(key)
             last.token_ids += token_ids
-            if last.extra_keys is not None and extra is not None:  # blocks of one chain have one salt
-                last.extra_keys += extra
             return
         parent, size, adapter = content.parent, self._block_size, content.adapter
-        self._events.append(BlockStored([key], parent, token_ids, size, None, MEDIUM_POOL, adapter, extra, 0))
+        extras: list[ExtraKeys | None] | None = None if extra is None else [extra]
+        self._events.append(BlockStored([key], parent, token_ids, size, None, MEDIUM_POOL, adapter, extras, 0))
 
     def written(self, group: int, block: int, key: bytes) -> None:
         content = self._content_by_key.pop(key, None)

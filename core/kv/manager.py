@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...ipc.messages.media import MediaSpan
 from ...ipc.messages.tier import CoreToTier
+from ..media_spans import event_extra, key_extra
 from ..request import Request
-from .block_hash import block_key, random_namespace, shared_root
+from .block_hash import block_key, block_keys, random_namespace, shared_root
 from .block_pool import BlockObserver, BlockPool
 from .block_record import BlockRecord
 from .events import BlockContent, KVEvents
@@ -101,15 +103,20 @@ class KVCacheManager:
             return False
         return self.offload.begin(request, self.num_readable_blocks(request))
 
-    def prefetch(self, token_ids: bytes, salt: str | None, adapter: bytes, done: Callable[[int], None]) -> None:
+    def prefetch(
+        self,
+        token_ids: bytes,
+        salt: str | None,
+        adapter: bytes,
+        media: list[MediaSpan],
+        done: Callable[[int], None],
+    ) -> None:
         """Load blocks of a prompt from outside into slots, then call `done` with the number of its first tokens that
         are in the pool or a slot. token_ids: int32. adapter: digest, or empty."""
-        size = 4 * self.block_size
-        keys = [shared_root(self._namespace, salt, self.pool.group, adapter)]
-        for start in range(0, len(token_ids) - size + 1, size):
-            keys.append(block_key(keys[-1], token_ids[start : start + size]))
+        root = shared_root(self._namespace, salt, self.pool.group, adapter)
+        keys = [root, *block_keys(root, token_ids, self.block_size, media)]
         if self.offload is not None:
-            self.offload.prefetch(keys, token_ids, salt, lambda num_blocks: done(num_blocks * self.block_size))
+            self.offload.prefetch(keys, token_ids, media, salt, lambda num_blocks: done(num_blocks * self.block_size))
         else:
             done(0)
 
@@ -168,9 +175,11 @@ class KVCacheManager:
         if self._events is not None and request.cache_root is None:
             for i in range(start, end):
                 parent = self._key(request, i - 1) if i else None
-                tokens = request.tokens[i * self.block_size : (i + 1) * self.block_size].tobytes()
+                first, last = i * self.block_size, (i + 1) * self.block_size
+                tokens = request.tokens[first:last].tobytes()
                 adapter = None if request.adapter is None else request.adapter.digest.hex()
-                content = BlockContent(parent, tokens, request.params.cache_salt, adapter)
+                media = event_extra(request.media, first, last)
+                content = BlockContent(parent, tokens, request.params.cache_salt, adapter, media)
                 self._events.describe(self._key(request, i), content)
 
     def shares_blocks(self, request: Request) -> bool:
@@ -213,8 +222,9 @@ class KVCacheManager:
             return self._root(request)
         keys, size = request.block_keys, self.block_size
         for number in range(len(keys), i + 1):
-            parent = keys[-1] if keys else self._root(request)
-            keys.append(block_key(parent, request.tokens[number * size : (number + 1) * size].tobytes()))
+            parent, first, last = keys[-1] if keys else self._root(request), number * size, (number + 1) * size
+            extra = key_extra(request.media, first, last) if request.media else b""
+            keys.append(block_key(parent, request.tokens[first:last].tobytes(), extra))
         return keys[i]
 
     def _root(self, request: Request) -> bytes:

@@ -56,7 +56,7 @@ class ControlQueue:
             self._engine.clear_kv_cache(done)
         else:
             kv_cache = self._engine.scheduler.kv_cache
-            kv_cache.prefetch(order.prompt_token_ids, order.cache_salt, order.adapter_digest, done)
+            kv_cache.prefetch(order.prompt_token_ids, order.cache_salt, order.adapter_digest, order.media, done)
 
     def _begin(self) -> None:
         _, order = self.orders[0]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
 from ...ipc.messages.tier import SOURCES, BlocksFound, FindBlocks
-from ..kv.block_hash import block_key
+from ..kv.block_hash import block_keys
 from .source import Source
 
 logger = logging.getLogger("tokenloom.tiers")
@@ -34,10 +34,8 @@ class _Lookup:
 
     def make_keys(self) -> None:
         """Walk the chain of keys."""
-        key, tokens, size = self._message.parent, self._message.token_ids, 4 * self._message.block_size
-        for start in range(0, len(tokens) - size + 1, size):
-            key = block_key(key, tokens[start : start + size])
-            self.keys.append(key)
+        it = self._message
+        self.keys = list(block_keys(it.parent, it.token_ids, it.block_size, it.media, it.start))
 
     def ask(self, sources: Mapping[int, Source]) -> None:
         """Extend the run by these sources, in turn, until none of them has the next block."""

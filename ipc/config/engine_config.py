@@ -162,6 +162,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     allowed_local_media_path: Annotated[
         str | None, _media("folder on the engine's machine below which file: URLs may name images; none: no file: URLs")
     ] = None
+    encoder_cache_tokens: Annotated[
+        int | None,
+        _media("embeddings of images that a worker keeps; none: two of the largest image, or a step's token budget"),
+    ] = None
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"],
         _scheduling("order of requests; priority: a new one may preempt those behind it"),
@@ -378,6 +382,7 @@ _INT_RANGES = (
     ("max_media_bytes", 1, MAX_MEDIA_BYTES),
     ("media_store_bytes", 1, 1 << 50),
     ("media_processes", 1, 64),
+    ("encoder_cache_tokens", 1, 1 << 24),
     ("steps_in_flight", 1, 2),
     ("max_waiting_requests", 1, 1 << 30),
     ("max_waiting_tokens", 1, 1 << 40),

@@ -39,6 +39,8 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["float32", "bfloat16", "float16"]
     device: Literal["cpu", "cuda"]
     max_model_len: int
+    max_item_embeds: int = 0  # embeddings of the largest medium that the model takes; 0: it takes text alone
+    encoder_cache_tokens: int = 0  # embeddings of media that each worker keeps
 
     @property
     def fingerprint(self) -> str:
@@ -68,9 +70,12 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_num_batched_tokens(self) -> int:
         """Token budget of one step: as configured, else 512 on a CPU and 2048 elsewhere, at least max_num_seqs. A CPU
-        needs only a few hundred tokens for full throughput; more would only delay other requests."""
+        needs only a few hundred tokens for full throughput; more would only delay other requests. If the
+        tokens of an image attend to later ones, a step holds the largest image and a token of each other request."""
         default = 512 if self.device == "cpu" else 2048
-        return self.config.max_num_batched_tokens or max(default, self.config.max_num_seqs)
+        budget = self.config.max_num_batched_tokens or max(default, self.config.max_num_seqs)
+        is_bidirectional = self.model.vision is not None and self.model.vision.is_bidirectional
+        return max(budget, self.max_item_embeds + self.config.max_num_seqs) if is_bidirectional else budget
 
     @property
     def max_logprobs(self) -> int:

@@ -22,7 +22,7 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_layers: int  # of the encoder: the unit in which its work is scheduled
     patch_size: int  # pixels
     image_size: int = 0  # pixels of the only size that the encoder takes; 0: any
-    merge_size: int = 1  # patches on each side of what becomes one embedding
+    merge_size: int = 1  # patches on each side of the square behind an embedding
     num_deepstack: int = 0  # first layers of the language model to which the encoder adds features of their own
     is_bidirectional: bool = False  # the placeholders of an image attend to all others of that image
 

@@ -74,6 +74,7 @@ class EngineControl(Message, frozen=True, kw_only=True, tag="engine_control"):
     prompt_token_ids: bytes = b""  # this and the following: of prefetch_kv
     cache_salt: str | None = None
     adapter_digest: bytes = b""  # empty: the base model
+    media: list[MediaSpan] = []  # by rising starts
 
 
 class AbortRequests(Message, frozen=True, kw_only=True, tag="abort_requests"):

@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from .base import Message
+from .media import MediaSpan
 
 SourceName: TypeAlias = Literal["disk", "remote", "peer"]
 SOURCES: tuple[SourceName, ...] = ("disk", "remote", "peer")
@@ -40,6 +41,8 @@ class FindBlocks(Message, frozen=True, kw_only=True, tag="find_blocks"):
     token_ids: bytes  # int32, of whole blocks
     block_size: int  # tokens
     skips_remote: bool = False  # the blocks of this request are not looked up outside this machine
+    start: int = 0  # index in the prompt of the first of these tokens
+    media: list[MediaSpan] = []  # of the prompt
 
 
 class LoadBlocks(Message, frozen=True, kw_only=True, tag="load_blocks"):

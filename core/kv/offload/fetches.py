@@ -9,13 +9,14 @@ holds a reference to each slot that came for it, until its request is admitted o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
 
 from ....ipc.codec import encode_ids
+from ....ipc.messages.media import MediaSpan
 from ....ipc.messages.tier import SOURCES, BlocksFound, BlocksLoaded, CancelLoad, CoreToTier, FindBlocks, LoadBlocks
 from ...request import Request
 from ..block_pool import BlockPool
@@ -113,44 +114,64 @@ class Fetches:
         first_keys: Callable[[int], list[bytes]],
         now: float,
         *,
+        media: Sequence[MediaSpan] = (),
         owner: int = 0,
         skips_remote: bool = False,
     ) -> bool:
         """Ask for the blocks of `tokens`, from block `start` on, which follow the block with key `parent`. False: too
-        few are missing to be worth it, and the request need not wait. first_keys: returns the keys of n of them."""
+        few are missing to be worth it, and the request need not wait. media: of the prompt. first_keys: returns the
+        keys of n of them."""
         num_blocks = len(tokens) // (4 * self._block_size)
         grace_s = GRACE * self._seconds(start, start + num_blocks)
         if num_blocks < MIN_BLOCKS or grace_s < MIN_GRACE_S:
             return False
         fetch = Fetch(request, start, first_keys, now, grace_s, owner, give_up_at=now + grace_s)
         self._fetch_by_request[request] = fetch
-        self._ask(fetch, parent, tokens, skips_remote=skips_remote)
+        self._ask(fetch, start, parent, tokens, media, skips_remote=skips_remote)
         return True
 
     def prefetch(
         self,
+        start: int,
         parent: bytes,
         tokens: bytes,
         first_keys: Callable[[int], list[bytes]],
         now: float,
         on_end: Callable[[], None],
         *,
+        media: Sequence[MediaSpan],
         owner: int,
         skips_remote: bool,
     ) -> None:
-        """Load the blocks of `tokens` into slots for later requests, as many as there is room for within PREFETCH_S;
-        then call `on_end`."""
+        """Load the blocks of `tokens`, from block `start` on, into slots for later requests, as many as there is room
+        for within PREFETCH_S; then call `on_end`."""
         give_up_at = now + PREFETCH_S
         fetch = Fetch(None, 0, first_keys, now, 0.0, owner, on_end, give_up_at=give_up_at, is_waiting=False)
         self._others.add(fetch)
-        self._ask(fetch, parent, tokens, skips_remote=skips_remote)
+        self._ask(fetch, start, parent, tokens, media, skips_remote=skips_remote)
 
-    def _ask(self, fetch: Fetch, parent: bytes, tokens: bytes, *, skips_remote: bool) -> None:
+    def _ask(
+        self,
+        fetch: Fetch,
+        start: int,
+        parent: bytes,
+        tokens: bytes,
+        media: Sequence[MediaSpan],
+        *,
+        skips_remote: bool,
+    ) -> None:
         serial = next(self._numbers)
         self._asked[serial] = fetch
-        block_size = self._block_size
         self._send(
-            FindBlocks(serial=serial, parent=parent, token_ids=tokens, block_size=block_size, skips_remote=skips_remote)
+            FindBlocks(
+                serial=serial,
+                parent=parent,
+                token_ids=tokens,
+                block_size=self._block_size,
+                skips_remote=skips_remote,
+                start=start * self._block_size,
+                media=list(media),
+            )
         )
 
     def _seconds(self, start: int, end: int) -> float:

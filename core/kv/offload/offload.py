@@ -16,6 +16,7 @@ from functools import partial
 
 import numpy as np
 
+from ....ipc.messages.media import MediaSpan
 from ....ipc.messages.tier import (
     STORE_ON_DISK,
     STORE_REMOTELY,
@@ -217,21 +218,22 @@ class Offload:
         start = next((i for i in range(num_usable) if not self._is_here(self._key(request, i))), num_usable)
         if start >= num_usable:
             return False
-        size = self._options.block_size
-        owner = owner_of(request.params.cache_salt)
+        size, owner = self._options.block_size, owner_of(request.params.cache_salt)
         skips_remote = owner != 0 and not self._options.writes_salted_remotely
         tokens = request.tokens[start * size : num_usable * size].tobytes()
-        first_keys = partial(self._keys_from, request, start)
-        parent = self._key(request, start - 1)
-        blocks = (start, parent, tokens, first_keys)
-        is_asked = self.fetches.begin(request, *blocks, self._clock(), owner=owner, skips_remote=skips_remote)
+        blocks = (start, self._key(request, start - 1), tokens, partial(self._keys_from, request, start))
+        is_asked = self.fetches.begin(
+            request, *blocks, self._clock(), media=request.media, owner=owner, skips_remote=skips_remote
+        )
         if is_asked:
             request.waits_for.add(WaitReason.TIER)
         return is_asked
 
-    def prefetch(self, keys: list[bytes], tokens: bytes, salt: str | None, done: Callable[[int], None]) -> None:
-        """Load blocks of `tokens` into slots, then call `done` with the number of first blocks in the pool or a slot.
-        keys: the root, and the key of each block."""
+    def prefetch(
+        self, keys: list[bytes], tokens: bytes, media: list[MediaSpan], salt: str | None, done: Callable[[int], None]
+    ) -> None:
+        """Load blocks of a prompt into slots, then call `done` with the number of first blocks in the pool or a slot.
+        keys: the root, and the key of each block of `tokens`."""
         start = self._num_here(keys)
         if start + 1 >= len(keys) or not self._is_open or not self._options.has_sources:
             done(start)
@@ -239,9 +241,9 @@ class Offload:
         owner, size = owner_of(salt), 4 * self._options.block_size
         tokens = tokens[start * size : (len(keys) - 1) * size]
         skips_remote = owner != 0 and not self._options.writes_salted_remotely
-        blocks = (keys[start], tokens, lambda num_blocks: keys[start + 1 : start + 1 + num_blocks])
+        blocks = (start, keys[start], tokens, lambda num_blocks: keys[start + 1 : start + 1 + num_blocks])
         on_end, now = lambda: done(self._num_here(keys)), self._clock()
-        self.fetches.prefetch(*blocks, now, on_end, owner=owner, skips_remote=skips_remote)
+        self.fetches.prefetch(*blocks, now, on_end, media=media, owner=owner, skips_remote=skips_remote)
 
     def _num_here(self, keys: list[bytes]) -> int:
         return next((i for i, key in enumerate(keys[1:]) if not self._is_here(key)), len(keys) - 1)

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tokenloom.core.kv.block_hash import KEY_BYTES, block_key
+from tokenloom.core.kv.block_hash import KEY_BYTES, block_keys
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.tier import (
     BlocksFound,
@@ -100,11 +100,9 @@ class FakeTier:
 
     def _find(self, message: FindBlocks) -> None:
         self.num_questions += 1
-        parent, found = message.parent, bytearray()
-        size = 4 * message.block_size
-        for start in range(0, len(message.token_ids), size):
-            parent = block_key(parent, message.token_ids[start : start + size])
-            sources = [source for source in (0, 1) if (source, parent) in self.objects]
+        found = bytearray()
+        for key in block_keys(message.parent, message.token_ids, message.block_size, message.media, message.start):
+            sources = [source for source in (0, 1) if (source, key) in self.objects]
             if not sources or (message.skips_remote and 0 not in sources):
                 break
             found.append(sources[0])
