@@ -25,7 +25,7 @@ class AttentionMetadata:
     launch does not wait for the device.
     """
 
-    positions: Tensor  # [T] int64: index of each token in its request
+    positions: Tensor  # [T] int64: row of the rotary table for each token: its index in its request, if it has no media
     slots: Tensor  # [T] int64: block_id * block_size + offset, -1 = do not write
     query_starts: Tensor  # [R + 1] int32: tokens of row r are [query_starts[r], query_starts[r + 1])
     seq_lens: Tensor  # [R] int32: context of each row, this step's tokens included
@@ -33,6 +33,8 @@ class AttentionMetadata:
     num_decode_rows: int
     query_starts_host: list[int]
     seq_lens_host: list[int]
+    cos_sin: Tensor | None = None  # [T, rotated] float32: of this step's tokens, in place of the table of each Rotary
+    see_until: Tensor | None = None  # [T] int32: last index in its request that a token sees; None: its own
 
 
 @dataclass(frozen=True, eq=False)

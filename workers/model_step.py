@@ -16,6 +16,15 @@ from .kv_cache import KVCacheSpec
 
 
 @dataclass(frozen=True, eq=False)
+class StepMedia:
+    """Embeddings of media in one step, in place of those of m of its T tokens, which are placeholders."""
+
+    tokens: Tensor  # [m] int64: their indices
+    embeds: Tensor  # [m, hidden_size]; not scaled as the embeddings of tokens may be
+    added: Sequence[Tensor] = ()  # [m, hidden_size] each: added behind the first layers, one by one
+
+
+@dataclass(frozen=True, eq=False)
 class StepContext:
     """Inputs of the layers in one step, besides tokens and weights. A further input becomes a field here."""
 
@@ -23,6 +32,7 @@ class StepContext:
     kv_cache: Tensor  # as in KVCacheSpec.shape; the layers write the step's keys and values
     rows: I32 | None = None  # [R] row of each request; None: rows whose state is not kept
     token_slots: Tensor | None = None  # [T] int32, slot of each token's adapter; None: all 0
+    media: StepMedia | None = None  # None: all embeddings are those of token ids
 
 
 class Model(Protocol):
