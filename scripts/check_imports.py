@@ -78,6 +78,7 @@ FOLDERS = {
     "frontend/anthropic/forms": Folder(_frontend("openai/forms openai/parsers"), _ASGI),
     "frontend/cli": Folder(_frontend("client embedded options"), _CLIENT | _parties("shtab")),
     "frontend/client": Folder(("ipc", "ipc/messages", "ipc/process"), _CLIENT),
+    "frontend/client/media": Folder(("ipc", "ipc/messages"), _parties("msgspec")),
     "frontend/client/offline": Folder(("ipc", "ipc/messages"), _CLIENT | _parties("transformers")),
     "frontend/embedded": Folder(
         (*_frontend("client requests supervisor text"), "core", "core/grammar", "core/links", "workers"),
@@ -99,7 +100,9 @@ FOLDERS = {
     "frontend/openai/forms": Folder(_frontend("client openai/parsers text"), _ASGI),
     "frontend/openai/parsers": Folder(_frontend("text"), _parties("msgspec")),
     "frontend/options": Folder(IPC, _parties("msgspec yaml")),
-    "frontend/requests": Folder(_frontend("adapters client intake metrics supervisor text"), _parties("msgspec zmq")),
+    "frontend/requests": Folder(
+        _frontend("adapters client client/media intake metrics sources supervisor text"), _parties("msgspec zmq")
+    ),
     "frontend/sources": Folder(IPC, _parties("httptools")),
     "frontend/supervisor": Folder(_frontend("adapters listening"), _parties("msgspec zmq tqdm huggingface_hub")),
     "frontend/text": Folder(IPC, _parties("msgspec tokenizers transformers jinja2")),

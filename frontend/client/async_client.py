@@ -37,7 +37,7 @@ from .call_options import (
 from .offline.beam_search import BeamSearch, BeamSearchOutput
 from .offline.tokenizer import TransformersTokenizer, load_tokenizer
 from .outputs import EmbeddingRequestOutput, RequestOutput, to_embedding
-from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids
+from .prompts import Chat, Prompt, check_params, check_token_ids, read_chat
 from .protocol import QueryResult, ReplyType, check_reply
 
 
@@ -78,7 +78,7 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
         check_options("chat", options, ChatOptions)
         (params,) = with_priority([check_params(sampling_params)], options)
         form, (adapter,) = chat_form(options), adapters_of(options, 1)
-        submit = self._new_submit(check_chat(messages), params, request_id, form=form, adapter=adapter)
+        submit = self._new_submit(read_chat(messages), params, request_id, form=form, adapter=adapter)
         return self._run(submit, takes_defaults=sampling_params is None)
 
     async def embed(
@@ -107,9 +107,9 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
         (adapter,) = adapters_of(options, 1)
         submit, info = self._new_submit(prompt, SamplingParams()), await self.info()
         token_ids = decode_ids(submit.prompt_token_ids or b"").tolist() or await self.tokenize(submit.prompt or "")
-        search = BeamSearch([token_ids], params, info)
-        while requests := search.requests():
-            submits = [self._new_submit(each, search.sampling_params, adapter=adapter) for each in requests]
+        search = BeamSearch([token_ids], params, info, [submit.media])
+        while prompts := search.prompts():
+            submits = [self._new_submit(each, search.sampling_params, adapter=adapter) for each in prompts]
             search.add(await asyncio.gather(*map(self._run_to_end, submits)))
         for beam, shown in search.finish():
             beam.text = await self.detokenize(shown) if info.tokenizer_folder else None

@@ -23,7 +23,7 @@ from ...ipc.pooling_params import PoolingParams
 from ...ipc.process.log import LogLevel
 from ...ipc.sampling_params import SamplingParams
 from .call_options import AdapterOptions, adapters_of
-from .prompts import Chat, Prompt, check_chat, check_pooling, check_text, new_submit
+from .prompts import Chat, CheckedChat, Prompt, check_chat, check_pooling, check_text, new_submit
 from .transport import Transport
 from .zmq_transport import ZmqTransport
 
@@ -74,7 +74,7 @@ class BaseClient(Generic[DoneT]):
 
     def _new_submit(
         self,
-        prompt: Prompt | Chat,
+        prompt: Prompt | Chat | CheckedChat,
         params: SamplingParams,
         request_id: str | None = None,
         pooling: PoolingParams | None = None,
@@ -198,6 +198,7 @@ def prefetch_query(prompt: Prompt, model: str | None = None) -> Callable[..., Co
         raise RequestError("prefetch_kv takes a text or token ids: tokenize(messages) makes them of a chat")
     ids, salt = submit.prompt_token_ids, submit.params.cache_salt
     query = partial(Control, action="prefetch_kv", prompt=submit.prompt, prompt_token_ids=ids, cache_salt=salt)
+    query = partial(query, media=submit.media)
     return partial(query, adapter=model or "")
 
 

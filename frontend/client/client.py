@@ -31,7 +31,17 @@ from .offline.beam_search import BeamSearch, BeamSearchOutput
 from .offline.tokenizer import TransformersTokenizer, load_tokenizer
 from .open_request import Update
 from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, to_embedding
-from .prompts import Chat, Prompt, check_chat, check_params, check_token_ids, list_chats, list_params, list_prompts
+from .prompts import (
+    Chat,
+    CheckedChat,
+    Prompt,
+    check_params,
+    check_token_ids,
+    list_chats,
+    list_params,
+    list_prompts,
+    read_chat,
+)
 from .protocol import QueryResult, ReplyType, check_reply
 from .request_future import RequestFuture
 
@@ -54,8 +64,9 @@ class Client(base_client.BaseClient[None]):
     ) -> list[RequestOutput]:
         """Generate completions of all prompts; the outputs are in the order of the prompts.
 
-        A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}. `sampling_params` is one for all
-        prompts or one for each. If a prompt fails, the others are aborted and its error is raised.
+        A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; the last two take the images of
+        their placeholders as "multi_modal_data": {"image": PIL image, path, bytes, URL or list}. `sampling_params` is
+        one for all prompts or one for each. If a prompt fails, the others are aborted and its error is raised.
         """
         check_options("generate", options, CallOptions)
         return self._run_all(list_prompts(prompts), self._or_default(sampling_params), use_tqdm, options)
@@ -69,7 +80,7 @@ class Client(base_client.BaseClient[None]):
     ) -> list[RequestOutput]:
         """Generate the next turn of one conversation or of each of many; a message is {"role": …, "content": …}."""
         check_options("chat", options, ChatOptions)
-        chats = [check_chat(chat) for chat in list_chats(messages)]
+        chats = [read_chat(chat) for chat in list_chats(messages)]
         return self._run_all(chats, self._or_default(sampling_params), use_tqdm, options)
 
     def embed(
@@ -111,9 +122,9 @@ class Client(base_client.BaseClient[None]):
             decode_ids(submit.prompt_token_ids or b"").tolist() or self.tokenize(submit.prompt or "")
             for submit in submits
         ]
-        search = BeamSearch(token_ids, params, info)
-        while requests := search.requests():
-            search.add(self.generate(requests, search.sampling_params, use_tqdm, lora_request=adapter))
+        search = BeamSearch(token_ids, params, info, [submit.media for submit in submits])
+        while prompts_of_round := search.prompts():
+            search.add(self.generate(prompts_of_round, search.sampling_params, use_tqdm, lora_request=adapter))
         for beam, shown in search.finish():
             beam.text = self.detokenize(shown) if info.tokenizer_folder else None
         return search.outputs
@@ -220,7 +231,7 @@ class Client(base_client.BaseClient[None]):
 
     def _run_all(
         self,
-        prompts: Sequence[Prompt | Chat],
+        prompts: Sequence[Prompt | Chat | CheckedChat],
         sampling_params: SamplingParams | Sequence[SamplingParams],
         use_tqdm: bool,
         options: ChatOptions | CallOptions,

@@ -14,8 +14,9 @@ import msgspec
 
 from ...ipc.codec import num_ids
 from ...ipc.errors import TokenloomError
-from ...ipc.messages.client import Accepted, Child, Delta, Submit
+from ...ipc.messages.client import Accepted, Child, Delta, Medium, Submit
 from ...ipc.sampling_params import child_seed
+from .media.media_sender import held_media
 
 Update: TypeAlias = Accepted | Delta | TokenloomError  # immutable; after an error nothing follows
 Sink: TypeAlias = Callable[[Update], None]  # runs in the transport's thread: must be cheap and never block
@@ -73,7 +74,12 @@ class OpenRequest:
         """Approximate size of the next Submit in bytes."""
         submit = self._submit
         chat = sum(len(turn.text) for turn in submit.chat or ())
-        return len(submit.prompt or "") + len(submit.prompt_token_ids or b"") + chat + 4 * self.num_tokens + 200
+        media = sum(len(medium.data) for medium in held_media(submit.media))
+        return len(submit.prompt or "") + len(submit.prompt_token_ids or b"") + chat + media + 4 * self.num_tokens + 200
+
+    @property
+    def media(self) -> list[Medium]:
+        return self._submit.media
 
     def next_submit(self) -> Submit:
         """Make the Submit of the next attempt; from the second on it contains the delivered tokens, for the engine to
@@ -106,7 +112,7 @@ class OpenRequest:
         self._is_accepted = True
         if self._seed is None:
             self._seed = accepted.seed
-        if self._submit.prompt_token_ids is None:  # a resubmission sends tokens, not text
+        if self._submit.prompt_token_ids is None and not self._submit.media:  # a resubmission sends tokens, not text
             self._submit = msgspec.structs.replace(
                 self._submit, prompt=None, chat=None, prompt_token_ids=accepted.prompt_token_ids
             )

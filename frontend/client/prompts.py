@@ -1,22 +1,24 @@
 """Converts the forms of prompts into Submit messages.
 
-A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, both with an optional "cache_salt"; a chat
-is a list of messages. All checks that need no model happen here, before a message is sent.
+A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, both with an optional "cache_salt" and
+vLLM's "multi_modal_data" and "multi_modal_uuids"; a chat is a list of messages. All checks that need no model happen
+here, before a message is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias, TypeGuard
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 import msgspec
 
 from ...ipc.codec import encode_ids
 from ...ipc.errors import RequestError
-from ...ipc.messages.client import ChatForm, ChatMessage, ContentPart, Submit, TextPart
+from ...ipc.messages.client import ChatForm, ChatMessage, ContentPart, Medium, Submit, TextPart
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
+from .media.given_media import IMAGE_TYPES, GivenMedia
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, object]
 Turn: TypeAlias = ChatMessage | Mapping[str, object]  # {"role": …, "content": …} and further fields for the template
@@ -24,7 +26,15 @@ Chat: TypeAlias = Sequence[Turn]
 
 MAX_REQUEST_ID_CHARACTERS = 256  # every delta repeats it
 MAX_PROMPT_BYTES = MAX_CLIENT_MESSAGE_BYTES - (1 << 20)  # space for the other fields and the tokens of a resubmission
+_OPTIONS = ("cache_salt", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")  # of a prompt that is a dict
 _FORMS = "a prompt is text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
+
+
+class CheckedChat(NamedTuple):
+    """Messages of a conversation, and the media that their parts name."""
+
+    turns: list[ChatMessage]
+    media: list[Medium]
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -82,7 +92,7 @@ def check_pooling(params: PoolingParams | None) -> PoolingParams:
 
 def new_submit(
     request_id: str,
-    prompt: Prompt | Chat,
+    prompt: Prompt | Chat | CheckedChat,
     params: SamplingParams,
     pooling: PoolingParams | None = None,
     form: ChatForm | None = None,
@@ -90,16 +100,31 @@ def new_submit(
     """Make the Submit of a prompt or of a chat, which `form` renders; `pooling` requests a vector instead of tokens.
     RequestError for an invalid id or prompt."""
     check_request_id(request_id)
-    if is_chat(prompt):
-        return Submit(request_id=request_id, params=params, chat=check_chat(prompt), chat_form=form, pooling=pooling)
+    if isinstance(prompt, CheckedChat) or is_chat(prompt):
+        turns, media = prompt if isinstance(prompt, CheckedChat) else read_chat(prompt)
+        return Submit(request_id=request_id, params=params, chat=turns, chat_form=form, pooling=pooling, media=media)
     content: object = prompt
+    given = GivenMedia()
     if isinstance(prompt, Mapping):
         content = _unwrap(prompt)
         if (salt := prompt.get("cache_salt")) is not None:
             params = check_params(params.replace(cache_salt=salt))
+        if prompt.get("mm_processor_kwargs"):
+            raise RequestError("mm_processor_kwargs are those of the engine: start it with --mm-processor-kwargs")
+        given.add_data(prompt.get("multi_modal_data"), prompt.get("multi_modal_uuids"))
+    text, token_ids = None, None
     if isinstance(content, str):
-        return Submit(request_id=request_id, params=params, prompt=check_text(content), pooling=pooling)
-    return Submit(request_id=request_id, params=params, prompt_token_ids=check_token_ids(content), pooling=pooling)
+        text = check_text(content)
+    else:
+        token_ids = check_token_ids(content)
+    return Submit(
+        request_id=request_id,
+        params=params,
+        prompt=text,
+        prompt_token_ids=token_ids,
+        pooling=pooling,
+        media=given.media,
+    )
 
 
 def check_request_id(request_id: object) -> None:
@@ -153,13 +178,23 @@ def is_chat(prompt: object) -> TypeGuard[Chat]:
 
 
 def check_chat(messages: Chat) -> list[ChatMessage]:
-    """Convert a conversation's messages to ChatMessages; RequestError if there is none or one lacks role or content."""
+    """Convert a conversation without images to ChatMessages; RequestError as `read_chat`, and for an image."""
+    turns, media = read_chat(messages)
+    if media:
+        raise RequestError(f"the chat has {len(media)} images, only text is taken here: leave them out")
+    return turns
+
+
+def read_chat(messages: Chat) -> CheckedChat:
+    """Convert a conversation's messages to ChatMessages and media; RequestError if there is no message, one lacks role
+    or content, or an image cannot be read."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise RequestError("a chat must be a list of at least one message {'role': …, 'content': …}")
-    return [_check_turn(position, turn) for position, turn in enumerate(messages)]
+    given = GivenMedia()
+    return CheckedChat([_check_turn(position, turn, given) for position, turn in enumerate(messages)], given.media)
 
 
-def _check_turn(position: int, turn: Turn) -> ChatMessage:
+def _check_turn(position: int, turn: Turn, given: GivenMedia) -> ChatMessage:
     if isinstance(turn, ChatMessage):
         role: object = turn.role
         content: object = turn.content
@@ -175,7 +210,7 @@ def _check_turn(position: int, turn: Turn) -> ChatMessage:
         }
         content = content or ""
     if isinstance(content, Sequence) and not isinstance(content, str):
-        content = [_part(position, part) for part in content]
+        content = [_part(position, part, given) for part in content]
     if not isinstance(role, str) or not isinstance(content, str | list):
         raise RequestError(f"message {position} of the chat needs text for role and content, got {turn!r:.80}")
     message = ChatMessage(role, content, more)
@@ -197,17 +232,21 @@ def _with_object(position: int, call: object) -> object:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _part(position: int, part: object) -> ContentPart:
+def _part(position: int, part: object, given: GivenMedia) -> ContentPart:
     if isinstance(part, ContentPart):
         return part
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return TextPart(str(part["text"]))
-    raise RequestError(f"message {position} of the chat holds {part!r:.80}: only parts of type text are served")
+    where = f"message {position} of the chat"
+    if isinstance(part, Mapping) and part.get("type") in IMAGE_TYPES:
+        return given.add_part(where, part)
+    kind = f"of type {part.get('type')!r:.40}" if isinstance(part, Mapping) else f"{part!r:.80}"
+    raise RequestError(f"{where} holds a part {kind}: only text and {', '.join(IMAGE_TYPES)} are served")
 
 
 def _unwrap(prompt: Mapping[str, object]) -> object:
     """Return the text of {"prompt": …} or the ids of {"prompt_token_ids": …}."""
-    given = {name for name, value in prompt.items() if value is not None and name != "cache_salt"}
+    given = {name for name, value in prompt.items() if value is not None and name not in _OPTIONS}
     for name, is_text in (("prompt", True), ("prompt_token_ids", False)):
         if given == {name} and isinstance(prompt[name], str) == is_text:
             return prompt[name]

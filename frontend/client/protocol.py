@@ -28,6 +28,7 @@ from ...ipc.messages.client import (
     Abort,
     Accepted,
     ClientMessage,
+    Control,
     Credit,
     Delta,
     Deltas,
@@ -38,6 +39,7 @@ from ...ipc.messages.client import (
     Reply,
 )
 from .keepalive import Keepalive
+from .media.media_sender import MediaSender
 from .open_request import OpenRequest
 from .prompts import id_is_open
 from .submit_window import SubmitWindow
@@ -74,6 +76,7 @@ class ClientProtocol:
         self._queries: dict[int, tuple[Query, QuerySink]] = {}
         self._window = SubmitWindow()
         self._keepalive = Keepalive()
+        self._media = MediaSender(send)
         self._unsent_aborts: list[str] = []  # of requests that the engine may still run after a reconnect
         self._num_uncredited = 0  # Deltas messages since the last Credit
         self._run_id: str | None = None
@@ -161,7 +164,10 @@ class ClientProtocol:
                     self.greet(now)
             case Refused():
                 self.end(self._refusal(message.error))
-            case Pong() | NeedMedia():
+            case NeedMedia():
+                if (request := self._requests.get(message.request_id)) is not None and self.state == "ready":
+                    self._media.send_again(request.media, message.digests)
+            case Pong():
                 pass
             case QueryFailed():
                 self._end_query(message.query_id, message.error.to_exception())
@@ -226,6 +232,8 @@ class ClientProtocol:
 
     def _send_query(self, query: Query) -> None:
         try:
+            if isinstance(query, Control):
+                self._media.send(query.media)
             self._send(query)
         except RequestError as error:  # the message is too large
             self._end_query(query.query_id, error)
@@ -238,6 +246,8 @@ class ClientProtocol:
             if request is None:
                 return
             try:
+                if not request.was_sent:
+                    self._media.send(request.media)
                 self._send(request.next_submit())
             except RequestError as error:  # the message is too large
                 self._finish(request, error)

@@ -147,6 +147,7 @@ class InProcessEngine:
     def close(self) -> None:
         self._frontend.thread_pool.close()
         self._frontend.adapters.close()
+        self._frontend.media.close()
         self._run_directory.remove()
 
     # ── between the parts ────────────────────────────────────────────────────────────────────────────────────────

@@ -19,6 +19,7 @@ from ...ipc.errors import ProtocolError, RequestError
 from ...ipc.messages.client import ChatForm, Child, Submit
 from ...ipc.messages.core import EngineCoreRequest
 from ...ipc.messages.intake import ReadPrompt
+from ...ipc.messages.media import MediaSpan
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import MAX_CHILDREN, CutSide, SamplingParams, child_seed
 from ..client.prompts import check_text
@@ -42,6 +43,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
     token_ids: bytes
     text: str | None
+    spans: list[MediaSpan] = []
 
 
 class ProcessedRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,6 +210,7 @@ class InputProcessor:
             logits_processors=[self._processor_place(path) for path in params.logits_processors or ()],
             thought_markers=self._thought_markers(params, thought_end),
             thought_end=thought_end,
+            media=prompt.spans,
         )
         return ProcessedRequest(prompt=prompt, children=self._children(submit, max_tokens), core=core)
 

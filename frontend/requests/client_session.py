@@ -44,6 +44,11 @@ class ClientSession(Generic[RequestT]):
         self.num_in_flight = 0  # Deltas messages that the client has not credited
 
     @property
+    def can_repeat(self) -> bool:
+        """Whether the client holds the bytes of its media, to send them again."""
+        return True
+
+    @property
     def has_open_work(self) -> bool:
         """Whether requests are open or updates are unsent."""
         return bool(self.request_by_id or self.has_updates)
@@ -126,6 +131,10 @@ class LocalSession(ClientSession[RequestT]):
     def caller_of(self, request_id: str) -> str:
         """Return the id of the HTTP request: its prompts have the request ids `id/0`, `id/1` …"""
         return request_id.partition("/")[0]
+
+    @property
+    def can_repeat(self) -> bool:
+        return False
 
     @property
     def has_open_work(self) -> bool:

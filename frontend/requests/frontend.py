@@ -67,6 +67,7 @@ from .control import ControlProxy
 from .core_client import CoreClient, FrontendOutbox
 from .engine_metrics import EngineMetrics
 from .large_frame import LARGE_BYTES, check_large_frame, message_id
+from .media_desk import MediaDesk, Vision
 from .output_processor import OutputProcessor, RequestState, Session
 from .queries import QueryProcessor
 from .request_manager import RequestManager
@@ -84,11 +85,13 @@ class Frontend:
         tokenizer: Tokenizer | None,
         chat_template: ChatTemplate | None,
         wake: Callable[[], None],
+        vision: Vision | None = None,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
-        """`wake` is called from other threads and must cause a call of `on_wakeup`."""
+        """`wake` is called from other threads and must cause a call of `on_wakeup`. `vision`: how images are read, if
+        the model sees any."""
         self._sessions = SessionTable()
         self.outbox = FrontendOutbox(to_clients=self._sessions.outbox)
         self.counts: Counter[str] = Counter()
@@ -99,6 +102,7 @@ class Frontend:
         self.inputs = InputProcessor(spec, tokenizer, chat_template)
         self.thread_pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic)
         self.prompts = PromptReader(self.inputs, self.thread_pool)
+        self.media = MediaDesk(spec, wake, vision)
         self.adapters = AdapterDesk(spec, wake, monotonic, unix_time)
         detokenizers = None if tokenizer is None else DetokenizerFactory(tokenizer)
         self._outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids)
@@ -112,6 +116,8 @@ class Frontend:
         self._requests = RequestManager(
             self._sessions,
             self.adapters,
+            self.media,
+            None if vision is None else vision.placeholders,
             self.prompts,
             self._outputs,
             self._core,
@@ -184,6 +190,8 @@ class Frontend:
             self._requests.submit(session, message)
         elif isinstance(message, Credit):
             self._credit(session, message.count)
+        elif isinstance(message, PutMedium):
+            self.media.put(message)
         elif isinstance(message, Abort):
             self._requests.abort(session, message.request_id, "client")
         elif isinstance(message, Ping):
@@ -192,7 +200,7 @@ class Frontend:
             self._controls.submit(message, lambda reply: session.send(reply))
         elif isinstance(message, AdapterQuery):
             self.adapters.answer(message, lambda reply: session.send(reply))
-        elif not isinstance(message, Hello | PutMedium):
+        elif not isinstance(message, Hello):
             self._queries.answer(message, session.caller_of(""), lambda reply: session.send(reply))
 
     def _credit(self, session: Session, count: int) -> None:
@@ -310,6 +318,7 @@ class Frontend:
         for complete in self.thread_pool.take():
             complete()
         self.adapters.on_wakeup()
+        self.media.on_wakeup()
 
     def stop(self, reason: str) -> None:
         """Fail every open request with `reason`, because the engine stops; end the threads and send the last spans."""
@@ -320,6 +329,7 @@ class Frontend:
         self._sessions.send_updates()
         self.thread_pool.close()
         self.adapters.close()
+        self.media.close()
         if self._tracing is not None:
             self._tracing.close()
 

@@ -6,6 +6,7 @@ answer, whichever comes first in the order of tokens. Knows no socket: updates w
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -36,12 +37,14 @@ class RequestState:
     """One open request, from its Submit until all its answers have finished."""
 
     __slots__ = (
-        *("adapter", "answers", "is_accepted", "processed", "prompt_logprobs", "session", "submit", "tokenizing"),
-        "_release",
+        *("adapter", "answers", "expires_at", "is_accepted", "processed", "prompt_logprobs", "session", "submit"),
+        "tokenizing",
+        "_releases",
     )
 
-    def __init__(self, session: ClientSession[RequestState], submit: Submit) -> None:
+    def __init__(self, session: ClientSession[RequestState], submit: Submit, expires_at: float = math.inf) -> None:
         self.session = session
+        self.expires_at = expires_at  # unix seconds: its media and prompt must have been read by then
         self.submit = submit
         self.processed: ProcessedRequest | None = None  # None while its prompt is tokenized
         self.answers: list[AnswerState] = []
@@ -49,11 +52,11 @@ class RequestState:
         self.tokenizing: PoolJob | None = None  # the job that tokenizes its prompt
         self.prompt_logprobs = LogprobBuffer(max(submit.num_prompt_logprobs, 1))
         self.adapter: AdapterRef | None = None
-        self._release: Callable[[AdapterRef], None] | None = None
+        self._releases: list[Callable[[], None]] = []
 
-    def use(self, adapter: AdapterRef | None, release: Callable[[AdapterRef], None]) -> None:
-        """Use an adapter until `close`, which calls `release` with it; None: the model alone."""
-        self.adapter, self._release = adapter, None if adapter is None else release
+    def at_close(self, release: Callable[[], None]) -> None:
+        """Call `release` in `close`: the request uses an adapter, or media."""
+        self._releases.append(release)
 
     @property
     def request_id(self) -> str:
@@ -64,17 +67,17 @@ class RequestState:
         return bool(self.answers) and all(answer.finish_reason is not None for answer in self.answers)
 
     def close(self) -> None:
-        """Release the adapter. Drop the references to the answers, which refer to this request: without a cycle both
-        are freed with the last delta, not by the garbage collector."""
+        """Release adapter and media. Drop the references to the answers, which refer to this request: without a cycle
+        both are freed with the last delta, not by the garbage collector."""
         self.answers = []
         self.tokenizing = None
-        if self._release is not None and self.adapter is not None:
-            self._release(self.adapter)
-            self._release = None
+        releases, self._releases = self._releases, []
+        for release in releases:
+            release()
 
     def is_same(self, submit: Submit) -> bool:
         """Whether `submit` has the same prompt and parameters; attempt and tokens so far may differ."""
-        prompt = ("prompt", "prompt_token_ids", "chat", "chat_form", "add_special_tokens", "adapter")
+        prompt = ("prompt", "prompt_token_ids", "chat", "chat_form", "add_special_tokens", "adapter", "media")
         key = attrgetter("params", "pooling", *prompt)
         return bool(key(self.submit) == key(submit))
 

@@ -10,11 +10,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from ...ipc.codec import decode_ids, encode_ids
 from ...ipc.errors import Draining, ErrorInfo, Overloaded, TokenloomError, error_info
 from ...ipc.messages.adapter import AdapterRef
 from ...ipc.messages.base import FinishReason, Refused
-from ...ipc.messages.client import Accepted, Delta, Submit
+from ...ipc.messages.client import Accepted, Delta, NeedMedia, Submit
 from ...ipc.messages.core import EngineCoreOutputs
 from ...ipc.messages.intake import ReadPrompt
 from ..adapters.desk import AdapterDesk
@@ -23,6 +25,7 @@ from ..intake.input_processor import Prompt
 from ..intake.prompt_reader import PromptReader
 from .core_client import CoreClient
 from .engine_metrics import EngineMetrics
+from .media_desk import MediaDesk, Placeholders, ReadMedium
 from .output_processor import OutputProcessor, RequestState, Session
 from .session_table import SessionTable
 
@@ -41,6 +44,8 @@ class RequestManager:
 
     _sessions: SessionTable
     _adapters: AdapterDesk
+    _media: MediaDesk
+    _placeholders: Placeholders | None  # of a model that sees images
     _prompts: PromptReader  # text to tokens
     _outputs: OutputProcessor  # tokens to text
     _core: CoreClient
@@ -63,14 +68,21 @@ class RequestManager:
             check_request_id(submit.request_id)
             if not submit.children:
                 self._check_new(submit)
+            self._prompts.inputs.media_limits.check(submit)
         except TokenloomError as error:
             self.refuse(session, submit.request_id[:MAX_REQUEST_ID_CHARACTERS], error_info(error))
             return
         self._counts["requests"] += 1
-        request = RequestState(session, submit)
+        request = RequestState(session, submit, self._expires_at(submit))
         session.request_by_id[submit.request_id] = request
         self._sessions.open_lease(session)
         self._adapters.resolve(submit, lambda adapter: self._on_adapter(request, adapter))
+
+    def _expires_at(self, submit: Submit) -> float:
+        """Return the unix time until which media and prompt of a request may be read, by its timeouts."""
+        now = self._unix_time()
+        arrived_at = submit.arrival_time if 0 < submit.arrival_time < now else now
+        return arrived_at + self._prompts.inputs.wait_s(submit.params)
 
     def _on_adapter(self, request: RequestState, adapter: AdapterRef | TokenloomError | None) -> None:
         """Go on with a request whose adapter is known, or end it with the error of its adapter."""
@@ -79,24 +91,48 @@ class RequestManager:
             if is_open:
                 self._fail(request, adapter)
             return
-        request.use(adapter, self._adapters.release)
+        request.adapter = adapter
+        if adapter is not None:
+            request.at_close(partial(self._adapters.release, adapter))
         if is_open:
-            self._tokenize(request)
+            self._read_media(request)
         else:  # aborted or replaced in the meantime
             request.close()
+
+    def _read_media(self, request: RequestState) -> None:
+        """Read the media of a request, if it has any; then `_tokenize` it."""
+        submit, session = request.submit, request.session
+        if not submit.media:
+            self._tokenize(request, [])
+            return
+
+        def need(digests: list[bytes]) -> None:
+            session.send(NeedMedia(request_id=submit.request_id, attempt=submit.attempt, digests=digests))
+
+        job = self._media.read(
+            submit.media,
+            lambda read: self._on_media(request, read),
+            need=need if session.can_repeat else None,
+            scope=submit.params.cache_salt or "",
+            wait_s=request.expires_at - self._unix_time(),
+        )
+        request.at_close(partial(self._media.release, job))
+
+    def _on_media(self, request: RequestState, read: list[ReadMedium] | TokenloomError) -> None:
+        if isinstance(read, TokenloomError):
+            self._on_unread(request, read)
+        else:
+            self._tokenize(request, read)
 
     def _check_new(self, submit: Submit) -> None:
         """Raise Draining for a first attempt while the engine shuts down, RequestError for too large an n."""
         if self.is_draining and submit.attempt == 0:
             raise Draining("the engine is shutting down and accepts no new requests: use another engine", 5.0)
         self._prompts.inputs.limits.check_share(1, submit.params.n)
-        self._prompts.inputs.media_limits.check(submit.media, submit.chat)
 
-    def _tokenize(self, request: RequestState) -> None:
+    def _tokenize(self, request: RequestState, media: list[ReadMedium]) -> None:
         """Tokenize the prompt, at once if it is short, else in a thread; then `_start` gets the tokens or an error."""
-        submit, inputs, now = request.submit, self._prompts.inputs, self._unix_time()
-        waited_s = now - submit.arrival_time if 0 < submit.arrival_time < now else 0.0
-        wait_s = inputs.wait_s(submit.params) - waited_s
+        submit, inputs = request.submit, self._prompts.inputs
         question = ReadPrompt(
             prompt=submit.prompt,
             token_ids=submit.prompt_token_ids,
@@ -107,9 +143,9 @@ class RequestManager:
         )
         request.tokenizing = self._prompts.read(
             question,
-            lambda prompt: self._start(request, prompt, now + wait_s),
+            lambda prompt: self._start(request, prompt, media),
             owner=request.session.caller_of(submit.request_id),
-            wait_s=wait_s,
+            wait_s=request.expires_at - self._unix_time(),
         )
 
     def _on_duplicate(self, known: RequestState, submit: Submit) -> None:
@@ -120,19 +156,27 @@ class RequestManager:
         elif known.is_accepted and submit.attempt == known.submit.attempt:
             self._send_accepted(known)
 
-    def _start(self, request: RequestState, prompt: Prompt | TokenloomError, expires_at: float) -> None:
-        """Send a tokenized request to the core, or end it with its error. `expires_at`: unix seconds of its timeout."""
+    def _on_unread(self, request: RequestState, error: TokenloomError) -> None:
+        """End a request whose media or prompt could not be read: with its error, or as timed out."""
+        if isinstance(error, Overloaded) and self._unix_time() >= request.expires_at:
+            self._send_accepted(request)
+            self.end(request, "timeout")
+        else:
+            self._fail(request, error)
+
+    def _start(self, request: RequestState, prompt: Prompt | TokenloomError, media: list[ReadMedium]) -> None:
+        """Send a tokenized request to the core, or end it with its error."""
         session, now = request.session, self._unix_time()
         if session.request_by_id.get(request.request_id) is not request:
             return  # aborted or replaced in the meantime
         request.tokenizing = None
-        if isinstance(prompt, Overloaded) and now >= expires_at:
-            self._send_accepted(request)
-            self.end(request, "timeout")
+        if isinstance(prompt, TokenloomError):
+            self._on_unread(request, prompt)
             return
         try:
-            if isinstance(prompt, TokenloomError):
-                raise prompt
+            if self._placeholders is not None:
+                token_ids, spans = self._placeholders.expand(decode_ids(prompt.token_ids), media)
+                prompt = Prompt(encode_ids(token_ids), prompt.text, spans)
             processed = self._prompts.inputs.process(request.submit, prompt, now)
             ended = self._outputs.add(request, processed, now)
         except TokenloomError as error:

@@ -12,10 +12,11 @@ from collections import OrderedDict
 
 from ...ipc.blobs.store import BlobStore
 from ...ipc.blobs.writer import BlobWriter
+from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import RequestError
 from .http_fetch import HttpFetcher
 from .local_files import LocalFiles
-from .media_url import shown
+from .media_url import AllowedDomains, shown
 
 MAX_FETCHES = 32  # at the same time; more wait
 MAX_UUIDS = 1 << 16
@@ -23,12 +24,19 @@ WRITE_BYTES = 1 << 20
 
 
 class MediaSources:
-    """Owns the fetches under way and the table of uuids. Runs in the frontend's loop; files are read in threads."""
+    """Owns the fetches under way and the table of uuids. Runs in an event loop; files are read in threads."""
 
     def __init__(self, store: BlobStore, http: HttpFetcher, files: LocalFiles) -> None:
         self._store, self._http, self._files = store, http, files
         self._turns = asyncio.Semaphore(MAX_FETCHES)
         self._digest_by_uuid: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+
+    @classmethod
+    def of(cls, store: BlobStore, config: EngineConfig) -> MediaSources:
+        """Make the sources that the options of an engine allow."""
+        domains, root, most = config.allowed_media_domains, config.allowed_local_media_path, config.max_media_bytes
+        http = HttpFetcher(AllowedDomains(domains or ()), most, config.media_fetch_timeout_s)
+        return cls(store, http, LocalFiles(root or None, most))
 
     async def fetch(self, url: str, user: str) -> bytes:
         """Put the content of an http(s): or file: URL into the store, pinned for `user`; return its digest.

@@ -5,13 +5,11 @@ Needs numbers alone, so that the intake process and the frontend refuse with the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import RequestError
-from ...ipc.messages.client import ChatMessage, MediaPart, Medium
+from ...ipc.messages.client import MediaPart, Submit
 
 
 class MediaLimits(msgspec.Struct, frozen=True):
@@ -55,10 +53,13 @@ class MediaLimits(msgspec.Struct, frozen=True):
                 "--max-media-bytes"
             )
 
-    def check(self, media: Sequence[Medium], chat: Sequence[ChatMessage] | None) -> None:
+    def check(self, submit: Submit) -> None:
         """Raise RequestError unless the media of a request may be read, and the parts of its chat name each of them
         once."""
+        media, chat = submit.media, submit.chat
         self.check_count(len(media))
+        if media and submit.params.truncate_prompt_tokens is not None:
+            raise RequestError("truncate_prompt_tokens cannot cut a prompt with images: leave it out")
         parts = [part for turn in chat or () for part in turn.parts if isinstance(part, MediaPart)]
         if chat is not None and sorted(part.index for part in parts) != list(range(len(media))):
             raise RequestError(f"the chat has {len(parts)} parts of media, the request {len(media)} media: give both")

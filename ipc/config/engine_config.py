@@ -159,6 +159,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     allowed_media_domains: Annotated[
         list[str] | None, _media("hosts from which the engine fetches images by URL; none: it fetches none")
     ] = None
+    media_fetch_timeout_s: Annotated[float, _media("longest time to fetch an image by URL")] = 5.0
     allowed_local_media_path: Annotated[
         str | None, _media("folder on the engine's machine below which file: URLs may name images; none: no file: URLs")
     ] = None
@@ -355,7 +356,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 _TIMEOUTS = (
     *("default_timeout_s", "max_timeout_s", "step_timeout_s", "hang_timeout_s", "start_timeout_s"),
-    *("http_timeout_s", "response_store_age_s"),
+    *("http_timeout_s", "media_fetch_timeout_s", "response_store_age_s"),
 )
 _AUTO = {"max_model_len": AUTO_LENGTH}  # a value beyond the range
 _INT_RANGES = (

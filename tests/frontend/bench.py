@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenloom.frontend.requests.frontend import Frontend
+from tokenloom.frontend.requests.media_desk import Vision
 from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import Decoder, encode, encode_ids
+from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Welcome
 from tokenloom.ipc.messages.client import ClientMessage, Delta, Deltas, FrontendMessage, Submit
@@ -26,14 +28,23 @@ TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}
 class Bench:
     """A Frontend with the test as clock, core and clients; client c has sent Hello."""
 
-    def __init__(self, tokenizer: Tokenizer | None = TOKENIZER, is_core_up: bool = True, **spec: Any) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None = TOKENIZER,
+        is_core_up: bool = True,
+        vision: Vision | None = None,
+        seeing: EngineSpec | None = None,
+        **spec: Any,
+    ) -> None:
+        """`seeing`: the specification of a model that sees images by `vision`."""
         self.now = 100.0
         self.is_awake = threading.Event()
         self.frontend = Frontend(
-            new_spec(**spec),
+            seeing or new_spec(**spec),
             tokenizer,
             TEMPLATE,
             self.is_awake.set,
+            vision,
             monotonic=lambda: self.now,
             unix_time=lambda: self.now + 1e9,
         )

@@ -13,7 +13,7 @@ import msgspec
 
 from ....ipc.beam_search_params import BeamSearchParams
 from ....ipc.errors import RequestError
-from ....ipc.messages.client import Info
+from ....ipc.messages.client import Info, Medium
 from ....ipc.sampling_params import SamplingParams
 from ..logprobs import TokenLogprobs
 from ..outputs import RequestOutput
@@ -38,7 +38,14 @@ class BeamSearchOutput(msgspec.Struct, kw_only=True):
 class BeamSearch:
     """Beams of many prompts. `add` the outputs of `requests`, round by round, while there are any; then `finish`."""
 
-    def __init__(self, prompts: Sequence[list[int]], params: BeamSearchParams, info: Info) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[list[int]],
+        params: BeamSearchParams,
+        info: Info,
+        media: Sequence[list[Medium]] | None = None,
+    ) -> None:
+        """`media`: of each prompt."""
         longest = max(map(len, prompts), default=0)
         if longest + params.max_tokens > info.max_model_len:
             raise RequestError(
@@ -46,6 +53,7 @@ class BeamSearch:
                 f"{info.max_model_len}: shorten them or raise --max-model-len"
             )
         self._params, self._num_rounds = params, 0
+        self._media = [[] for _ in prompts] if media is None else media
         self._eos_token_ids = () if params.ignore_eos else info.eos_token_ids
         self._open = [[BeamSearchSequence(tokens=list(prompt), logprobs=[])] for prompt in prompts]
         self._ended: list[list[BeamSearchSequence]] = [[] for _ in prompts]
@@ -59,6 +67,14 @@ class BeamSearch:
         if self._num_rounds == self._params.max_tokens:
             return []
         return [beam.tokens for beams in self._open for beam in beams]
+
+    def prompts(self) -> list[dict[str, object]]:
+        """Return `requests` as prompts with the media of each."""
+        media = [media for beams, media in zip(self._open, self._media, strict=True) for _ in beams]
+        return [
+            {"prompt_token_ids": tokens, "multi_modal_data": {"image": images}}
+            for tokens, images in zip(self.requests(), media, strict=False)
+        ]
 
     def add(self, outputs: Sequence[RequestOutput]) -> None:
         """Extend the open beams by the outputs of `requests`, in their order, and keep the best beam_width beams of

@@ -1,0 +1,40 @@
+"""MediaSender: sends the bytes of media before the messages that name them, and again when the engine asks."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterable
+
+from ....ipc.messages.client import Medium, PutMedium
+from .held_medium import HeldMedium
+
+MAX_DIGESTS = 4096  # of media that are not sent again unless the engine asks
+
+
+class MediaSender:
+    """Knows the media that it has sent lately."""
+
+    def __init__(self, send: Callable[[PutMedium], None]) -> None:
+        self._send = send
+        self._sent: OrderedDict[bytes, None] = OrderedDict()  # digests, the newest last
+
+    def send(self, media: Iterable[Medium]) -> None:
+        """Send the bytes of those media that this process holds and has not sent lately."""
+        for medium in held_media(media):
+            if medium.digest not in self._sent:
+                self._send(PutMedium(digest=medium.digest, data=medium.data))
+            self._sent[medium.digest] = None
+            self._sent.move_to_end(medium.digest)
+            if len(self._sent) > MAX_DIGESTS:
+                self._sent.popitem(last=False)
+
+    def send_again(self, media: Iterable[Medium], digests: Container[bytes]) -> None:
+        """Send the bytes of the media with these digests, which the engine has lost."""
+        for digest, data in {each.digest: each.data for each in held_media(media)}.items():
+            if digest in digests:
+                self._send(PutMedium(digest=digest, data=data))
+
+
+def held_media(media: Iterable[Medium]) -> list[HeldMedium]:
+    """Return those media whose bytes are in this process."""
+    return [medium for medium in media if isinstance(medium, HeldMedium)]

@@ -1,0 +1,390 @@
+"""MediaDesk: gets the media of requests into the blob store, has them decoded, and keeps them until a request ends.
+
+Everything runs in an event loop of its own thread: writing and hashing bytes, fetching URLs, waiting for the processes
+that decode. The frontend's loop only starts and releases jobs, and gets their results at a wake-up. A medium is pinned
+as long as a request needs it; a full store makes requests wait. Knows no prompts and no tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from ...ipc.blobs.store import BlobStore
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import InternalError, Overloaded, RequestError, TokenloomError
+from ...ipc.messages.client import Medium, PutMedium
+from ...ipc.messages.media import MediaKind, MediaSpan
+from ...ipc.process.descriptors import descriptor_limit
+from ..client.media.data_url import decode_data_url
+from ..intake.thread_pool import Then
+from ..sources.media_sources import MediaSources
+from ..text.media_limits import MediaLimits
+
+T = TypeVar("T")
+
+logger = logging.getLogger("tokenloom.frontend")
+
+WAIT_S = 60.0  # for the bytes of a medium, for room in the store, and for all of a request's media to be read
+HOLD_S = 30.0  # how long bytes that came before their request are kept for it
+RETRY_S = 0.2  # between attempts to get room in a full store
+MAX_PUT_BYTES = 256 << 20  # of media that wait to be written
+MAX_KNOWN = 1 << 14  # entries of the table of media that have been read
+MAX_ASKS = 3  # for the same bytes
+PINS_SHARE = 4  # of the descriptors that this process may have, pinned media take at most 1 / PINS_SHARE
+
+
+class ReadMedium(Protocol):
+    """A medium that has been decoded: its media file in the store."""
+
+    @property
+    def digest(self) -> bytes: ...
+
+    @property
+    def grid(self) -> tuple[int, int, int]: ...
+
+
+class MediaReader(Protocol):
+    """Decodes media into media files of the blob store."""
+
+    async def read(self, source: bytes, kind: MediaKind, detail: str) -> ReadMedium:
+        """Decode the blob with the digest `source`; RequestError if it is no readable medium."""
+
+    def close(self) -> None: ...
+
+
+class Placeholders(Protocol):
+    """Puts media into prompts."""
+
+    @property
+    def marker(self) -> str:
+        """The text that a prompt has at the place of an image."""
+
+    def expand(self, token_ids: Sequence[int], items: Sequence[ReadMedium]) -> tuple[list[int], list[MediaSpan]]:
+        """Return the prompt with the tokens of each medium in place of its marker. RequestError unless there are as
+        many markers as media."""
+
+
+class Vision(NamedTuple):
+    """How the images of a model are read, and where they stand in prompts."""
+
+    new_reader: Callable[[BlobStore], MediaReader]
+    placeholders: Placeholders
+
+
+NeedBytes: TypeAlias = Callable[[list[bytes]], None]  # requests the bytes with these digests from the client
+_Key: TypeAlias = tuple[bytes, MediaKind, str]  # digest of the source, kind, detail
+
+
+@dataclass(eq=False)
+class MediaJob:
+    """Media of one request, pinned for `user` until the job is released."""
+
+    user: str
+    media: list[Medium]
+    scope: str  # whose uuids its media may use
+    need: NeedBytes | None  # None: nobody can send the bytes again
+    pinned: set[bytes] = field(default_factory=set)
+    task: asyncio.Task[None] | None = None
+    is_over: bool = False
+
+
+class MediaDesk:
+    """Owner of the media of all requests. The frontend's loop calls the public methods, except `hold`."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        wake: Callable[[], None],
+        vision: Vision | None = None,
+    ) -> None:
+        """`wake` is called from another thread and must cause a call of `on_wakeup`."""
+        self._wake, self._vision, self._config = wake, vision, spec.config
+        self._limits = MediaLimits.of(spec)
+        self.store = BlobStore(Path(spec.run_directory, "media"), spec.config.media_store_bytes)
+        self._done: deque[Callable[[], None]] = deque()
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()  # guards the start of the thread
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._max_pinned = max(descriptor_limit() // PINS_SHARE, 16)
+        # used by the thread alone
+        self._num_pinned = 0  # media of requests
+        self._num_put_bytes = 0
+        self._puts: dict[bytes, asyncio.Task[None]] = {}  # bytes that are being written
+        self._failed_puts: OrderedDict[bytes, TokenloomError] = OrderedDict()  # until a request or other bytes come
+        self._arrivals: dict[bytes, asyncio.Event] = {}  # bytes that requests wait for
+        self._known: OrderedDict[_Key, ReadMedium] = OrderedDict()
+        self._reading: dict[_Key, asyncio.Task[ReadMedium]] = {}
+
+    # ── the frontend's loop ──────────────────────────────────────────────────────────────────────────────────────
+
+    def put(self, message: PutMedium) -> None:
+        """Write the bytes of a medium to the store, for a request that comes within HOLD_S. Errors are kept for it."""
+        if self._limits.sees_images:
+            self._call(partial(self._begin_put, message))
+
+    def read(
+        self,
+        media: list[Medium],
+        then: Then[list[ReadMedium]],
+        *,
+        need: NeedBytes | None = None,
+        scope: str = "",
+        wait_s: float = WAIT_S,
+    ) -> MediaJob:
+        """Read the media of a request and pin them until the job is released; the loop later calls `then` with them in
+        order, or with an error. `need` is called for bytes that the store lacks; `scope`: of uuids."""
+        job = MediaJob(f"job-{next(self._numbers)}", media, scope, need)
+        self._call(partial(self._begin, job, then, min(wait_s, WAIT_S)))
+        return job
+
+    def release(self, job: MediaJob) -> None:
+        """Unpin the media of a job; if it is not done, drop it without a call of its `then`."""
+        self._call(partial(self._release, job))
+
+    def on_wakeup(self) -> None:
+        """Call the callbacks of the jobs that are done."""
+        for _ in range(len(self._done)):
+            self._done.popleft()()
+
+    def hold(self, digests: Iterable[bytes]) -> None:
+        """Keep blobs for HOLD_S, for a request that is about to come. Any thread may call it."""
+        for digest in digests:
+            user = f"hold-{next(self._numbers)}"
+            if self.store.pin(digest, user):
+                self._call(partial(self._unpin_later, digest, user))
+
+    def close(self) -> None:
+        """End the thread and the processes that it has started."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(5.0)
+
+    # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Call a function in the thread's loop, which starts with the first call."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._run, args=(self._loop,), name="media", daemon=True)
+                self._thread.start()
+            self._loop.call_soon_threadsafe(function)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        self._reader = None if self._vision is None else self._vision.new_reader(self.store)
+        self._sources = MediaSources.of(self.store, self._config)
+        try:
+            loop.run_forever()
+            for task in (tasks := asyncio.all_tasks(loop)):
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        finally:
+            if self._reader is not None:
+                self._reader.close()
+            loop.close()
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        self._done.append(callback)
+        self._wake()
+
+    def _unpin_later(self, digest: bytes, user: str) -> None:
+        asyncio.get_running_loop().call_later(HOLD_S, self.store.unpin, digest, user)
+
+    # ── bytes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin_put(self, message: PutMedium) -> None:
+        digest = message.digest
+        if digest in self._puts:
+            return
+        self._failed_puts.pop(digest, None)
+        self._num_put_bytes += len(message.data)
+        self._puts[digest] = _new_task(self._put(digest, message.data))
+
+    async def _put(self, digest: bytes, data: bytes) -> None:
+        try:
+            if self._num_put_bytes > MAX_PUT_BYTES:
+                raise Overloaded(f"{self._num_put_bytes} bytes of images wait to be written: ask again later")
+            await self._keep(digest, data)
+        except TokenloomError as error:
+            self._failed_puts[digest] = error
+            if len(self._failed_puts) > MAX_KNOWN:
+                self._failed_puts.popitem(last=False)
+        finally:
+            self._num_put_bytes -= len(data)
+            del self._puts[digest]
+            if (arrival := self._arrivals.pop(digest, None)) is not None:
+                arrival.set()
+
+    async def _keep(self, digest: bytes, data: bytes) -> None:
+        """Write bytes to the store, and keep them for HOLD_S."""
+        self._limits.check_bytes(len(data))
+        user = f"hold-{next(self._numbers)}"
+        found = await self._patiently(lambda: asyncio.to_thread(self.store.put, data, user))
+        self._unpin_later(found, user)
+        if found != digest:
+            raise RequestError(f"the digest of an image is {found.hex()}, the client says {digest.hex()}")
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeat `work` while the store is full, for at most WAIT_S; then raise Overloaded."""
+        end = time.monotonic() + WAIT_S
+        while True:
+            try:
+                return await work()
+            except Overloaded:
+                if time.monotonic() >= end:
+                    raise
+            await asyncio.sleep(RETRY_S)
+
+    # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, job: MediaJob, then: Then[list[ReadMedium]], wait_s: float) -> None:
+        if not job.is_over:
+            job.task = _new_task(self._finish(job, then, wait_s))
+
+    def _release(self, job: MediaJob) -> None:
+        job.is_over = True
+        if job.task is not None:
+            job.task.cancel()
+        for digest in job.pinned:
+            self.store.unpin(digest, job.user)
+        self._num_pinned -= len(job.pinned)
+        job.pinned.clear()
+
+    async def _finish(self, job: MediaJob, then: Then[list[ReadMedium]], wait_s: float) -> None:
+        result: list[ReadMedium] | TokenloomError
+        try:
+            async with asyncio.timeout(wait_s):
+                result = await self._read_all(job)
+        except TimeoutError:
+            result = Overloaded(f"the {len(job.media)} images of the request were not read within {wait_s:g} s")
+        except TokenloomError as error:
+            result = error
+        except Exception as error:  # a bug must not leave the request open
+            logger.exception("reading media failed")
+            result = InternalError(f"reading media failed: {type(error).__name__}: {error}")
+        self._post(lambda: None if job.is_over else then(result))
+
+    async def _read_all(self, job: MediaJob) -> list[ReadMedium]:
+        while self._num_pinned and self._num_pinned + len(job.media) > self._max_pinned:
+            await asyncio.sleep(RETRY_S)
+        sources: set[bytes] = set()
+        try:
+            read: list[ReadMedium] = []
+            for medium, source in zip(job.media, await self._sources_of(job, sources), strict=True):
+                read.append(await self._read(job, (source, medium.kind, medium.detail)))
+            return read
+        finally:
+            for source in sources:
+                self.store.unpin(source, f"{job.user}-source")
+
+    async def _sources_of(self, job: MediaJob, sources: set[bytes]) -> list[bytes]:
+        """Return the digests of the bytes of a job's media; pin them, and add them to `sources`, unless their media
+        files are there already."""
+        user = f"{job.user}-source"
+        await self._arrive(job, sources)
+        found = []
+        for medium in job.media:
+            digest = medium.digest
+            if not digest:
+                digest = await self._fetch(job, medium, user)
+                sources.add(digest)
+            if medium.uuid:
+                self._sources.note(job.scope, medium.uuid, digest)
+            found.append(digest)
+        return found
+
+    async def _arrive(self, job: MediaJob, sources: set[bytes]) -> None:
+        """Wait until the bytes that a job names by digest are in the store, and pin them; request those that are
+        missing from the client."""
+        wanted = {each.digest: each for each in job.media if each.digest}
+        for _ in range(1 + MAX_ASKS):
+            missing = []
+            for digest, medium in wanted.items():
+                if digest in self._puts:
+                    await asyncio.wait([self._puts[digest]])
+                if (error := self._failed_puts.pop(digest, None)) is not None:
+                    raise error
+                if digest in sources or self._is_read(job, (digest, medium.kind, medium.detail)):
+                    continue
+                if self.store.pin(digest, f"{job.user}-source"):
+                    sources.add(digest)
+                else:
+                    missing.append(digest)
+            if not missing:
+                return
+            if job.need is None:
+                break
+            arrivals = [self._arrivals.setdefault(digest, asyncio.Event()) for digest in missing]
+            self._post(partial(job.need, missing))
+            await asyncio.gather(*(each.wait() for each in arrivals))
+        raise Overloaded("images of the request were dropped from a full store before they were read: send them again")
+
+    async def _fetch(self, job: MediaJob, medium: Medium, user: str) -> bytes:
+        if medium.url.startswith("data:"):
+            data = decode_data_url(medium.url)
+            self._limits.check_bytes(len(data))
+            return await self._patiently(lambda: asyncio.to_thread(self.store.put, data, user))
+        if not medium.url:
+            return self._sources.find(job.scope, medium.uuid, user)
+        return await self._patiently(lambda: self._sources.fetch(medium.url, user))
+
+    # ── media files ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _is_read(self, job: MediaJob, key: _Key) -> bool:
+        """Whether the media file of a source is in the store; pin it for the job."""
+        known = self._known.get(key)
+        return known is not None and self._pin(job, known)
+
+    def _pin(self, job: MediaJob, medium: ReadMedium) -> bool:
+        if medium.digest in job.pinned:
+            return True
+        if not self.store.pin(medium.digest, job.user):
+            return False
+        job.pinned.add(medium.digest)
+        self._num_pinned += 1
+        return True
+
+    async def _read(self, job: MediaJob, key: _Key) -> ReadMedium:
+        """Return a medium whose file is pinned for the job; read it unless it is known. Requests share one reading."""
+        for _ in range(MAX_ASKS):
+            known = self._known.get(key)
+            if known is not None and self._pin(job, known):
+                self._known.move_to_end(key)
+                return known
+            task = self._reading.get(key)
+            if task is None:
+                task = self._reading[key] = _new_task(self._read_file(key))
+                task.add_done_callback(lambda _: self._reading.pop(key))
+            medium = await asyncio.shield(task)
+            self._known[key] = medium
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+        raise Overloaded("an image was dropped from a full store as soon as it was read: ask again later")
+
+    async def _read_file(self, key: _Key) -> ReadMedium:
+        reader = self._reader
+        assert reader is not None, "only a model that sees images reads them"
+        return await self._patiently(lambda: reader.read(*key))
+
+
+_tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks weakly
+
+
+def _new_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    task = asyncio.get_running_loop().create_task(work)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+    return task

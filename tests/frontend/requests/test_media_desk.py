@@ -1,0 +1,178 @@
+"""Media of requests: read once, pinned until the release, requested again if the store has lost them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom.frontend.requests import media_desk
+from tokenloom.frontend.requests.media_desk import MediaDesk, MediaJob, NeedBytes, ReadMedium
+from tokenloom.ipc.errors import Overloaded, TokenloomError
+from tokenloom.ipc.messages.client import Medium, PutMedium
+from tokenloom.tests.frontend.requests.fake_vision import BAD, fake_vision, seeing_spec
+
+DEADLINE_S = 20.0
+Result = list[ReadMedium] | TokenloomError
+
+
+class Desk:
+    """A desk with the test as the frontend's loop."""
+
+    def __init__(self, folder: Path, **config: object) -> None:
+        self.woken = threading.Event()
+        vision, self.reader = fake_vision(7)
+        self.desk = MediaDesk(seeing_spec(folder, 7, **config), self.woken.set, vision)
+        self.asked: list[list[bytes]] = []
+
+    def put(self, data: bytes, digest: bytes | None = None) -> Medium:
+        digest = digest or hashlib.sha256(data).digest()
+        self.desk.put(PutMedium(digest=digest, data=data))
+        return Medium(digest=digest)
+
+    def begin(
+        self, *media: Medium, scope: str = "", wait_s: float = 60.0, can_repeat: bool = True
+    ) -> tuple[MediaJob, list[Result]]:
+        results: list[Result] = []
+        need: NeedBytes | None = self.asked.append if can_repeat else None
+        return self.desk.read([*media], results.append, need=need, scope=scope, wait_s=wait_s), results
+
+    def turn(self) -> None:
+        assert self.woken.wait(DEADLINE_S)
+        self.woken.clear()
+        self.desk.on_wakeup()
+
+    def read(self, *media: Medium, scope: str = "", can_repeat: bool = True) -> tuple[MediaJob, Result]:
+        job, results = self.begin(*media, scope=scope, can_repeat=can_repeat)
+        while not results:
+            self.turn()
+        return job, results[0]
+
+    def files(self, *media: Medium, scope: str = "") -> list[bytes]:
+        """Read media and return the content of their files."""
+        _, result = self.read(*media, scope=scope)
+        assert isinstance(result, list), result
+        found = [self.desk.store.open(each.digest) for each in result]
+        return [bytes(each) for each in found if each is not None]
+
+    def error(self, *media: Medium, scope: str = "") -> str:
+        _, result = self.read(*media, scope=scope)
+        assert isinstance(result, TokenloomError)
+        return str(result)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    yield desk
+    desk.desk.close()
+    assert desk.reader.is_closed
+
+
+def test_media_are_read_in_order_and_each_content_once(desk: Desk) -> None:
+    a, b = desk.put(b"a"), desk.put(b"b")
+    assert desk.files(b, a, b) == [b"file of b", b"file of a", b"file of b"]
+    assert desk.files(a) == [b"file of a"]
+    assert desk.files(Medium(digest=a.digest, detail="low")) == [b"file of alow"]
+    assert desk.reader.reads == {b"a": 2, b"b": 1}
+
+
+def test_requests_share_a_reading_and_a_release_ends_only_its_own_request(desk: Desk) -> None:
+    desk.reader.held.add(b"a")
+    a = desk.put(b"a")
+    first, dropped = desk.begin(a)
+    _, results = desk.begin(a)
+    while not desk.reader.reads:
+        pass
+    desk.desk.release(first)
+    desk.reader.held.clear()
+    while not results:
+        desk.turn()
+    assert isinstance(results[0], list) and not dropped
+    assert desk.reader.reads == {b"a": 1}
+
+
+def test_a_bad_medium_and_a_wrong_digest_fail_alone(desk: Desk) -> None:
+    bad, wrong, good = desk.put(BAD), desk.put(b"a", bytes(32)), desk.put(b"g")
+    assert desk.error(good, bad) == "this is no image"
+    assert desk.error(wrong).startswith("the digest of an image is")
+    assert desk.files(good) == [b"file of g"]
+
+
+def test_missing_bytes_are_requested_once_and_come_late(desk: Desk) -> None:
+    a = Medium(digest=hashlib.sha256(b"a").digest())
+    _, results = desk.begin(a, a)
+    while not desk.asked:
+        desk.turn()
+    desk.put(b"a")
+    while not results:
+        desk.turn()
+    assert isinstance(results[0], list) and len(results[0]) == 2
+    assert desk.asked == [[a.digest]]
+    _, lost = desk.read(Medium(digest=bytes(32)), can_repeat=False)
+    assert isinstance(lost, Overloaded) and "send them again" in str(lost)
+
+
+def test_bytes_that_never_come_end_the_wait(desk: Desk) -> None:
+    _, results = desk.begin(Medium(digest=bytes(32)), wait_s=0.05)
+    while not results:
+        desk.turn()
+    assert isinstance(results[0], Overloaded) and "were not read within 0.05 s" in str(results[0])
+
+
+def test_media_are_pinned_until_the_release_and_a_full_store_makes_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(media_desk, "HOLD_S", 0.0)
+    monkeypatch.setattr(media_desk, "RETRY_S", 0.02)
+    desk = Desk(tmp_path, media_store_bytes=2500)
+    job, first = desk.read(desk.put(b"a" * 1000))
+    assert isinstance(first, list)
+    _, others = desk.begin(desk.put(b"b" * 1000))
+    with pytest.raises(AssertionError):  # there is room for the bytes of the second, not for its file
+        assert desk.woken.wait(0.3)
+    assert desk.desk.store.open(first[0].digest) is not None
+    desk.desk.release(job)
+    while not others:
+        desk.turn()
+    assert isinstance(others[0], list)
+    assert desk.desk.store.open(first[0].digest) is None, "an image that nobody needs is evicted"
+    desk.desk.close()
+
+
+def test_after_the_release_nothing_is_pinned(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(media_desk, "HOLD_S", 0.0)
+    a = desk.put(b"a")
+    jobs = [desk.read(a)[0] for _ in range(3)]
+    assert desk.desk.store._pins
+    for job in jobs:
+        desk.desk.release(job)
+    desk.read(desk.put(BAD))
+    desk.desk.close()
+    assert not desk.desk.store._pins
+    desk.desk = MediaDesk(seeing_spec(desk.desk.store.folder.path, 7), desk.woken.set, fake_vision(7)[0])
+
+
+def test_data_urls_are_decoded_and_others_refused_by_the_option(desk: Desk) -> None:
+    url = "data:image/png;base64," + base64.b64encode(b"a").decode()
+    assert desk.files(Medium(url=url)) == [b"file of a"]
+    assert "--allowed-media-domains" in desk.error(Medium(url="https://a.example/b.png"))
+    assert "--allowed-local-media-path" in desk.error(Medium(url="file:///etc/passwd"))
+
+
+def test_a_uuid_stands_for_bytes_of_its_scope(desk: Desk) -> None:
+    desk.put(b"a")
+    desk.files(Medium(digest=hashlib.sha256(b"a").digest(), uuid="one"), scope="tenant")
+    assert desk.files(Medium(uuid="one"), scope="tenant") == [b"file of a"]
+    assert "no image with uuid 'one'" in desk.error(Medium(uuid="one"), scope="other")
+
+
+def test_too_many_bytes_are_refused_before_they_are_kept(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, max_media_bytes=10)
+    assert "has 11 bytes, at most 10 are read" in desk.error(desk.put(b"a" * 11))
+    assert desk.desk.store.num_bytes() == 0
+    desk.desk.close()
