@@ -33,8 +33,17 @@ class AttentionMetadata:
     num_decode_rows: int
     query_starts_host: list[int]
     seq_lens_host: list[int]
-    cos_sin: Tensor | None = None  # [T, rotated] float32: of this step's tokens, in place of the table of each Rotary
+    cos_sin: Tensor | None = None  # [T, rotated] float32: of this step's tokens, in place of each Rotary's table
     see_until: Tensor | None = None  # [T] int32: last index in its request that a token sees; None: its own
+
+
+@dataclass(frozen=True, eq=False)
+class StepMedia:
+    """Embeddings of media in one step, in place of those of m of its T tokens, which are placeholders."""
+
+    tokens: Tensor  # [m] int64: their indices, each once
+    embeds: Tensor  # [m, hidden_size]; not scaled as the embeddings of tokens may be
+    added: Sequence[Tensor] = ()  # [m, hidden_size] each: added behind the first layers, one by one
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +54,7 @@ class BatchColumns:
     num_computed: Tensor  # [rows] int32: tokens before it, already in the KV cache
     block_tables: Tensor  # [rows, max_blocks_per_row] int32
     adapter_slots: Tensor | None = None  # [rows + 1] int32, see AdapterSpace; the last, of row −1, is 0
+    rope_deltas: Tensor | None = None  # [rows] int32: added to a token's index for its position; None: zeros
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,7 +303,12 @@ class FusedDecoder(Protocol):
     """A forward pass of the whole decoder in one call."""
 
     def __call__(
-        self, token_ids: Tensor, logits_indices: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
+        self,
+        token_ids: Tensor,
+        logits_indices: Tensor,
+        metadata: AttentionMetadata,
+        kv_cache: Tensor,
+        media: StepMedia | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute hidden states [T, hidden] after the final norm, and float32 logits [n, vocab] of some tokens.
 

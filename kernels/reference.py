@@ -41,6 +41,7 @@ from .plain_weights import PlainLinear as PlainLinear
 from .plain_weights import plain_table as plain_table
 from .quantized import Weight, as_floats
 from .reference_adapters import PlainAdapterSpace, update_outputs
+from .reference_attention import attend, gather, mask_of
 
 
 class ReferenceOps:
@@ -97,7 +98,8 @@ class ReferenceOps:
         positions, tables = rows.num_computed[live], rows.block_tables[live]
         blocks = tables.gather(1, (positions // block_size).long()[:, None])[:, 0].long()
         slots = blocks * block_size + positions % block_size
-        metadata.positions.copy_(positions.masked_fill(is_padding, 0))
+        places = positions if rows.rope_deltas is None else positions + rows.rope_deltas[live]
+        metadata.positions.copy_(places.masked_fill(is_padding, 0))
         metadata.slots.copy_(slots.masked_fill(is_padding, -1))
         metadata.seq_lens.copy_((positions + 1).masked_fill(is_padding, 0))
         metadata.block_tables[:, : tables.shape[1]] = tables
@@ -272,8 +274,9 @@ class ReferenceOps:
     ) -> Tensor:
         """Compute causal attention of query [T, H, D] over each row's own context in `layer`: [T, H, D].
 
-        Query head h reads KV head h // (H / num_kv_heads). A token at position p attends to positions [0, p], or
-        [max(0, p - w + 1), p] with a sliding window w. This step's keys and values are already in the cache.
+        Query head h reads KV head h // (H / num_kv_heads). A token at index p attends to [0, p], or [max(0, p - w + 1),
+        p] with a sliding window w; with `metadata.see_until` to its value in place of the last p. This step's keys and
+        values are already in the cache.
         """
         output, starts, block_size = torch.zeros_like(query), metadata.query_starts_host, kv_cache.shape[4]
         for row, length in enumerate(metadata.seq_lens_host):
@@ -281,12 +284,18 @@ class ReferenceOps:
                 continue
             for start in range(starts[row], starts[row + 1], self.query_chunk_size):
                 stop = min(start + self.query_chunk_size, starts[row + 1])
-                end = length - (starts[row + 1] - stop)
-                first = 0 if spec.window is None else max(0, end - (stop - start) - spec.window + 1)
+                last = length - (starts[row + 1] - stop) - 1  # index of the last query
+                position = last - (stop - start) + 1  # of the first
+                see_until = None if metadata.see_until is None else metadata.see_until[start:stop]
+                end = 1 + (last if see_until is None else int(see_until.max()))
+                first = 0 if spec.window is None else max(0, position - spec.window + 1)
                 blocks = metadata.block_tables[row, first // block_size : -(-end // block_size)]
                 seen = slice(first % block_size, first % block_size + end - first)
-                key, value = _gather(kv_cache, layer, blocks, query.dtype)[..., seen, :]
-                output[start:stop] = _attend(query[start:stop], key, value, spec)
+                key, value = gather(kv_cache, layer, blocks, query.dtype)[..., seen, :]
+                mask = None
+                if stop - start > 1:
+                    mask = mask_of(range(position, last + 1), range(first, end), spec.window, see_until, query.device)
+                output[start:stop] = attend(query[start:stop], key, value, spec, mask)
         return output
 
     def fuse_layer(self, weights: LayerWeights, num_heads: int, num_kv_heads: int, head_dim: int) -> FusedLayer | None:
@@ -322,57 +331,6 @@ def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
     if routing.expert_scales is not None:
         weights = weights * routing.expert_scales[experts]
     return weights * routing.scale, experts
-
-
-def _gather(kv_cache: Tensor, layer: int, blocks: Tensor, dtype: torch.dtype) -> Tensor:
-    """Gather the keys and values of one row's blocks [n] in a layer: [2, num_kv_heads, n * block_size, D]."""
-    _, num_layers, _, num_kv_heads, block_size, width = kv_cache.shape
-    if kv_cache.is_contiguous():
-        heads = torch.arange(2 * num_kv_heads, device=blocks.device).view(2, num_kv_heads, 1)
-        tiles = (blocks.long() * num_layers + layer) * (2 * num_kv_heads) + heads
-        found = kv_cache.view(-1, block_size * width).index_select(0, tiles.flatten())
-    else:  # a layer that uses a part of its page
-        found = kv_cache[:, layer].permute(1, 2, 0, 3, 4).index_select(2, blocks.long()).view(-1, block_size * width)
-    if fp8_cache.is_fp8(kv_cache):
-        found = fp8_cache.decode(found, block_size, dtype)
-    return found.reshape(2, num_kv_heads, len(blocks) * block_size, -1)
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-    """Compute attention of query [Q, H, D], the last Q positions of key and value [num_kv_heads, S, D]: [Q, H, D].
-
-    Scores and softmax are float32 for every dtype.
-    """
-    num_queries, num_keys, mask = query.shape[0], key.shape[1], None
-    if num_queries > 1:
-        mask = torch.ones((num_queries, num_keys), dtype=torch.bool, device=query.device)
-        mask = mask.tril(num_keys - num_queries)
-        if spec.window is not None:
-            mask = mask.triu(num_keys - num_queries - spec.window + 1)
-    if spec.softcap or spec.sinks is not None:
-        return _attend_by_scores(query, key, value, spec, mask)
-    is_grouped = query.shape[1] > key.shape[0]
-    attended = F.scaled_dot_product_attention(
-        query.transpose(0, 1)[None], key[None], value[None], mask, scale=spec.scale, enable_gqa=is_grouped
-    )
-    return attended[0].transpose(0, 1)
-
-
-def _attend_by_scores(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec, mask: Tensor | None) -> Tensor:
-    """Compute `_attend` with a soft cap or sinks. mask: [Q, S], False where a query does not attend to a key."""
-    queries = query.transpose(0, 1).reshape(key.shape[0], -1, *query.shape[::2]).float()  # [num_kv_heads, group, Q, D]
-    scores = queries @ key[:, None].float().transpose(-1, -2) * spec.scale
-    if spec.softcap:
-        scores = spec.softcap * torch.tanh(scores / spec.softcap)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    if spec.sinks is None:
-        weights = scores.softmax(dim=-1)
-    else:
-        sinks = spec.sinks.view(*scores.shape[:2], 1, 1).expand(*scores.shape[:3], 1)
-        weights = torch.cat((scores, sinks), dim=-1).softmax(dim=-1)[..., :-1]
-    attended: Tensor = (weights @ value[:, None].float()).flatten(0, 1).transpose(0, 1)
-    return attended.to(query.dtype)
 
 
 def _flat(weight: Tensor | None) -> Tensor | None:

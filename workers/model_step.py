@@ -9,19 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.contract import AttentionMetadata, BatchColumns
+from ..kernels.contract import AttentionMetadata, BatchColumns, StepMedia
 from .arrays import I32
 from .input_batch import StepInputs
 from .kv_cache import KVCacheSpec
-
-
-@dataclass(frozen=True, eq=False)
-class StepMedia:
-    """Embeddings of media in one step, in place of those of m of its T tokens, which are placeholders."""
-
-    tokens: Tensor  # [m] int64: their indices
-    embeds: Tensor  # [m, hidden_size]; not scaled as the embeddings of tokens may be
-    added: Sequence[Tensor] = ()  # [m, hidden_size] each: added behind the first layers, one by one
 
 
 @dataclass(frozen=True, eq=False)

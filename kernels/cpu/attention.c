@@ -35,7 +35,7 @@ static void begin_task(Task *t, const AttentionPlan *plan, const AttentionTask *
     for (int64_t row = 0; row < t->num_rows; row++) {
         int64_t token = row / task->num_heads, head = task->first_head + row % task->num_heads;
         t->queries[row] = query + (task->token + token) * query_stride + head * plan->head_dim;
-        t->high[row] = min64(task->end_key, task->position + token + 1);
+        t->high[row] = min64(task->end_key, seen_end(plan, task, token));
         t->low[row] = plan->window ? max64(0, task->position + token + 1 - plan->window) : 0;
         t->largest[row] = task->partial < 0 ? sink_of(scoring, head) : -INFINITY; /* once for all splits */
         t->sum[row] = t->largest[row] == -INFINITY ? 0 : 1;

@@ -43,6 +43,12 @@ struct AttentionPlan {
 
 INLINE int64_t partial_floats(int64_t head_dim) { return 16 + round_up(head_dim, 32); }
 
+/* Returns the end of the keys that the task's token `index` attends to. */
+INLINE int64_t seen_end(const AttentionPlan *plan, const AttentionTask *task, int64_t index) {
+    const int32_t *see_until = plan->rows.see_until;
+    return 1 + (see_until == NULL ? task->position + index : see_until[task->token + index]);
+}
+
 /* Whether prefill.c computes a task of these sizes, else attention.c. */
 INLINE bool is_prefill(int64_t num_tokens, int64_t num_heads, int64_t head_dim) {
 #ifdef __AVX512F__

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, addressof, byref
+from ctypes import Structure, addressof, byref, c_void_p
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..contract import AttentionMetadata, DecoderWeights, LayerWeights, MLPWeights, Rotary
+from ..contract import AttentionMetadata, DecoderWeights, LayerWeights, MLPWeights, Rotary, StepMedia
 from . import library as c
 from .cpu_experts import experts_struct
 from .layer_structs import head_rules, linear_struct, norm_struct, scoring
@@ -63,7 +63,12 @@ class CpuDecoder:
         self._outputs = self._hidden, self._logits  # views of the last call's shapes, which the next often repeats
 
     def __call__(
-        self, token_ids: Tensor, logits_indices: Tensor, metadata: AttentionMetadata, kv_cache: Tensor
+        self,
+        token_ids: Tensor,
+        logits_indices: Tensor,
+        metadata: AttentionMetadata,
+        kv_cache: Tensor,
+        media: StepMedia | None = None,
     ) -> tuple[Tensor, Tensor]:
         num_tokens, num_logits = token_ids.shape[0], logits_indices.shape[0]
         assert max(metadata.seq_lens_host, default=0) <= self._num_positions, "a context is longer than the tables"
@@ -84,6 +89,13 @@ class CpuDecoder:
             num_logits,
             self._logits.data_ptr(),
         )
+        given = None if media is None else _Given(media, self._dtype)
+        if given is not None:
+            step.media = addressof(given.struct)
+        if metadata.cos_sin is not None:
+            cos_sin = metadata.cos_sin
+            assert cos_sin.dtype == torch.float32 and cos_sin.is_contiguous()
+            step.cos_sin = cos_sin.data_ptr()
         if self._space is not None:
             self._adapt(step, self._space, logits_indices)
         result = self._library.decoder_step(
@@ -132,6 +144,17 @@ class CpuDecoder:
             is_batch_invariant=is_batch_invariant,
             cache_layers=len(weights.layers),
         )
+
+
+class _Given:
+    """The struct of a step's media, with the tensors that it points to."""
+
+    def __init__(self, media: StepMedia, dtype: torch.dtype) -> None:
+        self._tensors = [each.to(dtype).contiguous() for each in (media.embeds, *media.added)]
+        self._tokens = media.tokens.contiguous()
+        embeds, *added = [each.data_ptr() for each in self._tensors]
+        self._added = (c_void_p * max(len(added), 1))(*added)
+        self.struct = c.Media(self._tokens.data_ptr(), len(self._tokens), embeds, addressof(self._added), len(added))
 
 
 class CpuLayer:

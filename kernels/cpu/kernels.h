@@ -356,6 +356,7 @@ typedef struct {
     const int32_t *seq_lens; /* [num_rows] */
     const int32_t *query_starts; /* [num_rows + 1] */
     int64_t num_rows;
+    const int32_t *see_until; /* by token of the step: the last key that it attends to; NULL: its own */
 } StepRows;
 
 typedef struct AttentionPlan AttentionPlan;
@@ -373,7 +374,7 @@ typedef struct {
     const float *sinks; /* [num_heads]: the score of one more key without a value; or NULL */
 } Scoring;
 
-/* Causal attention of the heads at query[token * stride + head * head_dim] to out [num_tokens][num_heads * head_dim].
+/* Attention of the heads at query[token * stride + head * head_dim] to out [num_tokens][num_heads * head_dim].
  * Takes one or two stages; an earlier stage has written the step's keys and values. */
 void attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache,
             const Scoring *scoring, const Rows *out, Team *team);

@@ -68,6 +68,7 @@ Routing = _struct("experts.h", "Routing")
 Experts = _struct("experts.h", "Experts")
 Layer = _struct("step.c", "Layer")
 Decoder = _struct("step.c", "Decoder")
+Media = _struct("step.c", "Media")
 Step = _struct("step.c", "Step")
 Draw = _struct("sample.c", "Draw")
 
@@ -80,6 +81,7 @@ def step_rows(metadata: AttentionMetadata) -> Structure:
         metadata.seq_lens.data_ptr(),
         metadata.query_starts.data_ptr(),
         len(metadata.seq_lens_host),
+        None if metadata.see_until is None else metadata.see_until.data_ptr(),
     )
 
 

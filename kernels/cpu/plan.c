@@ -25,10 +25,11 @@ static bool add_task(AttentionPlan *plan, AttentionTask task) {
 static bool add_head_tasks(AttentionPlan *plan, AttentionTask task, int64_t position, int64_t count,
                            int64_t most_heads) {
     int64_t group = plan->num_heads / plan->num_kv_heads;
-    int64_t low = plan->window ? max64(0, position - plan->window + 1) : 0, high = position + count;
-    bool is_cut = count == 1 && low / CHUNK != (high - 1) / CHUNK;
     task.position = (int32_t)position;
     task.num_tokens = (int32_t)count;
+    int64_t low = plan->window ? max64(0, position - plan->window + 1) : 0, high = position + count;
+    for (int64_t i = 0; plan->rows.see_until != NULL && i < count; i++) high = max64(high, seen_end(plan, &task, i));
+    bool is_cut = count == 1 && low / CHUNK != (high - 1) / CHUNK;
     for (int64_t head = 0; head < group; head += most_heads) {
         task.first_head = (int32_t)(task.kv_head * group + head);
         task.num_heads = (int32_t)min64(most_heads, group - head);

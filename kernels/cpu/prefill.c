@@ -265,10 +265,12 @@ static Strip strip_at(int64_t number, const AttentionPlan *plan, const Attention
     int64_t num_rows = (int64_t)task->num_tokens * task->num_heads;
     int64_t last_row = min64(num_rows, (number + 1) * STRIP) - 1;
     int64_t earliest = task->position + number * STRIP / task->num_heads;
-    int64_t latest = task->position + last_row / task->num_heads;
+    int64_t token = last_row / task->num_heads, end = seen_end(plan, task, token);
+    while (plan->rows.see_until != NULL && token-- > number * STRIP / task->num_heads)
+        end = max64(end, seen_end(plan, task, token));
     int64_t low = plan->window ? max64(0, earliest - plan->window + 1 - first) : 0;
     Strip strip = {number, min64(STRIP, num_rows - number * STRIP), low / 32 * 32,
-                   round_up(max64(0, min64(count, latest + 1 - first)), 32)};
+                   round_up(max64(0, min64(count, end - first)), 32)};
     if (strip.start > strip.stop) strip.start = strip.stop;
     return strip;
 }
@@ -292,9 +294,9 @@ static void advance(Scratch *s, const AttentionPlan *plan, const AttentionTask *
         }
         for (; row < num_rows * (piece + 1) / num_pieces; row++) {
             int64_t index = weighed->number * STRIP + row;
-            int64_t position = task->position + (int32_t)index / task->num_heads - first;
-            int64_t low = plan->window ? position - plan->window + 1 : 0;
-            weigh_row(s, weighed, row, low, min64(count, position + 1), scoring, padded);
+            int64_t token = (int32_t)index / task->num_heads, end = seen_end(plan, task, token) - first;
+            int64_t low = plan->window ? task->position + token - first - plan->window + 1 : 0;
+            weigh_row(s, weighed, row, low, min64(count, end), scoring, padded);
         }
     }
 }

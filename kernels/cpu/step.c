@@ -33,6 +33,15 @@ typedef struct {
     int64_t cache_layers; /* layers of the KV cache, from that of the first layer on */
 } Decoder;
 
+/* Tokens that stand for parts of images. */
+typedef struct {
+    const int64_t *tokens; /* [num_tokens]: indices of tokens of the step, each once */
+    int64_t num_tokens;
+    const element *embeds; /* [num_tokens][hidden_size]: in place of their scaled embeddings */
+    const element *const *added; /* [num_added]: [num_tokens][hidden_size] each, added behind the first layers */
+    int64_t num_added;
+} Media;
+
 typedef struct {
     const int32_t *token_ids; /* [num_tokens] */
     const int64_t *positions, *slots;
@@ -46,6 +55,8 @@ typedef struct {
     float *logits; /* [num_logits][outputs of the head] */
     const Adapted *adapted, *logits_adapted; /* of the tokens, and of those that get logits; or NULL */
     const LowRank *const *embedding_updates; /* or NULL */
+    const Media *media; /* or NULL */
+    const float *cos_sin; /* [num_tokens][num_rotated]: by positions 0, 1, …, in place of the layers'; or NULL */
 } Step;
 
 /* Buffers of a step's activations, all in the scratch memory. */
@@ -146,6 +157,20 @@ static void place(const Decoder *d, const Step *step, element *rows, Team *team)
     end_stage(team);
 }
 
+/* Replaces the rows of media's tokens in the stream, or adds to them, in a stage of its own. */
+static void put_media(const Decoder *d, const Media *media, const element *from, bool adds, element *stream, Team *team) {
+    for (Range range; take_share(team, media->num_tokens, &range); finish_share(team, media->num_tokens))
+        for (int64_t item = range.start; item < range.stop; item++) {
+            element *row = stream + media->tokens[item] * d->hidden_size;
+            for (int64_t i = 0; i < d->hidden_size; i += 16) {
+                Mask mask = lanes(d->hidden_size - i);
+                Floats v = load16(from + item * d->hidden_size + i, mask);
+                store16(row + i, mask, adds ? add16(load16(row + i, mask), v) : v);
+            }
+        }
+    end_stage(team);
+}
+
 /* What a layer's stages share. */
 typedef struct {
     const Decoder *decoder;
@@ -187,7 +212,12 @@ static void run_attention(const Run *run, int64_t index, AttentionPlan *plan) {
     Cache cache = {step->kv_cache + index * layer_size, d->cache_layers * layer_size, d->num_kv_heads, step->block_size,
                    d->head_dim};
     Heads heads = {a->qkv, a->qkv_width, step->num_tokens, d->num_heads, d->num_kv_heads, d->head_dim};
+    HeadRules placed;
     HeadWork work = {&layer->rules, step->positions, step->slots};
+    if (step->cos_sin != NULL && layer->rules.num_rotated) {
+        placed = layer->rules, placed.cos_sin = step->cos_sin;
+        work.rules = &placed;
+    }
     qk_norm_rope_cache(&heads, &work, &cache, run->team);
     end_stage(run->team);
     attend(plan, a->qkv, a->qkv_width, &cache, &layer->scoring, &a->attended, run->team);
@@ -291,6 +321,7 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         Activations activations = lay_out(d, scratch, step->num_tokens);
         Rows stream = {activations.residual, d->hidden_size, 0}, hidden = {step->hidden, d->hidden_size, 0};
         if (experts_bytes(d, step->num_tokens)) begin_experts(activations.experts);
+        const Media *media = step->media;
         BEGIN_TEAM
         Run run = {d, step, &activations, &stream, {0}, team};
         embed(d, step, &stream, team);
@@ -300,10 +331,12 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
             end_stage(team);
         }
         if (d->embedding_scale != 1 || d->learned_positions != NULL) place(d, step, stream.data, team);
+        if (media != NULL) put_media(d, media, media->embeds, false, stream.data, team);
         for (int64_t i = 0; i < d->num_layers; i++) {
             int at = 0;
             while (windows[at] != d->layers[i].window) at++;
             run_layer(&run, i, plans[at]);
+            if (media != NULL && i < media->num_added) put_media(d, media, media->added[i], true, stream.data, team);
         }
         normalize_stream(&run, &d->final_norm, &hidden);
         score(&run);

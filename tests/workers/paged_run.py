@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.config.quantization_config import QuantizationConfig
-from tokenloom.kernels.contract import AttentionMetadata
+from tokenloom.kernels.contract import AttentionMetadata, StepMedia
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.workers.model_step import Model, StepContext
 from tokenloom.workers.models.decoder import DecoderModel, load_model
@@ -67,6 +68,15 @@ def make_metadata(
     )
 
 
+@dataclass
+class GivenMedia:
+    """Embeddings, rope positions and attention of the tokens of one request with images."""
+
+    embeds: dict[int, Tensor]  # by index in the request: [(1 + features) * hidden_size]
+    positions: Tensor | None = None  # [3, length]
+    see_until: Tensor | None = None  # [length] int32
+
+
 class PagedRun:
     """Requests by name, their blocks scattered over the pool; stale blocks hold large numbers, not zeros."""
 
@@ -90,6 +100,8 @@ class PagedRun:
         self._computed: dict[str, int] = {}
         self._rows: dict[str, int] = {}
         self.slots: dict[str, int] = {}  # of requests with an adapter
+        self.media: dict[str, GivenMedia] = {}
+        self.num_features = 0  # of the language model's first layers, for each embedding
 
     def step(self, new_tokens: dict[str, list[int]]) -> dict[str, Tensor]:
         """Compute these tokens of each request in one step: float32 logits [n, vocab] of each (rank 0)."""
@@ -111,15 +123,46 @@ class PagedRun:
             rows.append((computed, count, blocks))
             self._computed[name] = computed + count
         metadata = make_metadata(rows, self.block_size, self.device)
+        ranges = {name: range(row[0], row[0] + row[1]) for name, row in zip(order, rows, strict=True)}
+        metadata, media = self._with_media(metadata, ranges)
         token_ids = torch.tensor([t for name in order for t in new_tokens[name]], device=self.device)
         with torch.inference_mode():
             every = torch.arange(len(token_ids) if has_logits else 0, device=self.device)
             row_ids = np.array([self._rows[name] for name in order], np.int32)
             slots = [self.slots.get(name, 0) for name in order for _ in new_tokens[name]]
             token_slots = torch.tensor(slots, dtype=torch.int32, device=self.device) if any(slots) else None
-            context = StepContext(metadata, self.kv_cache, row_ids, token_slots)
+            context = StepContext(metadata, self.kv_cache, row_ids, token_slots, media)
             hidden, logits = self.model.forward_logits(token_ids, every, context)
         wanted = logits.clone() if has_logits else hidden.clone()
         if not wanted.shape[0]:  # another rank has them
             return {}
         return dict(zip(order, torch.split(wanted, [len(new_tokens[name]) for name in order]), strict=True))
+
+    def _with_media(
+        self, metadata: AttentionMetadata, ranges: dict[str, range]
+    ) -> tuple[AttentionMetadata, StepMedia | None]:
+        """Return the metadata and the embeddings of a step of these tokens of each request."""
+        tokens = [(name, index) for name, indices in ranges.items() for index in indices]
+        given = {token: self.media[name].embeds for token, (name, _) in enumerate(tokens) if name in self.media}
+        found = {token: embeds[tokens[token][1]] for token, embeds in given.items() if tokens[token][1] in embeds}
+        media = None
+        if found:
+            embeds, *added = torch.stack(list(found.values())).to(self.device).chunk(1 + self.num_features, dim=1)
+            media = StepMedia(torch.tensor(list(found), device=self.device), embeds, added)
+        owners = [self.media.get(name) for name, _ in tokens]
+        if any(owner is not None and owner.see_until is not None for owner in owners):
+            ends = [
+                index if owner is None or owner.see_until is None else int(owner.see_until[index])
+                for owner, (_, index) in zip(owners, tokens, strict=True)
+            ]
+            see_until = torch.tensor(ends, dtype=torch.int32, device=self.device)
+            metadata = replace(metadata, see_until=see_until)
+        if any(owner is not None and owner.positions is not None for owner in owners):
+            assert isinstance(self.model, DecoderModel)
+            columns = [
+                torch.tensor([index] * 3) if owner is None or owner.positions is None else owner.positions[:, index]
+                for owner, (_, index) in zip(owners, tokens, strict=True)
+            ]
+            cos_sin = self.model.rotations_at(torch.stack(columns, dim=1).to(self.device))
+            metadata = replace(metadata, cos_sin=cos_sin, positions=torch.arange(len(tokens), device=self.device))
+        return metadata, media

@@ -88,7 +88,10 @@ class Attention:
             values = heads[:, -self.cache_shape[0] :]
             values.copy_(self._ops.norm(values, self._value_norm))
         if self._has_own_kv:
-            query = self._ops.qk_norm_rope_cache(heads, norms, self.rotary, kv_cache, layer, metadata)
+            rotary = self.rotary
+            if metadata.cos_sin is not None and rotary.cos_sin is not None:
+                rotary = Rotary(metadata.cos_sin, rotary.query_scale)
+            query = self._ops.qk_norm_rope_cache(heads, norms, rotary, kv_cache, layer, metadata)
         else:
             query = self._prepare_query(heads, metadata.positions)
         attended = self._ops.paged_attention(query, kv_cache, layer, metadata, self.spec)

@@ -32,6 +32,24 @@ def make_rotary(config: ModelConfig, rope: RopeConfig, max_model_len: int, devic
     return Rotary(cos_sin, (1 + factor * torch.log(1 + (positions / length).floor())).to(device))
 
 
+def section_axes(rope: RopeConfig, rotary_dim: int) -> Tensor:
+    """Return which of time (0), row (1) and column (2) turns each pair of elements: [rotary_dim / 2] int64."""
+    if not rope.is_interleaved:
+        return torch.repeat_interleave(torch.arange(3), torch.tensor(rope.sections))
+    axes = torch.zeros(rotary_dim // 2, dtype=torch.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * rope.sections[axis] : 3] = axis
+    return axes
+
+
+def rotations_at(positions: Tensor, axes: Tensor, cos_sin: Tensor) -> Tensor:
+    """Return cosines and sines of tokens at these times, rows and columns, [3, T] int64 → [T, rotated]. axes: as
+    `section_axes`. cos_sin: [P, rotated] by position, from which these numbers are taken."""
+    places = positions[axes].T  # [T, rotated / 2]
+    cos, sin = cos_sin.chunk(2, dim=-1)
+    return torch.cat((cos.gather(0, places), sin.gather(0, places)), dim=-1)
+
+
 def rotary_frequencies(
     rope: RopeConfig, head_dim: int, max_position_embeddings: int, max_model_len: int
 ) -> tuple[Tensor, float]:

@@ -22,7 +22,7 @@ from ..kv_cache import KVCacheSpec
 from ..layers.attention import Attention
 from ..layers.mlp import MLP
 from ..layers.moe import MixedMLP, SparseMLP
-from ..layers.rotary import make_rotary
+from ..layers.rotary import make_rotary, rotations_at, section_axes
 from ..model_step import StepContext
 from ..parallel import ParallelGroup
 from ..weights.adapted_layers import Adaptable, AdaptedLayers
@@ -135,6 +135,10 @@ class DecoderModel:
             self._positions = loader.checkpoint.load(TensorSlice(f"{names.positions}.weight", shape))
             loader.num_bytes += self._positions.nbytes
         self._layers = [DecoderLayer(loader, config, layer, rotaries) for layer in range(config.num_layers)]
+        self._cos_sin, self._axes = rotaries[0].cos_sin if rotaries else None, None
+        if config.ropes and config.ropes[0].sections:
+            axes = section_axes(config.ropes[0], config.ropes[0].rotary_dim or config.head_dim)
+            self._axes = axes.to(loader.checkpoint.device)
         self._norm = loader.norm(names.norm, config.hidden_size, config.norm)
         self._table: Tensor | PackedLinear = table  # the embedding; packed if it is the weight of the head, too
         head_bias = self._load_head_bias(loader) if config.has_head_bias else None
@@ -200,7 +204,7 @@ class DecoderModel:
         """
         self._begin_step(context)
         if self._fused is not None:
-            return self._fused(token_ids, logits_indices, context.metadata, context.kv_cache)
+            return self._fused(token_ids, logits_indices, context.metadata, context.kv_cache, context.media)
         hidden = self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), context)
         if not len(logits_indices):
             return hidden, torch.empty((0, self._vocab_size), device=hidden.device)
@@ -218,6 +222,12 @@ class DecoderModel:
         embedded = self._ops.begin_decode(row_ids, rows, context.metadata, block_size, self._table, self._first_id)
         return self._run_layers(embedded, context)
 
+    def rotations_at(self, positions: Tensor) -> Tensor:
+        """Return AttentionMetadata.cos_sin of tokens at these times, rows and columns: [3, T] int64. For a model with
+        sections of its rotary embedding."""
+        assert self._axes is not None and self._cos_sin is not None
+        return rotations_at(positions, self._axes, self._cos_sin)
+
     def _begin_step(self, context: StepContext) -> None:
         if self.adapted is not None:
             self.adapted.space.begin_step(context.token_slots)
@@ -226,11 +236,19 @@ class DecoderModel:
         residual = self._group.all_reduce(embedded)
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
+        media = context.media
+        if media is not None:
+            residual.index_copy_(0, media.tokens, media.embeds)
         if self._positions is not None:
             residual = residual + self._positions[context.metadata.positions]
         hidden: Tensor | None = None
-        for layer in self._layers:
+        for index, layer in enumerate(self._layers):
             hidden = layer(hidden, residual, context)
+            if media is not None and index < len(media.added):
+                if hidden is not None:
+                    residual.add_(hidden)
+                hidden = None
+                residual.index_add_(0, media.tokens, media.added[index])
         if hidden is None:
             return self._ops.norm(residual, self._norm)
         return self._ops.add_norm(hidden, residual, self._norm)

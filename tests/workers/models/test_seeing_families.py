@@ -1,0 +1,140 @@
+"""Given embeddings for images, logits of each family that sees equal those of transformers, under any schedule."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model
+
+from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.kernels.select import Ops
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.families import CONFIGS
+from tokenloom.tests.support.family_checkpoints import reference_model
+from tokenloom.tests.support.seeing_families import IMAGE_ID
+from tokenloom.tests.workers.models.test_decoder import schedule
+from tokenloom.tests.workers.paged_run import GivenMedia, PagedRun, load
+
+MROPE = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+FAMILIES = ["gemma3", "idefics3", "internvl", "llava", "mistral3", "pixtral", "smolvlm", *MROPE]
+TOLERANCE = 1e-5  # of the largest logit
+GRIDS = {"a": [(2, 3), (1, 5)], "b": [(4, 4)], "c": [], "d": [(3, 2), (5, 7), (1, 1)]}  # images of each prompt
+
+
+class Prompt(NamedTuple):
+    """A prompt with images."""
+
+    tokens: list[int]
+    media: GivenMedia
+    spans: list[range]  # of placeholders
+
+
+def prompt_of(grids: list[tuple[int, int]], family: str, hidden_size: int, num_features: int, seed: int) -> Prompt:
+    """Make a prompt of random text and images of these rows and columns."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    tokens, spans, embeds = [draw.randrange(200) for _ in range(draw.randrange(1, 9))], [], {}
+    columns = [torch.arange(len(tokens)).expand(3, -1)]
+    for rows, width in grids:
+        start, origin = len(tokens), int(columns[-1].max()) + 1
+        spans.append(range(start, start + rows * width))
+        tokens += [IMAGE_ID] * (rows * width)
+        scale = 1.0 if family == "gemma3" else 0.4  # about that of the text's embeddings
+        drawn = scale * torch.randn(rows * width, (1 + num_features) * hidden_size, generator=generator)
+        embeds |= dict(zip(spans[-1], drawn, strict=True))
+        place = torch.arange(rows * width)
+        columns.append(origin + torch.stack((0 * place, place // width, place % width)))
+        text = [draw.randrange(200) for _ in range(draw.randrange(1, 20))]
+        columns.append(int(columns[-1].max()) + 1 + torch.arange(len(text)).expand(3, -1))
+        tokens += text
+    positions = torch.cat(columns, dim=1) if family in MROPE else None
+    see_until = None
+    if family == "gemma3":
+        see_until = torch.arange(len(tokens), dtype=torch.int32)
+        for span in spans:
+            see_until[span.start : span.stop] = span.stop - 1
+    return Prompt(tokens, GivenMedia(embeds, positions, see_until), spans)
+
+
+@torch.inference_mode()
+def reference_logits(model: Any, prompt: Prompt, num_features: int) -> Tensor:
+    """Compute the logits by transformers' language model, [length, vocab]."""
+    inner = model.model.text_model if hasattr(model.model, "text_model") else model.model.language_model
+    embeds = inner.embed_tokens(torch.tensor([prompt.tokens]))
+    places = torch.tensor(sorted(prompt.media.embeds), dtype=torch.int64)
+    options: dict[str, Any] = {"position_ids": torch.arange(len(prompt.tokens))[None]}
+    if len(places):
+        given = torch.stack([prompt.media.embeds[int(place)] for place in places]).chunk(1 + num_features, dim=1)
+        embeds[0, places] = given[0]
+        if num_features:
+            is_image = torch.zeros(1, len(prompt.tokens), dtype=torch.bool).index_fill_(1, places, True)
+            options |= {"visual_pos_masks": is_image, "deepstack_visual_embeds": list(given[1:])}
+    if prompt.media.positions is not None:
+        options["position_ids"] = prompt.media.positions[:, None]
+    if prompt.media.see_until is not None:
+        blocks = torch.full((1, len(prompt.tokens)), -1)
+        for number, span in enumerate(prompt.spans):
+            blocks[0, span.start : span.stop] = number
+        positions = options["position_ids"]
+        masks = create_masks_for_vision_model(inner.config, embeds, None, None, positions, blocks)
+        options["attention_mask"] = masks
+    hidden = inner(inputs_embeds=embeds, use_cache=False, **options).last_hidden_state
+    logits: Tensor = model.lm_head(hidden)[0]
+    return logits
+
+
+def steps_of(prompts: dict[str, Prompt], seed: int) -> list[dict[str, range]]:
+    """Return steps of random chunks. The chunk that begins a span of a bidirectional image goes to its end."""
+    done, steps = dict.fromkeys(prompts, 0), []
+    for step in schedule({name: len(prompt.tokens) for name, prompt in prompts.items()}, seed):
+        chunks = {}
+        for name, count in step.items():
+            prompt, stop = prompts[name], min(done[name] + count, len(prompts[name].tokens))
+            if prompt.media.see_until is not None and stop:
+                stop = max(stop, int(prompt.media.see_until[:stop].max()) + 1)
+            if stop > done[name]:
+                chunks[name] = range(done[name], stop)
+                done[name] = stop
+        if chunks:
+            steps.append(chunks)
+    return steps
+
+
+def check(family: str, folder: Path, ops: Ops | None, seed: int) -> None:
+    config = load_model_config(folder)
+    assert config.vision is not None
+    num_features = config.vision.num_deepstack
+    prompts = {
+        name: prompt_of(grids, family, config.hidden_size, num_features, seed + number)
+        for number, (name, grids) in enumerate(GRIDS.items())
+    }
+    run = PagedRun(load(folder, ops=ops), 8)
+    run.media, run.num_features = {name: prompt.media for name, prompt in prompts.items()}, num_features
+    found: dict[str, list[Tensor]] = {name: [] for name in prompts}
+    for step in steps_of(prompts, seed):
+        results = run.step({name: prompts[name].tokens[chunk.start : chunk.stop] for name, chunk in step.items()})
+        for name, logits in results.items():
+            found[name].append(logits)
+    model = reference_model(folder)
+    for name, prompt in prompts.items():
+        expected = reference_logits(model, prompt, num_features)
+        tolerance = TOLERANCE * expected.abs().max().item()
+        torch.testing.assert_close(torch.cat(found[name]), expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("ops", [None, ReferenceOps()], ids=["C", "torch"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_with_images_equal_those_of_transformers(family: str, ops: Ops | None, tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, family, seed=1)
+    for seed in range(2):
+        check(family, folder, ops, seed)
+
+
+def test_these_are_all_families_that_see() -> None:
+    seeing = {family for family, config in CONFIGS.items() if "vision_config" in config}
+    assert seeing - {"gemma4_vision"} == set(FAMILIES)
