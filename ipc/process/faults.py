@@ -23,6 +23,7 @@ POINTS = (
     *("tier.receive", "tier.load", "tier.store"),
     "intake.read",
     "adapter.store",
+    "media.read",
 )
 
 

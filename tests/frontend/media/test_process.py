@@ -1,0 +1,224 @@
+"""Media processes read images of the blob store; one that ends or hangs costs at most its own image."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from tokenloom.frontend.media.host import MediaHost
+from tokenloom.frontend.media.image_processor import process_image
+from tokenloom.frontend.media.image_processor_config import ImageProcessorConfig, ImageSize
+from tokenloom.ipc.blobs.media_file import parse_media_file
+from tokenloom.ipc.blobs.store import BlobStore
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.errors import InternalError, Overloaded, RequestError
+from tokenloom.tests.frontend.media.image_files import encoded, new_pixels
+from tokenloom.tests.support.engine_specs import new_spec
+from tokenloom.tests.support.faults import inject
+
+DEADLINE_S = 60.0
+CONFIG = ImageProcessorConfig(
+    family="qwen2_vl",
+    do_resize=True,
+    size=ImageSize(shortest_edge=784, longest_edge=78400),
+    resample=3,
+    crop=None,
+    square_color=None,
+    patch_size=14,
+    merge_size=2,
+    num_class_embeds=0,
+    tile_size=0,
+    is_tiled=False,
+    min_tiles=1,
+    max_tiles=1,
+)
+
+
+class Bench:
+    """A host, and the store that it shares with its processes."""
+
+    def __init__(self, folder: Path, item_s: float, **options: Any) -> None:
+        spec = new_spec(run_directory=str(folder), config=EngineConfig(**({"media_processes": 1} | options)))
+        self.store = BlobStore(folder / "media", spec.config.media_store_bytes)
+        self.host = MediaHost(spec, CONFIG, item_s)
+
+    def put(self, seed: int = 0, width: int = 90, height: int = 60) -> bytes:
+        return self.store.put(encoded(new_pixels(width, height, seed)), "test")
+
+    def processes(self) -> list[psutil.Process]:
+        return [each for each in psutil.Process().children() if "media" in " ".join(each.cmdline())]
+
+
+@asynccontextmanager
+async def bench(folder: Path, item_s: float = DEADLINE_S, **options: Any) -> AsyncIterator[Bench]:
+    found = Bench(folder, item_s, **options)
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            yield found
+    finally:
+        found.host.close()
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(work())
+
+
+def test_image_of_the_store_becomes_a_media_file_of_the_store(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with bench(tmp_path) as ours:
+            image = new_pixels(90, 60)
+            medium = await ours.host.read(ours.store.put(encoded(image), "test"))
+            content = ours.store.open(medium.digest)
+            assert content is not None and len(content) == medium.num_bytes
+            file = parse_media_file(content)
+            expected = process_image(image, CONFIG)
+            assert medium.grid == file.grid == expected.grid
+            assert bytes(file.data) == np.asarray(expected.tiles[0]).tobytes()
+            low = await ours.host.read(ours.store.put(encoded(image), "test"), detail="low")
+            assert low.digest == medium.digest  # below 512 × 512 anyway
+            (process,) = ours.processes()
+            assert process.nice() > psutil.Process().nice() and process.num_threads() == 2  # with its lifeline
+            assert process.rlimit(psutil.RLIMIT_AS)[0] == 2 << 30
+            assert os.getsid(process.pid) == process.pid
+
+    run(work)
+
+
+def test_error_of_an_image_is_its_callers_alone(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with bench(tmp_path, max_image_pixels=10_000) as ours:
+            bad, big = ours.store.put(b"II*\0" + bytes(40), "test"), ours.put(width=101, height=100)
+            found = await asyncio.gather(
+                *(ours.host.read(each) for each in (bad, ours.put(), big, bytes(32))),
+                ours.host.read(ours.put(), detail="sharp"),
+                return_exceptions=True,
+            )
+            assert "TIFF" in str(found[0]) and isinstance(found[0], RequestError)
+            assert not isinstance(found[1], BaseException)
+            assert "10100 in all, --max-image-pixels is 10000" in str(found[2])
+            assert isinstance(found[3], Overloaded) and "left the store" in str(found[3])
+            assert "detail is 'sharp'" in str(found[4])
+            assert len(ours.processes()) == 1
+
+    run(work)
+
+
+@pytest.mark.parametrize("kind", ["error", "hang"])
+def test_process_that_ends_or_hangs_is_replaced_and_the_image_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
+
+    async def work() -> None:
+        async with bench(tmp_path, item_s=2.0 if kind == "hang" else DEADLINE_S) as ours:
+            await ours.host.read(ours.put())
+            (first,) = ours.processes()
+            fault = inject(tmp_path, "media.read", kind)
+            await ours.host.read(ours.put(1))
+            assert not fault.exists() and not first.is_running()
+
+    run(work)
+
+
+def test_image_that_ends_every_process_is_an_error_and_the_next_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
+
+    async def work() -> None:
+        async with bench(tmp_path) as ours:
+            fault = inject(tmp_path, "media.read", "error always")
+            with pytest.raises(RequestError, match=r"not be read in 2 tries: the process .* exited with code 1"):
+                await ours.host.read(ours.put())
+            fault.unlink()
+            await ours.host.read(ours.put())
+
+    run(work)
+
+
+def test_process_killed_while_idle_costs_nothing(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with bench(tmp_path) as ours:
+            await ours.host.read(ours.put())
+            (process,) = ours.processes()
+            process.kill()
+            process.wait(DEADLINE_S)
+            await ours.host.read(ours.put(1))
+
+    run(work)
+
+
+def test_owners_take_turns_and_cancelled_images_are_dropped(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with bench(tmp_path) as ours:
+            order: list[str] = []
+
+            async def read(name: str, owner: str) -> None:
+                await ours.host.read(ours.put(len(order)), owner=owner)
+                order.append(name)
+
+            names = [("a0", "a"), ("a1", "a"), ("a2", "a"), ("b0", "b"), ("b1", "b")]
+            tasks = [asyncio.create_task(read(*each)) for each in names]
+            await asyncio.sleep(0)
+            tasks[2].cancel()
+            await asyncio.wait(tasks)
+            assert order == ["a0", "b0", "a1", "b1"]
+
+    run(work)
+
+
+def test_full_store_is_overload_until_pins_are_released(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with bench(tmp_path, media_store_bytes=100_000) as ours:
+            other = ours.store.put(bytes(70_000), "other")
+            source = ours.put(width=100, height=50)
+            with pytest.raises(Overloaded, match="no room for"):
+                await ours.host.read(source)
+            ours.store.unpin(other, "other")
+            await ours.host.read(source)
+
+    run(work)
+
+
+def test_close_ends_processes_and_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
+
+    async def work() -> None:
+        async with bench(tmp_path) as ours:
+            await ours.host.read(ours.put())
+            (process,) = ours.processes()
+            process.send_signal(signal.SIGSTOP)
+            reads = [asyncio.create_task(ours.host.read(ours.put(each))) for each in range(2)]
+            await asyncio.sleep(0)
+            ours.host.close()
+            found = await asyncio.gather(*reads, return_exceptions=True)
+            assert all(isinstance(each, InternalError) for each in found)
+            assert not ours.processes()
+
+    run(work)
+
+
+def test_process_imports_neither_torch_nor_numpy_nor_transformers() -> None:
+    script = (
+        "import sys, tokenloom.frontend.media.process\n"
+        "print([name for name in ('torch', 'numpy', 'transformers', 'tokenizers', 'jinja2') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert found.stdout == "[]\n", found.stderr
+
+
+def test_frontend_imports_no_pillow_with_the_host() -> None:
+    script = "import sys, tokenloom.frontend.media.host; print('PIL' in sys.modules)"
+    found = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, timeout=DEADLINE_S)
+    assert found.stdout == "False\n", found.stderr
