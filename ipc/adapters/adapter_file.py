@@ -6,7 +6,7 @@ parameters: the path of all but the last of these has ".base_layer" behind it, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -14,11 +14,11 @@ import msgspec
 
 from ..config.model_config import ModelConfig
 from ..errors import RequestError
-from .adapter_config import CONFIG_NAME, MERGE, read_config
+from .adapter_config import CONFIG_NAME, MERGE, AdapterConfig, read_config
 from .name_pattern import PatternError, StepBudget
 from .pattern_table import PatternTable
 from .targets import AdapterTarget, ModulePaths, is_chosen, targets_of
-from .tensor_header import TENSORS_NAME, TensorPlace, read_header
+from .tensor_header import TENSORS_NAME, TensorHeader, TensorPlace, load_header, parse_header
 
 ROOT = "base_model.model."
 Part: TypeAlias = Literal["a", "b", "magnitude", "base"]
@@ -74,35 +74,56 @@ class AdapterFile(msgspec.Struct, frozen=True, kw_only=True):
 def read_adapter(
     folder: Path, model: ModelConfig, *, max_rank: int, target_modules: Sequence[str] | None = None
 ) -> AdapterFile:
-    """Read the config and the header of the adapter in `folder`, and check them against the model.
+    """Read an adapter as AdapterReader does."""
+    return AdapterReader(model, max_rank=max_rank, target_modules=target_modules).read(folder)
 
-    `target_modules`: the names with which the paths of modules end that adapters may update; None: all. RequestError
-    names the first thing that does not fit.
-    """
-    if model.implementation != "native":
-        raise RequestError(
-            f"{model.architecture} runs by transformers' layers, which take no adapters: merge {folder} into the base "
-            "with PEFT's merge_and_unload"
-        )
-    reader, modules, copies = _Reader(folder, model, max_rank), list[AdapterModule](), list[BaseCopy]()
-    for parts in reader.parts:
-        module = reader.module_of(parts)
-        if not is_chosen(module.target, target_modules):
+
+class AdapterReader:
+    """Reader of a model's adapters. Keeps what it has read last: adapters of one training script, and copies of one
+    adapter, have the same config and header, whose check takes milliseconds."""
+
+    def __init__(self, model: ModelConfig, *, max_rank: int, target_modules: Sequence[str] | None = None) -> None:
+        """`target_modules`: the names with which the paths of modules end that adapters may update; None: all."""
+        self._model, self._max_rank, self._target_modules = model, max_rank, target_modules
+        self._last: tuple[bytes, TensorHeader, AdapterFile] | None = None
+
+    def read(self, folder: Path, pause: Callable[[], None] = lambda: None) -> AdapterFile:
+        """Read the config and the header of the adapter in `folder`, and check them against the model. RequestError
+        names the first thing that does not fit. `pause` is called between pieces of the work."""
+        if self._model.implementation != "native":
             raise RequestError(
-                f"{reader.path}: tensor {module.a.name} updates a module that --lora-target-modules leaves out, it "
-                f"has {', '.join(target_modules or ())}: add the module there"
+                f"{self._model.architecture} runs by transformers' layers, which take no adapters: merge {folder} into "
+                "the base with PEFT's merge_and_unload"
             )
-        modules.append(module)
-        if parts.base is not None:
-            copies.append(reader.copy_of(module.target, parts.base))
-    reader.check_experts(modules)
-    return AdapterFile(
-        folder=str(folder),
-        rank=max(each.rank for each in modules),
-        modules=modules,
-        copies=copies,
-        num_bytes=reader.num_bytes,
-    )
+        config, header = read_config(folder), load_header(folder / TENSORS_NAME)
+        fields = config.canonical_bytes()
+        if self._last is not None and self._last[:2] == (fields, header):
+            return msgspec.structs.replace(self._last[2], folder=str(folder))
+        file = self._check(_Reader(folder, config, header, self._model, self._max_rank), pause)
+        self._last = fields, header, file
+        return file
+
+    def _check(self, reader: _Reader, pause: Callable[[], None]) -> AdapterFile:
+        modules, copies = list[AdapterModule](), list[BaseCopy]()
+        for parts in reader.parts:
+            module = reader.module_of(parts)
+            if not is_chosen(module.target, self._target_modules):
+                raise RequestError(
+                    f"{reader.path}: tensor {module.a.name} updates a module that --lora-target-modules leaves out, it "
+                    f"has {', '.join(self._target_modules or ())}: add the module there"
+                )
+            modules.append(module)
+            if parts.base is not None:
+                copies.append(reader.copy_of(module.target, parts.base))
+            pause()
+        reader.check_experts(modules)
+        return AdapterFile(
+            folder=str(reader.path.parent),
+            rank=max(each.rank for each in modules),
+            modules=modules,
+            copies=copies,
+            num_bytes=reader.num_bytes,
+        )
 
 
 class _Parts(msgspec.Struct):
@@ -118,11 +139,13 @@ class _Parts(msgspec.Struct):
 class _Reader:
     """Finds the module of the model for each tensor of an adapter, and checks its shape."""
 
-    def __init__(self, folder: Path, model: ModelConfig, max_rank: int) -> None:
+    def __init__(
+        self, folder: Path, config: AdapterConfig, header: TensorHeader, model: ModelConfig, max_rank: int
+    ) -> None:
         self.path = folder / TENSORS_NAME
         self._max_rank, self._architecture = max_rank, model.architecture
-        self._config = config = read_config(folder)
-        places = read_header(self.path)
+        self._config = config
+        places = parse_header(self.path, header)
         self.num_bytes = sum(place.num_bytes for place in places.values())
         self._targets, self._paths = targets_of(model), ModulePaths(model)
         try:

@@ -7,25 +7,42 @@ same weights are one adapter, wherever their folders lie.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from ..errors import RequestError
 from .adapter_config import read_config
 from .tensor_header import TENSORS_NAME
 
 PREFIX = b"tokenloom-adapter-1"
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 256 << 10
 
 
-def adapter_digest(folder: Path) -> bytes:
-    """Return SHA-256 of the adapter in `folder`; RequestError if a file cannot be read."""
+class Digest(Protocol):
+    """A digest of bytes that are given piece by piece."""
+
+    def update(self, piece: bytes | memoryview, /) -> None: ...
+
+    def digest(self) -> bytes: ...
+
+
+def begin_digest(folder: Path) -> Digest:
+    """Return the digest of the adapter in `folder` without the bytes of its tensors' file, which are to be added."""
     fields = read_config(folder).canonical_bytes()
-    content = hashlib.sha256(PREFIX + len(fields).to_bytes(8, "little") + fields)
-    path = folder / TENSORS_NAME
+    return hashlib.sha256(PREFIX + len(fields).to_bytes(8, "little") + fields)
+
+
+def adapter_digest(folder: Path, pause: Callable[[], None] = lambda: None) -> bytes:
+    """Return SHA-256 of the adapter in `folder`; RequestError if a file cannot be read. `pause` is called between
+    pieces of the work."""
+    content = begin_digest(folder)
+    path, piece = folder / TENSORS_NAME, memoryview(bytearray(PIECE_BYTES))
     try:
-        with path.open("rb") as file:
-            while piece := file.read(PIECE_BYTES):
-                content.update(piece)
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(piece):
+                content.update(piece[:count])
+                pause()
     except OSError as error:
         raise RequestError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from None
     return content.digest()

@@ -11,7 +11,7 @@ import struct
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -44,11 +44,23 @@ class _Entry(msgspec.Struct, frozen=True):
     data_offsets: tuple[Size, Size]
 
 
+class TensorHeader(NamedTuple):
+    """The header of a file, not parsed, and the size of the file."""
+
+    content: bytes
+    num_file_bytes: int
+
+
 def read_header(path: Path) -> dict[str, TensorPlace]:
     """Return the tensors of a safetensors file by name, in the order of their bytes.
 
     RequestError unless they are floats whose bytes follow each other from the header's end to the file's end.
     """
+    return parse_header(path, load_header(path))
+
+
+def load_header(path: Path) -> TensorHeader:
+    """Read the header of a file; RequestError if it has none."""
     if not path.is_file():  # a pipe or a device would block
         raise RequestError(f"{path} cannot be read, it does not exist or is no file: {_mend_of_missing(path.parent)}")
     try:
@@ -58,18 +70,25 @@ def read_header(path: Path) -> dict[str, TensorPlace]:
             (num_header_bytes,) = struct.unpack("<Q", start) if len(start) == 8 else (0,)
             if not 0 < num_header_bytes <= min(num_file_bytes - 8, MAX_HEADER_BYTES):
                 raise _damaged(path, f"its header has {num_header_bytes} bytes, the file {num_file_bytes}")
-            header = msgspec.json.decode(file.read(num_header_bytes), type=dict[str, msgspec.Raw])
-            header.pop("__metadata__", None)
-            entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in header.items()}
+            return TensorHeader(file.read(num_header_bytes), num_file_bytes)
     except OSError as error:
         raise RequestError(f"{path} cannot be read ({error.strerror}): check its permissions") from None
+
+
+def parse_header(path: Path, header: TensorHeader) -> dict[str, TensorPlace]:
+    """Return the tensors of the header of `path`, as `read_header`."""
+    try:
+        fields = msgspec.json.decode(header.content, type=dict[str, msgspec.Raw])
+        fields.pop("__metadata__", None)
+        entries = {name: msgspec.json.decode(entry, type=_Entry) for name, entry in fields.items()}
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(path, f"its header cannot be read: {error}") from None
     if not entries:
         raise RequestError(f"{path} holds no tensors: save the adapter again with PEFT")
-    places = [_place(path, name, entry, 8 + num_header_bytes) for name, entry in entries.items()]
+    start = 8 + len(header.content)
+    places = [_place(path, name, entry, start) for name, entry in entries.items()]
     places.sort(key=lambda place: (place.offset, place.num_bytes))
-    _check_order(path, places, 8 + num_header_bytes, num_file_bytes)
+    _check_order(path, places, start, header.num_file_bytes)
     return {place.name: place for place in places}
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tokenloom.ipc.adapters.adapter_config import CONFIG_NAME
-from tokenloom.ipc.adapters.adapter_file import AdapterFile, read_adapter
+from tokenloom.ipc.adapters.adapter_file import AdapterFile, AdapterReader, read_adapter
 from tokenloom.ipc.adapters.tensor_header import TENSORS_NAME
 from tokenloom.ipc.config.model_config import ModelConfig
 from tokenloom.ipc.config.model_file import load_model_config
@@ -257,3 +257,25 @@ def test_damaged_files_are_refused_or_sound(tmp_path: Path, llama: ModelConfig) 
             assert [each.rank for each in adapter.modules] == [8, 8]
         (folder / name).write_bytes(sound[name])
     assert 0 < num_read < 100
+
+
+def test_a_reader_reads_each_adapter_as_a_new_one_does(tmp_path: Path, llama: ModelConfig) -> None:
+    other = pair("model.layers.1.self_attn.q_proj")
+    folders = [
+        write_adapter_bytes(tmp_path / "a", pair()),
+        write_adapter_bytes(tmp_path / "same", pair()),
+        write_adapter_bytes(tmp_path / "alpha", pair(), lora_alpha=3),
+        write_adapter_bytes(tmp_path / "pattern", pair(), alpha_pattern={"q_proj": 5, "proj": 7}),
+        write_adapter_bytes(tmp_path / "order", pair(), alpha_pattern={"proj": 7, "q_proj": 5}),
+        write_adapter_bytes(tmp_path / "other", other),
+        write_adapter_bytes(tmp_path / "longer", pair()),
+    ]
+    with (folders[-1] / TENSORS_NAME).open("ab") as file:
+        file.write(b"x")
+    reader = AdapterReader(llama, max_rank=16)
+    for folder in [each for after in folders for before in folders for each in (before, after)]:
+        if folder.name == "longer":
+            with pytest.raises(RequestError, match=r"longer.* truncated or damaged"):
+                reader.read(folder)
+        else:
+            assert reader.read(folder) == read_adapter(folder, llama, max_rank=16)
