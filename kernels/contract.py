@@ -150,8 +150,14 @@ class LowRankPart:
     """An adapter's update of consecutive outputs of a linear layer: y[first_output + i] += (b @ (a @ x))[i]."""
 
     first_output: int  # in the order of the outputs of the weight that was packed
-    a: Tensor  # [rank, in_features] float32; of an embedding [rank, ids of this rank]
-    b: Tensor  # [n, rank] float32, with the adapter's scale folded in
+    a: Tensor  # [rank, in_features] of any float type; of an embedding [rank, ids of this rank]
+    b: Tensor  # [n, rank]
+    factor: float = 1.0  # of b, multiplied in float32 before it is rounded to the kernels' type
+
+    @property
+    def scaled_b(self) -> Tensor:
+        """b times the factor, in float32."""
+        return self.b.float() * self.factor
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,10 @@ class PlainSlots:
 
     def fill(self, slot: int, update: LowRankUpdate | None) -> None:
         if update is not None:
-            parts = [replace(part, a=part.a.to(self._device), b=part.b.to(self._device)) for part in update.parts]
+            to = self._device
+            parts = [
+                replace(part, a=part.a.float().to(to), b=part.scaled_b.to(to), factor=1.0) for part in update.parts
+            ]
             scale = None if update.scale is None else update.scale.to(self._device)
             update = LowRankUpdate(parts, scale)
         self.updates[slot] = update

@@ -97,11 +97,19 @@ int64_t low_rank_bytes(const Linear *w, const LowRankPart *parts, int64_t num_pa
     return lay_out(w, parts, num_parts, has_scale, is_embedding, NULL).num_bytes;
 }
 
-/* Writes `count` floats, at most a line, as words of one lane of adjacent lines. */
-static void pack_lane(element *lines, int64_t lane, const float *from, int64_t count) {
+/* Loads values of A or B, at most 16. */
+INLINE Floats load_values(const LowRankPart *part, const void *matrix, int64_t at, int64_t count) {
+    return part->has_floats ? load_some((const float *)matrix + at, lanes(count))
+                            : load16((const element *)matrix + at, lanes(count));
+}
+
+/* Writes `count` values of A or B times a factor, at most a line, as words of one lane of adjacent lines. */
+static void pack_lane(element *lines, int64_t lane, const LowRankPart *from, const void *matrix, int64_t at,
+                      int64_t count, float factor) {
     _Alignas(64) element part[LINE];
     const uint32_t *words = (const uint32_t *)part;
-    for (int64_t i = 0; i < LINE; i += 16) store16(part + i, 0xffff, load_some(from + i, lanes(count - i)));
+    for (int64_t i = 0; i < LINE; i += 16)
+        store16(part + i, 0xffff, multiply16(load_values(from, matrix, at + i, count - i), fill16(factor)));
     for (int64_t word = 0; word < words_of(count); word++) ((uint32_t *)lines)[word * 16 + lane] = words[word];
 }
 
@@ -111,8 +119,8 @@ static void pack_a(const Linear *w, const LowRankPart *parts, int64_t num_parts,
         for (int64_t line = 0; line < w->num_lines; line++)
             for (int64_t rank = 0; rank < parts[i].rank; rank++) {
                 int64_t at = first + rank, column = line * LINE;
-                pack_lane(a + (at / 16 * w->num_lines + line) * TILE, at % 16,
-                          parts[i].a + rank * w->num_inputs + column, min64(LINE, w->num_inputs - column));
+                pack_lane(a + (at / 16 * w->num_lines + line) * TILE, at % 16, &parts[i], parts[i].a,
+                          rank * w->num_inputs + column, min64(LINE, w->num_inputs - column), 1);
             }
 }
 
@@ -122,7 +130,8 @@ static void pack_ids(const Linear *w, const LowRankPart *parts, int64_t num_part
         for (int64_t rank = 0; rank < parts[i].rank; rank++)
             for (int64_t id = 0; id < w->num_inputs; id += 16) {
                 _Alignas(64) element part[16];
-                store16(part, 0xffff, load_some(parts[i].a + rank * w->num_inputs + id, lanes(w->num_inputs - id)));
+                int64_t at = rank * w->num_inputs + id;
+                store16(part, 0xffff, load_values(&parts[i], parts[i].a, at, w->num_inputs - id));
                 for (int64_t j = 0; j < min64(16, w->num_inputs - id); j++)
                     a[(id + j) * num_words * WORD + first + rank] = part[j];
             }
@@ -136,8 +145,9 @@ static void pack_b(const LowRankPart *parts, int64_t num_parts, Range outputs, i
         int64_t stop = min64(outputs.stop, part->first_output + part->num_outputs);
         for (int64_t output = start; output < stop; output++)
             for (int64_t rank = 0; rank < part->rank; rank += LINE)
-                pack_lane(lines + (first + rank / WORD - first_word) * LINE, output - outputs.start,
-                          part->b + (output - part->first_output) * part->rank + rank, min64(LINE, part->rank - rank));
+                pack_lane(lines + (first + rank / WORD - first_word) * LINE, output - outputs.start, part, part->b,
+                          (output - part->first_output) * part->rank + rank, min64(LINE, part->rank - rank),
+                          part->factor);
     }
 }
 

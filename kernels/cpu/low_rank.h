@@ -27,10 +27,12 @@ struct LowRank {
     int64_t num_words, num_ids; /* of an embedding */
 };
 
-/* A part as an adapter's file has it, with any factor folded into b. */
+/* A part as an adapter's file has it. */
 typedef struct {
     int64_t first_output, num_outputs, rank; /* in the order of the outputs of the weight that was packed */
-    const float *a, *b; /* [rank][num_inputs], [num_outputs][rank] */
+    const void *a, *b; /* [rank][num_inputs], [num_outputs][rank], both of elements or both of floats */
+    int32_t has_floats;
+    float factor; /* of b, multiplied in float32 */
 } LowRankPart;
 
 /* Returns the bytes of an update. Of an embedding, w has the ids as inputs, and no gates. */

@@ -11,6 +11,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 from ctypes import Array, Structure, addressof, byref, c_void_p
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ class CpuLinearSlots:
 
     def _pack(self, slot: int, update: LowRankUpdate) -> int:
         """Pack an update into the slot's memory, to which no pointer is published; return its address."""
-        parts = [_dense(part) for part in update.parts]
+        parts = [self._dense(part) for part in update.parts]
         structs = [self._struct_of(part) for part in parts]
         scale = None if update.scale is None else update.scale.contiguous()
         num_outputs = self._shape.num_outputs * (1 + self._shape.is_gated)
@@ -83,7 +84,20 @@ class CpuLinearSlots:
     def _struct_of(self, part: LowRankPart) -> Structure:
         rank, num_inputs = part.a.shape
         assert num_inputs == self._shape.num_inputs and part.b.shape[1] == rank and rank > 0
-        return c.LowRankPart(part.first_output, part.b.shape[0], rank, part.a.data_ptr(), part.b.data_ptr())
+        return c.LowRankPart(
+            first_output=part.first_output,
+            num_outputs=part.b.shape[0],
+            rank=rank,
+            a=part.a.data_ptr(),
+            b=part.b.data_ptr(),
+            has_floats=part.a.dtype == torch.float32,
+            factor=part.factor,
+        )
+
+    def _dense(self, part: LowRankPart) -> LowRankPart:
+        """Return a part with contiguous matrices of a type that is packed: the kernels' elements, or float32."""
+        dtype = self._space.dtype if part.a.dtype == part.b.dtype == self._space.dtype else torch.float32
+        return replace(part, a=part.a.to(dtype).contiguous(), b=part.b.to(dtype).contiguous())
 
 
 class CpuExpertSlots:
@@ -116,6 +130,7 @@ class CpuAdapterSpace:
 
     def __init__(self, library: c.KernelLibrary, dtype: torch.dtype, num_slots: int, max_rank: int) -> None:
         self.library = library
+        self.dtype = dtype
         self.num_slots = num_slots
         self.embedding: CpuLinearSlots | None = None
         self._max_rank = max_rank
@@ -212,11 +227,6 @@ class CpuAdapterSpace:
             struct.num_rank_tiles, struct.shrunk_stride = num_tiles, num_tiles * 16
             struct.shrunk = self._shrunk.data_ptr()
         return [None if group is None else group.struct for group in groups]
-
-
-def _dense(part: LowRankPart) -> LowRankPart:
-    assert part.a.dtype == part.b.dtype == torch.float32
-    return LowRankPart(part.first_output, part.a.contiguous(), part.b.contiguous())
 
 
 def _array(parts: list[Structure]) -> Array[Structure]:

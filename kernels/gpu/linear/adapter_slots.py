@@ -116,7 +116,7 @@ class TritonLinearSlots:
         stride = -(-max(len(part.a) for part in parts) // PAGE) * PAGE
         b = torch.zeros((matrices.scales.shape[2], stride), dtype=self._shape.dtype)
         for part in parts:
-            b[part.first_output : part.first_output + len(part.b), : part.b.shape[1]] = part.b
+            b[part.first_output : part.first_output + len(part.b), : part.b.shape[1]] = part.scaled_b
         self._send(b, matrices.b[at])
         if update.scale is not None:
             self._send(update.scale.float(), matrices.scales[at])

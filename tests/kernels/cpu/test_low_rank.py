@@ -201,6 +201,21 @@ def test_a_slot_is_filled_again_between_steps(ops: CpuOps) -> None:
         assert torch.equal(layer.run(x, slots)[::2], layer.run(x, None)[::2])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_part_of_any_type_has_the_bits_of_its_float32(ops: CpuOps, dtype: torch.dtype) -> None:
+    layer = Layer(ops, *LAYERS[0])
+    layer.slots.fill(2, None)
+    x = torch.randn(3, LAYERS[0][0]).to(ops.dtype)
+    update = draw_update(7, LAYERS[0][0], LAYERS[0][1])
+    parts = [replace(part, a=part.a.to(dtype), b=part.b.to(dtype), factor=1 / 3) for part in update.parts]
+    floats = [replace(part, a=part.a.float(), b=part.scaled_b, factor=1.0) for part in parts]
+    answers = []
+    for each in (parts, floats):
+        layer.slots.fill(1, LowRankUpdate(each))
+        answers.append(layer.run(x, [1, 2, 1]))
+    assert torch.equal(*answers) and not torch.equal(answers[0][0], answers[0][1])
+
+
 @pytest.mark.parametrize("slot", [-1, 0, NUM_SLOTS + 1])
 def test_other_slots_cannot_be_filled(ops: CpuOps, slot: int) -> None:
     layer = Layer(ops, *LAYERS[0])
