@@ -71,14 +71,16 @@ class AdapterDesk:
         wake: Callable[[], None],
         monotonic: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`is_busy`, called by threads: whether requests run, which loads should not slow."""
         self._spec, self._unix_time = spec, unix_time
         self.registry: AdapterRegistry | None = None
         self._loads: list[Load] = []
         if not spec.config.enable_lora:
             return
         path = Path(spec.run_directory, FILE_NAME)
-        self._store = AdapterStore(spec, path, lambda digest: self._names.may_drop(digest))
+        self._store = AdapterStore(spec, path, lambda digest: self._names.may_drop(digest), is_busy)
         self.registry = self._names = AdapterRegistry(path, self._store.ref, unix_time)
         folder = spec.config.adapter_folder
         self._folder = None if folder is None else Path(folder).resolve()

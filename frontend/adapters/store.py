@@ -10,31 +10,31 @@ changes of the source have no effect. Its methods block, and are called from thr
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import fcntl
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from ...ipc.adapters.adapter_config import CONFIG_NAME
-from ...ipc.adapters.adapter_file import AdapterFile, read_adapter
-from ...ipc.adapters.digest import adapter_digest
-from ...ipc.adapters.tensor_header import SIZE_BY_DTYPE, TENSORS_NAME, TensorPlace
+from ...ipc.adapters.adapter_file import AdapterFile, AdapterReader
+from ...ipc.adapters.digest import adapter_digest, begin_digest
+from ...ipc.adapters.tensor_header import TENSORS_NAME, TensorPlace
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import RequestError
 from ...ipc.messages.adapter import AdapterRef
 from ...ipc.process.faults import maybe_fail
+from ...ipc.process.pacer import Pacer, Pause
+from .file_copy import copy_file
+from .finite_check import FiniteCheck
 from .registry import digests_of
 
-PIECE_BYTES = 8 << 20
 FRESH_NS = 10 * 10**9  # another engine may be about to write its use of a new entry to its registry
-EXPONENTS = {"F64": 0x7FF0 << 48, "F32": 0x7F80 << 16, "BF16": 0x7F80, "F16": 0x7C00}  # all ones: NaN or infinity
 _FILES = (CONFIG_NAME, TENSORS_NAME)
 
 
@@ -51,10 +51,21 @@ class Copy(msgspec.Struct, frozen=True):
 class AdapterStore:
     """Owner of an engine's share in a store."""
 
-    def __init__(self, spec: EngineSpec, registry_path: Path, may_drop: Callable[[bytes], bool]) -> None:
-        """`may_drop(digest)`: whether this engine no longer uses an adapter; from then on it must not name it."""
-        self._spec, self._may_drop = spec, may_drop
-        self._max_bytes: int = spec.config.adapter_store_bytes
+    def __init__(
+        self,
+        spec: EngineSpec,
+        registry_path: Path,
+        may_drop: Callable[[bytes], bool],
+        is_busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`may_drop(digest)`: whether this engine no longer uses an adapter; from then on it must not name it.
+        `is_busy`: whether requests run, which copies should not slow."""
+        config = spec.config
+        self._may_drop, self._pacer = may_drop, Pacer(is_busy)
+        self._reader = AdapterReader(
+            spec.model, max_rank=config.max_lora_rank, target_modules=config.lora_target_modules
+        )
+        self._max_bytes: int = config.adapter_store_bytes
         self._own_digests: set[bytes] = set()  # placed by this object
         self.root = store_root(spec)
         engines = self.root / ".engines"
@@ -68,10 +79,7 @@ class AdapterStore:
 
     def read(self, folder: Path) -> AdapterFile:
         """Check the header of the adapter in `folder` against model and options; RequestError if it does not fit."""
-        config = self._spec.config
-        return read_adapter(
-            folder, self._spec.model, max_rank=config.max_lora_rank, target_modules=config.lora_target_modules
-        )
+        return self._reader.read(folder)
 
     def find(self, digest: bytes) -> AdapterRef:
         """Return an adapter that an earlier request used; RequestError if it is no longer kept."""
@@ -85,16 +93,19 @@ class AdapterStore:
     def copy(self, source: Path, within: Path | None = None) -> Copy:
         """Copy and check the adapter in `source`, whose files lie beneath the resolved folder `within`. RequestError if
         the adapter does not fit, holds a NaN, or has no room. The caller passes the copy to `discard` at the end."""
-        paths = [_checked(source / name, within) for name in _FILES]
-        if (num_bytes := self.read(source).num_bytes) > self._max_bytes:
-            raise self._full(num_bytes)
+        pause = self._pacer.start()
+        config, tensors = (_checked(source / name, within) for name in _FILES)
+        file = self._reader.read(source, pause)
+        if file.num_bytes > self._max_bytes:
+            raise self._full(file.num_bytes)
         folder, lock_fd = self._scratch()
         try:
-            for path, name in zip(paths, _FILES, strict=True):
-                copy_file(path, folder / name)
-            file = self.read(folder)
-            check_finite(folder / TENSORS_NAME, _places(file), str(source))
-            copied = Copy(folder, lock_fd, adapter_digest(folder), file.rank, _size(folder))
+            copy_file(config, folder / CONFIG_NAME)
+            content, check = begin_digest(folder), FiniteCheck(_places(file), str(source))
+            copy_file(tensors, folder / TENSORS_NAME, check, content, pause)
+            if self._reader.read(folder, pause).modules != file.modules:
+                raise RequestError(f"{source} was changed while it was copied: load the adapter again")
+            copied = Copy(folder, lock_fd, content.digest(), file.rank, _size(folder))
             maybe_fail("adapter.store")
             return copied
         except OSError as error:
@@ -108,7 +119,7 @@ class AdapterStore:
         """Move a copy to its place, unless the same content is there. Drops the adapters used least recently if the
         store is full; RequestError if all of it is in use. The caller discards the copy."""
         entry = self.root / copy.digest.hex()
-        is_damaged = entry.is_dir() and not _is_whole(entry, copy.digest)
+        is_damaged = entry.is_dir() and not _is_whole(entry, copy.digest, self._pacer.start())
         with self._locked():
             if entry.is_dir() and not is_damaged:
                 os.utime(entry)
@@ -214,50 +225,6 @@ def store_root(spec: EngineSpec) -> Path:
     return root
 
 
-def copy_file(source: Path, target: Path) -> None:
-    """Copy a file within the kernel if it can, which shares the blocks if the file system can."""
-    with source.open("rb") as old, target.open("wb") as new:
-        with contextlib.suppress(OSError):  # other file systems, old kernels
-            while os.copy_file_range(old.fileno(), new.fileno(), 1 << 30):
-                pass
-        old.seek(new.seek(0, os.SEEK_END))
-        shutil.copyfileobj(old, new, PIECE_BYTES)
-        new.flush()
-        os.fsync(new.fileno())  # a renamed folder is complete, also after a power failure
-
-
-def check_finite(path: Path, places: Iterable[TensorPlace], shown: str) -> None:
-    """Raise RequestError for the first tensor with a NaN or an infinity; `shown`: the folder to name."""
-    import numpy as np  # takes 0.1 s, and most engines load no adapter
-
-    with path.open("rb") as file:
-        for run in _runs(places):
-            item_bytes, exponent = SIZE_BY_DTYPE[run[0].dtype], EXPONENTS[run[0].dtype]
-            end = run[-1].offset + run[-1].num_bytes
-            for start in range(run[0].offset, end, PIECE_BYTES):
-                words = np.frombuffer(os.pread(file.fileno(), min(PIECE_BYTES, end - start), start), f"<u{item_bytes}")
-                is_bad = (words & exponent) == exponent
-                if is_bad.any():
-                    offset = start + int(is_bad.argmax()) * item_bytes
-                    place = run[bisect.bisect(run, offset, key=lambda each: each.offset) - 1]
-                    index = (offset - place.offset) // item_bytes
-                    raise RequestError(
-                        f"{shown}: element {index} of tensor {place.name} is NaN or infinite: train or save it again"
-                    )
-
-
-def _runs(places: Iterable[TensorPlace]) -> list[list[TensorPlace]]:
-    """Return the tensors that lie behind one another in the file and have one type, together, by rising offsets."""
-    runs: list[list[TensorPlace]] = []
-    for place in sorted(places, key=lambda each: each.offset):
-        last = runs[-1][-1] if runs else None
-        if last is not None and last.dtype == place.dtype and last.offset + last.num_bytes == place.offset:
-            runs[-1].append(place)
-        else:
-            runs.append([place])
-    return runs
-
-
 def _places(file: AdapterFile) -> Iterator[TensorPlace]:
     for module in file.modules:
         yield from (place for place in (module.a, module.b, module.magnitude) if place is not None)
@@ -277,9 +244,9 @@ def _checked(path: Path, within: Path | None) -> Path:
     return found
 
 
-def _is_whole(entry: Path, digest: bytes) -> bool:
+def _is_whole(entry: Path, digest: bytes, pause: Pause) -> bool:
     with contextlib.suppress(RequestError):
-        return adapter_digest(entry) == digest
+        return adapter_digest(entry, pause) == digest
     return False
 
 

@@ -9,18 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
-from tokenloom.frontend.adapters import store as store_module
 from tokenloom.frontend.adapters.registry import FILE_NAME
-from tokenloom.frontend.adapters.store import AdapterStore, copy_file
+from tokenloom.frontend.adapters.store import AdapterStore
 from tokenloom.ipc.adapters.digest import adapter_digest
-from tokenloom.ipc.adapters.tensor_header import read_header
 from tokenloom.ipc.errors import RequestError
+from tokenloom.ipc.process import pacer
 from tokenloom.tests.frontend.adapters.samples import adapter_spec, write_adapter
 
 DEADLINE_S = 20.0
@@ -88,23 +86,6 @@ def test_a_nan_or_infinity_is_refused_by_tensor_and_element(tmp_path: Path, valu
     with pytest.raises(RequestError, match=r"a: element 3 of tensor .*q_proj\.lora_A\.weight is NaN or infinite: "):
         store.copy(write_adapter(tmp_path / "a", value=value))
     assert entries(store) == set() and not list(store.root.glob(".new-*"))
-
-
-def test_a_nan_is_found_in_any_tensor_of_a_file_of_several_types_and_pieces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store_module, "PIECE_BYTES", 16)
-    tensors = {f"t{i}": torch.ones(5 + i, dtype=[torch.float32, torch.bfloat16][i // 2 % 2]) for i in range(8)}
-    for name, tensor in tensors.items():
-        for index in (0, len(tensor) - 1):
-            bad = tensor.clone()
-            bad[index] = math.nan
-            save_file(tensors | {name: bad}, tmp_path / "file")
-            places = read_header(tmp_path / "file").values()
-            with pytest.raises(RequestError, match=rf"^shown: element {index} of tensor {name} is NaN"):
-                store_module.check_finite(tmp_path / "file", places, "shown")
-    save_file(tensors, tmp_path / "file")
-    store_module.check_finite(tmp_path / "file", read_header(tmp_path / "file").values(), "shown")
 
 
 def test_the_least_recently_used_is_dropped_and_those_in_use_stay(tmp_path: Path) -> None:
@@ -208,11 +189,40 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
         new_store(tmp_path).copy(source)
 
 
-@pytest.mark.parametrize("size", [0, 1, 100_000])
-def test_copy_file_copies_every_byte(tmp_path: Path, size: int) -> None:
-    (tmp_path / "a").write_bytes(os.urandom(size))
-    copy_file(tmp_path / "a", tmp_path / "b")
-    assert (tmp_path / "b").read_bytes() == (tmp_path / "a").read_bytes()
+def paced_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: Callable[[], bool]) -> AdapterStore:
+    """Return a store that calls `is_busy` between all pieces of its work."""
+    monkeypatch.setattr(pacer, "SLICE_S", 0.0)
+    return AdapterStore(adapter_spec(tmp_path / "run"), tmp_path / "run" / FILE_NAME, lambda digest: True, is_busy)
+
+
+def test_a_source_that_changes_while_it_is_copied_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, ranks = write_adapter(tmp_path / "a", rank=2), [3]
+
+    def is_busy() -> bool:
+        if ranks:
+            write_adapter(source, rank=ranks.pop())
+        return False
+
+    store = paced_store(tmp_path, monkeypatch, is_busy)
+    with pytest.raises(RequestError, match="a was changed while it was copied: load the adapter again"):
+        store.copy(source)
+    assert entries(store) == set() and not list(store.root.glob(".new-*"))
+    assert store.find(add(store, source)).rank == 3
+
+
+def test_copies_rest_while_requests_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+
+    def is_busy() -> bool:
+        looks.append(1)
+        return False
+
+    store = paced_store(tmp_path, monkeypatch, is_busy)
+    add(store, write_adapter(tmp_path / "a"))
+    assert looks
+    looks.clear()
+    add(store, tmp_path / "a")  # also while the content that is there is hashed
+    assert len(looks) > 1
 
 
 def test_a_cache_that_cannot_be_written_gives_way_to_the_run_directory(
