@@ -127,7 +127,7 @@ class ModelRunner:
         `finish_all` finishes all earlier steps; it is called before a step that the host samples, if there are any.
         """
         start_time = time.monotonic()
-        with self._trace(step.step):
+        with self._trace(step.step), self._beside_fills(step):
             copies = self._copy_blocks(step)
             tokens = self._run(step, receive_mask, finish_all)
         self._started.append(_StartedStep(step, start_time, tokens, copies))
@@ -250,6 +250,12 @@ class ModelRunner:
             self._batch.append_blocks(appends.reshape(-1, 3))
         if step.token_appends:
             self._batch.append_forced(ids_of(step.token_appends))
+
+    def _beside_fills(self, step: SchedulerOutput) -> AbstractContextManager[None]:
+        """Slow the fills of slots while the CPU computes rows."""
+        if self._adapters is None or not step.rows or self._kv_cache.device.type != "cpu":
+            return nullcontext()
+        return self._adapters.beside_step()
 
     def _apply_fills(self, adapters: AdapterLoader, step: SchedulerOutput) -> None:
         """Begin to fill slots. ProtocolError if rows use them, or if new rows use slots that are not filled."""

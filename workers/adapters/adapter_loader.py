@@ -13,7 +13,8 @@ import os
 import select
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -24,11 +25,12 @@ from ...ipc.messages.adapter import FillSlot, SlotContent
 from ...ipc.messages.base import Rank
 from ...ipc.messages.workers import SchedulerOutput, SlotFilled
 from ...ipc.process.faults import maybe_fail
+from ...ipc.process.pacer import Pacer
 from .slot_filler import SlotFiller
 
 logger = logging.getLogger("tokenloom.worker")
 
-NICENESS = 10  # the steps' threads go first; at 19, on busy cores, the thread holds the GIL for up to a second
+LULL_S = 0.1  # between two steps, unless there is nothing to do
 
 
 @dataclass(eq=False)
@@ -49,7 +51,7 @@ class AdapterLoader:
     """Owns the thread, the orders without a reply, and the contents of the slots. `fd` is readable when `take` may have
     a reply."""
 
-    def __init__(self, rank: Rank, num_slots: int) -> None:
+    def __init__(self, rank: Rank, num_slots: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._rank = rank
         self._num_slots = num_slots
@@ -59,6 +61,9 @@ class AdapterLoader:
         self._open: list[_Job] = []  # in the order of their steps
         self._replies: list[SlotFilled] = []  # of orders that the thread does not end
         self._digest_by_slot: dict[int, bytes] = {}
+        self._monotonic = monotonic
+        self._is_stepping, self._stepped_at = False, -LULL_S
+        self._pacer = Pacer(lambda: self.is_beside_steps)
 
     @property
     def contents(self) -> list[SlotContent]:
@@ -127,6 +132,20 @@ class AdapterLoader:
                 replies.append(self._reply_to(job))
         return replies
 
+    @contextmanager
+    def beside_step(self) -> Iterator[None]:
+        """Run a step whose rows are computed on the CPU: fills go on slowly, until LULL_S after it."""
+        self._is_stepping = True
+        try:
+            yield
+        finally:
+            self._is_stepping, self._stepped_at = False, self._monotonic()
+
+    @property
+    def is_beside_steps(self) -> bool:
+        """Whether the CPU computes rows now, or is about to."""
+        return self._is_stepping or self._monotonic() - self._stepped_at < LULL_S
+
     def wait(self, timeout_s: float) -> None:
         """Wait until `take` may have a reply, but at most `timeout_s`."""
         poll = select.poll()
@@ -135,7 +154,7 @@ class AdapterLoader:
 
     def _start_thread(self, queue: SimpleQueue[_Job | None]) -> None:
         begun = threading.Event()
-        arguments = (queue, self._done, self.fd, self._rank.tp, begun)
+        arguments = (queue, self._done, self.fd, self._rank.tp, self._pacer, begun)
         threading.Thread(target=_run, args=arguments, name="adapter-loader", daemon=True).start()
         begun.wait()
         torch.set_num_threads(torch.get_num_threads())  # for later threads again as many as for this one
@@ -154,12 +173,18 @@ class AdapterLoader:
         )
 
 
-def _run(queue: SimpleQueue[_Job | None], done: SimpleQueue[_Job], fd: int, rank: int, begun: threading.Event) -> None:
+def _run(
+    queue: SimpleQueue[_Job | None],
+    done: SimpleQueue[_Job],
+    fd: int,
+    rank: int,
+    pacer: Pacer,
+    begun: threading.Event,
+) -> None:
     """Fill slots in the order of the queue, up to a None. An error is its job's."""
     torch.set_num_threads(1)  # of this thread, and of all that begin later
     torch.get_num_threads()  # a thread takes the number of the process at its first use of it, and then keeps its own
     begun.set()
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     while (job := queue.get()) is not None:
         start_time = time.monotonic()
         if job.is_orphan:
@@ -167,7 +192,7 @@ def _run(queue: SimpleQueue[_Job | None], done: SimpleQueue[_Job], fd: int, rank
         else:
             try:
                 maybe_fail("worker.fill", rank)
-                job.num_bytes = job.filler.fill(job.order)
+                job.num_bytes = job.filler.fill(job.order, pacer.start())
             except Exception as error:
                 job.error = str(error) if isinstance(error, TokenloomError) else f"{type(error).__name__}: {error}"
                 logger.warning("adapter %.12s is not loaded: %s", job.order.digest.hex(), job.error)

@@ -1,7 +1,7 @@
 """AdapterWeights: an adapter's updates of a rank's layers, read from its file as the layers were cut and ordered.
 
-The file is read, not mapped: a damaged or shortened file is an error of one fill, and ends no process. Matrices become
-float32 before the scale is folded into B.
+The file is read, not mapped: a damaged or shortened file is an error of one fill, and ends no process. Matrices keep
+the file's type: the kernels fold the scale into B while they pack it.
 """
 
 from __future__ import annotations
@@ -76,16 +76,18 @@ class AdapterWeights:
             if module is None:
                 continue
             a, b = self._matrices(module, part.expert)
-            b = rows_of(b, part.outputs)
+            found.append(
+                LowRankPart(part.first_output, _columns_of(a, part.inputs), rows_of(b, part.outputs), module.scale)
+            )
             if module.magnitude is not None:
                 magnitudes = rows_of(self._read(module.magnitude).float(), part.outputs)
                 scale = torch.ones(num_outputs) if scale is None else scale
-                scale[part.first_output :][: len(b)] = magnitudes / self._base.norms(part, a, b)
-            found.append(LowRankPart(part.first_output, _columns_of(a, part.inputs), b))
+                norms = self._base.norms(part, a.float(), found[-1].scaled_b)
+                scale[part.first_output :][: len(norms)] = magnitudes / norms
         return LowRankUpdate(found, scale) if found else None
 
     def _matrices(self, module: AdapterModule, expert: int | None) -> tuple[Tensor, Tensor]:
-        """Read A [rank, in] and scale · B [out, rank] in float32, of one expert if the module has all."""
+        """Read A [rank, in] and B [out, rank], of one expert if the module has all."""
         a, b = self._read(module.a), self._read(module.b)
         if expert is not None:
             rank, num_experts = module.rank, module.target.num_experts
@@ -93,25 +95,25 @@ class AdapterWeights:
             b = b.view(len(b), rank, num_experts)[:, :, expert]
             if module.are_swapped:
                 a, b = b.T, a.T
-        return a.float(), b.float() * module.scale
+        return a, b
 
     def _read(self, place: TensorPlace) -> Tensor:
         tensor = self._recent.get(place.offset)
         if tensor is None:
-            tensor = torch.frombuffer(self._bytes(place), dtype=DTYPES[place.dtype]).view(place.shape)
+            tensor = self._bytes(place).view(DTYPES[place.dtype]).view(place.shape)
             self._recent[place.offset] = tensor
             self.num_bytes += place.num_bytes
         return tensor
 
-    def _bytes(self, place: TensorPlace) -> bytearray:
-        words = bytearray(place.num_bytes)
-        start = 0
+    def _bytes(self, place: TensorPlace) -> Tensor:
+        tensor = torch.empty(place.num_bytes, dtype=torch.uint8)
+        words, start = tensor.numpy().data, 0
         while start < len(words):
-            count = os.preadv(self._fd, [memoryview(words)[start:]], place.offset + start)
+            count = os.preadv(self._fd, [words[start:]], place.offset + start)
             if count == 0:
                 raise RequestError(f"{self._path}: the file ends within tensor {place.name}: load the adapter again")
             start += count
-        return words
+        return tensor
 
 
 def _columns_of(matrix: Tensor, inputs: range) -> Tensor:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ...ipc.adapters.adapter_file import read_adapter
+from ...ipc.adapters.adapter_file import AdapterReader
 from ...ipc.adapters.digest import adapter_digest
 from ...ipc.adapters.targets import is_chosen, targets_of
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.model_config import ModelConfig
 from ...ipc.errors import ConfigError, RequestError
 from ...ipc.messages.adapter import FillSlot
+from ...ipc.process.pacer import Pause, no_pause
 from ...kernels.select import Ops
 from ..weights.adapted_layers import Adaptable, AdaptedLayers
 from ..weights.checkpoint import Checkpoint
@@ -42,27 +43,29 @@ class SlotFiller:
     ) -> None:
         """open_base: as of BaseWeights."""
         self.adapted = adapted
-        self._model = model
-        self._max_rank, self._target_modules = config.max_lora_rank, config.lora_target_modules
+        self._reader = AdapterReader(model, max_rank=config.max_lora_rank, target_modules=config.lora_target_modules)
         self._open_base = open_base
         self._checked: set[bytes] = set()
 
-    def fill(self, order: FillSlot) -> int:
+    def fill(self, order: FillSlot, pause: Pause = no_pause) -> int:
         """Fill every layer of a slot, those without an update with none; return the bytes read. RequestError if the
-        folder holds another adapter than ordered, or one that does not fit."""
+        folder holds another adapter than ordered, or one that does not fit. `pause` is called between pieces."""
         folder, is_new = Path(order.folder), order.digest not in self._checked
-        if is_new and adapter_digest(folder) != order.digest:
+        if is_new and adapter_digest(folder, pause) != order.digest:
             raise RequestError(f"{folder} has changed since it was stored: load the adapter again from its own folder")
-        file = read_adapter(folder, self._model, max_rank=self._max_rank, target_modules=self._target_modules)
+        file = self._reader.read(folder, pause)
         with BaseWeights(self._open_base) as base, AdapterWeights(file, base) as weights:
             if is_new:
                 for layer in self.adapted.linears:
                     weights.check_copies(layer)
+                    pause()
                 self._checked.add(order.digest)
             for layer in self.adapted.linears:
                 layer.slots.fill(order.slot, weights.update_of(layer))
+                pause()
             for experts in self.adapted.experts:
                 experts.slots.fill(order.slot, *weights.updates_of(experts))
+                pause()
             self.adapted.space.wait_for_fills()
             return weights.num_bytes
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -18,11 +17,12 @@ from tokenloom.ipc.messages.adapter import FillSlot, SlotContent
 from tokenloom.ipc.messages.base import Rank
 from tokenloom.ipc.messages.workers import SlotFilled
 from tokenloom.ipc.process import faults
+from tokenloom.ipc.process.pacer import Pause
 from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.adapters.adapted_model import load_adaptable
 from tokenloom.tests.workers.random_schedule import message
-from tokenloom.workers.adapters.adapter_loader import NICENESS, AdapterLoader
+from tokenloom.workers.adapters.adapter_loader import LULL_S, AdapterLoader
 from tokenloom.workers.adapters.slot_filler import SlotFiller
 
 NUM_SLOTS = 5
@@ -50,9 +50,9 @@ class Watching:
     def __init__(self, filler: SlotFiller) -> None:
         self._filler, self.num_threads = filler, 0
 
-    def fill(self, order: FillSlot) -> int:
+    def fill(self, order: FillSlot, pause: Pause) -> int:
         self.num_threads = torch.get_num_threads()
-        return self._filler.fill(order)
+        return self._filler.fill(order, pause)
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +204,7 @@ def test_slots_out_of_range_are_refused(loader: AdapterLoader, case: Case) -> No
             start(loader, case.order(slot, 0))
 
 
-def test_the_thread_is_nice_and_alone_has_one_compute_thread(loader: AdapterLoader, case: Case, fault: Path) -> None:
+def test_the_thread_alone_has_one_compute_thread(loader: AdapterLoader, case: Case, fault: Path) -> None:
     torch.set_num_threads(3)
     watching = Watching(case.filler())
     loader.use(watching)  # type: ignore[arg-type]
@@ -213,9 +213,7 @@ def test_the_thread_is_nice_and_alone_has_one_compute_thread(loader: AdapterLoad
     start(loader, case.order(1, 0))
     wait_until_taken(fault)
     (thread,) = set(threading.enumerate()) - before
-    assert thread.daemon and thread.native_id is not None
-    assert os.getpriority(os.PRIO_PROCESS, thread.native_id) == NICENESS
-    assert os.getpriority(os.PRIO_PROCESS, 0) < NICENESS
+    assert thread.daemon
     seen = [torch.get_num_threads()]
     later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
     later.start()
@@ -223,3 +221,46 @@ def test_the_thread_is_nice_and_alone_has_one_compute_thread(loader: AdapterLoad
     assert seen == [3, 3]
     replies_of(loader, 1)
     assert watching.num_threads == 1
+
+
+class Busyness:
+    """A filler that notes at each pause whether fills rest."""
+
+    def __init__(self, loader: AdapterLoader) -> None:
+        self._loader, self.seen = loader, list[bool]()
+        self.goes_on = threading.Semaphore(0)
+
+    def fill(self, order: FillSlot, pause: Pause) -> int:
+        for _ in range(3):
+            assert self.goes_on.acquire(timeout=DEADLINE_S)
+            pause()
+            self.seen.append(self._loader.is_beside_steps)
+        return 0
+
+    def look(self) -> bool:
+        """Let the fill take a step; return what it saw."""
+        count, deadline = len(self.seen), time.monotonic() + DEADLINE_S
+        self.goes_on.release()
+        while len(self.seen) == count:
+            assert time.monotonic() < deadline
+            self._loader.wait(0.001)
+        return self.seen[-1]
+
+
+def test_fills_rest_beside_steps_and_not_once_these_have_ended(case: Case) -> None:
+    now = [100.0]
+    loader = AdapterLoader(Rank(0, 0), NUM_SLOTS, lambda: now[0])
+    filler = Busyness(loader)
+    loader.use(filler)  # type: ignore[arg-type]
+    loader.take()
+    assert not loader.is_beside_steps
+    with loader.beside_step():
+        start(loader, case.order(1, 0))
+        now[0] += 10 * LULL_S  # a long step
+        assert filler.look()
+    now[0] += LULL_S / 2  # the next step is about to come
+    assert filler.look()
+    now[0] += LULL_S
+    assert not filler.look()
+    (reply,) = replies_of(loader, 1)
+    assert not reply.error
