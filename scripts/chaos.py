@@ -6,10 +6,11 @@ First every request runs undisturbed; then clients repeat them in random order w
 SIGKILL, SIGSTOP, suspensions of the whole engine, exceptions and hangs at named points of the code
 (ipc/process/faults.py), starts that fail, reloads that lose a process, sockets that are late or cut, clients that
 vanish. With --kv-disk also damaged blocks and a full disk: give a small file system of its own for that. With
---adapters requests name random LoRA adapters, more than the workers have slots for, whose own files are gone. Each
-answer must equal its undisturbed one in text, tokens, logprobs and finish reason. At the end the KV pool must be all
-free and no process or file left. Prints faults by kind, recovery times (from the fault to the next token of any stream,
-or of the affected client) and the amount of recomputation.
+--adapters requests name random LoRA adapters, more than the workers have slots for, whose own files are gone. With
+--images a small random model that sees images is served, half of the requests have images, and the media process joins
+the victims. Each answer must equal its undisturbed one in text, tokens, logprobs and finish reason. At the end the KV
+pool must be all free and no process or file left. Prints faults by kind, recovery times (from the fault to the next
+token of any stream, or of the affected client) and the amount of recomputation.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ from tokenloom.scripts.chaos_disk import DiskFaults
 from tokenloom.scripts.chaos_faults import Faults
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.adapters import write_adapters
-from tokenloom.tests.support.chaos_work import make_work, with_adapters, without_effect
+from tokenloom.tests.support.chaos_work import Work, make_work, with_adapters, with_images, without_effect
 
 TIER_OPTIONS = ["--kv-host-bytes", "8M", "--num-kv-blocks", "256", "--max-model-len", "1900"]  # a pool for two or three
 TIER_SENTENCES = 100  # of about 9 tokens before each prompt, so that loads pay
 ADAPTER_SLOTS = 4
+VISION_MODEL = "qwen2_5_vl"
+NUM_IMAGES = 8
 RECOVERY_S = 60.0  # longest wait for the next token after a fault
 SETTLE_S = 20.0
 
@@ -75,9 +78,11 @@ def run(arguments: argparse.Namespace, engine: Engine, adapters: list[Path]) -> 
     work = make_work(rng, num_sentences=0 if disk is None else TIER_SENTENCES)
     if adapters:
         work = with_adapters(work, [path.name for path in adapters[:-1]], rng)
+    if arguments.images:
+        work = about_images(work, rng)
     with Client(engine.address) as client:
         calm = client.generate(
-            [each.prompt for each in work],
+            [each.form for each in work],
             [each.params for each in work],
             use_tqdm=False,
             lora_request=[each.lora_request for each in work],
@@ -90,7 +95,8 @@ def run(arguments: argparse.Namespace, engine: Engine, adapters: list[Path]) -> 
     try:
         model = Path(arguments.model or DEMO_FOLDER)
         adapter = adapters[-1] if adapters else None
-        faults = Faults(engine, clients, rng, arguments.tensor_parallel_size, model, disk, adapter)
+        num_ranks, has_images = arguments.tensor_parallel_size, arguments.images
+        faults = Faults(engine, clients, rng, num_ranks, model, disk, adapter, has_images=has_images)
         counts, recovery = inflict(arguments.faults, faults, rng, clients, watch)
     finally:
         is_hung = clients.stop()
@@ -117,6 +123,15 @@ def run(arguments: argparse.Namespace, engine: Engine, adapters: list[Path]) -> 
         "exit code": code,
         "left behind": engine.leftovers(),
     }
+
+
+def about_images(work: list[Work], rng: random.Random) -> list[Work]:
+    """Return the work, and again with images of several sizes."""
+    from tokenloom.tests.support.vision_configs import VISION_MODELS
+    from tokenloom.tests.support.vision_oracle import random_image
+
+    images = [random_image(index, rng.randrange(20, 300), rng.randrange(20, 300)) for index in range(NUM_IMAGES)]
+    return with_images(work, VISION_MODELS[VISION_MODEL].image, images, rng)
 
 
 def adapter_options(adapters: list[Path]) -> list[str]:
@@ -171,18 +186,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", help="default: the demo model")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--adapters", type=int, default=0, help=f"LoRA adapters, over {ADAPTER_SLOTS} slots")
+    parser.add_argument("--images", action="store_true", help="serve a model that sees images, and send some")
     parser.add_argument("--kv-disk", help="folder for KV blocks; the tier process joins the victims")
     arguments = parser.parse_args(argv)
     options = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32"]
     options += ["--step-timeout-s", "1.5", "--hang-timeout-s", "1.5", "--max-num-seqs", "16"]
     options += ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]
-    if arguments.model:
-        options += ["--model", arguments.model]
     if arguments.kv_disk:
         options += ["--kv-disk", arguments.kv_disk, *TIER_OPTIONS]
     with tempfile.TemporaryDirectory() as runtime:
         adapters: list[Path] = []
         environment: dict[str, str] = {}
+        if arguments.images:
+            from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
+
+            arguments.model = str(vision_checkpoint(Path(runtime) / "model", VISION_MODEL))
+        if arguments.model:
+            options += ["--model", arguments.model]
         if arguments.adapters:
             model = Path(arguments.model or DEMO_FOLDER)
             adapters = write_adapters(Path(runtime) / "adapters", model, arguments.adapters + 1)

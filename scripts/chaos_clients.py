@@ -90,7 +90,7 @@ class Clients:
                 index = rng.randrange(len(self._work))
                 work, output = self._work[index], None
                 try:
-                    async for newest in client.generate(work.prompt, work.params, lora_request=work.lora_request):
+                    async for newest in client.generate(work.form, work.params, lora_request=work.lora_request):
                         output = newest
                         tally.last_token_at[number] = time.monotonic()
                 except Exception as error:
@@ -106,4 +106,5 @@ class Clients:
 
 
 def _name(work: Work) -> str:
-    return f"{work.kind} with {work.adapter}" if work.adapter else work.kind
+    name = f"{work.kind} with {work.adapter}" if work.adapter else work.kind
+    return f"{name} about {len(work.images)} images" if work.images else name

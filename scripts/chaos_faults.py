@@ -56,12 +56,15 @@ class Faults:
         model: Path,
         disk: DiskFaults | None = None,
         adapter: Path | None = None,
+        *,
+        has_images: bool = False,
     ) -> None:
         """`model` is the folder of the weights that are served; `disk`: of the tier process, if there is one;
-        `adapter`: the folder of an adapter that no request names, if adapters are served."""
+        `adapter`: the folder of an adapter that no request names, if adapters are served; has_images: in requests."""
         self._engine, self._clients, self._rng, self._model = engine, clients, rng, model
         workers = [f"worker {rank}" for rank in range(num_ranks)]
-        self._roles = [*workers, "core", "frontend", *(["tier"] if disk else []), "grammar"]
+        optional = [*(["tier"] if disk else []), *(["media"] if has_images else [])]
+        self._roles = [*workers, "core", "frontend", *optional, "grammar"]
         self._num_ranks = num_ranks
         others = (*NOT_PASSED, *OF_ADAPTERS, *(() if disk else OF_TIERS))
         self._points = [point for point in POINTS if point not in others]
@@ -82,6 +85,8 @@ class Faults:
         if disk is not None:
             self._draws += [lambda: self._damage(disk), lambda: self._fill(disk), self._lose_tier]
 
+        if has_images:
+            self._draws.append(self._lost_in_read)
         if adapter is not None:
             self._draws += [self._lost_in_fill, lambda: self._lost_in_load(adapter)]
 
@@ -180,6 +185,15 @@ class Faults:
             return has_killed
 
         return Fault(f"{_without_rank(role)} killed in a reload", strike)
+
+    def _lost_in_read(self) -> Fault:
+        """Return a fault that kills a process while an image is decoded."""
+        role = self._rng.choice(self._roles[:-1])
+
+        def strike() -> bool:
+            return self._engine.inject("media.read", "delay 0.2", None, STRIKE_S) and self._send(role, signal.SIGKILL)
+
+        return Fault(f"{_without_rank(role)} killed while an image is read", strike)
 
     def _lost_in_fill(self) -> Fault:
         """Return a fault that kills a process while a rank fills a slot with an adapter."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import random
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from tokenloom import LoRARequest, RequestOutput, SamplingParams
 from tokenloom.frontend.client.outputs import CompletionOutput
 from tokenloom.ipc.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 MAX_LOGPROB_DIFFERENCE = 1e-4
 PLACES = ("France", "Japan", "Italy", "Spain", "Kenya", "Peru", "India", "Canada", "Norway", "Egypt", "Cuba", "Chad")
@@ -22,10 +28,27 @@ class Work:
     prompt: str
     params: SamplingParams
     adapter: str = ""  # name; empty: the base model
+    images: tuple[Image, ...] = ()
+
+    @property
+    def form(self) -> Any:
+        """The prompt and its images as `generate` takes them: each time in other bytes, so that they are read again."""
+        files = [_png(image) for image in self.images]
+        return {"prompt": self.prompt, "multi_modal_data": {"image": files}} if files else self.prompt
 
     @property
     def lora_request(self) -> LoRARequest | None:
         return LoRARequest(self.adapter) if self.adapter else None
+
+
+def _png(image: Image) -> bytes:
+    """Return a file of the image with a comment of its own."""
+    from PIL.PngImagePlugin import PngInfo
+
+    comment, file = PngInfo(), io.BytesIO()
+    comment.add_text("Comment", secrets.token_hex(8))
+    image.save(file, "PNG", pnginfo=comment)
+    return file.getvalue()
 
 
 def make_work(rng: random.Random, num_sentences: int = 0) -> list[Work]:
@@ -62,6 +85,18 @@ def with_adapters(work: Sequence[Work], adapters: Sequence[str], rng: random.Ran
     greedy = [replace(each, adapter=name) for each in work if each.kind == "greedy" for name in adapters]
     others = [replace(rng.choice(work), adapter=name) for name in adapters for _ in range(3)]
     return [*work, *greedy, *others]
+
+
+def with_images(work: Sequence[Work], marker: str, images: Sequence[Image], rng: random.Random) -> list[Work]:
+    """Return the work, and again each with one to three of the images; `marker` is the text of an image."""
+    chosen = [tuple(rng.sample(images, rng.randint(1, 3))) for _ in work]
+    return [
+        *work,
+        *(
+            replace(each, prompt=f"{marker * len(some)} {each.prompt}", images=some)
+            for each, some in zip(work, chosen, strict=True)
+        ),
+    ]
 
 
 def without_effect(work: Sequence[Work], calm: Sequence[RequestOutput]) -> list[str]:

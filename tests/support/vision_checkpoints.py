@@ -37,9 +37,15 @@ def vision_checkpoint(
 ) -> Path:
     """Write a checkpoint of a model of VISION_MODELS and return its folder. `text_fields` replace fields of the
     language model."""
+    return write_vision_checkpoint(folder, VISION_MODELS[name], dtype, seed, **text_fields)
+
+
+def write_vision_checkpoint(
+    folder: Path, model: VisionModel, dtype: torch.dtype = torch.float32, seed: int = 0, **text_fields: Any
+) -> Path:
+    """Write the checkpoint that `model` describes and return its folder."""
     import transformers
 
-    model = VISION_MODELS[name]
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = write_tokenizer(folder, model)
     config = _with_ids(model.config, tokenizer)

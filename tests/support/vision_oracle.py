@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,9 @@ import torch
 from PIL import Image
 
 PIL_CLASSES = {"Qwen2VLImageProcessorFast": "Qwen2VLImageProcessor"}
+
+
+NEAR_TIE = 1e-3  # in logits, whose standard deviation is about 3
 
 
 class Expanded(NamedTuple):
@@ -32,7 +35,7 @@ class Expanded(NamedTuple):
 class VisionOracle:
     """Transformers' model, image processor and tokenizer of a checkpoint."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
         import transformers
 
         self._config = _read(folder / "config.json")
@@ -42,7 +45,12 @@ class VisionOracle:
         self.image_processor = getattr(transformers, f"{PIL_CLASSES.get(kind, kind)}Pil")(**settings)
         self.tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
         architecture = getattr(transformers, self._config["architectures"][0])
-        self.model = architecture.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model = architecture.from_pretrained(folder, dtype=dtype).eval()
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the prompt of a chat, one marker an image, without the token that the tokenizer puts first."""
+        text: str = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return text.removeprefix(self.tokenizer.bos_token)
 
     def generate(self, prompt: str, images: Sequence[Image.Image] = (), max_tokens: int = 12) -> list[int]:
         """Return greedy tokens without the prompt's. A prompt holds one marker an image, as the chat template writes
@@ -60,6 +68,55 @@ class VisionOracle:
                 return_dict_in_generate=False,
             )
         return [int(token) for token in output[0, ids.shape[1] :]]
+
+    def generate_batch(
+        self, prompts: Sequence[tuple[str, Sequence[Image.Image]]], max_tokens: int = 12
+    ) -> list[list[int]]:
+        """Return the greedy tokens of prompts that have equal numbers of tokens, in one batch."""
+        batch = [self.expand(prompt, images) for prompt, images in prompts]
+        names = batch[0].inputs
+        ids = torch.tensor([each.token_ids for each in batch])
+        with torch.inference_mode():
+            output = self.model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                **{name: torch.cat([each.inputs[name] for each in batch]) for name in names},
+                do_sample=False,
+                max_new_tokens=max_tokens,
+                min_new_tokens=max_tokens,
+                pad_token_id=self.tokenizer.pad_token_id,
+            )
+        rows: list[list[int]] = output[:, ids.shape[1] :].tolist()
+        return rows
+
+    def check(self, prompt: str, images: Sequence[Image.Image], answer: Sequence[int]) -> None:
+        """Check that each token of the answer has the highest logit given all before it, up to near ties, in one
+        forward pass: the answer is then that of `generate`, by induction."""
+        expanded = self.expand(prompt, images)
+        inputs = dict(expanded.inputs)
+        for name in ("token_type_ids", "mm_token_type_ids"):
+            if name in inputs:
+                zeros = torch.zeros((1, len(answer)), dtype=inputs[name].dtype)
+                inputs[name] = torch.cat([inputs[name], zeros], dim=1)
+        ids = torch.tensor([[*expanded.token_ids, *answer]])
+        with torch.inference_mode():
+            logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits
+        rows = logits[0, len(expanded.token_ids) - 1 : -1]
+        misses = rows.max(dim=-1).values - rows[torch.arange(len(answer)), torch.tensor(list(answer))]
+        worst = int(misses.argmax())
+        assert misses[worst] <= NEAR_TIE, (
+            f"token {worst} of {len(answer)} misses by {float(misses[worst]):.5f} after {len(images)} images: "
+            f"{list(answer)}, {rows.argmax(dim=-1).tolist()} expected given the tokens before"
+        )
+
+    def num_placeholders(self, image: Image.Image) -> int:
+        """Return the number of embeddings of an image."""
+        return self.expand(self._marker(), [image]).token_ids.count(self._placeholder_id())
+
+    def span(self, prompt: str, images: Sequence[Image.Image]) -> tuple[int, int]:
+        """Return the index of the first placeholder of a prompt and the one behind its last."""
+        (places,) = np.nonzero(np.array(self.expand(prompt, images).token_ids) == self._placeholder_id())
+        return int(places[0]), int(places[-1]) + 1
 
     def expand(self, prompt: str, images: Sequence[Image.Image]) -> Expanded:
         """Return the token ids with all placeholders and the inputs of the images."""

@@ -24,6 +24,14 @@ def test_no_fault_loses_or_changes_an_answer_of_adapters_that_take_turns() -> No
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_ranks", [1, 2])
+def test_100_faults_lose_no_answer_to_images(num_ranks: int) -> None:
+    options = ["--faults", "100", "--clients", "6", "--images"]
+    assert chaos.main([*options, "--tensor-parallel-size", str(num_ranks)]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_100_faults_lose_no_answer_of_adapters(num_ranks: int) -> None:
     options = ["--faults", "100", "--clients", "6", "--adapters", "16"]
     assert chaos.main([*options, "--tensor-parallel-size", str(num_ranks)]) == 0

@@ -29,6 +29,9 @@ def test_other_pixels_or_another_order_of_images_give_other_tokens(name: str, tm
     pair = f"{marker} and {marker}: which is larger? The"
     answers = [oracle.generate(pair, images, max_tokens=12) for images in (IMAGES[:2], IMAGES[1::-1])]
     assert answers[0] != answers[1]
+    oracle.check(pair, IMAGES[:2], answers[0])
+    with pytest.raises(AssertionError, match="misses by"):
+        oracle.check(pair, IMAGES[1::-1], answers[0])
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
