@@ -1,0 +1,285 @@
+"""Measure requests with images: encodes, the first token, the stall of others, throughput and memory.
+
+    python scripts/bench_multimodal.py vision-135m --rounds 5 --with-transformers
+
+MODEL is a folder or vision-135m, a random model with the shape of Qwen2.5-VL and 135 M parameters of text.
+Measured, with images of --side pixels on each side that no one has sent before:
+
+    one image      --requests requests with one image at once: how often it is encoded
+    first token    the second of two requests that differ in 16 last words: with an image, and with a text as long
+    others         the time between tokens of --rows answers: without images; while images arrive at half of the rate
+                   that the engine reaches; and the same with images that are encoded in one piece (--whole)
+    throughput     --batch requests with an image each at once; --with-transformers: beside transformers' generate
+    many           --many small distinct images: memory of each process and bytes of the store, on the way
+    memory         resident bytes of frontend and media process, above those of a frontend of text requests
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from tokenloom import AsyncClient
+from tokenloom.scripts.bench_report import Report, median, new_parser, percentile
+from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.multimodal_load import (
+    Call,
+    encodes,
+    find_vision_checkpoint,
+    folder_bytes,
+    image_file,
+    resident_bytes,
+    run_all,
+    words,
+)
+
+NUM_SUFFIX = 16  # words
+STORE_BYTES = 64 << 20
+CALM_S, WINDOW_TOKENS = 4.0, 24
+Part = Callable[[AsyncClient, Report, argparse.Namespace, Engine], Awaitable[None]]
+
+
+def picture(arguments: argparse.Namespace, seed: object) -> bytes:
+    return image_file(seed, arguments.side, arguments.side)
+
+
+async def measure_one_image(client: AsyncClient, report: Report, arguments: argparse.Namespace, _: Engine) -> None:
+    """Send requests with one image at once and count its encodes."""
+    file, before = picture(arguments, "one"), await encodes(client)
+    calls = [Call(f"{words(number, 8)}", [file], 4) for number in range(arguments.requests)]
+    seconds = await run_all(client, calls)
+    count = await encodes(client) - before
+    report.note(f"encodes of one image in {arguments.requests} requests", count)
+    report.add(part="one image", prompt_tokens=calls[0].num_prompt_tokens, seconds=seconds)
+
+
+async def measure_first_token(client: AsyncClient, report: Report, arguments: argparse.Namespace, _: Engine) -> None:
+    """Send two requests that differ in their ends, with an image and with a text of as many tokens."""
+    ratios, others = [], []
+    for number in range(arguments.rounds):
+        file = picture(arguments, f"first {number}")
+        cold, warm = (Call(f"{words(f'{number} {turn}', NUM_SUFFIX)}", [file]) for turn in range(2))
+        await cold.run(client)
+        await warm.run(client)
+        text = words(f"text {number}", cold.num_prompt_tokens)
+        text_cold, text_warm = (Call(f"{text} {words(f'{number} {turn}', NUM_SUFFIX)}") for turn in range(2))
+        await text_cold.run(client)
+        await text_warm.run(client)
+        ratios.append(warm.first_token_s / text_warm.first_token_s)
+        others.append((cold, warm, text_cold, text_warm))
+    for name, index in (("image", 0), ("image again", 1), ("text", 2), ("text again", 3)):
+        calls = [each[index] for each in others]
+        report.add(
+            part=name,
+            prompt_tokens=calls[0].num_prompt_tokens,
+            cached_tokens=calls[0].num_cached_tokens,
+            ttft_ms=1e3 * median([call.first_token_s for call in calls]),
+        )
+    report.note("first token of the second request with an image, relative to one of text", median(ratios))
+
+
+async def measure_others(client: AsyncClient, report: Report, arguments: argparse.Namespace, _: Engine) -> None:
+    """Measure the time between tokens of decoding requests without and with arriving images."""
+    begun = time.perf_counter()
+    for number in range(2):
+        await Call("What?", [picture(arguments, f"rate {arguments.whole} {number}")]).run(client)
+    period_s = (time.perf_counter() - begun) / 2 * 2  # of arrivals at half of the rate
+    rows = [Call(words(f"row {row}", 16), num_out=arguments.out) for row in range(arguments.rows)]
+    running = [asyncio.create_task(row.run(client)) for row in rows]
+    while not all(len(row.times) >= WINDOW_TOKENS for row in rows):
+        await asyncio.sleep(0.01)
+    calm_from = time.perf_counter()
+    await asyncio.sleep(CALM_S)
+    images_from = time.perf_counter()
+    late, tasks = [], []
+    for number in range(arguments.images):
+        late.append(Call("What?", [picture(arguments, f"late {arguments.whole} {number}")]))
+        tasks.append(asyncio.create_task(late[-1].run(client)))
+        await asyncio.sleep(max(0.0, images_from + period_s * (number + 1) - time.perf_counter()))
+    await asyncio.gather(*tasks)
+    ended = time.perf_counter()
+    is_over = [row.done() for row in running]
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    if any(is_over):
+        raise SystemExit("answers ended before the images: raise --out")
+    calm = [gap for row in rows for gap in row.gaps(calm_from, images_from)]
+    during = [gap for row in rows for gap in row.gaps(images_from, ended)]
+    kind = "whole images" if arguments.whole else "images in layers"
+    for name, gaps in (("rows alone", calm), (f"rows beside {kind}", during)):
+        report.add(
+            part=name,
+            itl_p50_ms=1e3 * median(gaps),
+            itl_p99_ms=1e3 * percentile(gaps, 99),
+            itl_max_ms=1e3 * max(gaps),
+            ttft_ms=1e3 * median([call.first_token_s for call in late]) if gaps is during else None,
+        )
+    report.note(f"p99 between tokens beside {kind}, relative to none", percentile(during, 99) / percentile(calm, 99))
+    report.note(f"seconds between {kind}", period_s)
+
+
+async def measure_throughput(client: AsyncClient, report: Report, arguments: argparse.Namespace, _: Engine) -> None:
+    """Run batches of requests with an image each."""
+    rates = []
+    for number in range(arguments.rounds):
+        seconds = await run_all(client, batch_of(arguments, number))
+        rates.append(arguments.batch / seconds)
+    report.add(part=f"batch of {arguments.batch}", requests_per_s=median(rates))
+
+
+def batch_of(arguments: argparse.Namespace, number: int) -> list[Call]:
+    names = [f"batch {number} {row}" for row in range(arguments.batch)]
+    return [Call(f"{words(0, 8)}", [picture(arguments, name)], arguments.batch_out) for name in names]
+
+
+def measure_transformers(folder: Path, report: Report, arguments: argparse.Namespace) -> float:
+    """Run the batches with transformers in this process; return the requests per second."""
+    import torch
+    from PIL import Image
+
+    from tokenloom.tests.support.vision_oracle import VisionOracle
+
+    torch.set_num_threads(arguments.threads)
+    oracle = VisionOracle(folder, torch.bfloat16)
+    rates = []
+    for number in range(arguments.rounds):
+        calls = batch_of(arguments, number)
+        begun = time.perf_counter()
+        oracle.generate_batch(
+            [(oracle.chat(call.messages), [Image.open(io.BytesIO(call.images[0])).convert("RGB")]) for call in calls],
+            arguments.batch_out,
+        )
+        rates.append(arguments.batch / (time.perf_counter() - begun))
+    report.add(part=f"transformers, batch of {arguments.batch}", requests_per_s=median(rates))
+    return median(rates)
+
+
+async def measure_many(client: AsyncClient, report: Report, arguments: argparse.Namespace, engine: Engine) -> None:
+    """Send small distinct images and print memory and store on the way."""
+    marks = {max(1, arguments.many * tenth // 10) for tenth in (1, 2, 5, 10)}
+    gate = asyncio.Semaphore(32)
+
+    async def send(number: int) -> None:
+        async with gate:
+            await Call(f"{number}", [image_file(f"many {number}", 56, 56)]).run(client)
+
+    done, begun = 0, time.perf_counter()
+    for mark in sorted(marks):
+        await asyncio.gather(*(send(number) for number in range(done, mark)))
+        done = mark
+        memory = {f"{name} MB": size / 1e6 for name, size in resident_bytes(engine.processes()).items()}
+        store = sum(folder_bytes(path) for path in engine.runtime.rglob("media") if path.is_dir())
+        report.note(f"after {done} distinct images", {"store MB": store / 1e6, **memory})
+    report.add(part=f"{arguments.many} images", requests_per_s=arguments.many / (time.perf_counter() - begun))
+
+
+def measure_memory(folder: Path, report: Report, arguments: argparse.Namespace) -> None:
+    """Compare the frontend of text requests with frontend and media process after images."""
+
+    async def ask(address: str, *, has_images: bool) -> None:
+        async with AsyncClient(address) as client:
+            for number in range(8):
+                images = [picture(arguments, f"memory {number}")] if has_images else []
+                await Call(words(number, 30), images).run(client)
+
+    def host_bytes(engine: Engine) -> int:
+        found = resident_bytes(engine.processes())
+        return sum(size for name, size in found.items() if name.startswith(("tokenloom frontend", "tokenloom media")))
+
+    sizes = {}
+    for has_images in (False, True):
+        with tempfile.TemporaryDirectory() as runtime, open_engine(folder, arguments, Path(runtime)) as engine:
+            engine.wait_ready()
+            asyncio.run(ask(engine.address, has_images=has_images))
+            sizes[has_images] = host_bytes(engine)
+            engine.stop()
+    report.note("frontend and media process above a frontend of text, MB", (sizes[True] - sizes[False]) / 1e6)
+
+
+def open_engine(folder: Path, arguments: argparse.Namespace, runtime: Path, *more: str) -> Engine:
+    options = ["--model", str(folder), "--device", "cpu", "--max-num-seqs", str(max(32, arguments.rows + 8))]
+    options += ["--num-threads", str(arguments.threads), "--max-model-len", str(arguments.max_model_len), *more]
+    return Engine(runtime, options, has_faults=False)
+
+
+def measure(folder: Path, report: Report, arguments: argparse.Namespace, parts: list[Part], *more: str) -> None:
+    """Run parts on one engine."""
+
+    async def run(engine: Engine) -> None:
+        async with AsyncClient(engine.address) as client:
+            await Call("warm up", [picture(arguments, "warm-up")], 4).run(client)
+            for part in parts:
+                await part(client, report, arguments, engine)
+
+    with tempfile.TemporaryDirectory() as runtime, open_engine(folder, arguments, Path(runtime), *more) as engine:
+        engine.wait_ready()
+        asyncio.run(run(engine))
+        engine.stop()
+
+
+PARTS: dict[str, Part] = {
+    "one image": measure_one_image,
+    "first token": measure_first_token,
+    "others": measure_others,
+    "throughput": measure_throughput,
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = new_parser(__doc__)
+    parser.add_argument("checkpoint", metavar="MODEL", help="folder, or vision-135m")
+    every = (*PARTS, "many", "memory")
+    parser.add_argument("--parts", nargs="+", choices=every, default=every, metavar="PART", help=", ".join(every))
+    numbers = {
+        "rounds": (5, "number of rounds"),
+        "side": (1024, "pixels on each side of an image"),
+        "requests": (8, "requests with one image"),
+        "rows": (16, "answers beside arriving images"),
+        "out": (2000, "tokens of these"),
+        "images": (6, "images that arrive beside them"),
+        "batch": (8, "requests of a batch"),
+        "batch-out": (32, "tokens of these"),
+        "many": (10_000, "small distinct images"),
+        "threads": (min(2, os.cpu_count() or 1), "compute threads, of transformers too"),
+        "max-model-len": (4096, "longest request"),
+    }
+    for name, (default, text) in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default {default})")
+    parser.add_argument("--whole", action="store_true", help="measure images that are encoded in one piece too")
+    parser.add_argument("--with-transformers", action="store_true", help="compare with transformers' generate")
+    return parser
+
+
+def main() -> int:
+    arguments = make_parser().parse_args()
+    is_named, arguments_whole = arguments.checkpoint == "vision-135m", arguments.whole
+    folder = find_vision_checkpoint() if is_named else Path(arguments.checkpoint).resolve()
+    names = ("rounds", "side", "requests", "rows", "images", "batch", "batch_out", "threads")
+    report = Report("multimodal", {"model": arguments.checkpoint, **{name: getattr(arguments, name) for name in names}})
+    arguments.whole = False
+    parts = [part for name, part in PARTS.items() if name in arguments.parts]
+    if parts:
+        measure(folder, report, arguments, parts)
+    if "throughput" in arguments.parts and arguments.with_transformers:
+        measure_transformers(folder, report, arguments)
+    if "others" in arguments.parts and arguments_whole:
+        arguments.whole = True
+        measure(folder, report, arguments, [measure_others], "--no-encode-in-layers")
+    if "many" in arguments.parts:
+        measure(folder, report, arguments, [measure_many], "--media-store-bytes", str(STORE_BYTES))
+    if "memory" in arguments.parts:
+        measure_memory(folder, report, arguments)
+    report.publish(arguments.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
