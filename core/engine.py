@@ -11,10 +11,11 @@ from typing import NamedTuple, Protocol
 
 from ..ipc.codec import num_ids
 from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import ErrorInfo, InternalError, TokenloomError, error_info
+from ..ipc.errors import ErrorInfo, InternalError, RequestError, TokenloomError, error_info
 from ..ipc.messages.base import FinishReason, MemoryTag
 from ..ipc.messages.client import PauseMode
 from ..ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
+from ..ipc.messages.media import FailedEntry
 from ..ipc.messages.supervisor import Progress
 from ..ipc.messages.tier import CoreToTier
 from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
@@ -32,6 +33,8 @@ from .outbox import Outbox
 from .request import Request
 from .result_processor import FinishedRequest, NewTokens
 from .scheduling.adapter_queue import AdapterQueue
+from .scheduling.encode_queue import EncodeQueue
+from .scheduling.ledger import LedgerEntry
 from .scheduling.scheduler import Scheduler
 from .scheduling.waiting_queue import WaitingQueue
 from .stats import CoreStats
@@ -94,6 +97,7 @@ class EngineCore:
             kv_cache,
             waiting,
             self.adapters,
+            _encode_queue(spec),
             max_num_seqs=config.max_num_seqs,
             max_model_len=spec.max_model_len,
             max_num_batched_tokens=spec.max_num_batched_tokens,
@@ -102,11 +106,12 @@ class EngineCore:
             generation=generation,
             is_held=self._is_held,
             preempts_for_waiting=config.scheduling_policy == "priority",
+            are_spans_bidirectional=spec.model.vision is not None and spec.model.vision.is_bidirectional,
         )
         if self.offload is not None:
             self.offload.connect(self.scheduler.waiting.release, self._enter_namespace)
         detector = HangDetector(config.step_timeout_s)
-        self.step_timer = StepTimer(self._clock, detector, self.scheduler.prefill_throttle)
+        self.step_timer = StepTimer(self._clock, detector, self.scheduler)
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
         self.grammars = GrammarManager(
             grammar_host,
@@ -301,12 +306,14 @@ class EngineCore:
         begun_at = time.monotonic()
         entry, new_tokens, finished = self.scheduler.update_from_output(output)
         batch = entry.batch
-        self.step_timer.on_step(entry.step, batch, output.execute_s)
+        self.step_timer.on_step(entry, output.execute_s)
         if self.offload is not None and batch.num_prompt_tokens:
             self.offload.on_prompts(batch.ends, batch.counts, output.execute_s)
         self._outbox.add_tokens(new_tokens)
         for done in finished:
             self._on_finished(done)
+        if entry.encodes:
+            self._on_encoded(entry, output.failed_entries)
         if new_tokens.token_owners.has_grammar:
             self.grammars.advance(new_tokens)
         if self._crash_isolation.is_watching:
@@ -319,6 +326,12 @@ class EngineCore:
         if len(batch.rows):
             self.stats.on_step(len(batch.rows), batch.num_tokens, num_prefilled, num_new, execute_s, now)
         self.stats.host_s += now - begun_at
+
+    def _on_encoded(self, entry: LedgerEntry, failed: list[FailedEntry]) -> None:
+        """Let rows use the media of a finished step; end the requests that need one that could not be read."""
+        for request, reason in self.scheduler.media.on_encoded(entry.step, entry.encodes, failed):
+            error = RequestError(f"an image of the prompt could not be read: {reason}")
+            self._end(request, "error", error_info(error))
 
     def _send_masks(self, masks: TokenMask) -> None:
         self.step_timer.begin()
@@ -336,7 +349,7 @@ class EngineCore:
         entry = self.scheduler.ledger.oldest
         if entry is None or self.grammars.is_awaiting_masks:
             return None
-        return self.step_timer.overdue_at(entry.batch)
+        return self.step_timer.overdue_at(entry)
 
     def on_suspended(self) -> None:
         """Restart the time limit of the oldest step, at most MAX_EXCUSES times: the workers may have been suspended."""
@@ -368,3 +381,9 @@ class EngineCore:
 
     def take_outputs(self) -> list[tuple[int, EngineCoreOutputs]]:
         return self._outbox.take()
+
+
+def _encode_queue(spec: EngineSpec) -> EncodeQueue:
+    vision = spec.model.vision
+    num_layers, patches_per_embed = (1, 1) if vision is None else (vision.num_layers, vision.merge_size**2)
+    return EncodeQueue(spec.encoder_cache_tokens, num_layers, patches_per_embed, spec.max_num_batched_tokens)

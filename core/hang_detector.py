@@ -2,14 +2,15 @@
 
 Learned from finished steps: the longest time for each power of two of tokens. A step of k times the tokens takes at
 most k times as long; the smallest bound of all known sizes, times a margin, is the limit, at least MIN_LIMIT_S. Steps
-that score prompts over the whole vocabulary are learned separately.
+that score prompts over the whole vocabulary are learned separately. A step that encodes media may take as much longer
+as such steps have taken, by layers × patches.
 """
 
 from __future__ import annotations
 
 from ..ipc.process.awake_clock import AwakeClock
-from .scheduling.batch import Batch
-from .scheduling.prefill_throttle import PrefillThrottle
+from .scheduling.ledger import LedgerEntry
+from .scheduling.scheduler import Scheduler
 
 MARGIN = 20.0  # a shared machine stalls a step by more than 10 × at times
 MIN_LIMIT_S = 5.0
@@ -24,27 +25,36 @@ class HangDetector:
         self._fixed_s = fixed_s
         # seconds, by whether prompts are scored and by the bit length of the token count
         self._longest_by_size: dict[bool, dict[int, float]] = {False: {}, True: {}}
+        self._longest_by_work: dict[int, float] = {}  # of steps that encode media
 
-    def on_step(self, num_tokens: int, seconds: float, *, scores_prompts: bool = False) -> None:
-        size, longest_by_size = num_tokens.bit_length(), self._longest_by_size[scores_prompts]
-        longest_by_size[size] = max(seconds, longest_by_size.get(size, 0.0))
+    def on_step(self, num_tokens: int, seconds: float, *, scores_prompts: bool = False, encode_work: int = 0) -> None:
+        """Learn from a finished step. encode_work: layers × patches that it has encoded."""
+        longest = self._longest_by_work if encode_work else self._longest_by_size[scores_prompts]
+        size = (encode_work or num_tokens).bit_length()
+        longest[size] = max(seconds, longest.get(size, 0.0))
 
-    def limit_s(self, num_tokens: int, *, scores_prompts: bool = False) -> float:
+    def limit_s(self, num_tokens: int, *, scores_prompts: bool = False, encode_work: int = 0) -> float:
         if self._fixed_s is not None:
             return self._fixed_s
-        longest_by_size, size = self._longest_by_size[scores_prompts], num_tokens.bit_length()
-        if not longest_by_size:
-            return FIRST_LIMIT_S
-        bound = min(longest * (1 << max(size - known, 0)) for known, longest in longest_by_size.items())
-        return max(MIN_LIMIT_S, MARGIN * bound)
+        limit_s = _limit_s(self._longest_by_size[scores_prompts], num_tokens)
+        return limit_s + (_limit_s(self._longest_by_work, encode_work) if encode_work else 0.0)
+
+
+def _limit_s(longest_by_size: dict[int, float], num_units: int) -> float:
+    size = num_units.bit_length()
+    if not longest_by_size:
+        return FIRST_LIMIT_S
+    bound = min(longest * (1 << max(size - known, 0)) for known, longest in longest_by_size.items())
+    return max(MIN_LIMIT_S, MARGIN * bound)
 
 
 class StepTimer:
-    """Times the oldest step in flight, and lets detector and throttle learn from finished ones. A suspension of this
+    """Times the oldest step in flight, and lets detector and throttles learn from finished ones. A suspension of this
     process excuses a step."""
 
-    def __init__(self, clock: AwakeClock, detector: HangDetector, throttle: PrefillThrottle) -> None:
-        self._clock, self._detector, self._throttle = clock, detector, throttle
+    def __init__(self, clock: AwakeClock, detector: HangDetector, scheduler: Scheduler) -> None:
+        self._clock, self._detector, self._encodes = clock, detector, scheduler.encodes
+        self._prefill_throttle, self._encode_throttle = scheduler.prefill_throttle, scheduler.encode_throttle
         self._begun_at = clock.now  # when the wait for the oldest step began, or its limit was last restarted
         self._num_excuses = 0  # of the oldest step
         self._last_untimed_step = 0  # steps up to this one may have been suspended
@@ -53,13 +63,21 @@ class StepTimer:
         """Restart the time of the oldest step in flight."""
         self._begun_at = self._clock.now
 
-    def on_step(self, step: int, batch: Batch, seconds: float) -> None:
+    def on_step(self, entry: LedgerEntry, seconds: float) -> None:
         """Restart the time for the next step in flight. Learn from the finished one, unless it only copied blocks, or
         may have been suspended, so that its `seconds` mean nothing."""
         self._begun_at, self._num_excuses = self._clock.now, 0
-        if step > self._last_untimed_step and batch.num_tokens:
+        if entry.step <= self._last_untimed_step:
+            return
+        batch = entry.batch
+        num_decodes, num_prompt_tokens = batch.num_tokens - batch.num_prompt_tokens, batch.num_prompt_tokens
+        if entry.encodes:
+            patches, work = self._encodes.work_of(entry.encodes)
+            self._detector.on_step(batch.num_tokens, seconds, encode_work=max(work, 1))
+            self._encode_throttle.on_step(num_decodes, num_prompt_tokens, patches, work, seconds)
+        elif batch.num_tokens:
             self._detector.on_step(batch.num_tokens, seconds, scores_prompts=batch.scores_prompts)
-            self._throttle.on_step(batch.num_tokens - batch.num_prompt_tokens, batch.num_prompt_tokens, seconds)
+            self._prefill_throttle.on_step(num_decodes, num_prompt_tokens, seconds)
 
     def on_suspended(self, last_step: int, *, has_step: bool) -> None:
         """Restart the limit of the oldest step in flight, if there is one, MAX_EXCUSES times at most; steps up to
@@ -73,9 +91,11 @@ class StepTimer:
         """Forget suspensions and excuses: the steps of a new worker group count from 1."""
         self._last_untimed_step = self._num_excuses = 0
 
-    def overdue_at(self, batch: Batch) -> float:
-        """Return when the oldest step, which is of this batch, counts as hung; by the clock."""
-        return self._begun_at + self._detector.limit_s(batch.num_tokens, scores_prompts=batch.scores_prompts)
+    def overdue_at(self, entry: LedgerEntry) -> float:
+        """Return when the oldest step in flight counts as hung; by the clock."""
+        batch, work = entry.batch, max(self._encodes.work_of(entry.encodes)[1], 1) if entry.encodes else 0
+        limit_s = self._detector.limit_s(batch.num_tokens, scores_prompts=batch.scores_prompts, encode_work=work)
+        return self._begun_at + limit_s
 
     @property
     def age_s(self) -> float:

@@ -100,6 +100,7 @@ class CoreStats:
             num_steps_in_flight=len(scheduler.ledger),
             tiers=None if scheduler.kv_cache.offload is None else tiers_progress(scheduler.kv_cache.offload),
             adapters=scheduler.adapters.progress() if scheduler.adapters.table.slots else None,
+            encoder=scheduler.encodes.progress() if scheduler.encodes.cache.capacity else None,
         )
 
     def log_line(self, scheduler: Scheduler, now: float) -> str | None:

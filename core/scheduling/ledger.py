@@ -6,6 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 from ...ipc.errors import ProtocolError
+from ...ipc.messages.media import Encode
 from ..kv.offload.step_copies import StepCopies
 from .batch import Batch
 
@@ -17,7 +18,8 @@ class LedgerEntry(NamedTuple):
     batch: Batch
     number: int  # of the step within its batch, from 0
     pending_blocks: list[tuple[int, bytes]]  # blocks and keys that are written when this step is done
-    copies: StepCopies | None = None
+    copies: StepCopies | None
+    encodes: list[Encode]
 
 
 class StepLedger:
@@ -34,10 +36,15 @@ class StepLedger:
         return self.entries[0] if self.entries else None
 
     def add(
-        self, step: int, batch: Batch, pending_blocks: list[tuple[int, bytes]], copies: StepCopies | None = None
+        self,
+        step: int,
+        batch: Batch,
+        pending_blocks: list[tuple[int, bytes]],
+        copies: StepCopies | None,
+        encodes: list[Encode],
     ) -> None:
         """Enter the next step of `batch`, before it is sent, and count it in `batch.num_sent`."""
-        self.entries.append(LedgerEntry(step, batch, batch.num_sent, pending_blocks, copies))
+        self.entries.append(LedgerEntry(step, batch, batch.num_sent, pending_blocks, copies, encodes))
         batch.num_sent += 1
 
     def pop(self, step: int) -> LedgerEntry:

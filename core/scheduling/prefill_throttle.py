@@ -32,7 +32,7 @@ class PrefillThrottle:
             return
         size = num_decodes.bit_length()
         if not num_prompt_tokens:
-            self._decode_step_s[size] = _blend(self._decode_step_s.get(size), seconds)
+            self._decode_step_s[size] = blend(self._decode_step_s.get(size), seconds)
             return
         if num_decodes and size not in self._decode_step_s:  # prompts may join every step of this size
             if self._prompt_token_s is not None:
@@ -42,9 +42,17 @@ class PrefillThrottle:
         of_decodes = self._decode_step_s[size] if num_decodes else 0.0
         token_s = max(seconds - of_decodes, 0.05 * seconds) / num_prompt_tokens
         if num_prompt_tokens >= MIN_SAMPLE:
-            self._prompt_token_s = _blend(self._prompt_token_s, token_s)
+            self._prompt_token_s = blend(self._prompt_token_s, token_s)
         elif num_decodes and self._prompt_token_s is not None:
-            self._times_as_long = _blend(self._times_as_long, token_s / self._prompt_token_s)
+            self._times_as_long = blend(self._times_as_long, token_s / self._prompt_token_s)
+
+    def seconds(self, num_decodes: int, num_prompt_tokens: int) -> float | None:
+        """Estimate the seconds of a step; None if the costs are unknown."""
+        known = [size for size in self._decode_step_s if size <= num_decodes.bit_length()]
+        if (num_decodes and not known) or (num_prompt_tokens and self._prompt_token_s is None):
+            return None
+        decodes_s = self._decode_step_s[max(known)] if num_decodes else 0.0
+        return decodes_s + num_prompt_tokens * (self._prompt_token_s or 0.0)
 
     def limit(self, num_decodes: int, num_prompts: int, budget: int) -> int:
         """Return how many of the `budget` tokens left beside `num_decodes` decoding rows may go to `num_prompts`
@@ -65,5 +73,6 @@ class PrefillThrottle:
         return min(budget, max(tokens, MIN_TOKENS))
 
 
-def _blend(old: float | None, new: float) -> float:
+def blend(old: float | None, new: float) -> float:
+    """Return a moving average with one more value."""
     return new if old is None else (1 - _WEIGHT) * old + _WEIGHT * new

@@ -22,10 +22,14 @@ from ..request import Ids, Request, State, WaitReason
 from ..result_processor import FinishedRequest, NewTokens, ResultProcessor
 from .adapter_queue import AdapterQueue
 from .batch import Batch
+from .chunk_sizes import ChunkSizes
+from .encode_queue import EncodeQueue
+from .encode_throttle import EncodeThrottle
 from .ledger import LedgerEntry, StepLedger
 from .preemption import Preemption
 from .prefill_throttle import PrefillThrottle
 from .prompt_group import PromptGroups
+from .row_media import RowMedia
 from .rows import Rows
 from .step_delta import StepDelta
 from .waiting_queue import WaitingQueue
@@ -43,6 +47,7 @@ class Scheduler:
         kv_cache: KVCacheManager,
         waiting: WaitingQueue,
         adapters: AdapterQueue,
+        encodes: EncodeQueue,
         *,
         max_num_seqs: int,
         max_model_len: int,
@@ -52,27 +57,31 @@ class Scheduler:
         generation: int,
         is_held: Callable[[Request], bool],
         preempts_for_waiting: bool = False,
+        are_spans_bidirectional: bool = False,
     ) -> None:
         """is_held: whether a waiting request must not run now. preempts_for_waiting: a new request may take the place
-        of running ones behind it."""
-        self.kv_cache = kv_cache
-        self.waiting, self.adapters = waiting, adapters
+        of running ones behind it. are_spans_bidirectional: tokens of a medium attend to later ones."""
+        self.kv_cache, self.waiting = kv_cache, waiting
+        self.adapters, self.encodes = adapters, encodes
         self.prompt_groups = PromptGroups()
         self.rows = Rows(max_num_seqs, max_model_len, kv_cache.block_size)
         self.ledger = StepLedger()
         self._preemption = Preemption(self.rows, kv_cache)
         self.prefill_throttle = PrefillThrottle()
+        self.encode_throttle = EncodeThrottle(self.prefill_throttle)
+        self.media = RowMedia(self.rows, encodes, self.encode_throttle, is_bidirectional=are_spans_bidirectional)
         self.num_steps = 0
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0  # of preempted requests, including those still in the prefix cache
         self._budget = max_num_batched_tokens
-        self._max_chunk = long_prefill_token_threshold or max_num_batched_tokens // 4
         self.core_epoch, self.generation = core_epoch, generation
         self._is_held = is_held
         self._max_victims = MAX_VICTIMS_PER_STEP if preempts_for_waiting else 0
         self._delta = StepDelta()
         self.processor = ResultProcessor(self.rows, self._delta, self._release)
         self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the last step
+        max_chunk = long_prefill_token_threshold or max_num_batched_tokens // 4
+        self._chunks = ChunkSizes(self.rows, waiting, self.media, self._counts, max_num_batched_tokens, max_chunk)
         self._batch: Batch | None = None  # of the last step
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
@@ -114,10 +123,12 @@ class Scheduler:
 
     def in_work(self) -> dict[Request, int]:
         """Return the requests for which the workers now compute or load, with their numbers of known tokens: those of
-        the oldest step in flight, and one for each adapter that is being loaded."""
+        the oldest step in flight, those that need media that it encodes, and one for each adapter that is loaded."""
         found = {request: request.num_tokens for request in self.adapters.loading()}
         if (entry := self.ledger.oldest) is not None:
             found |= self.rows.known_tokens_of(entry.batch.rows, entry.batch.epochs)
+            needing = self.media.needing({encode.digest for encode in entry.encodes})
+            found |= {request: int(self.rows.num_tokens[request.row]) for request in needing}
         return found
 
     def take_step(self) -> int:
@@ -140,6 +151,7 @@ class Scheduler:
         self.kv_cache.reset()
         self._delta.clear()
         self.adapters.reset()
+        self.encodes.reset()
 
     def begin_generation(self, generation: int) -> None:
         """Count the steps of a new worker group from 1, after `reset`."""
@@ -147,7 +159,7 @@ class Scheduler:
         self.kv_cache.begin_generation(generation)
 
     def has_work(self) -> bool:
-        if self.rows.num_active > 0 or len(self.waiting) > 0:
+        if self.rows.num_active > 0 or len(self.waiting) > 0 or self.encodes.partial is not None:
             return True
         return self.kv_cache.offload is not None and self.kv_cache.offload.has_copies
 
@@ -155,7 +167,8 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """Choose the tokens of the next step, admit and preempt requests for it, enter it in the ledger and return its
-        message. None if no row has anything to compute, no block is to be copied and no slot to be filled."""
+        message. None if no row has anything to compute, no block is to be copied, no slot filled and no medium
+        encoded."""
         batch = self._batch
         if batch is not None and batch.repeats(self.rows):
             budget = self._budget - batch.num_tokens
@@ -165,6 +178,8 @@ class Scheduler:
             batch = None
             self._counts[:] = 0
             ahead = self.rows.schedulable()
+            if self.media.left:
+                self.media.cut_rows(ahead)
             budget = self._schedule_prefills(ahead, self._pace(self._schedule_decodes(ahead)))
         if len(self.waiting):
             self._admit_waiting(budget if batch is None else self._pace(budget))
@@ -173,8 +188,10 @@ class Scheduler:
             batch = self._batch = Batch(self.rows, rows, self._counts[rows]) if len(rows) else None
         if self.adapters.wanting or self.adapters.closed:
             self._delta.fills = self.adapters.plan_fills(self.num_steps + 1, self.num_steps - len(self.ledger))
-        offload = self.kv_cache.offload
-        if batch is None and (self._delta.fills or (offload is not None and offload.has_copies)):
+        if self.media.left or self.encodes.partial is not None:
+            self._delta.set_media(*self.media.plan(self.num_steps + 1, self._counts))
+        offload, has_orders = self.kv_cache.offload, self._delta.fills or self._delta.encodes
+        if batch is None and (has_orders or (offload is not None and offload.has_copies)):
             batch = Batch(self.rows, np.empty(0, np.intp), np.empty(0, np.int32))
         return None if batch is None else self._commit(batch)
 
@@ -215,25 +232,11 @@ class Scheduler:
                 break
             if request is None:  # preempted by a row before it in this loop
                 continue
-            count = min(int(ahead[row]), budget, self._chunk_limit(request))
+            count = self._chunks.of(request, int(ahead[row]), budget)
             if self._grow(request, int(rows.num_scheduled[row]) + count):
                 self._counts[row] = count
                 budget -= count
         return budget
-
-    def _chunk_limit(self, request: Request) -> int:
-        """Return the most tokens of a request in this step. A lone request gets the whole budget, and so does a resumed
-        one (it has output tokens), unless the step samples for others: resumed ones then share one prompt's limit."""
-        is_alone = self.rows.num_active <= 1 and len(self.waiting) == 0
-        if is_alone or (request.num_output_tokens and not self._brings_tokens()):
-            return self._budget
-        given = int(self._counts[self._counts > 1].sum()) if request.num_output_tokens else 0
-        return max(self._max_chunk - given, 1)
-
-    def _brings_tokens(self) -> bool:
-        """Whether the step so far computes a row to the end of its known tokens, so that it samples one."""
-        ends = self.rows.num_scheduled + self._counts
-        return bool(((self._counts > 0) & (ends >= self.rows.num_tokens)).any())
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Extend the table to `num_tokens` tokens, preempting requests behind this one if needed. False: the pool has
@@ -267,6 +270,7 @@ class Scheduler:
         self.kv_cache.free(request)
         self._delta.free(row)
         self.adapters.release(request, self.num_steps)
+        self.media.remove(request)
 
     def _admit_waiting(self, budget: int) -> None:
         """Admit waiting requests in order while budget, rows and blocks last; new ones may preempt under the priority
@@ -290,8 +294,8 @@ class Scheduler:
             for victim in victims:
                 budget += int(self._counts[victim.row])
                 self._preempt(victim)
-            count = self._admit(request, budget) if self.rows.has_free else 0
-            if count:
+            count = self._admit(request, budget) if self.rows.has_free else None
+            if count is not None:
                 budget -= count
                 for passed in skipped:
                     passed.num_skips += 1
@@ -302,13 +306,13 @@ class Scheduler:
         for request in skipped + held:
             self.waiting.add(request)
 
-    def _admit(self, request: Request, budget: int) -> int:
-        """Move a waiting request to a row; return its tokens in this step, 0 if it does not fit."""
+    def _admit(self, request: Request, budget: int) -> int | None:
+        """Move a waiting request to a row; return its tokens in this step, None if it does not fit."""
         computed = self.kv_cache.get_computed_blocks(request)
         if self.kv_cache.num_missing(request, computed, self.rows.num_active) > 0:  # each running row may need a block
-            return 0
+            return None
         if not self.kv_cache.take_computed(request, computed, has_rows=self.rows.num_active > 0):
-            return 0
+            return None
         num_computed = len(request.block_ids) * self.kv_cache.block_size
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = 0 if request.num_output_tokens else num_computed
@@ -316,8 +320,10 @@ class Scheduler:
         request.move(State.RUNNING)
         row = self.rows.occupy(request, num_computed)
         self.adapters.admit(request)
+        if request.media:
+            self.media.add(request, num_computed)
         self._delta.admit(request, num_computed, self.kv_cache.pool.group)
-        count = min(request.num_tokens - num_computed, budget, self._chunk_limit(request))
+        count = self._chunks.of(request, request.num_tokens - num_computed, budget)
         has_room = self._grow(request, num_computed + count)
         assert has_room, "num_missing has counted the blocks"
         self._counts[row] = count
@@ -347,7 +353,7 @@ class Scheduler:
         if (offload := self.kv_cache.offload) is not None:
             offload.sent(pending)
             copies = offload.take_copies(batch.num_tokens)
-        self.ledger.add(self.num_steps, batch, pending, copies)
+        self.ledger.add(self.num_steps, batch, pending, copies, self._delta.encodes)
         return self._delta.take(self.num_steps, self.core_epoch, self.generation, batch, copies)
 
     def _in_order(self, rows: npt.NDArray[np.integer]) -> list[int]:
@@ -373,6 +379,7 @@ class Scheduler:
         running = self.rows.requests()
         self.kv_cache.pool.check_invariants([request.block_ids for request in running])
         self.adapters.check_invariants(self.waiting, running)
+        self.media.check_invariants()
         for request in running:
             row, size = request.row, self.kv_cache.block_size
             assert request.state is State.RUNNING and self.rows.is_active[row]

@@ -1,4 +1,5 @@
-"""StepDelta: the changes since the last step that its message carries: freed and new rows, blocks, tokens, fills.
+"""StepDelta: the changes since the last step that its message carries: freed and new rows, blocks, tokens, fills,
+encodes.
 
 Freeing a row drops its unsent changes. Knows no step and no pool.
 """
@@ -13,6 +14,7 @@ from msgspec.structs import replace
 
 from ...ipc.codec import encode_ids
 from ...ipc.messages.adapter import FillSlot
+from ...ipc.messages.media import Encode
 from ...ipc.messages.workers import NewRow, RowSampling, SchedulerOutput
 from ..kv.offload.step_copies import StepCopies
 from ..request import Request
@@ -31,6 +33,9 @@ class StepDelta:
         self._block_appends: list[int] = []  # flat triples: row, group, block
         self._tokens_by_row: dict[int, list[int]] = {}
         self.fills: list[FillSlot] = []
+        self.encodes: list[Encode] = []
+        self.freed_entries: list[int] = []
+        self.span_entries: list[int] = []  # flat triples: row, index of the span, entry
 
     def admit(self, request: Request, num_computed_tokens: int, group: int) -> None:
         """Note a new row and the blocks of its table, which belong to KV group `group`. The first blocks hold
@@ -45,6 +50,9 @@ class StepDelta:
     def append_tokens(self, row: int, token_ids: list[int]) -> None:
         """Note tokens of a row, at least one, that follow the sample of the step in flight."""
         self._tokens_by_row[row] = token_ids
+
+    def set_media(self, encodes: list[Encode], freed_entries: list[int], span_entries: list[int]) -> None:
+        self.encodes, self.freed_entries, self.span_entries = encodes, freed_entries, span_entries
 
     def free(self, row: int) -> None:
         self._freed_rows.append(row)
@@ -65,7 +73,8 @@ class StepDelta:
             counts=batch.count_frame,
             is_mask_pending=bool(batch.grammar_ids),
         )
-        if self._freed_rows or self._new_rows or self._block_appends or self._tokens_by_row or self.fills:
+        is_changed = self._freed_rows or self._new_rows or self._block_appends or self._tokens_by_row
+        if is_changed or self.fills or self.encodes or self.span_entries:
             appends = ((row, len(ids), *ids) for row, ids in self._tokens_by_row.items())
             output = replace(
                 output,
@@ -74,6 +83,9 @@ class StepDelta:
                 block_appends=encode_ids(self._block_appends),
                 token_appends=encode_ids(chain.from_iterable(appends)),
                 fills=self.fills,
+                encodes=self.encodes,
+                freed_entries=encode_ids(self.freed_entries),
+                span_entries=encode_ids(self.span_entries),
             )
             self.clear()
         return output if copies is None else replace(output, stores=copies.stores, loads=copies.loads)
@@ -89,6 +101,7 @@ def _new_row(request: Request, num_computed_tokens: int) -> NewRow:
         num_computed_tokens=num_computed_tokens,
         pooling=request.pooling,
         adapter_slot=request.adapter_slot,
+        spans=encode_ids(chain.from_iterable((each.start, each.length, *each.grid) for each in request.media)),
         sampling=RowSampling(
             temperature=params.temperature,
             top_k=max(params.top_k, 0),

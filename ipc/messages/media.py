@@ -1,7 +1,7 @@
-"""Parts of several channels' messages that name media: images, whose embeddings replace placeholder tokens.
+"""Parts of several channels' messages that name media: images. Their embeddings replace placeholder tokens.
 
 The frontend decodes and resizes a medium in a media process and puts the result into the engine's blob store as a
-media file (`blobs/media_file.py`), whose digest names it from then on: in keys of KV blocks, in the core's table of
+media file (`blobs/media_file.py`); its digest names it from then on: in keys of KV blocks, in the core's table of
 encoded media and in orders to workers. Its tokens in a prompt are a span: placeholders, which embeddings replace one
 by one, and tokens that the family puts between them.
 """
@@ -44,3 +44,16 @@ class FailedEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     entry: int
     error: str
+
+
+class EncoderProgress(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The core's state of the workers' encoder caches, in Progress. Numbers but the first three are totals since this
+    core's start; the core counts in a struct of its own, so it is not frozen."""
+
+    capacity: int  # embeddings
+    num_entries: int = 0  # media, now
+    num_used_embeds: int = 0  # embeddings, now
+    num_encodes: int = 0  # media that steps began to encode
+    num_failed: int = 0  # of them, those with missing or damaged files
+    num_hits: int = 0  # spans of prompts that were computed from an entry that another had used
+    num_cached: int = 0  # spans of prompts that were in the prefix cache, whole

@@ -11,6 +11,7 @@ from ..process.arena import ArenaShape
 from ..process.log import LogLevel
 from .adapter import AdaptersProgress
 from .base import Hello, Holding, Message, Ping, Pong
+from .media import EncoderProgress
 from .tier import TiersProgress
 
 
@@ -117,6 +118,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     num_steps_in_flight: int = 0
     tiers: TiersProgress | None = None  # None: all blocks are in the pool
     adapters: AdaptersProgress | None = None  # None: the engine serves no adapters
+    encoder: EncoderProgress | None = None  # None: the model sees no images
     num_restarts: int = 0  # this and the following: from the supervisor
     num_http_requests_cut: int = 0  # responses cut off by the loss of a frontend
     worker_memory_bytes: list[int] = []  # resident, by rank

@@ -13,12 +13,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.core.media_spans import end_of, touching
+from tokenloom.ipc.codec import Decoder, decode_ids, encode, encode_ids
 from tokenloom.ipc.messages.base import BulkArray, Rank
+from tokenloom.ipc.messages.media import MediaSpan
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, Pooled, RowLogprobs, SchedulerOutput, TokenMask
 from tokenloom.tests.core.fake_adapters import FakeAdapters
+from tokenloom.tests.core.fake_media import IMAGE, FakeEncoder, seen
 
 VOCAB_SIZE = 997
+
+
+_decode_step = Decoder[SchedulerOutput](SchedulerOutput).decode
 
 
 def next_token(history: Sequence[int], seed: int, adapter: bytes = b"") -> int:
@@ -57,8 +63,12 @@ def fake_logprob(position: int, token: int, seed: int = 0) -> float:
 
 
 class Row:
-    def __init__(self, new: NewRow) -> None:
-        self.tokens, self.num_computed = list(decode_ids(new.token_ids)), new.num_computed_tokens
+    def __init__(self, new: NewRow, media: list[MediaSpan]) -> None:
+        known = decode_ids(new.token_ids)
+        assert new.spans == encode_ids(number for each in media for number in (each.start, each.length, *each.grid))
+        self.media, self.entries = media, dict[int, int]()  # by index of the span
+        self.placeholders = [i for span in media for i in range(span.start, end_of(span)) if known[i] == IMAGE]
+        self.tokens, self.num_computed = seen(known, media), new.num_computed_tokens
         self.num_prompt_tokens, self.sampling, self.seed = new.num_prompt_tokens, new.sampling, new.sampling.seed
         self.pooling = new.pooling
         is_mean = new.pooling is not None and new.pooling.method == "mean"
@@ -88,7 +98,12 @@ class FakeWorker:
         block_size: int,
         max_num_batched_tokens: int = 1 << 30,
         ranks: Sequence[Rank] = (Rank(0, 0),),
+        encoder: FakeEncoder | None = None,
+        *,
+        is_bidirectional: bool = False,
     ) -> None:
+        self.encoder, self.is_bidirectional = encoder or FakeEncoder(0, 1), is_bidirectional
+        self.media_by_seed: dict[int, list[MediaSpan]] = {}  # of the prompts, which the worker is not told
         self.block_size, self.num_blocks, self.budget = block_size, num_blocks, max_num_batched_tokens
         self.slots: dict[int, tuple[int, bytes]] = {}  # slot: (token, digest of the history up to it)
         self.arena: dict[int, tuple[object, ...]] = {}  # content of a block by slot of the arena
@@ -100,9 +115,12 @@ class FakeWorker:
         self.num_computed_tokens = 0
         self.num_new_tokens: Callable[[], int] = lambda: 1  # that a row without a mask brings when it samples
         self.step_s = self.token_s = 0.0  # that a step, and each token of it, says to have taken
+        self.encode_s = 0.0  # likewise for each layer and embedding that is encoded
 
     def send(self, message: SchedulerOutput | TokenMask) -> None:
         if isinstance(message, SchedulerOutput):
+            if message.encodes or message.span_entries:
+                message = _decode_step(encode(message))
             self.queue.append(message)
             self.adapters.begin(message, self._used_slots())
         else:
@@ -125,12 +143,14 @@ class FakeWorker:
         self.rows.clear()
         self.queue.clear()
         self.mask, self.num_steps = None, 0
+        self.encoder.drop()
 
     def reload(self) -> None:
         """Load other weights in place of a step: rows and adapters are dropped."""
         assert not self.queue
         self.rows.clear()
         self.adapters.drop()
+        self.encoder.drop()
         self.num_steps += 1
 
     def answer(self) -> ModelRunnerOutput | None:
@@ -142,11 +162,15 @@ class FakeWorker:
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self.num_steps += 1
         assert output.step == self.num_steps, "steps have gaps"
+        self._copy(output)
+        failed_entries = self.encoder.run(output)
         self._apply(output)
         rows, counts = decode_ids(output.rows), decode_ids(output.counts)
         for row_id in rows:
             self.rows[row_id].adapter = self.adapters.digest_in(self.rows[row_id].adapter_slot)
         assert len(set(rows)) == len(rows) and all(count >= 1 for count in counts) and sum(counts) <= self.budget
+        for row_id, count in zip(rows, counts, strict=True):
+            self._check_media(self.rows[row_id], count)
         for row_id, count in zip(rows, counts, strict=True):  # all writes of a step come before its reads
             self._write(self.rows[row_id], count)
         told = [
@@ -179,8 +203,20 @@ class FakeWorker:
             ),
             prompt_logprobs=_columns(told),
             pooled=pooled,
-            execute_s=self.step_s + self.token_s * sum(counts),
+            execute_s=self.step_s
+            + self.token_s * sum(counts)
+            + self.encode_s * sum(each.num_layers * each.num_embeds for each in output.encodes),
+            failed_entries=failed_entries,
         )
+
+    def _check_media(self, row: Row, count: int) -> None:
+        """Check that each placeholder that a row computes is in an entry with its image."""
+        end = row.num_computed + count
+        for span in touching(row.media, row.num_computed, end):
+            if any(span.start <= i < end_of(span) for i in row.placeholders if row.num_computed <= i < end):
+                entry = row.entries[row.media.index(span)]
+                assert self.encoder.digest_in(entry) == span.digest, "a row reads another image"
+            assert not self.is_bidirectional or end >= end_of(span), "a step ends within a bidirectional span"
 
     def _copy(self, output: SchedulerOutput) -> None:
         stores, loads = decode_ids(output.stores), decode_ids(output.loads)
@@ -195,12 +231,16 @@ class FakeWorker:
                 self.slots[block * self.block_size + i] = content[i] if i < len(content) else None  # type: ignore[assignment]
 
     def _apply(self, output: SchedulerOutput) -> None:
-        self._copy(output)
         for row_id in decode_ids(output.freed_rows):
             del self.rows[row_id]
         for new in output.new_rows:
             assert new.row not in self.rows, "a row was admitted twice"
-            self.rows[new.row] = Row(new)
+            self.rows[new.row] = Row(new, self.media_by_seed.get(new.sampling.seed, []))
+        triples = decode_ids(output.span_entries)
+        for row_id, index, entry in zip(triples[0::3], triples[1::3], triples[2::3], strict=True):
+            assert self.encoder.digest_in(entry) == self.rows[row_id].media[index].digest
+            assert index not in self.rows[row_id].entries, "a span is bound twice"
+            self.rows[row_id].entries[index] = entry
         appends = decode_ids(output.block_appends)
         for row_id, group, block in zip(appends[0::3], appends[1::3], appends[2::3], strict=True):
             assert group == 0 and 0 < block < self.num_blocks

@@ -18,14 +18,17 @@ from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
+from tokenloom.ipc.config.vision_config import VisionConfig
 from tokenloom.ipc.messages.adapter import AdapterRef
 from tokenloom.ipc.messages.base import BulkArray, Rank
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreRequest, Finished
+from tokenloom.ipc.messages.media import MediaSpan
 from tokenloom.ipc.messages.tier import PlaceName, TierToCore
 from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.process.awake_clock import AwakeClock
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.core.fake_adapters import adapter_of
+from tokenloom.tests.core.fake_media import FakeEncoder, seen
 from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens, fake_vector
 from tokenloom.tests.core.grammar.fake_grammar_host import FakeGrammarHost
 from tokenloom.tests.core.kv.offload.fake_tier import FakeTier
@@ -50,15 +53,26 @@ class Harness:
         num_new_tokens: Callable[[], int] = lambda: 1,
         tiers: OffloadOptions | None = None,
         seed: int = 0,
+        vision: VisionConfig | None = None,
+        encoder_cache: int = 0,
+        max_item_embeds: int = 0,
         **options: object,
     ) -> None:
         """record: the file of the core's BlockRecord, if any. num_new_tokens: draws how many tokens a row brings.
-        tiers: places for blocks outside the pool; `seed` of the FakeTier that serves them."""
+        tiers: places for blocks outside the pool; `seed` of the FakeTier that serves them. vision: the model sees
+        images of up to `max_item_embeds`; workers keep `encoder_cache` embeddings."""
         self.tiers, self.arena = tiers, dict[int, tuple[object, ...]]()
         self.tier = FakeTier(self.arena, self._tell, random.Random(seed))
         self.num_new_tokens = num_new_tokens
         self.awake_clock = AwakeClock(BEAT_S, monotonic)
-        self.spec, self.num_blocks, self.record = make_spec(**options), num_blocks, record
+        spec = make_spec(**options)
+        if vision is not None:
+            model = msgspec.structs.replace(spec.model, vision=vision)
+            sizes = {"encoder_cache_tokens": encoder_cache, "max_item_embeds": max_item_embeds}
+            spec = msgspec.structs.replace(spec, model=model, **sizes)
+        self.spec, self.num_blocks, self.record = spec, num_blocks, record
+        self.media: dict[int, list[MediaSpan]] = {}
+        self.broken: set[bytes] = set()  # media without files
         self.grammars = FakeGrammarHost()
         self.core_epoch = self.generation = 0
         self.renew_worker()
@@ -82,7 +96,11 @@ class Harness:
 
     def renew_worker(self) -> None:
         sizes = self.num_blocks, self.spec.config.block_size, self.spec.max_num_batched_tokens
-        self.worker = FakeWorker(*sizes, self.spec.ranks)
+        vision = self.spec.model.vision
+        encoder = None if vision is None else FakeEncoder(self.spec.encoder_cache_tokens, vision.num_layers)
+        is_bidirectional = vision is not None and vision.is_bidirectional
+        self.worker = FakeWorker(*sizes, self.spec.ranks, encoder, is_bidirectional=is_bidirectional)
+        self.worker.encoder.broken, self.worker.media_by_seed = self.broken, self.media
         self.worker.num_new_tokens = self.num_new_tokens
         self.worker.arena = self.arena
 
@@ -192,13 +210,15 @@ class Harness:
         pooling: PoolingParams | None = None,
         thought_end: bytes = b"",
         adapter: int = 0,
+        media: list[MediaSpan] | None = None,
         **params: object,
     ) -> None:
+        self.media[key] = media or []
         self.clock += 1.0
         if pooling is not None:
             self.poolings[key], max_tokens = pooling, 1
         sampling = SamplingParams(max_tokens=max_tokens, **params)  # type: ignore[arg-type]
-        self.prompts[key] = (prompt, sampling, key, stop or [])
+        self.prompts[key] = (seen(prompt, self.media[key]), sampling, key, stop or [])
         self.tokens[key] = list(outputs or [])
         self.adapters[key] = adapter_of(adapter)
         child = CoreChild(key=key, seed=key, output_token_ids=encode_ids(outputs or []))
@@ -213,6 +233,7 @@ class Harness:
             pooling=pooling,
             thought_end=thought_end,
             adapter=self.adapters[key],
+            media=self.media[key],
         )
         self.core.add_request(frontend_of(key), self.requests[key])
 
@@ -285,6 +306,8 @@ class Harness:
                 num_losses = self.generation if any(self.adapters.values()) else self.num_lonely_losses[key]
                 is_convicted = num_losses >= CRASHES_TO_FAIL and "given up" in self.error_of(key)
                 is_expected = "KV blocks" in self.error_of(key) or is_convicted or self.has_failed_adapter(key)
+                is_broken = any(span.digest in self.broken for span in self.media[key])
+                is_expected |= is_broken and "request: an image of the prompt could not be read" in self.error_of(key)
                 assert is_expected, self.error_of(key)
             else:
                 self.check(key)

@@ -22,7 +22,7 @@ from PIL import Image
 PIL_CLASSES = {"Qwen2VLImageProcessorFast": "Qwen2VLImageProcessor"}
 
 
-NEAR_TIE = 1e-3  # in logits, whose standard deviation is about 3
+NEAR_TIE = 1e-3  # in logits with a standard deviation of about 3
 
 
 class Expanded(NamedTuple):

@@ -50,7 +50,7 @@ def filled(numbers: range | list[int], owner: int = 0, num_bytes: int = SLOT_BYT
 
 
 def empty(numbers: range | list[int], num_bytes: int = SLOT_BYTES) -> list[Item]:
-    """Return blocks whose slots hold something else."""
+    """Return blocks with other content in their slots."""
     return [
         Item(key_of(number), slot) for number, slot in zip(numbers, new_slots(len(numbers), num_bytes), strict=True)
     ]
@@ -77,7 +77,7 @@ def find(source: DiskSource, numbers: range | list[int]) -> int:
 
 
 def open_disk(root: Path, max_bytes: int = 1 << 30, quota: float = 1.0, namespace: Namespace = NAMESPACE) -> DiskSource:
-    """Return a source whose start has ended, well or not."""
+    """Return a source that has started, well or not."""
     has_started = threading.Event()
     source = DiskSource(root, max_bytes, quota, has_started.set)
     reopen(source, namespace, has_started)

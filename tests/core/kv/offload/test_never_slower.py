@@ -31,7 +31,7 @@ class _Waiting:
 
 
 class Source:
-    """A disk whose blocks come one after the other. `block_s(now)`: seconds for a block that begins now."""
+    """A disk with blocks that come one after the other. `block_s(now)`: seconds for a block that begins now."""
 
     def __init__(self, num_slots: int, latency_s: float, block_s: Callable[[float], float]) -> None:
         self.latency_s, self.block_s = latency_s, block_s

@@ -1,0 +1,41 @@
+"""ChunkSizes: how many tokens of one request may be in a step beside others."""
+
+from __future__ import annotations
+
+from ..request import Ids, Request
+from .row_media import RowMedia
+from .rows import Rows
+from .waiting_queue import WaitingQueue
+
+
+class ChunkSizes:
+    """Reads the rows, the queue and `counts`, the tokens by row that are scheduled so far; owns nothing."""
+
+    def __init__(
+        self, rows: Rows, waiting: WaitingQueue, media: RowMedia, counts: Ids, max_num_batched_tokens: int, most: int
+    ) -> None:
+        """most: tokens of a prompt in a step while others run or wait."""
+        self._rows, self._waiting, self._media, self._counts = rows, waiting, media, counts
+        self._budget, self._most = max_num_batched_tokens, most
+
+    def of(self, request: Request, ahead: int, budget: int) -> int:
+        """Return how many of the next `ahead` tokens of a request with a row it computes in this step, if `budget` is
+        left; 0 before a medium that is not ready."""
+        count = min(ahead, budget, self._limit(request))
+        if request in self._media.left:
+            return self._media.cut(request, count, self._budget - int(self._counts.sum()))
+        return count
+
+    def _limit(self, request: Request) -> int:
+        """Return the most tokens of a request in this step. A lone request gets the whole budget, and so does a resumed
+        one (it has output tokens), unless the step samples for others: resumed ones then share one prompt's limit."""
+        is_alone = self._rows.num_active <= 1 and len(self._waiting) == 0
+        if is_alone or (request.num_output_tokens and not self._brings_tokens()):
+            return self._budget
+        given = int(self._counts[self._counts > 1].sum()) if request.num_output_tokens else 0
+        return max(self._most - given, 1)
+
+    def _brings_tokens(self) -> bool:
+        """Whether the step so far computes a row to the end of its known tokens, so that it samples one."""
+        ends = self._rows.num_scheduled + self._counts
+        return bool(((self._counts > 0) & (ends >= self._rows.num_tokens)).any())
