@@ -95,7 +95,7 @@ FOLDERS = {
         _frontend("anthropic/forms client openai/forms openai/parsers text"), _parties("msgspec zmq")
     ),
     "frontend/listening": Folder(IPC),
-    "frontend/media": Folder(_frontend("intake"), _parties("msgspec PIL")),
+    "frontend/media": Folder(_frontend("intake text"), _parties("msgspec PIL")),
     "frontend/metrics": Folder(IPC, _parties("msgspec opentelemetry prometheus_client")),
     "frontend/openai": Folder(_frontend("adapters client intake metrics requests text"), _ASGI),
     "frontend/openai/forms": Folder(_frontend("client openai/parsers text"), _ASGI),

@@ -57,7 +57,7 @@ def save_processor(folder: Path, name: str, **settings: Any) -> Any:
 
 
 def oracle_image(processor: Any, image: Image.Image, vision: VisionConfig) -> OracleImage:
-    """Return what transformers makes of an RGB image; ValueError as it raises them."""
+    """Prepare an RGB image with transformers; ValueError as it raises them."""
     family, patch = vision.family, vision.patch_size
     if family == "internvl":
         found = processor(image, crop_to_patches=True, **RAW)
