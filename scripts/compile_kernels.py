@@ -19,7 +19,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,6 +122,7 @@ class AttentionForm:
     is_after_rope: bool = False
     rotation: float = 1.0  # part of the elements of a head
     has_query_scale: bool = False
+    has_spans: bool = False
 
     @property
     def label(self) -> str:
@@ -159,6 +160,8 @@ def attend(ops: TritonOps, form: AttentionForm) -> None:
     query = ops.qk_norm_rope_cache(heads, form.norms(num_heads), rotary, cache, 1, metadata)
     sinks = empty(num_heads) if form.has_sinks else None
     spec = AttentionSpec(head_dim**-0.5, form.window, form.softcap, sinks)
+    if form.has_spans:
+        metadata = replace(metadata, see_until=empty(304, dtype=torch.int32))
     ops.paged_attention(query, cache, 1, metadata, spec)
 
 
@@ -266,6 +269,7 @@ _ATTENTION = [
     AttentionForm(BF16, 64, 8),
     AttentionForm(BF16, 80, 1),
     AttentionForm(BF16, 256, 4, 96),
+    AttentionForm(BF16, 256, 2, 96, has_spans=True),
     AttentionForm(FP32, 128, 2),
     AttentionForm(BF16, 64, 8, 128, has_sinks=True, norm=None),
     AttentionForm(BF16, 256, 2, 96, softcap=50.0, norm=None),

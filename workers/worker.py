@@ -312,7 +312,9 @@ class Worker:
             model = self._load_model(distinct_layers(spec.model), META_DEVICE, group)
             kv_cache = self._kv_cache_spec(model).allocate(1, META_DEVICE)
             limits = (spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_model_len)
-            launch_steps(model, kv_cache, *limits, group, self._has_graphs, spec.config.enable_lora)
+            options = (group, self._has_graphs, spec.config.enable_lora)
+            has_spans = spec.model.vision is not None and spec.model.vision.is_bidirectional
+            launch_steps(model, kv_cache, *limits, *options, has_spans=has_spans)
 
         return KernelWarmup(launch, self._device)
 

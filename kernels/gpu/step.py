@@ -56,6 +56,7 @@ def begin_decode_kernel(
     last_tokens,  # [rows] int64
     num_computed,  # [rows] int32; incremented for the rows in row_ids
     row_tables,  # [rows, row_table_stride] int32
+    rope_deltas,  # [rows] int32
     table,
     output,  # [n, WIDTH]
     positions,  # [n] int64
@@ -70,6 +71,7 @@ def begin_decode_kernel(
     BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TABLE_BLOCK: tl.constexpr,
+    HAS_DELTAS: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1) - 1
@@ -87,7 +89,10 @@ def begin_decode_kernel(
         position = tl.load(num_computed + row)
         tl.debug_barrier()  # all threads read before any of them writes
         tl.store(num_computed + row, position + 1)
-        tl.store(positions + index, position.to(tl.int64))
+        place = position
+        if HAS_DELTAS:
+            place = position + tl.load(rope_deltas + row)
+        tl.store(positions + index, place.to(tl.int64))
         tl.store(seq_lens + index, position + 1)
         source = row_tables + row * row_table_stride
         block = tl.load(source + position // BLOCK_SIZE).to(tl.int64)
@@ -139,6 +144,7 @@ def begin_decode(
             rows.last_tokens,
             rows.num_computed,
             rows.block_tables,
+            rows.num_computed if rows.rope_deltas is None else rows.rope_deltas,
             table,
             output,
             metadata.positions,
@@ -153,6 +159,7 @@ def begin_decode(
             BLOCK=WIDTH_BLOCK,
             BLOCK_SIZE=block_size,
             TABLE_BLOCK=TABLE_BLOCK,
+            HAS_DELTAS=rows.rope_deltas is not None,
             num_warps=4,
         )
     return output

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import msgspec
 import torch
@@ -22,7 +23,8 @@ from ...ipc.config.model_config import ModelConfig
 from ...ipc.errors import ConfigError
 from ...kernels.gpu.compile import Kernels, compiling, load, unfinished
 from ...kernels.gpu.sampling.logprobs import logsumexp
-from ..model_step import Model, compute
+from ..input_batch import StepInputs
+from ..model_step import Model, StepContext, compute, step_metadata
 from ..parallel import NullGroup
 from ..profile import dummy_step, largest_steps, with_adapters
 from ..sampling.sampling_columns import SamplingColumns
@@ -108,9 +110,11 @@ def launch_steps(
     group: NullGroup,
     has_graphs: bool,
     has_adapters: bool = False,
+    *,
+    has_spans: bool = False,
 ) -> None:
     """Launch the decode steps recorded at the start, the largest steps, prompts of 1, 2, 4, … tokens, and logprobs;
-    all of them once more with adapters, if the model's layers have slots."""
+    all of them once more with adapters, if the model's layers have slots. `has_spans`: and a prompt with spans."""
     block_size = kv_cache.shape[4]
     recorder = run_eagerly if has_graphs else None
     runner = DeviceRunner(model, kv_cache, max_num_seqs, max_model_len, group, recorder, has_adapters=has_adapters)
@@ -123,3 +127,14 @@ def launch_steps(
     logsumexp(compute(model, prompts[0], kv_cache)[1])
     if has_adapters:
         compute(model, with_adapters(prompts[0]), kv_cache)
+    if has_spans:
+        launch_spans(model, prompts[-1], kv_cache)
+
+
+def launch_spans(model: Model, inputs: StepInputs, kv_cache: Tensor) -> None:
+    """Launch a step of which tokens attend to later ones."""
+    arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
+    tensors = [torch.from_numpy(each) for each in (inputs.token_ids, inputs.sampled_tokens, *arrays)]
+    token_ids, logits_indices, *rest = [tensor.to(kv_cache.device) for tensor in tensors]
+    metadata = replace(step_metadata(inputs, *rest), see_until=token_ids.int())
+    model.forward_logits(token_ids, logits_indices, StepContext(metadata, kv_cache))

@@ -87,6 +87,7 @@ def cache_arguments(kv_cache: Tensor, layer: int) -> tuple[Tensor, Tensor, int, 
 def attend_tile(
     query,  # [M, DIM_PAD]
     positions,  # [M]
+    limits,  # [M]: the last key that each query attends to
     acc,  # [M, DIM_PAD]
     m_i,  # [M]
     l_i,  # [M]
@@ -127,7 +128,7 @@ def attend_tile(
     if HAS_SOFTCAP:  # tanh(z) is 1 − 2 / (1 + e^2z)
         score = cap - 2.0 * cap / (1.0 + tl.exp2(score))
     if IS_MASKED:
-        is_seen = (keys[None, :] <= positions[:, None]) & (keys[None, :] < end)
+        is_seen = (keys[None, :] <= limits[:, None]) & (keys[None, :] < end)
         if HAS_WINDOW:
             is_seen = is_seen & (keys[None, :] > positions[:, None] - window)
         score = tl.where(is_seen, score, float("-inf"))

@@ -126,8 +126,9 @@ def decode_kernel(
         # All tiles are masked: an extra masked tile outside the pipelined loop would wait for its own loads.
         for tile_start in range(start, stop, TILE):
             acc, m_i, l_i = attend_tile(
-                q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, tile_start, length, scale,
-                cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP, IS_FP8,
+                q, positions, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, tile_start, length,
+                scale, cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP,
+                IS_FP8,
             )  # fmt: skip
         acc = mean_value(acc, l_i, IS_FP8)
         at = row * (NUM_KV_HEADS * GROUP) + heads

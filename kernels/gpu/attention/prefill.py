@@ -1,4 +1,4 @@
-"""Prefill attention: causal attention of rows with any number of query tokens over the paged cache.
+"""Prefill attention of rows with any number of query tokens over the paged cache, causal or with spans.
 
 A program takes BLOCK_M query rows: tokens of one request times the query heads of one KV head, at least 64 so that
 sm_90 uses wgmma. It processes the request's keys in three loops: masked at the start of the window, unmasked, and
@@ -32,6 +32,7 @@ def prefill_kernel(
     query_starts,
     tiles,  # [n, 2] int32: row, index of the tile's first token among the row's tokens of this step
     sinks,  # [H] float32
+    see_until,  # [T] int32
     output,  # [T, H, D] contiguous
     scale,
     cap,
@@ -48,6 +49,7 @@ def prefill_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
+    HAS_SPANS: tl.constexpr,
     IS_FP8: tl.constexpr,
     IS_BATCH_INVARIANT: tl.constexpr,
 ):
@@ -63,13 +65,18 @@ def prefill_kernel(
     tokens = first + lanes // GROUP
     heads = kv_head * GROUP + lanes % GROUP
     dims = tl.arange(0, DIM_PAD)
-    exists = ((lanes < TOKENS * GROUP) & (tokens < count))[:, None] & (dims < HEAD_DIM)[None, :]
+    is_query = (lanes < TOKENS * GROUP) & (tokens < count)
+    exists = is_query[:, None] & (dims < HEAD_DIM)[None, :]
     global_tokens = (query_start + tokens).to(tl.int64)
     rows = global_tokens * query_stride + heads * HEAD_DIM
     q = tl.load(query + rows[:, None] + dims[None, :], mask=exists, other=0.0)
     positions = offset + tokens
     last = offset + tl.minimum(first + TOKENS, count) - 1  # position of the tile's last token
     end = last + 1
+    limits = positions
+    if HAS_SPANS:
+        limits = tl.load(see_until + global_tokens, mask=is_query, other=0)
+        end = tl.maximum(end, tl.max(limits, axis=0) + 1)
     keys_base, values_base, scale_bases = tile_bases(
         kv_cache, scales, layer_offset, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, IS_FP8
     )
@@ -84,19 +91,19 @@ def prefill_kernel(
             body_start = tl.minimum((tl.maximum(last - window + 1, 0) + TILE - 1) // TILE * TILE, diagonal)
         for start in range(left, body_start, TILE):
             acc, m_i, l_i = attend_tile(
-                q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
+                q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
                 cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP, IS_FP8,
             )  # fmt: skip
     if IS_BATCH_INVARIANT:  # process all tiles in the last loop, as the limits between loops depend on other queries
         diagonal = body_start
     for start in range(body_start, diagonal, TILE):
         acc, m_i, l_i = attend_tile(
-            q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
+            q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
             cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, False, HAS_WINDOW, HAS_SOFTCAP, IS_FP8,
         )  # fmt: skip
     for start in range(diagonal, end, TILE):
         acc, m_i, l_i = attend_tile(
-            q, positions, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
+            q, positions, limits, acc, m_i, l_i, keys_base, values_base, scale_bases, table, start, end, scale,
             cap, window, block_stride, BLOCK_SIZE, HEAD_DIM, DIM_PAD, TILE, True, HAS_WINDOW, HAS_SOFTCAP, IS_FP8,
         )  # fmt: skip
     acc = mean_value(acc, l_i, IS_FP8)
@@ -144,6 +151,7 @@ def prefill_attention(
         metadata.query_starts,
         tiles,
         query if spec.sinks is None else spec.sinks,
+        metadata.seq_lens if metadata.see_until is None else metadata.see_until,
         output,
         *score_arguments(spec),
         spec.window or 0,
@@ -159,6 +167,7 @@ def prefill_attention(
         HAS_WINDOW=spec.window is not None,
         HAS_SOFTCAP=spec.softcap != 0.0,
         HAS_SINKS=spec.sinks is not None,
+        HAS_SPANS=metadata.see_until is not None,
         IS_FP8=is_fp8(kv_cache),
         IS_BATCH_INVARIANT=is_batch_invariant,
         num_warps=shape.num_warps,

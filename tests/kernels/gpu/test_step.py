@@ -36,6 +36,7 @@ def random_columns(rng: random.Random, num_ids: int, first_id: int, max_num_toke
         last_tokens=torch.randint(0, first_id + 2 * num_ids, (NUM_ROWS,)),
         num_computed=torch.tensor(computed, dtype=torch.int32).clamp(max=max_num_tokens - 1),
         block_tables=torch.randint(1, 1 << 30, (NUM_ROWS, width), dtype=torch.int32),
+        rope_deltas=torch.randint(-5, 5, (NUM_ROWS,), dtype=torch.int32) if rng.random() < 0.5 else None,
     )
 
 
@@ -54,7 +55,8 @@ def unwritten(num_rows: int, width: int) -> AttentionMetadata:
 
 
 def copy(columns: BatchColumns) -> BatchColumns:
-    return BatchColumns(columns.last_tokens.clone(), columns.num_computed.clone(), columns.block_tables.clone())
+    clones = columns.last_tokens.clone(), columns.num_computed.clone(), columns.block_tables.clone()
+    return BatchColumns(*clones, rope_deltas=columns.rope_deltas)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -82,15 +84,16 @@ def test_begin_decode_is_the_references(seed: int) -> None:
 
 
 def test_begin_decode_fills_positions_slots_and_tables() -> None:
-    """Blocks of 4; row 2 has computed 5 tokens, row 0 none; the row between them is padding."""
+    """Blocks of 4; row 2 has computed 5 tokens and a delta of −2, row 0 none and 4; the row between is padding."""
     table = torch.arange(10.0)[:, None]
     tables = torch.tensor([[7, 0, 0], [0, 0, 0], [9, 3, 0]], dtype=torch.int32)
     for ops in BOTH:
-        rows = BatchColumns(torch.tensor([8, 1, 6]), torch.tensor([0, 2, 5], dtype=torch.int32), tables)
+        deltas = torch.tensor([4, 1, -2], dtype=torch.int32)
+        rows = BatchColumns(torch.tensor([8, 1, 6]), torch.tensor([0, 2, 5], dtype=torch.int32), tables, None, deltas)
         metadata = unwritten(3, 3)
         embedded = ops.begin_decode(torch.tensor([2, -1, 0]), rows, metadata, 4, table, 0)
         assert embedded.flatten().tolist() == [6, 0, 8]
-        assert metadata.positions.tolist() == [5, 0, 0]
+        assert metadata.positions.tolist() == [3, 0, 4]
         assert metadata.slots.tolist() == [3 * 4 + 1, -1, 7 * 4]
         assert metadata.seq_lens.tolist() == [6, 0, 1]
         assert metadata.block_tables[0, :2].tolist() == [9, 3] and metadata.block_tables[2, 0] == 7

@@ -39,6 +39,7 @@ from tokenloom.workers.device.kernel_warmup import (
     META_DEVICE,
     KernelWarmup,
     distinct_layers,
+    launch_spans,
     launch_steps,
     run_eagerly,
 )
@@ -91,10 +92,12 @@ def main(folder: Path) -> None:
     driver = LoadedNowhere(ARCHITECTURE)
     triton.runtime.driver.set_active(driver)
     config = load_model_config(folder)
+    has_spans = config.vision is not None and config.vision.is_bidirectional
 
     def launch() -> None:
         model = load(folder, distinct_layers(config))
-        launch_steps(model, new_cache(model, 1), MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN, GROUP, True, HAS_ADAPTERS)
+        limits, options = (MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN), (GROUP, True, HAS_ADAPTERS)
+        launch_steps(model, new_cache(model, 1), *limits, *options, has_spans=has_spans)
 
     if "hanging" in sys.argv:
         triton.compiler.compile = compile_or_hang
@@ -121,6 +124,8 @@ def main(folder: Path) -> None:
                 runner.rows.clear()  # of rows that had other blocks
                 runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
             logsumexp(compute(model, inputs, kv_cache)[1])  # as of rows with rules or logprobs
+            if has_spans:
+                launch_spans(model, inputs, kv_cache)
     forms = Counter(name for name, _ in ahead._kernels)
     found = {"num_kernels": ahead.num_kernels, "forms": forms, "num_loaded": len(driver.threads), "missing": missing}
     print(json.dumps(found | {"loaders": sorted({name.split("_")[0] for name in driver.threads})}))

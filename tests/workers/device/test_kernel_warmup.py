@@ -26,6 +26,7 @@ MOST_FORMS = {  # of kernels that are compiled for more than three shapes or kin
     "matmul_kernel": 12,  # three numbers of rows, for each of four products of a layer
     "gemv_kernel": 5,  # four products and the head
     "linear_kernel": 5,
+    "prefill_kernel": 4,  # with and without a window, with and without spans
 }
 MOST_FORMS_WITH_ADAPTERS = {
     "matmul_kernel": 24,  # the same in float32
@@ -72,6 +73,7 @@ def warm_up(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Found]:
             pytest.param(family, form, options, marks=pytest.mark.slow)
             for family, form, options in (
                 ("mistral", None, []),
+                ("gemma3", None, []),
                 ("qwen3_moe", None, []),
                 ("qwen3_moe", None, ["short"]),
                 ("qwen3_moe", None, ["deterministic"]),
