@@ -1,7 +1,8 @@
 """MediaHost: has images decoded and resized by media processes, in the order of their coming, fair to their owners.
 
 The processes start with the first images. One that crashes, or takes longer than ITEM_S for an image, is killed and the
-image tried once more; then its caller alone gets an error. Belongs to one event loop.
+image tried once more; then its caller alone gets an error. On a busy machine a process that computes has ITEM_S of
+processor time. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from .image_processor_config import Detail, Grid, ImageProcessorConfig
 logger = logging.getLogger("tokenloom.frontend")
 
 ITEM_S = 10.0  # for one image
+MAX_WAITS = 6  # for an image, each of ITEM_S, as long as the process computes
+BUSY_SHARE = 0.02  # of a wait; a process that computes less hangs
 START_S = 30.0  # for the start of a process on a busy machine
 IDLE_BYTES = 256 << 20  # limit of a process's memory between images
 MAX_PROCESSES = 4
@@ -57,7 +60,6 @@ class MediaHost:
         self._spec, self._config, self._item_s = spec, config, item_s
         self._num_processes = spec.config.media_processes or default_processes()
         self._waiting: OrderedDict[str, deque[_Job]] = OrderedDict()  # by owner, the next one first
-        self._links: list[MediaLink] = []
         self._idle: list[MediaLink] = []
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -80,8 +82,8 @@ class MediaHost:
     def close(self) -> None:
         """Kill the processes, and end the images that wait with an error."""
         for task in list(self._tasks):
-            task.cancel()
-        for link in self._links:
+            task.cancel()  # it stops its process
+        for link in self._idle:
             link.stop()
         while (job := self._next()) is not None:
             job.result.set_exception(InternalError("the engine ended before the image was read"))
@@ -99,10 +101,7 @@ class MediaHost:
 
     async def _work(self) -> None:
         """Read images in one process until none waits."""
-        if not self._idle:
-            self._links.append(MediaLink(self._spec))
-            self._idle.append(self._links[-1])
-        link, task = self._idle.pop(), asyncio.current_task()
+        link, task = self._idle.pop() if self._idle else MediaLink(self._spec), asyncio.current_task()
         assert task is not None
         try:
             while (job := self._next()) is not None:
@@ -157,16 +156,29 @@ class MediaLink:
         self._decoder: Decoder[MediaAnswer] = Decoder(MediaAnswer)
 
     async def ask(self, order: ReadImage, item_s: float) -> MediaAnswer:
-        """Send an order and return its answer. OSError if the process ends, TimeoutError after `item_s`; then it must
-        be stopped."""
+        """Send an order and return its answer. OSError if the process ends, TimeoutError if it hangs or takes too long;
+        then it must be stopped. InternalError if it does not start."""
         if self._process is not None and (self._process.poll() is not None or self._resident_bytes() > IDLE_BYTES):
             self.stop()
         channel = await self._started()
-        async with asyncio.timeout(item_s):
-            frame = encode(order)
-            data = len(frame).to_bytes(LENGTH_BYTES, "little") + frame
-            await asyncio.get_running_loop().sock_sendall(channel, data)
-            return await self._receive(channel)
+        begun = self._processor_s()
+        receiving = asyncio.ensure_future(self._exchange(channel, encode(order)))
+        try:
+            for waits in range(1, MAX_WAITS + 1):
+                await asyncio.wait([receiving], timeout=item_s)
+                if receiving.done():
+                    return receiving.result()
+                if not may_go_on(self._processor_s() - begun, waits, item_s):
+                    break
+            raise TimeoutError
+        finally:
+            receiving.cancel()
+            await asyncio.wait([receiving])  # it must leave the loop before the socket is closed
+
+    async def _exchange(self, channel: socket.socket, frame: bytes) -> MediaAnswer:
+        data = len(frame).to_bytes(LENGTH_BYTES, "little") + frame
+        await asyncio.get_running_loop().sock_sendall(channel, data)
+        return await self._receive(channel)
 
     def end(self) -> str:
         """Describe how the process ended."""
@@ -205,8 +217,13 @@ class MediaLink:
             with theirs:
                 fd, module = theirs.fileno(), "tokenloom.frontend.media.process"
                 self._process = spawn_child(module, ["--fd", str(fd)], self._spec.environment(), [fd])
-            async with asyncio.timeout(START_S):
-                ready = await self._receive(ours)
+            try:
+                async with asyncio.timeout(START_S):
+                    ready = await self._receive(ours)
+            except (TimeoutError, OSError) as error:
+                how = f"did not start within {START_S:g} s" if isinstance(error, TimeoutError) else self.end()
+                self.lose(how)
+                raise InternalError(f"a media process {how} at its start: see its log") from None
             assert isinstance(ready, MediaReady)
         return self._socket
 
@@ -214,11 +231,24 @@ class MediaLink:
         length = await _receive_bytes(channel, LENGTH_BYTES)
         return self._decoder.decode(await _receive_bytes(channel, int.from_bytes(length, "little")))
 
+    def _processor_s(self) -> float:
+        """Return the processor time of the process."""
+        assert self._process is not None
+        with contextlib.suppress(OSError), open(f"/proc/{self._process.pid}/stat", "rb") as file:
+            user, system = file.read().rpartition(b")")[2].split()[11:13]
+            return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+        return 0.0
+
     def _resident_bytes(self) -> int:
         assert self._process is not None
         with contextlib.suppress(OSError), open(f"/proc/{self._process.pid}/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         return 0
+
+
+def may_go_on(processor_s: float, num_waits: int, item_s: float) -> bool:
+    """Whether a process that has waited for `num_waits` times `item_s` on an image still computes, within its time."""
+    return num_waits * BUSY_SHARE * item_s < processor_s < item_s
 
 
 def default_processes() -> int:

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tokenloom.frontend.media.host import MediaHost
+from tokenloom.frontend.media.host import MediaHost, may_go_on
 from tokenloom.frontend.media.image_processor import process_image
 from tokenloom.frontend.media.image_processor_config import ImageProcessorConfig, ImageSize
 from tokenloom.ipc.blobs.media_file import parse_media_file
@@ -127,6 +127,24 @@ def test_process_that_ends_or_hangs_is_replaced_and_the_image_tried_again(
             fault = inject(tmp_path, "media.read", kind)
             await ours.host.read(ours.put(1))
             assert not fault.exists() and not first.is_running()
+
+    run(work)
+
+
+def test_process_that_computes_on_a_busy_machine_has_its_time_of_a_processor() -> None:
+    assert may_go_on(1.0, 1, 10.0) and may_go_on(9.9, 5, 10.0)
+    assert not may_go_on(0.0, 1, 10.0), "it hangs"
+    assert not may_go_on(0.3, 3, 10.0), "it hangs after a while"
+    assert not may_go_on(10.0, 1, 10.0), "it takes too long"
+
+
+def test_process_that_does_not_start_is_no_error_of_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nonexistent")
+
+    async def work() -> None:
+        async with bench(tmp_path) as ours:
+            with pytest.raises(InternalError, match="a media process exited with code 1 at its start"):
+                await ours.host.read(ours.put())
 
     run(work)
 
