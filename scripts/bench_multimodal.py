@@ -7,8 +7,8 @@ Measured, with images of --side pixels on each side that no one has sent before:
 
     one image      --requests requests with one image at once: how often it is encoded
     first token    the second of two requests that differ in 16 last words: with an image, and with a text as long
-    others         the time between tokens of --rows answers: without images; while images arrive at half of the rate
-                   that the engine reaches; and the same with images that are encoded in one piece (--whole)
+    others         the time between tokens of --rows answers, without images and while images arrive at half of the rate
+                   that the engine reaches; beside it the time that an image takes in one piece
     throughput     --batch requests with an image each at once; --with-transformers: beside transformers' generate
     many           --many small distinct images: memory of each process and bytes of the store, on the way
     memory         resident bytes of frontend and media process, above those of a frontend of text requests
@@ -87,10 +87,13 @@ async def measure_first_token(client: AsyncClient, report: Report, arguments: ar
 
 async def measure_others(client: AsyncClient, report: Report, arguments: argparse.Namespace, _: Engine) -> None:
     """Measure the time between tokens of decoding requests without and with arriving images."""
-    begun = time.perf_counter()
-    for number in range(2):
-        await Call("What?", [picture(arguments, f"rate {arguments.whole} {number}")]).run(client)
-    period_s = (time.perf_counter() - begun) / 2 * 2  # of arrivals at half of the rate
+    alone = [Call("What?", [picture(arguments, f"rate {number}")]) for number in range(2)]
+    for call in alone:
+        await call.run(client)
+    text = Call(words("as long", alone[0].num_prompt_tokens))
+    await text.run(client)
+    image_s = median([call.first_token_s for call in alone])
+    whole_s, period_s = image_s - text.first_token_s, 2 * image_s  # with its decoding; half of the rate
     rows = [Call(words(f"row {row}", 16), num_out=arguments.out) for row in range(arguments.rows)]
     running = [asyncio.create_task(row.run(client)) for row in rows]
     while not all(len(row.times) >= WINDOW_TOKENS for row in rows):
@@ -100,7 +103,7 @@ async def measure_others(client: AsyncClient, report: Report, arguments: argpars
     images_from = time.perf_counter()
     late, tasks = [], []
     for number in range(arguments.images):
-        late.append(Call("What?", [picture(arguments, f"late {arguments.whole} {number}")]))
+        late.append(Call("What?", [picture(arguments, f"late {number}")]))
         tasks.append(asyncio.create_task(late[-1].run(client)))
         await asyncio.sleep(max(0.0, images_from + period_s * (number + 1) - time.perf_counter()))
     await asyncio.gather(*tasks)
@@ -113,8 +116,7 @@ async def measure_others(client: AsyncClient, report: Report, arguments: argpars
         raise SystemExit("answers ended before the images: raise --out")
     calm = [gap for row in rows for gap in row.gaps(calm_from, images_from)]
     during = [gap for row in rows for gap in row.gaps(images_from, ended)]
-    kind = "whole images" if arguments.whole else "images in layers"
-    for name, gaps in (("rows alone", calm), (f"rows beside {kind}", during)):
+    for name, gaps in (("rows alone", calm), ("rows beside images", during)):
         report.add(
             part=name,
             itl_p50_ms=1e3 * median(gaps),
@@ -122,8 +124,9 @@ async def measure_others(client: AsyncClient, report: Report, arguments: argpars
             itl_max_ms=1e3 * max(gaps),
             ttft_ms=1e3 * median([call.first_token_s for call in late]) if gaps is during else None,
         )
-    report.note(f"p99 between tokens beside {kind}, relative to none", percentile(during, 99) / percentile(calm, 99))
-    report.note(f"seconds between {kind}", period_s)
+    report.note("p99 between tokens beside images, relative to none", percentile(during, 99) / percentile(calm, 99))
+    report.note("seconds between images", period_s)
+    report.note("an image alone, with its decoding, relative to the p99 without", whole_s / percentile(calm, 99))
 
 
 async def measure_throughput(client: AsyncClient, report: Report, arguments: argparse.Namespace, _: Engine) -> None:
@@ -156,6 +159,7 @@ def measure_transformers(folder: Path, report: Report, arguments: argparse.Names
         oracle.generate_batch(
             [(oracle.chat(call.messages), [Image.open(io.BytesIO(call.images[0])).convert("RGB")]) for call in calls],
             arguments.batch_out,
+            min_tokens=arguments.batch_out,
         )
         rates.append(arguments.batch / (time.perf_counter() - begun))
     report.add(part=f"transformers, batch of {arguments.batch}", requests_per_s=median(rates))
@@ -253,26 +257,21 @@ def make_parser() -> argparse.ArgumentParser:
     }
     for name, (default, text) in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{text} (default {default})")
-    parser.add_argument("--whole", action="store_true", help="measure images that are encoded in one piece too")
     parser.add_argument("--with-transformers", action="store_true", help="compare with transformers' generate")
     return parser
 
 
 def main() -> int:
     arguments = make_parser().parse_args()
-    is_named, arguments_whole = arguments.checkpoint == "vision-135m", arguments.whole
+    is_named = arguments.checkpoint == "vision-135m"
     folder = find_vision_checkpoint() if is_named else Path(arguments.checkpoint).resolve()
     names = ("rounds", "side", "requests", "rows", "images", "batch", "batch_out", "threads")
     report = Report("multimodal", {"model": arguments.checkpoint, **{name: getattr(arguments, name) for name in names}})
-    arguments.whole = False
     parts = [part for name, part in PARTS.items() if name in arguments.parts]
     if parts:
         measure(folder, report, arguments, parts)
     if "throughput" in arguments.parts and arguments.with_transformers:
         measure_transformers(folder, report, arguments)
-    if "others" in arguments.parts and arguments_whole:
-        arguments.whole = True
-        measure(folder, report, arguments, [measure_others], "--no-encode-in-layers")
     if "many" in arguments.parts:
         measure(folder, report, arguments, [measure_many], "--media-store-bytes", str(STORE_BYTES))
     if "memory" in arguments.parts:

@@ -70,7 +70,7 @@ class VisionOracle:
         return [int(token) for token in output[0, ids.shape[1] :]]
 
     def generate_batch(
-        self, prompts: Sequence[tuple[str, Sequence[Image.Image]]], max_tokens: int = 12
+        self, prompts: Sequence[tuple[str, Sequence[Image.Image]]], max_tokens: int = 12, min_tokens: int = 0
     ) -> list[list[int]]:
         """Return the greedy tokens of prompts that have equal numbers of tokens, in one batch."""
         batch = [self.expand(prompt, images) for prompt, images in prompts]
@@ -83,7 +83,7 @@ class VisionOracle:
                 **{name: torch.cat([each.inputs[name] for each in batch]) for name in names},
                 do_sample=False,
                 max_new_tokens=max_tokens,
-                min_new_tokens=max_tokens,
+                min_new_tokens=min_tokens,
                 pad_token_id=self.tokenizer.pad_token_id,
             )
         rows: list[list[int]] = output[:, ids.shape[1] :].tolist()
