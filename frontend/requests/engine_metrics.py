@@ -21,6 +21,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages import metrics as messages
 from ...ipc.messages.core import Started
 from ...ipc.messages.supervisor import Progress
+from ..metrics.encoder_metrics import EncoderMetrics
 from ..metrics.registry import Counter, Gauge, Histogram, Metric, Readings, Registry
 from ..metrics.tracing import Timeline, Tracing
 from .adapter_metrics import AdapterMetrics
@@ -104,6 +105,7 @@ class EngineMetrics:
         self.tiers = TierMetrics(self._increase) if spec.config.has_tiers else None
         max_loras = spec.config.max_loras
         self.adapters = AdapterMetrics(self._increase, names_of, max_loras) if spec.config.enable_lora else None
+        self.encoder = None if spec.model.vision is None else EncoderMetrics(self._increase)
         self._timelines: dict[int, Timeline] = {}  # by answer key
         self._config = spec.config
         self.registry = Registry(
@@ -112,7 +114,7 @@ class EngineMetrics:
         self.registry.metrics += [
             *self._gauges(spec.max_model_len),
             *(each for each in vars(self).values() if isinstance(each, (Counter, Histogram))),
-            *(each for some in (self.tiers, self.adapters) if some is not None for each in some.metrics),
+            *(each for some in (self.tiers, self.adapters, self.encoder) if some is not None for each in some.metrics),
         ]
 
     def _gauges(self, max_model_len: int) -> list[Metric]:
@@ -315,6 +317,8 @@ class EngineMetrics:
             self.tiers.on_progress(progress.tiers)
         if self.adapters is not None and progress.adapters is not None:
             self.adapters.on_progress(progress.adapters)
+        if self.encoder is not None and progress.encoder is not None:
+            self.encoder.on_progress(progress.encoder)
         self._remember()
 
     def _remember(self) -> None:
