@@ -105,7 +105,7 @@ FOLDERS = {
         _frontend("adapters client client/media intake metrics sources supervisor text"), _parties("msgspec zmq")
     ),
     "frontend/sources": Folder(IPC, _parties("httptools")),
-    "frontend/supervisor": Folder(_frontend("adapters listening"), _parties("msgspec zmq tqdm huggingface_hub")),
+    "frontend/supervisor": Folder(_frontend("adapters listening media"), _parties("msgspec zmq tqdm huggingface_hub")),
     "frontend/text": Folder(IPC, _parties("msgspec tokenizers transformers jinja2")),
 }
 

@@ -27,6 +27,7 @@ from ...ipc.keys import Keys
 from ...ipc.process.machine_memory import available_bytes, gib, swap_bytes
 from ..adapters.modules import check_adapter_options
 from ..listening.tls import new_ssl_context
+from ..media.image_processor_config import ImageProcessorConfig, load_image_processor
 from .generation_config import default_sampling_params, generation_folder
 from .hub import DEMO_FOLDER as DEMO_FOLDER
 from .hub import find_checkpoint as find_checkpoint
@@ -78,10 +79,32 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         device=device,
         max_model_len=_max_model_len(config, model),
     )
+    if model.vision is not None:
+        spec = _with_encoder_cache(spec, load_image_processor(folder, model.vision, config.mm_processor_kwargs))
     if config.has_tiers and not spec.uses_tiers:
         why = f"layers of {model.architecture} keep states" if model.has_state else "prefix caching is off"
         logger.warning("no KV tiers: %s, so that no block is found again", why)
     return spec
+
+
+def _with_encoder_cache(spec: EngineSpec, processor: ImageProcessorConfig) -> EngineSpec:
+    """Size the encoder cache for two of the largest images that a prompt can hold, and for those of one step."""
+    largest, budget = min(processor.max_embeds, spec.max_model_len), spec.max_num_batched_tokens
+    spec = msgspec.structs.replace(spec, max_item_embeds=largest)
+    size = spec.config.encoder_cache_tokens or max(2 * largest, spec.max_num_batched_tokens)
+    if size < largest:
+        raise ConfigError(
+            f"--encoder-cache-tokens {size} is below the {largest} embeddings of the largest image: raise it, or make "
+            "images smaller with --mm-processor-kwargs"
+        )
+    if spec.max_num_batched_tokens > budget:
+        logger.info(
+            "a step has up to %d tokens, not %d: it must hold an image of %d and a token of each other request",
+            spec.max_num_batched_tokens,
+            budget,
+            largest,
+        )
+    return msgspec.structs.replace(spec, encoder_cache_tokens=size)
 
 
 def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
