@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,13 +20,12 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...ipc.codec import JsonObject
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError, RequestError
-from ...ipc.messages.client import ChatForm, ChatMessage, TextPart
+from ...ipc.messages.client import ChatForm, ChatMessage, MediaPart, TextPart
 from .tokenizer import Tokenizer, read_tokenizer_config
 
 MODEL_FORM = ChatForm()
@@ -46,29 +45,35 @@ class ChatTemplate:
         special_tokens: dict[str, str],
         origin: str = "the chat template",
         defaults: JsonObject | None = None,
+        image_marker: str = "",
     ) -> None:
         """Compile `source`; ConfigError names `origin` if it is no template. `defaults`: variables that a chat may
-        override."""
-        self.source = source
+        override; `image_marker`: the text at the place of an image."""
+        self.source, self.image_marker = source, image_marker
         self._given_names = special_tokens | (defaults or {})
         self._takes_parts = WeakKeyDictionary[jinja2.Template, bool]()
+        self._takes_images = WeakKeyDictionary[jinja2.Template, bool]()
         try:
             self._template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"{origin} is not a Jinja template: {error}") from None
 
     @classmethod
-    def load(cls, folder: Path, tokenizer: Tokenizer | None, config: EngineConfig = DEFAULTS) -> ChatTemplate | None:
-        """Load the template of `config`, else chat_template.jinja in `folder`, else that in its tokenizer_config.json;
-        None if there is none."""
+    def load(
+        cls, folder: Path, tokenizer: Tokenizer | None, config: EngineConfig = DEFAULTS, image_marker: str = ""
+    ) -> ChatTemplate | None:
+        """Load the template of `config`, else chat_template.jinja in `folder`, else that in its chat_template.json or
+        tokenizer_config.json; None if there is none."""
         given, defaults = config.chat_template, config.default_chat_template_kwargs
         special_tokens = {} if tokenizer is None else tokenizer.special_tokens
         file = folder / "chat_template.jinja"
         if given is not None or file.is_file():
             source, origin = read_template(str(file) if given is None else given)
-            return cls(source, special_tokens, origin, defaults)
-        found = _default_template(read_tokenizer_config(folder).get("chat_template"))
-        return None if found is None else cls(found, special_tokens, f"chat_template in {folder}", defaults)
+            return cls(source, special_tokens, origin, defaults, image_marker)
+        found = _processor_template(folder) or _default_template(read_tokenizer_config(folder).get("chat_template"))
+        return (
+            None if found is None else cls(found, special_tokens, f"chat_template in {folder}", defaults, image_marker)
+        )
 
     def render(self, messages: Sequence[ChatMessage], form: ChatForm = MODEL_FORM) -> str:
         """Render the prompt up to the answer: if `form.is_continued`, up to the end of the last message's text.
@@ -82,13 +87,34 @@ class ChatTemplate:
             if names["add_generation_prompt"]:
                 raise RequestError("continue_final_message and add_generation_prompt contradict each other: give one")
             messages = [*messages[:-1], _with_end_mark(messages[-1])]
-        try:
-            text = _rendered(template, names, messages, as_parts=self._shows_parts_alone(template))
-        except RecursionError:
-            raise RequestError("the chat template recurses without end") from None
-        except Exception as error:  # a template may fail in any way that Python can
-            raise RequestError(f"the chat template refuses these messages: {error}") from None
+        as_parts, num_images = self._shows_parts_alone(template), sum(map(_num_images, messages))
+        text, failure = "", None
+        for turns in self._forms(template, messages) if num_images else [messages]:
+            try:
+                text = _rendered(template, names, turns, as_parts=as_parts)
+                failure = None
+            except RecursionError:
+                raise RequestError("the chat template recurses without end") from None
+            except Exception as error:  # a template may fail in any way that Python can
+                failure = error
+            if failure is None and text.count(self.image_marker) >= num_images:
+                break
+        if failure is not None:
+            raise RequestError(f"the chat template refuses these messages: {failure}")
         return _until_mark(text) if form.is_continued else text
+
+    def _forms(self, template: jinja2.Template, messages: Sequence[ChatMessage]) -> Iterator[Sequence[ChatMessage]]:
+        """Yield the messages with their images as parts where the template may show them, else as markers in the text:
+        some templates show the images of users alone."""
+        if self._shows_images(template):
+            yield messages
+            yield [each if each.role == "user" else self._with_markers(each) for each in messages]
+        yield [self._with_markers(each) for each in messages]
+
+    def _with_markers(self, message: ChatMessage) -> ChatMessage:
+        """Put a marker for each image before the text of a message, as vLLM does."""
+        lines = [self.image_marker] * _num_images(message)
+        return ChatMessage(message.role, "\n".join([*lines, message.text]), message.more) if lines else message
 
     def _names(self, form: ChatForm) -> JsonObject:
         names: JsonObject = {"tools": None, "documents": None, "add_generation_prompt": not form.is_continued}
@@ -100,6 +126,17 @@ class ChatTemplate:
             shows_text = self._shows_probe(template, as_parts=False)
             self._takes_parts[template] = not shows_text and self._shows_probe(template, as_parts=True)
         return self._takes_parts[template]
+
+    def _shows_images(self, template: jinja2.Template) -> bool:
+        """Return whether a template shows parts {"type": "image"} of users."""
+        if template not in self._takes_images:
+            names, shown = self._names(MODEL_FORM), list[str]()
+            for parts in ([TextPart(_PROBE)], [MediaPart(0), TextPart(_PROBE)]):
+                with contextlib.suppress(Exception):
+                    shown.append(_rendered(template, names, [ChatMessage("user", parts)], as_parts=True))
+            is_shown = len(shown) == 2 and all(_PROBE in each for each in shown) and len(shown[0]) < len(shown[1])
+            self._takes_images[template] = is_shown
+        return self._takes_images[template]
 
     def _shows_probe(self, template: jinja2.Template, *, as_parts: bool) -> bool:
         probe = [ChatMessage("user", _PROBE)]
@@ -135,12 +172,23 @@ def _compile(source: str) -> jinja2.Template:
 
 
 def _rendered(template: jinja2.Template, names: JsonObject, messages: Sequence[ChatMessage], *, as_parts: bool) -> str:
-    """Render messages with the content of each as one text, or as a list of parts in OpenAI's form."""
+    """Render messages with the content of each as one text, or as a list of parts; of images always as parts."""
     turns: list[JsonObject] = [
-        {"role": each.role, "content": msgspec.to_builtins(each.parts) if as_parts else each.text, **each.more}
+        {"role": each.role, "content": _parts(each) if as_parts or _num_images(each) else each.text, **each.more}
         for each in messages
     ]
     return template.render(names | {"messages": turns})
+
+
+def _parts(message: ChatMessage) -> list[JsonObject]:
+    return [
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+        for part in message.parts
+    ]
+
+
+def _num_images(message: ChatMessage) -> int:
+    return sum(isinstance(part, MediaPart) for part in message.parts)
 
 
 def _with_end_mark(message: ChatMessage) -> ChatMessage:
@@ -158,6 +206,15 @@ def _until_mark(text: str) -> str:
             "continue_final_message out"
         )
     return before if after.startswith(" ") else before.rstrip()
+
+
+def _processor_template(folder: Path) -> str | None:
+    """Return the template in chat_template.json, where processors of images keep theirs."""
+    try:
+        found = json.loads((folder / "chat_template.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return _default_template(found.get("chat_template")) if isinstance(found, dict) else None
 
 
 def _default_template(value: object) -> str | None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from tokenloom.frontend.text.chat_template import ChatTemplate, check_template
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError, RequestError
-from tokenloom.ipc.messages.client import ChatForm, ChatMessage, TextPart
+from tokenloom.ipc.messages.client import ChatForm, ChatMessage, MediaPart, TextPart
 from tokenloom.tests.frontend.text.samples import backend_json, new_tokenizer
 
 CHAT = [
@@ -189,3 +189,48 @@ def test_the_error_of_a_broken_or_missing_template_is_one_line(tmp_path: Path) -
 def test_tojson_keeps_html_and_unicode() -> None:
     rendered = ChatTemplate("{{ messages | tojson }}", {}).render([ChatMessage("user", "<é>")])
     assert json.loads(rendered) == [{"role": "user", "content": "<é>"}] and "<é>" in rendered
+
+
+IMAGE_PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}"
+    "{% endif %}{% endfor %}"
+)
+TEXT_ALONE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+PARTS_ALONE = (
+    "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}"
+    "{% if p['type'] == 'image' %}<image>{% else %}{{ p['text'] }}{% endif %}{% endfor %}{% endfor %}"
+)
+IMAGES_OF_USERS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'user' and m.content is not string %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}<image>{% else %}{{ p.text }}{% endif %}{% endfor %}"
+    "{% else %}{{ '' + m.content }}{% endif %}{% endfor %}"
+)
+SYSTEM = ChatMessage("system", [TextPart("s"), MediaPart(0)])
+TURNS = [ChatMessage("user", [TextPart("a"), MediaPart(1), TextPart("b"), MediaPart(2)]), ChatMessage("user", "c")]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (IMAGE_PARTS, "<system>s<image><user>a<image>b<image><user>c"),
+        (PARTS_ALONE, "<system>s<image><user>a<image>b<image><user>c"),
+        (TEXT_ALONE, "<system><image>\ns<user><image>\n<image>\na\nb<user>c"),
+        (IMAGES_OF_USERS, "<system><image>\ns<user>a<image>b<image><user>c"),
+    ],
+)
+def test_images_stand_where_the_template_shows_them_else_before_the_text(source: str, expected: str) -> None:
+    template = ChatTemplate(source, {}, image_marker="<image>")
+    assert template.render([SYSTEM, *TURNS]) == expected
+
+
+def test_a_chat_that_ends_with_an_image_can_be_continued() -> None:
+    template = ChatTemplate(IMAGE_PARTS, {}, image_marker="<image>")
+    form = ChatForm(is_continued=True)
+    assert template.render([ChatMessage("user", [TextPart("a"), MediaPart(0)])], form) == "<user>a<image>"
+
+
+def test_the_template_of_a_processor_is_found(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": IMAGE_PARTS}))
+    template = ChatTemplate.load(tmp_path, None, image_marker="<image>")
+    assert template is not None and template.render(TURNS) == "<user>a<image>b<image><user>c"
