@@ -80,7 +80,7 @@ class AdminEndpoints:
         parsed = await self._engine.bodies.read(request, TokenizeRequest)
         await self._engine.model_of(parsed.body)
         if parsed.body.messages is not None or parsed.inputs[0].is_of_chat:
-            token_ids = (await self._engine.chat_prompt(parsed)).token_ids or b""
+            token_ids = await self._engine.chat_tokens(parsed)
         else:
             token_ids = await self._engine.text_tokens(parsed.inputs[0], parsed.body.add_special_tokens is not False)
         start = b'{"count":%d,"max_model_len":%d,"tokens":[' % (num_ids(token_ids), self._engine.inputs.max_model_len)

@@ -158,8 +158,8 @@ class GeneratingEndpoints:
         with self._refusals():
             parsed = await self._engine.bodies.read(request, CountTokensRequest)
             await self._engine.model_of(parsed.body)
-            prompt = await self._engine.chat_prompt(ParsedBody(tokenize_request(parsed.body), parsed.inputs))
-        return json_response({"input_tokens": num_ids(prompt.token_ids or b"")})
+            token_ids = await self._engine.chat_tokens(ParsedBody(tokenize_request(parsed.body), parsed.inputs))
+        return json_response({"input_tokens": num_ids(token_ids)})
 
 
 def new_app(

@@ -82,9 +82,8 @@ class ResponseEndpoints:
         parsed = await self._responses.with_previous(parsed)
         chat = chat_request(parsed.body)
         chat_params(with_allowed_tools(chat))  # as a response would be refused
-        prompt = await self._engine.chat_prompt(ParsedBody(chat, parsed.inputs))
-        assert prompt.token_ids is not None, "the prompt of a chat is made of tokens"
-        return json_response({"object": "response.input_tokens", "input_tokens": num_ids(prompt.token_ids)})
+        token_ids = await self._engine.chat_tokens(ParsedBody(chat, parsed.inputs))
+        return json_response({"object": "response.input_tokens", "input_tokens": num_ids(token_ids)})
 
 
 def _in_parts(item: JsonObject) -> JsonObject:

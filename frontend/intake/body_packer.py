@@ -18,6 +18,8 @@ from ...ipc.messages.intake import BodyInput, BodyRead, ReadPrompt
 from ...ipc.sampling_params import CutSide
 from ..anthropic.forms.request_body import CountTokensRequest, MessagesRequest, tokenize_request
 from ..anthropic.forms.request_body import chat_request as chat_of_messages
+from ..client.media.held_medium import HeldMedium
+from ..client.media.media_sender import held_media
 from ..openai.forms.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
 from ..openai.forms.messages import chat_input
 from ..openai.forms.response_body import ResponsesRequest, chat_request
@@ -30,6 +32,7 @@ from ..openai.forms.schema import (
     Scheduled,
     TokenizeRequest,
 )
+from ..text.media_limits import MediaLimits
 from ..text.prompt_limits import PromptLimits
 from .body_error import BodyError
 from .body_parser import ParsedBody
@@ -59,9 +62,16 @@ LARGE_TYPES: dict[str, type[Body]] = {each.__name__: each for each in _EMPTIED}
 class BodyPacker:
     """Packer of bodies for one model. `new_inputs` loads the tokenizer; it is called only for text to tokenize."""
 
-    def __init__(self, limits: PromptLimits, new_inputs: Callable[[], InputProcessor]) -> None:
-        self._limits = limits
-        self._new_inputs = new_inputs
+    def __init__(
+        self,
+        limits: PromptLimits,
+        media_limits: MediaLimits,
+        new_inputs: Callable[[], InputProcessor],
+        keep: Callable[[HeldMedium], None],
+    ) -> None:
+        """`keep` puts the bytes of an image where the frontend finds them."""
+        self._limits, self._media_limits = limits, media_limits
+        self._new_inputs, self._keep = new_inputs, keep
 
     def pack(self, parsed: ParsedBody[Body]) -> BodyRead:
         """Separate a body into its prompts, tokenized except short texts, and the rest.
@@ -91,9 +101,11 @@ class BodyPacker:
     def _chat(self, of_body: ChatRequest | TokenizeRequest, body: Body) -> BodyInput:
         """Tokenize a body's chat. Of the rendered text only one fact is kept: whether it ends inside a thought."""
         cut_side = self._cut_side(body)
-        chat, inputs = chat_input(of_body), self._new_inputs()
+        chat, inputs = chat_input(of_body, self._media_limits), self._new_inputs()
         inputs.check_template(chat.form)
         prompt = inputs.tokenize(ReadPrompt(chat=chat.turns, chat_form=chat.form, cut_side=cut_side))
+        for medium in held_media(chat.media):
+            self._keep(medium)
         return chat.prompt(self._fitting(prompt.token_ids, cut_side, body), prompt.text)
 
     def _input(self, given: BodyInput, body: Body) -> BodyInput:

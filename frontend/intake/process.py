@@ -14,17 +14,21 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...ipc.blobs.store import BlobStore
 from ...ipc.child import limit_address_space, run_child
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.errors import RequestError
+from ...ipc.errors import Overloaded, RequestError
 from ...ipc.messages.intake import IntakeAnswer, IntakeQuestion, NotRead, PromptRead, ReadBody, ReadPrompt
 from ...ipc.process.faults import maybe_fail
 from ...ipc.process.malloc import return_large_blocks
+from ..client.media.held_medium import HeldMedium
+from ..text.media_limits import MediaLimits
 from ..text.prompt_limits import PromptLimits
 from .body_error import BodyError
 from .body_packer import LARGE_TYPES, BodyPacker
@@ -36,6 +40,9 @@ if TYPE_CHECKING:
 
 ADDRESS_SPACE_BYTES = 8 << 30  # tokenizing a text of 32 MB takes up to 6 GB
 MAX_TEXT_CHARACTERS = 256 << 10  # of a rendered chat in the answer; longer ones are left out
+KEEPER = "body"  # user of pins
+KEEP_S = 30.0  # longest wait for room in the blob store
+RETRY_S = 0.2
 NICENESS = 5  # below the engine's other processes
 
 
@@ -47,6 +54,8 @@ class IntakeProcess:
     def __init__(self, spec: EngineSpec, channel: socket.socket) -> None:
         self._spec, self._channel = spec, channel
         self._decoder: Decoder[IntakeQuestion] = Decoder(IntakeQuestion)
+        self._store = BlobStore(Path(spec.run_directory, "media"), spec.config.media_store_bytes)
+        self._kept: list[bytes] = []  # digests of the last body's images
 
     def run(self) -> None:
         with contextlib.suppress(ConnectionError):
@@ -61,20 +70,39 @@ class IntakeProcess:
 
     def _answer(self, question: IntakeQuestion, body: bytearray) -> IntakeAnswer:
         limits = PromptLimits.of(self._spec, question.max_bytes_per_token)
+        for digest in self._kept:
+            self._store.unpin(digest, KEEPER)
+        self._kept.clear()
         try:
             if isinstance(question, ReadBody):
                 parsed = parse_body(
                     body, LARGE_TYPES[question.body_type], limits, is_strict=self._spec.config.strict_fields
                 )
-                return BodyPacker(limits, lambda: self._inputs).pack(parsed)
+                media_limits = MediaLimits.of(self._spec)
+                return BodyPacker(limits, media_limits, lambda: self._inputs, self._keep).pack(parsed)
             return self._read_prompt(question, limits)
         except BodyError as error:
             return NotRead(message=str(error), status=error.status, param=error.param, code=error.code)
         except RequestError as error:
             return NotRead(message=str(error))
+        except Overloaded as error:
+            return NotRead(message=str(error), status=503, code="overloaded")
         except MemoryError:
             limit = ADDRESS_SPACE_BYTES >> 30
             return NotRead(message=f"the request's {len(body)} bytes need more than {limit} GiB to be read: send less")
+
+    def _keep(self, medium: HeldMedium) -> None:
+        """Put an image of the body into the blob store, and pin it until the next question: the frontend has pinned it
+        by then. Waits while the store is full."""
+        end = time.monotonic() + KEEP_S
+        while True:
+            try:
+                self._kept.append(self._store.put(medium.data, KEEPER))
+                return
+            except Overloaded:
+                if time.monotonic() >= end:
+                    raise
+            time.sleep(RETRY_S)
 
     def _read_prompt(self, question: ReadPrompt, limits: PromptLimits) -> PromptRead:
         if question.prompt is not None and question.cut_side is None:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import msgspec
@@ -43,8 +43,17 @@ class BodyReader:
     """Reader of request bodies. Refuses a body (Overloaded) if all bodies being received or decoded would hold more
     than MAX_HELD_BYTES."""
 
-    def __init__(self, thread_pool: ThreadPool, limits: PromptLimits, *, is_strict: bool = False) -> None:
-        """`is_strict`: refuse unknown fields, which are otherwise removed with a warning."""
+    def __init__(
+        self,
+        thread_pool: ThreadPool,
+        limits: PromptLimits,
+        *,
+        is_strict: bool = False,
+        hold: Callable[[Iterable[bytes]], None] = lambda digests: None,
+    ) -> None:
+        """`is_strict`: refuse unknown fields, which are otherwise removed with a warning. `hold` is called in a thread
+        with the digests of a large body's images, to keep them until their request comes."""
+        self._hold_media = hold
         self._thread_pool = thread_pool
         self._limits = limits
         self._is_strict = is_strict
@@ -112,7 +121,12 @@ class BodyReader:
         def start(then: Then[ParsedBody[BodyT]]) -> PoolJob | None:
             question = ReadBody(body_type=name, max_bytes_per_token=self._limits.max_bytes_per_token)
             return self._thread_pool.ask(
-                question, chunks, lambda answer: _unpacked(answer, body_type), then, num_bytes=num_bytes, owner=owner
+                question,
+                chunks,
+                lambda answer: self._unpacked(answer, body_type),
+                then,
+                num_bytes=num_bytes,
+                owner=owner,
             )
 
         try:
@@ -121,6 +135,16 @@ class BodyReader:
             return await in_thread_pool(self._thread_pool, start)
         except BodyError as error:
             raise HttpError(error.status, str(error), param=error.param, code=error.code) from None
+
+    def _unpacked(self, answer: IntakeAnswer, body_type: type[BodyT]) -> ParsedBody[BodyT]:
+        """Return the body that an intake process decoded, or raise its error."""
+        if isinstance(answer, BodyRead):
+            self._hold_media(medium.digest for each in answer.inputs for medium in each.media if medium.digest)
+            return ParsedBody(msgspec.json.decode(answer.rest, type=body_type), answer.inputs, answer.ignored)
+        assert isinstance(answer, NotRead), "the reply to ReadBody"
+        if answer.param is None and answer.code is None and answer.status == 400:
+            raise RequestError(answer.message)
+        raise BodyError(answer.message, answer.status, answer.param, answer.code)
 
 
 async def in_thread_pool(thread_pool: ThreadPool, start: Callable[[Then[T]], PoolJob | None]) -> T:
@@ -140,13 +164,3 @@ async def in_thread_pool(thread_pool: ThreadPool, start: Callable[[Then[T]], Poo
         return await future
     finally:
         thread_pool.cancel(job)
-
-
-def _unpacked(answer: IntakeAnswer, body_type: type[BodyT]) -> ParsedBody[BodyT]:
-    """Return the body that an intake process decoded, or raise its error."""
-    if isinstance(answer, BodyRead):
-        return ParsedBody(msgspec.json.decode(answer.rest, type=body_type), answer.inputs, answer.ignored)
-    assert isinstance(answer, NotRead), "the reply to ReadBody"
-    if answer.param is None and answer.code is None and answer.status == 400:
-        raise RequestError(answer.message)
-    raise BodyError(answer.message, answer.status, answer.param, answer.code)

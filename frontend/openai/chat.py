@@ -81,7 +81,10 @@ class ChatCompletion(ChoicesResponse):
             max_calls=1 if body.parallel_tool_calls is False else None,
         )
         submit = Submit(
-            request_id=answer_id("chatcmpl", body.request_id), params=params, prompt_token_ids=prompt.token_ids
+            request_id=answer_id("chatcmpl", body.request_id),
+            params=params,
+            prompt_token_ids=prompt.token_ids,
+            media=prompt.media,
         )
         return cls(engine, body, model, submit, style, prompt.text or "")
 

@@ -32,6 +32,7 @@ from ...ipc.messages.client import (
     Done,
     FrontendMessage,
     LoadAdapter,
+    PutMedium,
     QueryFailed,
     RequestMetrics,
     Submit,
@@ -39,6 +40,7 @@ from ...ipc.messages.client import (
 from ...ipc.messages.intake import BodyInput, ReadPrompt
 from ...ipc.sampling_params import CutSide
 from ..adapters.desk import NotFound
+from ..client.media.media_sender import held_media
 from ..client.prompts import id_is_open
 from ..intake.body_parser import ParsedBody
 from ..intake.input_processor import Prompt
@@ -150,7 +152,9 @@ class LocalEngine:
         self.has_timings = has_timings
         self._frontend = frontend
         self.inputs = frontend.inputs
-        self.bodies = BodyReader(frontend.thread_pool, frontend.inputs.limits, is_strict=has_strict_fields)
+        self.bodies = BodyReader(
+            frontend.thread_pool, frontend.inputs.limits, is_strict=has_strict_fields, hold=frontend.media.hold
+        )
         self.wake = wake
         self._session = frontend.open_local(self._deliver)
         self._run_by_id: dict[str, tuple[Run, int]] = {}  # with the position of the prompt in the run
@@ -181,11 +185,21 @@ class LocalEngine:
         tokenized now. `cut_side`: side at which the caller will truncate the prompt."""
         if parsed.inputs:
             return parsed.inputs[0]
-        chat = chat_input(parsed.body)
+        chat = chat_input(parsed.body, self.inputs.media_limits)
         self.inputs.check_template(chat.form)
-
+        for medium in held_media(chat.media):
+            self._frontend.media.put(PutMedium(digest=medium.digest, data=medium.data))
         prompt = await self._prompt(ReadPrompt(chat=chat.turns, chat_form=chat.form, cut_side=cut_side))
         return chat.prompt(prompt.token_ids, prompt.text)
+
+    async def chat_tokens(self, parsed: ParsedBody[ChatRequest] | ParsedBody[TokenizeRequest]) -> bytes:
+        """Return the token ids of a chat's prompt, those of its images included."""
+        prompt = await self.chat_prompt(parsed)
+        token_ids = prompt.token_ids or b""
+        if not prompt.media:
+            return token_ids
+        start = partial(self._frontend.expanded, token_ids, prompt.media)
+        return await in_thread_pool(self._frontend.thread_pool, start)
 
     async def text_tokens(self, given: BodyInput, add_special_tokens: bool, cut_side: CutSide | None = None) -> bytes:
         """Return the token ids of a text; `given` may hold them already. `cut_side`: as in chat_prompt."""

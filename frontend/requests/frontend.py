@@ -16,7 +16,7 @@ from collections.abc import Callable
 from ...ipc.channel import count_malformed
 from ...ipc.codec import Decoder
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.errors import ErrorInfo, ProtocolError
+from ...ipc.errors import ErrorInfo, ProtocolError, TokenloomError
 from ...ipc.messages.base import (
     LEASE_S,
     PING_INTERVAL_S,
@@ -36,6 +36,7 @@ from ...ipc.messages.client import (
     Credit,
     FrontendMessage,
     Health,
+    Medium,
     PutMedium,
     QueryFailed,
     Submit,
@@ -55,9 +56,9 @@ from ...ipc.process.awake_clock import AwakeClock
 from ..adapters.desk import AdapterDesk
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
 from ..intake.host import IntakeHost
-from ..intake.input_processor import InputProcessor
+from ..intake.input_processor import InputProcessor, Prompt
 from ..intake.prompt_reader import PromptReader
-from ..intake.thread_pool import ThreadPool
+from ..intake.thread_pool import Then, ThreadPool
 from ..metrics.tracing import new_tracing
 from ..text.chat_template import ChatTemplate
 from ..text.detokenizer import DetokenizerFactory
@@ -67,7 +68,7 @@ from .control import ControlProxy
 from .core_client import CoreClient, FrontendOutbox
 from .engine_metrics import EngineMetrics
 from .large_frame import LARGE_BYTES, check_large_frame, message_id
-from .media_desk import MediaDesk, Vision
+from .media_desk import MediaDesk, ReadMedium, Vision
 from .output_processor import OutputProcessor, RequestState, Session
 from .queries import QueryProcessor
 from .request_manager import RequestManager
@@ -263,6 +264,20 @@ class Frontend:
     def _may_refuse(self, session: Session, request_id: str) -> bool:
         """Whether a malformed Submit of this id may be answered as a failed request: the id is valid and not open."""
         return 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id not in session.request_by_id
+
+    def expanded(self, token_ids: bytes, media: list[Medium], then: Then[bytes]) -> None:
+        """Call `then` with the tokens of a prompt, those of its media included, or with an error."""
+
+        def on_read(read: list[ReadMedium] | TokenloomError) -> None:
+            self.media.release(job)
+            try:
+                if isinstance(read, TokenloomError):
+                    raise read
+                then(self._requests.placed(Prompt(token_ids, None), read).token_ids)
+            except TokenloomError as error:
+                then(error)
+
+        job = self.media.read(media, on_read)
 
     # ── core ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

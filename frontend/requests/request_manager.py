@@ -174,9 +174,7 @@ class RequestManager:
             self._on_unread(request, prompt)
             return
         try:
-            if self._placeholders is not None:
-                token_ids, spans = self._placeholders.expand(decode_ids(prompt.token_ids), media)
-                prompt = Prompt(encode_ids(token_ids), prompt.text, spans)
+            prompt = self.placed(prompt, media)
             processed = self._prompts.inputs.process(request.submit, prompt, now)
             ended = self._outputs.add(request, processed, now)
         except TokenloomError as error:
@@ -192,6 +190,13 @@ class RequestManager:
             request.close()
         else:
             self._core.submit(request.to_core())
+
+    def placed(self, prompt: Prompt, media: list[ReadMedium]) -> Prompt:
+        """Put media into a prompt in place of their markers; RequestError unless there are as many."""
+        if self._placeholders is None:
+            return prompt
+        token_ids, spans = self._placeholders.expand(decode_ids(prompt.token_ids), media)
+        return Prompt(encode_ids(token_ids), prompt.text, spans)
 
     def _fail(self, request: RequestState, error: TokenloomError) -> None:
         """End a request that has no answers yet with its error."""

@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from ...ipc.codec import JsonObject
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError, RequestError
-from ...ipc.messages.client import ChatForm, ChatMessage, MediaPart, TextPart
+from ...ipc.messages.client import ChatForm, ChatMessage, ContentPart, MediaPart, TextPart
 from .tokenizer import Tokenizer, read_tokenizer_config
 
 MODEL_FORM = ChatForm()
@@ -131,7 +131,8 @@ class ChatTemplate:
         """Return whether a template shows parts {"type": "image"} of users."""
         if template not in self._takes_images:
             names, shown = self._names(MODEL_FORM), list[str]()
-            for parts in ([TextPart(_PROBE)], [MediaPart(0), TextPart(_PROBE)]):
+            forms: list[list[ContentPart]] = [[TextPart(_PROBE)], [MediaPart(0), TextPart(_PROBE)]]
+            for parts in forms:
                 with contextlib.suppress(Exception):
                     shown.append(_rendered(template, names, [ChatMessage("user", parts)], as_parts=True))
             is_shown = len(shown) == 2 and all(_PROBE in each for each in shown) and len(shown[0]) < len(shown[1])

@@ -8,7 +8,7 @@ import msgspec
 
 from ..sampling_params import CutSide
 from .base import Message
-from .client import ChatForm, ChatMessage
+from .client import ChatForm, ChatMessage, Medium
 
 
 class ReadBody(Message, frozen=True, kw_only=True, tag="read_body"):
@@ -43,6 +43,7 @@ class BodyInput(msgspec.Struct, frozen=True, omit_defaults=True):
     token_ids: bytes | None = None
     is_of_chat: bool = False
     is_inside_thought: bool = False  # the chat's prompt ends inside a <think> block
+    media: list[Medium] = []  # of the chat; `token_ids` has a marker for each
 
 
 class BodyRead(Message, frozen=True, kw_only=True, tag="body_read"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable
@@ -253,14 +254,27 @@ def test_unsupported_fields_are_refused_by_name(http: httpx2.Client, path: str, 
     assert answer.status_code == 400 and next(iter(more)) in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_image", "input_audio", "video_url", "file"])
+@pytest.mark.parametrize("kind", ["input_audio", "video_url", "file"])
 @pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (RESPONSE, "input"), ("/tokenize", "messages")])
 def test_parts_other_than_text_are_refused(http: httpx2.Client, path: str, field: str, kind: str) -> None:
     parts = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "http://x/y.png"}}]
     answer = http.post(path, json={field: [{"role": "user", "content": parts}]})
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, field)
-    assert error["message"].startswith(f"{field}[0].content[1] is a part of type '{kind}': only text is served")
+    assert error["message"].startswith(f"{field}[0].content[1] is a part of type '{kind}', which is not served")
+
+
+@pytest.mark.parametrize("num_bytes", [10, 1 << 20, 8 << 20])
+@pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (RESPONSE, "input"), ("/tokenize", "messages")])
+def test_images_for_a_text_model_are_refused(http: httpx2.Client, path: str, field: str, num_bytes: int) -> None:
+    url = "data:image/png;base64," + base64.b64encode(bytes(num_bytes)).decode()
+    image = {"type": "image_url", "image_url": {"url": url}}
+    parts = [{"type": "text", "text": "What is this?"}, image]
+    answer = http.post(path, json={field: [{"role": "user", "content": parts}]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field)
+    assert error["message"].startswith(f"{field}[0].content[1]: the model ")
+    assert "does not see images" in error["message"] and "AAAA" not in answer.text
 
 
 def test_template_kwargs_cannot_override_the_templates_own_fields(http: httpx2.Client) -> None:

@@ -150,7 +150,7 @@ def test_every_error_has_anthropics_form(http: httpx2.Client, url: str) -> None:
         ({"output_config": {"format": FORM | {"schema": {"type": 7}}}}, "type must be a string"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "messages[0].content[0] is a part of type 'image'",
+            "messages[0].content[0] is a part of type 'image' without an image",
         ),
         ({"container": "c"}, "container is not served"),
     ],

@@ -9,9 +9,9 @@ from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.sampling_params import MAX_STOP_STRINGS
 from ...openai.forms import schema as openai
-from ...openai.forms.messages import content_of
 from ...openai.forms.params import refuse_unserved
-from ...openai.forms.schema import ChatRequest, Message, MessagePart, Scheduled, Sent, TokenizeRequest
+from ...openai.forms.parts import MessagePart, Sent, content_of
+from ...openai.forms.schema import ChatRequest, Message, Scheduled, TokenizeRequest
 
 BILLING = "x-anthropic-billing-header"  # begins a system block of Claude Code that differs in each request
 _CALLS = ("tool_use", "tool_result")
@@ -20,7 +20,7 @@ _SAME = (*Scheduled.__struct_fields__, "stream", "temperature", "top_p", "top_k"
 
 
 class Block(MessagePart, frozen=True, kw_only=True):
-    """Text, thought, tool call or tool result. Other types decode, so that an error can name them."""
+    """Text, thought, image, tool call or tool result. Other types decode, so that an error can name them."""
 
     id: str | None = None
     name: str | None = None
@@ -183,4 +183,6 @@ def _as_error(content: str | list[MessagePart]) -> str | list[MessagePart]:
     if isinstance(content, str):
         return f"Error: {content}"
     first, *others = content or [MessagePart(type="text")]
+    if first.type != "text":
+        return [MessagePart(type="text", text="Error: "), first, *others]
     return [MessagePart(type="text", text=f"Error: {first.text or ''}"), *others]

@@ -12,13 +12,14 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
-from ....ipc.messages.client import ChatForm, ChatMessage, TextPart
+from ....ipc.messages.client import ChatForm, ChatMessage, MediaPart, Medium, TextPart
 from ....ipc.messages.intake import BodyInput
+from ...client.media.given_media import URL_SCHEMES, GivenMedia
+from ...text.media_limits import MediaLimits
 from ..parsers.thoughts import ends_inside
-from .schema import CUSTOM_INPUT, ChatRequest, FunctionCall, Message, MessagePart, NamedTool, TokenizeRequest, Tool
+from .parts import ImagePart, content_of
+from .schema import CUSTOM_INPUT, ChatRequest, FunctionCall, Message, NamedTool, TokenizeRequest, Tool
 
-_TEXTS = ("text", "input_text", "output_text", "refusal")
-_THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
 _RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 )
@@ -30,19 +31,51 @@ class ChatInput(NamedTuple):
     turns: list[ChatMessage]
     form: ChatForm
     echoed: str | None = None  # text of the last turn, if answers begin with it
+    media: Sequence[Medium] = ()
 
     def prompt(self, token_ids: bytes, text: str | None) -> BodyInput:
         """Return the tokenized prompt, with `echoed` as its text and with whether it ends inside a thought. `text`: the
         rendered chat, if known."""
         is_inside = ends_inside(text or "", is_continued=self.form.is_continued)
-        return BodyInput(text=self.echoed, token_ids=token_ids, is_of_chat=True, is_inside_thought=is_inside)
+        return BodyInput(
+            text=self.echoed,
+            token_ids=token_ids,
+            is_of_chat=True,
+            is_inside_thought=is_inside,
+            media=list(self.media),
+        )
 
 
-def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
+class ChatImages:
+    """Images of a chat, gathered in order and checked before they are decoded."""
+
+    def __init__(self, limits: MediaLimits) -> None:
+        self._limits, self._given = limits, GivenMedia()
+
+    @property
+    def media(self) -> list[Medium]:
+        return self._given.media
+
+    def add(self, part: ImagePart) -> MediaPart:
+        """Add an image; RequestError names its place in the body."""
+        url = part.url
+        try:
+            self._limits.check_count(len(self.media) + 1)
+            if url is not None and not url[:6].lower().startswith(URL_SCHEMES):
+                raise RequestError(f"the image {url!r:.40} is no data:, http(s): or file: URL")
+            if url is not None and url[:5].lower() == "data:":
+                self._limits.check_bytes(len(url) // 4 * 3 - 64, "the image")  # in base64, after a head
+            return self._given.add(url, part.uuid, part.detail)
+        except RequestError as error:
+            raise RequestError(f"{part.where}: {error}") from None
+
+
+def chat_input(body: ChatRequest | TokenizeRequest, limits: MediaLimits) -> ChatInput:
     """Return the template's input for a chat; RequestError for fields that contradict each other."""
+    images = ChatImages(limits)
     if isinstance(body, ChatRequest):
         body = with_allowed_tools(body)
-    turns = [_turn(position, message) for position, message in enumerate(body.messages or ())]
+    turns = [_turn(position, message, images) for position, message in enumerate(body.messages or ())]
     if not turns:
         raise RequestError("messages is empty: give at least one")
     variables: JsonObject = dict(body.chat_template_kwargs or {})
@@ -70,7 +103,7 @@ def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
         add_special_tokens=bool(body.add_special_tokens),
         is_continued=is_continued,
     )
-    return ChatInput(turns, form, echoed)
+    return ChatInput(turns, form, echoed, images.media)
 
 
 def with_allowed_tools(body: ChatRequest) -> ChatRequest:
@@ -106,7 +139,7 @@ def tools_for_template(tools: Sequence[Tool]) -> list[JsonObject]:
     return listed
 
 
-def _turn(position: int, message: Message) -> ChatMessage:
+def _turn(position: int, message: Message, images: ChatImages) -> ChatMessage:
     where = f"messages[{position}]"
     if message.function_call is not None or message.audio is not None:
         raise RequestError(f"{where} holds function_call or audio, which are not served: use tool_calls and text")
@@ -128,34 +161,9 @@ def _turn(position: int, message: Message) -> ChatMessage:
     elif message.content is None and message.role != "assistant":
         raise RequestError(f"{where} has no content: give it a text")
     if not isinstance(content, str):
-        return ChatMessage(role, [TextPart(part.text or "") for part in content], more)
+        parts = [images.add(part) if isinstance(part, ImagePart) else TextPart(part.text or "") for part in content]
+        return ChatMessage(role, parts, more)
     return ChatMessage(role, content, more)
-
-
-def content_of(
-    where: str, content: str | Sequence[MessagePart] | None, *, besides: Sequence[str] = ()
-) -> tuple[str | list[MessagePart], str | None]:
-    """Return the content of a message as a text or as parts of type text, and its thoughts joined with line breaks.
-
-    `where`: path of the content, for errors. Parts with a type in `besides` are skipped. RequestError for parts
-    other than text."""
-    if content is None or isinstance(content, str):
-        return content or "", None
-    texts, thoughts = list[MessagePart](), list[str]()
-    for position, part in enumerate(content):
-        text = part.text if part.refusal is None else part.refusal
-        if part.type in besides:
-            continue
-        if part.type in _THOUGHTS:
-            thoughts.append(part.thinking or text or "")
-        elif part.type not in _TEXTS:
-            kind = f"{part.type!r:.40}"
-            raise RequestError(f"{where}[{position}] is a part of type {kind}: only text is served, leave it out")
-        elif text is None:
-            raise RequestError(f"{where}[{position}] has no text: give one or leave the part out")
-        else:
-            texts.append(MessagePart(type="text", text=text))
-    return texts, "\n".join(filter(None, thoughts)) or None
 
 
 def _arguments(call: FunctionCall) -> JsonObject:

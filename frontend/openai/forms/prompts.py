@@ -58,6 +58,7 @@ def prompt_submits(
             prompt=each.text if each.token_ids is None else None,
             prompt_token_ids=each.token_ids,
             pooling=pooling,
+            media=each.media,
             add_special_tokens=add_special_tokens is not False,
         )
         for position, each in enumerate(inputs)

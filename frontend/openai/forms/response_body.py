@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.sampling_params import LENGTH
-from .messages import content_of
 from .params import refuse_unserved
+from .parts import MessagePart, Sent, content_of
 from .schema import (
     AllowedTool,
     AllowedTools,
@@ -23,11 +23,9 @@ from .schema import (
     JsonSchemaFormat,
     Length,
     Message,
-    MessagePart,
     NamedFunction,
     NamedTool,
     ResponseFormat,
-    Sent,
     Tool,
     ToolCall,
     items,

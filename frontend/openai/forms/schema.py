@@ -25,6 +25,7 @@ from ....ipc.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
 )
+from .parts import MessagePart, Sent
 
 CUSTOM_INPUT = "input"  # the argument of a custom tool
 TOKEN_ID = "token id"  # title of integers below the vocabulary size of the loaded model
@@ -69,10 +70,6 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Base of all bodies. Without --strict-fields, unknown fields are removed before decoding, with a warning."""
 
     NOT_SERVED: ClassVar[dict[str, tuple[object, ...]]] = {}  # unsupported fields, and the values that make them no-ops
-
-
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of structs in a conversation. Unknown fields are ignored: clients send back messages of other servers."""
 
 
 class StreamOptions(Body, frozen=True, kw_only=True):
@@ -165,15 +162,6 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     logprobs: int | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
-
-
-class MessagePart(Sent, frozen=True, kw_only=True):
-    """Part of a message. Types other than text and thought decode, so that an error can name them."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-    thinking: str | None = None
 
 
 class FunctionCall(Sent, frozen=True, kw_only=True):

@@ -14,11 +14,14 @@ from tokenloom.frontend.anthropic.forms.request_body import (
     chat_request,
     tokenize_request,
 )
-from tokenloom.frontend.openai.forms.messages import chat_input
+from tokenloom.frontend.openai.forms.messages import ChatInput
+from tokenloom.frontend.openai.forms.messages import chat_input as input_of
 from tokenloom.frontend.openai.forms.params import structured_outputs
-from tokenloom.frontend.openai.forms.schema import ChatRequest, NamedTool
+from tokenloom.frontend.openai.forms.schema import ChatRequest, NamedTool, TokenizeRequest
+from tokenloom.frontend.text.media_limits import MediaLimits
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.client import ChatMessage
+from tokenloom.tests.support.engine_specs import new_spec
 
 QUESTION = {"role": "user", "content": "Hi"}
 TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
@@ -26,6 +29,10 @@ USE = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "found"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}}
+
+
+def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
+    return input_of(body, MediaLimits.of(new_spec()))
 
 
 def chat(*messages: object, **fields: Any) -> ChatRequest:
@@ -147,14 +154,14 @@ def test_sampling_fields_become_openais() -> None:
     [
         (
             {"messages": [QUESTION, said("user", RESULT, IMAGE)]},
-            r"messages\[1\].content\[1\] is a part of type 'image'",
+            r"messages\[1\].content\[1\]: the model 'sample' does not see images",
         ),
-        ({"messages": [said("user", {"type": "document"})]}, r"messages\[0\].content\[0\] .* only text is served"),
+        ({"messages": [said("user", {"type": "document"})]}, r"messages\[0\].content\[0\] .* which is not served"),
         (
             {"messages": [said("user", RESULT | {"content": [text("x"), IMAGE]})]},
-            r"\[0\].content\[0\].content\[1\] is a",
+            r"\[0\].content\[0\].content\[1\]: the model",
         ),
-        ({"system": [IMAGE]}, r"system\[0\] is a part of type 'image': only text is served"),
+        ({"system": [IMAGE]}, r"system\[0\]: the model 'sample' does not see images"),
         (
             {"messages": [said("assistant", {"type": "tool_use", "id": "t"})]},
             r"messages\[0\].content\[0\] .* without a name",
@@ -166,6 +173,6 @@ def test_sampling_fields_become_openais() -> None:
 )
 def test_unsupported_values_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        chat(**fields)
+        chat_input(chat(**fields))
     with pytest.raises(RequestError, match=message):
-        tokenize_request(msgspec.convert({"messages": [QUESTION]} | fields, CountTokensRequest))
+        chat_input(tokenize_request(msgspec.convert({"messages": [QUESTION]} | fields, CountTokensRequest)))

@@ -175,9 +175,13 @@ def test_the_process_imports_only_modules_that_a_body_needs(host: IntakeHost) ->
 # ── packed bodies ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def packer() -> BodyPacker:
+    return BodyPacker(INPUTS.limits, INPUTS.media_limits, lambda: INPUTS, lambda medium: None)
+
+
 def pack(body_type: type[Body], **fields: Any) -> BodyRead:
     parsed = parse_body(json.dumps(fields).encode(), body_type, INPUTS.limits)
-    return BodyPacker(INPUTS.limits, lambda: INPUTS).pack(parsed)
+    return packer().pack(parsed)
 
 
 def test_short_texts_stay_texts_and_token_ids_become_bytes() -> None:
@@ -242,4 +246,4 @@ def test_no_small_body_can_exceed_the_limit_of_values() -> None:
     body = {"prompt": "a", "guided_json": {"enum": [1] * ((SMALL_BYTES - 100) // 2)}}
     raw = json.dumps(body, separators=(",", ":")).encode()
     assert SMALL_BYTES - 100 < len(raw) <= SMALL_BYTES
-    BodyPacker(INPUTS.limits, lambda: INPUTS).pack(parse_body(raw, CompletionRequest, INPUTS.limits))
+    packer().pack(parse_body(raw, CompletionRequest, INPUTS.limits))

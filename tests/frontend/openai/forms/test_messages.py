@@ -7,11 +7,14 @@ import pytest
 
 from tokenloom.frontend.anthropic.forms.request_body import MessagesRequest
 from tokenloom.frontend.anthropic.forms.request_body import chat_request as chat_of_messages
-from tokenloom.frontend.openai.forms.messages import chat_input
+from tokenloom.frontend.openai.forms.messages import ChatInput
+from tokenloom.frontend.openai.forms.messages import chat_input as input_of
 from tokenloom.frontend.openai.forms.response_body import ResponsesRequest, chat_request
-from tokenloom.frontend.openai.forms.schema import ChatRequest
+from tokenloom.frontend.openai.forms.schema import ChatRequest, TokenizeRequest
+from tokenloom.frontend.text.media_limits import MediaLimits
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.client import TextPart
+from tokenloom.tests.support.engine_specs import new_spec
 
 ARGUMENTS = [
     ('{"a": 1}', {"a": 1}),
@@ -43,6 +46,10 @@ def test_thoughts_of_earlier_answers_have_either_name(name: str) -> None:
     assert chat_input(chat).turns[0].more == {"reasoning_content": "why"}
 
 
+def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
+    return input_of(body, MediaLimits.of(new_spec()))
+
+
 def test_text_parts_reach_the_template_as_parts() -> None:
     listed = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}, {"type": "output_text", "text": "c"}]
     said = {"role": "user", "content": listed}
@@ -62,7 +69,7 @@ def test_text_parts_reach_the_template_as_parts() -> None:
         [[TextPart("Error: a"), *parts[1:]], parts],
     ]
     image = {"role": "user", "content": [listed[0], {"type": "image_url", "image_url": {"url": "x"}}]}
-    with pytest.raises(RequestError, match=r"messages\[0\].content\[1\] is a part of type 'image_url': only text is"):
+    with pytest.raises(RequestError, match=r"^messages\[0\].content\[1\]: the model 'sample' does not see images"):
         chat_input(msgspec.convert({"messages": [image]}, ChatRequest))
 
 

@@ -5,9 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tokenloom.frontend.openai.forms.messages import chat_input
+from tokenloom.frontend.openai.forms.messages import ChatInput
+from tokenloom.frontend.openai.forms.messages import chat_input as input_of
 from tokenloom.frontend.openai.forms.response_body import ResponsesRequest, chat_request
+from tokenloom.frontend.openai.forms.schema import ChatRequest, TokenizeRequest
+from tokenloom.frontend.text.media_limits import MediaLimits
 from tokenloom.ipc.errors import RequestError
+from tokenloom.tests.support.engine_specs import new_spec
+
+
+def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
+    return input_of(body, MediaLimits.of(new_spec()))
 
 
 def contents(*items: object) -> list[str]:
@@ -21,5 +29,5 @@ def test_a_function_output_may_have_parts() -> None:
     in_parts = output | {"output": [{"type": "input_text", "text": text} for text in ("two", "parts")]}
     assert contents(call, output) == contents(call, in_parts) == ["", "two\nparts"]
     image = output | {"output": [{"type": "input_image", "image_url": "data:x"}]}
-    with pytest.raises(RequestError, match=r"^input\[0\].output\[0\] is a part of type 'input_image': only text"):
+    with pytest.raises(RequestError, match=r"^input\[0\].output\[0\]: the model 'sample' does not see images"):
         contents(image)
