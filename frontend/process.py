@@ -32,6 +32,7 @@ from ..ipc.process.malloc import return_large_blocks
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
 from .listening.open_requests import OpenRequests, path_of
 from .requests.frontend import Frontend
+from .requests.vision import Vision
 from .text.chat_template import ChatTemplate
 from .text.tokenizer import Tokenizer
 
@@ -123,8 +124,10 @@ class FrontendProcess:
         spec, begun = self._spec, time.monotonic()
         folder = Path(spec.tokenizer_folder)
         tokenizer = Tokenizer.load(folder, spec.config.trust_remote_code)
-        chat_template = ChatTemplate.load(folder, tokenizer, spec.config)
-        frontend = Frontend(spec, tokenizer, chat_template, self._wake)
+        vision = Vision.load(spec, tokenizer)
+        marker = "" if vision is None else vision.placeholders.marker
+        chat_template = ChatTemplate.load(folder, tokenizer, spec.config, marker)
+        frontend = Frontend(spec, tokenizer, chat_template, self._wake, vision)
         detail = "none: token ids only" if tokenizer is None else f"{tokenizer.size} tokens"
         self.supervisor.send(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
         begun = time.monotonic()

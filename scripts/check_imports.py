@@ -92,17 +92,17 @@ FOLDERS = {
         _ASGI | _parties("prometheus_client uvicorn uvloop zmq"),
     ),
     "frontend/intake": Folder(
-        _frontend("anthropic/forms client client/media openai/forms openai/parsers text"), _parties("msgspec zmq")
+        _frontend("anthropic/forms client client/media media openai/forms openai/parsers text"), _parties("msgspec zmq")
     ),
     "frontend/listening": Folder(IPC),
-    "frontend/media": Folder(_frontend("intake text"), _parties("msgspec PIL")),
+    "frontend/media": Folder(_frontend("text"), _parties("msgspec PIL")),
     "frontend/metrics": Folder(IPC, _parties("msgspec opentelemetry prometheus_client")),
     "frontend/openai": Folder(_frontend("adapters client client/media intake metrics requests text"), _ASGI),
     "frontend/openai/forms": Folder(_frontend("client client/media openai/parsers text"), _ASGI),
     "frontend/openai/parsers": Folder(_frontend("text"), _parties("msgspec")),
     "frontend/options": Folder(IPC, _parties("msgspec yaml")),
     "frontend/requests": Folder(
-        _frontend("adapters client client/media intake metrics sources supervisor text"), _parties("msgspec zmq")
+        _frontend("adapters client client/media intake media metrics sources supervisor text"), _parties("msgspec zmq")
     ),
     "frontend/sources": Folder(IPC, _parties("httptools")),
     "frontend/supervisor": Folder(_frontend("adapters listening media"), _parties("msgspec zmq tqdm huggingface_hub")),

@@ -28,6 +28,7 @@ from ...ipc.process.awake_clock import AwakeClock
 from ...workers.worker import Worker
 from ..client.transport import encode_client_message
 from ..requests.frontend import Frontend
+from ..requests.vision import Vision
 from ..supervisor.resolve import resolve
 from ..text.chat_template import ChatTemplate, check_template
 from ..text.tokenizer import Tokenizer
@@ -86,8 +87,10 @@ class InProcessEngine:
             self._is_reloaded = False
             folder = Path(self.spec.tokenizer_folder)
             tokenizer = Tokenizer.load(folder, config.trust_remote_code)
-            chat_template = ChatTemplate.load(folder, tokenizer, self.spec.config)
-            self._frontend = Frontend(self.spec, tokenizer, chat_template, self._wakeup.set)
+            vision = Vision.load(self.spec, tokenizer)
+            marker = "" if vision is None else vision.placeholders.marker
+            chat_template = ChatTemplate.load(folder, tokenizer, self.spec.config, marker)
+            self._frontend = Frontend(self.spec, tokenizer, chat_template, self._wakeup.set, vision)
             self._frontend.adapters.load_modules()
         except BaseException:
             self._run_directory.remove()

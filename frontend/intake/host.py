@@ -21,8 +21,8 @@ from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import InternalError, RequestError, TokenloomError
 from ...ipc.messages.intake import IntakeAnswer, IntakeQuestion
+from ...ipc.process.frames import receive_frame, send_frame
 from ...ipc.process.log import is_worth_a_line
-from .frames import receive_frame, send_frame
 
 logger = logging.getLogger("tokenloom.frontend")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -19,7 +19,6 @@ from ...ipc.errors import ProtocolError, RequestError
 from ...ipc.messages.client import ChatForm, Child, Submit
 from ...ipc.messages.core import EngineCoreRequest
 from ...ipc.messages.intake import ReadPrompt
-from ...ipc.messages.media import MediaSpan
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import MAX_CHILDREN, CutSide, SamplingParams, child_seed
 from ..client.prompts import check_text
@@ -29,6 +28,7 @@ from ..text.chat_template import MODEL_FORM, ChatTemplate
 from ..text.media_limits import MediaLimits
 from ..text.prompt_limits import PromptLimits
 from ..text.tokenizer import Tokenizer, head_of
+from .prompt import ProcessedRequest, Prompt
 
 MAX_DETOKENIZED = 1 << 20  # tokens at once
 MAX_NAMED_IDS = 32  # bad token ids listed in one error
@@ -38,26 +38,18 @@ MAX_OPENING_TOKENS = 16  # of the marker that opens a thought and the white spac
 MAX_LOGPROBS = 32 << 20  # of an answer, or of a prompt: a slow reader makes us keep all of them
 
 
-class Prompt(msgspec.Struct, frozen=True):
-    """Tokenized prompt. `text`: None for token ids, and for a long chat that an intake process rendered."""
-
-    token_ids: bytes
-    text: str | None
-    spans: list[MediaSpan] = []
-
-
-class ProcessedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a request that never changes, not even when a process is replaced."""
-
-    prompt: Prompt
-    children: list[Child]  # at least one, with their seeds
-    core: EngineCoreRequest  # without children; prompt + max_tokens ≤ max_model_len
-
-
 class InputProcessor:
     """Validator and tokenizer of requests for one model. Owns the generator of seeds for requests without one."""
 
-    def __init__(self, spec: EngineSpec, tokenizer: Tokenizer | None, chat_template: ChatTemplate | None) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        tokenizer: Tokenizer | None,
+        chat_template: ChatTemplate | None,
+        prepare: Callable[[str], str] = str,
+    ) -> None:
+        """`prepare` makes of a prompt the text that is tokenized."""
+        self._prepare = prepare
         self._vocab_size = spec.model.vocab_size
         self._default_timeout_s, self._max_timeout_s = spec.config.default_timeout_s, spec.config.max_timeout_s
         self._hidden_size = spec.model.hidden_size
@@ -101,7 +93,7 @@ class InputProcessor:
             needed = tokenizer.kept(text, self.max_model_len, cut_side)
         else:
             self.limits.check_text(text)
-        token_ids = encode_ids(tokenizer.encode(needed, add_special_tokens=add_special_tokens))
+        token_ids = encode_ids(tokenizer.encode(self._prepare(needed), add_special_tokens=add_special_tokens))
         return Prompt(head_of(tokenizer, token_ids, self.max_model_len) if cut_side == "right" else token_ids, text)
 
     def tokenize(self, question: ReadPrompt) -> Prompt:

@@ -26,6 +26,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import Overloaded, RequestError
 from ...ipc.messages.intake import IntakeAnswer, IntakeQuestion, NotRead, PromptRead, ReadBody, ReadPrompt
 from ...ipc.process.faults import maybe_fail
+from ...ipc.process.frames import receive_frame, send_frame
 from ...ipc.process.malloc import return_large_blocks
 from ..client.media.held_medium import HeldMedium
 from ..text.media_limits import MediaLimits
@@ -33,7 +34,6 @@ from ..text.prompt_limits import PromptLimits
 from .body_error import BodyError
 from .body_packer import LARGE_TYPES, BodyPacker
 from .body_parser import parse_body
-from .frames import receive_frame, send_frame
 
 if TYPE_CHECKING:
     from .input_processor import InputProcessor
@@ -114,14 +114,19 @@ class IntakeProcess:
 
     @cached_property
     def _inputs(self) -> InputProcessor:
-        from ..text.chat_template import ChatTemplate  # these import tokenizers and jinja2
+        from ..media.model_images import ModelImages  # these import tokenizers and jinja2
+        from ..text.chat_template import ChatTemplate
         from ..text.tokenizer import Tokenizer
         from .input_processor import InputProcessor
 
         spec = self._spec
         folder = Path(spec.tokenizer_folder)
         tokenizer = Tokenizer.load(folder, spec.config.trust_remote_code)
-        return InputProcessor(spec, tokenizer, ChatTemplate.load(folder, tokenizer, spec.config))
+        images = ModelImages.load(spec, tokenizer)
+        if images is None:
+            return InputProcessor(spec, tokenizer, ChatTemplate.load(folder, tokenizer, spec.config))
+        template = ChatTemplate.load(folder, tokenizer, spec.config, images.placeholders.marker)
+        return InputProcessor(spec, tokenizer, template, images.prepare)
 
 
 def main() -> int:

@@ -12,7 +12,8 @@ import msgspec
 from ...ipc.codec import num_ids
 from ...ipc.errors import RequestError
 from ...ipc.messages.intake import IntakeAnswer, NotRead, PromptRead, ReadPrompt
-from .input_processor import InputProcessor, Prompt
+from .input_processor import InputProcessor
+from .prompt import Prompt
 from .thread_pool import WAIT_S, PoolJob, Then, ThreadPool
 
 SHORT_CHARACTERS = 4096

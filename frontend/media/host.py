@@ -25,8 +25,8 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import InternalError, RequestError, TokenloomError
 from ...ipc.messages.media import MediaKind
 from ...ipc.messages.media_process import ImageNotRead, ImageRead, MediaAnswer, MediaReady, ReadImage
+from ...ipc.process.frames import LENGTH_BYTES
 from ...ipc.process.log import is_worth_a_line
-from ..intake.frames import LENGTH_BYTES
 from .image_processor_config import Detail, Grid, ImageProcessorConfig
 
 logger = logging.getLogger("tokenloom.frontend")

@@ -26,8 +26,8 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import Overloaded, RequestError, TokenloomError, error_info
 from ...ipc.messages.media_process import ImageNotRead, ImageRead, MediaReady, ReadImage
 from ...ipc.process.faults import maybe_fail
+from ...ipc.process.frames import receive_frame, send_frame
 from ...ipc.process.malloc import return_large_blocks
-from ..intake.frames import receive_frame, send_frame
 from .decode import decode_image
 from .image_processor import ProcessedImage, process_image
 from .image_processor_config import ImageProcessorConfig

@@ -43,7 +43,7 @@ from ..adapters.desk import NotFound
 from ..client.media.media_sender import held_media
 from ..client.prompts import id_is_open
 from ..intake.body_parser import ParsedBody
-from ..intake.input_processor import Prompt
+from ..intake.prompt import Prompt
 from ..metrics.access_record import access_record
 from ..metrics.tracing import TraceContext, incoming_trace
 from ..requests.frontend import Frontend

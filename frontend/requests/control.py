@@ -26,7 +26,7 @@ from ...ipc.messages.intake import ReadPrompt
 from ...ipc.messages.supervisor import SetLogLevel
 from ...ipc.process.log import LogLevel
 from ..adapters.desk import AdapterDesk
-from ..intake.input_processor import Prompt
+from ..intake.prompt import Prompt
 from ..intake.prompt_reader import PromptReader
 from ..intake.thread_pool import ThreadPool
 from ..supervisor.hub import find_checkpoint

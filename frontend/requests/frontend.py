@@ -56,7 +56,8 @@ from ...ipc.process.awake_clock import AwakeClock
 from ..adapters.desk import AdapterDesk
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
 from ..intake.host import IntakeHost
-from ..intake.input_processor import InputProcessor, Prompt
+from ..intake.input_processor import InputProcessor
+from ..intake.prompt import Prompt
 from ..intake.prompt_reader import PromptReader
 from ..intake.thread_pool import Then, ThreadPool
 from ..metrics.tracing import new_tracing
@@ -68,11 +69,12 @@ from .control import ControlProxy
 from .core_client import CoreClient, FrontendOutbox
 from .engine_metrics import EngineMetrics
 from .large_frame import LARGE_BYTES, check_large_frame, message_id
-from .media_desk import MediaDesk, ReadMedium, Vision
+from .media_desk import MediaDesk
 from .output_processor import OutputProcessor, RequestState, Session
 from .queries import QueryProcessor
 from .request_manager import RequestManager
 from .session_table import SessionTable
+from .vision import ReadMedium, Vision
 
 logger = logging.getLogger("tokenloom.frontend")
 
@@ -100,7 +102,8 @@ class Frontend:
         self.log_level = spec.config.log_level  # of all processes; set by the supervisor
         self._spec = spec
         self._monotonic = monotonic
-        self.inputs = InputProcessor(spec, tokenizer, chat_template)
+        prepare = str if vision is None else vision.placeholders.before_tokenization
+        self.inputs = InputProcessor(spec, tokenizer, chat_template, prepare)
         self.thread_pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic)
         self.prompts = PromptReader(self.inputs, self.thread_pool)
         self.media = MediaDesk(spec, wake, vision)

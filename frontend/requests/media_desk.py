@@ -8,27 +8,29 @@ as long as a request needs it; a full store makes requests wait. Knows no prompt
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from ...ipc.blobs.store import BlobStore
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import InternalError, Overloaded, RequestError, TokenloomError
 from ...ipc.messages.client import Medium, PutMedium
-from ...ipc.messages.media import MediaKind, MediaSpan
+from ...ipc.messages.media import MediaKind
 from ...ipc.process.descriptors import descriptor_limit
 from ..client.media.data_url import decode_data_url
 from ..intake.thread_pool import Then
 from ..sources.media_sources import MediaSources
 from ..text.media_limits import MediaLimits
+from .vision import ReadMedium, Vision
 
 T = TypeVar("T")
 
@@ -36,49 +38,11 @@ logger = logging.getLogger("tokenloom.frontend")
 
 WAIT_S = 60.0  # for the bytes of a medium, for room in the store, and for all of a request's media to be read
 HOLD_S = 30.0  # how long bytes that came before their request are kept for it
-RETRY_S = 0.2  # between attempts to get room in a full store
+RETRY_S = 2.0  # longest time between attempts to get room in a full store
 MAX_PUT_BYTES = 256 << 20  # of media that wait to be written
 MAX_KNOWN = 1 << 14  # entries of the table of media that have been read
 MAX_ASKS = 3  # for the same bytes
 PINS_SHARE = 4  # of the descriptors that this process may have, pinned media take at most 1 / PINS_SHARE
-
-
-class ReadMedium(Protocol):
-    """A medium that has been decoded: its media file in the store."""
-
-    @property
-    def digest(self) -> bytes: ...
-
-    @property
-    def grid(self) -> tuple[int, int, int]: ...
-
-
-class MediaReader(Protocol):
-    """Decodes media into media files of the blob store."""
-
-    async def read(self, source: bytes, kind: MediaKind, detail: str) -> ReadMedium:
-        """Decode the blob with the digest `source`; RequestError if it is no readable medium."""
-
-    def close(self) -> None: ...
-
-
-class Placeholders(Protocol):
-    """Puts media into prompts."""
-
-    @property
-    def marker(self) -> str:
-        """The text that a prompt has at the place of an image."""
-
-    def expand(self, token_ids: Sequence[int], items: Sequence[ReadMedium]) -> tuple[list[int], list[MediaSpan]]:
-        """Return the prompt with the tokens of each medium in place of its marker. RequestError unless there are as
-        many markers as media."""
-
-
-class Vision(NamedTuple):
-    """How the images of a model are read, and where they stand in prompts."""
-
-    new_reader: Callable[[BlobStore], MediaReader]
-    placeholders: Placeholders
 
 
 NeedBytes: TypeAlias = Callable[[list[bytes]], None]  # requests the bytes with these digests from the client
@@ -91,6 +55,7 @@ class MediaJob:
 
     user: str
     media: list[Medium]
+    owner: str
     scope: str  # whose uuids its media may use
     need: NeedBytes | None  # None: nobody can send the bytes again
     pinned: set[bytes] = field(default_factory=set)
@@ -117,6 +82,7 @@ class MediaDesk:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._max_pinned = max(descriptor_limit() // PINS_SHARE, 16)
         # used by the thread alone
+        self._released = asyncio.Event()  # something was unpinned since it was cleared
         self._num_pinned = 0  # media of requests
         self._num_put_bytes = 0
         self._puts: dict[bytes, asyncio.Task[None]] = {}  # bytes that are being written
@@ -138,12 +104,14 @@ class MediaDesk:
         then: Then[list[ReadMedium]],
         *,
         need: NeedBytes | None = None,
+        owner: str = "",
         scope: str = "",
         wait_s: float = WAIT_S,
     ) -> MediaJob:
         """Read the media of a request and pin them until the job is released; the loop later calls `then` with them in
-        order, or with an error. `need` is called for bytes that the store lacks; `scope`: of uuids."""
-        job = MediaJob(f"job-{next(self._numbers)}", media, scope, need)
+        order, or with an error. `need` is called for bytes that the store lacks. `owner`: the caller, for fair
+        queueing; `scope`: of uuids."""
+        job = MediaJob(f"job-{next(self._numbers)}", media, owner, scope, need)
         self._call(partial(self._begin, job, then, min(wait_s, WAIT_S)))
         return job
 
@@ -201,7 +169,11 @@ class MediaDesk:
         self._wake()
 
     def _unpin_later(self, digest: bytes, user: str) -> None:
-        asyncio.get_running_loop().call_later(HOLD_S, self.store.unpin, digest, user)
+        def unpin() -> None:
+            self.store.unpin(digest, user)
+            self._released.set()
+
+        asyncio.get_running_loop().call_later(HOLD_S, unpin)
 
     # ── bytes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -241,12 +213,15 @@ class MediaDesk:
         """Repeat `work` while the store is full, for at most WAIT_S; then raise Overloaded."""
         end = time.monotonic() + WAIT_S
         while True:
+            self._released.clear()
             try:
                 return await work()
             except Overloaded:
                 if time.monotonic() >= end:
                     raise
-            await asyncio.sleep(RETRY_S)
+            with contextlib.suppress(TimeoutError):  # an intake process may release something, too
+                async with asyncio.timeout(RETRY_S):
+                    await self._released.wait()
 
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -262,6 +237,7 @@ class MediaDesk:
             self.store.unpin(digest, job.user)
         self._num_pinned -= len(job.pinned)
         job.pinned.clear()
+        self._released.set()
 
     async def _finish(self, job: MediaJob, then: Then[list[ReadMedium]], wait_s: float) -> None:
         result: list[ReadMedium] | TokenloomError
@@ -279,7 +255,8 @@ class MediaDesk:
 
     async def _read_all(self, job: MediaJob) -> list[ReadMedium]:
         while self._num_pinned and self._num_pinned + len(job.media) > self._max_pinned:
-            await asyncio.sleep(RETRY_S)
+            self._released.clear()
+            await self._released.wait()
         sources: set[bytes] = set()
         try:
             read: list[ReadMedium] = []
@@ -289,6 +266,7 @@ class MediaDesk:
         finally:
             for source in sources:
                 self.store.unpin(source, f"{job.user}-source")
+            self._released.set()
 
     async def _sources_of(self, job: MediaJob, sources: set[bytes]) -> list[bytes]:
         """Return the digests of the bytes of a job's media; pin them, and add them to `sources`, unless their media
@@ -366,7 +344,7 @@ class MediaDesk:
                 return known
             task = self._reading.get(key)
             if task is None:
-                task = self._reading[key] = _new_task(self._read_file(key))
+                task = self._reading[key] = _new_task(self._read_file(key, job.owner))
                 task.add_done_callback(lambda _: self._reading.pop(key))
             medium = await asyncio.shield(task)
             self._known[key] = medium
@@ -374,10 +352,10 @@ class MediaDesk:
                 self._known.popitem(last=False)
         raise Overloaded("an image was dropped from a full store as soon as it was read: ask again later")
 
-    async def _read_file(self, key: _Key) -> ReadMedium:
+    async def _read_file(self, key: _Key, owner: str) -> ReadMedium:
         reader = self._reader
         assert reader is not None, "only a model that sees images reads them"
-        return await self._patiently(lambda: reader.read(*key))
+        return await self._patiently(lambda: reader.read(*key, owner))
 
 
 _tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks weakly

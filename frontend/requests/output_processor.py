@@ -23,7 +23,7 @@ from ...ipc.messages.base import BulkArray, FinishReason
 from ...ipc.messages.client import Child, Delta, RequestMetrics, Submit
 from ...ipc.messages.core import CoreChild, EngineCoreOutputs, EngineCoreRequest, Finished
 from ...ipc.messages.tier import PlaceName
-from ..intake.input_processor import ProcessedRequest
+from ..intake.prompt import ProcessedRequest
 from ..intake.thread_pool import PoolJob
 from ..text.detokenizer import Detokenizer, DetokenizerFactory
 from ..text.markers import MarkerFinder

@@ -27,7 +27,7 @@ from ...ipc.messages.client import (
 from ...ipc.messages.intake import ReadPrompt
 from ...ipc.messages.supervisor import Progress
 from ...ipc.version import tokenloom_version
-from ..intake.input_processor import Prompt
+from ..intake.prompt import Prompt
 from ..intake.prompt_reader import PromptReader
 from .core_client import CoreClient
 from .engine_metrics import EngineMetrics

@@ -21,13 +21,14 @@ from ...ipc.messages.core import EngineCoreOutputs
 from ...ipc.messages.intake import ReadPrompt
 from ..adapters.desk import AdapterDesk
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS, check_request_id
-from ..intake.input_processor import Prompt
+from ..intake.prompt import Prompt
 from ..intake.prompt_reader import PromptReader
 from .core_client import CoreClient
 from .engine_metrics import EngineMetrics
-from .media_desk import MediaDesk, Placeholders, ReadMedium
+from .media_desk import MediaDesk
 from .output_processor import OutputProcessor, RequestState, Session
 from .session_table import SessionTable
+from .vision import Placeholders, ReadMedium
 
 logger = logging.getLogger("tokenloom.frontend")
 
@@ -113,6 +114,7 @@ class RequestManager:
             submit.media,
             lambda read: self._on_media(request, read),
             need=need if session.can_repeat else None,
+            owner=session.caller_of(submit.request_id),
             scope=submit.params.cache_salt or "",
             wait_s=request.expires_at - self._unix_time(),
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenloom.frontend.requests.frontend import Frontend
-from tokenloom.frontend.requests.media_desk import Vision
+from tokenloom.frontend.requests.vision import Vision
 from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import Decoder, encode, encode_ids

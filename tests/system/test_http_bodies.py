@@ -166,3 +166,15 @@ def test_a_disconnect_during_tokenization_ends_the_intake_process(engine: Launch
         assert time.monotonic() < deadline, "the question goes on"
     assert http.post("/v1/chat/completions", content=body).status_code == 200
     wait_idle(http)
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 20, 20 << 20])
+@pytest.mark.parametrize(("path", "field"), [("/v1/chat/completions", "messages"), ("/v1/responses", "input")])
+def test_a_text_model_refuses_a_large_image_by_its_name_and_not_by_its_size(
+    http: httpx2.Client, path: str, field: str, num_bytes: int
+) -> None:
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * (num_bytes // 3 * 4)}"}}
+    answer = http.post(path, json={field: [{"role": "user", "content": [image]}]})
+    assert answer.status_code == 400 and "AAAA" not in answer.text
+    assert answer.json()["error"]["message"].startswith(f"{field}[0].content[0]: the model ")
+    assert "does not see images" in answer.text and answer.json()["error"]["param"] == field

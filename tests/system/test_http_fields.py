@@ -264,7 +264,7 @@ def test_parts_other_than_text_are_refused(http: httpx2.Client, path: str, field
     assert error["message"].startswith(f"{field}[0].content[1] is a part of type '{kind}', which is not served")
 
 
-@pytest.mark.parametrize("num_bytes", [10, 1 << 20, 8 << 20])
+@pytest.mark.parametrize("num_bytes", [10, 60_000])
 @pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (RESPONSE, "input"), ("/tokenize", "messages")])
 def test_images_for_a_text_model_are_refused(http: httpx2.Client, path: str, field: str, num_bytes: int) -> None:
     url = "data:image/png;base64," + base64.b64encode(bytes(num_bytes)).decode()

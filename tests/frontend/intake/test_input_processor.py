@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from tokenloom.frontend.intake.input_processor import InputProcessor, ProcessedRequest, Prompt
+from tokenloom.frontend.intake.input_processor import InputProcessor
+from tokenloom.frontend.intake.prompt import ProcessedRequest, Prompt
 from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig

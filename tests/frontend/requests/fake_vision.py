@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tokenloom.frontend.requests.media_desk import ReadMedium, Vision
+from tokenloom.frontend.requests.vision import ReadMedium, Vision
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
@@ -38,7 +38,7 @@ class FakeReader:
         self.store = store
         return self
 
-    async def read(self, source: bytes, kind: MediaKind, detail: str) -> ReadMedium:
+    async def read(self, source: bytes, kind: MediaKind, detail: str, owner: str) -> ReadMedium:
         content = self.store.open(source)
         assert content is not None, "a source that is read is pinned"
         data = bytes(content)
@@ -59,6 +59,9 @@ class FakePlaceholders:
 
     def __init__(self, token_id: int) -> None:
         self.token_id = token_id
+
+    def before_tokenization(self, text: str) -> str:
+        return text
 
     def expand(self, token_ids: Sequence[int], items: Sequence[ReadMedium]) -> tuple[list[int], list[MediaSpan]]:
         if (num_markers := list(token_ids).count(self.token_id)) != len(items):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tokenloom.frontend.requests import media_desk
-from tokenloom.frontend.requests.media_desk import MediaDesk, MediaJob, NeedBytes, ReadMedium
+from tokenloom.frontend.requests.media_desk import MediaDesk, MediaJob, NeedBytes
+from tokenloom.frontend.requests.vision import ReadMedium
 from tokenloom.ipc.errors import Overloaded, TokenloomError
 from tokenloom.ipc.messages.client import Medium, PutMedium
 from tokenloom.tests.frontend.requests.fake_vision import BAD, fake_vision, seeing_spec

@@ -1,4 +1,4 @@
-"""Frames on the stream socket between frontend and intake process: 8 bytes of length, then the bytes.
+"""Frames on a stream socket between a process and its child: 8 bytes of length, then the bytes.
 
 All calls block. They raise ConnectionError if the peer has ended, TimeoutError after the deadline.
 """
