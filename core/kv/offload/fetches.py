@@ -4,7 +4,8 @@
 
 A waiting request must not lose: it waits no longer than computing the blocks that have come would have taken, and GRACE
 of the whole. Then it runs with the blocks that are there; those that come before its admission are used too. A fetch
-holds a reference to each slot that came for it, until its request is admitted or ends.
+holds each slot with a block of it, in any order, until its request is admitted or ends: else the blocks of a prompt
+that is larger than the arena would evict each other.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Fetch:
     owner: int = 0  # tenant
     on_end: Callable[[], None] | None = None  # for a fetch without a request
     keys: list[bytes] = field(default_factory=list)  # of found blocks
+    index_by_key: dict[bytes, int] = field(default_factory=dict)  # of found blocks, given up or not
     sources: bytes = b""  # of them
     num_ordered: int = 0
     num_ready: int = 0  # in a row, from the first: in a slot that it holds, or in the pool
@@ -52,6 +54,10 @@ class Fetch:
     jobs: set[int] = field(default_factory=set)
     give_up_at: float = 0.0
     is_waiting: bool = True  # its request waits for it
+
+    def wants(self, key: bytes) -> bool:
+        """Whether it shall hold a slot with this block."""
+        return self.index_by_key.get(key, len(self.keys)) < len(self.keys) and key not in self.held
 
 
 @dataclass
@@ -186,6 +192,7 @@ class Fetches:
         if fetch not in self._others and (fetch.request is None or self._fetch_by_request.get(fetch.request) != fetch):
             return  # it is over
         fetch.keys = fetch.first_keys(len(message.sources))
+        fetch.index_by_key = {key: index for index, key in enumerate(fetch.keys)}
         fetch.sources = message.sources[: len(fetch.keys)]
         for source in set(fetch.sources):
             self.on_found_keys((key for key, of in zip(fetch.keys, fetch.sources, strict=True) if of == source), source)
@@ -222,7 +229,7 @@ class Fetches:
         source = -1
         while fetch.num_ordered < len(fetch.keys):
             key = fetch.keys[fetch.num_ordered]
-            if not self._is_coming(key):
+            if self._pool.lookup(key) is None and not self._hold(fetch, key) and key not in self._loading:
                 is_room = len(self._loading) + len(run) < self._max_loading
                 slot = self._slots.allocate_for(fetch.owner) if is_room else None
                 if slot is None:
@@ -234,8 +241,13 @@ class Fetches:
             fetch.num_ordered += 1
         self._send_load(fetch, source, run, now)
 
-    def _is_coming(self, key: bytes) -> bool:
-        return key in self._loading or self._slots.lookup(key) is not None or self._pool.lookup(key) is not None
+    def _hold(self, fetch: Fetch, key: bytes) -> bool:
+        """Refer to the slot with a block that the fetch wants; False if no slot has it."""
+        slot = self._slots.lookup(key)
+        if slot is not None and fetch.wants(key):
+            self._slots.touch([slot])
+            fetch.held[key] = slot
+        return slot is not None
 
     def _send_load(self, fetch: Fetch, source: int, key_by_slot: dict[int, bytes], now: float) -> None:
         if not key_by_slot:
@@ -244,14 +256,8 @@ class Fetches:
         self._loads[job] = _Load(fetch, source, key_by_slot, len(key_by_slot), now)
         self._loading.update(dict.fromkeys(key_by_slot.values(), job))
         fetch.jobs.add(job)
-        self._send(
-            LoadBlocks(
-                job=job,
-                keys=b"".join(key_by_slot.values()),
-                slots=encode_ids(key_by_slot),
-                sources=bytes([source]) * len(key_by_slot),
-            )
-        )
+        keys, sources = b"".join(key_by_slot.values()), bytes([source]) * len(key_by_slot)
+        self._send(LoadBlocks(job=job, keys=keys, slots=encode_ids(key_by_slot), sources=sources))
 
     def on_loaded(self, message: BlocksLoaded, now: float) -> None:
         """Take back slots with or without content, and let requests run that have all their blocks."""
@@ -265,6 +271,8 @@ class Fetches:
             if not load.is_void:
                 self.hits.note_origin(key, FIRST_SOURCE + load.source)
                 self._slots.cache_written(slot, key)
+                if load.fetch is not None:
+                    self._hold(load.fetch, key)
             self._slots.free([slot])
         bad = [(slot, load.key_by_slot.pop(slot)) for slot in np.frombuffer(message.bad_slots, np.int32).tolist()]
         if message.is_last:
@@ -279,12 +287,12 @@ class Fetches:
         bad_keys = {key for _, key in bad}
         for fetch in [*self._fetch_by_request.values(), *self._others]:
             if bad_keys:
-                end = next((i for i, key in enumerate(fetch.keys) if key in bad_keys), len(fetch.keys))
-                self._cut(fetch, end)
+                self._cut(fetch, min(fetch.index_by_key.get(key, len(fetch.keys)) for key in bad_keys))
             self._go_on(fetch, now)
 
     def _cut(self, fetch: Fetch, num_blocks: int) -> None:
         """Give up the blocks from `num_blocks` on."""
+        self._slots.free(fetch.held.pop(key) for key in reversed(fetch.keys[num_blocks:]) if key in fetch.held)
         del fetch.keys[num_blocks:]
         fetch.num_ordered = min(fetch.num_ordered, num_blocks)
 
@@ -302,11 +310,7 @@ class Fetches:
     def _take_ready(self, fetch: Fetch) -> None:
         while fetch.num_ready < len(fetch.keys):
             key = fetch.keys[fetch.num_ready]
-            slot = self._slots.lookup(key)
-            if slot is not None and key not in fetch.held:
-                self._slots.touch([slot])
-                fetch.held[key] = slot
-            elif slot is None and self._pool.lookup(key) is None:
+            if self._pool.lookup(key) is None and not self._hold(fetch, key):
                 if key not in self._loading:  # it was there, but its place has been given to another block
                     fetch.num_ordered = min(fetch.num_ordered, fetch.num_ready)
                 return
@@ -334,6 +338,10 @@ class Fetches:
         waiting = self._fetch_by_request.values()
         return [fetch for fetch in waiting if fetch.is_waiting and fetch.held and fetch.num_ordered < len(fetch.keys)]
 
+    def held_keys(self, fetch: Fetch) -> list[bytes]:
+        """Return the keys of the blocks in slots that it holds, in the prompt's order."""
+        return sorted(fetch.held, key=fetch.index_by_key.__getitem__)
+
     def let_go(self, fetch: Fetch, keys: list[bytes]) -> None:
         """Release slots that were copied to the pool."""
         self._slots.free(fetch.held.pop(key) for key in keys)
@@ -353,7 +361,7 @@ class Fetches:
             self._drop(fetch)
 
     def _drop(self, fetch: Fetch) -> None:
-        self._slots.free(reversed(fetch.held.values()))
+        self._slots.free(fetch.held[key] for key in reversed(self.held_keys(fetch)))
         fetch.held = {}
         for job in fetch.jobs:
             load = self._loads.get(job)

@@ -325,7 +325,7 @@ class Offload:
         """For requests that need more slots than there are: move loaded blocks to the pool, where they stay findable.
         num_spare: free blocks of the pool that are left alone."""
         for fetch in self.fetches.stalled():
-            keys = [key for key in fetch.keys[: fetch.num_ready] if key in fetch.held]
+            keys = self.fetches.held_keys(fetch)
             room = min(self._pool.num_free - num_spare, self.max_loads(has_rows=has_rows))
             landed = keys[: max(room, 0)]
             self.land_slots([(key, fetch.held[key]) for key in landed])
