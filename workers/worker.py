@@ -59,7 +59,8 @@ logger = logging.getLogger("tokenloom.worker")
 
 COMPILE_SHARE = 0.8  # of the start timeout, so that a hanging compiler is named before the supervisor gives up
 MAX_BLOCKS = 2**31 - 1  # more than any pool has
-AHEAD_BYTES = 256 << 20  # of the pool, taken beyond the highest block that was used
+AHEAD_BYTES = 256 << 20  # of the pool, taken beyond the highest block that was used; with KV tiers it is the longest
+# request, if that is more: its blocks may come faster than the kernel finds pages for them
 
 
 class Worker:
@@ -169,17 +170,18 @@ class Worker:
         self.runner = self._make_runner(self._model, self._kv_cache)
         if self._device.type == "cpu":
             pool = self._kv_cache.view(torch.uint8).flatten().numpy().data
-            self._pool_pages = PageRange(pool, AHEAD_BYTES)
+            self._pool_pages = PageRange(pool, 0)
             of_arena = [] if arena is None else [PageRange(arena.memory, arena.shape.num_bytes, is_shared=True)]
             self._page_supply = PageSupply([*of_arena, self._pool_pages])
 
     @property
     def page_supply(self) -> PageSupply | None:
-        """The pages to take while nothing else is to be done: the arena of KV tiers, and AHEAD_BYTES of the pool beyond
-        the blocks in use. None on a GPU or without a KV cache."""
+        """The pages to take while nothing else is to be done: the arena of KV tiers, and those of the pool beyond the
+        blocks in use. None on a GPU or without a KV cache."""
         if self._pool_pages is not None and self._kv_cache is not None and self.runner is not None:
             block_bytes = self._kv_cache.stride(0) * self._kv_cache.itemsize
-            self._pool_pages.want((self.runner.highest_block + 1) * block_bytes + AHEAD_BYTES)
+            loaded_bytes = 0 if self._arena is None else self._spec.max_blocks_per_row * block_bytes
+            self._pool_pages.want((self.runner.highest_block + 1) * block_bytes + max(AHEAD_BYTES, loaded_bytes))
         return self._page_supply
 
     def _make_runner(self, model: Model, kv_cache: Tensor) -> ModelRunner:

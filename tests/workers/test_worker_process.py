@@ -14,10 +14,11 @@ import pytest
 from tokenloom.ipc.messages.base import Hello, Holding, Rank
 from tokenloom.ipc.messages.supervisor import Failed, Measured, Phase
 from tokenloom.ipc.messages.workers import Probe, ProbeAck, Resend, RowSampling, WorkerError
-from tokenloom.ipc.process.arena import Arena, ArenaShape, new_arena
+from tokenloom.ipc.process.arena import PAGE, Arena, ArenaShape, new_arena
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.random_schedule import execute, frame, message, new_row
 from tokenloom.tests.workers.worker_harness import GENERATION, NUM_SLOTS, WorkerHarness, make_spec
+from tokenloom.workers import worker as worker_module
 from tokenloom.workers.worker import Worker
 
 GREEDY = RowSampling(temperature=0.0)
@@ -103,6 +104,25 @@ def test_a_worker_copies_again_after_its_cache_slept(checkpoint: Path, tmp_path:
     execute(worker.runner, msgspec.structs.replace(step, stores=frame(9, 2)))
     assert bytes(arena.slot(2)) == bytes([7]) * measured.block_bytes
     os.close(fd)
+
+
+@pytest.mark.parametrize("has_tiers", [False, True])
+def test_memory_is_taken_ahead_for_all_blocks_that_a_tier_may_bring_a_request(
+    has_tiers: bool, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "AHEAD_BYTES", PAGE)
+    spec = make_spec(checkpoint, tmp_path)
+    worker = Worker(spec, rank=0, generation=0)
+    list(worker.load())
+    measured, fd = worker.measure(), new_arena()
+    shape = ArenaShape(num_slots=NUM_SLOTS, slot_bytes=measured.block_bytes)
+    Arena.resize(fd, shape)
+    worker.initialize(measured.max_blocks, Arena(fd, shape) if has_tiers else None)
+    os.close(fd)
+    request_bytes = spec.max_blocks_per_row * measured.block_bytes
+    assert request_bytes > PAGE and worker.page_supply is not None and worker._pool_pages is not None
+    wanted = measured.block_bytes + (request_bytes if has_tiers else PAGE)  # the null block, and those ahead
+    assert worker._pool_pages.num_missing == -(-wanted // PAGE) * PAGE
 
 
 def wait_for_arena(core: WorkerHarness, num_bytes: int) -> None:
