@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 SHARE = 0.08  # of one core, for all threads of a pacer: a step of 75 ms on two cores then takes at most 6 ms more
 SLICE_S = 0.001  # of CPU time between two rests, and more only if a piece takes more
+MAX_REST_S = 0.2  # after one piece: some are paid for once, such as an import
 LOOK_S = 0.02  # longest time from the end of the process's work to the end of a rest
 
 Pause: TypeAlias = Callable[[], None]  # a thread's, to be called between pieces of its work
@@ -48,7 +49,7 @@ class Pacer:
             nonlocal begun
             used_s = self._thread_time() - begun
             if used_s >= SLICE_S:
-                self._rest(used_s * (1 / self._share - 1))
+                self._rest(min(used_s * (1 / self._share - 1), MAX_REST_S))
                 begun = self._thread_time()
 
         return pause
