@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ...ipc.errors import ProtocolError
 from ...ipc.messages.media import Encode, EncoderProgress, FailedEntry, MediaSpan
 from .encode_throttle import EncodeThrottle
 from .encoder_cache import EncoderCache, Entry
@@ -25,7 +24,7 @@ class EncodePlan(NamedTuple):
 
 
 class EncodeQueue:
-    """Owns the encoder cache. `partial`: the medium that is half encoded, with layers that no step has yet."""
+    """Owns the encoder cache. `partial`: the medium with some layers sent and others not."""
 
     def __init__(self, capacity: int, num_layers: int, patches_per_embed: int, max_embeds: int) -> None:
         """num_layers: of the encoder. max_embeds: of media that one step encodes, if there are several."""
@@ -129,8 +128,7 @@ class EncodeQueue:
     # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────
 
     def on_encoded(self, step: int, encodes: Sequence[Encode], failed: Sequence[FailedEntry]) -> dict[bytes, str]:
-        """Apply the result of a step with `encodes`; return the errors of the media that could not be read.
-        ProtocolError if a medium failed after its first layer, when rows may use its entry."""
+        """Apply the result of a step with `encodes`; return the errors of the media that could not be encoded."""
         error_by_entry = {each.entry: each.error for each in failed}
         errors: dict[bytes, str] = {}
         for encode in encodes:
@@ -138,10 +136,8 @@ class EncodeQueue:
             if entry is None or entry.number != encode.entry or entry.begun_in > step:
                 continue  # it failed in an earlier step
             if encode.entry not in error_by_entry:
-                entry.is_read = True
+                entry.is_ready = encode.first_layer + encode.num_layers == self._num_layers
                 continue
-            if entry.is_read:
-                raise ProtocolError(f"step {step}: entry {encode.entry} failed after its file was read")
             errors[encode.digest] = error_by_entry[encode.entry]
             self.partial = None if self.partial is entry else self.partial
             self.cache.remove(entry)

@@ -1,8 +1,8 @@
 """EncoderCache: the media that the workers hold encoded, or are encoding, by digest.
 
-The core alone decides which entries there are. An entry is ready when steps with all layers of its encoder are sent
-and the workers have confirmed that they could read its file. A step that reads an entry may be in flight when the entry
-is freed, since workers run steps in order. Knows no rows and no requests.
+The core alone decides which entries there are. An entry is ready when the step with the encoder's last layer is back,
+since a medium may turn out to be damaged until then. A step that reads an entry may be in flight when the entry is
+freed, since workers run steps in order. Knows no rows and no requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Entry:
     span: MediaSpan  # of the request for which it was begun
     begun_in: int  # number of the step with its first layer
     num_layers: int = 0  # of the encoder, in steps sent
-    is_read: bool = False  # the workers could read its file
+    is_ready: bool = False
     num_refs: int = 0  # spans of rows that are bound to it and still to be computed
     was_used: bool = False
 
@@ -58,11 +58,11 @@ class EncoderCache:
     def ready(self, digest: bytes) -> Entry | None:
         """Return the entry of a medium if rows may use it."""
         entry = self._entry_by_digest.get(digest)
-        return entry if entry is not None and entry.is_read and self.is_whole(entry) else None
+        return entry if entry is not None and entry.is_ready else None
 
     def is_pinned(self, entry: Entry) -> bool:
-        """Whether an entry must stay: rows are bound to it, or its encoding is under way."""
-        return entry.num_refs > 0 or not self.is_whole(entry)
+        """Whether an entry must stay: rows are bound to it, or it is not ready yet."""
+        return entry.num_refs > 0 or not entry.is_ready
 
     def begin(self, span: MediaSpan, step: int, kept: Container[bytes]) -> tuple[Entry, list[int]]:
         """Make the entry of a medium that `step` begins to encode. Return it and the entries freed for it, the least

@@ -73,8 +73,15 @@ class StepDelta:
             counts=batch.count_frame,
             is_mask_pending=bool(batch.grammar_ids),
         )
-        is_changed = self._freed_rows or self._new_rows or self._block_appends or self._tokens_by_row
-        if is_changed or self.fills or self.encodes or self.span_entries:
+        if self.encodes or self.span_entries:
+            output = replace(
+                output,
+                encodes=self.encodes,
+                freed_entries=encode_ids(self.freed_entries),
+                span_entries=encode_ids(self.span_entries),
+            )
+            self.encodes, self.freed_entries, self.span_entries = [], [], []
+        if self._freed_rows or self._new_rows or self._block_appends or self._tokens_by_row or self.fills:
             appends = ((row, len(ids), *ids) for row, ids in self._tokens_by_row.items())
             output = replace(
                 output,
@@ -83,9 +90,6 @@ class StepDelta:
                 block_appends=encode_ids(self._block_appends),
                 token_appends=encode_ids(chain.from_iterable(appends)),
                 fills=self.fills,
-                encodes=self.encodes,
-                freed_entries=encode_ids(self.freed_entries),
-                span_entries=encode_ids(self.span_entries),
             )
             self.clear()
         return output if copies is None else replace(output, stores=copies.stores, loads=copies.loads)

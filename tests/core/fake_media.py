@@ -76,12 +76,12 @@ class _Entry:
 
 
 class FakeEncoder:
-    """Entries by number. `broken`: media without files."""
+    """Entries by number. `broken`: media without files. `damaged`: those that turn out to be so with the last layer."""
 
     def __init__(self, capacity: int, num_layers: int) -> None:
         self.capacity, self.num_layers = capacity, num_layers
         self.entries: dict[int, _Entry] = {}
-        self.broken: set[bytes] = set()
+        self.broken, self.damaged = set[bytes](), set[bytes]()
         self.num_begun: Counter[bytes] = Counter()
         self.num_skipped = 0  # orders for entries that have failed
         self._failed: set[int] = set()
@@ -117,7 +117,10 @@ class FakeEncoder:
         assert entry.order.digest == order.digest and entry.num_layers == order.first_layer, "layers out of order"
         entry.num_layers += order.num_layers
         assert entry.num_layers <= self.num_layers
-        return None
+        if order.digest not in self.damaged or entry.num_layers < self.num_layers:
+            return None
+        del self.entries[order.entry]
+        return FailedEntry(entry=order.entry, error="the file is damaged: send it again")
 
     def digest_in(self, number: int) -> bytes:
         """Return the medium in a complete entry."""

@@ -72,7 +72,7 @@ class Harness:
             spec = msgspec.structs.replace(spec, model=model, **sizes)
         self.spec, self.num_blocks, self.record = spec, num_blocks, record
         self.media: dict[int, list[MediaSpan]] = {}
-        self.broken: set[bytes] = set()  # media without files
+        self.broken, self.damaged = set[bytes](), set[bytes]()  # media without files, and with bad ones
         self.grammars = FakeGrammarHost()
         self.core_epoch = self.generation = 0
         self.renew_worker()
@@ -100,7 +100,8 @@ class Harness:
         encoder = None if vision is None else FakeEncoder(self.spec.encoder_cache_tokens, vision.num_layers)
         is_bidirectional = vision is not None and vision.is_bidirectional
         self.worker = FakeWorker(*sizes, self.spec.ranks, encoder, is_bidirectional=is_bidirectional)
-        self.worker.encoder.broken, self.worker.media_by_seed = self.broken, self.media
+        self.worker.encoder.broken, self.worker.encoder.damaged = self.broken, self.damaged
+        self.worker.media_by_seed = self.media
         self.worker.num_new_tokens = self.num_new_tokens
         self.worker.arena = self.arena
 
@@ -306,7 +307,7 @@ class Harness:
                 num_losses = self.generation if any(self.adapters.values()) else self.num_lonely_losses[key]
                 is_convicted = num_losses >= CRASHES_TO_FAIL and "given up" in self.error_of(key)
                 is_expected = "KV blocks" in self.error_of(key) or is_convicted or self.has_failed_adapter(key)
-                is_broken = any(span.digest in self.broken for span in self.media[key])
+                is_broken = any(span.digest in self.broken | self.damaged for span in self.media[key])
                 is_expected |= is_broken and "request: an image of the prompt could not be read" in self.error_of(key)
                 assert is_expected, self.error_of(key)
             else:

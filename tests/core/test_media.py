@@ -97,6 +97,20 @@ def test_a_missing_file_ends_the_requests_that_need_it_and_no_others() -> None:
     harness.check(6)
 
 
+def test_an_image_that_turns_out_to_be_damaged_with_its_last_layer_is_never_used() -> None:
+    harness = new_harness()
+    harness.worker.step_s, harness.worker.encode_s = 1.0, 0.05
+    add(harness, 1, TEXT[:3], max_tokens=40)
+    for _ in range(3):
+        harness.turn()
+    harness.damaged.add(image_digest(1))
+    add(harness, 2, TEXT[:3], (1, 9), TEXT[:3])
+    add(harness, 3, TEXT[:3], (2, 9), TEXT[:3])
+    harness.run_to_the_end()
+    assert [harness.finished[key].reason for key in (1, 2, 3)] == ["length", "error", "length"]
+    assert harness.error_of(2).endswith("the file is damaged: send it again")
+
+
 def test_an_abort_leaves_the_entry_to_others_and_an_encode_under_way_is_completed() -> None:
     harness = new_harness(steps_in_flight=1)
     harness.worker.step_s, harness.worker.encode_s = 1.0, 0.05

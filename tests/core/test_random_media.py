@@ -85,7 +85,8 @@ class MediaOperations:
         self.harness.lose_core(self.rng.randrange(3), with_worker=self.rng.random() < 0.2)
 
     def lose_file(self) -> None:
-        self.harness.broken.add(image_digest(self.rng.randrange(self.num_images)))
+        bad = self.rng.choice([self.harness.broken, self.harness.damaged])
+        bad.add(image_digest(self.rng.randrange(self.num_images)))
 
     def find_file(self) -> None:
         """Requests that have ended meanwhile stay ended."""
@@ -93,6 +94,7 @@ class MediaOperations:
             if finished.reason == "error" and self.harness.media[key]:
                 return
         self.harness.broken.clear()
+        self.harness.damaged.clear()
 
     def reload(self) -> None:
         """Other weights are loaded: the engine is quiet, and the workers drop their entries."""

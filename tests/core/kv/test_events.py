@@ -15,6 +15,7 @@ from tokenloom.core.kv.events import KVEvents
 from tokenloom.core.kv.offload.options import OffloadOptions
 from tokenloom.ipc.messages.core import CoreChild
 from tokenloom.tests.core.fake_adapters import digest_of
+from tokenloom.tests.core.fake_media import image_digest, new_vision, random_prompt, with_images
 from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
 
 SALTS = (None, None, "a", "b")
@@ -27,7 +28,7 @@ class Mirror:
         self.keys: dict[str, set[bytes]] = {"GPU": set(), "CPU": set()}
         self.extra_by_key: dict[bytes, Any] = {}
         self.lora_by_key: dict[bytes, str | None] = {}
-        self.num_stored = self.num_removed = self.num_cleared = 0
+        self.num_stored = self.num_removed = self.num_cleared = self.num_with_media = 0
 
     def take(self, events: list[Any]) -> None:
         for event in msgspec.msgpack.decode(msgspec.msgpack.encode(events)):
@@ -52,7 +53,7 @@ class Mirror:
         token_ids: list[int],
         block_size: int,
         medium: str,
-        extra_keys: list[list[str]] | None,
+        extra_keys: list[list[Any] | None] | None,
         lora_name: str | None,
         **rest: object,
     ) -> None:
@@ -66,9 +67,13 @@ class Mirror:
                 assert parent is None and ids == [] and extra is None
                 continue
             tokens = ids[i * size : (i + 1) * size]
+            extras = (None if extra is None else extra[i]) or []
+            media = [(bytes.fromhex(each[0]), each[1]) for each in extras if isinstance(each, list)]
             if parent is not None:  # the root of the first block is not told
-                assert key == hashlib.sha256(parent + array("i", tokens).tobytes()).digest()
-            self.extra_by_key[key] = None if extra is None else tuple(extra[i])
+                of_media = b"".join(digest + max(-start, 0).to_bytes(4, "little") for digest, start in media)
+                assert key == hashlib.sha256(parent + array("i", tokens).tobytes() + of_media).digest()
+            self.num_with_media += bool(media)
+            self.extra_by_key[key] = tuple(each for each in extras if isinstance(each, str)) or None
             self.lora_by_key[key] = lora_name
             parent = key
         assert medium == "CPU" or len(ids) == size * len(hashes)
@@ -107,15 +112,19 @@ def run_random_operations(seed: int, folder: Path, *, has_tiers: bool) -> Mirror
         tiers = OffloadOptions(
             rng.choice([5, 200]), rng.choice([1 << 10, 1 << 26]), int(sizes["block_size"]), "cpu", b"{}", 0.01, True
         )
-    harness = Harness(record=folder / "blocks", tiers=tiers, seed=seed, **sizes)  # type: ignore[arg-type]
+    vision = {"vision": new_vision(), "encoder_cache": 30, "max_item_embeds": 20}
+    harness = Harness(record=folder / "blocks", tiers=tiers, seed=seed, **vision, **sizes)  # type: ignore[arg-type]
     router = Router(harness)
     stems = [prompt_of(rng, 60) for _ in range(3)]
     key = 0
     for _ in range(300):
         action = rng.random()
         if action < 0.2 and harness.core.num_requests < 40:
-            prompt = rng.choice(stems)[: rng.randrange(1, 60)] + prompt_of(rng, rng.randrange(0, 8))
-            harness.add(key, prompt, rng.randrange(1, 20), cache_salt=rng.choice(SALTS))
+            parts = (
+                random_prompt(rng, 4, 20, stems[0]) if rng.random() < 0.3 else [rng.choice(stems)[: rng.randrange(60)]]
+            )
+            prompt, media = with_images([*parts, prompt_of(rng, rng.randrange(1, 8))])
+            harness.add(key, prompt, rng.randrange(1, 20), cache_salt=rng.choice(SALTS), media=media)
             key += 1
         elif action < 0.22 and key:
             harness.abort(rng.randrange(key))
@@ -152,6 +161,7 @@ def test_a_mirror_has_exactly_the_written_blocks(tmp_path: Path, has_tiers: bool
         mirrors.append(run_random_operations(seed, tmp_path / str(seed), has_tiers=has_tiers))
     assert sum(mirror.num_stored for mirror in mirrors) > 500
     assert sum(mirror.num_removed for mirror in mirrors) > 100
+    assert sum(mirror.num_with_media for mirror in mirrors) > 100
     assert sum(mirror.num_cleared for mirror in mirrors) > 25
     assert any(mirror.keys["CPU"] for mirror in mirrors) == has_tiers
 
@@ -179,6 +189,18 @@ def test_the_blocks_of_an_adapter_are_told_with_its_digest() -> None:
     router.check()
     names = list(router.mirror.lora_by_key.values())
     assert names == [name for each in (0, 1, 2) for name in [digest_of(each).hex() or None] * 2], "two blocks each"
+
+
+def test_the_images_of_a_block_are_told_with_their_places() -> None:
+    harness = Harness(block_size=4, vision=new_vision(), encoder_cache=20, max_item_embeds=20)
+    router = Router(harness)
+    prompt, media = with_images([[1, 2, 3, 4, 5], (1, 5), (2, 3), [6, 7, 8, 9]])
+    harness.add(1, prompt, 1, media=media, cache_salt="tenant")
+    harness.run()
+    stored = msgspec.msgpack.decode(msgspec.msgpack.encode(router.events.take()))[-1]
+    one, two = image_digest(1).hex(), image_digest(2).hex()
+    salt = stored["extra_keys"][0][0]
+    assert stored["extra_keys"] == [[salt], [[one, 1], salt], [[one, -3], [two, 2], salt], [[two, -2], salt]]
 
 
 def test_blocks_of_private_answers_are_not_told() -> None:

@@ -13,6 +13,7 @@ from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.core import ControlDone, EngineControl
 from tokenloom.ipc.messages.tier import STORE_ON_DISK
 from tokenloom.tests.core.fake_adapters import digest_of
+from tokenloom.tests.core.fake_media import new_vision, with_images
 from tokenloom.tests.core.harness import TURN_S, Harness, prompt_of
 
 PROMPT = prompt_of(random.Random(1), 32)
@@ -23,7 +24,9 @@ class Operator:
 
     def __init__(self) -> None:
         tiers = OffloadOptions(100, 1024, 4, "cpu", b"{}", 1.0, False, STORE_ON_DISK, has_sources=True)
-        self.harness = Harness(num_blocks=24, block_size=4, tiers=tiers, max_num_seqs=4, enable_lora=True)
+        vision = {"vision": new_vision(), "encoder_cache": 40, "max_item_embeds": 20}
+        options = {"num_blocks": 24, "block_size": 4, "max_num_seqs": 4, "enable_lora": True}
+        self.harness = Harness(tiers=tiers, **vision, **options)  # type: ignore[arg-type]
         self.harness.worker.token_s = 1.0  # so that loads are worth it
         self.replies: list[ControlDone] = []
         refuse: Callable[[object], None] = pytest.fail
@@ -80,6 +83,20 @@ def test_a_prefetch_for_an_adapter_loads_its_blocks_and_no_others() -> None:
     operator.harness.core.reset_prefix_cache()
     assert [operator.prefetch(), operator.prefetch(adapter=2), operator.prefetch(adapter=1)] == [0, 0, 32]
     assert operator.ask(2, PROMPT, adapter=1) == (28, {"disk": 28})
+
+
+def test_a_prefetch_of_a_prompt_with_an_image_loads_its_blocks_and_those_of_no_other_image() -> None:
+    operator = Operator()
+    prompt, media = with_images([PROMPT[:6], (1, 15), PROMPT[:11]])
+    other = with_images([PROMPT[:6], (2, 15), PROMPT[:11]])[1]
+    operator.ask(1, prompt, media=media)
+    operator.harness.core.reset_prefix_cache()
+    for spans, num_loaded in ((other, 4), (media, 32)):
+        operator.say("prefetch_kv", prompt_token_ids=encode_ids(prompt), media=spans)
+        operator.settle()
+        assert operator.replies.pop().num_tokens == num_loaded
+    assert operator.ask(2, prompt, media=media) == (28, {"disk": 28})
+    assert sum(operator.harness.worker.encoder.num_begun.values()) == 1, "found, not encoded again"
 
 
 def test_a_prefetch_ends_after_30_seconds_with_what_is_there() -> None:
