@@ -155,7 +155,7 @@ def test_image_that_would_be_resized_beyond_the_memory_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(width=st.integers(1, SIDE), height=st.integers(1, SIDE))
 @example(width=1, height=SIDE)
 @example(width=SIDE, height=1)

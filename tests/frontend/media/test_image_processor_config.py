@@ -48,6 +48,48 @@ def test_old_forms_of_the_hub_are_read(tmp_path: Path) -> None:
     assert (config.size, config.tile) == (ImageSize(shortest_edge=336), (336, 336))
 
 
+PUBLISHED: list[tuple[str, VisionConfig, dict[str, Any], int]] = [  # as their files on the hub say
+    ("llava-1.5-7b", vision_of("llava", image_size=336), {"size": {"shortest_edge": 336}, "crop_size": 336}, 576),
+    (
+        "SmolVLM-256M",
+        vision_of("idefics3", patch_size=16, merge_size=4, image_size=512),
+        {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}},
+        17 * 64,
+    ),
+    (
+        "SmolVLM2-2.2B",
+        vision_of("idefics3", merge_size=3, image_size=384),
+        {"image_processor_type": "SmolVLMImageProcessorFast", "size": {"longest_edge": 1536}}
+        | {"max_image_size": {"longest_edge": 384}},
+        17 * 81,
+    ),
+    ("Idefics3-8B", vision_of("idefics3", merge_size=2, image_size=364), {}, 17 * 169),
+    (
+        "InternVL3-1B",
+        vision_of("internvl", merge_size=2, image_size=448),
+        {"size": {"height": 448, "width": 448}, "crop_to_patches": False, "max_patches": 12},
+        13 * 256,
+    ),
+    ("pixtral-12b", vision_of("pixtral", patch_size=16), {"size": {"longest_edge": 1024}, "patch_size": 16}, 4096),
+    ("Mistral-Small-3.1", vision_of("pixtral", merge_size=2), {"size": {"longest_edge": 1540}}, 55 * 55),
+    ("gemma-3-4b", vision_of("gemma3", merge_size=4, image_size=896), {"size": {"height": 896, "width": 896}}, 256),
+    ("Qwen2-VL-2B", vision_of("qwen2_vl", merge_size=2), {"min_pixels": 3136, "max_pixels": 12845056}, 16384),
+    (
+        "Qwen3-VL-4B",
+        vision_of("qwen3_vl", patch_size=16, merge_size=2),
+        {"size": {"longest_edge": 16777216, "shortest_edge": 65536}, "patch_size": 16},
+        16384,
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "vision", "given", "num_embeds"), PUBLISHED, ids=[each[0] for each in PUBLISHED])
+def test_published_models_have_their_largest_image(
+    tmp_path: Path, name: str, vision: VisionConfig, given: dict[str, Any], num_embeds: int
+) -> None:
+    assert load(tmp_path, vision, given).max_embeds == num_embeds
+
+
 def test_settings_nested_in_processor_config_come_first(tmp_path: Path) -> None:
     nested = {"image_processor": {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 99}}}
     (tmp_path / "processor_config.json").write_text(json.dumps(nested | {"patch_size": 16}))
