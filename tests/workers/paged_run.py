@@ -163,6 +163,9 @@ class PagedRun:
                 torch.tensor([index] * 3) if owner is None or owner.positions is None else owner.positions[:, index]
                 for owner, (_, index) in zip(owners, tokens, strict=True)
             ]
-            cos_sin = self.model.rotations_at(torch.stack(columns, dim=1).to(self.device))
+            places = torch.stack(columns, dim=1).to(self.device)
+            if torch.equal(places, places[:1].expand(3, -1)):  # text, perhaps behind images
+                return replace(metadata, positions=places[0]), media
+            cos_sin = self.model.rotations_at(places)
             metadata = replace(metadata, cos_sin=cos_sin, positions=torch.arange(len(tokens), device=self.device))
         return metadata, media

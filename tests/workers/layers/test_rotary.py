@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 from tokenloom.ipc.config.model_config import RopeConfig
 from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.workers.layers.rotary import make_rotary, rotary_frequencies
+from tokenloom.workers.layers.rotary import make_rotary, rotary_frequencies, rotations_at, section_axes
 
 CPU = torch.device("cpu")
 LENGTH = 4096
@@ -75,6 +79,29 @@ def test_rotated_heads_equal_transformers(kind: str, head_dim: int, tmp_path: Pa
     assert rotary.cos_sin is not None
     ReferenceOps().rotate(heads, positions, rotary.cos_sin)
     torch.testing.assert_close(heads, expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("is_stretched", [False, True])
+@pytest.mark.parametrize(
+    ("theirs", "sections", "is_interleaved"),
+    [(Qwen2VLRotaryEmbedding, [16, 24, 24], False), (Qwen3VLTextRotaryEmbedding, [24, 20, 20], True)],
+)
+def test_rotations_in_time_row_and_column_have_the_bits_of_transformers(
+    theirs: Any, sections: list[int], is_interleaved: bool, is_stretched: bool
+) -> None:
+    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e6}
+    if is_stretched:
+        parameters = {**parameters, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    config = config_of({**parameters, "mrope_section": sections}, 128)
+    positions = torch.randint(LENGTH, (3, 700), generator=torch.Generator().manual_seed(0))
+    cos, sin = theirs(config)(torch.zeros(1), positions[:, None])
+    rope = RopeConfig(kind=parameters.pop("rope_type"), theta=1e6, sections=sections, is_interleaved=is_interleaved)
+    rope = msgspec.structs.replace(rope, parameters=parameters)
+    frequencies, magnitude = rotary_frequencies(rope, 128, LENGTH, LENGTH)
+    angles = torch.arange(LENGTH, dtype=torch.float32)[:, None] * frequencies
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1) * magnitude
+    found = rotations_at(positions, section_axes(rope, 128), table)
+    assert torch.equal(found, torch.cat((cos[0, :, :64], sin[0, :, :64]), dim=-1))
 
 
 @pytest.mark.parametrize("max_model_len", [LENGTH + 1, 3 * LENGTH])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model
 
@@ -18,13 +20,16 @@ from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.families import CONFIGS
 from tokenloom.tests.support.family_checkpoints import reference_model
 from tokenloom.tests.support.seeing_families import IMAGE_ID
+from tokenloom.tests.workers.adapters.threaded_group import run_ranks
 from tokenloom.tests.workers.models.test_decoder import schedule
 from tokenloom.tests.workers.paged_run import GivenMedia, PagedRun, load
+from tokenloom.workers.parallel import ParallelGroup
 
 MROPE = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 FAMILIES = ["gemma3", "idefics3", "internvl", "llava", "mistral3", "pixtral", "smolvlm", *MROPE]
 TOLERANCE = 1e-5  # of the largest logit
-GRIDS = {"a": [(2, 3), (1, 5)], "b": [(4, 4)], "c": [], "d": [(3, 2), (5, 7), (1, 1)]}  # images of each prompt
+Grids: TypeAlias = list[tuple[int, int]]  # rows and columns of images
+GRIDS: dict[str, Grids] = {"a": [(2, 3), (1, 5)], "b": [(4, 4)], "c": [], "d": [(3, 2), (5, 7), (1, 1)]}
 
 
 class Prompt(NamedTuple):
@@ -35,7 +40,7 @@ class Prompt(NamedTuple):
     spans: list[range]  # of placeholders
 
 
-def prompt_of(grids: list[tuple[int, int]], family: str, hidden_size: int, num_features: int, seed: int) -> Prompt:
+def prompt_of(grids: Grids, family: str, hidden_size: int, num_features: int, seed: int) -> Prompt:
     """Make a prompt of random text and images of these rows and columns."""
     draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     tokens, spans, embeds = [draw.randrange(200) for _ in range(draw.randrange(1, 9))], [], {}
@@ -105,21 +110,30 @@ def steps_of(prompts: dict[str, Prompt], seed: int) -> list[dict[str, range]]:
     return steps
 
 
-def check(family: str, folder: Path, ops: Ops | None, seed: int) -> None:
+def check(
+    family: str,
+    folder: Path,
+    ops: Ops | None,
+    seed: int,
+    group: ParallelGroup | None = None,
+    grids: Mapping[str, Grids] = GRIDS,
+) -> None:
     config = load_model_config(folder)
     assert config.vision is not None
     num_features = config.vision.num_deepstack
     prompts = {
-        name: prompt_of(grids, family, config.hidden_size, num_features, seed + number)
-        for number, (name, grids) in enumerate(GRIDS.items())
+        name: prompt_of(images, family, config.hidden_size, num_features, seed + number)
+        for number, (name, images) in enumerate(grids.items())
     }
-    run = PagedRun(load(folder, ops=ops), 8)
+    run = PagedRun(load(folder, ops=ops, group=group), 8)
     run.media, run.num_features = {name: prompt.media for name, prompt in prompts.items()}, num_features
     found: dict[str, list[Tensor]] = {name: [] for name in prompts}
     for step in steps_of(prompts, seed):
         results = run.step({name: prompts[name].tokens[chunk.start : chunk.stop] for name, chunk in step.items()})
         for name, logits in results.items():
             found[name].append(logits)
+    if group is not None and group.rank:
+        return
     model = reference_model(folder)
     for name, prompt in prompts.items():
         expected = reference_logits(model, prompt, num_features)
@@ -133,6 +147,36 @@ def test_logits_with_images_equal_those_of_transformers(family: str, ops: Ops | 
     folder = tiny_checkpoint(tmp_path, family, seed=1)
     for seed in range(2):
         check(family, folder, ops, seed)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl"])
+def test_two_ranks_give_the_logits_of_transformers(family: str, tmp_path: Path) -> None:
+    """Embeddings of images are whole on each rank: they are put in place behind the sum over ranks."""
+    folder = tiny_checkpoint(tmp_path, family, seed=1)
+    run_ranks(2, lambda group: check(family, folder, None, 0, group))
+
+
+@pytest.mark.parametrize(
+    ("family", "moves"),
+    [
+        (
+            "llava",
+            {"language_model.model.": "model.language_model.", "language_model.": "", "vision": "model.vision"},
+        ),
+        ("qwen2_5_vl", {"model.": "model.language_model.", "visual.": "model.visual."}),
+    ],
+)
+def test_both_layouts_of_names_load(family: str, moves: dict[str, str], tmp_path: Path) -> None:
+    folder = tiny_checkpoint(tmp_path, family)
+    before = PagedRun(load(folder), 8).step({"a": [3, 1, 4]})["a"]
+    tensors = load_file(folder / "model.safetensors")
+    moved = {
+        next((new + name.removeprefix(old) for old, new in moves.items() if name.startswith(old)), name): tensor
+        for name, tensor in tensors.items()
+    }
+    assert len(moved.keys() & tensors.keys()) < len(tensors) / 4
+    save_file(moved, folder / "model.safetensors")
+    assert torch.equal(PagedRun(load(folder), 8).step({"a": [3, 1, 4]})["a"], before)
 
 
 def test_these_are_all_families_that_see() -> None:
