@@ -69,6 +69,7 @@ FOLDERS = {
     ),
     "workers/encoders": Folder((*IPC, "workers/borrowed", "workers/weights"), _WORKERS | _parties("transformers")),
     "workers/layers": Folder((*IPC, "kernels", "workers/weights"), _WORKERS),
+    "workers/media": Folder((*IPC, "kernels", "workers/encoders", "workers/models"), _WORKERS),
     "workers/models": Folder((*IPC, "kernels", "workers/layers", "workers/weights"), _WORKERS),
     "workers/sampling": Folder((*IPC, "kernels", "kernels/cpu", "kernels/gpu/sampling"), _WORKERS),
     "workers/weights": Folder((*IPC, "kernels"), _WORKERS | _parties("safetensors")),

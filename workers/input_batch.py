@@ -22,7 +22,7 @@ from .arrays import I32, I64
 from .sampling.logits_processors import LogitsProcessors
 from .sampling.row_processors import CustomLogitsProcessor, ids_in
 from .sampling.sampling_columns import SamplingColumns
-from .step_layout import SamplingMetadata, StepLayout
+from .step_layout import MediaInputs, SamplingMetadata, StepLayout
 
 
 class StepInputs(NamedTuple):
@@ -40,6 +40,7 @@ class StepInputs(NamedTuple):
     sampled_positions: I64  # [s] position of the token that each samples
     sampled_tokens: I64  # [s] index into the T tokens of each row's last
     token_slots: I32 | None = None  # [T] slot of each token's adapter; None: all 0
+    media: MediaInputs | None = None  # None: all tokens have the embeddings and positions of text
 
 
 @dataclass(frozen=True)

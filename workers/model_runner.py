@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..ipc.codec import encode_ids
 from ..ipc.errors import ProtocolError
+from ..ipc.messages.media import FailedEntry
 from ..ipc.messages.workers import ModelRunnerOutput, Pooled, RowLogprobs, SchedulerOutput, TokenMask
 from ..ipc.process.faults import maybe_fail
 from .arrays import I32, I64
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .device.device_runner import DeviceRunner
     from .device.kv_copies import KVCopies
     from .device.token_copy import PendingCopy, PendingTokens
+    from .media.media_runner import MediaRunner
 
 LOGITS_BYTES = 48 << 20  # of one chunk of a prompt's logits; scoring takes as much again, and on a GPU twice that
 
@@ -73,6 +75,7 @@ class _StartedStep(NamedTuple):
     start_time: float
     tokens: _SampledTokens | _DeviceTokens
     copies: PendingCopy | None  # of KV blocks; None: done, or there were none
+    failed_entries: list[FailedEntry]
 
 
 class ModelRunner:
@@ -90,21 +93,19 @@ class ModelRunner:
         trace: Callable[[int], AbstractContextManager[object]] = nullcontext,
         copies: KVCopies | None = None,
         adapters: AdapterLoader | None = None,
+        media: MediaRunner | None = None,
     ) -> None:
         """`device_runner` runs the steps that sample without the host. `trace(n)` surrounds the start of step n.
-        `copies` moves KV blocks to and from the arena; None without an arena. `adapters` fills slots."""
+        `copies` moves KV blocks to and from the arena, if there is one. `adapters` fills slots, `media` encodes."""
         self._model = model
         self._device_runner = device_runner
         self._started: deque[_StartedStep] = deque()
         self._last_finish = 0.0
         self._vocab_size = vocab_size  # bounds the memory of a chunk of a prompt's logits
-        self._batch = batch
-        self._kv_cache = kv_cache
-        self._group = group
+        self._batch, self._kv_cache, self._group = batch, kv_cache, group
         self._sampler = sampler or Sampler()
-        self._trace = trace
-        self._copies = copies
-        self._adapters = adapters
+        self._trace, self._copies = trace, copies
+        self._adapters, self._media = adapters, media
         self._scratch = torch.empty(0, device=kv_cache.device)
         self._pooler = Pooler()
         self.stage = "idle"
@@ -129,14 +130,15 @@ class ModelRunner:
         start_time = time.monotonic()
         with self._trace(step.step), self._beside_fills(step):
             copies = self._copy_blocks(step)
+            failed_entries = self._encode(step)
             tokens = self._run(step, receive_mask, finish_all)
-        self._started.append(_StartedStep(step, start_time, tokens, copies))
+        self._started.append(_StartedStep(step, start_time, tokens, copies, failed_entries))
         return tokens.pending if isinstance(tokens, _DeviceTokens) else copies
 
     def finish(self) -> ModelRunnerOutput:
         """Wait for the oldest of the started steps, at least one; return its result. Only that of rank 0 has logprobs,
         vectors and fully masked rows."""
-        step, start_time, tokens, copies = self._started[0]
+        step, start_time, tokens, copies, failed_entries = self._started[0]
         if copies is not None:
             copies.wait()
         if isinstance(tokens, _DeviceTokens):
@@ -155,6 +157,7 @@ class ModelRunner:
             logprobs=tokens.logprobs,
             prompt_logprobs=tokens.prompt_logprobs,
             pooled=list(tokens.pooled),
+            failed_entries=failed_entries,
             execute_s=self._last_finish - start_time,
         )
 
@@ -181,8 +184,9 @@ class ModelRunner:
         """Finish the started steps, drop their results and forget all rows."""
         while self._started:
             self.finish()
-        self._batch.clear()
-        self._pooler.clear()
+        for part in (self._batch, self._pooler, self._media):
+            if part is not None:
+                part.clear()
         if self._device_runner is not None:
             self._device_runner.rows.clear()
 
@@ -202,6 +206,13 @@ class ModelRunner:
             raise ProtocolError(f"step {step.step} copies KV blocks, but there is no arena")
         return self._copies.start(step)
 
+    def _encode(self, step: SchedulerOutput) -> list[FailedEntry]:
+        """Free entries of the encoder cache and run the step's encodes; return those that failed."""
+        if self._media is None or not (step.encodes or step.freed_entries):
+            return []
+        self._enter("encode")
+        return self._media.encode(step)
+
     @torch.inference_mode()
     def _run(
         self, step: SchedulerOutput, receive_mask: MaskSource | None, finish_all: Callable[[], None] | None
@@ -215,11 +226,11 @@ class ModelRunner:
         layout = self._batch.layout(step.rows, step.counts)
         spans = self._batch.prompt_spans(layout)
         if self._device_runner is not None and not self._needs_host(step, layout, spans):
-            return self._start_on_device(self._device_runner, self._batch.prepare(layout), layout)
+            return self._start_on_device(self._device_runner, self._prepare(layout), layout)
         if self._started and finish_all is not None:
             finish_all()
         assert not self._started, "the host samples only after all earlier steps are finished"
-        inputs = self._batch.prepare(layout)
+        inputs = self._prepare(layout)
         self._enter("forward")
         hidden, logits = self._forward(inputs, has_spans=bool(spans))
         self._batch.advance(layout)
@@ -228,6 +239,10 @@ class ModelRunner:
         self._batch.append_tokens(inputs.sampled_rows, sampled.token_ids)
         self.stage = "idle"
         return sampled
+
+    def _prepare(self, layout: StepLayout) -> StepInputs:
+        inputs = self._batch.prepare(layout)
+        return inputs if self._media is None else self._media.prepare(inputs)
 
     def _apply_changes(self, step: SchedulerOutput) -> None:
         if step.freed_rows:
@@ -243,6 +258,8 @@ class ModelRunner:
         for new_row in step.new_rows:
             self._batch.admit(new_row)
             self._pooler.admit(new_row)
+        if self._media is not None:
+            self._media.update_rows(step)
         if step.block_appends:
             appends = ids_of(step.block_appends)
             if len(appends) % 3:

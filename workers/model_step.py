@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.contract import AttentionMetadata, BatchColumns, StepMedia
-from .arrays import I32
+from .arrays import I32, I64
 from .input_batch import StepInputs
 from .kv_cache import KVCacheSpec
 
@@ -54,7 +54,7 @@ class Model(Protocol):
 def compute(model: Model, inputs: StepInputs, kv_cache: Tensor, *, keeps_state: bool = True) -> tuple[Tensor, Tensor]:
     """Run the model on a step. Return the hidden states [T, hidden_size] of its tokens, and logits of the rows that
     sample: [s, vocab] on rank 0, [0, vocab] on the others. keeps_state: whether the rows continue in a later step."""
-    arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
+    arrays = (positions_of(inputs), inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
     tensors = [torch.from_numpy(array) for array in (inputs.token_ids, inputs.sampled_tokens, *arrays)]
     token_slots = None if inputs.token_slots is None else torch.from_numpy(inputs.token_slots)
     if kv_cache.device.type != "cpu":
@@ -62,14 +62,27 @@ def compute(model: Model, inputs: StepInputs, kv_cache: Tensor, *, keeps_state: 
         token_slots = None if token_slots is None else token_slots.to(kv_cache.device)
     token_ids, logits_indices, *rest = tensors
     rows = inputs.rows if keeps_state else None
-    context = StepContext(step_metadata(inputs, *rest), kv_cache, rows, token_slots)
+    context = StepContext(step_metadata(inputs, *rest), kv_cache, rows, token_slots, media_of(inputs))
     return model.forward_logits(token_ids, logits_indices, context)
+
+
+def positions_of(inputs: StepInputs) -> I64:
+    """Return the positions [T] of the step's metadata."""
+    if inputs.media is None or inputs.media.positions is None:
+        return inputs.positions
+    return inputs.media.positions
+
+
+def media_of(inputs: StepInputs) -> StepMedia | None:
+    return None if inputs.media is None else inputs.media.media
 
 
 def step_metadata(
     inputs: StepInputs, positions: Tensor, slots: Tensor, query_starts: Tensor, seq_lens: Tensor, block_tables: Tensor
 ) -> AttentionMetadata:
-    """Return the step's metadata. The tensors are copies, on the device, of the arrays of these names in `inputs`."""
+    """Return the step's metadata. The tensors are copies, on the device, of `positions_of` and of the arrays of these
+    names in `inputs`."""
+    media = inputs.media
     seq_lens_host: list[int] = inputs.seq_lens.tolist()
     query_starts_host: list[int] = inputs.query_starts.tolist()
     return AttentionMetadata(
@@ -81,4 +94,6 @@ def step_metadata(
         num_decode_rows=inputs.num_decode_rows,
         query_starts_host=query_starts_host,
         seq_lens_host=seq_lens_host,
+        cos_sin=None if media is None else media.cos_sin,
+        see_until=None if media is None else media.see_until,
     )

@@ -1,4 +1,4 @@
-"""The part of a step's inputs that depends only on the rows and their token counts, not on the tokens.
+"""Parts of a step's inputs: the layout, which depends only on rows and their token counts, and the part of media.
 
 Most steps compute the same rows as the step before, one token each, so InputBatch caches both classes while the batch
 is unchanged.
@@ -7,9 +7,12 @@ is unchanged.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
+from ..kernels.contract import StepMedia
 from .arrays import I32, I64, Bools
 from .sampling.logprobs import LogprobTargets
 from .sampling.row_processors import RowProcessors
@@ -70,3 +73,13 @@ class SamplingMetadata:
     processors: dict[int, RowProcessors]  # by index of the row; rows whose logits stay unchanged are left out
     logprob_indices: I64  # [l] indices of the rows that want logprobs
     logprob_targets: list[LogprobTargets]  # [l] tokens to score beside each sampled one
+
+
+class MediaInputs(NamedTuple):
+    """Inputs of a step with media, which replace those of text; tensors are on the device."""
+
+    positions: I64 | None  # [T] of AttentionMetadata; None: indices of tokens
+    cos_sin: Tensor | None  # of AttentionMetadata, as is see_until
+    see_until: Tensor | None
+    media: StepMedia | None  # None: no placeholder is computed
+    is_behind_spans: bool  # all rows compute tokens behind their last spans, so that one shift a row is all

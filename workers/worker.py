@@ -54,6 +54,7 @@ from .weights.readahead import drop_pages
 
 if TYPE_CHECKING:
     from .device.kernel_warmup import KernelWarmup
+    from .media.media_runner import MediaRunner
 
 logger = logging.getLogger("tokenloom.worker")
 
@@ -82,14 +83,14 @@ class Worker:
         self._num_blocks = 0
         self._arena: Arena | None = None  # from initialize on, if there are KV tiers
         self._model: Model | None = None
+        self._media: MediaRunner | None = None  # with the model, if it sees images
         self._kv_cache: Tensor | None = None
         self._pool_pages: PageRange | None = None  # of the KV cache, on a CPU
         self._page_supply: PageSupply | None = None  # with them
         self.runner: ModelRunner | None = None  # None while weights or KV cache are asleep
         self.on_progress: Callable[[int, int], None] | None = None  # gets (tensors read, all tensors)
-        config = spec.config
-        # fills slots for adapters
-        self.adapters = AdapterLoader(Rank(0, rank), config.max_loras) if config.enable_lora else None
+        max_loras = spec.config.max_loras if spec.config.enable_lora else 0
+        self.adapters = AdapterLoader(Rank(0, rank), max_loras) if max_loras else None  # fills slots for adapters
         self._processors: list[CustomLogitsProcessor] = []
         self._kernels = ""  # names the kernels in logs and metrics
         self._spare_folder = Path(spec.run_directory) / "kernels"  # for compiled code, if the cache cannot be written
@@ -120,6 +121,9 @@ class Worker:
         size = gib(self._model.weight_bytes)
         detail = f"{size} as {self._spec.dtype} on {self._device}, {self._kernels}"
         yield Phase(name="load weights", duration_s=time.monotonic() - begun, detail=detail)
+        begun, self._media = time.monotonic(), self._load_media(self._model)
+        if self._media is not None:
+            yield Phase(name="load encoder", duration_s=time.monotonic() - begun, detail=gib(self._media.weight_bytes))
         if ahead is not None:
             begun = time.monotonic()
             ahead.wait(COMPILE_SHARE * self._spec.config.start_timeout_s)
@@ -139,7 +143,8 @@ class Worker:
             num_blocks=self._spec.config.num_kv_blocks,
             num_bytes=self._spec.config.kv_cache_memory_bytes,
         )
-        taken = self._model.state_bytes * self._spec.config.max_num_seqs + self._adapter_bytes
+        for_media = 0 if self._media is None else self._media.reserved_bytes
+        taken = self._model.state_bytes * self._spec.config.max_num_seqs + self._adapter_bytes + for_media
         if self._device.type == "cpu":
             config = self._spec.config
             free_bytes = available_bytes() // self._size
@@ -195,12 +200,12 @@ class Worker:
             from .device.device_runner import DeviceRunner
 
             recorder = CudaRecorder() if self._has_graphs else None
-            device_runner = DeviceRunner(
-                model, kv_cache, *limits, self._group, recorder, has_adapters=config.enable_lora
-            )
+            shifts = None if self._media is None else self._media.shifts
+            place = (*limits, self._group, recorder)
+            device_runner = DeviceRunner(model, kv_cache, *place, has_adapters=config.enable_lora, shifts=shifts)
         trace = self.recorder.step
         copies = None if self._arena is None else KVCopies(self._arena, kv_cache, self._group)
-        helpers = (device_runner, self._sampler, trace, copies, self.adapters)
+        helpers = (device_runner, self._sampler, trace, copies, self.adapters, self._media)
         return ModelRunner(model, batch, kv_cache, self._group, vocab_size, *helpers)
 
     def _load_model(self, config: ModelConfig, device: torch.device, group: ParallelGroup) -> Model:
@@ -233,6 +238,14 @@ class Worker:
         if self.adapters is not None and device == self._device:
             self.adapters.use(self._new_filler(model, is_dummy=is_dummy))
         return model
+
+    def _load_media(self, model: Model) -> MediaRunner | None:
+        """Read the encoder of a model that sees images."""
+        if self._spec.model.vision is None:
+            return None
+        from .media.media_runner import load_media  # imports transformers
+
+        return load_media(self._spec, self._folder, self._dtype, self._device, self._group, model)
 
     def _new_filler(self, model: DecoderModel, *, is_dummy: bool) -> SlotFiller:
         arguments = (self._folder, self._dtype, torch.device("cpu"), self._spec.model.quantization)
@@ -267,7 +280,7 @@ class Worker:
         self._asleep = holding.asleep
         self.runner = None
         if holding.model_folder or "weights" in holding.asleep:
-            self._model = None
+            self._model = self._media = None
             if self.adapters is not None:
                 self.adapters.use(None)
         if "kv_cache" in holding.asleep:
@@ -278,6 +291,7 @@ class Worker:
         self._folder = Path(holding.model_folder or self._folder)
         if self._model is None and "weights" not in holding.asleep:
             self._model = self._load_model(self._spec.model, self._device, self._group)
+            self._media = self._load_media(self._model)
         if self._kv_cache is None:
             self.initialize(self._num_blocks, self._arena)
         elif self._model is not None:
@@ -314,9 +328,10 @@ class Worker:
             model = self._load_model(distinct_layers(spec.model), META_DEVICE, group)
             kv_cache = self._kv_cache_spec(model).allocate(1, META_DEVICE)
             limits = (spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_model_len)
-            options = (group, self._has_graphs, spec.config.enable_lora)
+            has_shifts = any(rope.sections for rope in spec.model.ropes)
             has_spans = spec.model.vision is not None and spec.model.vision.is_bidirectional
-            launch_steps(model, kv_cache, *limits, *options, has_spans=has_spans)
+            options = (group, self._has_graphs, spec.config.enable_lora)
+            launch_steps(model, kv_cache, *limits, *options, has_shifts=has_shifts, has_spans=has_spans)
 
         return KernelWarmup(launch, self._device)
 

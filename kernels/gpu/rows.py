@@ -1,7 +1,8 @@
 """Updates of the device's row state, scattered into its columns in one launch.
 
-There are three lists with lengths of their own: new num_computed values, new last tokens with sampling parameters and
-slots of adapters, and new entries of the flattened block tables. Each program writes up to BLOCK entries of every list.
+Three lists have lengths of their own: new num_computed values; new last tokens with sampling parameters, slots
+of adapters and shifts of positions; and new entries of the flattened block tables. Each program writes up to BLOCK
+entries of every list.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 
@@ -30,7 +31,8 @@ def write_rows_kernel(
     cells,  # [num_cells] int64
     block_ids,  # [num_cells] int32
     slots,  # [num_changed] int32
-    num_computed,  # the device's columns, from here to row_slots
+    shifts,  # [num_changed] int32
+    num_computed,  # the device's columns, from here to row_shifts
     last_tokens,
     row_temperatures,
     row_top_ks,
@@ -39,10 +41,12 @@ def write_rows_kernel(
     row_seeds,
     block_tables,
     row_slots,
+    row_shifts,
     num_counted,
     num_changed,
     num_cells,
     HAS_SLOTS: tl.constexpr,
+    HAS_SHIFTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     entries = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -59,15 +63,23 @@ def write_rows_kernel(
     tl.store(row_seeds + 2 * rows + 1, tl.load(seeds + 2 * entries + 1, mask=is_changed), mask=is_changed)
     if HAS_SLOTS:
         tl.store(row_slots + rows, tl.load(slots + entries, mask=is_changed), mask=is_changed)
+    if HAS_SHIFTS:
+        tl.store(row_shifts + rows, tl.load(shifts + entries, mask=is_changed), mask=is_changed)
     places = tl.load(cells + entries, mask=is_cell, other=0)
     tl.store(block_tables + places, tl.load(block_ids + entries, mask=is_cell), mask=is_cell)
 
 
-def write_rows(changes: Sequence[Tensor], columns: Sequence[Tensor]) -> None:
-    """Scatter `changes` (the kernel's first 12 arguments) into `columns` (its next 9); no row or cell occurs twice.
-    Without adapters both lack their last one."""
-    lengths, has_slots = [len(changes[i]) for i in (0, 2, 9)], len(columns) == 9
+def write_rows(
+    changes: Sequence[Tensor], columns: Sequence[Tensor], slots: Tensor | None = None, shifts: Tensor | None = None
+) -> None:
+    """Scatter the first 11 `changes` (the kernel's first arguments) into `columns`; no row or cell occurs twice. slots,
+    shifts: columns of adapters' slots and of positions' shifts, whose changes follow those 11."""
+    unused = changes[0]
+    new_slots = unused if slots is None else changes[11]
+    new_shifts = unused if shifts is None else changes[-1]
+    lengths = [len(changes[i]) for i in (0, 2, 9)]
     if longest := max(lengths):
-        unused = () if has_slots else changes[:1]
-        arguments = (*changes, *unused, *columns, *unused, *lengths)
-        write_rows_kernel[(triton.cdiv(longest, BLOCK),)](*arguments, HAS_SLOTS=has_slots, BLOCK=BLOCK, num_warps=4)
+        last = (unused if slots is None else slots, unused if shifts is None else shifts)
+        arguments = (*changes[:11], new_slots, new_shifts, *columns, *last, *lengths)
+        flags = {"HAS_SLOTS": slots is not None, "HAS_SHIFTS": shifts is not None}
+        write_rows_kernel[(triton.cdiv(longest, BLOCK),)](*arguments, **flags, BLOCK=BLOCK, num_warps=4)

@@ -26,8 +26,8 @@ _UNKNOWN = -1  # number of computed tokens of a row that is not on the device
 
 
 class DeviceBatch:
-    """Owns one entry per row: its position, last token, blocks and adapter (`columns`; `plain_columns` are for steps
-    without adapters), and its sampling parameters."""
+    """Owns one entry per row: its position, last token, blocks, adapter and shift of positions (`columns`;
+    `plain_columns` are for steps without adapters), and its sampling parameters."""
 
     def __init__(
         self,
@@ -37,7 +37,11 @@ class DeviceBatch:
         device: torch.device,
         group: ParallelGroup,
         has_adapters: bool = False,
+        shifts: I64 | None = None,
     ) -> None:
+        """`shifts`: of each row, from the index of a token behind its media to its position; the caller changes them
+        while the row is not in use. None: they are all 0."""
+        self._shifts = shifts
         self._block_size = block_size
         self._group = group
         self.has_adapters = has_adapters
@@ -46,6 +50,8 @@ class DeviceBatch:
             return torch.zeros((max_num_seqs, *shape), dtype=dtype, device=device)
 
         self.columns = BatchColumns(zeros(torch.int64), zeros(torch.int32), zeros(torch.int32, max_blocks_per_row))
+        if shifts is not None:
+            self.columns = replace(self.columns, rope_deltas=zeros(torch.int32))
         self.plain_columns = self.columns
         if has_adapters:
             slots = torch.zeros(max_num_seqs + 1, dtype=torch.int32, device=device)
@@ -88,6 +94,7 @@ class DeviceBatch:
             *columns.take(changed).arrays,
             *blocks,
             *self._slots_of(inputs, changed),
+            *([] if self._shifts is None else [self._shifts[changed_rows].astype(np.int32)]),
         ]
 
     def _slots_of(self, inputs: StepInputs, changed: I64) -> list[I32]:
@@ -105,8 +112,8 @@ class DeviceBatch:
     def write(self, changes: list[Tensor]) -> None:
         """Write the arrays of `changes`, which the caller has copied to the device, to the columns."""
         columns = self.columns
-        slots = () if columns.adapter_slots is None else (columns.adapter_slots,)
-        write_rows(changes, (columns.num_computed, columns.last_tokens, *self._drawing, columns.block_tables, *slots))
+        targets = (columns.num_computed, columns.last_tokens, *self._drawing, columns.block_tables)
+        write_rows(changes, targets, columns.adapter_slots, columns.rope_deltas)
 
     def _new_blocks(self, inputs: StepInputs) -> list[npt.NDArray[np.generic]]:
         """Return cells of the flattened block tables that the device lacks for this step, and their block ids. Note

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..arrays import I64
 from ..input_batch import StepInputs
-from ..model_step import Model, StepContext, step_metadata
+from ..model_step import Model, StepContext, media_of, positions_of, step_metadata
 from ..parallel import ParallelGroup
 from ..sampling.sampling_columns import SamplingColumns
 from ..staging import Staging
@@ -34,14 +35,15 @@ class DeviceRunner:
         recorder: Recorder | None,
         sizes_at_start: tuple[int, ...] = SIZES_AT_START,
         has_adapters: bool = False,
+        shifts: I64 | None = None,
     ) -> None:
         """`recorder` makes graphs of decode steps; None: they run kernel by kernel, too. `has_adapters`: rows may have
-        them."""
+        them. `shifts`: as for DeviceBatch."""
         self._model = model
         self._kv_cache = kv_cache
         device, block_size = kv_cache.device, kv_cache.shape[4]
         max_blocks_per_row = -(-max_model_len // block_size)
-        self.rows = DeviceBatch(max_num_seqs, max_blocks_per_row, block_size, device, group, has_adapters)
+        self.rows = DeviceBatch(max_num_seqs, max_blocks_per_row, block_size, device, group, has_adapters, shifts)
         self._staging = Staging(device)
         self._return = AsyncTokenCopy(max_num_seqs, device)
         self._graphs: DecodeGraphs | None = None
@@ -77,7 +79,8 @@ class DeviceRunner:
 
     def _graphs_for(self, inputs: StepInputs) -> DecodeGraphs | None:
         is_decode = inputs.num_decode_rows == len(inputs.rows) == len(inputs.sampled_rows)
-        return self._graphs if is_decode else None
+        has_spans = inputs.media is not None and not inputs.media.is_behind_spans
+        return self._graphs if is_decode and not has_spans else None
 
     def _send_changes(self, graphs: DecodeGraphs, inputs: StepInputs, columns: SamplingColumns) -> Tensor | None:
         """Send the changes of rows; return the row ids if the graph needs new ones. A step with the same rows
@@ -92,14 +95,15 @@ class DeviceRunner:
 
     def _compute(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
         """Launch a step of rows with any number of tokens kernel by kernel; return the sampled tokens [s]."""
-        arrays = (inputs.positions, inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
+        arrays = (positions_of(inputs), inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
         slots = [] if inputs.token_slots is None else [inputs.token_slots]
         changes = self.rows.changes(inputs, columns, is_counted_there=False)
         token_ids, *rest = self._staging.send([inputs.token_ids, *arrays, inputs.sampled_tokens, *changes, *slots])
         index, *changed = rest[5 : 6 + len(changes)]
         self.rows.write(changed)
         token_slots = rest[-1] if slots else None
-        context = StepContext(step_metadata(inputs, *rest[:5]), self._kv_cache, token_slots=token_slots)
+        metadata = step_metadata(inputs, *rest[:5])
+        context = StepContext(metadata, self._kv_cache, token_slots=token_slots, media=media_of(inputs))
         hidden = self._model.forward_mixed(token_ids, self.rows.columns, context)
         row_ids, next_positions = changed[:2]
         if not len(row_ids):

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -111,13 +112,17 @@ def launch_steps(
     has_graphs: bool,
     has_adapters: bool = False,
     *,
+    has_shifts: bool = False,
     has_spans: bool = False,
 ) -> None:
     """Launch the decode steps recorded at the start, the largest steps, prompts of 1, 2, 4, … tokens, and logprobs;
-    all of them once more with adapters, if the model's layers have slots. `has_spans`: and a prompt with spans."""
+    all of them once more with adapters, if the model's layers have slots. `has_shifts`: rows have shifts of positions.
+    `has_spans`: also launch a prompt with spans."""
     block_size = kv_cache.shape[4]
     recorder = run_eagerly if has_graphs else None
-    runner = DeviceRunner(model, kv_cache, max_num_seqs, max_model_len, group, recorder, has_adapters=has_adapters)
+    shifts = np.zeros(max_num_seqs, np.int64) if has_shifts else None
+    limits = (max_num_seqs, max_model_len)
+    runner = DeviceRunner(model, kv_cache, *limits, group, recorder, has_adapters=has_adapters, shifts=shifts)
     most = min(max_num_tokens, max_num_seqs * max_model_len)
     prompts = [dummy_step(counts, counts, block_size) for counts in _doubling_prompts(most, max_model_len)]
     steps = [*largest_steps(max_num_seqs, max_num_tokens, max_model_len, block_size), *prompts]

@@ -29,9 +29,16 @@ class Encoder:
     """Owns the weights of tower and projector. An item's embeddings depend on its media file alone."""
 
     def __init__(
-        self, tower: Tower, scale: PixelScale, vision: VisionConfig, device: torch.device, weight_bytes: int
+        self,
+        tower: Tower,
+        scale: PixelScale,
+        vision: VisionConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        weight_bytes: int,
     ) -> None:
         self._tower, self._scale, self._vision, self._device = tower, scale, vision, device
+        self.dtype = dtype
         self.weight_bytes = weight_bytes
 
     @classmethod
@@ -51,7 +58,7 @@ class Encoder:
         arguments = (folder, dtype, device)
         with DummyCheckpoint(*arguments, None, {}) if is_dummy else Checkpoint(*arguments) as checkpoint:
             tower, num_bytes = load_tower(config, checkpoint)
-        return cls(tower, PixelScale.load(folder, vision.family, dtype, device), vision, device, num_bytes)
+        return cls(tower, PixelScale.load(folder, vision.family, dtype, device), vision, dtype, device, num_bytes)
 
     @torch.inference_mode()
     def begin(self, media: MediaFile, grid: tuple[int, int, int]) -> EncoderState:
@@ -71,6 +78,10 @@ class Encoder:
         """Run the layers that are left; return the embeddings [num_embeds, (1 + num_deepstack) × hidden]."""
         self.advance(state, self._tower.num_layers)
         return self._tower.finish(state)
+
+    def zeros(self, num_embeds: int, width: int) -> Tensor:
+        """Return embeddings of a medium that cannot be encoded."""
+        return torch.zeros((num_embeds, width), dtype=self.dtype, device=self._device)
 
     def _check(self, media: MediaFile, grid: tuple[int, int, int]) -> None:
         vision, (_, height, width, _) = self._vision, media.shape

@@ -3,7 +3,7 @@
     pixels → begin (patches, positions) → layers, some at a time → finish (norm, merger, projector) → embeddings
 
 The modules are transformers' own; the loop over their layers is here, since an encoder's work is scheduled by layers.
-Each tower takes one medium at a time, with all its tiles, and gives what `get_image_features` of its model gives.
+Each tower takes one medium at a time, with all its tiles, and gives the results of its model's `get_image_features`.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class Idefics3Tower:
 
 
 class Gemma3Tower:
-    """SigLIP, whose patches are averaged."""
+    """SigLIP with averages of its patches."""
 
     def __init__(self, parts: Parts, config: Any) -> None:
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]

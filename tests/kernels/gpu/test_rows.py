@@ -47,12 +47,14 @@ def test_only_the_listed_rows_change(seed: int) -> None:
         column[changed] = new
     wanted[-1].view(-1)[cells] = block_ids
     changes = [counted, counts, changed, *told, cells, block_ids]
-    if seed % 2:  # with slots of adapters
-        told_slots = values(I32, num_changed)
-        columns.append(values(I32, num_rows + 1))
-        wanted.append(columns[-1].clone())
-        wanted[-1][changed] = told_slots
-        changes.append(told_slots)
-    write_rows(changes, columns)
+    optional = list[Tensor | None]()
+    for is_given in (seed % 2, seed % 3):  # slots of adapters, and shifts of positions
+        optional.append(values(I32, num_rows + 1) if is_given else None)
+        if is_given:
+            changes.append(values(I32, num_changed))
+            wanted.append(optional[-1].clone())
+            wanted[-1][changed] = changes[-1]
+    write_rows(changes, columns, *optional)
+    columns += [each for each in optional if each is not None]
     for column, expected in zip(columns, wanted, strict=True):
         assert torch.equal(column, expected)

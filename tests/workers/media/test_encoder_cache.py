@@ -1,0 +1,194 @@
+"""Entries are encoded by the core's orders; a medium that cannot be encoded fails alone."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from tokenloom.ipc.blobs.media_file import media_header
+from tokenloom.ipc.blobs.store import BlobStore
+from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.config.vision_config import VisionConfig
+from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.messages.media import Encode, FailedEntry
+from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
+from tokenloom.tests.workers.encoders.media_items import random_item
+from tokenloom.workers.encoders.encoder import Encoder
+from tokenloom.workers.media.encoder_cache import EncoderCache
+from tokenloom.workers.parallel import ParallelGroup
+
+WIDTH = 64
+
+
+class Model(NamedTuple):
+    encoder: Encoder
+    vision: VisionConfig
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = vision_checkpoint(tmp_path_factory.mktemp("model") / "qwen2_vl", "qwen2_vl")
+    vision = load_model_config(folder).vision
+    assert vision is not None
+    return Model(Encoder.load(folder, vision, torch.float32, torch.device("cpu")), vision)
+
+
+class Cache:
+    """An EncoderCache over a store with two media: "a" of 6 × 4 merged patches, "b" of 3 × 5."""
+
+    def __init__(self, model: Model, folder: Path, group: ParallelGroup | None = None) -> None:
+        self.model, self.store = model, BlobStore(folder, 1 << 24)
+        self.items = {"a": random_item(model.vision, 1, 1, 6, 4), "b": random_item(model.vision, 2, 1, 3, 5)}
+        self.digests = dict[str, bytes]()
+        for name, item in self.items.items():
+            self.digests[name] = self.store.put(media_header(item.grid, item.shape) + bytes(item.data))
+        readers = BlobStore(folder, 1 << 24)
+        self.cache = EncoderCache(model.encoder, model.vision, WIDTH, readers, group or ParallelGroup())
+
+    def order(self, entry: int, name: str = "a", first: int = 0, count: int | None = None, **more: int) -> Encode:
+        item = self.items[name]
+        return Encode(
+            entry=entry,
+            digest=self.digests[name],
+            grid=item.grid,
+            num_embeds=more.get("num_embeds", {"a": 24, "b": 15}[name]),
+            first_layer=first,
+            num_layers=self.model.vision.num_layers - first if count is None else count,
+        )
+
+    def expected(self, name: str) -> Tensor:
+        item = self.items[name]
+        return self.model.encoder.finish(self.model.encoder.begin(item, item.grid))
+
+
+@pytest.fixture
+def cache(model: Model, tmp_path: Path) -> Cache:
+    return Cache(model, tmp_path)
+
+
+def test_layers_of_several_entries_may_alternate(cache: Cache) -> None:
+    for first in range(cache.model.vision.num_layers):
+        for entry, name in ((1, "a"), (5, "b"), (2, "a")):
+            assert cache.cache.encode(cache.order(entry, name, first, 1)) is None
+    for entry, name in ((1, "a"), (5, "b"), (2, "a")):
+        assert torch.equal(cache.cache.take(entry, 0, 15), cache.expected(name)[:15])
+    assert torch.equal(cache.cache.take(1, 7, 4), cache.expected("a")[7:11])
+
+
+def test_entries_are_free_after_an_order_to_free_or_to_clear(cache: Cache) -> None:
+    cache.cache.encode(cache.order(1))
+    cache.cache.encode(cache.order(2, count=1))
+    cache.cache.free([1, 2])
+    with pytest.raises(ProtocolError, match="not complete"):
+        cache.cache.take(1, 0, 1)
+    cache.cache.encode(cache.order(2, "b"))
+    cache.cache.clear()
+    assert cache.cache.num_entries == 0
+    cache.cache.encode(cache.order(1))
+    with pytest.raises(ProtocolError, match="not in use"):
+        cache.cache.free([2])
+
+
+def test_orders_that_do_not_follow_those_before_are_refused(cache: Cache) -> None:
+    cache.cache.encode(cache.order(1, count=1))
+    for order in (cache.order(1), cache.order(1, first=2), cache.order(2, first=1), cache.order(3, count=99)):
+        with pytest.raises(ProtocolError, match="are ordered for entry"):
+            cache.cache.encode(order)
+    cache.cache.encode(cache.order(1, first=1))
+    with pytest.raises(ProtocolError, match="which is in use"):
+        cache.cache.encode(cache.order(1))
+    with pytest.raises(ProtocolError, match="has 24 embeddings"):
+        cache.cache.take(1, 20, 5)
+
+
+def check_failure(cache: Cache, failed: FailedEntry | None, words: str) -> None:
+    """The failure is reported, what else was ordered for the entry does nothing, and it has zeros."""
+    assert failed is not None
+    assert failed.entry == 3
+    assert words in failed.error
+    assert "send" in failed.error
+    assert cache.cache.encode(cache.order(3, first=1)) is None
+    assert not cache.cache.take(3, 0, 24).any()
+    assert cache.cache.encode(cache.order(4)) is None
+    assert torch.equal(cache.cache.take(4, 0, 24), cache.expected("a"))
+    assert cache.cache.encode(cache.order(3, "b")) is None  # the core has given the entry to another medium
+    assert torch.equal(cache.cache.take(3, 0, 15), cache.expected("b"))
+
+
+def test_a_missing_file_fails_its_entry_alone(cache: Cache) -> None:
+    missing = Encode(entry=3, digest=bytes(32), grid=(1, 2, 2), num_embeds=24, first_layer=0, num_layers=1)
+    check_failure(cache, cache.cache.encode(missing), "no longer in the engine's store")
+
+
+def test_a_damaged_file_fails_its_entry_alone(cache: Cache) -> None:
+    junk = cache.store.put(b"no media file, but long enough to hold a header, which it does not")
+    order = Encode(entry=3, digest=junk, grid=(1, 2, 2), num_embeds=24, first_layer=0, num_layers=1)
+    check_failure(cache, cache.cache.encode(order), "its header says")
+
+
+def test_a_file_of_another_size_fails_its_entry_alone(cache: Cache) -> None:
+    order = Encode(entry=3, digest=cache.digests["b"], grid=(1, 2, 2), num_embeds=24, first_layer=0, num_layers=1)
+    check_failure(cache, cache.cache.encode(order), "its prompt says (1, 2, 2)")
+    cache.cache.free([3])
+    order = cache.order(3, num_embeds=23)
+    failed = cache.cache.encode(order)
+    assert failed is not None
+    assert "24 embeddings and 23 placeholders" in failed.error
+
+
+def test_files_are_closed_after_they_are_read(cache: Cache) -> None:
+    def num_open() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")) + Path("/proc/self/maps").read_text().count(
+            str(cache.store.folder.path)
+        )
+
+    before = num_open()
+    for entry in range(1, 9):
+        cache.cache.encode(cache.order(entry, "ab"[entry % 2], count=1))
+    cache.cache.encode(Encode(entry=9, digest=bytes(32), grid=(1, 2, 2), num_embeds=1, first_layer=0, num_layers=1))
+    assert num_open() == before
+
+
+class PairGroup(ParallelGroup):
+    """Two ranks in two threads."""
+
+    def __init__(self, rank: int, mine: SimpleQueue[Tensor], other: SimpleQueue[Tensor]) -> None:
+        super().__init__(rank, 2)
+        self._mine, self._other = mine, other
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        self._other.put(x.clone())
+        return x.add_(self._mine.get(timeout=20))
+
+
+def test_a_medium_that_one_rank_cannot_read_fails_on_all(model: Model, tmp_path: Path) -> None:
+    queues: tuple[SimpleQueue[Tensor], SimpleQueue[Tensor]] = (SimpleQueue(), SimpleQueue())
+    ranks = [Cache(model, tmp_path / str(rank), PairGroup(rank, queues[rank], queues[1 - rank])) for rank in range(2)]
+    blob = tmp_path / "1" / ranks[1].digests["a"].hex()
+    blob.unlink()
+    results: list[list[FailedEntry | None]] = [[], []]
+
+    def run(rank: int) -> None:
+        for order in (ranks[rank].order(1, "a"), ranks[rank].order(2, "b")):
+            results[rank].append(ranks[rank].cache.encode(order))
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    for rank in range(2):
+        failed, fine = results[rank]
+        assert failed is not None
+        assert failed.entry == 1
+        assert fine is None
+        assert torch.equal(ranks[rank].cache.take(2, 0, 15), ranks[rank].expected("b"))

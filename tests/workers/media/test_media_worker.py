@@ -1,0 +1,224 @@
+"""A worker answers prompts with images with transformers' tokens, however steps and encodes are cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tokenloom.ipc.blobs.media_file import MediaFile, media_header
+from tokenloom.ipc.blobs.store import BlobStore
+from tokenloom.ipc.config.engine_spec import EngineSpec
+from tokenloom.ipc.errors import ProtocolError
+from tokenloom.ipc.messages.base import Holding
+from tokenloom.ipc.messages.media import Encode
+from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, SchedulerOutput
+from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
+from tokenloom.tests.support.vision_configs import VISION_MODELS
+from tokenloom.tests.workers.encoders.media_items import random_item
+from tokenloom.tests.workers.random_schedule import frame, message, new_row
+from tokenloom.tests.workers.worker_harness import make_spec
+from tokenloom.workers.encoders.encoder import Encoder
+from tokenloom.workers.encoders.pixels import PixelScale, patchify
+from tokenloom.workers.worker import Worker
+
+DEFAULT = ("qwen3_vl", "gemma3", "smolvlm")  # deepstack with positions by axes, attention within an image, tiles
+MODELS = [name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in VISION_MODELS]
+NUM_OUTPUTS = 5
+
+
+class Engine:
+    """Plays the core for one worker in this process: entries are numbers of images."""
+
+    def __init__(self, folder: Path, run_directory: Path, **options: int | str) -> None:
+        self.spec: EngineSpec = msgspec.structs.replace(make_spec(folder, run_directory, **options), max_model_len=256)
+        self.spec = msgspec.structs.replace(self.spec, encoder_cache_tokens=400)
+        vision = self.spec.model.vision
+        assert vision is not None
+        self.vision = vision
+        self.store = BlobStore(run_directory / "media", 1 << 24)
+        self.worker = Worker(self.spec, 0, 7)
+        self.phases = [phase.name for phase in self.worker.load()]
+        self.worker.initialize(64)
+
+    def order(self, entry: int, item: MediaFile, num_embeds: int) -> Encode:
+        digest = self.store.put(media_header(item.grid, item.shape) + bytes(item.data))
+        num_layers = self.vision.num_layers
+        return Encode(
+            entry=entry, digest=digest, grid=item.grid, num_embeds=num_embeds, first_layer=0, num_layers=num_layers
+        )
+
+    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        assert self.worker.runner is not None
+        return self.worker.runner.execute(step)
+
+
+class Prompt:
+    """A prompt with images of several sizes between text."""
+
+    def __init__(self, engine: Engine, sizes: list[tuple[int, int, int]], seed: int) -> None:
+        rng = random.Random(seed)
+        self.token_ids: list[int] = [rng.randrange(5, 900) for _ in range(3)]
+        self.items, self.spans, self.orders = list[MediaFile](), list[int](), list[Encode]()
+        encoder = engine.worker._media._encoder  # type: ignore[union-attr]
+        for size in sizes:
+            item = random_item(engine.vision, rng.randrange(100), *size)
+            num_embeds = len(encoder.finish(encoder.begin(item, item.grid)))
+            self.spans += [len(self.token_ids), num_embeds, *item.grid]
+            self.items.append(item)
+            self.orders.append(engine.order(len(self.items), item, num_embeds))
+            self.token_ids += [engine.vision.image_token_id] * num_embeds
+            self.token_ids += [rng.randrange(5, 900) for _ in range(rng.randrange(2, 5))]
+
+    def new_row(self, row: int, computed: int = 0) -> NewRow:
+        return msgspec.structs.replace(new_row(row, self.token_ids, computed), spans=frame(*self.spans))
+
+    def bindings(self, row: int) -> bytes:
+        return frame(*[each for i, order in enumerate(self.orders) for each in (row, i, order.entry)])
+
+
+@torch.inference_mode()
+def their_tokens(folder: Path, engine: Engine, prompt: Prompt) -> list[int]:
+    """Greedy tokens of transformers, by whole forward passes."""
+    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    vision, ids = engine.vision, list(prompt.token_ids)
+    scale = PixelScale.load(folder, vision.family, torch.float32, torch.device("cpu"))
+    images = [torch.frombuffer(bytearray(item.data), dtype=torch.uint8).view(item.shape) for item in prompt.items]
+    pixels = [scale.scale(image) for image in images]
+    inputs: dict[str, Any] = {}
+    if vision.family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
+        inputs["pixel_values"] = torch.cat([patchify(each, vision.patch_size, vision.merge_size) for each in pixels])
+        inputs["image_grid_thw"] = torch.tensor([item.grid for item in prompt.items])
+    elif vision.family == "pixtral":
+        height, width = (max(each.shape[axis] for each in pixels) for axis in (2, 3))
+        pad = torch.nn.functional.pad
+        inputs["pixel_values"] = torch.cat([pad(x, (0, width - x.shape[3], 0, height - x.shape[2])) for x in pixels])
+        inputs["image_sizes"] = torch.tensor([each.shape[2:] for each in pixels])
+    else:
+        inputs["pixel_values"] = torch.cat(pixels)[None] if vision.family == "idefics3" else torch.cat(pixels)
+    for _ in range(NUM_OUTPUTS):
+        given = torch.tensor([ids])
+        is_image = (given == vision.image_token_id).int()
+        types = {"gemma3": "token_type_ids", "qwen2_vl": "mm_token_type_ids"}
+        name = types.get("qwen2_vl" if vision.family.startswith("qwen") else vision.family)
+        more = {name: is_image} if name else {}
+        ids.append(int(model(input_ids=given, **inputs, **more).logits[0, -1].argmax()))
+    return ids[len(prompt.token_ids) :]
+
+
+def chunks(prompt: Prompt, rng: random.Random, *, is_bidirectional: bool) -> Iterator[int]:
+    """Random counts of the prompt's tokens; a span that sees ahead is in one step."""
+    done, spans = 0, np.array(prompt.spans).reshape(-1, 5)
+    while done < len(prompt.token_ids):
+        end = done + rng.randint(1, len(prompt.token_ids) - done)
+        for start, length in spans[:, :2].tolist() if is_bidirectional else ():
+            end = start + length if start < end < start + length else end
+        yield end - done
+        done = end
+
+
+def answers(engine: Engine, prompt: Prompt, seed: int) -> list[int]:
+    """The tokens of row 1 by random chunks, beside text in row 2, with encodes by single layers before."""
+    rng, vision = random.Random(seed), engine.vision
+    for layer in range(vision.num_layers):
+        orders = [msgspec.structs.replace(each, first_layer=layer, num_layers=1) for each in prompt.orders]
+        result = engine.execute(msgspec.structs.replace(message(), encodes=orders))
+        assert result.failed_entries == []
+        assert result.execute_s > 0
+    blocks = [each for row in (1, 2) for block in range(16) for each in (row, 0, 1 + block + 16 * (row - 1))]
+    rows = [prompt.new_row(1), new_row(2, [9, 8, 7])]
+    step = msgspec.structs.replace(message([], [], None, rows, blocks), span_entries=prompt.bindings(1))
+    engine.execute(step)
+    tokens = list[int]()
+    for number, count in enumerate(
+        [*chunks(prompt, rng, is_bidirectional=vision.is_bidirectional), *[1] * NUM_OUTPUTS]
+    ):
+        scheduled = {2: 3 if number == 0 else 1, 1: count} if rng.random() < 0.7 or number == 0 else {1: count}
+        result = engine.execute(message(list(scheduled), list(scheduled.values())))
+        found = dict(
+            zip(*(np.frombuffer(each, np.int32).tolist() for each in (result.rows, result.token_ids)), strict=True)
+        )
+        tokens += [found[1]] if 1 in found else []
+    entries = frame(*[order.entry for order in prompt.orders])
+    engine.execute(msgspec.structs.replace(message(freed=[1, 2]), freed_entries=entries))
+    return tokens[:NUM_OUTPUTS]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_with_images_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    folder = vision_checkpoint(tmp_path / "model", name)
+    engine = Engine(folder, tmp_path / "run")
+    assert engine.phases == ["load weights", "load encoder"]
+    prompt = Prompt(engine, [(1, 3, 4), (2, 4, 2)], seed=5)
+    expected = their_tokens(folder, engine, prompt)
+    for seed in range(3):
+        assert answers(engine, prompt, seed) == expected
+    other = Prompt(engine, [(1, 3, 4), (2, 4, 2)], seed=6)
+    other.token_ids = prompt.token_ids
+    assert answers(engine, other, 0) != expected
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    folder = vision_checkpoint(tmp_path_factory.mktemp("model") / "qwen2_vl", "qwen2_vl")
+    return Engine(folder, tmp_path_factory.mktemp("run"))
+
+
+def test_a_missing_image_is_reported_and_other_rows_go_on(engine: Engine) -> None:
+    prompt = Prompt(engine, [(1, 3, 4), (1, 2, 2)], seed=1)
+    expected = answers(engine, prompt, 0)
+    lost = msgspec.structs.replace(prompt.orders[0], entry=9, digest=bytes(32))
+    step = msgspec.structs.replace(message(), encodes=[lost, *prompt.orders])
+    result = engine.execute(step)
+    assert [each.entry for each in result.failed_entries] == [9]
+    assert "send it again" in result.failed_entries[0].error
+    engine.execute(msgspec.structs.replace(message(), freed_entries=frame(1, 2)))
+    assert answers(engine, prompt, 1) == expected
+
+
+def test_a_new_core_finds_an_empty_encoder_cache(engine: Engine) -> None:
+    prompt = Prompt(engine, [(1, 2, 3)], seed=2)
+    expected = answers(engine, prompt, 0)
+    for _ in range(2):
+        engine.execute(msgspec.structs.replace(message(new_rows=[prompt.new_row(1)]), encodes=prompt.orders))
+        engine.worker.reset()
+    assert answers(engine, prompt, 1) == expected
+
+
+def test_weights_that_are_read_again_include_the_encoder(engine: Engine) -> None:
+    prompt = Prompt(engine, [(1, 2, 3)], seed=3)
+    expected = answers(engine, prompt, 0)
+    engine.execute(msgspec.structs.replace(message(), encodes=prompt.orders))
+    engine.worker.hold(Holding(asleep=["weights"]))
+    assert engine.worker._media is None
+    engine.worker.hold(Holding())
+    assert answers(engine, prompt, 1) == expected
+    engine.worker.hold(Holding(model_folder=engine.spec.model_folder))
+    assert answers(engine, prompt, 2) == expected
+
+
+def test_the_encoder_cache_is_reserved_before_kv_blocks_are_counted(engine: Engine) -> None:
+    media = engine.worker._media
+    assert media is not None
+    config = engine.spec.model
+    assert media.reserved_bytes >= 400 * config.hidden_size * 4
+    assert media.weight_bytes > 0
+
+
+def test_bindings_must_be_triples(engine: Engine) -> None:
+    with pytest.raises(ProtocolError, match="make no triples"):
+        engine.execute(msgspec.structs.replace(message(), span_entries=frame(1, 2)))
+
+
+def test_dummy_weights_include_the_encoder(engine: Engine, tmp_path: Path) -> None:
+    dummy = Engine(Path(engine.spec.model_folder), tmp_path, load_format="dummy")
+    prompt = Prompt(dummy, [(1, 2, 3)], seed=3)
+    assert len(answers(dummy, prompt, 0)) == NUM_OUTPUTS
+    assert isinstance(dummy.worker._media._encoder, Encoder)  # type: ignore[union-attr]

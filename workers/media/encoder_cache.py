@@ -1,0 +1,122 @@
+"""EncoderCache: the embeddings of media that the core has ordered, by entry.
+
+The core decides which entries exist and when they are free; here they are filled, some layers an order. A medium whose
+file is missing or damaged fails alone: its entry is reported, and has zeros until the core has ended the requests that
+wait for it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ...ipc.blobs.media_file import parse_media_file
+from ...ipc.blobs.store import BlobStore
+from ...ipc.config.vision_config import VisionConfig
+from ...ipc.errors import ProtocolError, RequestError
+from ...ipc.messages.media import Encode, FailedEntry
+from ..encoders.encoder import Encoder
+from ..encoders.towers import EncoderState
+from ..parallel import ParallelGroup
+
+
+class _Encoding(NamedTuple):
+    """An entry whose layers are not all done."""
+
+    state: EncoderState
+    next_layer: int
+
+
+class EncoderCache:
+    """Owns the entries. Every rank encodes everything, and a failure of one rank is one of all."""
+
+    def __init__(
+        self, encoder: Encoder, vision: VisionConfig, width: int, store: BlobStore, group: ParallelGroup
+    ) -> None:
+        """width: elements of an embedding, those of inner layers included."""
+        self._encoder, self._vision, self._width = encoder, vision, width
+        self._store, self._group = store, group
+        self._encodings = dict[int, _Encoding]()
+        self._embeds = dict[int, Tensor]()
+        self._failed = set[int]()  # entries with zeros
+
+    @property
+    def num_entries(self) -> int:
+        return len(self._encodings) + len(self._embeds)
+
+    def clear(self) -> None:
+        self._encodings.clear()
+        self._embeds.clear()
+        self._failed.clear()
+
+    def free(self, entries: list[int]) -> None:
+        """Forget entries. ProtocolError if one is not in use."""
+        for entry in entries:
+            if self._embeds.pop(entry, None) is None and self._encodings.pop(entry, None) is None:
+                raise ProtocolError(f"entry {entry} of the encoder cache is freed, but it is not in use")
+            self._failed.discard(entry)
+
+    def encode(self, order: Encode) -> FailedEntry | None:
+        """Run the layers of an order; return why its medium cannot be encoded, if so. ProtocolError if it does not
+        follow the orders before it."""
+        last = order.first_layer + order.num_layers
+        if order.first_layer == 0 and order.entry in self._failed:
+            self.free([order.entry])
+        if order.entry in self._failed:
+            return None
+        self._check(order, last)
+        encoding = self._encodings.pop(order.entry, None)
+        begun, error = (None if encoding is None else encoding.state), ""
+        if begun is None:
+            begun, error = self._begin_everywhere(order)
+        if begun is not None:
+            self._encoder.advance(begun, order.num_layers)
+            if last < self._vision.num_layers:
+                self._encodings[order.entry] = _Encoding(begun, last)
+                return None
+            embeds = self._encoder.finish(begun)
+            if embeds.shape == (order.num_embeds, self._width):
+                self._embeds[order.entry] = embeds
+                return None
+            error = f"an image has {len(embeds)} embeddings and {order.num_embeds} placeholders: send it again"
+        self._embeds[order.entry] = self._encoder.zeros(order.num_embeds, self._width)
+        self._failed.add(order.entry)
+        return FailedEntry(entry=order.entry, error=error)
+
+    def take(self, entry: int, first: int, count: int) -> Tensor:
+        """Return embeddings [first, first + count) of an entry. ProtocolError if it is not complete or too short."""
+        embeds = self._embeds.get(entry)
+        if embeds is None or first + count > len(embeds):
+            size = "is not complete" if embeds is None else f"has {len(embeds)} embeddings"
+            raise ProtocolError(f"embeddings [{first}, {first + count}) of entry {entry} are needed, which {size}")
+        return embeds[first : first + count]
+
+    def _check(self, order: Encode, last: int) -> None:
+        encoding = self._encodings.get(order.entry)
+        expected = 0 if encoding is None else encoding.next_layer
+        is_taken = order.first_layer == 0 and (encoding is not None or order.entry in self._embeds)
+        if is_taken or order.first_layer != expected or not order.first_layer < last <= self._vision.num_layers:
+            raise ProtocolError(
+                f"layers [{order.first_layer}, {last}) of {self._vision.num_layers} are ordered for entry "
+                f"{order.entry}, which {'is in use' if is_taken else f'has {expected}'}"
+            )
+
+    def _begin_everywhere(self, order: Encode) -> tuple[EncoderState | None, str]:
+        """Begin a medium if all ranks have its file; else return an error."""
+        state, error = self._begin(order)
+        if self._group.size > 1:
+            failures = self._encoder.zeros(1, 1) + (1.0 if error else 0.0)
+            if self._group.all_reduce(failures).item() and not error:
+                return None, "a worker could not read an image: send it again"
+        return state, error
+
+    def _begin(self, order: Encode) -> tuple[EncoderState | None, str]:
+        try:
+            content = self._store.open(order.digest)
+            if content is None:
+                return None, "an image is no longer in the engine's store, or damaged there: send it again"
+            with content:
+                return self._encoder.begin(parse_media_file(content), order.grid), ""
+        except (RequestError, OSError) as error:
+            return None, str(error)

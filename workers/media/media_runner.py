@@ -1,0 +1,125 @@
+"""MediaRunner: the part of media in the steps of a model that sees images.
+
+    freed entries → encodes, some layers each → spans of new rows → bindings of spans to entries → inputs of the step
+
+Owns the encoder, its cache and the rows' spans. Knows no text: it replaces embeddings and positions of placeholders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...ipc.blobs.store import BlobStore
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import ProtocolError
+from ...ipc.messages.media import FailedEntry
+from ...ipc.messages.workers import SchedulerOutput
+from ...kernels.contract import StepMedia
+from ..arrays import I64
+from ..encoders.encoder import Encoder
+from ..input_batch import StepInputs, ids_of
+from ..model_step import Model
+from ..models.decoder import DecoderModel
+from ..parallel import ParallelGroup
+from ..step_layout import MediaInputs
+from .encoder_cache import EncoderCache
+from .media_rows import MediaPlan, MediaRows
+
+FOLDER = "media"  # of media files, in the run directory
+ACTIVATIONS = 16  # of a layer, in elements for each element of a patch: its input, norms, heads and a wide MLP
+
+
+class MediaRunner:
+    """`rows` are the spans of the rows in use. All ranks run the same orders."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        encoder: Encoder,
+        group: ParallelGroup,
+        device: torch.device,
+        rotations_at: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """`rotations_at` gives the rotations at times, rows and columns; None: positions are indices."""
+        vision = spec.model.vision
+        assert vision is not None
+        self._device, self._hidden_size = device, spec.model.hidden_size
+        self._num_parts = 1 + vision.num_deepstack
+        store = BlobStore(Path(spec.run_directory) / FOLDER, spec.config.media_store_bytes)
+        self._encoder = encoder
+        self._cache = EncoderCache(encoder, vision, self._num_parts * self._hidden_size, store, group)
+        self.rows = MediaRows(spec.config.max_num_seqs, vision, has_axes=rotations_at is not None)
+        self._rotations_at = rotations_at
+        num_elements = self._num_parts * self._hidden_size * spec.encoder_cache_tokens
+        largest_item = spec.encoder_cache_tokens // 2 * vision.merge_size**2  # patches; two items fit at least
+        num_elements += largest_item * vision.hidden_size * ACTIVATIONS
+        self.reserved_bytes = num_elements * encoder.dtype.itemsize  # that entries and an encode will take
+        self.weight_bytes = encoder.weight_bytes
+
+    @property
+    def shifts(self) -> I64 | None:
+        """The shift of each row's positions behind its media; None: all 0."""
+        return None if self._rotations_at is None else self.rows.shifts
+
+    def clear(self) -> None:
+        """Forget all rows and entries."""
+        self.rows.clear()
+        self._cache.clear()
+
+    @torch.inference_mode()
+    def encode(self, step: SchedulerOutput) -> list[FailedEntry]:
+        """Free entries and run the step's encodes; return those that failed."""
+        self._cache.free(ids_of(step.freed_entries).tolist())
+        failed = [self._cache.encode(order) for order in step.encodes]
+        return [each for each in failed if each is not None]
+
+    def update_rows(self, step: SchedulerOutput) -> None:
+        """Forget the media of freed rows, note those of new ones, and bind spans to entries."""
+        self.rows.free(ids_of(step.freed_rows))
+        for new_row in step.new_rows:
+            self.rows.admit(new_row)
+        bindings = ids_of(step.span_entries)
+        if len(bindings) % 3:
+            raise ProtocolError(f"span_entries holds {len(bindings)} numbers, which make no triples")
+        self.rows.bind(bindings.reshape(-1, 3))
+
+    def prepare(self, inputs: StepInputs) -> StepInputs:
+        """Return the step's inputs with its media. Placeholders get token id 0: theirs may be beyond the vocabulary."""
+        plan = self.rows.plan(inputs)
+        if plan is None:
+            return inputs
+        if plan.tokens is not None:
+            inputs.token_ids[plan.tokens] = 0
+        return inputs._replace(media=self._inputs_of(plan, len(inputs.token_ids)))
+
+    def _inputs_of(self, plan: MediaPlan, num_tokens: int) -> MediaInputs:
+        positions, cos_sin = plan.positions, None
+        if positions is not None and positions.ndim == 2:
+            assert self._rotations_at is not None, "a model comes before steps"
+            cos_sin = self._rotations_at(torch.from_numpy(positions).to(self._device))
+            positions = np.arange(num_tokens)
+        see_until = None if plan.see_until is None else torch.from_numpy(plan.see_until).to(self._device)
+        media = None
+        if plan.tokens is not None:
+            embeds = torch.cat([self._cache.take(*piece) for piece in plan.pieces])
+            parts = embeds.view(len(embeds), self._num_parts, self._hidden_size).unbind(1)
+            media = StepMedia(torch.from_numpy(plan.tokens).to(self._device), parts[0], parts[1:])
+        return MediaInputs(positions, cos_sin, see_until, media, plan.is_behind_spans)
+
+
+def load_media(
+    spec: EngineSpec, folder: Path, dtype: torch.dtype, device: torch.device, group: ParallelGroup, model: Model
+) -> MediaRunner:
+    """Read the encoder that belongs to `model` from the checkpoint in `folder`. ConfigError as Encoder.load."""
+    vision = spec.model.vision
+    assert vision is not None
+    is_dummy = spec.config.load_format == "dummy" and folder == Path(spec.model_folder)
+    encoder = Encoder.load(folder, vision, dtype, device, spec.config.hf_overrides, is_dummy=is_dummy)
+    has_axes = any(rope.sections for rope in spec.model.ropes)
+    rotations_at = model.rotations_at if has_axes and isinstance(model, DecoderModel) else None
+    return MediaRunner(spec, encoder, group, device, rotations_at)
