@@ -72,3 +72,10 @@ def check_gpu(spec: EngineSpec, device: torch.device, *, has_kernels: bool) -> N
             f"--kv-cache-dtype fp8 needs compute capability {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]}, {device} has "
             f"{capability[0]}.{capability[1]}: leave it out"
         )
+
+
+def describe_device(device: torch.device) -> str:
+    """Return the device's name, for logs."""
+    if device.type == "cpu":
+        return f"cpu, {torch.get_num_threads()} threads"
+    return f"{device}, {torch.cuda.get_device_name(device)}"

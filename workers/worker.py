@@ -35,7 +35,7 @@ from .adapters.adapter_loader import AdapterLoader
 from .adapters.slot_filler import SlotFiller, adaptable
 from .cpu_threads import num_cpu_threads
 from .device.kv_copies import KVCopies, pin_arena
-from .device_check import check_cpu, check_gpu, check_options, select_gpu
+from .device_check import check_cpu, check_gpu, check_options, describe_device, select_gpu
 from .input_batch import InputBatch
 from .kv_cache import KVCacheSpec
 from .memory import KVCacheLimits, check_adapters, fit_on_cpu, fit_on_gpu
@@ -157,7 +157,7 @@ class Worker:
         return Measured(
             max_blocks=max_blocks,
             block_bytes=limits.block_bytes,
-            device=self._describe_device(),
+            device=describe_device(self._device),
             kernels=self._kernels,
         )
 
@@ -395,8 +395,3 @@ class Worker:
 
         sizes = (shape.vocab_size, shape.num_heads, shape.head_dim, shape.num_layers, max_blocks_per_row, self._size)
         return measured + graph_bytes(config.max_num_seqs, *sizes, config.enable_lora)
-
-    def _describe_device(self) -> str:
-        if self._device.type == "cpu":
-            return f"cpu, {torch.get_num_threads()} threads"
-        return f"{self._device}, {torch.cuda.get_device_name(self._device)}"
