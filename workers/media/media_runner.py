@@ -27,7 +27,7 @@ from ..model_step import Model
 from ..models.decoder import DecoderModel
 from ..parallel import ParallelGroup
 from ..step_layout import MediaInputs
-from .encoder_cache import EncoderCache
+from .encoded_media import EncodedMedia
 from .media_rows import MediaPlan, MediaRows
 
 FOLDER = "media"  # of media files, in the run directory
@@ -52,7 +52,7 @@ class MediaRunner:
         self._num_parts = 1 + vision.num_deepstack
         store = BlobStore(Path(spec.run_directory) / FOLDER, spec.config.media_store_bytes)
         self._encoder = encoder
-        self._cache = EncoderCache(encoder, vision, self._num_parts * self._hidden_size, store, group)
+        self._cache = EncodedMedia(encoder, vision, self._num_parts * self._hidden_size, store, group)
         self.rows = MediaRows(spec.config.max_num_seqs, vision, has_axes=rotations_at is not None)
         self._rotations_at = rotations_at
         num_elements = self._num_parts * self._hidden_size * spec.encoder_cache_tokens

@@ -22,7 +22,7 @@ from tokenloom.ipc.messages.media import Encode, FailedEntry
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.workers.encoders.media_items import random_item
 from tokenloom.workers.encoders.encoder import Encoder
-from tokenloom.workers.media.encoder_cache import EncoderCache
+from tokenloom.workers.media.encoded_media import EncodedMedia
 from tokenloom.workers.parallel import ParallelGroup
 
 WIDTH = 64
@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 class Cache:
-    """An EncoderCache over a store with two media: "a" of 6 × 4 merged patches, "b" of 3 × 5."""
+    """An EncodedMedia over a store with two media: "a" of 6 × 4 merged patches, "b" of 3 × 5."""
 
     def __init__(self, model: Model, folder: Path, group: ParallelGroup | None = None) -> None:
         self.model, self.store = model, BlobStore(folder, 1 << 24)
@@ -51,7 +51,7 @@ class Cache:
         for name, item in self.items.items():
             self.digests[name] = self.store.put(media_header(item.grid, item.shape) + bytes(item.data))
         readers = BlobStore(folder, 1 << 24)
-        self.cache = EncoderCache(model.encoder, model.vision, WIDTH, readers, group or ParallelGroup())
+        self.cache = EncodedMedia(model.encoder, model.vision, WIDTH, readers, group or ParallelGroup())
 
     def order(self, entry: int, name: str = "a", first: int = 0, count: int | None = None, **more: int) -> Encode:
         item = self.items[name]

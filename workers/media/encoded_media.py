@@ -1,4 +1,4 @@
-"""EncoderCache: the embeddings of media that the core has ordered, by entry.
+"""EncodedMedia: the embeddings of media that the core has ordered, by entry.
 
 The core decides which entries exist and when they are free; here they are filled, some layers an order. A medium whose
 file is missing or damaged fails alone: its entry is reported, and has zeros until the core has ended the requests that
@@ -28,7 +28,7 @@ class _Encoding(NamedTuple):
     next_layer: int
 
 
-class EncoderCache:
+class EncodedMedia:
     """Owns the entries. Every rank encodes everything, and a failure of one rank is one of all."""
 
     def __init__(
