@@ -76,6 +76,8 @@ class MediaRunner:
         """Free entries and run the step's encodes; return those that failed."""
         self._cache.free(ids_of(step.freed_entries).tolist())
         failed = [self._cache.encode(order) for order in step.encodes]
+        if not step.rows and self._device.type == "cuda":  # no tokens follow whose arrival would end the step
+            torch.cuda.current_stream(self._device).synchronize()
         return [each for each in failed if each is not None]
 
     def update_rows(self, step: SchedulerOutput) -> None:
