@@ -198,8 +198,9 @@ class LocalEngine:
         token_ids = prompt.token_ids or b""
         if not prompt.media:
             return token_ids
-        start = partial(self._frontend.expanded, token_ids, prompt.media)
-        return await in_thread_pool(self._frontend.thread_pool, start)
+        start = partial(self._frontend.expand, token_ids, prompt.media)
+        expanded: Prompt = await in_thread_pool(self._frontend.thread_pool, start)
+        return expanded.token_ids
 
     async def text_tokens(self, given: BodyInput, add_special_tokens: bool, cut_side: CutSide | None = None) -> bytes:
         """Return the token ids of a text; `given` may hold them already. `cut_side`: as in chat_prompt."""

@@ -9,7 +9,7 @@ commands are sent to the next core, except pause and resume, which fail.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -20,15 +20,16 @@ from ...ipc.config.model_config import ModelConfig
 from ...ipc.config.model_file import load_model_config
 from ...ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
 from ...ipc.messages.adapter import AdapterInfo
-from ...ipc.messages.client import Control, Done, QueryFailed
+from ...ipc.messages.client import Control, Done, Medium, QueryFailed
 from ...ipc.messages.core import ControlDone, EngineControl
 from ...ipc.messages.intake import ReadPrompt
+from ...ipc.messages.media import MediaSpan
 from ...ipc.messages.supervisor import SetLogLevel
 from ...ipc.process.log import LogLevel
 from ..adapters.desk import AdapterDesk
 from ..intake.prompt import Prompt
 from ..intake.prompt_reader import PromptReader
-from ..intake.thread_pool import ThreadPool
+from ..intake.thread_pool import Then, ThreadPool
 from ..supervisor.hub import find_checkpoint
 from .core_client import CoreClient, FrontendOutbox
 
@@ -50,8 +51,11 @@ class ControlProxy:
         adapters: AdapterDesk,
         thread_pool: ThreadPool,
         prompts: PromptReader,
+        expand: Callable[[bytes, list[Medium], Then[Prompt]], None],
         outbox: FrontendOutbox,
     ) -> None:
+        """`expand` puts media into a prompt."""
+        self._expand = expand
         self._spec, self._core, self._thread_pool, self._outbox = spec, core, thread_pool, outbox
         self._adapters, self._prompts = adapters, prompts
         self._numbers = itertools.count()
@@ -109,7 +113,13 @@ class ControlProxy:
             return
         digest = b"" if info is None else bytes.fromhex(info.digest)
         question = ReadPrompt(prompt=control.prompt, token_ids=control.prompt_token_ids)
-        self._prompts.read(question, lambda prompt: self._prefetch(control, prompt, digest, finish))
+        self._prompts.read(question, lambda prompt: self._read_media(control, prompt, digest, finish))
+
+    def _read_media(self, control: Control, prompt: Prompt | TokenloomError, digest: bytes, finish: Finish) -> None:
+        if isinstance(prompt, Prompt) and control.media:
+            self._expand(prompt.token_ids, control.media, lambda read: self._prefetch(control, read, digest, finish))
+        else:
+            self._prefetch(control, prompt, digest, finish)
 
     def _prefetch(self, control: Control, prompt: Prompt | TokenloomError, digest: bytes, finish: Finish) -> None:
         most = self._spec.max_model_len
@@ -118,10 +128,16 @@ class ControlProxy:
         if isinstance(prompt, TokenloomError):
             self._forward(control, prompt, finish)
         else:
-            self._forward(msgspec.structs.replace(control, prompt_token_ids=prompt.token_ids), "", finish, digest)
+            control = msgspec.structs.replace(control, prompt_token_ids=prompt.token_ids)
+            self._forward(control, "", finish, digest, prompt.spans)
 
     def _forward(
-        self, control: Control, folder: str | TokenloomError, finish: Finish, adapter_digest: bytes = b""
+        self,
+        control: Control,
+        folder: str | TokenloomError,
+        finish: Finish,
+        adapter_digest: bytes = b"",
+        media: Sequence[MediaSpan] = (),
     ) -> None:
         if not isinstance(folder, TokenloomError) and not self._core.is_up:
             folder = EngineDead("the core is being replaced: try again in a second")
@@ -139,6 +155,7 @@ class ControlProxy:
             prompt_token_ids=control.prompt_token_ids or b"",
             cache_salt=control.cache_salt,
             adapter_digest=adapter_digest,
+            media=[*media],
         )
         self._open[command.control_id] = (command, finish)
         self._core.control(command)

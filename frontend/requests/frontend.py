@@ -112,7 +112,9 @@ class Frontend:
         self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key))
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._core = CoreClient(spec, self.outbox)
-        self._controls = ControlProxy(spec, self._core, self.adapters, self.thread_pool, self.prompts, self.outbox)
+        self._controls = ControlProxy(
+            spec, self._core, self.adapters, self.thread_pool, self.prompts, self.expand, self.outbox
+        )
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts, self.adapters.names_of)
         self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # read in each turn
@@ -268,19 +270,26 @@ class Frontend:
         """Whether a malformed Submit of this id may be answered as a failed request: the id is valid and not open."""
         return 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id not in session.request_by_id
 
-    def expanded(self, token_ids: bytes, media: list[Medium], then: Then[bytes]) -> None:
-        """Call `then` with the tokens of a prompt, those of its media included, or with an error."""
+    def expand(self, token_ids: bytes, media: list[Medium], then: Then[Prompt]) -> None:
+        """Call `then` with a prompt and the tokens of its media in it, or with an error."""
 
         def on_read(read: list[ReadMedium] | TokenloomError) -> None:
             self.media.release(job)
             try:
                 if isinstance(read, TokenloomError):
                     raise read
-                then(self._requests.placed(Prompt(token_ids, None), read).token_ids)
+                prompt = self._requests.placed(Prompt(token_ids, None), read)
             except TokenloomError as error:
                 then(error)
+            else:
+                then(prompt)
 
-        job = self.media.read(media, on_read)
+        try:
+            self.inputs.media_limits.check_count(len(media))
+        except TokenloomError as error:
+            then(error)
+        else:
+            job = self.media.read(media, on_read)
 
     # ── core ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -261,7 +261,8 @@ class MediaDesk:
         try:
             read: list[ReadMedium] = []
             for medium, source in zip(job.media, await self._sources_of(job, sources), strict=True):
-                read.append(await self._read(job, (source, medium.kind, medium.detail)))
+                with _named(job, len(read)):
+                    read.append(await self._read(job, (source, medium.kind, medium.detail)))
             return read
         finally:
             for source in sources:
@@ -277,7 +278,8 @@ class MediaDesk:
         for medium in job.media:
             digest = medium.digest
             if not digest:
-                digest = await self._fetch(job, medium, user)
+                with _named(job, len(found)):
+                    digest = await self._fetch(job, medium, user)
                 sources.add(digest)
             if medium.uuid:
                 self._sources.note(job.scope, medium.uuid, digest)
@@ -356,6 +358,15 @@ class MediaDesk:
         reader = self._reader
         assert reader is not None, "only a model that sees images reads them"
         return await self._patiently(lambda: reader.read(*key, owner))
+
+
+@contextlib.contextmanager
+def _named(job: MediaJob, index: int) -> Iterator[None]:
+    """Name the place of a medium in its errors."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(f"the image {index + 1} of {len(job.media)} cannot be taken: {error}") from None
 
 
 _tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks weakly

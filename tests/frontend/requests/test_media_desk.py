@@ -99,7 +99,7 @@ def test_requests_share_a_reading_and_a_release_ends_only_its_own_request(desk: 
 
 def test_a_bad_medium_and_a_wrong_digest_fail_alone(desk: Desk) -> None:
     bad, wrong, good = desk.put(BAD), desk.put(b"a", bytes(32)), desk.put(b"g")
-    assert desk.error(good, bad) == "this is no image"
+    assert desk.error(good, bad) == "the image 2 of 2 cannot be taken: this is no image"
     assert desk.error(wrong).startswith("the digest of an image is")
     assert desk.files(good) == [b"file of g"]
 
