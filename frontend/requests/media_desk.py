@@ -274,7 +274,7 @@ class MediaDesk:
         files are there already."""
         user = f"{job.user}-source"
         await self._arrive(job, sources)
-        found = []
+        found: list[bytes] = []
         for medium in job.media:
             digest = medium.digest
             if not digest:

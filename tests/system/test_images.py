@@ -1,0 +1,168 @@
+"""Images reach a running engine from clients and over HTTP, outlive the loss of the frontend, and leave nothing."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import torch
+from PIL import Image
+
+from tokenloom import Client, SamplingParams
+from tokenloom.ipc.errors import RequestError
+from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
+from tokenloom.tests.system.launched import LaunchedEngine, serve
+
+DEADLINE_S = 60.0
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+NUM_EMBEDS = 64  # placeholders of an image of this model, whatever its size
+
+
+def picture(seed: int, width: int = 60, height: int = 40) -> Image.Image:
+    pixels = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return Image.frombytes("RGB", (width, height), pixels.numpy().tobytes())
+
+
+def png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", compress_level=0)
+    return buffer.getvalue()
+
+
+def url_of(image: Image.Image) -> str:
+    return "data:image/png;base64," + base64.b64encode(png(image)).decode()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return vision_checkpoint(tmp_path_factory.mktemp("model") / "llava", "llava")
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
+    root = tmp_path_factory.mktemp("pictures")
+    (root / "a.png").write_bytes(png(picture(1)))
+    options = ["--model", str(folder), "--http", "0", "--limit-mm-per-prompt", "image=3"]
+    options += ["--allowed-local-media-path", str(root)]
+    engine = LaunchedEngine(tmp_path_factory.mktemp("engine"), *options)
+    engine.root = root  # type: ignore[attr-defined]
+    yield from serve(engine)  # type: ignore[misc]
+
+
+@pytest.fixture
+def client(engine: LaunchedEngine) -> Iterator[Client]:
+    with Client(engine.address) as client:
+        yield client
+
+
+@pytest.fixture
+def http(engine: LaunchedEngine) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as http:
+        yield http
+
+
+def chat_ids(client: Client, *parts: Any) -> list[int]:
+    content = [*parts, {"type": "text", "text": "What is it?"}]
+    (output,) = client.chat([{"role": "user", "content": content}], GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids is not None
+    return output.prompt_token_ids
+
+
+def test_every_form_of_an_image_gives_the_same_prompt(client: Client, engine: LaunchedEngine) -> None:
+    image = picture(1)
+    path = engine.root / "a.png"  # type: ignore[attr-defined]
+    forms: list[dict[str, Any]] = [
+        {"type": "image_pil", "image_pil": image},
+        {"type": "image_url", "image_url": {"url": url_of(image)}, "uuid": "one"},
+        {"type": "image_url", "image_url": path.as_uri()},
+        {"type": "image", "image": path},
+        {"type": "image_url", "image_url": None, "uuid": "one"},
+    ]
+    prompts = [chat_ids(client, form) for form in forms]
+    assert all(prompt == prompts[0] for prompt in prompts) and len(prompts[0]) > NUM_EMBEDS
+    (marker,) = {token_id for token_id in prompts[0] if prompts[0].count(token_id) >= NUM_EMBEDS}
+    for given in (image, path, str(path), path.read_bytes(), [image]):
+        prompt = {"prompt_token_ids": [5, marker, 6], "multi_modal_data": {"image": given}}
+        (output,) = client.generate(prompt, GREEDY, use_tqdm=False)
+        assert output.prompt_token_ids == [5, *[marker] * NUM_EMBEDS, 6]
+    assert client.info().modalities == ["image"] and client.info().max_media == {"image": 3}
+
+
+def test_n_answers_embeddings_logprobs_and_beams_take_images(client: Client) -> None:
+    prompt = {"prompt": "<image> is", "multi_modal_data": {"image": picture(2)}}
+    (output,) = client.generate(prompt, GREEDY.replace(n=2, prompt_logprobs=0, temperature=1.0), use_tqdm=False)
+    assert output.prompt_token_ids is not None and output.prompt_logprobs is not None
+    assert len(output.outputs) == 2 and len(output.prompt_logprobs) == len(output.prompt_token_ids)
+    (vector,) = client.embed([prompt], use_tqdm=False)
+    assert vector.outputs.embedding
+
+
+@pytest.mark.parametrize(
+    ("prompt", "complaint"),
+    [
+        (
+            {"prompt": "<image>", "multi_modal_data": {"image": b"no image"}},
+            "image 1 of 1 .*no image of a known format",
+        ),
+        ({"prompt": "a", "multi_modal_data": {"image": picture(1)}}, "0 placeholders"),
+        ({"prompt": "<image>"}, "for 0 images"),
+        ({"prompt": "<image>" * 4, "multi_modal_data": {"image": [picture(1)] * 4}}, "has 4 images, at most 3"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": "https://a.example/b.png"}}, "--allowed-media-domains"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": "file:///etc/passwd"}}, "--allowed-local-media-path"),
+        ({"prompt": "<image>", "multi_modal_data": {"image": None}, "multi_modal_uuids": {"image": "x"}}, "uuid 'x'"),
+    ],
+)
+def test_bad_images_end_their_request_with_a_mend(client: Client, prompt: Any, complaint: str) -> None:
+    with pytest.raises(RequestError, match=complaint):
+        client.generate(prompt, GREEDY, use_tqdm=False)
+
+
+def test_the_apis_count_the_tokens_of_images_and_show_none_of_their_bytes(http: httpx2.Client) -> None:
+    large = picture(3, 400, 400)  # its body is read by an intake process
+    assert len(url_of(large)) > 256 << 10
+    counts = set()
+    for image in (picture(3), large):
+        url = url_of(image)
+        content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "a"}]
+        body = {"messages": [{"role": "user", "content": content}]}
+        chat = http.post("/v1/chat/completions", json=body | {"max_tokens": 2, "temperature": 0})
+        assert chat.status_code == 200, chat.text
+        source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+        blocks = [{"type": "image", "source": source}, {"type": "text", "text": "a"}]
+        turns = {"messages": [{"role": "user", "content": blocks}]}
+        items = [{"role": "user", "content": [{"type": "input_image", "image_url": url}, content[1]]}]
+        answers = [
+            chat.json()["usage"]["prompt_tokens"],
+            http.post("/tokenize", json=body).json()["count"],
+            http.post("/v1/messages/count_tokens", json=turns).json()["input_tokens"],
+            http.post("/v1/responses", json={"input": items, "max_output_tokens": 1}).json()["usage"]["input_tokens"],
+        ]
+        counts |= set(answers)
+    assert len(counts) == 1 and counts.pop() > NUM_EMBEDS
+    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 400_000}}
+    answer = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [broken]}]})
+    assert answer.status_code == 400 and "AAAA" not in answer.text and "no image of a known format" in answer.text
+
+
+def test_a_lost_frontend_loses_no_request_and_no_descriptor(engine: LaunchedEngine, client: Client) -> None:
+    prompts = [{"prompt": "<image> is", "multi_modal_data": {"image": picture(seed)}} for seed in range(10, 14)]
+    params = GREEDY.replace(max_tokens=40, ignore_eos=True)
+    expected = [output.outputs[0].token_ids for output in client.generate(prompts, params, use_tqdm=False)]
+    futures = [client.submit(prompt, params) for prompt in prompts]
+    frontend = engine.child("frontend")
+    os.kill(frontend.pid, signal.SIGKILL)
+    assert [future.result(DEADLINE_S).outputs[0].token_ids for future in futures] == expected
+    frontend = engine.child("frontend")
+    client.generate(prompts, GREEDY, use_tqdm=False)
+    deadline = time.monotonic() + DEADLINE_S
+    while any("/media/" in file.path and not file.path.endswith("/lock") for file in frontend.open_files()):
+        assert time.monotonic() < deadline, "images of finished requests are still pinned"
+        time.sleep(0.1)
