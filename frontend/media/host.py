@@ -67,7 +67,7 @@ class MediaHost:
         """Make a media file of the blob `source`, which the caller pins meanwhile. Owners take turns.
 
         RequestError if it is no image that the model can see, Overloaded if the blob store is full. If the caller is
-        cancelled, an image that waits is dropped."""
+        cancelled, an image that waits is dropped, and one that is being read is not tried again."""
         config = self._config.with_detail(_detail(detail))
         order = ReadImage(
             source=source, settings=msgspec.json.encode(config), max_pixels=self._spec.config.max_image_pixels
@@ -106,7 +106,7 @@ class MediaHost:
         try:
             while (job := self._next()) is not None:
                 try:
-                    medium = await self._read(link, job.order)
+                    medium = await self._read(link, job)
                 except TokenloomError as error:
                     _end(job, error)
                 except asyncio.CancelledError:
@@ -123,11 +123,11 @@ class MediaHost:
             self._idle.append(link)
             self._tasks.discard(task)  # at once: the next image needs a task of its own
 
-    async def _read(self, link: MediaLink, order: ReadImage) -> ReadMedium:
+    async def _read(self, link: MediaLink, job: _Job) -> ReadMedium:
         end = ""
         for _ in range(NUM_TRIES):
             try:
-                answer = await link.ask(order, self._item_s)
+                answer = await link.ask(job.order, self._item_s)
             except TimeoutError:
                 end = f"took longer than {self._item_s:g} s"
             except OSError:
@@ -138,6 +138,8 @@ class MediaHost:
                 assert isinstance(answer, ImageRead)
                 return ReadMedium(answer.digest, answer.num_bytes, answer.grid)
             link.lose(end)
+            if job.result.done():  # the caller is gone
+                break
         raise RequestError(
             f"the image could not be read in {NUM_TRIES} tries: the process that decodes images {end}: send a smaller "
             "one, or save it again"

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tokenloom.frontend.media.host import MediaHost, may_go_on
+from tokenloom.frontend.media.host import MediaHost, MediaLink, may_go_on
 from tokenloom.frontend.media.image_processor import process_image
 from tokenloom.frontend.media.image_processor_config import ImageProcessorConfig, ImageSize
 from tokenloom.ipc.blobs.media_file import parse_media_file
@@ -192,6 +192,24 @@ def test_owners_take_turns_and_cancelled_images_are_dropped(tmp_path: Path) -> N
             tasks[2].cancel()
             await asyncio.wait(tasks)
             assert order == ["a0", "b0", "a1", "b1"]
+
+    run(work)
+
+
+def test_image_whose_caller_is_gone_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
+
+    async def work() -> None:
+        async with bench(tmp_path, item_s=0.5) as ours:
+            inject(tmp_path, "media.read", "hang always")
+            num_lost = MediaLink.num_lost
+            gone = asyncio.create_task(ours.host.read(ours.put()))
+            while not ours.processes():
+                await asyncio.sleep(0.01)
+            gone.cancel()
+            with pytest.raises(RequestError, match="in 2 tries: the process that decodes images took longer than"):
+                await ours.host.read(ours.put(1))
+            assert MediaLink.num_lost == num_lost + 3
 
     run(work)
 
