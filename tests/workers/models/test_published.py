@@ -117,7 +117,7 @@ def theirs(folder: Path) -> dict[str, Any]:
         "windows": [window if kind == "sliding_attention" else None for kind in kinds],
         "thetas": theta_by_kind(getattr(text, "rope_parameters", None)),
         "tie_word_embeddings": whole.tie_word_embeddings,
-        "dtype": str(whole.dtype or "float32").removeprefix("torch."),
+        "dtype": str(whole.dtype or text.dtype or "float32").removeprefix("torch."),
         **scales(text),
         **head_shape(text),
         **own_heads(text),
