@@ -75,6 +75,11 @@ class RowMedia:
                 return span.start - start if span.start > start else whole if whole <= most else 0
         return count
 
+    @property
+    def num_blocked(self) -> int:
+        """Number of rows that can compute nothing now, since the next token's medium is not ready."""
+        return sum(self._num_ready(request) == 0 for request in self.left)
+
     def _num_ready(self, request: Request) -> int:
         """Return how many tokens of the request lie before the first span whose medium is not ready."""
         left, cache = self.left[request], self.encodes.cache

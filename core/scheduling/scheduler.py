@@ -199,6 +199,7 @@ class Scheduler:
         """Return the part of the budget left that prompts may use without delaying the decoding rows too much."""
         num_decodes = self._budget - budget
         num_prompts = self.rows.num_active - num_decodes + len(self.waiting)
+        num_prompts -= self.media.num_blocked if self.media.left else 0
         return self.prefill_throttle.limit(num_decodes, num_prompts, budget)
 
     def _schedule_decodes(self, ahead: Ids) -> int:

@@ -184,11 +184,10 @@ def test_an_image_that_kills_workers_is_found() -> None:
 class Pace:
     """16 rows that decode in 1 s a step, while images arrive."""
 
-    def __init__(self, num_rows: int = 16, layer_s: float = 0.1, num_layers: int = 40) -> None:
-        self.harness = new_harness(num_layers=num_layers, steps_in_flight=1, max_num_seqs=32, num_blocks=2000)
+    def __init__(self, num_rows: int = 16, layer_s: float = 0.1, num_layers: int = 40, **more: int) -> None:
+        self.harness = new_harness(num_layers=num_layers, steps_in_flight=1, max_num_seqs=32, num_blocks=2000, **more)
         self.harness.worker.step_s, self.harness.worker.encode_s = 1.0, layer_s / 9
         self.harness.worker.token_s = 0.0001
-        self.layer_s = layer_s
         for key in range(num_rows):
             add(self.harness, key, TEXT[:3], max_tokens=200)
         for _ in range(5):
@@ -200,9 +199,10 @@ class Pace:
         queue = self.harness.worker.queue
         num_layers = sum(encode.num_layers for step in queue for encode in step.encodes)
         num_tokens = sum(sum(memoryview(step.counts).cast("i")) for step in queue)
+        work = sum(encode.num_layers * encode.num_embeds for step in queue for encode in step.encodes)
         self.harness.answer()
         worker = self.harness.worker
-        return worker.step_s + worker.token_s * num_tokens + self.layer_s * num_layers, num_layers
+        return worker.step_s + worker.token_s * num_tokens + worker.encode_s * work, num_layers
 
 
 def test_an_image_takes_the_share_of_the_pacer_beside_decoding_rows() -> None:
@@ -217,6 +217,24 @@ def test_an_image_takes_the_share_of_the_pacer_beside_decoding_rows() -> None:
     turns = [pace.turn() for _ in range(20)]
     assert max(seconds for seconds, _ in turns) <= 1 + SHARE + 0.01
     assert sum(count for _, count in turns) == 80
+
+
+def test_rows_that_wait_for_images_are_no_burst_of_prompts() -> None:
+    pace = Pace(num_rows=0, max_num_batched_tokens=512)
+    harness, worker = pace.harness, pace.harness.worker
+    worker.step_s, worker.token_s = 0.2, 0.05
+    add(harness, 1, TEXT * 5, max_tokens=1)
+    harness.run()  # teaches the cost of prompt tokens
+    for key in range(10, 26):
+        add(harness, key, TEXT[:3], max_tokens=200)
+    for _ in range(5):
+        pace.turn()
+    decode_s = worker.step_s + 16 * worker.token_s
+    for key in range(50, 55):
+        add(harness, key, (key, 19), [*TEXT, key])
+    turns = [pace.turn() for _ in range(40)]
+    assert sum(count for _, count in turns) > 60 and harness.tokens[50]
+    assert max(seconds for seconds, _ in turns) <= (1 + SHARE) * decode_s + 19 * worker.encode_s + 0.05
 
 
 def test_an_image_is_encoded_at_once_if_nothing_decodes_or_if_more_images_wait_than_rows_decode() -> None:
