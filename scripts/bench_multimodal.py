@@ -42,7 +42,7 @@ from tokenloom.scripts.multimodal_load import (
 
 NUM_SUFFIX = 16  # words
 STORE_BYTES = 64 << 20
-CALM_S, WINDOW_TOKENS = 4.0, 24
+WARM_UP_TOKENS = 24  # of each answer
 Part = Callable[[AsyncClient, Report, argparse.Namespace, Engine], Awaitable[None]]
 
 
@@ -96,11 +96,8 @@ async def measure_others(client: AsyncClient, report: Report, arguments: argpars
     whole_s, period_s = image_s - text.first_token_s, 2 * image_s  # with its decoding; half of the rate
     rows = [Call(words(f"row {row}", 16), num_out=arguments.out) for row in range(arguments.rows)]
     running = [asyncio.create_task(row.run(client)) for row in rows]
-    while not all(len(row.times) >= WINDOW_TOKENS for row in rows):
-        await asyncio.sleep(0.01)
-    calm_from = time.perf_counter()
-    await asyncio.sleep(CALM_S)
-    images_from = time.perf_counter()
+    calm_from = await reach(rows, WARM_UP_TOKENS)
+    images_from = await reach(rows, WARM_UP_TOKENS + arguments.out // 8)
     late, tasks = [], []
     for number in range(arguments.images):
         late.append(Call("What?", [picture(arguments, f"late {number}")]))
@@ -127,6 +124,13 @@ async def measure_others(client: AsyncClient, report: Report, arguments: argpars
     report.note("p99 between tokens beside images, relative to none", percentile(during, 99) / percentile(calm, 99))
     report.note("seconds between images", period_s)
     report.note("an image alone, with its decoding, relative to the p99 without", whole_s / percentile(calm, 99))
+
+
+async def reach(calls: list[Call], num_tokens: int) -> float:
+    """Wait until all calls have so many tokens; return the time."""
+    while not all(len(call.times) >= num_tokens for call in calls):
+        await asyncio.sleep(0.005)
+    return time.perf_counter()
 
 
 async def measure_throughput(client: AsyncClient, report: Report, arguments: argparse.Namespace, _: Engine) -> None:

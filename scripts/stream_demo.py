@@ -1,17 +1,21 @@
-"""Run the demo of `scripts/demo`: start the engine, stream answers, print speeds, stop."""
+"""Run the demo of `scripts/demo`: start the engine, stream answers, print speeds, stop; then show images to the demo
+vision model."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from random import Random
 
 from tokenloom import LLM, LoRARequest, SamplingParams
 from tokenloom.frontend.supervisor.hub import DEMO_FOLDER
+from tokenloom.scripts.demo_pictures import draw_picture
 
 PROMPTS = ["The capital of France is", "The capital of Japan is", "3 + 4 =", "The day after Monday is"]
 QUESTION = "What is the capital of Norway?"
 ADAPTERS = ("pirate", "json")
+NUM_PICTURES = 3
 
 
 def stream(llm: LLM, prompt: str, max_tokens: int) -> None:
@@ -37,6 +41,30 @@ def ask_all(llm: LLM) -> None:
         print(f"  {name or 'model':7} {output.outputs[0].text.strip()}")
 
 
+def show_pictures() -> None:
+    """Draw pictures, let the vision model describe each, and ask it a question about each."""
+    rng = Random()
+    pictures = [draw_picture(rng) for _ in range(NUM_PICTURES)]
+    begun = time.perf_counter()
+    with LLM(DEMO_FOLDER / "vision") as llm:
+        print(f"\nvision model ready after {time.perf_counter() - begun:.2f} s")
+        asked = [(picture, *rng.choice(picture.questions)) for picture in pictures]
+        chats = [
+            [{"role": "user", "content": [{"type": "image_pil", "image_pil": picture.image}, text(question)]}]
+            for picture, other, _ in asked
+            for question in ("Describe the image.", other)
+        ]
+        outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=16), use_tqdm=False)
+        answers = [output.outputs[0].text.strip() for output in outputs]
+        for index, (picture, question, right) in enumerate(asked):
+            print(f"  drawn: {picture.caption:38} described: {answers[2 * index]}")
+            print(f"  {question:25} {right:19} answered:  {answers[2 * index + 1]}")
+
+
+def text(content: str) -> dict[str, str]:
+    return {"type": "text", "text": content}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--max-tokens", type=int, default=64)
@@ -60,6 +88,7 @@ def main() -> int:
             f"\n{len(many)} prompts at once: {num_tokens} tokens in {elapsed:.2f} s = {num_tokens / elapsed:.0f} "
             f"tokens/s, time to first token {firsts[len(firsts) // 2] * 1000:.0f} ms (median)"
         )
+    show_pictures()
     print("stopped")
     return 0
 
