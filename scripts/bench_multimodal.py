@@ -68,7 +68,7 @@ async def measure_first_token(client: AsyncClient, report: Report, arguments: ar
         cold, warm = (Call(f"{words(f'{number} {turn}', NUM_SUFFIX)}", [file]) for turn in range(2))
         await cold.run(client)
         await warm.run(client)
-        text = words(f"text {number}", cold.num_prompt_tokens)
+        text = await text_of(client, f"text {number}", cold.num_prompt_tokens - NUM_SUFFIX)
         text_cold, text_warm = (Call(f"{text} {words(f'{number} {turn}', NUM_SUFFIX)}") for turn in range(2))
         await text_cold.run(client)
         await text_warm.run(client)
@@ -79,10 +79,17 @@ async def measure_first_token(client: AsyncClient, report: Report, arguments: ar
         report.add(
             part=name,
             prompt_tokens=calls[0].num_prompt_tokens,
-            cached_tokens=calls[0].num_cached_tokens,
+            uncached_tokens=calls[0].num_prompt_tokens - calls[0].num_cached_tokens,
             ttft_ms=1e3 * median([call.first_token_s for call in calls]),
         )
     report.note("first token of the second request with an image, relative to one of text", median(ratios))
+
+
+async def text_of(client: AsyncClient, seed: object, num_tokens: int) -> str:
+    """Return random words of about `num_tokens` tokens."""
+    num_words = 100
+    found = len(await client.tokenize(words("length", num_words)))
+    return words(seed, max(1, num_tokens * num_words // found))
 
 
 async def measure_others(client: AsyncClient, report: Report, arguments: argparse.Namespace, _: Engine) -> None:
@@ -90,7 +97,7 @@ async def measure_others(client: AsyncClient, report: Report, arguments: argpars
     alone = [Call("What?", [picture(arguments, f"rate {number}")]) for number in range(2)]
     for call in alone:
         await call.run(client)
-    text = Call(words("as long", alone[0].num_prompt_tokens))
+    text = Call(await text_of(client, "as long", alone[0].num_prompt_tokens))
     await text.run(client)
     image_s = median([call.first_token_s for call in alone])
     whole_s, period_s = image_s - text.first_token_s, 2 * image_s  # with its decoding; half of the rate

@@ -22,10 +22,12 @@ import psutil
 from PIL import Image
 
 from tokenloom import AsyncClient, SamplingParams
+from tokenloom.ipc.messages.metrics import Counter
 from tokenloom.scripts.bench_processes import title
 
 WORDS = ("the", "capital", "of", "France", "Japan", "is", "a", "city", "and", "12", "+", "7", "What", "see", "you")
 MAX_PIXELS = 1 << 20
+REPORT_S = 1.0  # the core reports at least twice a second
 TEXT_SHAPE = {
     "hidden_size": 576,
     "num_hidden_layers": 30,
@@ -124,9 +126,11 @@ async def run_all(client: AsyncClient, calls: Sequence[Call]) -> float:
 
 
 async def encodes(client: AsyncClient) -> int:
-    """Return how many images the engine has encoded."""
+    """Return how many images the engine has encoded, once its core has reported."""
+    await asyncio.sleep(REPORT_S)
     (found,) = (each for each in await client.get_metrics() if each.name == "tokenloom_encoder_encodes_total")
-    return int(getattr(found, "value"))  # noqa: B009
+    assert isinstance(found, Counter)
+    return found.value
 
 
 def resident_bytes(processes: Sequence[psutil.Process]) -> dict[str, int]:

@@ -75,6 +75,21 @@ def test_a_kernel_step_is_measured_beside_its_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_requests_with_images_are_measured_in_all_parts(tmp_path: Path) -> None:
+    sizes = {"rounds": 1, "side": 96, "requests": 3, "rows": 2, "out": 900, "images": 2, "batch": 2, "many": 20}
+    shape = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    more = ("--max-model-len", "1024", "--with-transformers")
+    document = run_json(
+        tmp_path / "out.json", "bench_multimodal.py", str(SCRIPTS.parent / "demo/vision"), *shape, *more
+    )
+    parts = ["one image", "image", "image again", "text", "text again", "rows alone", "rows beside images"]
+    more_parts = ["batch of 2", "transformers, batch of 2", "20 images"]
+    assert [row["part"] for row in document["rows"]] == [*parts, *more_parts]
+    assert document["notes"]["encodes of one image in 3 requests"] == 1
+    assert "after 20 distinct images" in document["notes"]
+
+
+@pytest.mark.slow
 def test_requests_are_measured_beside_other_requests(tmp_path: Path) -> None:
     shape = ("--rounds", "1", "--shared", "150", "--prompt", "100", "--streams", "3")
     document = run_json(tmp_path / "out.json", "bench_mixed.py", "demo", *shape, *SMALL_ENGINE)
