@@ -24,7 +24,7 @@ from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.vision_configs import VISION_MODELS
 from tokenloom.tests.workers.encoders.media_items import random_item
 from tokenloom.tests.workers.random_schedule import frame, message, new_row
-from tokenloom.tests.workers.worker_harness import make_spec
+from tokenloom.tests.workers.worker_harness import WorkerHarness, make_spec
 from tokenloom.workers.encoders.encoder import Encoder
 from tokenloom.workers.encoders.pixels import PixelScale, patchify
 from tokenloom.workers.worker import Worker
@@ -34,12 +34,16 @@ MODELS = [name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow
 NUM_OUTPUTS = 5
 
 
+def media_spec(folder: Path, run_directory: Path, **options: int | str) -> EngineSpec:
+    spec = make_spec(folder, run_directory, **options)
+    return msgspec.structs.replace(spec, max_model_len=256, encoder_cache_tokens=400)
+
+
 class Engine:
     """Plays the core for one worker in this process: entries are numbers of images."""
 
     def __init__(self, folder: Path, run_directory: Path, **options: int | str) -> None:
-        self.spec: EngineSpec = msgspec.structs.replace(make_spec(folder, run_directory, **options), max_model_len=256)
-        self.spec = msgspec.structs.replace(self.spec, encoder_cache_tokens=400)
+        self.spec = media_spec(folder, run_directory, **options)
         vision = self.spec.model.vision
         assert vision is not None
         self.vision = vision
@@ -222,3 +226,28 @@ def test_dummy_weights_include_the_encoder(engine: Engine, tmp_path: Path) -> No
     prompt = Prompt(dummy, [(1, 2, 3)], seed=3)
     assert len(answers(dummy, prompt, 0)) == NUM_OUTPUTS
     assert isinstance(dummy.worker._media._encoder, Encoder)  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_two_ranks_in_processes_give_the_tokens_of_one(engine: Engine, tmp_path: Path) -> None:
+    prompt = Prompt(engine, [(1, 3, 4), (1, 2, 2)], seed=1)
+    expected = answers(engine, prompt, 0)
+    harness = WorkerHarness(media_spec(Path(engine.spec.model_folder), tmp_path, tensor_parallel_size=2))
+    try:
+        harness.start()
+        store = BlobStore(tmp_path / "media", 1 << 24)
+        for item in prompt.items:
+            store.put(media_header(item.grid, item.shape) + bytes(item.data))
+        lost = msgspec.structs.replace(prompt.orders[0], entry=9, digest=bytes(32))
+        harness.publish(msgspec.structs.replace(harness.next_step([], []), encodes=[lost, *prompt.orders]))
+        assert [each.entry for each in harness.receive(ModelRunnerOutput).failed_entries] == [9]
+        appends = [each for block in range(8) for each in (1, 0, 1 + block)]
+        first = harness.next_step([1], [10], [prompt.new_row(1)], appends)
+        assert harness.execute(msgspec.structs.replace(first, span_entries=prompt.bindings(1))) == []
+        tokens = harness.execute(harness.next_step([1], [len(prompt.token_ids) - 10]))
+        while len(tokens) < NUM_OUTPUTS:
+            tokens += harness.execute(harness.next_step([1], [1]))
+        assert tokens == expected
+        assert harness.stop()[0] == [0, 0]
+    finally:
+        harness.close()
