@@ -85,6 +85,7 @@ class MediaDesk:
         self._released = asyncio.Event()  # something was unpinned since it was cleared
         self._num_pinned = 0  # media of requests
         self._num_put_bytes = 0
+        self._holders: dict[bytes, list[str]] = {}  # users of pins that wait for a request, by digest
         self._puts: dict[bytes, asyncio.Task[None]] = {}  # bytes that are being written
         self._failed_puts: OrderedDict[bytes, TokenloomError] = OrderedDict()  # until a request or other bytes come
         self._arrivals: dict[bytes, asyncio.Event] = {}  # bytes that requests wait for
@@ -169,11 +170,19 @@ class MediaDesk:
         self._wake()
 
     def _unpin_later(self, digest: bytes, user: str) -> None:
-        def unpin() -> None:
-            self.store.unpin(digest, user)
-            self._released.set()
+        """Unpin a blob that waits for its request, after HOLD_S or when the request has come."""
+        self._holders.setdefault(digest, []).append(user)
+        asyncio.get_running_loop().call_later(HOLD_S, self._unhold, digest, user)
 
-        asyncio.get_running_loop().call_later(HOLD_S, unpin)
+    def _unhold(self, digest: bytes, *users: str) -> None:
+        holders = self._holders.get(digest, [])
+        for user in users:
+            if user in holders:
+                holders.remove(user)
+                self.store.unpin(digest, user)
+        if not holders:
+            self._holders.pop(digest, None)
+        self._released.set()
 
     # ── bytes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -297,12 +306,12 @@ class MediaDesk:
                     await asyncio.wait([self._puts[digest]])
                 if (error := self._failed_puts.pop(digest, None)) is not None:
                     raise error
-                if digest in sources or self._is_read(job, (digest, medium.kind, medium.detail)):
-                    continue
-                if self.store.pin(digest, f"{job.user}-source"):
+                is_there = digest in sources or self._is_read(job, (digest, medium.kind, medium.detail))
+                if not is_there and self.store.pin(digest, f"{job.user}-source"):
                     sources.add(digest)
-                else:
+                elif not is_there:
                     missing.append(digest)
+                self._unhold(digest, *self._holders.get(digest, ()))
             if not missing:
                 return
             if job.need is None:
