@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
-    ("frontend", ".py"): 23_800,
+    ("frontend", ".py"): 24_400,
     ("core", ".py"): 11_300,
     ("workers", ".py"): 10_700,
     ("kernels", ".py"): 7_200,

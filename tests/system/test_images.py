@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tokenloom import Client, SamplingParams
+from tokenloom import BeamSearchParams, Client, SamplingParams
 from tokenloom.ipc.errors import RequestError
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.system.launched import LaunchedEngine, serve
@@ -103,6 +103,11 @@ def test_n_answers_embeddings_logprobs_and_beams_take_images(client: Client) -> 
     assert len(output.outputs) == 2 and len(output.prompt_logprobs) == len(output.prompt_token_ids)
     (vector,) = client.embed([prompt], use_tqdm=False)
     assert vector.outputs.embedding
+    (beams,) = client.beam_search([prompt], BeamSearchParams(beam_width=2, max_tokens=4))
+    assert len(beams.sequences) == 2 and all(len(beam.logprobs) == 4 for beam in beams.sequences)
+    (greedy,) = client.generate(prompt, GREEDY, use_tqdm=False)
+    (best,) = client.beam_search([prompt], BeamSearchParams(beam_width=1, max_tokens=4, ignore_eos=True))
+    assert best.sequences[0].tokens[-4:] == greedy.outputs[0].token_ids
 
 
 @pytest.mark.parametrize(
