@@ -303,8 +303,9 @@ class Harness:
             if finished.reason == "abort":
                 assert key in self.aborted
             elif finished.reason == "error":
-                # with adapters, a crash counts for a request that waits for the one that is loaded, too
-                num_losses = self.generation if any(self.adapters.values()) else self.num_lonely_losses[key]
+                # a crash counts for a request that waits for the adapter that is loaded or for its image, too
+                waits = any(self.adapters.values()) or self.media[key]
+                num_losses = self.generation if waits else self.num_lonely_losses[key]
                 is_convicted = num_losses >= CRASHES_TO_FAIL and "given up" in self.error_of(key)
                 is_expected = "KV blocks" in self.error_of(key) or is_convicted or self.has_failed_adapter(key)
                 is_broken = any(span.digest in self.broken | self.damaged for span in self.media[key])
