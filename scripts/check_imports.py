@@ -67,7 +67,9 @@ FOLDERS = {
     "workers/device": Folder(
         (*IPC, "kernels", "kernels/gpu", "kernels/gpu/sampling", "workers/models", "workers/sampling"), _WORKERS
     ),
-    "workers/encoders": Folder((*IPC, "workers/borrowed", "workers/weights"), _WORKERS | _parties("transformers")),
+    "workers/encoders": Folder(
+        (*IPC, "kernels", "workers/borrowed", "workers/weights"), _WORKERS | _parties("transformers")
+    ),
     "workers/layers": Folder((*IPC, "kernels", "workers/weights"), _WORKERS),
     "workers/media": Folder((*IPC, "kernels", "workers/encoders", "workers/models"), _WORKERS),
     "workers/models": Folder((*IPC, "kernels", "workers/layers", "workers/weights"), _WORKERS),

@@ -245,7 +245,7 @@ class Worker:
             return None
         from .media.media_runner import load_media  # imports transformers
 
-        return load_media(self._spec, self._folder, self._dtype, self._device, self._group, model)
+        return load_media(self._spec, self._folder, self._dtype, self._device, self._group, model, self._select_ops())
 
     def _new_filler(self, model: DecoderModel, *, is_dummy: bool) -> SlotFiller:
         arguments = (self._folder, self._dtype, torch.device("cpu"), self._spec.model.quantization)

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from ...ipc.blobs.media_file import MediaFile
 from ...ipc.config.vision_config import VisionConfig
-from ...ipc.errors import RequestError
+from ...ipc.errors import ConfigError, RequestError
+from ...kernels.select import Ops
 from ..borrowed.load import read_config
 from ..weights.checkpoint import Checkpoint
 from ..weights.dummy import DummyCheckpoint
@@ -49,15 +51,24 @@ class Encoder:
         dtype: torch.dtype,
         device: torch.device,
         overrides: dict[str, Any] | None = None,
+        ops: Ops | None = None,
         *,
         is_dummy: bool = False,
     ) -> Encoder:
-        """Read tower and projector of the checkpoint in `folder` as `dtype`. ConfigError as `load_tower`. `is_dummy`:
-        random weights."""
+        """Read tower and projector of the checkpoint in `folder` as `dtype`. ConfigError as `load_tower`, or if this
+        transformers has another form of the encoder. `ops` multiply where torch is slow: in bfloat16 on a CPU.
+        `is_dummy`: random weights."""
         config = read_config(folder, overrides)
         arguments = (folder, dtype, device)
         with DummyCheckpoint(*arguments, None, {}) if is_dummy else Checkpoint(*arguments) as checkpoint:
-            tower, num_bytes = load_tower(config, checkpoint)
+            is_slow = device.type == "cpu" and dtype == torch.bfloat16  # 7 times, without instructions for bfloat16
+            try:
+                tower, num_bytes = load_tower(config, checkpoint, ops if is_slow else None)
+            except (AttributeError, ImportError, TypeError) as error:
+                raise ConfigError(
+                    f"transformers {transformers.__version__} has another encoder of {config.model_type} than is known "
+                    f"here ({error}): install transformers 5.23"
+                ) from error
         return cls(tower, PixelScale.load(folder, vision.family, dtype, device), vision, dtype, device, num_bytes)
 
     @torch.inference_mode()

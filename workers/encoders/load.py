@@ -15,6 +15,8 @@ import transformers
 from torch import Tensor, nn
 
 from ...ipc.errors import ConfigError
+from ...kernels.select import Ops
+from ..borrowed.linear import pack_layers
 from ..weights.checkpoint import Checkpoint, TensorSlice
 from .qwen_towers import Qwen2VLTower, Qwen3VLTower, Qwen25VLTower
 from .towers import Gemma3Tower, Idefics3Tower, InternVLTower, LlavaTower, Parts, PixtralTower, Tower
@@ -64,9 +66,9 @@ def make_parts(config: Any) -> dict[str, nn.Module]:
     return {root: part.eval().requires_grad_(False) for root, part in parts.items()}
 
 
-def load_tower(config: Any, checkpoint: Checkpoint) -> tuple[Tower, int]:
-    """Make the tower of transformers' config from an open checkpoint; return it, and the bytes of its weights.
-    ConfigError if the checkpoint lacks a tensor or has another shape."""
+def load_tower(config: Any, checkpoint: Checkpoint, ops: Ops | None = None) -> tuple[Tower, int]:
+    """Make the tower of transformers' config from an open checkpoint; return it, and the bytes of its weights. `ops`
+    multiply in its linear layers; None: torch. ConfigError if the checkpoint lacks a tensor or has another shape."""
     kind = KINDS.get(config.model_type)
     if kind is None:
         raise ConfigError(f"config.json: model_type {config.model_type} has no encoder of images here")
@@ -79,6 +81,8 @@ def load_tower(config: Any, checkpoint: Checkpoint) -> tuple[Tower, int]:
             _put(part, name, nn.Parameter(tensor, requires_grad=False))
             num_bytes += tensor.nbytes
         _make_tables(part, checkpoint.device)
+        if ops is not None:
+            pack_layers(part, ops, checkpoint.dtype)
     if config.vision_config.model_type == "pixtral":
         return PixtralTower(parts, config), num_bytes
     return kind.tower(parts, config), num_bytes

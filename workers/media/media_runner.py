@@ -20,6 +20,7 @@ from ...ipc.errors import ProtocolError
 from ...ipc.messages.media import FailedEntry
 from ...ipc.messages.workers import SchedulerOutput
 from ...kernels.contract import StepMedia
+from ...kernels.select import Ops
 from ..arrays import I64
 from ..encoders.encoder import Encoder
 from ..input_batch import StepInputs, ids_of
@@ -115,13 +116,19 @@ class MediaRunner:
 
 
 def load_media(
-    spec: EngineSpec, folder: Path, dtype: torch.dtype, device: torch.device, group: ParallelGroup, model: Model
+    spec: EngineSpec,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: ParallelGroup,
+    model: Model,
+    ops: Ops | None = None,
 ) -> MediaRunner:
     """Read the encoder that belongs to `model` from the checkpoint in `folder`. ConfigError as Encoder.load."""
     vision = spec.model.vision
     assert vision is not None
     is_dummy = spec.config.load_format == "dummy" and folder == Path(spec.model_folder)
-    encoder = Encoder.load(folder, vision, dtype, device, spec.config.hf_overrides, is_dummy=is_dummy)
+    encoder = Encoder.load(folder, vision, dtype, device, spec.config.hf_overrides, ops, is_dummy=is_dummy)
     has_axes = any(rope.sections for rope in spec.model.ropes)
     rotations_at = model.rotations_at if has_axes and isinstance(model, DecoderModel) else None
     return MediaRunner(spec, encoder, group, device, rotations_at)

@@ -16,9 +16,11 @@ from tokenloom.ipc.blobs.media_file import MediaFile
 from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.config.vision_config import VisionConfig
 from tokenloom.ipc.errors import ConfigError, RequestError
+from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.vision_configs import VISION_MODELS
 from tokenloom.tests.workers.encoders.media_items import random_item, their_features
+from tokenloom.workers.borrowed.linear import PackedLayer
 from tokenloom.workers.encoders.encoder import Encoder
 from tokenloom.workers.encoders.pixels import PixelScale
 
@@ -92,6 +94,19 @@ def test_embeddings_in_bfloat16_are_those_of_transformers(loaded: Callable[[str]
     pixels = scaled(folder, vision, item)
     expected = their_features(their_model(folder, torch.bfloat16), vision, pixels, item.grid)
     assert torch.equal(encode(encoder, item), expected)
+
+
+def test_our_kernels_multiply_in_bfloat16_as_torch_does(loaded: Callable[[str], Loaded], tmp_path: Path) -> None:
+    ops = select_ops(CPU, torch.bfloat16, False, False, False, tmp_path)
+    for name in ("qwen2_5_vl", "gemma3"):
+        folder, vision, exact = loaded(name)
+        encoder, item = load_encoder(folder, vision, torch.bfloat16, ops=ops), random_item(vision)
+        embeds, expected = encode(encoder, item), encode(exact, item)
+        assert (embeds - expected).abs().max() < 0.05 * expected.abs().max()
+        assert torch.equal(embeds, encode(encoder, item, 1, 1))
+        modules: list[Any] = list(encoder._tower._tower.modules())  # type: ignore[attr-defined]
+        assert any(isinstance(each, PackedLayer) for each in modules)
+        assert not any(type(each) is torch.nn.Linear for each in modules)
 
 
 def test_items_do_not_see_each_other_between_layers(loaded: Callable[[str], Loaded]) -> None:
