@@ -1,4 +1,5 @@
 """Selects Triton's interpreter if there is no GPU, before anything imports triton, and sleeping waits for OpenMP.
+A slow machine fails no property test.
 
 Temporary folders have short names, since engines put sockets there.
 """
@@ -9,11 +10,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # As the engine's workers do. Spinning threads of several test processes would take each other's cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture

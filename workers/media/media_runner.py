@@ -57,8 +57,8 @@ class MediaRunner:
         self.rows = MediaRows(spec.config.max_num_seqs, vision, has_axes=rotations_at is not None)
         self._rotations_at = rotations_at
         num_elements = self._num_parts * self._hidden_size * spec.encoder_cache_tokens
-        largest_item = spec.encoder_cache_tokens // 2 * vision.merge_size**2  # patches; two items fit at least
-        num_elements += largest_item * vision.hidden_size * ACTIVATIONS
+        num_patches = spec.max_item_embeds * vision.merge_size**2  # of the largest item
+        num_elements += num_patches * vision.hidden_size * ACTIVATIONS
         self.reserved_bytes = num_elements * encoder.dtype.itemsize  # that entries and an encode will take
         self.weight_bytes = encoder.weight_bytes
 
