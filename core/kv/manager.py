@@ -16,6 +16,7 @@ from .block_hash import block_key, block_keys, random_namespace, shared_root
 from .block_pool import BlockObserver, BlockPool
 from .block_record import BlockRecord
 from .events import BlockContent, KVEvents
+from .offload.hits import POOL
 from .offload.offload import Offload
 from .offload.options import OffloadOptions
 
@@ -126,20 +127,21 @@ class KVCacheManager:
             self.offload.forget(request)
 
     def take_computed(self, request: Request, computed: list[int], *, has_rows: bool = False) -> bool:
-        """Start the request's table with the blocks of get_computed_blocks and those that follow them in slots;
-        reference them and count them as hits. False: those in slots are more than one step may load beside rows that
-        run (has_rows), so that the request must wait for the next step."""
+        """Start the request's table with the blocks of get_computed_blocks and those that follow them in slots and
+        the pool; reference them and count them as hits. False: those in slots are more than one step may load beside
+        rows that run (has_rows), so that the request must wait for the next step."""
         assert not request.block_ids, "a request starts with an empty table"
         self.pool.touch(computed)
-        loaded: list[int] | None = []
+        request.block_ids = computed
         if self.offload is not None:
-            loaded = self.offload.load_prefix(request, computed, self.num_readable_blocks(request), has_rows=has_rows)
-            if loaded is None:
-                self.pool.free(reversed(computed))
+            limit = self.num_readable_blocks(request)
+            more = self.offload.load_prefix(request, len(computed), limit, has_rows=has_rows)
+            if more is None:
+                self.free(request)
                 return False
-            self.offload.count_hits(request, computed, len(loaded))
+            self.offload.count_hits(request, [*((block, POOL) for block in computed), *more])
             self.offload.forget(request)
-        request.block_ids = computed + (loaded or [])
+            request.block_ids = computed + [block for block, _ in more]
         request.num_cached_blocks = len(request.block_ids)
         if self._events is not None:
             self._describe(request, 0, request.num_cached_blocks)

@@ -11,7 +11,7 @@ loss, nothing is asked for and nothing written. Knows no sockets and no steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -261,39 +261,38 @@ class Offload:
         """Stop loading for a request that is admitted or ends."""
         self.fetches.forget(request)
 
-    def load_prefix(
-        self, request: Request, computed: list[int], num_usable: int, *, has_rows: bool
-    ) -> list[int] | None:
-        """Load the request's blocks after `computed`, which it references, from their slots in the next step; return
-        their blocks. None: there are too many for one step; the first ones move to the pool, where they will be found.
+    def load_prefix(self, request: Request, start: int, end: int, *, has_rows: bool) -> list[tuple[int, int]] | None:
+        """Load blocks [start, end) of a request from their slots in the next step, up to the first that is nowhere;
+        return them and those of the pool among them, referenced, each with its place. None: there are too many for one
+        step; the first ones move to the pool, where they will be found.
 
-        The pool has room for all blocks of the request."""
-        start = len(computed)
-        slots: list[int] = []
-        while start + len(slots) < num_usable:
-            slot = self.slots.lookup(self._key(request, start + len(slots)))
-            if slot is None:
+        The request references its blocks before `start`, and the pool has room for all blocks of the request."""
+        blocks: dict[bytes, int] = {}  # in the pool
+        slots: dict[bytes, int] = {}
+        for i in range(start, end):
+            key = self._key(request, i)
+            if (block := self._pool.lookup(key)) is not None:
+                blocks[key] = block
+            elif (slot := self.slots.lookup(key)) is not None:
+                slots[key] = slot
+            else:
                 break
-            slots.append(slot)
-        if not slots:
-            return []
-        self.slots.touch(slots)  # a block that is allocated may send its former content to a slot
+        self._pool.touch(blocks.values())
+        self.slots.touch(slots.values())  # a block that is allocated may send its former content to a slot
         try:
             limit = self.max_loads(has_rows=has_rows)
             if len(slots) > limit:
-                self.land_slots([(self._key(request, start + i), slot) for i, slot in enumerate(slots[:limit])])
+                self.land_slots(list(slots.items())[:limit])
+                self._pool.free(reversed(blocks.values()))
                 return None
-            return self._load(request, start, slots)
+            new = self._pool.allocate(len(slots)) or []
+            for block, (key, slot) in zip(new, slots.items(), strict=True):
+                self._copy_back(slot, block, key)
+                blocks[key] = block
         finally:
-            self.slots.free(reversed(slots))
-
-    def _load(self, request: Request, start: int, slots: list[int]) -> list[int]:
-        blocks = self._pool.allocate(len(slots))
-        assert blocks is not None, "the scheduler has counted the blocks"
-        for i, (slot, block) in enumerate(zip(slots, blocks, strict=True)):
-            key = self._key(request, start + i)
-            self._copy_back(slot, block, key)
-        return blocks
+            self.slots.free(reversed(slots.values()))
+        keys = (self._key(request, i) for i in range(start, start + len(blocks)))
+        return [(blocks[key], HOST if key in slots else POOL) for key in keys]
 
     def _copy_back(self, slot: int, block: int, key: bytes) -> None:
         self.plan.load(slot, block)
@@ -301,14 +300,13 @@ class Offload:
         self._pool.cache_block(block, key)
         self.num_loaded += 1
 
-    def count_hits(self, request: Request, computed: list[int], num_loaded: int) -> None:
-        """Count the blocks that an admitted request found in the pool, and `num_loaded` after them in slots."""
-        for i in range(len(computed) + num_loaded):
-            self.hits.count(request, self._key(request, i), POOL if i < len(computed) else HOST)
-        for i, block in enumerate(computed if self.writes.targets else ()):
-            if self._is_sent[block]:
-                owner = self._owner_by_block.get(block, 0)
-                self.writes.see(block, self._key(request, i), owner, is_computed=False)
+    def count_hits(self, request: Request, found: Sequence[tuple[int, int]]) -> None:
+        """Count the first blocks of an admitted request, each found at a place: POOL or HOST."""
+        for i, (block, place) in enumerate(found):
+            key = self._key(request, i)
+            self.hits.count(request, key, place)
+            if place == POOL and self.writes.targets and self._is_sent[block]:
+                self.writes.see(block, key, self._owner_by_block.get(block, 0), is_computed=False)
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 

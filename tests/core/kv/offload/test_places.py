@@ -17,7 +17,9 @@ DISK, REMOTE = 2, 3
 SIZE, LENGTH = 4, 41  # tokens of a block, and of the prompt: 10 blocks can be read, the last token is computed
 
 
-def new_harness(sources: int = 0, num_slots: int = 40, num_blocks: int = 30, **options: object) -> Harness:
+def new_harness(
+    sources: int = 0, num_slots: int = 40, num_blocks: int = 30, seed: int = 0, **options: object
+) -> Harness:
     tiers = OffloadOptions(
         num_slots=num_slots,
         slot_bytes=1024,
@@ -29,7 +31,7 @@ def new_harness(sources: int = 0, num_slots: int = 40, num_blocks: int = 30, **o
         sources=sources,
         has_sources=bool(sources),
     )
-    harness = Harness(num_blocks, tiers=tiers, block_size=SIZE, **options)
+    harness = Harness(num_blocks, tiers=tiers, seed=seed, block_size=SIZE, **options)
     make_slow(harness, 1.0)
     settle(harness)
     return harness
@@ -104,6 +106,18 @@ def test_blocks_come_back_from_the_disk_through_few_slots_too(num_slots: int) ->
     assert ask(harness, 100, prompt) == at(DISK, 40)
     assert harness.cached[100] == 40
     assert ask(harness, 101, prompt) == at(POOL, 40)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_blocks_that_overtook_others_on_their_way_to_the_pool_are_found(seed: int) -> None:
+    """With few slots, blocks move to the pool as they come. A request may be admitted while a block between them is
+    in a slot still."""
+    harness, rng = new_harness(STORE_ON_DISK, num_slots=4, seed=seed), random.Random(seed)
+    prompt = prompt_of(rng, LENGTH)
+    ask(harness, 0, prompt)
+    harness.core.reset_prefix_cache()
+    assert ask(harness, 1, prompt) == at(DISK, 40)
+    assert harness.cached[1] == 40
 
 
 def test_the_remote_gets_blocks_that_are_seen_twice() -> None:
