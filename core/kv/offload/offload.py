@@ -323,9 +323,11 @@ class Offload:
         """For requests that need more slots than there are: move loaded blocks to the pool, where they stay findable.
         num_spare: free blocks of the pool that are left alone."""
         for fetch in self.fetches.stalled():
-            keys = self.fetches.held_keys(fetch)
+            held = self.fetches.held_keys(fetch)
+            void = [key for key in held if not self.slots.holds(fetch.held[key], key)]  # a lost step did not fill them
+            self.fetches.let_go(fetch, void)
             room = min(self._pool.num_free - num_spare, self.max_loads(has_rows=has_rows))
-            landed = keys[: max(room, 0)]
+            landed = [key for key in held if key in fetch.held][: max(room, 0)]
             self.land_slots([(key, fetch.held[key]) for key in landed])
             self.fetches.let_go(fetch, landed)
 

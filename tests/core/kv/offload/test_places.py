@@ -120,6 +120,26 @@ def test_blocks_that_overtook_others_on_their_way_to_the_pool_are_found(seed: in
     assert harness.cached[1] == 40
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slot_that_a_lost_step_did_not_fill_is_not_copied_to_the_pool(seed: int) -> None:
+    """A request that loads its blocks may hold a slot that a step in flight fills with one of them. If that step is
+    lost, the slot loses its key, and its content is not that block."""
+    harness, rng = new_harness(STORE_ON_DISK, num_slots=4, seed=seed), random.Random(seed)
+    prompt, offload = prompt_of(rng, LENGTH), harness.core.offload
+    assert offload is not None
+    ask(harness, 0, prompt)
+    harness.core.reset_prefix_cache()
+    harness.add(1, prompt, 3)
+    while not offload.fetches.stalled():
+        harness.core.step() if not harness.tier.queue and not harness.tier.jobs else harness.tier.act()
+    (fetch,) = offload.fetches.stalled()
+    for slot in fetch.held.values():
+        harness.arena[slot] = ("garbage", slot)
+        offload.slots.forget([slot])
+    harness.run()
+    harness.check(1)
+
+
 def test_the_remote_gets_blocks_that_are_seen_twice() -> None:
     harness, rng = new_harness(STORE_REMOTELY, 60), random.Random(0)
     prompt = prompt_of(rng, LENGTH)
