@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import shutil
 import time
@@ -42,6 +43,7 @@ def measure_loads(setup: Setup, adapters: Adapters) -> None:
         def measure(number: int) -> Figures:
             numbers = itertools.islice(fresh, MAX_LOADS if is_new else 0)
             coming = [(f"n{each}", adapters.path(each)) for each in numbers]
+            os.sync()  # they were written just now
             prompts = workload.prompts(f"loads {number} {is_new}")
             figures, count = run_beside(transport, prompts, resident, workload.num_out, coming)
             num_loads.extend([count] * is_new)
