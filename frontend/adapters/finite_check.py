@@ -18,6 +18,7 @@ class FiniteCheck:
     def __init__(self, places: Iterable[TensorPlace], shown: str) -> None:
         """`shown`: the folder to name in errors."""
         self._shown = shown
+        self._scratch = bytearray()  # reused: in a process that returns large blocks, each new one has fresh pages
         self._runs: list[list[TensorPlace]] = []
         for place in sorted(places, key=lambda each: each.offset):
             last = self._runs[-1][-1] if self._runs else None
@@ -45,7 +46,11 @@ class FiniteCheck:
         if run is None:
             return
         item_bytes, exponent = SIZE_BY_DTYPE[run[0].dtype], EXPONENTS[run[0].dtype]
-        exponents = np.frombuffer(piece, f"<u{item_bytes}") & exponent
+        if len(self._scratch) < len(piece):
+            self._scratch = bytearray(len(piece))
+        numbers = np.frombuffer(piece, f"<u{item_bytes}")
+        exponents = np.frombuffer(self._scratch, numbers.dtype, len(numbers))
+        np.bitwise_and(numbers, numbers.dtype.type(exponent), out=exponents)
         if exponents.max(initial=0) != exponent:
             return
         offset = start + int(exponents.argmax()) * item_bytes

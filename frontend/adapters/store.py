@@ -24,12 +24,13 @@ import msgspec
 from ...ipc.adapters.adapter_config import CONFIG_NAME
 from ...ipc.adapters.adapter_file import AdapterFile, AdapterReader
 from ...ipc.adapters.digest import adapter_digest, begin_digest
-from ...ipc.adapters.tensor_header import TENSORS_NAME, TensorPlace
+from ...ipc.adapters.tensor_header import TENSORS_NAME
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import RequestError
 from ...ipc.messages.adapter import AdapterRef
 from ...ipc.process.faults import maybe_fail
 from ...ipc.process.pacer import Pacer, Pause
+from ...ipc.process.page_file import WINDOW_BYTES, new_pages
 from .file_copy import copy_file
 from .finite_check import FiniteCheck
 from .registry import digests_of
@@ -67,6 +68,7 @@ class AdapterStore:
         )
         self._max_bytes: int = config.adapter_store_bytes
         self._own_digests: set[bytes] = set()  # placed by this object
+        self._free_pages: list[memoryview] = []  # of copies that ended: as many as ran at once
         self.root = store_root(spec)
         engines = self.root / ".engines"
         engines.mkdir(mode=0o700, exist_ok=True)
@@ -99,10 +101,12 @@ class AdapterStore:
         if file.num_bytes > self._max_bytes:
             raise self._full(file.num_bytes)
         folder, lock_fd = self._scratch()
+        pages = self._free_pages.pop() if self._free_pages else new_pages(WINDOW_BYTES)
         try:
-            copy_file(config, folder / CONFIG_NAME)
-            content, check = begin_digest(folder), FiniteCheck(_places(file), str(source))
-            copy_file(tensors, folder / TENSORS_NAME, check, content, pause)
+            copy_file(config, folder / CONFIG_NAME, pages=pages)
+            places = (place for module in file.modules for place in module.places)
+            content, check = begin_digest(folder), FiniteCheck(places, str(source))
+            copy_file(tensors, folder / TENSORS_NAME, check, content, pause, pages)
             if self._reader.read(folder, pause).modules != file.modules:
                 raise RequestError(f"{source} was changed while it was copied: load the adapter again")
             copied = Copy(folder, lock_fd, content.digest(), file.rank, _size(folder))
@@ -114,6 +118,8 @@ class AdapterStore:
         except BaseException:
             self._remove(folder, lock_fd)
             raise
+        finally:
+            self._free_pages.append(pages)
 
     def place(self, copy: Copy) -> AdapterRef:
         """Move a copy to its place, unless the same content is there. Drops the adapters used least recently if the
@@ -223,11 +229,6 @@ def store_root(spec: EngineSpec) -> Path:
     root = Path(spec.run_directory, "adapters")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     return root
-
-
-def _places(file: AdapterFile) -> Iterator[TensorPlace]:
-    for module in file.modules:
-        yield from (place for place in (module.a, module.b, module.magnitude) if place is not None)
 
 
 def _checked(path: Path, within: Path | None) -> Path:

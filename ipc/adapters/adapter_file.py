@@ -53,6 +53,10 @@ class AdapterModule(msgspec.Struct, frozen=True, kw_only=True):
     are_swapped: bool = False  # of all experts: a [E · rank, num_outputs] and b [num_inputs, rank · E], both transposed
     magnitude: TensorPlace | None = None  # [num_outputs], of DoRA
 
+    @property
+    def places(self) -> list[TensorPlace]:
+        return [self.a, self.b] if self.magnitude is None else [self.a, self.b, self.magnitude]
+
 
 class BaseCopy(msgspec.Struct, frozen=True, kw_only=True):
     """A weight of the base that PEFT saved beside an update of its module. It is the base's if nobody changed that."""

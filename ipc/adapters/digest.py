@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import RequestError
+from ..process.page_file import WINDOW_BYTES, PageFile, new_pages
 from .adapter_config import read_config
 from .tensor_header import TENSORS_NAME
 
 PREFIX = b"tokenloom-adapter-1"
-PIECE_BYTES = 256 << 10
+PIECE_BYTES = 1 << 20  # takes half a millisecond
 
 
 class Digest(Protocol):
@@ -33,15 +34,16 @@ def begin_digest(folder: Path) -> Digest:
     return hashlib.sha256(PREFIX + len(fields).to_bytes(8, "little") + fields)
 
 
-def adapter_digest(folder: Path, pause: Callable[[], None] = lambda: None) -> bytes:
+def adapter_digest(folder: Path, pause: Callable[[], None] = lambda: None, pages: memoryview | None = None) -> bytes:
     """Return SHA-256 of the adapter in `folder`; RequestError if a file cannot be read. `pause` is called between
-    pieces of the work."""
+    pieces of the work. `pages`: memory to use, of `new_pages`."""
     content = begin_digest(folder)
-    path, piece = folder / TENSORS_NAME, memoryview(bytearray(PIECE_BYTES))
+    path, piece, offset = folder / TENSORS_NAME, (pages or new_pages(WINDOW_BYTES))[:PIECE_BYTES], 0
     try:
-        with path.open("rb", buffering=0) as file:
-            while count := file.readinto(piece):
+        with PageFile(path) as file:
+            while count := file.read(piece, offset):
                 content.update(piece[:count])
+                offset += count
                 pause()
     except OSError as error:
         raise RequestError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from None
