@@ -173,7 +173,7 @@ class LinearSlots(Protocol):
 
     def fill(self, slot: int, update: LowRankUpdate | None) -> None:
         """Set the update of a slot that no step in flight uses, perhaps from another thread than that of the steps.
-        None: rows of the slot get the base's outputs."""
+        The matrices may change after it returns. None: rows of the slot get the base's outputs."""
         ...
 
 

@@ -11,7 +11,7 @@ from .contract import NO_ACTIVATION, Activation, LowRankUpdate, PackedLinear
 
 
 class PlainSlots:
-    """Updates of one layer, by slot: the tensors that `fill` gets, on `device`."""
+    """Updates of one layer, by slot: copies in float32 of what `fill` gets, on `device`."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self.updates: list[LowRankUpdate | None] = [None] * (num_slots + 1)  # slot 0 stays empty
@@ -21,7 +21,8 @@ class PlainSlots:
         if update is not None:
             to = self._device
             parts = [
-                replace(part, a=part.a.float().to(to), b=part.scaled_b.to(to), factor=1.0) for part in update.parts
+                replace(part, a=part.a.to(to, torch.float32, copy=True), b=part.scaled_b.to(to), factor=1.0)
+                for part in update.parts
             ]
             scale = None if update.scale is None else update.scale.to(self._device)
             update = LowRankUpdate(parts, scale)

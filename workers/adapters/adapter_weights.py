@@ -1,13 +1,12 @@
 """AdapterWeights: an adapter's updates of a rank's layers, read from its file as the layers were cut and ordered.
 
-The file is read, not mapped: a damaged or shortened file is an error of one fill, and ends no process. Matrices keep
-the file's type: the kernels fold the scale into B while they pack it.
+Matrices keep the file's type: the kernels fold the scale into B while they pack it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 import torch
@@ -16,41 +15,49 @@ from torch import Tensor
 from ...ipc.adapters.adapter_file import AdapterFile, AdapterModule
 from ...ipc.adapters.tensor_header import TENSORS_NAME, TensorPlace
 from ...ipc.errors import RequestError
+from ...ipc.process.page_file import PageFile
 from ...kernels.contract import LowRankPart, LowRankUpdate
 from ..weights.adapted_layers import AdaptedExperts, AdaptedLinear, AdaptedPart
 from .base_weights import BaseWeights, rows_of
-
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+from .tensor_buffer import TensorBuffer
 
 
 class AdapterWeights:
-    """An open adapter, used as a context manager. `num_bytes`: of the tensors read so far."""
+    """An open adapter, used as a context manager. Updates may be used until the next call.
+    `num_bytes`: of the tensors read so far."""
 
-    def __init__(self, file: AdapterFile, base: BaseWeights) -> None:
+    def __init__(self, file: AdapterFile, base: BaseWeights, buffer: TensorBuffer, is_direct: bool) -> None:
+        """`is_direct`: read past the page cache, as for a file that is not read again soon."""
         self.num_bytes = 0
-        self._base = base
+        self._base, self._buffer, self._is_direct = base, buffer, is_direct
         self._path = os.path.join(file.folder, TENSORS_NAME)
         self._modules = {each.target.module: each for each in file.modules}
         self._copies = file.copies
-        self._recent: dict[int, Tensor] = {}  # tensors of the layer that is read, by offset: experts share them
+        self._tensors: dict[int, Tensor] = {}  # of the layer that is read, by offset: experts share them
 
     def __enter__(self) -> AdapterWeights:
-        self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = PageFile(self._path, is_direct=self._is_direct)
+        self._buffer.open(self._file, self._path)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._fd)
+        self._file.__exit__(kind, error, trace)
+
+    def offset_of(self, layer: AdaptedLinear) -> int:
+        """Return where a layer's tensors begin in the file, in whose order they are read fastest."""
+        modules = (self._modules[part.module] for part in layer.parts if part.module in self._modules)
+        return min((place.offset for module in modules for place in module.places), default=0)
 
     def update_of(self, layer: AdaptedLinear) -> LowRankUpdate | None:
         """Return the update of a layer or embedding; None if the adapter has none."""
-        self._recent.clear()
+        self._read_modules(layer.parts)
         return self._update(layer.parts, layer.num_outputs)
 
     def updates_of(self, layer: AdaptedExperts) -> tuple[list[LowRankUpdate | None], list[LowRankUpdate | None]]:
         """Return the updates of each expert's two layers, or two empty lists."""
-        self._recent.clear()
+        self._read_modules(part for parts in (*layer.ups, *layer.downs) for part in parts)
         ups = [self._update(parts, layer.num_up_outputs) for parts in layer.ups]
         downs = [self._update(parts, layer.num_down_outputs) for parts in layer.downs]
         return (ups, downs) if any(ups) or any(downs) else ([], [])
@@ -62,12 +69,12 @@ class AdapterWeights:
         for part, copy in copies:
             ids = part.inputs if copy.target.kind == "embedding" else part.outputs
             assert isinstance(ids, range)
-            if not self._base.holds(part, ids, self._read(copy.place)):
+            self._read([copy.place])
+            if not self._base.holds(part, ids, self._tensors[copy.place.offset]):
                 raise RequestError(
                     f"{self._path}: tensor {copy.place.name} differs from the base's: the adapter belongs to another "
                     "base, or changes its vocabulary: merge it into its own base"
                 )
-        self._recent.clear()
 
     def _update(self, parts: Sequence[AdaptedPart], num_outputs: int) -> LowRankUpdate | None:
         found, scale = [], None
@@ -80,15 +87,15 @@ class AdapterWeights:
                 LowRankPart(part.first_output, _columns_of(a, part.inputs), rows_of(b, part.outputs), module.scale)
             )
             if module.magnitude is not None:
-                magnitudes = rows_of(self._read(module.magnitude).float(), part.outputs)
+                magnitudes = rows_of(self._tensors[module.magnitude.offset].float(), part.outputs)
                 scale = torch.ones(num_outputs) if scale is None else scale
                 norms = self._base.norms(part, a.float(), found[-1].scaled_b)
                 scale[part.first_output :][: len(norms)] = magnitudes / norms
         return LowRankUpdate(found, scale) if found else None
 
     def _matrices(self, module: AdapterModule, expert: int | None) -> tuple[Tensor, Tensor]:
-        """Read A [rank, in] and B [out, rank], of one expert if the module has all."""
-        a, b = self._read(module.a), self._read(module.b)
+        """Return A [rank, in] and B [out, rank], of one expert if the module has all."""
+        a, b = self._tensors[module.a.offset], self._tensors[module.b.offset]
         if expert is not None:
             rank, num_experts = module.rank, module.target.num_experts
             a = a[expert * rank : (expert + 1) * rank]
@@ -97,23 +104,15 @@ class AdapterWeights:
                 a, b = b.T, a.T
         return a, b
 
-    def _read(self, place: TensorPlace) -> Tensor:
-        tensor = self._recent.get(place.offset)
-        if tensor is None:
-            tensor = self._bytes(place).view(DTYPES[place.dtype]).view(place.shape)
-            self._recent[place.offset] = tensor
-            self.num_bytes += place.num_bytes
-        return tensor
+    def _read_modules(self, parts: Iterable[AdaptedPart]) -> None:
+        modules = (self._modules[part.module] for part in parts if part.module in self._modules)
+        self._read([place for module in modules for place in module.places])
 
-    def _bytes(self, place: TensorPlace) -> Tensor:
-        tensor = torch.empty(place.num_bytes, dtype=torch.uint8)
-        words, start = tensor.numpy().data, 0
-        while start < len(words):
-            count = os.preadv(self._fd, [words[start:]], place.offset + start)
-            if count == 0:
-                raise RequestError(f"{self._path}: the file ends within tensor {place.name}: load the adapter again")
-            start += count
-        return tensor
+    def _read(self, places: Sequence[TensorPlace]) -> None:
+        """Read tensors into the place of those that were read before."""
+        self._tensors.clear()
+        self._tensors = self._buffer.read(places)
+        self.num_bytes += sum(tensor.nbytes for tensor in self._tensors.values())
 
 
 def _columns_of(matrix: Tensor, inputs: range) -> Tensor:

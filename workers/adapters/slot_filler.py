@@ -18,6 +18,7 @@ from ..weights.adapted_layers import Adaptable, AdaptedLayers
 from ..weights.checkpoint import Checkpoint
 from .adapter_weights import AdapterWeights
 from .base_weights import BaseWeights
+from .tensor_buffer import TensorBuffer
 
 
 def adaptable(ops: Ops, model: ModelConfig, config: EngineConfig) -> Adaptable:
@@ -32,7 +33,8 @@ def adaptable(ops: Ops, model: ModelConfig, config: EngineConfig) -> Adaptable:
 
 
 class SlotFiller:
-    """Owns the set of adapters whose files it has checked; one thread at a time may use it."""
+    """Owns the set of adapters whose files it has checked, and the memory to read them; one thread at a time may use
+    it. A file is read past the page cache until it is checked: of many adapters few come again."""
 
     def __init__(
         self,
@@ -46,21 +48,23 @@ class SlotFiller:
         self._reader = AdapterReader(model, max_rank=config.max_lora_rank, target_modules=config.lora_target_modules)
         self._open_base = open_base
         self._checked: set[bytes] = set()
+        self._buffer = TensorBuffer()
 
     def fill(self, order: FillSlot, pause: Pause = no_pause) -> int:
         """Fill every layer of a slot, those without an update with none; return the bytes read. RequestError if the
         folder holds another adapter than ordered, or one that does not fit. `pause` is called between pieces."""
         folder, is_new = Path(order.folder), order.digest not in self._checked
-        if is_new and adapter_digest(folder, pause) != order.digest:
+        if is_new and adapter_digest(folder, pause, self._buffer.pages) != order.digest:
             raise RequestError(f"{folder} has changed since it was stored: load the adapter again from its own folder")
         file = self._reader.read(folder, pause)
-        with BaseWeights(self._open_base) as base, AdapterWeights(file, base) as weights:
+        weights = AdapterWeights(file, base := BaseWeights(self._open_base), self._buffer, is_direct=is_new)
+        with base, weights:
             if is_new:
                 for layer in self.adapted.linears:
                     weights.check_copies(layer)
                     pause()
                 self._checked.add(order.digest)
-            for layer in self.adapted.linears:
+            for layer in sorted(self.adapted.linears, key=weights.offset_of):
                 layer.slots.fill(order.slot, weights.update_of(layer))
                 pause()
             for experts in self.adapted.experts:
