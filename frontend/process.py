@@ -29,7 +29,7 @@ from ..ipc.messages.core import CoreToFrontend, FrontendToCore
 from ..ipc.messages.supervisor import Drained, Phase, Ready, Stop
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.malloc import return_large_blocks
-from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
+from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive_uncopied
 from .listening.open_requests import OpenRequests, path_of
 from .requests.frontend import Frontend
 from .requests.vision import Vision
@@ -185,7 +185,7 @@ class FrontendProcess:
     def _receive_from_clients(self) -> bool:
         """Receive from clients for at most INTAKE_S; return whether no message is left."""
         deadline = time.monotonic() + INTAKE_S
-        for identity, frame in receive(self._clients, num_parts=2):
+        for identity, frame in receive_uncopied(self._clients):
             self._frontend.on_client_frame(identity, frame)
             if time.monotonic() > deadline:
                 return False

@@ -51,3 +51,13 @@ def receive(socket: zmq.Socket[bytes], num_parts: int = 1) -> Iterator[list[byte
             parts = socket.recv_multipart(zmq.NOBLOCK)
             if len(parts) >= num_parts:
                 yield [*parts[: num_parts - 1], parts[-1]]
+
+
+def receive_uncopied(socket: zmq.Socket[bytes]) -> Iterator[tuple[bytes, memoryview]]:
+    """Yield the waiting messages of a ROUTER socket: the sender's identity and the last part, which stays in ZeroMQ's
+    memory as long as a view of it lives. Copying one of 20 MB takes about 10 ms."""
+    with contextlib.suppress(zmq.Again):
+        while int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            parts = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            if len(parts) >= 2:
+                yield parts[0].bytes, parts[-1].buffer

@@ -188,7 +188,7 @@ class LocalEngine:
         chat = chat_input(parsed.body, self.inputs.media_limits)
         self.inputs.check_template(chat.form)
         for medium in held_media(chat.media):
-            self._frontend.media.put(PutMedium(digest=medium.digest, data=medium.data))
+            self._frontend.media.put(PutMedium(digest=medium.digest, data=memoryview(medium.data)))
         prompt = await self._prompt(ReadPrompt(chat=chat.turns, chat_form=chat.form, cut_side=cut_side))
         return chat.prompt(prompt.token_ids, prompt.text)
 

@@ -171,8 +171,8 @@ class Frontend:
 
     # ── clients ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def on_client_frame(self, identity: bytes, frame: bytes) -> None:
-        """Handle one frame of a client. No content of it can raise."""
+    def on_client_frame(self, identity: bytes, frame: bytes | memoryview) -> None:
+        """Handle one frame of a client. No content of it can raise. The bytes of a medium are not copied out of it."""
         session = self._sessions.get(identity)
         if session is not None:
             session.last_seen = self._monotonic()
@@ -255,7 +255,7 @@ class Frontend:
             self._sessions.mark(session)
         self._sessions.send(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
 
-    def _on_malformed(self, identity: bytes, session: Session | None, frame: bytes, reason: str) -> None:
+    def _on_malformed(self, identity: bytes, session: Session | None, frame: bytes | memoryview, reason: str) -> None:
         """Answer a malformed frame under the id of its Submit or query if that can be read, else with Refused."""
         self.counts["malformed_client_frames"] += 1
         found_id = None if session is None else message_id(frame)

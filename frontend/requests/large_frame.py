@@ -49,7 +49,7 @@ _names = msgspec.msgpack.Decoder(_Name)
 _ERRORS = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
 
 
-def check_large_frame(frame: bytes) -> None:
+def check_large_frame(frame: bytes | memoryview) -> None:
     """Raise ProtocolError if a client's frame is malformed, or a field has too many entries or bytes."""
     try:
         outline = _outlines.decode(frame)
@@ -70,7 +70,7 @@ def check_large_frame(frame: bytes) -> None:
             raise ProtocolError(f"{name} has {num_bytes} bytes, at most {MAX_PARAMS_BYTES} are accepted")
 
 
-def message_id(frame: bytes) -> str | int | None:
+def message_id(frame: bytes | memoryview) -> str | int | None:
     """Read the id of a malformed Submit or query; None for any other message or invalid msgpack."""
     try:
         name = _names.decode(frame)

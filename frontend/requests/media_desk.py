@@ -194,7 +194,7 @@ class MediaDesk:
         self._num_put_bytes += len(message.data)
         self._puts[digest] = _new_task(self._put(digest, message.data))
 
-    async def _put(self, digest: bytes, data: bytes) -> None:
+    async def _put(self, digest: bytes, data: memoryview) -> None:
         try:
             if self._num_put_bytes > MAX_PUT_BYTES:
                 raise Overloaded(f"{self._num_put_bytes} bytes of images wait to be written: ask again later")
@@ -209,7 +209,7 @@ class MediaDesk:
             if (arrival := self._arrivals.pop(digest, None)) is not None:
                 arrival.set()
 
-    async def _keep(self, digest: bytes, data: bytes) -> None:
+    async def _keep(self, digest: bytes, data: memoryview) -> None:
         """Write bytes to the store, and keep them for HOLD_S."""
         self._limits.check_bytes(len(data))
         user = f"hold-{next(self._numbers)}"

@@ -40,9 +40,9 @@ class BlobStore:
         self._checked: dict[bytes, Identity] = {}  # by digest
         self._pins: dict[bytes, _Pin] = {}  # by digest
 
-    def put(self, source: bytes | Path | Iterable[bytes], user: str = "") -> bytes:
+    def put(self, source: bytes | memoryview | Path | Iterable[bytes], user: str = "") -> bytes:
         """Add a blob from bytes, a file or chunks, pinned for `user` if one is given; return its digest."""
-        if isinstance(source, bytes):
+        if isinstance(source, bytes | memoryview):
             digest = hashlib.sha256(source).digest()
             if self._has(digest, user):
                 return digest

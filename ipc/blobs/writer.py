@@ -26,7 +26,7 @@ class BlobWriter:
             self.close()
             raise
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         """Append `data`; Overloaded if folder or disk are full, RequestError if the blob exceeds the folder's limit."""
         end = self.num_bytes + len(data)
         if end > self._reserved:

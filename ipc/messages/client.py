@@ -99,7 +99,7 @@ class PutMedium(Message, frozen=True, kw_only=True, tag="put_medium"):
     """Bytes of a medium, a frame of their own before the Submit that names their digest. No reply."""
 
     digest: bytes
-    data: bytes
+    data: memoryview  # decoded without a copy, and keeps the whole frame
 
 
 class Submit(Message, frozen=True, kw_only=True, tag="submit"):

@@ -22,7 +22,7 @@ class MediaSender:
         """Send the bytes of those media that this process holds and has not sent lately."""
         for medium in held_media(media):
             if medium.digest not in self._sent:
-                self._send(PutMedium(digest=medium.digest, data=medium.data))
+                self._send(PutMedium(digest=medium.digest, data=memoryview(medium.data)))
             self._sent[medium.digest] = None
             self._sent.move_to_end(medium.digest)
             if len(self._sent) > MAX_DIGESTS:
@@ -32,7 +32,7 @@ class MediaSender:
         """Send the bytes of the media with these digests, which the engine has lost."""
         for digest, data in {each.digest: each.data for each in held_media(media)}.items():
             if digest in digests:
-                self._send(PutMedium(digest=digest, data=data))
+                self._send(PutMedium(digest=digest, data=memoryview(data)))
 
 
 def held_media(media: Iterable[Medium]) -> list[HeldMedium]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.codec import decode_ids, encode, encode_ids
 from tokenloom.ipc.messages.base import FinishReason
 from tokenloom.ipc.messages.client import Abort, Accepted, Deltas, Medium, NeedMedia, PutMedium
 from tokenloom.ipc.messages.core import EngineCoreRequest, Finished
@@ -25,7 +26,7 @@ class SeeingBench(Bench):
 
     def put(self, data: bytes) -> Medium:
         digest = hashlib.sha256(data).digest()
-        self.say(PutMedium(digest=digest, data=data))
+        self.say(PutMedium(digest=digest, data=memoryview(data)))
         return Medium(digest=digest)
 
     def next_request(self) -> EngineCoreRequest:
@@ -166,3 +167,19 @@ def test_a_timeout_ends_a_request_whose_image_is_still_read(bench: SeeingBench) 
     assert isinstance(accepted, Accepted) and isinstance(deltas, Deltas)
     assert deltas.deltas[0].finish_reason == "timeout"
     bench.reader.held.clear()
+
+
+def test_the_bytes_of_an_image_are_not_copied_in_the_loop(bench: SeeingBench) -> None:
+    data = bytes(20 << 20)
+    frame = memoryview(encode(PutMedium(digest=hashlib.sha256(data).digest(), data=memoryview(data))))
+    put, taken = bench.frontend.media.put, list[PutMedium]()
+    bench.frontend.media.put = taken.append  # type: ignore[method-assign]
+    tracemalloc.start()
+    try:
+        bench.frontend.on_client_frame(b"c", frame)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        bench.frontend.media.put = put  # type: ignore[method-assign]
+    assert len(taken) == 1 and taken[0].data == data
+    assert peak < 1 << 20

@@ -32,7 +32,7 @@ class Desk:
 
     def put(self, data: bytes, digest: bytes | None = None) -> Medium:
         digest = digest or hashlib.sha256(data).digest()
-        self.desk.put(PutMedium(digest=digest, data=data))
+        self.desk.put(PutMedium(digest=digest, data=memoryview(data)))
         return Medium(digest=digest)
 
     def begin(
