@@ -1,8 +1,8 @@
 """Third-party client libraries, unpatched, send images to an engine with the demo vision model.
 
 Each library must get the caption of each of two pictures, whatever the form of its image; the captions are those that
-the pictures were drawn with, so that an image that was left out or mixed up is seen. openai is installed with the tests;
-the others are at first use (client_environments.py).
+the pictures were drawn with, so that an image that was left out or mixed up is seen. openai is installed with the
+tests, the others at first use (client_environments.py).
 """
 
 from __future__ import annotations
