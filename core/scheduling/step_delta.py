@@ -55,7 +55,11 @@ class StepDelta:
         self.encodes, self.freed_entries, self.span_entries = encodes, freed_entries, span_entries
 
     def free(self, row: int) -> None:
-        self._freed_rows.append(row)
+        """Note that a row is free. One that waited for an image, and was never sent, is not told at all."""
+        known = [new_row for new_row in self._new_rows if new_row.row != row]
+        if len(known) == len(self._new_rows):
+            self._freed_rows.append(row)
+        self._new_rows = known
         appends = self._block_appends
         kept = [i for i in range(0, len(appends), 3) if appends[i] != row]
         self._block_appends = [value for i in kept for value in appends[i : i + 3]]
