@@ -33,7 +33,7 @@ from .outbox import Outbox
 from .request import Request
 from .result_processor import FinishedRequest, NewTokens
 from .scheduling.adapter_queue import AdapterQueue
-from .scheduling.encode_queue import EncodeQueue
+from .scheduling.encode_queue import PIECE_PATCHES, EncodeQueue
 from .scheduling.ledger import LedgerEntry
 from .scheduling.scheduler import Scheduler
 from .scheduling.waiting_queue import WaitingQueue
@@ -385,5 +385,7 @@ class EngineCore:
 
 def _encode_queue(spec: EngineSpec) -> EncodeQueue:
     vision = spec.model.vision
-    num_layers, patches_per_embed = (1, 1) if vision is None else (vision.num_layers, vision.merge_size**2)
-    return EncodeQueue(spec.encoder_cache_tokens, num_layers, patches_per_embed, spec.max_num_batched_tokens)
+    stages, patches_per_embed = ((), 1) if vision is None else (vision.stages, vision.merge_size**2)
+    piece_patches = PIECE_PATCHES if spec.device == "cpu" else None
+    budget = spec.max_num_batched_tokens
+    return EncodeQueue(spec.encoder_cache_tokens, stages, patches_per_embed, budget, piece_patches)

@@ -3,12 +3,15 @@
 Learned from finished steps: the longest time for each power of two of tokens. A step of k times the tokens takes at
 most k times as long; the smallest bound of all known sizes, times a margin, is the limit, at least MIN_LIMIT_S. Steps
 that score prompts over the whole vocabulary are learned separately. A step that encodes media may take as much longer
-as such steps have taken, by layers × patches.
+as such steps have taken, by the patches that go through a stage of the encoder.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..ipc.process.awake_clock import AwakeClock
+from .scheduling.encode_throttle import StageWork
 from .scheduling.ledger import LedgerEntry
 from .scheduling.scheduler import Scheduler
 
@@ -28,7 +31,7 @@ class HangDetector:
         self._longest_by_work: dict[int, float] = {}  # of steps that encode media
 
     def on_step(self, num_tokens: int, seconds: float, *, scores_prompts: bool = False, encode_work: int = 0) -> None:
-        """Learn from a finished step. encode_work: layers × patches that it has encoded."""
+        """Learn from a finished step. encode_work: patches that have gone through a stage of the encoder."""
         longest = self._longest_by_work if encode_work else self._longest_by_size[scores_prompts]
         size = (encode_work or num_tokens).bit_length()
         longest[size] = max(seconds, longest.get(size, 0.0))
@@ -46,6 +49,10 @@ def _limit_s(longest_by_size: dict[int, float], num_units: int) -> float:
         return FIRST_LIMIT_S
     bound = min(longest * (1 << max(size - known, 0)) for known, longest in longest_by_size.items())
     return max(MIN_LIMIT_S, MARGIN * bound)
+
+
+def _sum_of(parts: Sequence[StageWork]) -> int:
+    return max(int(sum(part.work for part in parts)), 1)
 
 
 class StepTimer:
@@ -72,9 +79,9 @@ class StepTimer:
         batch = entry.batch
         num_decodes, num_prompt_tokens = batch.num_tokens - batch.num_prompt_tokens, batch.num_prompt_tokens
         if entry.encodes:
-            patches, work = self._encodes.work_of(entry.encodes)
-            self._detector.on_step(batch.num_tokens, seconds, encode_work=max(work, 1))
-            self._encode_throttle.on_step(num_decodes, num_prompt_tokens, patches, work, seconds)
+            parts = self._encodes.work_of(entry.encodes)
+            self._detector.on_step(batch.num_tokens, seconds, encode_work=_sum_of(parts))
+            self._encode_throttle.on_step(num_decodes, num_prompt_tokens, parts, seconds)
         elif batch.num_tokens:
             self._detector.on_step(batch.num_tokens, seconds, scores_prompts=batch.scores_prompts)
             self._prefill_throttle.on_step(num_decodes, num_prompt_tokens, seconds)
@@ -93,7 +100,7 @@ class StepTimer:
 
     def overdue_at(self, entry: LedgerEntry) -> float:
         """Return when the oldest step in flight counts as hung; by the clock."""
-        batch, work = entry.batch, max(self._encodes.work_of(entry.encodes)[1], 1) if entry.encodes else 0
+        batch, work = entry.batch, _sum_of(self._encodes.work_of(entry.encodes)) if entry.encodes else 0
         limit_s = self._detector.limit_s(batch.num_tokens, scores_prompts=batch.scores_prompts, encode_work=work)
         return self._begun_at + limit_s
 

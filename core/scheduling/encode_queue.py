@@ -11,9 +11,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ...ipc.config.vision_config import Stage
 from ...ipc.messages.media import Encode, EncoderProgress, FailedEntry, MediaSpan
-from .encode_throttle import EncodeThrottle
+from .encode_throttle import EncodeThrottle, StageWork
 from .encoder_cache import EncoderCache, Entry
+
+PIECE_PATCHES = 128  # on a CPU, where a layer of a large image takes longer than many decode steps
 
 
 class EncodePlan(NamedTuple):
@@ -24,13 +27,17 @@ class EncodePlan(NamedTuple):
 
 
 class EncodeQueue:
-    """Owns the encoder cache. `partial`: the medium with some layers sent and others not."""
+    """Owns the encoder cache. `partial`: the medium with some pieces sent and others not."""
 
-    def __init__(self, capacity: int, num_layers: int, patches_per_embed: int, max_embeds: int) -> None:
-        """num_layers: of the encoder. max_embeds: of media that one step encodes, if there are several."""
-        self.cache = EncoderCache(capacity, num_layers)
+    def __init__(
+        self, capacity: int, stages: Sequence[Stage], patches_per_embed: int, max_embeds: int, piece_patches: int | None
+    ) -> None:
+        """max_embeds: of media that one step encodes, if there are several. piece_patches: most patches of a piece;
+        None: a stage is one piece."""
+        self.cache = EncoderCache(capacity)
         self.partial: Entry | None = None
-        self._num_layers, self._patches_per_embed, self._max_embeds = num_layers, patches_per_embed, max_embeds
+        self._stages, self._patches_per_embed, self._max_embeds = stages, patches_per_embed, max_embeds
+        self._piece_patches = piece_patches
         self.totals = EncoderProgress(capacity=capacity)
 
     def reset(self) -> None:
@@ -48,7 +55,7 @@ class EncodeQueue:
         num_decodes: int,
         num_prompt_tokens: int,
     ) -> EncodePlan:
-        """Choose the layers that `step` runs beside its decoding rows and its prompts. wanted: media of rows that are
+        """Choose the pieces that `step` runs beside its decoding rows and its prompts. wanted: media of rows that are
         not bound to an entry, the first in order first."""
         kept, missing = self._first_that_fit(wanted)
         plan = EncodePlan([], [])
@@ -60,11 +67,9 @@ class EncodeQueue:
             num_embeds += span.num_embeds
             if plan.encodes and num_embeds > self._max_embeds:
                 break
-            num_done = 0 if self.partial is None else self.partial.num_layers
-            count = self._num_layers_of(span, num_done, seconds, throttle)
+            count, seconds = self._num_pieces(span, seconds, throttle)
             if not count and plan.encodes:
                 break
-            seconds -= throttle.seconds(self.patches_of(span)) * max(count, 1)
             self._order(span, max(count, 1), step, kept, plan)
             if self.partial is not None:
                 break
@@ -87,18 +92,30 @@ class EncodeQueue:
                 missing.append(span)
         return kept, missing
 
-    def _num_layers_of(self, span: MediaSpan, num_done: int, seconds: float, throttle: EncodeThrottle) -> int:
-        """Return how many of a medium's layers take at most `seconds`. Beside decoding rows the first one goes alone,
-        since its cost, with reading the file, is another."""
-        num_left = self._num_layers - num_done
+    def _num_pieces(self, span: MediaSpan, seconds: float, throttle: EncodeThrottle) -> tuple[int, float]:
+        """Return how many of a medium's next pieces take at most `seconds`, and the seconds left. Beside decoding rows
+        the first piece goes alone, since its cost, with reading the file, is another."""
+        per_stage, num_patches = self._pieces_per_stage(span), self.patches_of(span)
+        total = len(self._stages) * per_stage
+        first = 0 if self.partial is None else total - self.partial.num_left
         if seconds == math.inf:
-            return num_left
-        return min(throttle.num_layers(self.patches_of(span), seconds), num_left if num_done else 1)
+            return total - first, seconds
+        number, end = first, total if first else 1
+        while number < end:
+            stage = self._stages[number // per_stage]
+            piece_s = throttle.patch_s(stage, num_patches) * num_patches / per_stage
+            left = min(end, (number // per_stage + 1) * per_stage) - number  # of the stage
+            count = min(int(seconds / piece_s), left)
+            seconds, number = seconds - count * piece_s if count else 0.0, number + count
+            if count < left:
+                break
+        return number - first, seconds
 
     def _order(self, span: MediaSpan, count: int, step: int, kept: set[bytes], plan: EncodePlan) -> None:
-        entry = self.partial
+        entry, per_stage = self.partial, self._pieces_per_stage(span)
+        total = len(self._stages) * per_stage
         if entry is None:
-            entry, freed = self.cache.begin(span, step, kept)
+            entry, freed = self.cache.begin(span, step, kept, total)
             plan.freed_entries.extend(freed)
             self.totals.num_encodes += 1
         plan.encodes.append(
@@ -108,22 +125,33 @@ class EncodeQueue:
                 digest=span.digest,
                 grid=span.grid,
                 num_embeds=span.num_embeds,
-                first_layer=entry.num_layers,
-                num_layers=count,
+                pieces_per_stage=per_stage,
+                first_piece=total - entry.num_left,
+                num_pieces=count,
             )
         )
-        entry.num_layers += count
-        self.partial = None if self.cache.is_whole(entry) else entry
+        entry.num_left -= count
+        self.partial = entry if entry.num_left else None
 
     def patches_of(self, medium: MediaSpan | Encode) -> int:
         return medium.num_embeds * self._patches_per_embed
 
-    def work_of(self, encodes: Sequence[Encode]) -> tuple[int, int]:
-        """Return the patches of the largest of these media, and their layers × patches. A first layer that runs alone
-        does not count: its cost is another."""
-        counted = [each for each in encodes if each.first_layer or each.num_layers > 1]
-        work = sum(each.num_layers * self.patches_of(each) for each in counted)
-        return max(map(self.patches_of, counted), default=0), work
+    def _pieces_per_stage(self, span: MediaSpan) -> int:
+        return 1 if self._piece_patches is None else -(-self.patches_of(span) // self._piece_patches)
+
+    def work_of(self, encodes: Sequence[Encode]) -> list[StageWork]:
+        """Return the parts of stages in these orders. A first piece that runs alone does not count: its cost is
+        another."""
+        parts = []
+        for each in encodes:
+            per_stage, num_patches = each.pieces_per_stage, self.patches_of(each)
+            number, end = each.first_piece, each.first_piece + each.num_pieces
+            while number < end and end > 1:
+                stage, start = number // per_stage, number
+                number = min(end, (stage + 1) * per_stage)
+                work = (number - start) * num_patches / per_stage
+                parts.append(StageWork(self._stages[stage], num_patches, work))
+        return parts
 
     # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────
 
@@ -136,7 +164,7 @@ class EncodeQueue:
             if entry is None or entry.number != encode.entry or entry.begun_in > step:
                 continue  # it failed in an earlier step
             if encode.entry not in error_by_entry:
-                entry.is_ready = encode.first_layer + encode.num_layers == self._num_layers
+                entry.is_ready = encode.first_piece + encode.num_pieces == len(self._stages) * encode.pieces_per_stage
                 continue
             errors[encode.digest] = error_by_entry[encode.entry]
             self.partial = None if self.partial is entry else self.partial

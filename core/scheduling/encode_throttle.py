@@ -1,33 +1,54 @@
-"""EncodeThrottle: how many layers of the encoder may join a step beside decoding rows.
+"""EncodeThrottle: how many pieces of the encoder's work may join a step beside decoding rows.
 
 As with prompts (prefill_throttle.py), they may add half a step's time to it, prompts in the step included; at least one
-layer goes with it. Without decoding rows a medium is encoded at once, and so it is if more media are wanted than rows
-decode, or for the last media of such a burst. Its cost is learned from finished steps by layers × patches.
+piece goes with it. Without decoding rows a medium is encoded at once, and so it is if more media are wanted than rows
+decode, or for the last media of such a burst. Costs are learned from finished steps, by kinds of stages.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from ...ipc.config.vision_config import Stage
 from .prefill_throttle import SHARE, PrefillThrottle, blend
 
 
+class StageWork(NamedTuple):
+    """A part of a stage that a step runs."""
+
+    stage: Stage
+    num_patches: int  # of the medium: attention takes longer per patch in a larger one
+    work: float  # patches that go through the stage
+
+
 class EncodeThrottle:
-    """Owns moving averages: seconds per layer and patch, by the size of the medium (a power of two of patches), since
-    attention takes longer per patch in a larger one."""
+    """Owns moving averages: seconds per patch that goes through a stage, by stage and size of the medium (a power of
+    two of patches)."""
 
     def __init__(self, prefills: PrefillThrottle) -> None:
         self._prefills = prefills
-        self._patch_s: dict[int, float] = {}  # by bits of the number of patches
+        self._patch_s: dict[Stage, dict[int, float]] = {}  # by stage and bits of the number of patches
         self._burst_steps = 0  # that the last media of a burst may still take
 
-    def on_step(self, num_decodes: int, num_prompt_tokens: int, patches: int, work: int, seconds: float) -> None:
-        """Update the averages with a finished step that has run `work` layers × patches of media, the largest of
-        `patches`."""
+    def on_step(self, num_decodes: int, num_prompt_tokens: int, parts: Sequence[StageWork], seconds: float) -> None:
+        """Update the averages with a finished step that has run these parts of media. Those of several kinds tell
+        only how far their known costs together are off."""
         others_s = self._prefills.seconds(num_decodes, num_prompt_tokens)
-        if seconds > 0 and work and others_s is not None:
-            size = patches.bit_length()
-            self._patch_s[size] = blend(self._patch_s.get(size), max(seconds - others_s, 0.05 * seconds) / work)
+        if seconds <= 0 or not parts or others_s is None:
+            return
+        seconds = max(seconds - others_s, 0.05 * seconds)
+        costs = [self.patch_s(part.stage, part.num_patches) for part in parts]
+        if len({part.stage for part in parts}) == 1:
+            costs = [seconds / sum(part.work for part in parts)] * len(parts)
+        elif math.inf not in costs:
+            factor = seconds / sum(part.work * cost for part, cost in zip(parts, costs, strict=True))
+            costs = [cost * factor for cost in costs]
+        for part, cost in zip(parts, costs, strict=True):
+            if cost < math.inf:
+                known, size = self._patch_s.setdefault(part.stage, {}), part.num_patches.bit_length()
+                known[size] = blend(known.get(size), cost)
 
     def share_s(self, num_decodes: int, num_prompt_tokens: int, num_wanted: int) -> float:
         """Return the seconds that the next step may take to encode `num_wanted` media, beside its decoding rows and
@@ -45,12 +66,8 @@ class EncodeThrottle:
         )
         return 0.0 if decodes_s is None or all_s is None else max((1 + SHARE) * decodes_s - all_s, 0.0)
 
-    def num_layers(self, patches: int, seconds: float) -> int:
-        """Return how many layers of a medium take at most `seconds`, which are finite; 0 if their cost is unknown."""
-        return int(seconds / self.seconds(patches)) if self._patch_s else 0
-
-    def seconds(self, patches: int) -> float:
-        """Return the seconds of a layer, by the known size next to this one; 0 if none is known."""
-        size = patches.bit_length()
-        nearest = min(self._patch_s, key=lambda known: abs(known - size), default=None)
-        return 0.0 if nearest is None else self._patch_s[nearest] * patches
+    def patch_s(self, stage: Stage, num_patches: int) -> float:
+        """Return the seconds that a patch takes through a stage, by the known size next to this one; infinite if none
+        is known."""
+        known, size = self._patch_s.get(stage, {}), num_patches.bit_length()
+        return known[min(known, key=lambda each: abs(each - size))] if known else math.inf

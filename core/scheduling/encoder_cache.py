@@ -1,6 +1,6 @@
 """EncoderCache: the media that the workers hold encoded, or are encoding, by digest.
 
-The core alone decides which entries there are. An entry is ready when the step with the encoder's last layer is back,
+The core alone decides which entries there are. An entry is ready when the step with its last piece is back,
 since a medium may turn out to be damaged until then. A step that reads an entry may be in flight when the entry is
 freed, since workers run steps in order. Knows no rows and no requests.
 """
@@ -20,8 +20,8 @@ class Entry:
 
     number: int  # ≥ 1
     span: MediaSpan  # of the request for which it was begun
-    begun_in: int  # number of the step with its first layer
-    num_layers: int = 0  # of the encoder, in steps sent
+    begun_in: int  # number of the step with its first piece
+    num_left: int  # pieces that no step has been sent with
     is_ready: bool = False
     num_refs: int = 0  # spans of rows that are bound to it and still to be computed
     was_used: bool = False
@@ -30,9 +30,8 @@ class Entry:
 class EncoderCache:
     """Owns the entries. Invariant: their embeddings together are at most `capacity`."""
 
-    def __init__(self, capacity: int, num_layers: int) -> None:
-        """num_layers: of the encoder."""
-        self.capacity, self._num_layers = capacity, num_layers
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self.reset()
 
     def reset(self) -> None:
@@ -51,10 +50,6 @@ class EncoderCache:
     def find(self, digest: bytes) -> Entry | None:
         return self._entry_by_digest.get(digest)
 
-    def is_whole(self, entry: Entry) -> bool:
-        """Whether steps with all its layers are sent."""
-        return entry.num_layers == self._num_layers
-
     def ready(self, digest: bytes) -> Entry | None:
         """Return the entry of a medium if rows may use it."""
         entry = self._entry_by_digest.get(digest)
@@ -64,9 +59,9 @@ class EncoderCache:
         """Whether an entry must stay: rows are bound to it, or it is not ready yet."""
         return entry.num_refs > 0 or not entry.is_ready
 
-    def begin(self, span: MediaSpan, step: int, kept: Container[bytes]) -> tuple[Entry, list[int]]:
-        """Make the entry of a medium that `step` begins to encode. Return it and the entries freed for it, the least
-        recently used first; none of the media in `kept`, whose sizes leave room for it."""
+    def begin(self, span: MediaSpan, step: int, kept: Container[bytes], num_pieces: int) -> tuple[Entry, list[int]]:
+        """Make the entry of a medium that `step` begins to encode, in `num_pieces`. Return it and the entries freed for
+        it, the least recently used first; none of the media in `kept`, whose sizes leave room for it."""
         freed = []
         for entry in self.entries():
             if self.num_used + span.num_embeds <= self.capacity:
@@ -77,7 +72,7 @@ class EncoderCache:
         assert self.num_used + span.num_embeds <= self.capacity, "the caller counts the room"
         number = heapq.heappop(self._free_numbers) if self._free_numbers else self._next_number
         self._next_number = max(self._next_number, number + 1)
-        entry = self._entry_by_digest[span.digest] = Entry(number, span, step)
+        entry = self._entry_by_digest[span.digest] = Entry(number, span, step, num_pieces)
         self.num_used += span.num_embeds
         return entry, freed
 
@@ -105,4 +100,4 @@ class EncoderCache:
         assert sorted(numbers + self._free_numbers) == list(range(1, self._next_number))
         assert all(entry.span.digest == digest for digest, entry in self._entry_by_digest.items())
         assert all(entry.num_refs == 0 or self.ready(entry.span.digest) is entry for entry in entries)
-        assert sum(not self.is_whole(entry) for entry in entries) <= 1, "two media are half encoded"
+        assert sum(entry.num_left > 0 for entry in entries) <= 1, "two media are half encoded"

@@ -196,6 +196,7 @@ def _qwen(family: VisionFamily, **defaults: Any) -> Callable[[ConfigFile], Visio
         tower = _tower(file, {"spatial_merge_size": 2, **defaults})
         size = tower.positive("embed_dim" if family == "qwen2_vl" else "hidden_size")
         features = tower.get("deepstack_visual_indexes", ())
+        depth, whole = tower.positive("depth"), tower.get("fullatt_block_indexes", range(tower.positive("depth")))
         return _vision(
             family,
             file,
@@ -204,6 +205,7 @@ def _qwen(family: VisionFamily, **defaults: Any) -> Callable[[ConfigFile], Visio
             hidden_size=size,
             merge_size=tower.positive("spatial_merge_size"),
             num_deepstack=len(features) if family == "qwen3_vl" else 0,
+            windowed_layers=tuple(i for i in range(depth) if i not in whole),
         )
 
     return rule
@@ -242,7 +244,10 @@ VISION_FAMILIES: dict[str, SeeingFamily] = {
         _qwen("qwen2_vl", **QWEN2_VISION), "qwen2_vl_text", has_own_text=True, ties_by_text=True
     ),
     "Qwen2_5_VLForConditionalGeneration": SeeingFamily(
-        _qwen("qwen2_5_vl", **QWEN2_VISION), "qwen2_5_vl_text", has_own_text=True, ties_by_text=True
+        _qwen("qwen2_5_vl", **QWEN2_VISION, fullatt_block_indexes=[7, 15, 23, 31]),
+        "qwen2_5_vl_text",
+        has_own_text=True,
+        ties_by_text=True,
     ),
     "Qwen3VLForConditionalGeneration": SeeingFamily(
         _qwen("qwen3_vl", **QWEN3_VISION), "qwen3_vl_text", has_own_text=True

@@ -27,16 +27,18 @@ class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Encode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Order to run layers [first_layer, first_layer + num_layers) of the encoder on a medium. The order for layer 0
-    takes the entry of the encoder cache, the one for the last layer completes it."""
+    """Order to run pieces [first_piece, first_piece + num_pieces) of the encoder's work on a medium. Each of its stages
+    (`VisionConfig.stages`) is cut into `pieces_per_stage`, which run one after the other. The order for piece 0
+    takes the entry of the encoder cache, the one for the last piece completes it."""
 
     entry: int  # ≥ 1, of the encoder cache
     kind: MediaKind = "image"
     digest: bytes  # of the media file
     grid: tuple[int, int, int]
     num_embeds: int
-    first_layer: int
-    num_layers: int
+    pieces_per_stage: int = 1
+    first_piece: int
+    num_pieces: int
 
 
 class FailedEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -72,14 +72,14 @@ def seen(tokens: Sequence[int], media: Sequence[MediaSpan]) -> list[int]:
 @dataclass
 class _Entry:
     order: Encode
-    num_layers: int = 0
+    num_left: int  # pieces
 
 
 class FakeEncoder:
-    """Entries by number. `broken`: media without files. `damaged`: those that turn out to be so with the last layer."""
+    """Entries by number. `broken`: media without files. `damaged`: those that turn out to be so with the last piece."""
 
-    def __init__(self, capacity: int, num_layers: int) -> None:
-        self.capacity, self.num_layers = capacity, num_layers
+    def __init__(self, capacity: int, num_stages: int) -> None:
+        self.capacity, self.num_stages = capacity, num_stages
         self.entries: dict[int, _Entry] = {}
         self.broken, self.damaged = set[bytes](), set[bytes]()
         self.num_begun: Counter[bytes] = Counter()
@@ -96,12 +96,12 @@ class FakeEncoder:
             del self.entries[number]
         failed = [each for encode in output.encodes if (each := self._encode(encode)) is not None]
         assert sum(each.order.num_embeds for each in self.entries.values()) <= self.capacity
-        assert sum(each.num_layers < self.num_layers for each in self.entries.values()) <= 1, "two are half encoded"
+        assert sum(each.num_left > 0 for each in self.entries.values()) <= 1, "two are half encoded"
         return failed
 
     def _encode(self, order: Encode) -> FailedEntry | None:
-        assert order.entry >= 1 and order.num_layers >= 1
-        if order.first_layer == 0:
+        assert order.entry >= 1 and order.num_pieces >= 1
+        if order.first_piece == 0:
             assert order.entry not in self.entries, "an entry is used twice"
             assert all(each.order.digest != order.digest for each in self.entries.values()), "a medium is encoded twice"
             self._failed.discard(order.entry)
@@ -109,15 +109,16 @@ class FakeEncoder:
                 self._failed.add(order.entry)
                 return FailedEntry(entry=order.entry, error="the file is missing: send it again")
             self.num_begun[order.digest] += 1
-            self.entries[order.entry] = _Entry(order)
+            self.entries[order.entry] = _Entry(order, self.num_stages * order.pieces_per_stage)
         elif order.entry in self._failed:
             self.num_skipped += 1
             return None
         entry = self.entries[order.entry]
-        assert entry.order.digest == order.digest and entry.num_layers == order.first_layer, "layers out of order"
-        entry.num_layers += order.num_layers
-        assert entry.num_layers <= self.num_layers
-        if order.digest not in self.damaged or entry.num_layers < self.num_layers:
+        num_done = self.num_stages * order.pieces_per_stage - entry.num_left
+        assert entry.order.digest == order.digest and num_done == order.first_piece, "pieces out of order"
+        entry.num_left -= order.num_pieces
+        assert entry.num_left >= 0
+        if order.digest not in self.damaged or entry.num_left:
             return None
         del self.entries[order.entry]
         return FailedEntry(entry=order.entry, error="the file is damaged: send it again")
@@ -125,7 +126,7 @@ class FakeEncoder:
     def digest_in(self, number: int) -> bytes:
         """Return the medium in a complete entry."""
         entry = self.entries[number]
-        assert entry.num_layers == self.num_layers, "a row reads an entry that is half encoded"
+        assert entry.num_left == 0, "a row reads an entry that is half encoded"
         return entry.order.digest
 
 

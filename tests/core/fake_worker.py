@@ -205,7 +205,7 @@ class FakeWorker:
             pooled=pooled,
             execute_s=self.step_s
             + self.token_s * sum(counts)
-            + self.encode_s * sum(each.num_layers * each.num_embeds for each in output.encodes),
+            + self.encode_s * sum(each.num_pieces * each.num_embeds / each.pieces_per_stage for each in output.encodes),
             failed_entries=failed_entries,
         )
 

@@ -97,7 +97,7 @@ class Harness:
     def renew_worker(self) -> None:
         sizes = self.num_blocks, self.spec.config.block_size, self.spec.max_num_batched_tokens
         vision = self.spec.model.vision
-        encoder = None if vision is None else FakeEncoder(self.spec.encoder_cache_tokens, vision.num_layers)
+        encoder = None if vision is None else FakeEncoder(self.spec.encoder_cache_tokens, len(vision.stages))
         is_bidirectional = vision is not None and vision.is_bidirectional
         self.worker = FakeWorker(*sizes, self.spec.ranks, encoder, is_bidirectional=is_bidirectional)
         self.worker.encoder.broken, self.worker.encoder.damaged = self.broken, self.damaged

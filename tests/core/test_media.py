@@ -97,7 +97,7 @@ def test_a_missing_file_ends_the_requests_that_need_it_and_no_others() -> None:
     harness.check(6)
 
 
-def test_an_image_that_turns_out_to_be_damaged_with_its_last_layer_is_never_used() -> None:
+def test_an_image_that_turns_out_to_be_damaged_with_its_last_piece_is_never_used() -> None:
     harness = new_harness()
     harness.worker.step_s, harness.worker.encode_s = 1.0, 0.05
     add(harness, 1, TEXT[:3], max_tokens=40)
@@ -128,6 +128,19 @@ def test_an_abort_leaves_the_entry_to_others_and_an_encode_under_way_is_complete
     add(harness, 3, TEXT[:3], (1, 9), TEXT[:3])
     harness.run_to_the_end()
     assert harness.worker.encoder.num_begun == {image_digest(1): 1}
+
+
+def test_a_row_that_was_freed_before_the_workers_were_told_of_it_is_admitted_once() -> None:
+    harness = new_harness()
+    add(harness, 1, (1, 9), TEXT[:3])
+    harness.core.step()
+    add(harness, 2, (1, 9), TEXT[:4])
+    harness.core.step()  # its image is in the step before, so that there is nothing to send
+    assert len(harness.worker.queue) == 1 and harness.core.scheduler.rows.num_active == 2
+    harness.abort(2)
+    add(harness, 3, (1, 9), TEXT[:5])
+    harness.run_to_the_end()
+    assert [harness.finished[key].reason for key in (1, 3)] == ["length", "length"]
 
 
 def test_more_images_than_fit_are_encoded_in_turn_and_none_twice() -> None:
@@ -184,7 +197,7 @@ def test_an_image_that_kills_workers_is_found() -> None:
 class Pace:
     """16 rows that decode in 1 s a step, while images arrive."""
 
-    def __init__(self, num_rows: int = 16, layer_s: float = 0.1, num_layers: int = 40, **more: int) -> None:
+    def __init__(self, num_rows: int = 16, layer_s: float = 0.1, num_layers: int = 38, **more: int) -> None:
         self.harness = new_harness(num_layers=num_layers, steps_in_flight=1, max_num_seqs=32, num_blocks=2000, **more)
         self.harness.worker.step_s, self.harness.worker.encode_s = 1.0, layer_s / 9
         self.harness.worker.token_s = 0.0001
@@ -194,15 +207,17 @@ class Pace:
             self.turn()
 
     def turn(self) -> tuple[float, int]:
-        """Return the seconds that the step has taken and its layers."""
+        """Return the seconds that the step has taken and its pieces."""
         self.harness.core.step()
         queue = self.harness.worker.queue
-        num_layers = sum(encode.num_layers for step in queue for encode in step.encodes)
+        num_pieces = sum(encode.num_pieces for step in queue for encode in step.encodes)
         num_tokens = sum(sum(memoryview(step.counts).cast("i")) for step in queue)
-        work = sum(encode.num_layers * encode.num_embeds for step in queue for encode in step.encodes)
+        work = sum(
+            encode.num_pieces * encode.num_embeds / encode.pieces_per_stage for step in queue for encode in step.encodes
+        )
         self.harness.answer()
         worker = self.harness.worker
-        return worker.step_s + worker.token_s * num_tokens + worker.encode_s * work, num_layers
+        return worker.step_s + worker.token_s * num_tokens + worker.encode_s * work, num_pieces
 
 
 def test_an_image_takes_the_share_of_the_pacer_beside_decoding_rows() -> None:
@@ -210,13 +225,24 @@ def test_an_image_takes_the_share_of_the_pacer_beside_decoding_rows() -> None:
     add(pace.harness, 50, TEXT[:3], (1, 9), TEXT[:3])
     turns = [pace.turn() for _ in range(14)]
     assert max(seconds for seconds, _ in turns) <= 1 + SHARE + 0.01
-    layers = [count for _, count in turns if count]
-    assert sum(layers) == 40 and layers[3:-1] == [5] * len(layers[3:-1]), "the share is used up"
+    pieces = [count for _, count in turns if count]
+    assert sum(pieces) == 40 and pieces[2:-2] == [5] * len(pieces[2:-2]), "the share is used up"
     add(pace.harness, 51, TEXT[:7], (2, 9), TEXT[:3])
     add(pace.harness, 52, TEXT[:7], (3, 9), TEXT[:3])
     turns = [pace.turn() for _ in range(20)]
     assert max(seconds for seconds, _ in turns) <= 1 + SHARE + 0.01
     assert sum(count for _, count in turns) == 80
+
+
+def test_an_image_whose_layers_take_longer_than_a_step_goes_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenloom.core.engine.PIECE_PATCHES", 1)
+    pace = Pace(layer_s=2.0, num_layers=6)
+    for number in range(2):
+        add(pace.harness, 50 + number, TEXT[:3], (number, 9), TEXT[:3])
+        turns = [pace.turn() for _ in range(60)]
+        assert sum(count for _, count in turns) == 8 * 9
+        assert max(seconds for seconds, _ in turns) <= 1 + SHARE + 0.01
+        assert sum(count == 2 for _, count in turns) >= 25, "the share is used up"
 
 
 def test_rows_that_wait_for_images_are_no_burst_of_prompts() -> None:

@@ -1,4 +1,4 @@
-"""Encoder: from media files to embeddings, some layers at a time.
+"""Encoder: from media files to embeddings, some pieces at a time.
 
 Knows a model's tower and its pixels; knows no requests and no cache. Only models that see images import this folder,
 because it imports transformers.
@@ -20,9 +20,9 @@ from ...kernels.select import Ops
 from ..borrowed.load import read_config
 from ..weights.checkpoint import Checkpoint
 from ..weights.dummy import DummyCheckpoint
+from .blocks import EncoderState, Tower
 from .load import load_tower
 from .pixels import PixelScale
-from .towers import EncoderState, Tower
 
 QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 
@@ -40,6 +40,7 @@ class Encoder:
         weight_bytes: int,
     ) -> None:
         self._tower, self._scale, self._vision, self._device = tower, scale, vision, device
+        self._num_stages = len(vision.stages)
         self.dtype = dtype
         self.weight_bytes = weight_bytes
 
@@ -72,22 +73,30 @@ class Encoder:
         return cls(tower, PixelScale.load(folder, vision.family, dtype, device), vision, dtype, device, num_bytes)
 
     @torch.inference_mode()
-    def begin(self, media: MediaFile, grid: tuple[int, int, int]) -> EncoderState:
-        """Embed the patches of a medium. RequestError if its size is none of the model's, or not that of `grid`."""
+    def begin(self, media: MediaFile, grid: tuple[int, int, int], pieces_per_stage: int = 1) -> EncoderState:
+        """Embed the patches of a medium, each stage of which takes so many pieces. RequestError if its size is none of
+        the model's, or not that of `grid`."""
         self._check(media, grid)
         image = torch.frombuffer(bytearray(media.data), dtype=torch.uint8).view(media.shape)
-        return self._tower.begin(self._scale.scale(image.to(self._device)), grid)
+        state = self._tower.begin(self._scale.scale(image.to(self._device)), grid)
+        state.cut(pieces_per_stage)
+        return state
 
     @torch.inference_mode()
-    def advance(self, state: EncoderState, num_layers: int) -> None:
-        """Run the next layers; those behind the last one that the embeddings need cost nothing."""
-        for _ in range(min(num_layers, self._tower.num_layers - state.next_layer)):
-            self._tower.run_layer(state)
+    def advance(self, state: EncoderState, num_pieces: int) -> None:
+        """Run the next pieces; those of layers that the embeddings do not need cost nothing."""
+        for number in range(state.next_piece, state.next_piece + num_pieces):
+            stage, piece = divmod(number, state.num_pieces)
+            if stage <= self._tower.num_layers:
+                self._tower.run_layer(state, stage, piece)
+            elif stage == self._num_stages - 1:
+                self._tower.run_projector(state, piece)
+        state.next_piece += num_pieces
 
     @torch.inference_mode()
     def finish(self, state: EncoderState) -> Tensor:
-        """Run the layers that are left; return the embeddings [num_embeds, (1 + num_deepstack) × hidden]."""
-        self.advance(state, self._tower.num_layers)
+        """Run the pieces that are left; return the embeddings [num_embeds, (1 + num_deepstack) × hidden]."""
+        self.advance(state, self._num_stages * state.num_pieces - state.next_piece)
         return self._tower.finish(state)
 
     def zeros(self, num_embeds: int, width: int) -> Tensor:

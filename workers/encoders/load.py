@@ -18,8 +18,9 @@ from ...ipc.errors import ConfigError
 from ...kernels.select import Ops
 from ..borrowed.linear import pack_layers
 from ..weights.checkpoint import Checkpoint, TensorSlice
+from .blocks import Parts, Tower
 from .qwen_towers import Qwen2VLTower, Qwen3VLTower, Qwen25VLTower
-from .towers import Gemma3Tower, Idefics3Tower, InternVLTower, LlavaTower, Parts, PixtralTower, Tower
+from .towers import Gemma3Tower, Idefics3Tower, InternVLTower, LlavaTower, PixtralTower
 
 UNUSED = ("head", "post_layernorm")  # of CLIP's and SigLIP's encoders, behind the layer that LLaVA takes
 

@@ -5,83 +5,76 @@ Attention reads its bounds on the host, so grids stay there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import vision_utils
 
+from .blocks import Block, EncoderState, Parts, Tower, in_one
 from .pixels import patchify
-from .towers import EncoderState, Parts
 
 
-class Qwen2VLTower:
-    """Qwen2-VL: each layer attends to all patches."""
+class Qwen2VLTower(Tower):
+    """Qwen2-VL: each layer attends to all patches, and the projector takes squares of them."""
 
-    def __init__(self, parts: Parts, config: Any) -> None:
+    def __init__(
+        self, parts: Parts, config: Any, inner_layers: Sequence[int] = (), windowed: Sequence[int] = ()
+    ) -> None:
+        """inner_layers: numbers of the layers whose outputs go to the language model, too."""
         self._tower = parts["visual"]
-        self._layers = self._tower.blocks
         self._patch_size, self._merge_size = config.vision_config.patch_size, config.vision_config.spatial_merge_size
-        self.num_layers = len(self._layers)
+        blocks, self._inner_layers = [qwen_block(each) for each in self._tower.blocks], inner_layers
+        super().__init__(blocks, [len(blocks), *inner_layers], frozenset(windowed))
 
     def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
         grids = torch.tensor([grid])
         hidden = self._tower.patch_embed(patchify(pixels, self._patch_size, self._merge_size))
-        inputs = {
-            "position_embeddings": self._rotary(hidden, grids),
-            "cu_seqlens": vision_utils.get_vision_cu_seqlens(grids),
-        }
-        return EncoderState(hidden, grid, inputs)
-
-    def _rotary(self, hidden: Tensor, grids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of each patch."""
         places = vision_utils.get_vision_position_ids(grids, self._merge_size).to(hidden.device)
         cosines, sines = self._tower.rotary_pos_emb(hidden, places)
-        return cosines, sines
+        bounds = vision_utils.get_vision_cu_seqlens(grids).tolist()
+        return EncoderState([hidden], grid, bounds, rotations=(cosines.float(), sines.float()))
 
-    def run_layer(self, state: EncoderState) -> None:
-        state.hidden = self._layers[state.next_layer](state.hidden, **state.inputs)
-        state.next_layer += 1
+    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
+        """Squares of patches: [num_embeds, merge_size², hidden]."""
+        kept = (state.kept[layer] for layer in (self.num_layers, *self._inner_layers))
+        return tuple(each.view(-1, self._merge_size**2, each.shape[-1]) for each in kept)
 
-    def finish(self, state: EncoderState) -> Tensor:
-        embeds: Tensor = self._tower.merger(state.hidden)
+    def project(self, *features: Tensor) -> Tensor:
+        embeds: Tensor = self._tower.merger(features[0].flatten(0, 1))
         return embeds
 
 
 class Qwen25VLTower(Qwen2VLTower):
     """Qwen2.5-VL: most layers attend within windows, for which the patches are put in another order."""
 
+    def __init__(self, parts: Parts, config: Any) -> None:
+        whole = parts["visual"].fullatt_block_indexes
+        super().__init__(parts, config, windowed=[i for i in range(len(parts["visual"].blocks)) if i not in whole])
+
     def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
-        state = super().begin(pixels, grid)
-        tower, count = self._tower, len(state.hidden)
+        state, tower = super().begin(pixels, grid), self._tower
         order, bounds = vision_utils.get_vision_window_index(
             torch.tensor([grid]), tower.spatial_merge_size, tower.window_size, tower.patch_size
         )
-        index = order.to(state.hidden.device)
-        state.hidden = tower.permute_input_for_window_attn(state.hidden, index, count)
-        state.inputs["position_embeddings"] = tuple(
-            tower.permute_input_for_window_attn(each, index, count) for each in state.inputs["position_embeddings"]
+        (hidden,), rotations = state.hidden, state.rotations
+        assert rotations is not None
+        index, count = order.to(hidden.device), len(hidden)
+        hidden, cosines, sines = (
+            tower.permute_input_for_window_attn(each, index, count) for each in (hidden, *rotations)
         )
-        state.inputs["bounds"] = state.inputs.pop("cu_seqlens"), bounds
-        state.inputs["order"] = torch.argsort(index)
+        state.hidden, state.rotations = [hidden], (cosines, sines)
+        state.window_bounds, state.order = bounds.tolist(), torch.argsort(index)
         return state
-
-    def run_layer(self, state: EncoderState) -> None:
-        of_image, of_windows = state.inputs["bounds"]
-        state.hidden = self._layers[state.next_layer](
-            state.hidden,
-            cu_seqlens=of_image if state.next_layer in self._tower.fullatt_block_indexes else of_windows,
-            position_embeddings=state.inputs["position_embeddings"],
-        )
-        state.next_layer += 1
-
-    def finish(self, state: EncoderState) -> Tensor:
-        return super().finish(state)[state.inputs["order"]]
 
 
 class Qwen3VLTower(Qwen2VLTower):
     """Qwen3-VL: learned positions, interpolated to the image's grid, and features of inner layers, which the first
     layers of the language model get."""
+
+    def __init__(self, parts: Parts, config: Any) -> None:
+        super().__init__(parts, config, [layer + 1 for layer in parts["visual"].deepstack_visual_indexes])
 
     def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
         state, tower = super().begin(pixels, grid), self._tower
@@ -92,18 +85,16 @@ class Qwen3VLTower(Qwen2VLTower):
             align_corners=tower.interpolation_align_corners,
             spatial_merge_size=self._merge_size,
         )
-        device = state.hidden.device
-        places = (tower.pos_embed(indices.to(device)) * weights.to(device)[:, :, None]).sum(1)
-        state.hidden = state.hidden + places.to(state.hidden.dtype)
+        (hidden,) = state.hidden
+        places = (tower.pos_embed(indices.to(hidden.device)) * weights.to(hidden.device)[:, :, None]).sum(1)
+        state.hidden = [hidden + places.to(hidden.dtype)]
         return state
 
-    def run_layer(self, state: EncoderState) -> None:
-        layer = state.next_layer
-        super().run_layer(state)
-        if layer in self._tower.deepstack_visual_indexes:
-            merger = self._tower.deepstack_merger_list[self._tower.deepstack_visual_indexes.index(layer)]
-            state.kept[layer] = merger(state.hidden)
+    def project(self, *features: Tensor) -> Tensor:
+        mergers = (self._tower.merger, *self._tower.deepstack_merger_list)
+        return torch.cat([merger(each.flatten(0, 1)) for merger, each in zip(mergers, features, strict=True)], dim=-1)
 
-    def finish(self, state: EncoderState) -> Tensor:
-        inner = [state.kept[layer] for layer in self._tower.deepstack_visual_indexes]
-        return torch.cat([super().finish(state), *inner], dim=-1)
+
+def qwen_block(layer: Any) -> Block:
+    inner = layer.attn
+    return Block(layer.norm1, in_one(inner.qkv), inner.num_heads, inner.scaling, inner.proj, layer.norm2, layer.mlp)

@@ -1,47 +1,18 @@
-"""Towers: transformers' vision encoders with their projectors, run layer by layer.
+"""Towers: transformers' vision encoders with their projectors, as blocks that run in pieces (`blocks.py`).
 
-    pixels → begin (patches, positions) → layers, some at a time → finish (norm, merger, projector) → embeddings
+    pixels → begin (patches, positions) → layers → features (norm, merging of patches) → project → embeddings
 
-The modules are transformers' own; the loop over their layers is here, since an encoder's work is scheduled by layers.
 Each tower takes one medium at a time, with all its tiles, and gives the results of its model's `get_image_features`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Parts = dict[str, Any]  # modules by their root in the names of weights
-
-
-@dataclass(eq=False)
-class EncoderState:
-    """A medium between two layers of an encoder."""
-
-    hidden: Tensor
-    grid: tuple[int, int, int]
-    inputs: dict[str, Any] = field(default_factory=dict)  # further inputs of each layer
-    next_layer: int = 0
-    kept: dict[int, Tensor] = field(default_factory=dict)  # outputs, by the number of layers before them
-
-
-class Tower(Protocol):
-    """An encoder of one family. pixels: [tiles, 3, height, width]."""
-
-    num_layers: int  # that the embeddings need
-
-    def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState: ...
-
-    def run_layer(self, state: EncoderState) -> None:
-        """Run the state's next layer."""
-        ...
-
-    def finish(self, state: EncoderState) -> Tensor:
-        """Return the embeddings [num_embeds, (1 + num_deepstack) × hidden]."""
-        ...
+from .blocks import Block, EncoderState, Parts, Tower, separate
 
 
 class _Features:
@@ -50,147 +21,184 @@ class _Features:
 
     def __init__(self, config: Any, num_layers: int) -> None:
         chosen = config.vision_feature_layer
-        self._layers = [each % (num_layers + 1) for each in (chosen if isinstance(chosen, list | tuple) else [chosen])]
+        self.layers = [each % (num_layers + 1) for each in (chosen if isinstance(chosen, list | tuple) else [chosen])]
         self._first = 1 if getattr(config, "vision_feature_select_strategy", "full") == "default" else 0
-        self.num_layers = max(self._layers)
-
-    def keep(self, state: EncoderState) -> None:
-        if state.next_layer in self._layers:
-            state.kept[state.next_layer] = state.hidden
 
     def take(self, state: EncoderState) -> Tensor:
-        found = [state.kept[layer][:, self._first :] for layer in self._layers]
+        """Return them by tiles: [tiles, rows, size]."""
+        found = [by_tiles(state, state.kept[layer])[:, self._first :] for layer in self.layers]
         return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
 
-class LlavaTower:
+class LlavaTower(Tower):
     """CLIP or SigLIP, of which LLaVA's projector takes an inner layer."""
 
     def __init__(self, parts: Parts, config: Any) -> None:
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]
-        self._layers = self._tower.encoder.layers
-        self._features = _Features(config, len(self._layers))
-        self.num_layers = self._features.num_layers
+        layers = self._tower.encoder.layers
+        self._features = _Features(config, len(layers))
+        super().__init__([siglip_block(each) for each in layers[: max(self._features.layers)]], self._features.layers)
 
     def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
         hidden = self._tower.embeddings(pixels)
         if hasattr(self._tower, "pre_layrnorm"):
             hidden = self._tower.pre_layrnorm(hidden)
-        state = EncoderState(hidden, grid)
-        self._features.keep(state)
-        return state
+        return of_tiles(hidden, grid)
 
-    def run_layer(self, state: EncoderState) -> None:
-        state.hidden = self._layers[state.next_layer](state.hidden, None)
-        state.next_layer += 1
-        self._features.keep(state)
+    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
+        return (self._features.take(state).flatten(0, 1),)
 
-    def finish(self, state: EncoderState) -> Tensor:
-        embeds: Tensor = self._projector(self._features.take(state))
-        return embeds.flatten(0, 1)
+    def project(self, *features: Tensor) -> Tensor:
+        embeds: Tensor = self._projector(*features)
+        return embeds
 
 
-class InternVLTower(LlavaTower):
+class InternVLTower(Tower):
     """InternViT, whose patches are merged by a pixel shuffle in each tile."""
 
     def __init__(self, parts: Parts, config: Any) -> None:
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]
-        self._layers = self._tower.encoder.layer
-        self._features = _Features(config, len(self._layers))
+        layers = self._tower.encoder.layer
+        self._features = _Features(config, len(layers))
         self._is_normed = config.vision_feature_layer == -1
         self._factor = round(1 / config.downsample_ratio)
-        self.num_layers = self._features.num_layers
+        super().__init__([internvl_block(each) for each in layers[: max(self._features.layers)]], self._features.layers)
 
     def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
-        state = EncoderState(self._tower.embeddings(pixels), grid)
-        self._features.keep(state)
-        return state
+        return of_tiles(self._tower.embeddings(pixels), grid)
 
-    def run_layer(self, state: EncoderState) -> None:
-        state.hidden = self._layers[state.next_layer](state.hidden)
-        state.next_layer += 1
-        self._features.keep(state)
-
-    def finish(self, state: EncoderState) -> Tensor:
+    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
         if self._is_normed:
-            state.kept[self.num_layers] = self._tower.layernorm(state.hidden)
-        embeds: Tensor = self._projector(shuffle_pixels(self._features.take(state), self._factor))
-        return embeds.flatten(0, 1)
+            state.kept[self.num_layers] = self._tower.layernorm(state.kept[self.num_layers])
+        return (shuffle_pixels(self._features.take(state), self._factor).flatten(0, 1),)
+
+    def project(self, *features: Tensor) -> Tensor:
+        embeds: Tensor = self._projector(*features)
+        return embeds
 
 
-class PixtralTower:
+class PixtralTower(Tower):
     """Pixtral's encoder of images of any size, with LLaVA's projector or Mistral 3's, which merges patches."""
 
     def __init__(self, parts: Parts, config: Any) -> None:
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]
-        self._layers = self._tower.transformer.layers
-        self._features = _Features(config, len(self._layers))
-        self._merges = hasattr(self._projector, "patch_merger")
-        self.num_layers = self._features.num_layers
+        layers = self._tower.transformer.layers
+        self._features = _Features(config, len(layers))
+        self._merger = getattr(self._projector, "patch_merger", None)
+        super().__init__([pixtral_block(each) for each in layers[: max(self._features.layers)]], self._features.layers)
 
     def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
         patches = self._tower.patch_conv(pixels)[0]
         rows, columns = patches.shape[-2:]
         hidden = self._tower.ln_pre(patches.flatten(1).T.contiguous().unsqueeze(0))
         places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).to(pixels.device)
-        inputs = {"attention_mask": None, "position_embeddings": self._tower.patch_positional_embedding(hidden, places)}
-        state = EncoderState(hidden, (1, rows, columns), inputs)
-        self._features.keep(state)
+        cosines, sines = self._tower.patch_positional_embedding(hidden, places)
+        state = of_tiles(hidden, (1, rows, columns))
+        state.rotations = cosines.view(len(places), -1), sines.view(len(places), -1)
         return state
 
-    def run_layer(self, state: EncoderState) -> None:
-        state.hidden = self._layers[state.next_layer](state.hidden, **state.inputs)
-        state.next_layer += 1
-        self._features.keep(state)
-
-    def finish(self, state: EncoderState) -> Tensor:
+    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
         features, (_, rows, columns) = self._features.take(state)[0], state.grid
-        size = (rows * self._tower.patch_size, columns * self._tower.patch_size)
-        embeds: Tensor = self._projector(features, [size]) if self._merges else self._projector(features)
+        if self._merger is None:
+            return (features,)
+        image = self._projector.norm(features).view(1, rows, columns, -1).permute(0, 3, 1, 2)
+        size = self._merger.spatial_merge_size
+        return (torch.nn.functional.unfold(image, kernel_size=size, stride=size)[0].T,)
+
+    def project(self, *features: Tensor) -> Tensor:
+        projector = self._projector
+        if self._merger is None:
+            embeds: Tensor = projector(*features)
+        else:
+            embeds = projector.linear_2(projector.act(projector.linear_1(self._merger.merging_layer(*features))))
         return embeds
 
 
-class Idefics3Tower:
+class Idefics3Tower(Tower):
     """SigLIP over tiles, whose patches are merged by a pixel shuffle."""
 
     def __init__(self, parts: Parts, config: Any) -> None:
         self._tower, self._connector = parts["vision_model"], parts["connector"]
-        self._layers = self._tower.encoder.layers
         self._patch_size = config.vision_config.patch_size
-        self.num_layers = len(self._layers)
+        super().__init__([siglip_block(each) for each in self._tower.encoder.layers])
 
     def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
         shape = (len(pixels), pixels.shape[2] // self._patch_size, pixels.shape[3] // self._patch_size)
         mask = torch.ones(shape, dtype=torch.bool, device=pixels.device)
-        return EncoderState(self._tower.embeddings(pixel_values=pixels, patch_attention_mask=mask), grid)
+        return of_tiles(self._tower.embeddings(pixel_values=pixels, patch_attention_mask=mask), grid)
 
-    def run_layer(self, state: EncoderState) -> None:
-        state.hidden = self._layers[state.next_layer](state.hidden, None)
-        state.next_layer += 1
+    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
+        hidden = self._tower.post_layernorm(state.kept[self.num_layers])
+        shuffled = self._connector.pixel_shuffle(by_tiles(state, hidden), self._connector.scale_factor)
+        return (shuffled.flatten(0, 1),)
 
-    def finish(self, state: EncoderState) -> Tensor:
-        embeds: Tensor = self._connector(self._tower.post_layernorm(state.hidden))
-        return embeds.flatten(0, 1)
+    def project(self, *features: Tensor) -> Tensor:
+        embeds: Tensor = self._connector.modality_projection(*features)
+        return embeds
 
 
-class Gemma3Tower:
+class Gemma3Tower(Tower):
     """SigLIP with averages of its patches."""
 
     def __init__(self, parts: Parts, config: Any) -> None:
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]
-        self._layers = self._tower.encoder.layers
-        self.num_layers = len(self._layers)
+        super().__init__([siglip_block(each) for each in self._tower.encoder.layers])
 
     def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
-        return EncoderState(self._tower.embeddings(pixels), grid)
+        return of_tiles(self._tower.embeddings(pixels), grid)
 
-    def run_layer(self, state: EncoderState) -> None:
-        state.hidden = self._layers[state.next_layer](state.hidden, None)
-        state.next_layer += 1
+    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
+        hidden = self._tower.post_layernorm(state.kept[self.num_layers])
+        embeds: Tensor = self._projector(by_tiles(state, hidden))
+        return (embeds.flatten(0, 1),)  # few: an average of 16 patches each
 
-    def finish(self, state: EncoderState) -> Tensor:
-        embeds: Tensor = self._projector(self._tower.post_layernorm(state.hidden))
-        return embeds.flatten(0, 1)
+    def project(self, *features: Tensor) -> Tensor:
+        return features[0]
+
+
+def of_tiles(hidden: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+    """Begin with the embedded patches of tiles [tiles, n, hidden], each of which attends to itself."""
+    num_tiles, count, _ = hidden.shape
+    return EncoderState([hidden.flatten(0, 1)], grid, [count * tile for tile in range(num_tiles + 1)])
+
+
+def by_tiles(state: EncoderState, rows: Tensor) -> Tensor:
+    """[rows, hidden] → [tiles, n, hidden]."""
+    return rows.view(len(state.bounds) - 1, -1, rows.shape[-1])
+
+
+def siglip_block(layer: Any) -> Block:
+    """A layer of SigLIP, CLIP or Idefics3."""
+    inner = layer.self_attn
+    project = separate(inner.q_proj, inner.k_proj, inner.v_proj)
+    out = inner.out_proj
+    return Block(layer.layer_norm1, project, inner.num_heads, inner.scale, out, layer.layer_norm2, layer.mlp)
+
+
+def internvl_block(layer: Any) -> Block:
+    inner = layer.attention
+    queries, keys = _chain(inner.q_proj, inner.q_norm), _chain(inner.k_proj, inner.k_norm)
+    return Block(
+        layer.layernorm_before,
+        separate(queries, keys, inner.v_proj),
+        inner.num_heads,
+        inner.scale,
+        inner.projection_layer,
+        layer.layernorm_after,
+        layer.mlp,
+        (layer.lambda_1, layer.lambda_2),
+    )
+
+
+def pixtral_block(layer: Any) -> Block:
+    inner = layer.attention
+    project = separate(inner.q_proj, inner.k_proj, inner.v_proj)
+    out = inner.o_proj
+    return Block(layer.attention_norm, project, inner.num_heads, inner.scaling, out, layer.ffn_norm, layer.feed_forward)
+
+
+def _chain(first: Any, second: Any) -> Any:
+    return lambda x: second(first(x))
 
 
 def shuffle_pixels(features: Tensor, factor: int) -> Tensor:

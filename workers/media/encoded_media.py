@@ -1,13 +1,11 @@
 """EncodedMedia: the embeddings of media that the core has ordered, by entry.
 
-The core decides which entries exist and when they are free; here they are filled, some layers an order. A medium whose
+The core decides which entries exist and when they are free; here they are filled, some pieces an order. A medium whose
 file is missing or damaged fails alone: its entry is reported, and has zeros until the core has ended the requests that
 wait for it.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -16,16 +14,9 @@ from ...ipc.blobs.store import BlobStore
 from ...ipc.config.vision_config import VisionConfig
 from ...ipc.errors import ProtocolError, RequestError
 from ...ipc.messages.media import Encode, FailedEntry
+from ..encoders.blocks import EncoderState
 from ..encoders.encoder import Encoder
-from ..encoders.towers import EncoderState
 from ..parallel import ParallelGroup
-
-
-class _Encoding(NamedTuple):
-    """An entry whose layers are not all done."""
-
-    state: EncoderState
-    next_layer: int
 
 
 class EncodedMedia:
@@ -35,9 +26,9 @@ class EncodedMedia:
         self, encoder: Encoder, vision: VisionConfig, width: int, store: BlobStore, group: ParallelGroup
     ) -> None:
         """width: elements of an embedding, those of inner layers included."""
-        self._encoder, self._vision, self._width = encoder, vision, width
+        self._encoder, self._num_stages, self._width = encoder, len(vision.stages), width
         self._store, self._group = store, group
-        self._encodings = dict[int, _Encoding]()
+        self._encodings = dict[int, EncoderState]()  # entries with pieces left
         self._embeds = dict[int, Tensor]()
         self._failed = set[int]()  # entries with zeros
 
@@ -58,24 +49,22 @@ class EncodedMedia:
             self._failed.discard(entry)
 
     def encode(self, order: Encode) -> FailedEntry | None:
-        """Run the layers of an order; return why its medium cannot be encoded, if so. ProtocolError if it does not
+        """Run the pieces of an order; return why its medium cannot be encoded, if so. ProtocolError if it does not
         follow the orders before it."""
-        last = order.first_layer + order.num_layers
-        if order.first_layer == 0 and order.entry in self._failed:
+        if order.first_piece == 0 and order.entry in self._failed:
             self.free([order.entry])
         if order.entry in self._failed:
             return None
-        self._check(order, last)
-        encoding = self._encodings.pop(order.entry, None)
-        begun, error = (None if encoding is None else encoding.state), ""
-        if begun is None:
-            begun, error = self._begin_everywhere(order)
-        if begun is not None:
-            self._encoder.advance(begun, order.num_layers)
-            if last < self._vision.num_layers:
-                self._encodings[order.entry] = _Encoding(begun, last)
+        self._check(order)
+        state, error = self._encodings.pop(order.entry, None), ""
+        if state is None:
+            state, error = self._begin_everywhere(order)
+        if state is not None:
+            self._encoder.advance(state, order.num_pieces)
+            if state.next_piece < self._num_stages * order.pieces_per_stage:
+                self._encodings[order.entry] = state
                 return None
-            embeds = self._encoder.finish(begun)
+            embeds = self._encoder.finish(state)
             if embeds.shape == (order.num_embeds, self._width):
                 self._embeds[order.entry] = embeds
                 return None
@@ -92,14 +81,16 @@ class EncodedMedia:
             raise ProtocolError(f"embeddings [{first}, {first + count}) of entry {entry} are needed, which {size}")
         return embeds[first : first + count]
 
-    def _check(self, order: Encode, last: int) -> None:
-        encoding = self._encodings.get(order.entry)
-        expected = 0 if encoding is None else encoding.next_layer
-        is_taken = order.first_layer == 0 and (encoding is not None or order.entry in self._embeds)
-        if is_taken or order.first_layer != expected or not order.first_layer < last <= self._vision.num_layers:
+    def _check(self, order: Encode) -> None:
+        state, is_first = self._encodings.get(order.entry), order.first_piece == 0
+        expected = 0 if state is None else state.next_piece
+        last, total = order.first_piece + order.num_pieces, self._num_stages * order.pieces_per_stage
+        is_taken = is_first and (state is not None or order.entry in self._embeds)
+        is_cut = state is not None and state.num_pieces != order.pieces_per_stage
+        if is_taken or is_cut or order.first_piece != expected or not order.first_piece < last <= total:
             raise ProtocolError(
-                f"layers [{order.first_layer}, {last}) of {self._vision.num_layers} are ordered for entry "
-                f"{order.entry}, which {'is in use' if is_taken else f'has {expected}'}"
+                f"pieces [{order.first_piece}, {last}) of {total} are ordered for entry {order.entry}, which "
+                f"{'is in use' if is_taken else f'has {expected}'}"
             )
 
     def _begin_everywhere(self, order: Encode) -> tuple[EncoderState | None, str]:
@@ -117,6 +108,6 @@ class EncodedMedia:
             if content is None:
                 return None, "an image is no longer in the engine's store, or damaged there: send it again"
             with content:
-                return self._encoder.begin(parse_media_file(content), order.grid), ""
+                return self._encoder.begin(parse_media_file(content), order.grid, order.pieces_per_stage), ""
         except (RequestError, OSError) as error:
             return None, str(error)

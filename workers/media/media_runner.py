@@ -1,6 +1,6 @@
 """MediaRunner: the part of media in the steps of a model that sees images.
 
-    freed entries → encodes, some layers each → spans of new rows → bindings of spans to entries → inputs of the step
+    freed entries → encodes, some pieces each → spans of new rows → bindings of spans to entries → inputs of the step
 
 Owns the encoder, its cache and the rows' spans. Knows no text: it replaces embeddings and positions of placeholders.
 """

@@ -53,9 +53,9 @@ def load_encoder(folder: Path, vision: VisionConfig, dtype: torch.dtype = torch.
     return Encoder.load(folder, vision, dtype, CPU, **options)
 
 
-def encode(encoder: Encoder, item: MediaFile, *pieces: int) -> Tensor:
-    """The item's embeddings, by these numbers of layers."""
-    state = encoder.begin(item, item.grid)
+def encode(encoder: Encoder, item: MediaFile, *pieces: int, pieces_per_stage: int = 1) -> Tensor:
+    """The item's embeddings, by these numbers of pieces."""
+    state = encoder.begin(item, item.grid, pieces_per_stage)
     for count in pieces:
         encoder.advance(state, count)
     return encoder.finish(state)
@@ -71,7 +71,7 @@ def scaled(folder: Path, vision: VisionConfig, item: MediaFile, dtype: torch.dty
 
 
 @pytest.mark.parametrize("name", VISION_MODELS)
-def test_embeddings_are_those_of_transformers_wherever_the_layers_are_cut(
+def test_embeddings_are_those_of_transformers_wherever_the_stages_are_cut(
     loaded: Callable[[str], Loaded], name: str
 ) -> None:
     folder, vision, encoder = loaded(name)
@@ -79,13 +79,28 @@ def test_embeddings_are_those_of_transformers_wherever_the_layers_are_cut(
     for seed, size in enumerate(((1, 6, 4), (4, 3, 5))):
         item = random_item(vision, seed, *size)
         expected = their_features(model, vision, scaled(folder, vision, item), item.grid)
-        whole = encode(encoder, item, vision.num_layers)
-        assert torch.equal(whole, expected)
-        for cut in range(vision.num_layers):
-            assert torch.equal(encode(encoder, item, cut, vision.num_layers - cut), expected)
-    assert torch.equal(encode(encoder, item, *[1] * vision.num_layers), expected)
+        count = len(vision.stages)
+        assert torch.equal(encode(encoder, item, count), expected)
+        for cut in range(count):
+            assert torch.equal(encode(encoder, item, cut, count - cut), expected)
+    assert torch.equal(encode(encoder, item, *[1] * count), expected)
     assert torch.equal(encode(encoder, item), expected)
     assert not torch.equal(encode(encoder, random_item(vision, 9, *size)), expected)
+
+
+@pytest.mark.parametrize("name", VISION_MODELS)
+def test_stages_in_pieces_of_rows_give_the_same_to_rounding_whenever_the_pieces_run(
+    loaded: Callable[[str], Loaded], name: str
+) -> None:
+    folder, vision, encoder = loaded(name)
+    item, model = random_item(vision, 3, 3, 7, 5), their_model(folder)
+    expected = their_features(model, vision, scaled(folder, vision, item), item.grid)
+    for pieces_per_stage in (2, 3, 7):
+        count = len(vision.stages) * pieces_per_stage
+        embeds = encode(encoder, item, pieces_per_stage=pieces_per_stage)
+        torch.testing.assert_close(embeds, expected, rtol=1e-4, atol=1e-5)
+        for pieces in ([1] * count, [3] * (count // 3), [pieces_per_stage + 1, 2 * pieces_per_stage - 1]):
+            assert torch.equal(encode(encoder, item, *pieces, pieces_per_stage=pieces_per_stage), embeds)
 
 
 def test_embeddings_in_bfloat16_are_those_of_transformers(loaded: Callable[[str], Loaded]) -> None:
@@ -112,12 +127,12 @@ def test_our_kernels_multiply_in_bfloat16_as_torch_does(loaded: Callable[[str], 
 def test_items_do_not_see_each_other_between_layers(loaded: Callable[[str], Loaded]) -> None:
     _, vision, encoder = loaded("qwen2_5_vl")
     items = [random_item(vision, 1, 1, 6, 4), random_item(vision, 2, 1, 5, 5)]
-    states = [encoder.begin(item, item.grid) for item in items]
-    for _ in range(vision.num_layers):
+    states = [encoder.begin(item, item.grid, pieces) for pieces, item in enumerate(items, 1)]
+    for _ in range(len(vision.stages)):
         for state in states:
             encoder.advance(state, 1)
-    for state, item in zip(states, items, strict=True):
-        assert torch.equal(encoder.finish(state), encode(encoder, item))
+    for state, item, pieces in zip(states, items, (1, 2), strict=True):
+        assert torch.equal(encoder.finish(state), encode(encoder, item, pieces_per_stage=pieces))
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,8 @@ class Cache:
             digest=self.digests[name],
             grid=item.grid,
             num_embeds=more.get("num_embeds", {"a": 24, "b": 15}[name]),
-            first_layer=first,
-            num_layers=self.model.vision.num_layers - first if count is None else count,
+            first_piece=first,
+            num_pieces=len(self.model.vision.stages) - first if count is None else count,
         )
 
     def expected(self, name: str) -> Tensor:
@@ -74,8 +74,8 @@ def cache(model: Model, tmp_path: Path) -> Cache:
     return Cache(model, tmp_path)
 
 
-def test_layers_of_several_entries_may_alternate(cache: Cache) -> None:
-    for first in range(cache.model.vision.num_layers):
+def test_pieces_of_several_entries_may_alternate(cache: Cache) -> None:
+    for first in range(len(cache.model.vision.stages)):
         for entry, name in ((1, "a"), (5, "b"), (2, "a")):
             assert cache.cache.encode(cache.order(entry, name, first, 1)) is None
     for entry, name in ((1, "a"), (5, "b"), (2, "a")):
@@ -99,7 +99,8 @@ def test_entries_are_free_after_an_order_to_free_or_to_clear(cache: Cache) -> No
 
 def test_orders_that_do_not_follow_those_before_are_refused(cache: Cache) -> None:
     cache.cache.encode(cache.order(1, count=1))
-    for order in (cache.order(1), cache.order(1, first=2), cache.order(2, first=1), cache.order(3, count=99)):
+    others = (cache.order(2, first=1), cache.order(3, count=99), cache.order(1, first=1, count=1, pieces_per_stage=2))
+    for order in (cache.order(1), cache.order(1, first=2), *others):
         with pytest.raises(ProtocolError, match="are ordered for entry"):
             cache.cache.encode(order)
     cache.cache.encode(cache.order(1, first=1))
@@ -124,18 +125,18 @@ def check_failure(cache: Cache, failed: FailedEntry | None, words: str) -> None:
 
 
 def test_a_missing_file_fails_its_entry_alone(cache: Cache) -> None:
-    missing = Encode(entry=3, digest=bytes(32), grid=(1, 2, 2), num_embeds=24, first_layer=0, num_layers=1)
+    missing = Encode(entry=3, digest=bytes(32), grid=(1, 2, 2), num_embeds=24, first_piece=0, num_pieces=1)
     check_failure(cache, cache.cache.encode(missing), "no longer in the engine's store")
 
 
 def test_a_damaged_file_fails_its_entry_alone(cache: Cache) -> None:
     junk = cache.store.put(b"no media file, but long enough to hold a header, which it does not")
-    order = Encode(entry=3, digest=junk, grid=(1, 2, 2), num_embeds=24, first_layer=0, num_layers=1)
+    order = Encode(entry=3, digest=junk, grid=(1, 2, 2), num_embeds=24, first_piece=0, num_pieces=1)
     check_failure(cache, cache.cache.encode(order), "its header says")
 
 
 def test_a_file_of_another_size_fails_its_entry_alone(cache: Cache) -> None:
-    order = Encode(entry=3, digest=cache.digests["b"], grid=(1, 2, 2), num_embeds=24, first_layer=0, num_layers=1)
+    order = Encode(entry=3, digest=cache.digests["b"], grid=(1, 2, 2), num_embeds=24, first_piece=0, num_pieces=1)
     check_failure(cache, cache.cache.encode(order), "its prompt says (1, 2, 2)")
     cache.cache.free([3])
     order = cache.order(3, num_embeds=23)
@@ -154,7 +155,7 @@ def test_files_are_closed_after_they_are_read(cache: Cache) -> None:
     before = num_open()
     for entry in range(1, 9):
         cache.cache.encode(cache.order(entry, "ab"[entry % 2], count=1))
-    cache.cache.encode(Encode(entry=9, digest=bytes(32), grid=(1, 2, 2), num_embeds=1, first_layer=0, num_layers=1))
+    cache.cache.encode(Encode(entry=9, digest=bytes(32), grid=(1, 2, 2), num_embeds=1, first_piece=0, num_pieces=1))
     assert num_open() == before
 
 

@@ -54,9 +54,9 @@ class Engine:
 
     def order(self, entry: int, item: MediaFile, num_embeds: int) -> Encode:
         digest = self.store.put(media_header(item.grid, item.shape) + bytes(item.data))
-        num_layers = self.vision.num_layers
+        num_pieces = len(self.vision.stages)
         return Encode(
-            entry=entry, digest=digest, grid=item.grid, num_embeds=num_embeds, first_layer=0, num_layers=num_layers
+            entry=entry, digest=digest, grid=item.grid, num_embeds=num_embeds, first_piece=0, num_pieces=num_pieces
         )
 
     def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
@@ -131,8 +131,8 @@ def chunks(prompt: Prompt, rng: random.Random, *, is_bidirectional: bool) -> Ite
 def answers(engine: Engine, prompt: Prompt, seed: int) -> list[int]:
     """The tokens of row 1 by random chunks, beside text in row 2, with encodes by single layers before."""
     rng, vision = random.Random(seed), engine.vision
-    for layer in range(vision.num_layers):
-        orders = [msgspec.structs.replace(each, first_layer=layer, num_layers=1) for each in prompt.orders]
+    for piece in range(len(vision.stages)):
+        orders = [msgspec.structs.replace(each, first_piece=piece, num_pieces=1) for each in prompt.orders]
         result = engine.execute(msgspec.structs.replace(message(), encodes=orders))
         assert result.failed_entries == []
         assert result.execute_s > 0

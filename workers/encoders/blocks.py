@@ -1,0 +1,177 @@
+"""Blocks: the layers of a vision encoder, run in pieces of rows, so that a piece takes less time than a decode step.
+
+    begin → stage 0: q, k, v of the first layer → stages 1 … L: the layers → stage L + 1: projector → embeddings
+
+Piece j of a stage takes the j-th part of the medium's rows through a layer and through the projections to q, k and v of
+the next one. It attends to the keys and values of all rows, which the stage before has left. The modules are those of
+transformers, and so are the results: bit for bit in one piece, to rounding in several, and always the same for the same
+number of pieces, whenever they run.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+Parts: TypeAlias = dict[str, Any]  # modules by their root in the names of weights
+RowMap: TypeAlias = Callable[[Tensor], Tensor]  # maps each row by itself
+
+
+class Block(NamedTuple):
+    """A layer: x + out(attention(norm(x))), then x + mlp(mlp_norm(x)); `gains` scale both sums."""
+
+    norm: RowMap
+    project: Callable[[Tensor], Sequence[Tensor]]  # [n, hidden] → q, k, v, each [n, heads × size]
+    num_heads: int
+    scale: float
+    out: RowMap
+    mlp_norm: RowMap
+    mlp: RowMap
+    gains: tuple[Tensor, Tensor] | None = None
+
+
+@dataclass(eq=False)
+class EncoderState:
+    """A medium on its way through an encoder. `bounds`: rows between two neighbours attend to each other;
+    `window_bounds`: the same in layers with windows."""
+
+    hidden: list[Tensor]  # [n, hidden size] of each piece, at first of all rows
+    grid: tuple[int, int, int]
+    bounds: list[int]
+    window_bounds: list[int] = field(default_factory=list)
+    rotations: tuple[Tensor, Tensor] | None = None  # cosines and sines [rows, size of a head]; their dtype computes
+    order: Tensor | None = None  # of the embeddings, whose rows are in another one
+    next_piece: int = 0  # of all stages
+    kept: dict[int, Tensor] = field(default_factory=dict)  # rows, by the number of layers before them
+    queries: list[Tensor] = field(default_factory=list)  # [n, heads, size] of each piece, for the stage's layer
+    keys: Tensor = field(default_factory=lambda: torch.empty(0))  # [rows, heads, size]
+    values: Tensor = field(default_factory=lambda: torch.empty(0))
+    projected: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # q, k, v of the next layer, by piece
+    features: tuple[Tensor, ...] = ()  # of the projector
+    embeds: list[Tensor] = field(default_factory=list)  # by piece
+
+    @property
+    def num_pieces(self) -> int:
+        """Pieces of a stage."""
+        return len(self.hidden)
+
+    def cut(self, num_pieces: int) -> None:
+        """Cut the rows, which are in one piece, into several."""
+        (rows,) = self.hidden
+        self.hidden = [rows[start:stop] for start, stop in pairwise(cuts(len(rows), num_pieces))]
+
+
+class Tower:
+    """An encoder of one family, with its projector. `kept_layers`: numbers of layers whose outputs the projector
+    takes, 0 for the embedded patches; `windowed`: indices of layers with windows."""
+
+    def __init__(
+        self, blocks: Sequence[Block], kept_layers: Sequence[int] = (), windowed: frozenset[int] = frozenset()
+    ) -> None:
+        self._blocks, self._windowed = blocks, windowed
+        self._kept_layers = frozenset(kept_layers) or {len(blocks)}
+        self.num_layers = len(blocks)  # that the embeddings need
+
+    def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+        """Embed the patches of pixels [tiles, 3, height, width]; all rows are in one piece."""
+        raise NotImplementedError
+
+    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
+        """Return the inputs of the projector, from the kept rows: tensors [num_embeds, …]."""
+        raise NotImplementedError
+
+    def project(self, *features: Tensor) -> Tensor:
+        """Return embeddings [n, (1 + num_deepstack) × hidden] of rows of features."""
+        raise NotImplementedError
+
+    def run_layer(self, state: EncoderState, stage: int, piece: int) -> None:
+        """Run a piece of a stage up to `num_layers`."""
+        if stage:
+            state.hidden[piece] = self._through_layer(state, stage - 1, piece)
+        if stage < self.num_layers:
+            state.projected.append(self._projected(state, stage, piece))
+        if piece < state.num_pieces - 1:
+            return
+        if stage in self._kept_layers:
+            state.kept[stage] = joined(state.hidden)
+        if stage < self.num_layers:
+            queries, keys, values = zip(*state.projected, strict=True)
+            state.queries, state.keys, state.values = list(queries), joined(keys), joined(values)
+            state.projected.clear()
+
+    def run_projector(self, state: EncoderState, piece: int) -> None:
+        """Run a piece of the last stage."""
+        if piece == 0:
+            state.features = self.features(state)
+        start, stop = cuts(len(state.features[0]), state.num_pieces)[piece:][:2]
+        state.embeds.append(self.project(*(each[start:stop] for each in state.features)))
+
+    def finish(self, state: EncoderState) -> Tensor:
+        """Return the embeddings, after all stages."""
+        embeds = joined(state.embeds)
+        return embeds if state.order is None else embeds[state.order]
+
+    def _projected(self, state: EncoderState, layer: int, piece: int) -> tuple[Tensor, Tensor, Tensor]:
+        block, rows = self._blocks[layer], state.hidden[piece]
+        q, k, v = (each.view(len(rows), block.num_heads, -1) for each in block.project(block.norm(rows)))
+        if state.rotations is not None:
+            start = sum(len(each) for each in state.hidden[:piece])
+            cosines, sines = (each[start : start + len(rows), None] for each in state.rotations)
+            q, k = (rotated(each, cosines, sines) for each in (q, k))
+        return q, k, v
+
+    def _through_layer(self, state: EncoderState, layer: int, piece: int) -> Tensor:
+        block, rows = self._blocks[layer], state.hidden[piece]
+        bounds = state.window_bounds if layer in self._windowed else state.bounds
+        start = sum(len(each) for each in state.hidden[:piece])
+        attended = block.out(attention(block.scale, state.queries[piece], state.keys, state.values, bounds, start))
+        rows = rows + (attended if block.gains is None else block.gains[0] * attended)
+        more = block.mlp(block.mlp_norm(rows))
+        return rows + (more if block.gains is None else block.gains[1] * more)
+
+
+def attention(scale: float, queries: Tensor, keys: Tensor, values: Tensor, bounds: list[int], start: int) -> Tensor:
+    """Attend from rows [start, start + n) of queries [n, heads, size] to all rows between the same bounds; return
+    [n, heads × size]."""
+    stop, found = start + len(queries), []
+    first = bisect.bisect_right(bounds, start) - 1
+    for low, high in pairwise(bounds[first:]):
+        if low >= stop:
+            break
+        q = queries[max(low - start, 0) : high - start]
+        q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, keys[low:high], values[low:high]))
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
+        found.append(attended[0].transpose(0, 1))
+    return joined(found).flatten(1)
+
+
+def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotate the two halves of each head by the angles of its row."""
+    wide = x.to(cosines.dtype)
+    first, second = wide.chunk(2, dim=-1)
+    return (wide * cosines + torch.cat((-second, first), dim=-1) * sines).to(x.dtype)
+
+
+def cuts(num_rows: int, num_pieces: int) -> list[int]:
+    """Return the bounds of pieces of nearly equal size."""
+    return [num_rows * i // num_pieces for i in range(num_pieces + 1)]
+
+
+def joined(pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
+
+
+def separate(*projections: RowMap) -> Callable[[Tensor], list[Tensor]]:
+    """Return the projections q, k, v of three layers."""
+    return lambda x: [project(x) for project in projections]
+
+
+def in_one(projection: RowMap) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Return the projections q, k, v of one layer."""
+    return lambda x: projection(x).chunk(3, dim=-1)
