@@ -33,7 +33,7 @@ from .outbox import Outbox
 from .request import Request
 from .result_processor import FinishedRequest, NewTokens
 from .scheduling.adapter_queue import AdapterQueue
-from .scheduling.encode_queue import PIECE_PATCHES, EncodeQueue
+from .scheduling.encode_queue import EncodeQueue
 from .scheduling.ledger import LedgerEntry
 from .scheduling.scheduler import Scheduler
 from .scheduling.waiting_queue import WaitingQueue
@@ -97,7 +97,7 @@ class EngineCore:
             kv_cache,
             waiting,
             self.adapters,
-            _encode_queue(spec),
+            EncodeQueue.of(spec),
             max_num_seqs=config.max_num_seqs,
             max_model_len=spec.max_model_len,
             max_num_batched_tokens=spec.max_num_batched_tokens,
@@ -381,11 +381,3 @@ class EngineCore:
 
     def take_outputs(self) -> list[tuple[int, EngineCoreOutputs]]:
         return self._outbox.take()
-
-
-def _encode_queue(spec: EngineSpec) -> EncodeQueue:
-    vision = spec.model.vision
-    stages, patches_per_embed = ((), 1) if vision is None else (vision.stages, vision.merge_size**2)
-    piece_patches = PIECE_PATCHES if spec.device == "cpu" else None
-    budget = spec.max_num_batched_tokens
-    return EncodeQueue(spec.encoder_cache_tokens, stages, patches_per_embed, budget, piece_patches)

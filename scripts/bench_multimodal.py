@@ -93,7 +93,7 @@ async def text_of(client: AsyncClient, seed: object, num_tokens: int) -> str:
 
 
 async def measure_others(client: AsyncClient, report: Report, arguments: argparse.Namespace, _: Engine) -> None:
-    """Measure the time between tokens of decoding requests without and with arriving images."""
+    """Measure the time between tokens of decoding requests while images arrive, and without them before and after."""
     alone = [Call("What?", [picture(arguments, f"rate {number}")]) for number in range(2)]
     for call in alone:
         await call.run(client)
@@ -102,23 +102,25 @@ async def measure_others(client: AsyncClient, report: Report, arguments: argpars
     image_s = median([call.first_token_s for call in alone])
     whole_s, period_s = image_s - text.first_token_s, 2 * image_s  # with its decoding; half of the rate
     rows = [Call(words(f"row {row}", 16), num_out=arguments.out) for row in range(arguments.rows)]
+    coming = [Call("What?", [picture(arguments, f"late {number}")]) for number in range(arguments.images)]
     running = [asyncio.create_task(row.run(client)) for row in rows]
     calm_from = await reach(rows, WARM_UP_TOKENS)
     images_from = await reach(rows, WARM_UP_TOKENS + arguments.out // 8)
-    late, tasks = [], []
-    for number in range(arguments.images):
-        late.append(Call("What?", [picture(arguments, f"late {number}")]))
-        tasks.append(asyncio.create_task(late[-1].run(client)))
+    tasks = []
+    for number, call in enumerate(coming):
+        tasks.append(asyncio.create_task(call.run(client)))
         await asyncio.sleep(max(0.0, images_from + period_s * (number + 1) - time.perf_counter()))
     await asyncio.gather(*tasks)
     ended = time.perf_counter()
+    await reach(rows, max(len(row.times) for row in rows) + arguments.out // 8)
+    closed = time.perf_counter()
     is_over = [row.done() for row in running]
     for task in running:
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     if any(is_over):
         raise SystemExit("answers ended before the images: raise --out")
-    calm = [gap for row in rows for gap in row.gaps(calm_from, images_from)]
+    calm = [gap for row in rows for gap in (*row.gaps(calm_from, images_from), *row.gaps(ended, closed))]
     during = [gap for row in rows for gap in row.gaps(images_from, ended)]
     for name, gaps in (("rows alone", calm), ("rows beside images", during)):
         report.add(
@@ -126,7 +128,7 @@ async def measure_others(client: AsyncClient, report: Report, arguments: argpars
             itl_p50_ms=1e3 * median(gaps),
             itl_p99_ms=1e3 * percentile(gaps, 99),
             itl_max_ms=1e3 * max(gaps),
-            ttft_ms=1e3 * median([call.first_token_s for call in late]) if gaps is during else None,
+            ttft_ms=1e3 * median([call.first_token_s for call in coming]) if gaps is during else None,
         )
     report.note("p99 between tokens beside images, relative to none", percentile(during, 99) / percentile(calm, 99))
     report.note("seconds between images", period_s)

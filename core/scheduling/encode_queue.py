@@ -11,12 +11,14 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ...ipc.config.vision_config import Stage
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.config.vision_config import Stage, VisionConfig
 from ...ipc.messages.media import Encode, EncoderProgress, FailedEntry, MediaSpan
 from .encode_throttle import EncodeThrottle, StageWork
 from .encoder_cache import EncoderCache, Entry
 
-PIECE_PATCHES = 128  # on a CPU, where a layer of a large image takes longer than many decode steps
+PRODUCTS_PER_WEIGHT = 2.7  # multiplications of a piece: a CPU does them while it reads half of the weights
+MAX_SKIPS = 3  # steps in turn without a piece, since prompts have taken the share
 
 
 class EncodePlan(NamedTuple):
@@ -30,15 +32,25 @@ class EncodeQueue:
     """Owns the encoder cache. `partial`: the medium with some pieces sent and others not."""
 
     def __init__(
-        self, capacity: int, stages: Sequence[Stage], patches_per_embed: int, max_embeds: int, piece_patches: int | None
+        self, capacity: int, vision: VisionConfig | None, max_embeds: int, max_products: float = math.inf
     ) -> None:
-        """max_embeds: of media that one step encodes, if there are several. piece_patches: most patches of a piece;
-        None: a stage is one piece."""
+        """max_embeds: of media that one step encodes, if there are several. max_products: multiplications of a piece of
+        a layer, unless that is a single patch."""
         self.cache = EncoderCache(capacity)
         self.partial: Entry | None = None
-        self._stages, self._patches_per_embed, self._max_embeds = stages, patches_per_embed, max_embeds
-        self._piece_patches = piece_patches
+        self._max_embeds, self.max_products = max_embeds, max_products
+        self._stages: Sequence[Stage] = () if vision is None else vision.stages
+        self._patches_per_embed, self._hidden_size = (
+            (1, 0) if vision is None else (vision.merge_size**2, vision.hidden_size)
+        )
+        self._num_skipped = 0  # steps in turn
         self.totals = EncoderProgress(capacity=capacity)
+
+    @classmethod
+    def of(cls, spec: EngineSpec) -> EncodeQueue:
+        """On a GPU a piece is a whole layer; on a CPU it takes about half as long as a decode step."""
+        most = PRODUCTS_PER_WEIGHT * spec.model.num_layer_weights if spec.device == "cpu" else math.inf
+        return cls(spec.encoder_cache_tokens, spec.model.vision, spec.max_num_batched_tokens, most)
 
     def reset(self) -> None:
         """Note that the workers hold no entries any more. No row may be bound to one."""
@@ -68,8 +80,10 @@ class EncodeQueue:
             if plan.encodes and num_embeds > self._max_embeds:
                 break
             count, seconds = self._num_pieces(span, seconds, throttle)
-            if not count and plan.encodes:
+            if not count and (plan.encodes or (num_prompt_tokens and self._num_skipped < MAX_SKIPS)):
+                self._num_skipped += not plan.encodes
                 break
+            self._num_skipped = 0
             self._order(span, max(count, 1), step, kept, plan)
             if self.partial is not None:
                 break
@@ -137,7 +151,10 @@ class EncodeQueue:
         return medium.num_embeds * self._patches_per_embed
 
     def _pieces_per_stage(self, span: MediaSpan) -> int:
-        return 1 if self._piece_patches is None else -(-self.patches_of(span) // self._piece_patches)
+        """Pieces depend on the medium alone, so that its embeddings do, too."""
+        num_patches, size = self.patches_of(span), self._hidden_size
+        num_products = num_patches * (12 * size**2 + 2 * num_patches * size)  # of matrices, and of attention
+        return min(max(math.ceil(num_products / self.max_products), 1), num_patches)
 
     def work_of(self, encodes: Sequence[Encode]) -> list[StageWork]:
         """Return the parts of stages in these orders. A first piece that runs alone does not count: its cost is

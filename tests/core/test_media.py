@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -197,8 +198,16 @@ def test_an_image_that_kills_workers_is_found() -> None:
 class Pace:
     """16 rows that decode in 1 s a step, while images arrive."""
 
-    def __init__(self, num_rows: int = 16, layer_s: float = 0.1, num_layers: int = 38, **more: int) -> None:
+    def __init__(
+        self,
+        num_rows: int = 16,
+        layer_s: float = 0.1,
+        num_layers: int = 38,
+        max_products: float = math.inf,
+        **more: int,
+    ) -> None:
         self.harness = new_harness(num_layers=num_layers, steps_in_flight=1, max_num_seqs=32, num_blocks=2000, **more)
+        self.harness.core.scheduler.encodes.max_products = max_products
         self.harness.worker.step_s, self.harness.worker.encode_s = 1.0, layer_s / 9
         self.harness.worker.token_s = 0.0001
         for key in range(num_rows):
@@ -234,9 +243,8 @@ def test_an_image_takes_the_share_of_the_pacer_beside_decoding_rows() -> None:
     assert sum(count for _, count in turns) == 80
 
 
-def test_an_image_whose_layers_take_longer_than_a_step_goes_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenloom.core.engine.PIECE_PATCHES", 1)
-    pace = Pace(layer_s=2.0, num_layers=6)
+def test_an_image_whose_layers_take_longer_than_a_step_goes_in_smaller_pieces() -> None:
+    pace = Pace(layer_s=2.0, num_layers=6, max_products=1)
     for number in range(2):
         add(pace.harness, 50 + number, TEXT[:3], (number, 9), TEXT[:3])
         turns = [pace.turn() for _ in range(60)]
@@ -279,7 +287,7 @@ def test_a_step_with_an_image_may_take_longer_before_workers_count_as_hung() -> 
     pace.harness.core.step()
     without = pace.harness.core.overdue_at
     pace.harness.answer()
-    add(pace.harness, 50, TEXT[:3], (1, 9), TEXT[:3])
+    add(pace.harness, 50, (1, 9), TEXT[:3])
     pace.harness.core.step()
     assert pace.harness.worker.queue[-1].encodes and usual.age_s < 1
     overdue_at = pace.harness.core.overdue_at

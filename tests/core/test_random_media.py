@@ -112,7 +112,7 @@ class MediaOperations:
 def test_random_operations_with_images_keep_every_invariant(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenloom.core.engine.PIECE_PATCHES", (1, 3, 128)[seed % 3])
+    monkeypatch.setattr("tokenloom.core.scheduling.encode_queue.PRODUCTS_PER_WEIGHT", (1e-9, 1e-2, 2.7)[seed % 3])
     MediaOperations(seed, tmp_path / "blocks").run(500)
 
 

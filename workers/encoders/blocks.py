@@ -1,6 +1,6 @@
 """Blocks: the layers of a vision encoder, run in pieces of rows, so that a piece takes less time than a decode step.
 
-    begin → stage 0: q, k, v of the first layer → stages 1 … L: the layers → stage L + 1: projector → embeddings
+    begin → stage 0: embedding of patches → stages 1 … L: the layers → stage L + 1: projector → embeddings
 
 Piece j of a stage takes the j-th part of the medium's rows through a layer and through the projections to q, k and v of
 the next one. It attends to the keys and values of all rows, which the stage before has left. The modules are those of
@@ -38,33 +38,37 @@ class Block(NamedTuple):
 
 @dataclass(eq=False)
 class EncoderState:
-    """A medium on its way through an encoder. `bounds`: rows between two neighbours attend to each other;
-    `window_bounds`: the same in layers with windows."""
+    """A medium on its way through an encoder. Its units, which are embedded one by one, are tiles, bands or patches.
+    `bounds`: rows between two neighbours attend to each other; `window_bounds`: the same in layers with windows."""
 
-    hidden: list[Tensor]  # [n, hidden size] of each piece, at first of all rows
+    units: Tensor  # uint8 [units, height, width, 3]
+    rows_per_unit: int
     grid: tuple[int, int, int]
     bounds: list[int]
     window_bounds: list[int] = field(default_factory=list)
+    num_pieces: int = 1  # of a stage
     rotations: tuple[Tensor, Tensor] | None = None  # cosines and sines [rows, size of a head]; their dtype computes
+    places: Tensor | None = None  # learned positions of patches [rows, hidden]
     order: Tensor | None = None  # of the embeddings, whose rows are in another one
     next_piece: int = 0  # of all stages
+    hidden: list[Tensor] = field(default_factory=list)  # [n, hidden size] of each piece
+    embedded: Tensor | None = None  # rows of units whose piece comes next
+    num_embedded: int = 0  # units
     kept: dict[int, Tensor] = field(default_factory=dict)  # rows, by the number of layers before them
     queries: list[Tensor] = field(default_factory=list)  # [n, heads, size] of each piece, for the stage's layer
-    keys: Tensor = field(default_factory=lambda: torch.empty(0))  # [rows, heads, size]
+    keys: Tensor = field(default_factory=lambda: torch.empty(0))  # [heads, rows, size]
     values: Tensor = field(default_factory=lambda: torch.empty(0))
     projected: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # q, k, v of the next layer, by piece
     features: tuple[Tensor, ...] = ()  # of the projector
     embeds: list[Tensor] = field(default_factory=list)  # by piece
 
     @property
-    def num_pieces(self) -> int:
-        """Pieces of a stage."""
-        return len(self.hidden)
+    def num_rows(self) -> int:
+        return len(self.units) * self.rows_per_unit
 
-    def cut(self, num_pieces: int) -> None:
-        """Cut the rows, which are in one piece, into several."""
-        (rows,) = self.hidden
-        self.hidden = [rows[start:stop] for start, stop in pairwise(cuts(len(rows), num_pieces))]
+    def part(self, num_rows: int, piece: int) -> tuple[int, int]:
+        """Return the first row of a piece, and the one behind its last."""
+        return num_rows * piece // self.num_pieces, num_rows * (piece + 1) // self.num_pieces
 
 
 class Tower:
@@ -78,8 +82,12 @@ class Tower:
         self._kept_layers = frozenset(kept_layers) or {len(blocks)}
         self.num_layers = len(blocks)  # that the embeddings need
 
-    def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
-        """Embed the patches of pixels [tiles, 3, height, width]; all rows are in one piece."""
+    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+        """Cut an image, uint8 [tiles, height, width, 3], into units; nothing is computed from its pixels yet."""
+        raise NotImplementedError
+
+    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
+        """Return rows [n × rows_per_unit, hidden] of the n units from `first` on, from pixels [n, 3, height, width]."""
         raise NotImplementedError
 
     def features(self, state: EncoderState) -> tuple[Tensor, ...]:
@@ -90,10 +98,12 @@ class Tower:
         """Return embeddings [n, (1 + num_deepstack) × hidden] of rows of features."""
         raise NotImplementedError
 
-    def run_layer(self, state: EncoderState, stage: int, piece: int) -> None:
-        """Run a piece of a stage up to `num_layers`."""
+    def run_layer(self, state: EncoderState, stage: int, piece: int, scale: RowMap) -> None:
+        """Run a piece of a stage up to `num_layers`. `scale` makes numbers of units: → [n, 3, height, width]."""
         if stage:
             state.hidden[piece] = self._through_layer(state, stage - 1, piece)
+        else:
+            state.hidden.append(self._embedded(state, piece, scale))
         if stage < self.num_layers:
             state.projected.append(self._projected(state, stage, piece))
         if piece < state.num_pieces - 1:
@@ -102,14 +112,14 @@ class Tower:
             state.kept[stage] = joined(state.hidden)
         if stage < self.num_layers:
             queries, keys, values = zip(*state.projected, strict=True)
-            state.queries, state.keys, state.values = list(queries), joined(keys), joined(values)
+            state.queries, state.keys, state.values = list(queries), by_heads(keys), by_heads(values)
             state.projected.clear()
 
     def run_projector(self, state: EncoderState, piece: int) -> None:
         """Run a piece of the last stage."""
         if piece == 0:
             state.features = self.features(state)
-        start, stop = cuts(len(state.features[0]), state.num_pieces)[piece:][:2]
+        start, stop = state.part(len(state.features[0]), piece)
         state.embeds.append(self.project(*(each[start:stop] for each in state.features)))
 
     def finish(self, state: EncoderState) -> Tensor:
@@ -117,19 +127,31 @@ class Tower:
         embeds = joined(state.embeds)
         return embeds if state.order is None else embeds[state.order]
 
+    def _embedded(self, state: EncoderState, piece: int, scale: RowMap) -> Tensor:
+        start, stop = state.part(state.num_rows, piece)
+        rows, first = state.embedded, state.num_embedded
+        num_missing = stop - start - (0 if rows is None else len(rows))
+        if num_missing > 0:
+            state.num_embedded = first + -(-num_missing // state.rows_per_unit)
+            more = self.embed(state, scale(state.units[first : state.num_embedded]), first)
+            rows = more if rows is None else torch.cat((rows, more))
+        assert rows is not None
+        state.embedded = rows[stop - start :]
+        return rows[: stop - start]
+
     def _projected(self, state: EncoderState, layer: int, piece: int) -> tuple[Tensor, Tensor, Tensor]:
         block, rows = self._blocks[layer], state.hidden[piece]
         q, k, v = (each.view(len(rows), block.num_heads, -1) for each in block.project(block.norm(rows)))
         if state.rotations is not None:
-            start = sum(len(each) for each in state.hidden[:piece])
-            cosines, sines = (each[start : start + len(rows), None] for each in state.rotations)
+            start, stop = state.part(state.num_rows, piece)
+            cosines, sines = (each[start:stop, None] for each in state.rotations)
             q, k = (rotated(each, cosines, sines) for each in (q, k))
         return q, k, v
 
     def _through_layer(self, state: EncoderState, layer: int, piece: int) -> Tensor:
         block, rows = self._blocks[layer], state.hidden[piece]
         bounds = state.window_bounds if layer in self._windowed else state.bounds
-        start = sum(len(each) for each in state.hidden[:piece])
+        start, _ = state.part(state.num_rows, piece)
         attended = block.out(attention(block.scale, state.queries[piece], state.keys, state.values, bounds, start))
         rows = rows + (attended if block.gains is None else block.gains[0] * attended)
         more = block.mlp(block.mlp_norm(rows))
@@ -137,15 +159,15 @@ class Tower:
 
 
 def attention(scale: float, queries: Tensor, keys: Tensor, values: Tensor, bounds: list[int], start: int) -> Tensor:
-    """Attend from rows [start, start + n) of queries [n, heads, size] to all rows between the same bounds; return
-    [n, heads × size]."""
+    """Attend from rows [start, start + n) of queries [n, heads, size] to all rows of keys and values [heads, rows,
+    size] between the same bounds; return [n, heads × size]."""
     stop, found = start + len(queries), []
     first = bisect.bisect_right(bounds, start) - 1
     for low, high in pairwise(bounds[first:]):
         if low >= stop:
             break
-        q = queries[max(low - start, 0) : high - start]
-        q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, keys[low:high], values[low:high]))
+        q = queries[max(low - start, 0) : high - start].transpose(0, 1)
+        q, k, v = (each.unsqueeze(0) for each in (q, keys[:, low:high], values[:, low:high]))
         attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
         found.append(attended[0].transpose(0, 1))
     return joined(found).flatten(1)
@@ -158,13 +180,14 @@ def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return (wide * cosines + torch.cat((-second, first), dim=-1) * sines).to(x.dtype)
 
 
-def cuts(num_rows: int, num_pieces: int) -> list[int]:
-    """Return the bounds of pieces of nearly equal size."""
-    return [num_rows * i // num_pieces for i in range(num_pieces + 1)]
-
-
 def joined(pieces: Sequence[Tensor]) -> Tensor:
     return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
+
+
+def by_heads(pieces: Sequence[Tensor]) -> Tensor:
+    """[n, heads, size] of each piece → [heads, rows, size]; each head contiguous if many pieces read it."""
+    rows = joined(pieces).transpose(0, 1)
+    return rows if len(pieces) == 1 else rows.contiguous()
 
 
 def separate(*projections: RowMap) -> Callable[[Tensor], list[Tensor]]:

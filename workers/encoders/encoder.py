@@ -74,12 +74,12 @@ class Encoder:
 
     @torch.inference_mode()
     def begin(self, media: MediaFile, grid: tuple[int, int, int], pieces_per_stage: int = 1) -> EncoderState:
-        """Embed the patches of a medium, each stage of which takes so many pieces. RequestError if its size is none of
-        the model's, or not that of `grid`."""
+        """Begin with a medium, each stage of which takes so many pieces. RequestError if its size is none of the
+        model's, or not that of `grid`."""
         self._check(media, grid)
         image = torch.frombuffer(bytearray(media.data), dtype=torch.uint8).view(media.shape)
-        state = self._tower.begin(self._scale.scale(image.to(self._device)), grid)
-        state.cut(pieces_per_stage)
+        state = self._tower.begin(image.to(self._device), grid)
+        state.num_pieces = pieces_per_stage
         return state
 
     @torch.inference_mode()
@@ -88,7 +88,7 @@ class Encoder:
         for number in range(state.next_piece, state.next_piece + num_pieces):
             stage, piece = divmod(number, state.num_pieces)
             if stage <= self._tower.num_layers:
-                self._tower.run_layer(state, stage, piece)
+                self._tower.run_layer(state, stage, piece, self._scale.scale)
             elif stage == self._num_stages - 1:
                 self._tower.run_projector(state, piece)
         state.next_piece += num_pieces

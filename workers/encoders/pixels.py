@@ -69,15 +69,13 @@ def pixel_table(rescale: float | None, normalization: tuple[Any, Any] | None) ->
     return np.ascontiguousarray(values.T)
 
 
-def patchify(pixels: Tensor, patch_size: int, merge_size: int) -> Tensor:
-    """Cut one image [1, 3, height, width] into patches [n, 3 × 2 × patch_size²] in the order of Qwen's encoders: the
-    patches of each square of merge_size², square by square."""
-    _, channels, height, width = pixels.shape
+def patchify(image: Tensor, patch_size: int, merge_size: int) -> Tensor:
+    """Cut one image [1, height, width, 3] into patches [n, patch_size, patch_size, 3] in the order of Qwen's encoders:
+    the patches of each square of merge_size², square by square."""
+    _, height, width, channels = image.shape
     rows, columns, square = height // patch_size, width // patch_size, merge_size
-    split = pixels.view(channels, rows // square, square, patch_size, columns // square, square, patch_size)
-    ordered = split.permute(1, 4, 2, 5, 0, 3, 6).unsqueeze(5)
-    twice = ordered.expand(*ordered.shape[:5], TEMPORAL_PATCH_SIZE, *ordered.shape[6:])
-    return twice.reshape(rows * columns, channels * TEMPORAL_PATCH_SIZE * patch_size**2)
+    split = image.view(rows // square, square, patch_size, columns // square, square, patch_size, channels)
+    return split.permute(0, 3, 1, 4, 2, 5, 6).reshape(rows * columns, patch_size, patch_size, channels)
 
 
 def _processor_options(folder: Path) -> dict[str, Any]:

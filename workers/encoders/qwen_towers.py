@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import vision_utils
 
 from .blocks import Block, EncoderState, Parts, Tower, in_one
-from .pixels import patchify
+from .pixels import TEMPORAL_PATCH_SIZE, patchify
 
 
 class Qwen2VLTower(Tower):
@@ -28,13 +28,18 @@ class Qwen2VLTower(Tower):
         blocks, self._inner_layers = [qwen_block(each) for each in self._tower.blocks], inner_layers
         super().__init__(blocks, [len(blocks), *inner_layers], frozenset(windowed))
 
-    def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
-        grids = torch.tensor([grid])
-        hidden = self._tower.patch_embed(patchify(pixels, self._patch_size, self._merge_size))
-        places = vision_utils.get_vision_position_ids(grids, self._merge_size).to(hidden.device)
-        cosines, sines = self._tower.rotary_pos_emb(hidden, places)
+    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+        grids, patches = torch.tensor([grid]), patchify(image, self._patch_size, self._merge_size)
+        places = vision_utils.get_vision_position_ids(grids, self._merge_size).to(image.device)
+        like = next(self._tower.parameters())[:0]
+        cosines, sines = self._tower.rotary_pos_emb(like, places)
         bounds = vision_utils.get_vision_cu_seqlens(grids).tolist()
-        return EncoderState([hidden], grid, bounds, rotations=(cosines.float(), sines.float()))
+        return EncoderState(patches, 1, grid, bounds, rotations=(cosines.float(), sines.float()))
+
+    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
+        frames = pixels.unsqueeze(2).expand(-1, -1, TEMPORAL_PATCH_SIZE, -1, -1)
+        hidden: Tensor = self._tower.patch_embed(frames.flatten(1))
+        return hidden
 
     def features(self, state: EncoderState) -> tuple[Tensor, ...]:
         """Squares of patches: [num_embeds, merge_size², hidden]."""
@@ -53,18 +58,19 @@ class Qwen25VLTower(Qwen2VLTower):
         whole = parts["visual"].fullatt_block_indexes
         super().__init__(parts, config, windowed=[i for i in range(len(parts["visual"].blocks)) if i not in whole])
 
-    def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
-        state, tower = super().begin(pixels, grid), self._tower
+    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+        state, tower = super().begin(image, grid), self._tower
         order, bounds = vision_utils.get_vision_window_index(
             torch.tensor([grid]), tower.spatial_merge_size, tower.window_size, tower.patch_size
         )
-        (hidden,), rotations = state.hidden, state.rotations
-        assert rotations is not None
-        index, count = order.to(hidden.device), len(hidden)
-        hidden, cosines, sines = (
-            tower.permute_input_for_window_attn(each, index, count) for each in (hidden, *rotations)
-        )
-        state.hidden, state.rotations = [hidden], (cosines, sines)
+        index, square = order.to(image.device), self._merge_size**2
+
+        def permuted(rows: Tensor) -> Tensor:
+            return rows.view(-1, square, *rows.shape[1:])[index].flatten(0, 1)
+
+        assert state.rotations is not None
+        cosines, sines = state.rotations
+        state.units, state.rotations = permuted(state.units), (permuted(cosines), permuted(sines))
         state.window_bounds, state.order = bounds.tolist(), torch.argsort(index)
         return state
 
@@ -76,8 +82,8 @@ class Qwen3VLTower(Qwen2VLTower):
     def __init__(self, parts: Parts, config: Any) -> None:
         super().__init__(parts, config, [layer + 1 for layer in parts["visual"].deepstack_visual_indexes])
 
-    def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
-        state, tower = super().begin(pixels, grid), self._tower
+    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+        state, tower = super().begin(image, grid), self._tower
         indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
             torch.tensor([grid]),
             num_grid_per_side=tower.num_grid_per_side,
@@ -85,10 +91,13 @@ class Qwen3VLTower(Qwen2VLTower):
             align_corners=tower.interpolation_align_corners,
             spatial_merge_size=self._merge_size,
         )
-        (hidden,) = state.hidden
-        places = (tower.pos_embed(indices.to(hidden.device)) * weights.to(hidden.device)[:, :, None]).sum(1)
-        state.hidden = [hidden + places.to(hidden.dtype)]
+        state.places = (tower.pos_embed(indices.to(image.device)) * weights.to(image.device)[:, :, None]).sum(1)
         return state
+
+    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
+        assert state.places is not None
+        hidden = super().embed(state, pixels, first)
+        return hidden + state.places[first : first + len(hidden)].to(hidden.dtype)
 
     def project(self, *features: Tensor) -> Tensor:
         mergers = (self._tower.merger, *self._tower.deepstack_merger_list)

@@ -39,11 +39,16 @@ class LlavaTower(Tower):
         self._features = _Features(config, len(layers))
         super().__init__([siglip_block(each) for each in layers[: max(self._features.layers)]], self._features.layers)
 
-    def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
-        hidden = self._tower.embeddings(pixels)
+        self._num_rows = self._tower.embeddings.position_embedding.num_embeddings  # of a tile
+
+    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+        return of_tiles(image, self._num_rows, grid)
+
+    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
+        hidden: Tensor = self._tower.embeddings(pixels)
         if hasattr(self._tower, "pre_layrnorm"):
             hidden = self._tower.pre_layrnorm(hidden)
-        return of_tiles(hidden, grid)
+        return hidden.flatten(0, 1)
 
     def features(self, state: EncoderState) -> tuple[Tensor, ...]:
         return (self._features.take(state).flatten(0, 1),)
@@ -64,8 +69,14 @@ class InternVLTower(Tower):
         self._factor = round(1 / config.downsample_ratio)
         super().__init__([internvl_block(each) for each in layers[: max(self._features.layers)]], self._features.layers)
 
-    def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
-        return of_tiles(self._tower.embeddings(pixels), grid)
+        self._num_rows = self._tower.embeddings.position_embeddings.shape[1]  # of a tile
+
+    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+        return of_tiles(image, self._num_rows, grid)
+
+    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
+        hidden: Tensor = self._tower.embeddings(pixels)
+        return hidden.flatten(0, 1)
 
     def features(self, state: EncoderState) -> tuple[Tensor, ...]:
         if self._is_normed:
@@ -87,15 +98,19 @@ class PixtralTower(Tower):
         self._merger = getattr(self._projector, "patch_merger", None)
         super().__init__([pixtral_block(each) for each in layers[: max(self._features.layers)]], self._features.layers)
 
-    def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
-        patches = self._tower.patch_conv(pixels)[0]
-        rows, columns = patches.shape[-2:]
-        hidden = self._tower.ln_pre(patches.flatten(1).T.contiguous().unsqueeze(0))
-        places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).to(pixels.device)
-        cosines, sines = self._tower.patch_positional_embedding(hidden, places)
-        state = of_tiles(hidden, (1, rows, columns))
-        state.rotations = cosines.view(len(places), -1), sines.view(len(places), -1)
-        return state
+    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+        size = self._tower.patch_size
+        rows, columns = image.shape[1] // size, image.shape[2] // size
+        bands = image.view(rows, size, columns * size, 3)
+        places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).to(image.device)
+        like = self._tower.patch_conv.weight[:0]
+        cosines, sines = (each.view(len(places), -1) for each in self._tower.patch_positional_embedding(like, places))
+        return EncoderState(bands, columns, (1, rows, columns), [0, rows * columns], rotations=(cosines, sines))
+
+    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
+        patches = self._tower.patch_conv(pixels)  # [bands, hidden, 1, columns]
+        hidden: Tensor = self._tower.ln_pre(patches[:, :, 0].transpose(1, 2).flatten(0, 1).contiguous())
+        return hidden
 
     def features(self, state: EncoderState) -> tuple[Tensor, ...]:
         features, (_, rows, columns) = self._features.take(state)[0], state.grid
@@ -122,10 +137,14 @@ class Idefics3Tower(Tower):
         self._patch_size = config.vision_config.patch_size
         super().__init__([siglip_block(each) for each in self._tower.encoder.layers])
 
-    def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+        return of_tiles(image, (image.shape[1] // self._patch_size) * (image.shape[2] // self._patch_size), grid)
+
+    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
         shape = (len(pixels), pixels.shape[2] // self._patch_size, pixels.shape[3] // self._patch_size)
         mask = torch.ones(shape, dtype=torch.bool, device=pixels.device)
-        return of_tiles(self._tower.embeddings(pixel_values=pixels, patch_attention_mask=mask), grid)
+        hidden: Tensor = self._tower.embeddings(pixel_values=pixels, patch_attention_mask=mask)
+        return hidden.flatten(0, 1)
 
     def features(self, state: EncoderState) -> tuple[Tensor, ...]:
         hidden = self._tower.post_layernorm(state.kept[self.num_layers])
@@ -144,8 +163,14 @@ class Gemma3Tower(Tower):
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]
         super().__init__([siglip_block(each) for each in self._tower.encoder.layers])
 
-    def begin(self, pixels: Tensor, grid: tuple[int, int, int]) -> EncoderState:
-        return of_tiles(self._tower.embeddings(pixels), grid)
+        self._num_rows = self._tower.embeddings.position_embedding.num_embeddings  # of a tile
+
+    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+        return of_tiles(image, self._num_rows, grid)
+
+    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
+        hidden: Tensor = self._tower.embeddings(pixels)
+        return hidden.flatten(0, 1)
 
     def features(self, state: EncoderState) -> tuple[Tensor, ...]:
         hidden = self._tower.post_layernorm(state.kept[self.num_layers])
@@ -156,10 +181,9 @@ class Gemma3Tower(Tower):
         return features[0]
 
 
-def of_tiles(hidden: Tensor, grid: tuple[int, int, int]) -> EncoderState:
-    """Begin with the embedded patches of tiles [tiles, n, hidden], each of which attends to itself."""
-    num_tiles, count, _ = hidden.shape
-    return EncoderState([hidden.flatten(0, 1)], grid, [count * tile for tile in range(num_tiles + 1)])
+def of_tiles(image: Tensor, num_rows: int, grid: tuple[int, int, int]) -> EncoderState:
+    """Begin with tiles of `num_rows`, each of which attends to itself."""
+    return EncoderState(image, num_rows, grid, [num_rows * tile for tile in range(len(image) + 1)])
 
 
 def by_tiles(state: EncoderState, rows: Tensor) -> Tensor:

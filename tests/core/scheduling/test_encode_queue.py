@@ -10,18 +10,30 @@ import pytest
 from tokenloom.core.scheduling.encode_queue import EncodeQueue
 from tokenloom.core.scheduling.encode_throttle import EncodeThrottle
 from tokenloom.core.scheduling.prefill_throttle import SHARE, PrefillThrottle
-from tokenloom.ipc.config.vision_config import Stage
+from tokenloom.ipc.config.vision_config import Stage, VisionConfig
 from tokenloom.ipc.messages.media import Encode, MediaSpan
 
 NUM_ROWS = 16
-STAGES: tuple[Stage, ...] = ("patches", *(["windowed layer"] * 3 + ["layer"]) * 4, "projector")  # type: ignore[assignment]
+VISION = VisionConfig(
+    family="qwen2_5_vl",
+    image_token_id=1,
+    hidden_size=64,
+    num_layers=16,
+    patch_size=2,
+    merge_size=2,
+    windowed_layers=tuple(i for i in range(16) if i % 4 < 3),
+)
+STAGES = VISION.stages
+PRODUCTS = 1024 * (12 * 64**2 + 2 * 1024 * 64)  # of a layer, for an image of 256 embeddings
 
 
 class Steps:
-    """Steps of 1 s with decoding rows; `cost_s`: seconds per patch through a stage."""
+    """Steps of 1 s with decoding rows; `cost_s`: seconds per patch through a stage. Images of 256 embeddings are cut
+    into `num_pieces`."""
 
-    def __init__(self, piece_patches: int | None, cost_s: dict[Stage, float]) -> None:
-        self.queue = EncodeQueue(4096, STAGES, 4, 2048, piece_patches)
+    def __init__(self, num_pieces: int, cost_s: dict[Stage, float]) -> None:
+        most = math.inf if num_pieces == 1 else PRODUCTS / num_pieces
+        self.queue = EncodeQueue(4096, VISION, 2048, most)
         prefills = PrefillThrottle()
         prefills.on_step(NUM_ROWS, 0, 1.0)
         self.throttle, self.cost_s, self.number = EncodeThrottle(prefills), cost_s, 0
@@ -59,23 +71,22 @@ def test_every_image_is_encoded_within_the_share_once_each_kind_of_stage_is_know
 
 
 def test_one_piece_goes_with_a_step_even_if_it_takes_longer_than_the_share() -> None:
-    steps = Steps(None, dict.fromkeys(STAGES, 3.0 / 400))
+    steps = Steps(1, dict.fromkeys(STAGES, 3.0 / 400))
     runs = [steps.run([image(1, 100)]) for _ in STAGES]
     assert [[each.num_pieces for each in encodes] for encodes, _ in runs] == [[1]] * len(STAGES)
     assert steps.queue.cache.ready(image(1, 100).digest) is not None
 
 
-@pytest.mark.parametrize("piece_patches", [None, 16])
-def test_without_decoding_rows_images_are_encoded_whole(piece_patches: int | None) -> None:
-    steps = Steps(piece_patches, dict.fromkeys(STAGES, 0.001))
-    encodes, _ = steps.run([image(1, 30), image(2, 50)], num_decodes=0)
-    per_stage = [1, 1] if piece_patches is None else [8, 13]
+@pytest.mark.parametrize(("num_pieces", "per_stage"), [(1, [1, 1]), (64, [3, 64]), (1 << 20, [120, 1024])])
+def test_without_decoding_rows_images_are_encoded_whole(num_pieces: int, per_stage: list[int]) -> None:
+    steps = Steps(num_pieces, dict.fromkeys(STAGES, 0.001))
+    encodes, _ = steps.run([image(1, 30), image(2, 256)], num_decodes=0)
     assert [each.pieces_per_stage for each in encodes] == per_stage
     assert [each.num_pieces for each in encodes] == [len(STAGES) * each for each in per_stage]
 
 
 def test_costs_of_steps_with_several_kinds_follow_when_the_machine_becomes_slower() -> None:
-    steps = Steps(8, dict.fromkeys(STAGES, 0.0005))
+    steps = Steps(512, dict.fromkeys(STAGES, 0.0005))
     for number in range(2):
         while steps.queue.cache.ready(image(number, 40).digest) is None:
             steps.run([image(number, 40)])
@@ -93,7 +104,7 @@ def test_costs_of_steps_with_several_kinds_follow_when_the_machine_becomes_slowe
 def test_random_images_with_random_costs_are_all_encoded_in_order(seed: int) -> None:
     rng = random.Random(seed)
     cost_s = {stage: rng.choice([0.0001, 0.001, 0.01]) for stage in STAGES}
-    steps = Steps(rng.choice([None, 1, 16, 128]), cost_s)
+    steps = Steps(rng.choice([1, 8, 64, 1 << 20]), cost_s)
     images = [image(number, rng.choice([1, 7, 64, 300])) for number in range(8)]
     expected: dict[bytes, int] = {}
     for _ in range(20_000):
@@ -104,3 +115,14 @@ def test_random_images_with_random_costs_are_all_encoded_in_order(seed: int) -> 
         if not encodes:
             break
     assert all(steps.queue.cache.ready(each.digest) for each in images)
+
+
+def test_a_piece_is_left_out_while_prompts_take_the_share_but_not_for_long() -> None:
+    steps = Steps(32, dict.fromkeys(STAGES, 0.0001))
+    prefills = PrefillThrottle()
+    prefills.on_step(0, 1000, 10.0)
+    prefills.on_step(NUM_ROWS, 0, 1.0)
+    throttle = EncodeThrottle(prefills)
+    planned = [steps.queue.plan([image(1, 256)], step, throttle, NUM_ROWS, 60).encodes for step in range(12)]
+    assert [len(encodes) for encodes in planned] == [0, 0, 0, 1] * 3
+    assert steps.queue.plan([], 13, throttle, NUM_ROWS, 0).encodes

@@ -27,6 +27,12 @@ def random_item(vision: VisionConfig, seed: int = 0, tiles: int = 3, rows: int =
     return parse_media_file(memoryview(media_header(grid, shape) + pixels.tobytes()))
 
 
+def qwen_patches(pixels: Tensor, patch_size: int, merge_size: int) -> Tensor:
+    """One image [1, 3, height, width] as transformers' models take it: [n, 3 × 2 × patch_size²], two equal frames."""
+    patches = patchify(pixels.permute(0, 2, 3, 1), patch_size, merge_size).permute(0, 3, 1, 2)
+    return patches.unsqueeze(2).expand(-1, -1, 2, -1, -1).flatten(1)
+
+
 @torch.inference_mode()
 def their_features(model: Any, vision: VisionConfig, pixels: Tensor, grid: tuple[int, int, int]) -> Tensor:
     """The features [num_embeds, …] of `model.get_image_features`. pixels: [tiles, 3, height, width] of one item."""
@@ -35,7 +41,7 @@ def their_features(model: Any, vision: VisionConfig, pixels: Tensor, grid: tuple
     elif vision.family == "pixtral":
         found = model.get_image_features(pixels, image_sizes=torch.tensor([pixels.shape[2:]]))
     elif vision.family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
-        patches = patchify(pixels, vision.patch_size, vision.merge_size)
+        patches = qwen_patches(pixels, vision.patch_size, vision.merge_size)
         found = model.get_image_features(patches, image_grid_thw=torch.tensor([grid]))
     else:
         found = model.get_image_features(pixels)

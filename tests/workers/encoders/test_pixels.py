@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tokenloom.ipc.config.vision_config import VisionFamily
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.workers.encoders.pixels import PixelScale, patchify
+from tokenloom.tests.workers.encoders.media_items import qwen_patches
+from tokenloom.workers.encoders.pixels import PixelScale
 
 CPU = torch.device("cpu")
 KINDS: dict[str, VisionFamily] = {
@@ -52,7 +53,7 @@ def test_pixels_become_the_numbers_of_transformers_processors(kind: str, tmp_pat
         theirs = processor(pixels, return_tensors="np")["pixel_values"]
         ours = scaled(tmp_path, family, pixels)
         if family == "qwen2_vl":
-            ours = patchify(ours, 14, 2)
+            ours = qwen_patches(ours, 14, 2)
         expected = np.asarray(theirs, np.float32).reshape(ours.shape)
         assert np.array_equal(ours.numpy(), expected), options
 

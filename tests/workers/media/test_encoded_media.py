@@ -60,6 +60,7 @@ class Cache:
             digest=self.digests[name],
             grid=item.grid,
             num_embeds=more.get("num_embeds", {"a": 24, "b": 15}[name]),
+            pieces_per_stage=more.get("pieces_per_stage", 1),
             first_piece=first,
             num_pieces=len(self.model.vision.stages) - first if count is None else count,
         )

@@ -22,11 +22,11 @@ from tokenloom.ipc.messages.media import Encode
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, SchedulerOutput
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.vision_configs import VISION_MODELS
-from tokenloom.tests.workers.encoders.media_items import random_item
+from tokenloom.tests.workers.encoders.media_items import qwen_patches, random_item
 from tokenloom.tests.workers.random_schedule import frame, message, new_row
 from tokenloom.tests.workers.worker_harness import WorkerHarness, make_spec
 from tokenloom.workers.encoders.encoder import Encoder
-from tokenloom.workers.encoders.pixels import PixelScale, patchify
+from tokenloom.workers.encoders.pixels import PixelScale
 from tokenloom.workers.worker import Worker
 
 DEFAULT = ("qwen3_vl", "gemma3", "smolvlm")  # deepstack with positions by axes, attention within an image, tiles
@@ -98,7 +98,9 @@ def their_tokens(folder: Path, engine: Engine, prompt: Prompt) -> list[int]:
     pixels = [scale.scale(image) for image in images]
     inputs: dict[str, Any] = {}
     if vision.family in ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
-        inputs["pixel_values"] = torch.cat([patchify(each, vision.patch_size, vision.merge_size) for each in pixels])
+        inputs["pixel_values"] = torch.cat(
+            [qwen_patches(each, vision.patch_size, vision.merge_size) for each in pixels]
+        )
         inputs["image_grid_thw"] = torch.tensor([item.grid for item in prompt.items])
     elif vision.family == "pixtral":
         height, width = (max(each.shape[axis] for each in pixels) for axis in (2, 3))
