@@ -49,10 +49,10 @@ class EncoderState:
     num_pieces: int = 1  # of a stage
     rotations: tuple[Tensor, Tensor] | None = None  # cosines and sines [rows, size of a head]; their dtype computes
     places: Tensor | None = None  # learned positions of patches [rows, hidden]
-    order: Tensor | None = None  # of the embeddings, whose rows are in another one
+    order: Tensor | None = None  # that sorts the rows of the embeddings
     next_piece: int = 0  # of all stages
     hidden: list[Tensor] = field(default_factory=list)  # [n, hidden size] of each piece
-    embedded: Tensor | None = None  # rows of units whose piece comes next
+    embedded: Tensor | None = None  # rows for the next piece
     num_embedded: int = 0  # units
     kept: dict[int, Tensor] = field(default_factory=dict)  # rows, by the number of layers before them
     queries: list[Tensor] = field(default_factory=list)  # [n, heads, size] of each piece, for the stage's layer

@@ -59,7 +59,7 @@ class LlavaTower(Tower):
 
 
 class InternVLTower(Tower):
-    """InternViT, whose patches are merged by a pixel shuffle in each tile."""
+    """InternViT; a pixel shuffle merges the patches of each tile."""
 
     def __init__(self, parts: Parts, config: Any) -> None:
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]
@@ -130,7 +130,7 @@ class PixtralTower(Tower):
 
 
 class Idefics3Tower(Tower):
-    """SigLIP over tiles, whose patches are merged by a pixel shuffle."""
+    """SigLIP over tiles; a pixel shuffle merges their patches."""
 
     def __init__(self, parts: Parts, config: Any) -> None:
         self._tower, self._connector = parts["vision_model"], parts["connector"]
