@@ -103,11 +103,16 @@ class FrameFuzzer:
             inspect.IntType: lambda: pick.choice([0, 1, 2, -1, 7, 2**31, 2**63, pick.getrandbits(16)]),
             inspect.FloatType: lambda: pick.choice([0.0, 0.5, 1.0, -1.0, float("nan"), float("inf"), 1e300]),
             inspect.StrType: lambda: pick.choice(["", "r", "x" * 300, "The capital", "\x00", "漢\ufffd"]),
-            inspect.BytesType: lambda: pick.choice([b"", b"abc", b"\0\0\0\0", b"\1\0\0\0\2\0\0\0", pick.randbytes(64)]),
+            inspect.BytesType: self._bytes,
+            inspect.MemoryViewType: self._bytes,
             inspect.BoolType: lambda: pick.random() < 0.5,
         }
         maker = makers.get(type(info))
         return None if maker is None else maker()
+
+    def _bytes(self) -> bytes:
+        pick = self._random
+        return pick.choice([b"", b"abc", b"\0\0\0\0", b"\1\0\0\0\2\0\0\0", pick.randbytes(64)])
 
 
 # ── mutations: (random, frame, another frame) → frame ────────────────────────────────────────────────────────────────

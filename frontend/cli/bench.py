@@ -23,6 +23,7 @@ BENCHMARKS = {  # description by name; the script is scripts/bench_NAME.py
     "grammar": "the cost of structured output",
     "lora": "batches of LoRA adapters beside the base model; loads, many adapters over few slots, and peft",
     "multimodal": "requests with images: encodes, first token, the stall of others, throughput, memory",
+    "uploads": "how long images of 20 MB hold the frontend's loop",
     "tiers": "the first token of a prompt whose KV blocks lie in each tier",
     "tiers_load": "requests with and without a disk tier that takes every block",
     "tier_throttle": "the first token of prompts whose KV blocks come from a slow source",

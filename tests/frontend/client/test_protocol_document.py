@@ -96,6 +96,7 @@ def type_name(info: inspect.Type) -> str:
         inspect.BoolType: "bool",
         inspect.FloatType: "float",
         inspect.BytesType: "bin",
+        inspect.MemoryViewType: "bin",
         inspect.NoneType: "nil",
         inspect.CustomType: "any",
         inspect.AnyType: "any",
