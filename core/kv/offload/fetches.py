@@ -32,6 +32,7 @@ WORTH = 0.8  # of the time to compute: a load must be expected to take less
 PROBE_S = 30.0  # after which a source that is too slow is tried again with one block
 PREFETCH_S = 30.0  # longest prefetch
 LOADING_SHARE = 0.75  # of all slots, at most, that loads may fill at once
+LANDING_SHARE = 0.25  # of these, at least, that are copied to the pool at once while others are being filled
 
 
 @dataclass(eq=False)
@@ -334,9 +335,10 @@ class Fetches:
     # ── slots that are short ─────────────────────────────────────────────────────────────────────────────────────
 
     def stalled(self) -> list[Fetch]:
-        """Return the fetches of waiting requests that need slots which only their own held ones can give."""
-        waiting = self._fetch_by_request.values()
-        return [fetch for fetch in waiting if fetch.is_waiting and fetch.held and fetch.num_ordered < len(fetch.keys)]
+        """Return the fetches that need slots which only their own can give: several at once, or nothing else comes."""
+        loading, enough = {load.fetch for load in self._loads.values()}, LANDING_SHARE * self._max_loading
+        short = [each for each in self._fetch_by_request.values() if each.num_ordered < len(each.keys)]
+        return [each for each in short if each.is_waiting and len(each.held) >= (enough if each in loading else 1)]
 
     def held_keys(self, fetch: Fetch) -> list[bytes]:
         """Return the keys of the blocks in slots that it holds, in the prompt's order."""
