@@ -191,7 +191,7 @@ class AdapterQueue:
             self._want(slot.digest)
             del self.wanting[demand.adapter.digest]
             demand.num_overtakes = 0
-            fills.append(self.table.fill(slot, demand.adapter, step, self._clock.now))
+            fills.append(self.table.fill(slot, demand.adapter, step, self._clock.now, len(self.wanting) + 1))
         overtaken = [self._key(demand) for demand in self.wanting.values() if demand.num_overtakes >= MAX_OVERTAKES]
         if overtaken and self.closed is None:
             self._close_one(min(overtaken))

@@ -95,7 +95,7 @@ class AdapterTable:
     def count(self, state: SlotState) -> int:
         return sum(slot.state is state for slot in self.slots)
 
-    def fill(self, slot: AdapterSlot, adapter: AdapterRef, step: int, now: float) -> FillSlot:
+    def fill(self, slot: AdapterSlot, adapter: AdapterRef, step: int, now: float, num_waiting: int = 1) -> FillSlot:
         """Begin to fill a free slot; return the order, which goes with `step`."""
         assert slot.num_rows == 0 and adapter.digest not in self._slot_by_digest, "the slot is used, or not needed"
         slot.move(SlotState.FILLING)
@@ -105,7 +105,7 @@ class AdapterTable:
         slot.digest = adapter.digest
         slot.fill_step = slot.used_until = step
         slot.ranks_left, slot.begun_at = set(self._ranks), now
-        return FillSlot(slot=slot.number, digest=adapter.digest, folder=adapter.folder)
+        return FillSlot(slot=slot.number, digest=adapter.digest, folder=adapter.folder, num_waiting=num_waiting)
 
     def slot_of(self, number: int, step: int, rank: Rank) -> AdapterSlot | None:
         """Return the slot of a rank's answer to the FillSlot of `step`; None if the answer is not awaited."""

@@ -26,6 +26,7 @@ from ...ipc.messages.client import (
     QueryFailed,
     Submit,
 )
+from ...ipc.process.pacer import Pacer
 from ..intake.host import IntakeHost
 from ..intake.thread_pool import Then, ThreadPool
 from .modules import check_name, parse_modules
@@ -80,7 +81,8 @@ class AdapterDesk:
         if not spec.config.enable_lora:
             return
         path = Path(spec.run_directory, FILE_NAME)
-        self._store = AdapterStore(spec, path, lambda digest: self._names.may_drop(digest), is_busy)
+        pacer = Pacer(is_busy, lambda: len(self._loads))
+        self._store = AdapterStore(spec, path, lambda digest: self._names.may_drop(digest), pacer)
         self.registry = self._names = AdapterRegistry(path, self._store.ref, unix_time)
         folder = spec.config.adapter_folder
         self._folder = None if folder is None else Path(folder).resolve()

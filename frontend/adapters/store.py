@@ -57,12 +57,12 @@ class AdapterStore:
         spec: EngineSpec,
         registry_path: Path,
         may_drop: Callable[[bytes], bool],
-        is_busy: Callable[[], bool] = lambda: False,
+        pacer: Pacer | None = None,
     ) -> None:
         """`may_drop(digest)`: whether this engine no longer uses an adapter; from then on it must not name it.
-        `is_busy`: whether requests run, which copies should not slow."""
+        pacer: of the threads that copy; None: they need not rest."""
         config = spec.config
-        self._may_drop, self._pacer = may_drop, Pacer(is_busy)
+        self._may_drop, self._pacer = may_drop, pacer or Pacer(lambda: False)
         self._reader = AdapterReader(
             spec.model, max_rank=config.max_lora_rank, target_modules=config.lora_target_modules
         )

@@ -32,6 +32,7 @@ class FillSlot(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     digest: bytes
     folder: str
+    num_waiting: int = 1  # adapters that wait for a slot, with this one: the more, the more of the CPU may loads take
 
 
 class AdapterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,8 +1,8 @@
 """Pacer: rests between the pieces of work of background threads, so that they hardly slow what the process is for.
 
 A priority does not do that: a thread of low priority may wait for a core while it holds the GIL. So the threads keep
-theirs, work for a millisecond at a time, and rest in proportion to the CPU time that they took. While the process is
-not busy they do not rest.
+theirs, work for a millisecond at a time, and rest in proportion to the CPU time that they took: the less, the more
+pieces of work wait. While the process is not busy they do not rest.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-SHARE = 0.08  # of one core, for all threads of a pacer: a step of 75 ms on two cores then takes at most 6 ms more
+SHARE = 0.08  # of one core for a single load: a step of 75 ms on two cores then takes at most 6 ms more
+MAX_SHARE = 0.5  # while much work waits
 SLICE_S = 0.001  # of CPU time between two rests, and more only if a piece takes more
 MAX_REST_S = 0.2  # after one piece: some are paid for once, such as an import
 LOOK_S = 0.02  # longest time from the end of the process's work to the end of a rest
@@ -30,13 +31,14 @@ class Pacer:
     def __init__(
         self,
         is_busy: Callable[[], bool],
-        share: float = SHARE,
+        num_waiting: Callable[[], int] = lambda: 1,
         monotonic: Callable[[], float] = time.monotonic,
         thread_time: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`is_busy` is called by the threads. `thread_time`: CPU seconds of the thread that calls it."""
-        self._is_busy, self._share = is_busy, share
+        """`is_busy` and `num_waiting` are called by the threads. num_waiting: loads that wait or run; each adds SHARE
+        to that of all threads together, up to MAX_SHARE. `thread_time`: CPU seconds of the thread that calls it."""
+        self._is_busy, self._num_waiting = is_busy, num_waiting
         self._monotonic, self._thread_time, self._sleep = monotonic, thread_time, sleep
         self._lock = threading.Lock()
         self._free_at = 0.0  # monotonic seconds: the end of the rests so far
@@ -49,7 +51,8 @@ class Pacer:
             nonlocal begun
             used_s = self._thread_time() - begun
             if used_s >= SLICE_S:
-                self._rest(min(used_s * (1 / self._share - 1), MAX_REST_S))
+                share = min(SHARE * max(self._num_waiting(), 1), MAX_SHARE)
+                self._rest(min(used_s * (1 / share - 1), MAX_REST_S))
                 begun = self._thread_time()
 
         return pause

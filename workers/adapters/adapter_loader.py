@@ -63,7 +63,8 @@ class AdapterLoader:
         self._digest_by_slot: dict[int, bytes] = {}
         self._monotonic = monotonic
         self._is_stepping, self._stepped_at = False, -LULL_S
-        self._pacer = Pacer(lambda: self.is_beside_steps)
+        self._num_waiting = 1  # as the last order has it
+        self._pacer = Pacer(lambda: self.is_beside_steps, lambda: self._num_waiting)
 
     @property
     def contents(self) -> list[SlotContent]:
@@ -100,6 +101,7 @@ class AdapterLoader:
         if self._queue is None:
             self._queue = SimpleQueue()
             self._start_thread(self._queue)
+        self._num_waiting = order.num_waiting
         job = _Job(order, step, self._filler)
         self._open.append(job)
         self._queue.put(job)

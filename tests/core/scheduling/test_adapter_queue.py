@@ -164,6 +164,7 @@ class Model:
                 assert fill.slot in self.best_slots(key), "another slot should have been taken"
             self.fill_waits.append(self.overtakes.pop(fill.digest, 0))
             self.ready.pop(fill.slot, None)
+            assert fill.num_waiting == len(self.unserved())
             self.fills[fill.slot] = fill.digest, self.step + 1, set(self.spec.ranks), self.now
             for rank in self.spec.ranks:
                 self.content[rank].pop(fill.slot, None)

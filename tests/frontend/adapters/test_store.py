@@ -192,7 +192,8 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 def paced_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: Callable[[], bool]) -> AdapterStore:
     """Return a store that calls `is_busy` between all pieces of its work."""
     monkeypatch.setattr(pacer, "SLICE_S", 0.0)
-    return AdapterStore(adapter_spec(tmp_path / "run"), tmp_path / "run" / FILE_NAME, lambda digest: True, is_busy)
+    run = tmp_path / "run"
+    return AdapterStore(adapter_spec(run), run / FILE_NAME, lambda digest: True, pacer.Pacer(is_busy))
 
 
 def test_a_source_that_changes_while_it_is_copied_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tokenloom.ipc.process.pacer import LOOK_S, MAX_REST_S, SHARE, SLICE_S, Pacer, Pause
+from tokenloom.ipc.process.pacer import LOOK_S, MAX_REST_S, MAX_SHARE, SHARE, SLICE_S, Pacer, Pause
 
 
 class Core:
@@ -15,7 +15,7 @@ class Core:
 
     def __init__(self) -> None:
         self.now, self.cpu_s = 100.0, 7.0
-        self.is_busy = True
+        self.is_busy, self.num_waiting = True, 1
         self.on_sleep: Callable[[], None] = lambda: None
 
     def work(self, duration_s: float) -> None:
@@ -27,7 +27,8 @@ class Core:
         self.on_sleep()
 
     def pacer(self) -> Pacer:
-        return Pacer(lambda: self.is_busy, SHARE, lambda: self.now, lambda: self.cpu_s, self.sleep)
+        times = (lambda: self.now, lambda: self.cpu_s, self.sleep)
+        return Pacer(lambda: self.is_busy, lambda: self.num_waiting, *times)
 
 
 def work(core: Core, pause: Pause, rng: random.Random, num_pieces: int) -> None:
@@ -36,13 +37,14 @@ def work(core: Core, pause: Pause, rng: random.Random, num_pieces: int) -> None:
         pause()
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_a_thread_takes_its_share_while_the_process_is_busy(seed: int) -> None:
-    core, rng = Core(), random.Random(seed)
+@pytest.mark.parametrize(("num_waiting", "expected"), [(0, SHARE), (1, SHARE), (3, 3 * SHARE), (100, MAX_SHARE)])
+def test_a_thread_takes_its_share_while_the_process_is_busy(num_waiting: int, expected: float) -> None:
+    core, rng = Core(), random.Random(num_waiting)
+    core.num_waiting = num_waiting
     pause, begun, used = core.pacer().start(), core.now, core.cpu_s
     work(core, pause, rng, 500)
     share = (core.cpu_s - used) / (core.now - begun)
-    assert 0.95 * SHARE < share < 1.05 * SHARE
+    assert 0.95 * expected < share < 1.05 * expected
 
 
 def test_each_rest_is_in_proportion_to_the_work_before_it_up_to_a_limit() -> None:

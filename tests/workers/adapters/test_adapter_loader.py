@@ -223,6 +223,18 @@ def test_the_thread_alone_has_one_compute_thread(loader: AdapterLoader, case: Ca
     assert watching.num_threads == 1
 
 
+class Working:
+    """A filler that takes CPU time."""
+
+    def fill(self, order: FillSlot, pause: Pause) -> int:
+        for _ in range(20):
+            until = time.thread_time() + 0.002
+            while time.thread_time() < until:
+                pass
+            pause()
+        return 0
+
+
 class Busyness:
     """A filler that notes at each pause whether fills rest."""
 
@@ -245,6 +257,18 @@ class Busyness:
             assert time.monotonic() < deadline
             self._loader.wait(0.001)
         return self.seen[-1]
+
+
+def test_fills_take_more_of_the_cpu_the_more_adapters_wait(case: Case) -> None:
+    seconds = []
+    for num_waiting in (1, 6):
+        loader = AdapterLoader(Rank(0, 0), NUM_SLOTS)
+        loader.use(Working())  # type: ignore[arg-type]
+        loader.take()
+        with loader.beside_step():
+            start(loader, msgspec.structs.replace(case.order(1, 0), num_waiting=num_waiting))
+            seconds.append(replies_of(loader, 1)[0].duration_s)
+    assert seconds[1] < 0.5 * seconds[0]
 
 
 def test_fills_rest_beside_steps_and_not_once_these_have_ended(case: Case) -> None:
