@@ -245,7 +245,8 @@ class Worker:
             return None
         from .media.media_runner import load_media  # imports transformers
 
-        return load_media(self._spec, self._folder, self._dtype, self._device, self._group, model, self._select_ops())
+        ops = self._select_ops(is_batch_invariant=False)  # an image has the same rows in any batch
+        return load_media(self._spec, self._folder, self._dtype, self._device, self._group, model, ops)
 
     def _new_filler(self, model: DecoderModel, *, is_dummy: bool) -> SlotFiller:
         arguments = (self._folder, self._dtype, torch.device("cpu"), self._spec.model.quantization)
@@ -261,12 +262,12 @@ class Worker:
         """Memory that slots for adapters will take; the kernels of a GPU have allocated it already."""
         return 0 if self.adapters is None or self._samples_on_device else self.adapters.num_bytes
 
-    def _select_ops(self) -> Ops:
+    def _select_ops(self, *, is_batch_invariant: bool | None = None) -> Ops:
         return select_ops(
             self._device,
             self._dtype,
             self._spec.config.enforce_reference,
-            self._spec.config.deterministic,
+            self._spec.config.deterministic if is_batch_invariant is None else is_batch_invariant,
             self._has_fp8_cache,
             self._spare_folder,
             self._spec.config.cpu_isa,

@@ -4,20 +4,20 @@
 
 Piece j of a stage takes the j-th part of the medium's rows through a layer and through the projections to q, k and v of
 the next one. It attends to the keys and values of all rows, which the stage before has left. The modules are those of
-transformers, and so are the results: bit for bit in one piece, to rounding in several, and always the same for the same
-number of pieces, whenever they run.
+transformers, and so are the results: by torch bit for bit in one piece, to rounding in several, and always the same for
+the same number of pieces, whenever they run.
 """
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+
+from .attention import Attention, TorchAttention, joined
 
 Parts: TypeAlias = dict[str, Any]  # modules by their root in the names of weights
 RowMap: TypeAlias = Callable[[Tensor], Tensor]  # maps each row by itself
@@ -51,14 +51,15 @@ class EncoderState:
     places: Tensor | None = None  # learned positions of patches [rows, hidden]
     order: Tensor | None = None  # that sorts the rows of the embeddings
     next_piece: int = 0  # of all stages
-    hidden: list[Tensor] = field(default_factory=list)  # [n, hidden size] of each piece
+    hidden: Tensor = field(default_factory=lambda: torch.empty(0))  # [rows, hidden size]
     embedded: Tensor | None = None  # rows for the next piece
     num_embedded: int = 0  # units
     kept: dict[int, Tensor] = field(default_factory=dict)  # rows, by the number of layers before them
-    queries: list[Tensor] = field(default_factory=list)  # [n, heads, size] of each piece, for the stage's layer
-    keys: Tensor = field(default_factory=lambda: torch.empty(0))  # [heads, rows, size]
-    values: Tensor = field(default_factory=lambda: torch.empty(0))
-    projected: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)  # q, k, v of the next layer, by piece
+    queries: Tensor = field(default_factory=lambda: torch.empty(0))  # [rows, heads, size], for each row's next layer
+    gathered: Tensor = field(
+        default_factory=lambda: torch.empty(0)
+    )  # keys and values of all rows for the stage's layer
+    projected: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # k, v [n, heads, size] of the next layer
     features: tuple[Tensor, ...] = ()  # of the projector
     embeds: list[Tensor] = field(default_factory=list)  # by piece
 
@@ -66,9 +67,9 @@ class EncoderState:
     def num_rows(self) -> int:
         return len(self.units) * self.rows_per_unit
 
-    def part(self, num_rows: int, piece: int) -> tuple[int, int]:
-        """Return the first row of a piece, and the one behind its last."""
-        return num_rows * piece // self.num_pieces, num_rows * (piece + 1) // self.num_pieces
+    def cut(self, num_rows: int, piece: int) -> int:
+        """Return the first row of a piece, or the one behind the last piece's last."""
+        return num_rows * piece // self.num_pieces
 
 
 class Tower:
@@ -81,6 +82,7 @@ class Tower:
         self._blocks, self._windowed = blocks, windowed
         self._kept_layers = frozenset(kept_layers) or {len(blocks)}
         self.num_layers = len(blocks)  # that the embeddings need
+        self.attention: Attention = TorchAttention()
 
     def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
         """Cut an image, uint8 [tiles, height, width, 3], into units; nothing is computed from its pixels yet."""
@@ -98,28 +100,20 @@ class Tower:
         """Return embeddings [n, (1 + num_deepstack) × hidden] of rows of features."""
         raise NotImplementedError
 
-    def run_layer(self, state: EncoderState, stage: int, piece: int, scale: RowMap) -> None:
-        """Run a piece of a stage up to `num_layers`. `scale` makes numbers of units: → [n, 3, height, width]."""
-        if stage:
-            state.hidden[piece] = self._through_layer(state, stage - 1, piece)
+    def run_layers(self, state: EncoderState, stage: int, first: int, last: int, scale: RowMap) -> None:
+        """Run the pieces [first, last) of a stage up to `num_layers`. `scale` makes numbers of units: → [n, 3, height,
+        width]."""
+        if stage and self.attention.joins_pieces:
+            self._run(state, stage, first, last, scale)
         else:
-            state.hidden.append(self._embedded(state, piece, scale))
-        if stage < self.num_layers:
-            state.projected.append(self._projected(state, stage, piece))
-        if piece < state.num_pieces - 1:
-            return
-        if stage in self._kept_layers:
-            state.kept[stage] = joined(state.hidden)
-        if stage < self.num_layers:
-            queries, keys, values = zip(*state.projected, strict=True)
-            state.queries, state.keys, state.values = list(queries), by_heads(keys), by_heads(values)
-            state.projected.clear()
+            for piece in range(first, last):
+                self._run(state, stage, piece, piece + 1, scale)
 
     def run_projector(self, state: EncoderState, piece: int) -> None:
         """Run a piece of the last stage."""
         if piece == 0:
             state.features = self.features(state)
-        start, stop = state.part(len(state.features[0]), piece)
+        start, stop = (state.cut(len(state.features[0]), each) for each in (piece, piece + 1))
         state.embeds.append(self.project(*(each[start:stop] for each in state.features)))
 
     def finish(self, state: EncoderState) -> Tensor:
@@ -127,50 +121,58 @@ class Tower:
         embeds = joined(state.embeds)
         return embeds if state.order is None else embeds[state.order]
 
-    def _embedded(self, state: EncoderState, piece: int, scale: RowMap) -> Tensor:
-        start, stop = state.part(state.num_rows, piece)
+    def _run(self, state: EncoderState, stage: int, first: int, last: int, scale: RowMap) -> None:
+        cuts = [state.cut(state.num_rows, piece) for piece in range(first, last + 1)]
+        start, stop = cuts[0], cuts[-1]
+        rows = self._through_layer(state, stage - 1, cuts) if stage else self._embedded(state, stop - start, scale)
+        if not len(state.hidden):
+            state.hidden = rows.new_empty((state.num_rows, rows.shape[1]))
+        state.hidden[start:stop] = rows
+        if stage < self.num_layers:
+            q, k, v = self._projected(state, stage, rows, start)
+            if not len(state.queries):
+                state.queries = q.new_empty((state.num_rows, *q.shape[1:]))
+            state.queries[start:stop] = q
+            state.projected.append((k, v))
+        if last < state.num_pieces:
+            return
+        if stage in self._kept_layers:
+            state.kept[stage] = state.hidden.clone()
+        if stage < self.num_layers:
+            keys, values = zip(*state.projected, strict=True)
+            state.gathered = self.attention.gather(keys, values, self._bounds(state, stage))
+            state.projected.clear()
+
+    def _bounds(self, state: EncoderState, layer: int) -> list[int]:
+        return state.window_bounds if layer in self._windowed else state.bounds
+
+    def _embedded(self, state: EncoderState, count: int, scale: RowMap) -> Tensor:
         rows, first = state.embedded, state.num_embedded
-        num_missing = stop - start - (0 if rows is None else len(rows))
+        num_missing = count - (0 if rows is None else len(rows))
         if num_missing > 0:
             state.num_embedded = first + -(-num_missing // state.rows_per_unit)
             more = self.embed(state, scale(state.units[first : state.num_embedded]), first)
             rows = more if rows is None else torch.cat((rows, more))
         assert rows is not None
-        state.embedded = rows[stop - start :]
-        return rows[: stop - start]
+        state.embedded = rows[count:]
+        return rows[:count]
 
-    def _projected(self, state: EncoderState, layer: int, piece: int) -> tuple[Tensor, Tensor, Tensor]:
-        block, rows = self._blocks[layer], state.hidden[piece]
+    def _projected(self, state: EncoderState, layer: int, rows: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        block = self._blocks[layer]
         q, k, v = (each.view(len(rows), block.num_heads, -1) for each in block.project(block.norm(rows)))
         if state.rotations is not None:
-            start, stop = state.part(state.num_rows, piece)
-            cosines, sines = (each[start:stop, None] for each in state.rotations)
+            cosines, sines = (each[start : start + len(rows), None] for each in state.rotations)
             q, k = (rotated(each, cosines, sines) for each in (q, k))
         return q, k, v
 
-    def _through_layer(self, state: EncoderState, layer: int, piece: int) -> Tensor:
-        block, rows = self._blocks[layer], state.hidden[piece]
-        bounds = state.window_bounds if layer in self._windowed else state.bounds
-        start, _ = state.part(state.num_rows, piece)
-        attended = block.out(attention(block.scale, state.queries[piece], state.keys, state.values, bounds, start))
+    def _through_layer(self, state: EncoderState, layer: int, cuts: list[int]) -> Tensor:
+        """cuts: the first rows of consecutive pieces, and the row behind the last one."""
+        block, rows, bounds = self._blocks[layer], state.hidden[cuts[0] : cuts[-1]], self._bounds(state, layer)
+        queries = state.queries[cuts[0] : cuts[-1]]
+        attended = block.out(self.attention.attend(block.scale, queries, state.gathered, bounds, cuts))
         rows = rows + (attended if block.gains is None else block.gains[0] * attended)
         more = block.mlp(block.mlp_norm(rows))
         return rows + (more if block.gains is None else block.gains[1] * more)
-
-
-def attention(scale: float, queries: Tensor, keys: Tensor, values: Tensor, bounds: list[int], start: int) -> Tensor:
-    """Attend from rows [start, start + n) of queries [n, heads, size] to all rows of keys and values [heads, rows,
-    size] between the same bounds; return [n, heads × size]."""
-    stop, found = start + len(queries), []
-    first = bisect.bisect_right(bounds, start) - 1
-    for low, high in pairwise(bounds[first:]):
-        if low >= stop:
-            break
-        q = queries[max(low - start, 0) : high - start].transpose(0, 1)
-        q, k, v = (each.unsqueeze(0) for each in (q, keys[:, low:high], values[:, low:high]))
-        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale)
-        found.append(attended[0].transpose(0, 1))
-    return joined(found).flatten(1)
 
 
 def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -178,16 +180,6 @@ def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     wide = x.to(cosines.dtype)
     first, second = wide.chunk(2, dim=-1)
     return (wide * cosines + torch.cat((-second, first), dim=-1) * sines).to(x.dtype)
-
-
-def joined(pieces: Sequence[Tensor]) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
-
-
-def by_heads(pieces: Sequence[Tensor]) -> Tensor:
-    """[n, heads, size] of each piece → [heads, rows, size]; each head contiguous if many pieces read it."""
-    rows = joined(pieces).transpose(0, 1)
-    return rows if len(pieces) == 1 else rows.contiguous()
 
 
 def separate(*projections: RowMap) -> Callable[[Tensor], list[Tensor]]:

@@ -57,8 +57,8 @@ class Encoder:
         is_dummy: bool = False,
     ) -> Encoder:
         """Read tower and projector of the checkpoint in `folder` as `dtype`. ConfigError as `load_tower`, or if this
-        transformers has another form of the encoder. `ops` multiply where torch is slow: in bfloat16 on a CPU.
-        `is_dummy`: random weights."""
+        transformers has another form of the encoder. `ops` multiply and attend where torch is slow: in bfloat16 on
+        a CPU. `is_dummy`: random weights."""
         config = read_config(folder, overrides)
         arguments = (folder, dtype, device)
         with DummyCheckpoint(*arguments, None, {}) if is_dummy else Checkpoint(*arguments) as checkpoint:
@@ -85,13 +85,16 @@ class Encoder:
     @torch.inference_mode()
     def advance(self, state: EncoderState, num_pieces: int) -> None:
         """Run the next pieces; those of layers that the embeddings do not need cost nothing."""
-        for number in range(state.next_piece, state.next_piece + num_pieces):
-            stage, piece = divmod(number, state.num_pieces)
+        end = state.next_piece + num_pieces
+        while state.next_piece < end:
+            stage, first = divmod(state.next_piece, state.num_pieces)
+            last = min(first + end - state.next_piece, state.num_pieces)
             if stage <= self._tower.num_layers:
-                self._tower.run_layer(state, stage, piece, self._scale.scale)
+                self._tower.run_layers(state, stage, first, last, self._scale.scale)
             elif stage == self._num_stages - 1:
-                self._tower.run_projector(state, piece)
-        state.next_piece += num_pieces
+                for piece in range(first, last):
+                    self._tower.run_projector(state, piece)
+            state.next_piece += last - first
 
     @torch.inference_mode()
     def finish(self, state: EncoderState) -> Tensor:

@@ -15,9 +15,11 @@ import transformers
 from torch import Tensor, nn
 
 from ...ipc.errors import ConfigError
+from ...kernels.cpu.cpu_ops import CpuOps
 from ...kernels.select import Ops
 from ..borrowed.linear import pack_layers
 from ..weights.checkpoint import Checkpoint, TensorSlice
+from .attention import KernelAttention
 from .blocks import Parts, Tower
 from .qwen_towers import Qwen2VLTower, Qwen3VLTower, Qwen25VLTower
 from .towers import Gemma3Tower, Idefics3Tower, InternVLTower, LlavaTower, PixtralTower
@@ -69,7 +71,8 @@ def make_parts(config: Any) -> dict[str, nn.Module]:
 
 def load_tower(config: Any, checkpoint: Checkpoint, ops: Ops | None = None) -> tuple[Tower, int]:
     """Make the tower of transformers' config from an open checkpoint; return it, and the bytes of its weights. `ops`
-    multiply in its linear layers; None: torch. ConfigError if the checkpoint lacks a tensor or has another shape."""
+    compute its linear layers and, with C kernels, its attention; None: torch. ConfigError if the checkpoint lacks a
+    tensor or has another shape."""
     kind = KINDS.get(config.model_type)
     if kind is None:
         raise ConfigError(f"config.json: model_type {config.model_type} has no encoder of images here")
@@ -84,9 +87,10 @@ def load_tower(config: Any, checkpoint: Checkpoint, ops: Ops | None = None) -> t
         _make_tables(part, checkpoint.device)
         if ops is not None:
             pack_layers(part, ops, checkpoint.dtype)
-    if config.vision_config.model_type == "pixtral":
-        return PixtralTower(parts, config), num_bytes
-    return kind.tower(parts, config), num_bytes
+    tower = (PixtralTower if config.vision_config.model_type == "pixtral" else kind.tower)(parts, config)
+    if isinstance(ops, CpuOps):
+        tower.attention = KernelAttention(ops)
+    return tower, num_bytes
 
 
 def _stored_name(root: str, name: str, checkpoint: Checkpoint) -> str:

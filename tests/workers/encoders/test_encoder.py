@@ -16,7 +16,7 @@ from tokenloom.ipc.blobs.media_file import MediaFile
 from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.config.vision_config import VisionConfig
 from tokenloom.ipc.errors import ConfigError, RequestError
-from tokenloom.kernels.select import select_ops
+from tokenloom.kernels.cpu.cpu_ops import load_cpu_ops
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.vision_configs import VISION_MODELS
 from tokenloom.tests.workers.encoders.media_items import random_item, their_features
@@ -111,17 +111,36 @@ def test_embeddings_in_bfloat16_are_those_of_transformers(loaded: Callable[[str]
     assert torch.equal(encode(encoder, item), expected)
 
 
-def test_our_kernels_multiply_in_bfloat16_as_torch_does(loaded: Callable[[str], Loaded], tmp_path: Path) -> None:
-    ops = select_ops(CPU, torch.bfloat16, False, False, False, tmp_path)
-    for name in ("qwen2_5_vl", "gemma3"):
-        folder, vision, exact = loaded(name)
-        encoder, item = load_encoder(folder, vision, torch.bfloat16, ops=ops), random_item(vision)
-        embeds, expected = encode(encoder, item), encode(exact, item)
-        assert (embeds - expected).abs().max() < 0.05 * expected.abs().max()
-        assert torch.equal(embeds, encode(encoder, item, 1, 1))
-        modules: list[Any] = list(encoder._tower._tower.modules())  # type: ignore[attr-defined]
-        assert any(isinstance(each, PackedLayer) for each in modules)
-        assert not any(type(each) is torch.nn.Linear for each in modules)
+@pytest.mark.parametrize("name", VISION_MODELS)
+def test_our_kernels_compute_in_bfloat16_what_torch_does_wherever_the_pieces_are_cut(
+    loaded: Callable[[str], Loaded], name: str, tmp_path: Path
+) -> None:
+    folder, vision, exact = loaded(name)
+    encoder = load_encoder(folder, vision, torch.bfloat16, ops=load_cpu_ops(torch.bfloat16, spare_folder=tmp_path))
+    for seed, size in enumerate(((1, 1, 1), (3, 7, 5))):
+        item = random_item(vision, seed, *size)
+        expected = encode(exact, item)
+        for per_stage in (1, 2, 5):
+            if per_stage > item.grid[1] * item.grid[2]:
+                continue
+            count = len(vision.stages) * per_stage
+            embeds = encode(encoder, item, pieces_per_stage=per_stage)
+            assert (embeds - expected).abs().max() < 0.05 * expected.abs().max()
+            for pieces in ([1] * count, [3] * (count // 3), [per_stage + 1, 2 * per_stage - 1]):
+                assert torch.equal(encode(encoder, item, *pieces, pieces_per_stage=per_stage), embeds)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3"])
+def test_our_kernels_replace_all_linear_layers_and_the_attention(
+    loaded: Callable[[str], Loaded], name: str, tmp_path: Path
+) -> None:
+    folder, vision, exact = loaded(name)
+    encoder = load_encoder(folder, vision, torch.bfloat16, ops=load_cpu_ops(torch.bfloat16, spare_folder=tmp_path))
+    modules: list[Any] = list(encoder._tower._tower.modules())  # type: ignore[attr-defined]
+    assert any(isinstance(each, PackedLayer) for each in modules)
+    assert not any(type(each) is torch.nn.Linear for each in modules)
+    assert encoder._tower.attention.joins_pieces
+    assert not exact._tower.attention.joins_pieces
 
 
 def test_items_do_not_see_each_other_between_layers(loaded: Callable[[str], Loaded]) -> None:
