@@ -12,7 +12,9 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 from torch import Tensor
 
 NormKind: TypeAlias = Literal["rms", "layer"]
-ActivationKind: TypeAlias = Literal["none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "clamp", "swiglu_clamped"]
+ActivationKind: TypeAlias = Literal[
+    "none", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "clamp", "swiglu_clamped"
+]
 ScoreKind: TypeAlias = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 
 
@@ -302,6 +304,31 @@ class FusedLayer(Protocol):
     ) -> Tensor:
         """Compute x [T, hidden] → [T, hidden]; write keys and values to `layer` of the cache. rotary: in place of the
         weights', of heads at `positions` [T] int64, in place of the metadata's."""
+        ...
+
+
+class FusedEncoder(Protocol):
+    """The layers of an encoder, each in two calls: the first leaves keys and values, to which the second attends."""
+
+    width: int  # elements of a row of queries, keys and values
+
+    def __call__(
+        self,
+        layer: int,
+        hidden: Tensor,
+        heads: Tensor,
+        kv_cache: Tensor,
+        first_row: int,
+        metadata: AttentionMetadata | None,
+        cos_sin: Tensor | None,
+    ) -> None:
+        """Complete `layer` (−1: none) for the rows from `first_row` on, and begin the next one, if there is one.
+
+        hidden: [n, hidden], changed in place. heads: [n, width] queries of `layer`, then of the next one. kv_cache:
+        [blocks, 2, 2, heads, block_size, head_dim], in which layers take turns, and row r of all has slot r. metadata:
+        of n tokens, for `layer`. cos_sin: [n, rotated] float32, if heads are rotated. A row has the same bits, whatever
+        the others are, if the same row of the metadata holds it.
+        """
         ...
 
 

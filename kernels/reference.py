@@ -27,6 +27,7 @@ from .contract import (
     BatchColumns,
     DecoderWeights,
     FusedDecoder,
+    FusedEncoder,
     FusedLayer,
     HeadNorms,
     LayerWeights,
@@ -302,6 +303,10 @@ class ReferenceOps:
         """Build a single-call layer, equal to its operations within rounding; None if there is no such kernel."""
         return None
 
+    def fuse_encoder(self, layers: Sequence[LayerWeights], num_heads: int, head_dim: int) -> FusedEncoder | None:
+        """Build the layers of an encoder in calls; None if there is no such kernel."""
+        return None
+
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
         """Build a single-call decoder, equal to the layers within rounding; None if there is no such kernel."""
         return None
@@ -342,6 +347,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
 }

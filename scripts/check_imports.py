@@ -68,7 +68,7 @@ FOLDERS = {
         (*IPC, "kernels", "kernels/gpu", "kernels/gpu/sampling", "workers/models", "workers/sampling"), _WORKERS
     ),
     "workers/encoders": Folder(
-        (*IPC, "kernels", "kernels/cpu", "workers/borrowed", "workers/weights"), _WORKERS | _parties("transformers")
+        (*IPC, "kernels", "workers/borrowed", "workers/weights"), _WORKERS | _parties("transformers")
     ),
     "workers/layers": Folder((*IPC, "kernels", "workers/weights"), _WORKERS),
     "workers/media": Folder((*IPC, "kernels", "workers/encoders", "workers/models"), _WORKERS),

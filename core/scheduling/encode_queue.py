@@ -17,7 +17,7 @@ from ...ipc.messages.media import Encode, EncoderProgress, FailedEntry, MediaSpa
 from .encode_throttle import EncodeThrottle, StageWork
 from .encoder_cache import EncoderCache, Entry
 
-PRODUCTS_PER_WEIGHT = 2.7  # multiplications of a piece: a CPU does them while it reads half of the weights
+PRODUCTS_PER_WEIGHT = 6  # multiplications of a piece; a decode step has as many per weight as it has rows
 MAX_SKIPS = 3  # steps in turn without a piece, since prompts have taken the share
 
 
@@ -48,7 +48,7 @@ class EncodeQueue:
 
     @classmethod
     def of(cls, spec: EngineSpec) -> EncodeQueue:
-        """On a GPU a piece is a whole layer; on a CPU it takes about half as long as a decode step."""
+        """On a GPU a piece is a whole layer; on a CPU it takes at most about half as long as a decode step."""
         most = PRODUCTS_PER_WEIGHT * spec.model.num_layer_weights if spec.device == "cpu" else math.inf
         return cls(spec.encoder_cache_tokens, spec.model.vision, spec.max_num_batched_tokens, most)
 
@@ -72,6 +72,7 @@ class EncodeQueue:
         kept, missing = self._first_that_fit(wanted)
         plan = EncodePlan([], [])
         if self.partial is None and not missing:
+            throttle.end_burst()
             return plan
         num_wanted = len(missing) + (self.partial is not None)
         seconds, num_embeds = throttle.share_s(num_decodes, num_prompt_tokens, num_wanted), 0

@@ -2,7 +2,7 @@
 
 As with prompts (prefill_throttle.py), they may add half a step's time to it, prompts in the step included; at least one
 piece goes with it. Without decoding rows a medium is encoded at once, and so it is if more media are wanted than rows
-decode, or for the last media of such a burst. Costs are learned from finished steps, by kinds of stages.
+decode, with those that were wanted then. Costs are learned from finished steps, by kinds of stages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EncodeThrottle:
     def __init__(self, prefills: PrefillThrottle) -> None:
         self._prefills = prefills
         self._patch_s: dict[Stage, dict[int, float]] = {}  # by stage and bits of the number of patches
-        self._burst_steps = 0  # that the last media of a burst may still take
+        self._burst_media = 0  # that were wanted at once with the newest, and are left
 
     def on_step(self, num_decodes: int, num_prompt_tokens: int, parts: Sequence[StageWork], seconds: float) -> None:
         """Update the averages with a finished step that has run these parts of media. Those of several kinds tell
@@ -53,18 +53,17 @@ class EncodeThrottle:
     def share_s(self, num_decodes: int, num_prompt_tokens: int, num_wanted: int) -> float:
         """Return the seconds that the next step may take to encode `num_wanted` media, beside its decoding rows and
         prompts; infinite without a limit, 0 if the costs are unknown. Call it once for a step."""
-        if num_wanted > num_decodes:
-            self._burst_steps += num_decodes > 0
+        left = num_wanted if num_wanted > num_decodes else min(self._burst_media, num_wanted)
+        self._burst_media = max(left - 1, 0)
+        if left:
             return math.inf
-        is_tail = self._burst_steps > 0
-        self._burst_steps -= is_tail
-        if is_tail:
-            return math.inf
-        decodes_s, all_s = (
-            self._prefills.seconds(num_decodes, 0),
-            self._prefills.seconds(num_decodes, num_prompt_tokens),
-        )
+        decodes_s = self._prefills.seconds(num_decodes, 0)
+        all_s = self._prefills.seconds(num_decodes, num_prompt_tokens)
         return 0.0 if decodes_s is None or all_s is None else max((1 + SHARE) * decodes_s - all_s, 0.0)
+
+    def end_burst(self) -> None:
+        """Note that no media are wanted."""
+        self._burst_media = 0
 
     def patch_s(self, stage: Stage, num_patches: int) -> float:
         """Return the seconds that a patch takes through a stage, by the known size next to this one; infinite if none

@@ -26,12 +26,18 @@ INLINE Floats gelu_tanh_16(Floats x) {
     return divide16(x, add16(exp2_16(multiply16(x, slope)), fill16(1.0f)));
 }
 
+/* x / (1 + e^(-1.702 x)) */
+INLINE Floats quick_gelu_16(Floats x) {
+    return divide16(x, add16(exp2_16(multiply16(x, fill16(-1.702f * LOG2_E))), fill16(1.0f)));
+}
+
 INLINE Floats clamp_16(float limit, Floats x) { return larger16(fill16(-limit), smaller16(fill16(limit), x)); }
 
 INLINE Floats activate_16(ActivationKind kind, float limit, Floats x) {
     if (kind == SILU) return silu_16(x);
     if (kind == GELU) return gelu_16(x);
     if (kind == GELU_TANH) return gelu_tanh_16(x);
+    if (kind == QUICK_GELU) return quick_gelu_16(x);
     if (kind == NO_ACTIVATION) return x;
     if (kind == CLAMP) return clamp_16(limit, x);
     x = larger16(zero16(), x); /* NaN stays */

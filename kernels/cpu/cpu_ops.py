@@ -22,6 +22,7 @@ from ..contract import (
     AttentionSpec,
     DecoderWeights,
     FusedDecoder,
+    FusedEncoder,
     FusedLayer,
     HeadNorms,
     LayerWeights,
@@ -38,6 +39,7 @@ from .arena import PackedMemory
 from .compiler import Unavailable
 from .cpu_experts import CpuExperts, padded_scores
 from .fused_decoder import CpuDecoder, CpuLayer
+from .fused_encoder import CpuEncoder
 from .layer_structs import head_rules, norm_struct, scoring
 from .loader import load_kernels, load_level
 from .low_rank import CpuAdapterSpace
@@ -237,6 +239,11 @@ class CpuOps(ReferenceOps):
         if head_dim > MAX_HEAD_DIM or head_dim % 2:
             return None
         return CpuLayer(self, weights, num_heads, num_kv_heads, head_dim)
+
+    def fuse_encoder(self, layers: Sequence[LayerWeights], num_heads: int, head_dim: int) -> FusedEncoder | None:
+        if head_dim > MAX_HEAD_DIM or head_dim % 2:
+            return None
+        return CpuEncoder(self, layers, num_heads, head_dim)
 
     def fuse_decoder(self, weights: DecoderWeights) -> FusedDecoder | None:
         if weights.head_dim > MAX_HEAD_DIM or weights.head_dim % 2:

@@ -23,7 +23,7 @@ class Plan(Protocol):
 
 
 class LayerOwner(Protocol):
-    """What a CpuLayer shares with the other operations."""
+    """What a CpuLayer or a CpuEncoder shares with the other operations."""
 
     library: c.KernelLibrary
 
@@ -53,7 +53,7 @@ class CpuDecoder:
         self._num_positions = min((len(table) for table in tables if table is not None), default=MAX_POSITIONS)
         mlps = [each.mlp for each in weights.layers]
         self._experts = [None if isinstance(mlp, MLPWeights) else experts_struct(mlp) for mlp in mlps]
-        self._layers = (c.Layer * len(mlps))(*map(_layer, weights.layers, self._experts))
+        self._layers = (c.Layer * len(mlps))(*map(layer_struct, weights.layers, self._experts))
         self._space = space
         self._top_k = max((mlp.routing.top_k for mlp in mlps if not isinstance(mlp, MLPWeights)), default=0)
         self._decoder = self._describe(weights, is_batch_invariant)
@@ -164,7 +164,7 @@ class CpuLayer:
         self, owner: LayerOwner, weights: LayerWeights, num_heads: int, num_kv_heads: int, head_dim: int
     ) -> None:
         self._owner, self._weights = owner, weights
-        self._layer = _layer(weights, None)
+        self._layer = layer_struct(weights, None)
         self._shape = (num_heads, num_kv_heads, head_dim, weights.attention.window or 0)
         self._decoder = c.Decoder(
             layers=addressof(self._layer),
@@ -204,7 +204,7 @@ class CpuLayer:
         return stream
 
 
-def _layer(weights: LayerWeights, experts: Structure | None) -> Structure:
+def layer_struct(weights: LayerWeights, experts: Structure | None) -> Structure:
     layer = c.Layer(
         qkv=linear_struct(weights.qkv),
         output=linear_struct(weights.output),

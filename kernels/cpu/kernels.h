@@ -209,7 +209,7 @@ typedef struct {
 /* ── pack.c ──────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 /* As in contract.py; all but the last are also activations without gates. */
-typedef enum { NO_ACTIVATION, SILU, GELU, GELU_TANH, RELU, RELU2, CLAMP, SWIGLU_CLAMPED } ActivationKind;
+typedef enum { NO_ACTIVATION, SILU, GELU, GELU_TANH, QUICK_GELU, RELU, RELU2, CLAMP, SWIGLU_CLAMPED } ActivationKind;
 
 typedef struct {
     const element *weight; /* [num_pairs][num_lines][2 tiles] */

@@ -3,8 +3,9 @@
  *     embedding → [norm → qkv → heads → attention → output → norm → up → down, or experts] × num_layers → norm → head
  *
  * Activations between linears are panels. Output and down projections add directly to the residual stream; those with a
- * norm behind them are added by the norm that follows. In a parallel layer the MLP comes between qkv and attention:
- * both have read the stream before anything is added to it.
+ * norm behind them are added by the norm that follows. In a parallel layer the MLP comes between heads and attention:
+ * both have read the stream before anything is added to it. An encoder's layer ends once all its rows have keys and
+ * values, and begins before, in a step of other rows.
  */
 #include "experts.h"
 #include "low_rank.h"
@@ -203,14 +204,23 @@ static Output to_stream(Run *run, const Norm *norm) {
     return (Output){STORE, {run->a->delta, hidden, 0}, 0};
 }
 
-static void run_attention(const Run *run, int64_t index, AttentionPlan *plan) {
+/* Returns the layer's part of the cache. Layers of an encoder take turns. */
+static Cache cache_of(const Run *run, int64_t index) {
+    const Decoder *d = run->decoder;
+    int64_t block_size = run->step->block_size, layer_size = 2 * d->num_kv_heads * block_size * d->head_dim;
+    element *from = run->step->kv_cache + index % d->cache_layers * layer_size;
+    return (Cache){from, d->cache_layers * layer_size, d->num_kv_heads, block_size, d->head_dim};
+}
+
+/* Computes queries, and writes keys and values. */
+static void begin_attention(const Run *run, int64_t index) {
     const Decoder *d = run->decoder;
     const Step *step = run->step;
     const Activations *a = run->a;
     const Layer *layer = &d->layers[index];
-    int64_t layer_size = 2 * d->num_kv_heads * step->block_size * d->head_dim;
-    Cache cache = {step->kv_cache + index * layer_size, d->cache_layers * layer_size, d->num_kv_heads, step->block_size,
-                   d->head_dim};
+    Output to_qkv = {STORE, {a->qkv, a->qkv_width, 0}, 0};
+    multiply(run, &layer->qkv, &a->normed, &to_qkv);
+    Cache cache = cache_of(run, index);
     Heads heads = {a->qkv, a->qkv_width, step->num_tokens, d->num_heads, d->num_kv_heads, d->head_dim};
     HeadRules placed;
     HeadWork work = {&layer->rules, step->positions, step->slots};
@@ -220,8 +230,16 @@ static void run_attention(const Run *run, int64_t index, AttentionPlan *plan) {
     }
     qk_norm_rope_cache(&heads, &work, &cache, run->team);
     end_stage(run->team);
+}
+
+static void end_attention(Run *run, int64_t index, AttentionPlan *plan) {
+    const Activations *a = run->a;
+    const Layer *layer = &run->decoder->layers[index];
+    Cache cache = cache_of(run, index);
     attend(plan, a->qkv, a->qkv_width, &cache, &layer->scoring, &a->attended, run->team);
     end_stage(run->team);
+    Output out = to_stream(run, &layer->attention_output_norm);
+    multiply(run, &layer->output, &a->attended, &out);
 }
 
 static void run_mlp(Run *run, const Layer *layer) {
@@ -237,21 +255,21 @@ static void run_mlp(Run *run, const Layer *layer) {
     multiply(run, &layer->down, &inner, &out);
 }
 
-static void run_layer(Run *run, int64_t index, AttentionPlan *plan) {
+/* Runs the layer up to its keys and values, and the MLP of a parallel layer. */
+static void begin_layer(Run *run, int64_t index) {
     const Layer *layer = &run->decoder->layers[index];
-    const Activations *a = run->a;
-    Output to_qkv = {STORE, {a->qkv, a->qkv_width, 0}, 0};
-    normalize_stream(run, &layer->input_norm, &a->normed);
-    multiply(run, &layer->qkv, &a->normed, &to_qkv);
-    if (layer->is_parallel) {
-        if (layer->mlp_norm.kind) normalize_stream(run, &layer->mlp_norm, &a->normed);
-        run_mlp(run, layer);
-    }
-    run_attention(run, index, plan);
-    Output out = to_stream(run, &layer->attention_output_norm);
-    multiply(run, &layer->output, &a->attended, &out);
+    normalize_stream(run, &layer->input_norm, &run->a->normed);
+    begin_attention(run, index);
+    if (!layer->is_parallel) return;
+    if (layer->mlp_norm.kind) normalize_stream(run, &layer->mlp_norm, &run->a->normed);
+    run_mlp(run, layer);
+}
+
+static void end_layer(Run *run, int64_t index, AttentionPlan *plan) {
+    const Layer *layer = &run->decoder->layers[index];
+    end_attention(run, index, plan);
     if (layer->is_parallel) return;
-    normalize_stream(run, &layer->mlp_norm, &a->normed);
+    normalize_stream(run, &layer->mlp_norm, &run->a->normed);
     run_mlp(run, layer);
 }
 
@@ -307,8 +325,25 @@ EXPORT void layer_step(const Decoder *d, const Step *step, AttentionPlan *plan, 
     Rows stream = {step->hidden, d->hidden_size, 0};
     BEGIN_TEAM
     Run run = {d, step, &activations, &stream, {0}, team};
-    run_layer(&run, 0, plan);
+    begin_layer(&run, 0);
+    end_layer(&run, 0, plan);
     if (run.pending.data != NULL) normalize_stream(&run, &no_norm, &activations.normed);
+    END_TEAM
+}
+
+EXPORT int64_t encoder_width(const Decoder *d) { return qkv_width(d); }
+
+/* Ends a layer (-1: none) of the rows step->hidden, in place, and begins the next one, if there is one. `heads`, rows
+ * of encoder_width: queries of the layer, then of the next one. */
+EXPORT void encoder_step(const Decoder *d, const Step *step, int64_t index, AttentionPlan *plan, element *heads,
+                         element *scratch, int num_threads) {
+    Activations activations = lay_out(d, scratch, step->num_tokens);
+    activations.qkv = heads;
+    Rows stream = {step->hidden, d->hidden_size, 0};
+    BEGIN_TEAM
+    Run run = {d, step, &activations, &stream, {0}, team};
+    if (index >= 0) end_layer(&run, index, plan);
+    if (index + 1 < d->num_layers) begin_layer(&run, index + 1);
     END_TEAM
 }
 
@@ -335,7 +370,8 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         for (int64_t i = 0; i < d->num_layers; i++) {
             int at = 0;
             while (windows[at] != d->layers[i].window) at++;
-            run_layer(&run, i, plans[at]);
+            begin_layer(&run, i);
+            end_layer(&run, i, plans[at]);
             if (media != NULL && i < media->num_added) put_media(d, media, media->added[i], true, stream.data, team);
         }
         normalize_stream(&run, &d->final_norm, &hidden);

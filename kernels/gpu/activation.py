@@ -23,6 +23,8 @@ def activated(x, limit, KIND: tl.constexpr):
         x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     elif KIND == "gelu_tanh":  # (1 + tanh(z)) / 2 is sigmoid(2 z), and 1.5958 is 2 sqrt(2 / π)
         x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    elif KIND == "quick_gelu":
+        x = x / (1.0 + tl.exp(-1.702 * x))
     elif KIND == "relu":
         x = tl.maximum(x, 0.0)
     elif KIND == "relu2":

@@ -20,7 +20,7 @@ from ...kernels.select import Ops
 from .linear import PackedLayer, PackedModule, is_joinable, joined, take_over
 from .sketch import SCALES, is_close, sketch
 
-KINDS: tuple[ActivationKind, ...] = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+KINDS: tuple[ActivationKind, ...] = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ class PackedMLP(PackedModule):
 def pack_mlps(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
     """Make each module of `dtype` that proves to be a feed-forward block run as a PackedMLP."""
     for module in [each for each in model.modules() if not isinstance(each, nn.Linear)]:  # keeps no weight alive
-        recipe = _recipe(module, dtype)
+        recipe = recipe_of(module, dtype)
         if recipe is not None:
             take_over(module, PackedMLP(ops, module, recipe), (*recipe.first, recipe.down))
 
 
-def _recipe(module: nn.Module, dtype: torch.dtype) -> MLPRecipe | None:
+def recipe_of(module: nn.Module, dtype: torch.dtype) -> MLPRecipe | None:
     """Return how the module computes, or None if it has other parts or computes anything else."""
     linears = {name: child for name, child in module.named_children() if isinstance(child, nn.Linear)}
     if len(linears) not in (2, 3) or not all(is_joinable(each, dtype) for each in linears.values()):

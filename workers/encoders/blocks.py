@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .attention import Attention, TorchAttention, joined
+from .attention import attend, by_heads, joined, rotated
 
 Parts: TypeAlias = dict[str, Any]  # modules by their root in the names of weights
 RowMap: TypeAlias = Callable[[Tensor], Tensor]  # maps each row by itself
@@ -26,14 +26,31 @@ RowMap: TypeAlias = Callable[[Tensor], Tensor]  # maps each row by itself
 class Block(NamedTuple):
     """A layer: x + out(attention(norm(x))), then x + mlp(mlp_norm(x)); `gains` scale both sums."""
 
-    norm: RowMap
-    project: Callable[[Tensor], Sequence[Tensor]]  # [n, hidden] → q, k, v, each [n, heads × size]
+    module: nn.Module  # that has all these parts
+    norm: nn.Module
+    projections: Sequence[nn.Module]  # to q, k and v, each [n, hidden] → [n, heads × size]; or one to all side by side
     num_heads: int
     scale: float
-    out: RowMap
-    mlp_norm: RowMap
-    mlp: RowMap
+    out: Any
+    mlp_norm: nn.Module
+    mlp: nn.Module
+    head_norms: Sequence[nn.Module] = ()  # of all queries of a row, and of all keys
     gains: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def head_dim(self) -> int:
+        size: int = self.out.in_features
+        return size // self.num_heads
+
+    def project(self, x: Tensor) -> Sequence[Tensor]:
+        """Return q, k and v, each [n, heads × size]."""
+        if len(self.projections) == 1:
+            together: Tensor = self.projections[0](x)
+            return together.chunk(3, dim=-1)
+        projected = [each(x) for each in self.projections]
+        for i, norm in enumerate(self.head_norms):
+            projected[i] = norm(projected[i])
+        return projected
 
 
 @dataclass(eq=False)
@@ -55,10 +72,8 @@ class EncoderState:
     embedded: Tensor | None = None  # rows for the next piece
     num_embedded: int = 0  # units
     kept: dict[int, Tensor] = field(default_factory=dict)  # rows, by the number of layers before them
-    queries: Tensor = field(default_factory=lambda: torch.empty(0))  # [rows, heads, size], for each row's next layer
-    gathered: Tensor = field(
-        default_factory=lambda: torch.empty(0)
-    )  # keys and values of all rows for the stage's layer
+    queries: Tensor = field(default_factory=lambda: torch.empty(0))  # of each row, for its next layer
+    gathered: Sequence[Tensor] = ()  # keys and values of all rows, for the stage's layer
     projected: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # k, v [n, heads, size] of the next layer
     features: tuple[Tensor, ...] = ()  # of the projector
     embeds: list[Tensor] = field(default_factory=list)  # by piece
@@ -72,17 +87,26 @@ class EncoderState:
         return num_rows * piece // self.num_pieces
 
 
+class FusedLayers(Protocol):
+    """All layers, in the place of blocks."""
+
+    def run(self, state: EncoderState, layer: int, bounds: list[int], cuts: list[int]) -> None:
+        """Complete `layer` (−1: none) for consecutive pieces, and begin the next one, if there is one. cuts: the first
+        row of each piece, and the row behind the last one."""
+        ...
+
+
 class Tower:
     """An encoder of one family, with its projector. `kept_layers`: numbers of layers whose outputs the projector
     takes, 0 for the embedded patches; `windowed`: indices of layers with windows."""
 
     def __init__(
-        self, blocks: Sequence[Block], kept_layers: Sequence[int] = (), windowed: frozenset[int] = frozenset()
+        self, blocks: list[Block], kept_layers: Sequence[int] = (), windowed: frozenset[int] = frozenset()
     ) -> None:
-        self._blocks, self._windowed = blocks, windowed
+        self.blocks, self._windowed = blocks, windowed
         self._kept_layers = frozenset(kept_layers) or {len(blocks)}
         self.num_layers = len(blocks)  # that the embeddings need
-        self.attention: Attention = TorchAttention()
+        self.fused: FusedLayers | None = None
 
     def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
         """Cut an image, uint8 [tiles, height, width, 3], into units; nothing is computed from its pixels yet."""
@@ -100,48 +124,38 @@ class Tower:
         """Return embeddings [n, (1 + num_deepstack) × hidden] of rows of features."""
         raise NotImplementedError
 
+    def groups(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the pieces [first, last) of a stage by calls: all in one, if that does not change their bits."""
+        return [(first, last)] if self.fused is not None else [(piece, piece + 1) for piece in range(first, last)]
+
     def run_layers(self, state: EncoderState, stage: int, first: int, last: int, scale: RowMap) -> None:
         """Run the pieces [first, last) of a stage up to `num_layers`. `scale` makes numbers of units: → [n, 3, height,
         width]."""
-        if stage and self.attention.joins_pieces:
-            self._run(state, stage, first, last, scale)
+        cuts = [state.cut(state.num_rows, piece) for piece in range(first, last + 1)]
+        start, stop, is_last = cuts[0], cuts[-1], last == state.num_pieces
+        if not stage:
+            rows = self._embedded(state, stop - start, scale)
+            if not start:
+                state.hidden = rows.new_empty((state.num_rows, rows.shape[1]))
+            state.hidden[start:stop] = rows
+        if self.fused is not None:
+            self.fused.run(state, stage - 1, self._bounds(state, stage - 1), cuts)
         else:
-            for piece in range(first, last):
-                self._run(state, stage, piece, piece + 1, scale)
+            self._run_blocks(state, stage, start, stop, is_last=is_last)
+        if is_last and stage in self._kept_layers:
+            state.kept[stage] = state.hidden.clone()
 
-    def run_projector(self, state: EncoderState, piece: int) -> None:
-        """Run a piece of the last stage."""
-        if piece == 0:
+    def run_projector(self, state: EncoderState, first: int, last: int) -> None:
+        """Run the pieces [first, last) of the last stage."""
+        if first == 0:
             state.features = self.features(state)
-        start, stop = (state.cut(len(state.features[0]), each) for each in (piece, piece + 1))
+        start, stop = (state.cut(len(state.features[0]), piece) for piece in (first, last))
         state.embeds.append(self.project(*(each[start:stop] for each in state.features)))
 
     def finish(self, state: EncoderState) -> Tensor:
         """Return the embeddings, after all stages."""
         embeds = joined(state.embeds)
         return embeds if state.order is None else embeds[state.order]
-
-    def _run(self, state: EncoderState, stage: int, first: int, last: int, scale: RowMap) -> None:
-        cuts = [state.cut(state.num_rows, piece) for piece in range(first, last + 1)]
-        start, stop = cuts[0], cuts[-1]
-        rows = self._through_layer(state, stage - 1, cuts) if stage else self._embedded(state, stop - start, scale)
-        if not len(state.hidden):
-            state.hidden = rows.new_empty((state.num_rows, rows.shape[1]))
-        state.hidden[start:stop] = rows
-        if stage < self.num_layers:
-            q, k, v = self._projected(state, stage, rows, start)
-            if not len(state.queries):
-                state.queries = q.new_empty((state.num_rows, *q.shape[1:]))
-            state.queries[start:stop] = q
-            state.projected.append((k, v))
-        if last < state.num_pieces:
-            return
-        if stage in self._kept_layers:
-            state.kept[stage] = state.hidden.clone()
-        if stage < self.num_layers:
-            keys, values = zip(*state.projected, strict=True)
-            state.gathered = self.attention.gather(keys, values, self._bounds(state, stage))
-            state.projected.clear()
 
     def _bounds(self, state: EncoderState, layer: int) -> list[int]:
         return state.window_bounds if layer in self._windowed else state.bounds
@@ -157,36 +171,34 @@ class Tower:
         state.embedded = rows[count:]
         return rows[:count]
 
-    def _projected(self, state: EncoderState, layer: int, rows: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        block = self._blocks[layer]
-        q, k, v = (each.view(len(rows), block.num_heads, -1) for each in block.project(block.norm(rows)))
+    def _run_blocks(self, state: EncoderState, stage: int, start: int, stop: int, *, is_last: bool) -> None:
+        """Take the rows [start, stop) through the layer of a stage, and to q, k and v of the next one."""
+        if stage:
+            state.hidden[start:stop] = self._through_layer(state, stage - 1, start, stop)
+        if stage == self.num_layers:
+            return
+        q, k, v = self._projected(state, stage, start, stop)
+        if not stage and not start:
+            state.queries = q.new_empty((state.num_rows, *q.shape[1:]))
+        state.queries[start:stop] = q
+        state.projected.append((k, v))
+        if is_last:
+            state.gathered = [by_heads(pieces) for pieces in zip(*state.projected, strict=True)]
+            state.projected.clear()
+
+    def _projected(self, state: EncoderState, layer: int, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        block = self.blocks[layer]
+        projected = block.project(block.norm(state.hidden[start:stop]))
+        q, k, v = (each.view(stop - start, block.num_heads, -1) for each in projected)
         if state.rotations is not None:
-            cosines, sines = (each[start : start + len(rows), None] for each in state.rotations)
+            cosines, sines = (each[start:stop, None] for each in state.rotations)
             q, k = (rotated(each, cosines, sines) for each in (q, k))
         return q, k, v
 
-    def _through_layer(self, state: EncoderState, layer: int, cuts: list[int]) -> Tensor:
-        """cuts: the first rows of consecutive pieces, and the row behind the last one."""
-        block, rows, bounds = self._blocks[layer], state.hidden[cuts[0] : cuts[-1]], self._bounds(state, layer)
-        queries = state.queries[cuts[0] : cuts[-1]]
-        attended = block.out(self.attention.attend(block.scale, queries, state.gathered, bounds, cuts))
+    def _through_layer(self, state: EncoderState, layer: int, start: int, stop: int) -> Tensor:
+        block, rows, (keys, values) = self.blocks[layer], state.hidden[start:stop], state.gathered
+        bounds = self._bounds(state, layer)
+        attended: Tensor = block.out(attend(block.scale, state.queries[start:stop], keys, values, bounds, start))
         rows = rows + (attended if block.gains is None else block.gains[0] * attended)
-        more = block.mlp(block.mlp_norm(rows))
+        more: Tensor = block.mlp(block.mlp_norm(rows))
         return rows + (more if block.gains is None else block.gains[1] * more)
-
-
-def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate the two halves of each head by the angles of its row."""
-    wide = x.to(cosines.dtype)
-    first, second = wide.chunk(2, dim=-1)
-    return (wide * cosines + torch.cat((-second, first), dim=-1) * sines).to(x.dtype)
-
-
-def separate(*projections: RowMap) -> Callable[[Tensor], list[Tensor]]:
-    """Return the projections q, k, v of three layers."""
-    return lambda x: [project(x) for project in projections]
-
-
-def in_one(projection: RowMap) -> Callable[[Tensor], Sequence[Tensor]]:
-    """Return the projections q, k, v of one layer."""
-    return lambda x: projection(x).chunk(3, dim=-1)

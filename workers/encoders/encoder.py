@@ -89,11 +89,11 @@ class Encoder:
         while state.next_piece < end:
             stage, first = divmod(state.next_piece, state.num_pieces)
             last = min(first + end - state.next_piece, state.num_pieces)
-            if stage <= self._tower.num_layers:
-                self._tower.run_layers(state, stage, first, last, self._scale.scale)
-            elif stage == self._num_stages - 1:
-                for piece in range(first, last):
-                    self._tower.run_projector(state, piece)
+            for group in self._tower.groups(first, last):
+                if stage <= self._tower.num_layers:
+                    self._tower.run_layers(state, stage, *group, self._scale.scale)
+                elif stage == self._num_stages - 1:
+                    self._tower.run_projector(state, *group)
             state.next_piece += last - first
 
     @torch.inference_mode()

@@ -15,12 +15,12 @@ import transformers
 from torch import Tensor, nn
 
 from ...ipc.errors import ConfigError
-from ...kernels.cpu.cpu_ops import CpuOps
 from ...kernels.select import Ops
 from ..borrowed.linear import pack_layers
 from ..weights.checkpoint import Checkpoint, TensorSlice
-from .attention import KernelAttention
 from .blocks import Parts, Tower
+from .fused import fuse
+from .patches import pack_patches
 from .qwen_towers import Qwen2VLTower, Qwen3VLTower, Qwen25VLTower
 from .towers import Gemma3Tower, Idefics3Tower, InternVLTower, LlavaTower, PixtralTower
 
@@ -71,8 +71,8 @@ def make_parts(config: Any) -> dict[str, nn.Module]:
 
 def load_tower(config: Any, checkpoint: Checkpoint, ops: Ops | None = None) -> tuple[Tower, int]:
     """Make the tower of transformers' config from an open checkpoint; return it, and the bytes of its weights. `ops`
-    compute its linear layers and, with C kernels, its attention; None: torch. ConfigError if the checkpoint lacks a
-    tensor or has another shape."""
+    compute its layers, or at least multiply in them; None: torch. ConfigError if the checkpoint lacks a tensor or has
+    another shape."""
     kind = KINDS.get(config.model_type)
     if kind is None:
         raise ConfigError(f"config.json: model_type {config.model_type} has no encoder of images here")
@@ -85,11 +85,17 @@ def load_tower(config: Any, checkpoint: Checkpoint, ops: Ops | None = None) -> t
             _put(part, name, nn.Parameter(tensor, requires_grad=False))
             num_bytes += tensor.nbytes
         _make_tables(part, checkpoint.device)
-        if ops is not None:
-            pack_layers(part, ops, checkpoint.dtype)
-    tower = (PixtralTower if config.vision_config.model_type == "pixtral" else kind.tower)(parts, config)
-    if isinstance(ops, CpuOps):
-        tower.attention = KernelAttention(ops)
+    make = PixtralTower if config.vision_config.model_type == "pixtral" else kind.tower
+    tower = make(parts, config)
+    if ops is None:
+        return tower, num_bytes
+    fused = fuse(ops, tower.blocks, checkpoint.dtype)
+    for part in parts.values():
+        pack_layers(part, ops, checkpoint.dtype)
+        pack_patches(part, ops, checkpoint.dtype)
+    if fused is None:
+        return make(parts, config), num_bytes
+    tower.fused = fused
     return tower, num_bytes
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import vision_utils
 
-from .blocks import Block, EncoderState, Parts, Tower, in_one
+from .blocks import Block, EncoderState, Parts, Tower
 from .pixels import TEMPORAL_PATCH_SIZE, patchify
 
 
@@ -106,4 +106,4 @@ class Qwen3VLTower(Qwen2VLTower):
 
 def qwen_block(layer: Any) -> Block:
     inner = layer.attn
-    return Block(layer.norm1, in_one(inner.qkv), inner.num_heads, inner.scaling, inner.proj, layer.norm2, layer.mlp)
+    return Block(layer, layer.norm1, (inner.qkv,), inner.num_heads, inner.scaling, inner.proj, layer.norm2, layer.mlp)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .blocks import Block, EncoderState, Parts, Tower, separate
+from .blocks import Block, EncoderState, Parts, Tower
 
 
 class _Features:
@@ -194,35 +194,40 @@ def by_tiles(state: EncoderState, rows: Tensor) -> Tensor:
 def siglip_block(layer: Any) -> Block:
     """A layer of SigLIP, CLIP or Idefics3."""
     inner = layer.self_attn
-    project = separate(inner.q_proj, inner.k_proj, inner.v_proj)
-    out = inner.out_proj
-    return Block(layer.layer_norm1, project, inner.num_heads, inner.scale, out, layer.layer_norm2, layer.mlp)
+    projections, out = (inner.q_proj, inner.k_proj, inner.v_proj), inner.out_proj
+    return Block(layer, layer.layer_norm1, projections, inner.num_heads, inner.scale, out, layer.layer_norm2, layer.mlp)
 
 
 def internvl_block(layer: Any) -> Block:
     inner = layer.attention
-    queries, keys = _chain(inner.q_proj, inner.q_norm), _chain(inner.k_proj, inner.k_norm)
+    head_norms = () if isinstance(inner.q_norm, nn.Identity) else (inner.q_norm, inner.k_norm)
     return Block(
+        layer,
         layer.layernorm_before,
-        separate(queries, keys, inner.v_proj),
+        (inner.q_proj, inner.k_proj, inner.v_proj),
         inner.num_heads,
         inner.scale,
         inner.projection_layer,
         layer.layernorm_after,
         layer.mlp,
+        head_norms,
         (layer.lambda_1, layer.lambda_2),
     )
 
 
 def pixtral_block(layer: Any) -> Block:
     inner = layer.attention
-    project = separate(inner.q_proj, inner.k_proj, inner.v_proj)
-    out = inner.o_proj
-    return Block(layer.attention_norm, project, inner.num_heads, inner.scaling, out, layer.ffn_norm, layer.feed_forward)
-
-
-def _chain(first: Any, second: Any) -> Any:
-    return lambda x: second(first(x))
+    projections, out = (inner.q_proj, inner.k_proj, inner.v_proj), inner.o_proj
+    return Block(
+        layer,
+        layer.attention_norm,
+        projections,
+        inner.num_heads,
+        inner.scaling,
+        out,
+        layer.ffn_norm,
+        layer.feed_forward,
+    )
 
 
 def shuffle_pixels(features: Tensor, factor: int) -> Tensor:

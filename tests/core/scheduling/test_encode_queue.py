@@ -126,3 +126,29 @@ def test_a_piece_is_left_out_while_prompts_take_the_share_but_not_for_long() -> 
     planned = [steps.queue.plan([image(1, 256)], step, throttle, NUM_ROWS, 60).encodes for step in range(12)]
     assert [len(encodes) for encodes in planned] == [0, 0, 0, 1] * 3
     assert steps.queue.plan([], 13, throttle, NUM_ROWS, 0).encodes
+
+
+def is_whole(encodes: list[Encode]) -> bool:
+    return [each.num_pieces for each in encodes] == [each.pieces_per_stage * len(STAGES) for each in encodes]
+
+
+def test_all_images_of_a_burst_are_encoded_at_once_and_later_ones_are_not() -> None:
+    steps = Steps(64, dict.fromkeys(STAGES, 0.01))
+    steps.queue = EncodeQueue(4096, VISION, 256, PRODUCTS / 64)  # one image a step
+    for first in (1, 11):
+        images = [image(first + number, 256) for number in range(8)]
+        for num_decodes in (0, 0, 1, 2, 3, 4, 5, 6):  # rows decode once they have their images
+            encodes, _ = steps.run(images, num_decodes)
+            assert len(encodes) == 1 and is_whole(encodes)
+        later = [image(first + 8, 256)]
+        assert not is_whole(steps.run(later, 8)[0])
+        while steps.queue.cache.ready(later[0].digest) is None:
+            steps.run(later, 8)
+
+
+def test_a_burst_is_over_once_no_image_is_wanted() -> None:
+    steps = Steps(64, dict.fromkeys(STAGES, 0.01))
+    encodes, _ = steps.run([image(number, 300) for number in range(3)], 0)
+    assert len(encodes) == 3
+    assert not steps.run([], NUM_ROWS)[0]
+    assert not is_whole(steps.run([image(9, 256)], NUM_ROWS)[0])

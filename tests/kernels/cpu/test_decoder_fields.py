@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
 
 BLOCK_SIZE = 16
 ROWS = [(300, 1, list(range(1, 20))), (3, 1, [20]), (30, 21, [21, 22, 23, 24])]  # the first row's context is split
-UNGATED = [Activation(kind) for kind in ("silu", "gelu", "gelu_tanh", "relu", "relu2", "none")]
+UNGATED = [Activation(kind) for kind in ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "none")]
 GATED = [Activation(kind, is_gated=True) for kind in ("gelu", "gelu_tanh", "relu", "relu2", "none")]
 EXPERTS = [
     ExpertFields(),

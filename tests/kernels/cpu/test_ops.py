@@ -67,7 +67,7 @@ def test_linear_is_the_reference_linear(ops: CpuOps, seed: int) -> None:
             check(ops.logits(x, packed), exact)
 
 
-@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "relu", "relu2"])
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "relu2"])
 def test_an_activation_is_exact_to_float32(ops: CpuOps, name: ActivationKind) -> None:
     x = torch.cat((torch.linspace(-12, 12, 5001), torch.tensor([0.0, 1e-20, 30, -30, torch.inf, torch.nan])))[:, None]
     x = x.to(ops.dtype)

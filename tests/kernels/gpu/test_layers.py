@@ -62,7 +62,7 @@ def test_norms_are_the_references(
     assert torch.equal(copy, residual)
 
 
-KINDS: list[ActivationKind] = ["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+KINDS: list[ActivationKind] = ["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 ACTIVATIONS = [Activation(kind, is_gated) for kind in KINDS for is_gated in (False, True)]
 ACTIVATIONS += [Activation("clamp", limit=0.75), Activation("swiglu_clamped", True, 0.75)]
 

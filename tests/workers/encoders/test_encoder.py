@@ -20,7 +20,6 @@ from tokenloom.kernels.cpu.cpu_ops import load_cpu_ops
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.vision_configs import VISION_MODELS
 from tokenloom.tests.workers.encoders.media_items import random_item, their_features
-from tokenloom.workers.borrowed.linear import PackedLayer
 from tokenloom.workers.encoders.encoder import Encoder
 from tokenloom.workers.encoders.pixels import PixelScale
 
@@ -130,17 +129,14 @@ def test_our_kernels_compute_in_bfloat16_what_torch_does_wherever_the_pieces_are
                 assert torch.equal(encode(encoder, item, *pieces, pieces_per_stage=per_stage), embeds)
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "gemma3"])
-def test_our_kernels_replace_all_linear_layers_and_the_attention(
-    loaded: Callable[[str], Loaded], name: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", VISION_MODELS)
+def test_our_kernels_replace_all_layers(loaded: Callable[[str], Loaded], name: str, tmp_path: Path) -> None:
     folder, vision, exact = loaded(name)
     encoder = load_encoder(folder, vision, torch.bfloat16, ops=load_cpu_ops(torch.bfloat16, spare_folder=tmp_path))
     modules: list[Any] = list(encoder._tower._tower.modules())  # type: ignore[attr-defined]
-    assert any(isinstance(each, PackedLayer) for each in modules)
     assert not any(type(each) is torch.nn.Linear for each in modules)
-    assert encoder._tower.attention.joins_pieces
-    assert not exact._tower.attention.joins_pieces
+    assert encoder._tower.fused is not None
+    assert exact._tower.fused is None
 
 
 def test_items_do_not_see_each_other_between_layers(loaded: Callable[[str], Loaded]) -> None:

@@ -1,0 +1,180 @@
+"""FusedBlocks: the layers of a vision encoder by our kernels, all pieces of a layer in one call.
+
+Keys and values of all rows lie in a paged cache, as the kernels take them: its blocks are as long as they can be if
+each range between bounds is to have whole ones. A piece, or its part of a range, is a row of a step, whose tokens all
+see until the end of the range. So a piece has the same bits, whether it runs alone or with others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...kernels.contract import (
+    AttentionMetadata,
+    AttentionSpec,
+    HeadNorms,
+    LayerWeights,
+    MLPWeights,
+    Norm,
+    PackedLinear,
+    Rotary,
+)
+from ...kernels.select import Ops
+from ..borrowed.linear import is_packable, joined
+from ..borrowed.mlp import PackedMLP, recipe_of
+from ..borrowed.norm import rms_norm_of
+from .attention import Part, parts_of
+from .blocks import Block, EncoderState
+
+HEAD_UNIT = 16  # heads are padded to a multiple of these elements, which the kernels for many rows need
+
+
+class FusedBlocks:
+    """Owns the layers' packed weights."""
+
+    def __init__(self, ops: Ops, layers: Sequence[LayerWeights], num_heads: int, head_dim: int) -> None:
+        """head_dim: padded."""
+        fused = ops.fuse_encoder(layers, num_heads, head_dim)
+        assert fused is not None, "the kernels have encoders"
+        self._fused, self._num_heads, self._head_dim = fused, num_heads, head_dim
+
+    def run(self, state: EncoderState, layer: int, bounds: list[int], cuts: list[int]) -> None:
+        if not state.gathered:
+            self._make_room(state)
+        start, stop, (kv_cache,) = cuts[0], cuts[-1], state.gathered
+        metadata = None if layer < 0 else step_of(parts_of(bounds, cuts), kv_cache.shape[4])
+        rotations = None
+        if state.rotations is not None:
+            rotations = torch.cat([each[start:stop, : each.shape[1] // 2].float() for each in state.rotations], dim=1)
+        hidden, heads = state.hidden[start:stop], state.queries[start:stop]
+        self._fused(layer, hidden, heads, kv_cache, start, metadata, rotations)
+
+    def _make_room(self, state: EncoderState) -> None:
+        block_size = math.gcd(*state.bounds, *state.window_bounds)
+        shape = (state.num_rows // block_size, 2, 2, self._num_heads, block_size, self._head_dim)
+        state.queries = state.hidden.new_empty((state.num_rows, self._fused.width))
+        state.gathered = (state.hidden.new_empty(shape),)
+
+
+def fuse(ops: Ops, blocks: list[Block], dtype: torch.dtype) -> FusedBlocks | None:
+    """Take the layers out of `blocks`, one by one, so that memory holds one of them twice; None if `ops` have no such
+    kernel, or not for the parts of these layers, which then compute as they are."""
+    num_heads, head_dim = blocks[0].num_heads, padded(blocks[0].head_dim)
+    layers = list[LayerWeights]()
+    while blocks:
+        weights = _layer_of(ops, blocks[0], dtype)
+        if weights is None or ops.fuse_encoder([weights], num_heads, head_dim) is None:
+            assert not layers, "the layers of an encoder have the same parts"
+            return None
+        layers.append(weights)
+        blocks.pop(0).module._modules.clear()
+    return FusedBlocks(ops, layers, num_heads, head_dim)
+
+
+def _layer_of(ops: Ops, block: Block, dtype: torch.dtype) -> LayerWeights | None:
+    """Return a layer's weights; None if it has parts that our kernels lack."""
+    input_norm, mlp_norm = (_norm_of(each) for each in (block.norm, block.mlp_norm))
+    head_norms, recipe = _head_norms_of(block), recipe_of(block.mlp, dtype)
+    is_plain = all(is_packable(each, dtype) for each in (*block.projections, block.out))
+    if not is_plain or input_norm is None or mlp_norm is None or recipe is None:
+        return None
+    if head_norms is None and block.head_norms:
+        return None
+    if block.gains is not None:
+        for linear, gains in zip((block.out, getattr(block.mlp, recipe.down)), block.gains, strict=True):
+            _scale(linear, gains)
+    mlp = PackedMLP(ops, block.mlp, recipe)
+    return LayerWeights(
+        input_norm=input_norm,
+        qkv=_packed_projections(ops, block),
+        head_norms=head_norms,
+        rotary=Rotary(None),
+        attention=AttentionSpec(block.scale),
+        output=_packed_output(ops, block),
+        attention_output_norm=None,
+        mlp_norm=mlp_norm,
+        mlp=MLPWeights(mlp.up, mlp.down.packed),
+        mlp_output_norm=None,
+        is_parallel=False,
+    )
+
+
+def _norm_of(module: nn.Module) -> Norm | None:
+    if type(module) is nn.LayerNorm and len(module.normalized_shape) == 1:
+        weight, bias = (None if each is None else each.detach().float() for each in (module.weight, module.bias))
+        return Norm("layer", weight, bias, module.eps)
+    return rms_norm_of(module)
+
+
+def _head_norms_of(block: Block) -> HeadNorms | None:
+    """Return norms of all heads of a row; None if there are none, or if the heads would be padded between."""
+    norms = [_norm_of(each) for each in block.head_norms]
+    if len(norms) != 2 or padded(block.head_dim) != block.head_dim:
+        return None
+    query, key = (_by_heads(each, block.num_heads) for each in norms)
+    return None if query is None or key is None else HeadNorms(query, key, spans_heads=True)
+
+
+def _by_heads(norm: Norm | None, num_heads: int) -> Norm | None:
+    if norm is None or norm.weight is None or norm.bias is not None:
+        return None
+    return replace(norm, weight=norm.weight.view(num_heads, -1))
+
+
+def _scale(linear: nn.Linear, gains: Tensor) -> None:
+    """Multiply the layer's outputs."""
+    for parameter in (linear.weight, linear.bias):
+        if parameter is not None:
+            factors = gains.detach().float().view(-1, *[1] * (parameter.dim() - 1))
+            parameter.data = (parameter.detach().float() * factors).to(parameter.dtype)
+
+
+def _packed_projections(ops: Ops, block: Block) -> PackedLinear:
+    """Pack q, k and v side by side, each head padded with zeros."""
+    holder = nn.ModuleList(block.projections)
+    weight, bias = joined(holder, [name for name, _ in holder.named_children()])
+    missing = padded(block.head_dim) - block.head_dim
+    if missing:
+        weight = nn.functional.pad(weight.view(-1, block.head_dim, weight.shape[1]), (0, 0, 0, missing)).flatten(0, 1)
+        if bias is not None:
+            bias = nn.functional.pad(bias.view(-1, block.head_dim), (0, missing)).flatten()
+    return ops.pack_linear(weight, bias)
+
+
+def _packed_output(ops: Ops, block: Block) -> PackedLinear:
+    weight, bias = block.out.weight.detach(), block.out.bias
+    missing = padded(block.head_dim) - block.head_dim
+    if missing:
+        weight = nn.functional.pad(weight.view(len(weight), -1, block.head_dim), (0, missing)).flatten(1)
+    return ops.pack_linear(weight, None if bias is None else bias.detach())
+
+
+def step_of(parts: Sequence[Part], block_size: int) -> AttentionMetadata:
+    """Return a step whose rows are parts, of which each token sees all keys. It writes no keys and values."""
+    starts, stops, lows, highs = np.array(parts, np.int32).T
+    counts, lengths = stops - starts, highs - lows
+    blocks = (lows // block_size)[:, None] + np.arange(max(lengths) // block_size)
+    blocks[blocks >= (highs // block_size)[:, None]] = 0
+    query_starts = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
+    no_tokens = torch.empty(0, dtype=torch.int64)
+    return AttentionMetadata(
+        positions=no_tokens,
+        slots=no_tokens,
+        query_starts=torch.from_numpy(query_starts),
+        seq_lens=torch.from_numpy(lengths),
+        block_tables=torch.from_numpy(blocks.astype(np.int32)),
+        num_decode_rows=0,
+        query_starts_host=query_starts.tolist(),
+        seq_lens_host=lengths.tolist(),
+        see_until=torch.from_numpy(np.repeat(lengths - 1, counts)),
+    )
+
+
+def padded(size: int) -> int:
+    return -(-size // HEAD_UNIT) * HEAD_UNIT
