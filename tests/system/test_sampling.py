@@ -74,7 +74,7 @@ async def collect_all(
 
 def test_all_output_kinds_deliver_the_same_tokens(folder: Path) -> None:
     prompt = make_prompts(1, 10)[0]
-    params = SamplingParams(seed=3, n=2, max_tokens=10, ignore_eos=True, logprobs=1)
+    params = SamplingParams(seed=3, n=2, max_tokens=80, ignore_eos=True, logprobs=1)  # a late reader gets some at once
     cumulative, deltas, last = asyncio.run(collect_all(folder, prompt, params, ("cumulative", "delta", "final_only")))
     assert len(last) == 1 and last[0].finished and cumulative[-1].finished and deltas[-1].finished
     assert [answer.token_ids for answer in last[0].outputs] == [answer.token_ids for answer in cumulative[-1].outputs]
