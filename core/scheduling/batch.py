@@ -46,7 +46,8 @@ class Batch:
         self.row_frame, self.count_frame = rows.astype(np.int32).tobytes(), counts.tobytes()
         self.num_tokens = int(counts.sum())  # computed by the first step, all rows together
         self.num_prompt_tokens = int(counts[counts > 1].sum())  # of them, in chunks of more than one token
-        self.num_prefilled_tokens = int(prompts[is_prompt & (ends >= prompts)].sum())  # of prompts that it completes
+        is_first = state.num_tokens[rows] == prompts  # without answers, which a preempted or resumed request has
+        self.num_prefilled_tokens = int(prompts[is_prompt & is_first & is_end].sum())  # of prompts that it completes
         self.scores_prompts = bool((state.scores_prompt[rows] & is_prompt).any())  # the step returns prompt logprobs
         self.pooled_rows = rows[is_end & is_pooled]  # prompts to embed that the step computes to their end
         self.pooled_epochs = self.epochs[is_end & is_pooled]

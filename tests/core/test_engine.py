@@ -36,9 +36,11 @@ def test_many_requests_bring_the_tokens_of_each_alone() -> None:
 def test_a_small_pool_preempts_and_loses_nothing() -> None:
     harness = Harness(num_blocks=20, max_num_seqs=8, max_num_batched_tokens=16, block_size=4)
     rng = random.Random(1)
-    for key in range(16):
-        harness.add(key, prompt_of(rng, rng.randrange(1, 12)), 40)
+    lengths = [rng.randrange(1, 12) for _ in range(16)]
+    for key, length in enumerate(lengths):
+        harness.add(key, prompt_of(rng, length), 40)
     harness.run()
+    assert harness.core.stats.num_step_tokens == sum(lengths) + 16 * 40, "a token counts once, however often computed"
     assert harness.core.scheduler.num_recomputed_tokens >= harness.core.scheduler.num_preemptions > 0
     assert harness.finished[0].num_preemptions == 0, "the oldest gave way"
     for key in range(16):

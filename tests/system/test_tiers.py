@@ -140,12 +140,13 @@ def num_computed(client: Client) -> int:
     """Return the number of tokens computed so far, once the core has reported all that it has answered."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
+        is_idle = not client.health().num_running
         metrics = {each.name.removeprefix("tokenloom_"): each for each in client.get_metrics()}
         prompts, answers = metrics["prompt_tokens_total"], metrics["generation_tokens_total"]
         reported, computed = metrics["iteration_tokens"], metrics["scheduled_tokens_total"]
         assert isinstance(prompts, Counter) and isinstance(answers, Counter) and isinstance(computed, Counter)
         assert isinstance(reported, Histogram)
-        if reported.sum >= prompts.value + answers.value:
+        if is_idle and reported.sum >= prompts.value + answers.value:
             return computed.value
         assert time.monotonic() < deadline
         time.sleep(0.01)
