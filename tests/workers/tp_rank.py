@@ -65,3 +65,4 @@ def check_collectives(group: ParallelGroup) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]))
+    os._exit(0)  # as a worker does: at the interpreter's exit threads of torch may still want its lock

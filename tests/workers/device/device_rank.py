@@ -6,6 +6,7 @@ FOLDER/model is the checkpoint. Two ranks meet in FOLDER and write tokens-RANK.j
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -92,3 +93,4 @@ def main(folder: Path, rank: int) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(sys.argv[2]))
+    os._exit(0)  # as a worker does: at the interpreter's exit threads of torch may still want its lock
