@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.cpu.library import load_library
 from tokenloom.kernels.cpu.library_store import cached_library
 from tokenloom.kernels.cpu.processor import levels_up_to

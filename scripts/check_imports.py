@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-IPC = ("ipc", "ipc/adapters", "ipc/blobs", "ipc/config", "ipc/messages", "ipc/process")
+IPC = ("ipc", "ipc/adapters", "ipc/blobs", "ipc/config", "ipc/messages", "ipc/models", "ipc/process")
 
 
 class Folder(NamedTuple):
@@ -42,10 +42,11 @@ def _frontend(names: str) -> tuple[str, ...]:
 
 FOLDERS = {
     "ipc": Folder((), _parties("msgspec zmq")),
-    "ipc/adapters": Folder(("ipc/config", "ipc/process"), _parties("msgspec")),
+    "ipc/adapters": Folder(("ipc/models", "ipc/process"), _parties("msgspec")),
     "ipc/blobs": Folder(("ipc/messages",), _parties("zmq")),
-    "ipc/config": Folder(("ipc/messages", "ipc/process"), _parties("msgspec")),
+    "ipc/config": Folder(("ipc/messages", "ipc/models", "ipc/process"), _parties("msgspec")),
     "ipc/messages": Folder(("ipc/process",), _parties("msgspec")),
+    "ipc/models": Folder((), _parties("msgspec")),
     "ipc/process": Folder((), _parties("msgspec setproctitle")),
     "kernels": Folder((), _parties("torch numpy")),
     "kernels/cpu": Folder((), _parties("torch numpy")),

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from tokenloom.ipc.config.model_config import ModelConfig
-from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.models.model_config import ModelConfig
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench_kernels import CPU, DTYPE, seconds, step_of
 from tokenloom.scripts.bench_limits import Limits

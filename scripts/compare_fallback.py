@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench_kernels import CPU, DTYPE, seconds, step_of
 from tokenloom.scripts.bench_report import Report, median, new_parser

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-from tokenloom.ipc.config.families import FAMILIES
-from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.models.families import FAMILIES
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.bench_kernels import CPU, DTYPE, step_of
 from tokenloom.scripts.bench_report import Report, median, new_parser

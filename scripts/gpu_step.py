@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.messages.workers import RowSampling
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.workers.device.cuda_graphs import CudaRecorder
 from tokenloom.workers.device.device_runner import DeviceRunner

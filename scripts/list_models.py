@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from tokenloom.ipc.config.model_file import NATIVE, load_model_config
+from tokenloom.ipc.models.model_file import NATIVE, load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.checkpoints import FAMILIES as FIRST_FAMILIES
 from tokenloom.tests.support.checkpoints import tiny_checkpoint, tiny_config

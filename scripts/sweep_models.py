@@ -28,9 +28,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.model_config import ModelImplementation
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.model_config import ModelImplementation
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.workers.borrowed.check_steps import BLOCK_SIZE, LENGTHS, NUM_BLOCKS, packed_steps
 from tokenloom.workers.borrowed.load import load_borrowed

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.config.model_config import ModelConfig
 from ..ipc.errors import ConfigError
 from ..ipc.messages.base import Holding, MemoryTag, Rank
 from ..ipc.messages.supervisor import Measured, Phase
+from ..ipc.models.model_config import ModelConfig
 from ..ipc.process.arena import Arena
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.machine_memory import available_bytes, gib

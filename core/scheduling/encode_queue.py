@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.config.vision_config import Stage, VisionConfig
 from ...ipc.messages.media import Encode, EncoderProgress, FailedEntry, MediaSpan
+from ...ipc.models.vision_config import Stage, VisionConfig
 from .encode_throttle import EncodeThrottle, StageWork
 from .encoder_cache import EncoderCache, Entry
 

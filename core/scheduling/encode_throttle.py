@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...ipc.config.vision_config import Stage
+from ...ipc.models.vision_config import Stage
 from .prefill_throttle import SHARE, PrefillThrottle, blend
 
 

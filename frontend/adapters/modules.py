@@ -10,8 +10,8 @@ import msgspec
 
 from ...ipc.adapters.adapter_file import read_adapter
 from ...ipc.config.engine_config import EngineConfig
-from ...ipc.config.model_config import ModelConfig
 from ...ipc.errors import ConfigError, RequestError
+from ...ipc.models.model_config import ModelConfig
 
 MAX_NAME_CHARACTERS = 200
 

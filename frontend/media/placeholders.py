@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ...ipc.config.vision_config import VisionConfig
 from ...ipc.errors import ConfigError, RequestError
 from ...ipc.messages.media import MediaSpan
+from ...ipc.models.vision_config import VisionConfig
 from ..text.tokenizer import Tokenizer, special_token
 from .image_processor_config import Grid, ImageProcessorConfig
 

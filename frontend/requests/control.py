@@ -16,8 +16,6 @@ import msgspec
 
 from ...ipc.codec import num_ids
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.config.model_config import ModelConfig
-from ...ipc.config.model_file import load_model_config
 from ...ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
 from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.messages.client import Control, Done, Medium, QueryFailed
@@ -25,6 +23,8 @@ from ...ipc.messages.core import ControlDone, EngineControl
 from ...ipc.messages.intake import ReadPrompt
 from ...ipc.messages.media import MediaSpan
 from ...ipc.messages.supervisor import SetLogLevel
+from ...ipc.models.model_config import ModelConfig
+from ...ipc.models.model_file import load_model_config
 from ...ipc.process.log import LogLevel
 from ..adapters.desk import AdapterDesk
 from ..intake.prompt import Prompt

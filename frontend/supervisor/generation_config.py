@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ...ipc.codec import JsonObject
-from ...ipc.config.config_file import read_json
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError, RequestError
+from ...ipc.models.config_file import read_json
 from ...ipc.sampling_params import SamplingParams
 
 logger = logging.getLogger("tokenloom.supervisor")

@@ -17,13 +17,13 @@ import msgspec
 from ...ipc.addresses import RunDirectory
 from ...ipc.config.engine_config import AUTO_LENGTH, EngineConfig
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.config.model_config import ModelConfig
-from ...ipc.config.model_file import load_model_config
-from ...ipc.config.quantization_config import QuantizationConfig
 from ...ipc.config.weight_files import stored_tensors
 from ...ipc.endpoints import Endpoints
 from ...ipc.errors import ConfigError
 from ...ipc.keys import Keys
+from ...ipc.models.model_config import ModelConfig
+from ...ipc.models.model_file import load_model_config
+from ...ipc.models.quantization_config import QuantizationConfig
 from ...ipc.process.machine_memory import available_bytes, gib, swap_bytes
 from ..adapters.modules import check_adapter_options
 from ..listening.tls import new_ssl_context

@@ -16,8 +16,8 @@ from pathlib import Path
 import tokenizers
 
 from ...ipc.codec import JsonObject, encode_ids
-from ...ipc.config.config_file import read_json
 from ...ipc.errors import ConfigError, RequestError
+from ...ipc.models.config_file import read_json
 from ...ipc.sampling_params import CutSide
 from .text_cut import TextCut
 from .token_bytes import max_bytes_per_token

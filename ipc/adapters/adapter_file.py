@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from ..config.model_config import ModelConfig
 from ..errors import RequestError
+from ..models.model_config import ModelConfig
 from .adapter_config import CONFIG_NAME, MERGE, AdapterConfig, read_config
 from .name_pattern import PatternError, StepBudget
 from .pattern_table import PatternTable

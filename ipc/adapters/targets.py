@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from ..config.model_config import ExpertsConfig, ModelConfig
+from ..models.model_config import ExpertsConfig, ModelConfig
 
 TargetKind = Literal["linear", "embedding", "head", "experts_up", "experts_down"]
 

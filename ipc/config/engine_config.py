@@ -18,8 +18,8 @@ from ..endpoints import DEFAULT_PORT, check_listen, http_endpoint, joined_http_a
 from ..errors import ConfigError
 from ..messages.media import MediaKind
 from ..process.log import LogLevel
+from .media_limits import media_limits
 from .tier_places import check_events, check_places
-from .vision_config import media_limits
 
 API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # replaces --api-key, which every user of the machine can see in `ps`
 CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # passes the configuration from a program to the engine that it starts

@@ -15,8 +15,8 @@ import msgspec
 
 from ..endpoints import Endpoints
 from ..messages.base import PROTOCOL_VERSION, Hello, Rank
+from ..models.model_config import ModelConfig
 from .engine_config import AUTO_LENGTH, EngineConfig
-from .model_config import ModelConfig
 
 VARIABLE = "TOKENLOOM_SPEC"
 

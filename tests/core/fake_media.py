@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from tokenloom.core.media_spans import end_of
 from tokenloom.ipc.codec import decode_ids
-from tokenloom.ipc.config.vision_config import VisionConfig
 from tokenloom.ipc.messages.media import Encode, FailedEntry, MediaSpan
 from tokenloom.ipc.messages.workers import SchedulerOutput
+from tokenloom.ipc.models.vision_config import VisionConfig
 
 IMAGE = 996  # the placeholder
 BREAK = 995  # a token that stands between placeholders

@@ -18,12 +18,12 @@ from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.config.vision_config import VisionConfig
 from tokenloom.ipc.messages.adapter import AdapterRef
 from tokenloom.ipc.messages.base import BulkArray, Rank
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreRequest, Finished
 from tokenloom.ipc.messages.media import MediaSpan
 from tokenloom.ipc.messages.tier import PlaceName, TierToCore
+from tokenloom.ipc.models.vision_config import VisionConfig
 from tokenloom.ipc.pooling_params import PoolingParams
 from tokenloom.ipc.process.awake_clock import AwakeClock
 from tokenloom.ipc.sampling_params import SamplingParams

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tokenloom import LLM, SamplingParams
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.lora_request import LoRARequest
 from tokenloom.ipc.messages.workers import RowSampling
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.contract import GATED_SILU, LowRankUpdate, Routing
 from tokenloom.kernels.quantized import quantize
 from tokenloom.kernels.reference import ReferenceOps

@@ -8,8 +8,8 @@ import msgspec
 
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.config.model_config import LayerConfig, ModelConfig, NormConfig, RopeConfig
 from tokenloom.ipc.endpoints import Endpoints
+from tokenloom.ipc.models.model_config import LayerConfig, ModelConfig, NormConfig, RopeConfig
 
 
 def new_spec(vocab_size: int = 1000, max_model_len: int = 512, **changes: object) -> EngineSpec:

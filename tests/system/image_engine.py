@@ -18,8 +18,8 @@ from PIL import Image
 from tokenloom import LLM, RequestOutput, SamplingParams
 from tokenloom.frontend.client.client import Client
 from tokenloom.frontend.media.image_processor_config import load_image_processor
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.messages.metrics import Counter
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.vision_configs import VISION_MODELS
 from tokenloom.tests.support.vision_oracle import VisionOracle, random_image

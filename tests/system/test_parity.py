@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tokenloom import LLM, RequestOutput, SamplingParams
-from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.oracle import GreedyOracle
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenloom.ipc.config.model_file import load_model_config
-from tokenloom.ipc.config.quantization_config import QuantizationConfig
+from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.models.quantization_config import QuantizationConfig
 from tokenloom.kernels.contract import AttentionMetadata, StepMedia
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.workers.model_step import Model, StepContext

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.workers.model_step import Model

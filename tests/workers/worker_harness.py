@@ -17,7 +17,6 @@ import zmq
 from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.messages.base import Rank
 from tokenloom.ipc.messages.supervisor import (
     ChildToSupervisor,
@@ -39,6 +38,7 @@ from tokenloom.ipc.messages.workers import (
     SlotFilled,
     WorkerToCore,
 )
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.ipc.process.arena import Arena, ArenaShape, new_arena
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.support.engine_specs import new_spec

@@ -9,9 +9,9 @@ from ...ipc.adapters.adapter_file import AdapterReader
 from ...ipc.adapters.digest import adapter_digest
 from ...ipc.adapters.targets import is_chosen, targets_of
 from ...ipc.config.engine_config import EngineConfig
-from ...ipc.config.model_config import ModelConfig
 from ...ipc.errors import ConfigError, RequestError
 from ...ipc.messages.adapter import FillSlot
+from ...ipc.models.model_config import ModelConfig
 from ...ipc.process.pacer import Pause, no_pause
 from ...kernels.select import Ops
 from ..weights.adapted_layers import Adaptable, AdaptedLayers

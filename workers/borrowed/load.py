@@ -16,12 +16,12 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ...ipc.config.config_file import overridden, read_json
 from ...ipc.config.engine_config import EngineConfig
-from ...ipc.config.model_config import ModelConfig
-from ...ipc.config.model_file import NATIVE
-from ...ipc.config.quantization_config import QuantizationConfig
 from ...ipc.errors import ConfigError
+from ...ipc.models.config_file import overridden, read_json
+from ...ipc.models.model_config import ModelConfig
+from ...ipc.models.model_file import NATIVE
+from ...ipc.models.quantization_config import QuantizationConfig
 from ...ipc.process.machine_memory import available_bytes, gib
 from ...kernels.select import Ops
 from ..parallel import ParallelGroup

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ipc.config.model_config import ModelConfig
 from ...ipc.errors import ConfigError
+from ...ipc.models.model_config import ModelConfig
 from ...kernels.gpu.compile import Kernels, compiling, load, unfinished
 from ...kernels.gpu.sampling.logprobs import logsumexp
 from ..input_batch import StepInputs

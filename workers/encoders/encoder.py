@@ -14,8 +14,8 @@ import transformers
 from torch import Tensor
 
 from ...ipc.blobs.media_file import MediaFile
-from ...ipc.config.vision_config import VisionConfig
 from ...ipc.errors import ConfigError, RequestError
+from ...ipc.models.vision_config import VisionConfig
 from ...kernels.select import Ops
 from ..borrowed.load import read_config
 from ..weights.checkpoint import Checkpoint

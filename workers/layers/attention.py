@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...ipc.config.model_config import HeadNormsConfig, ModelConfig
+from ...ipc.models.model_config import HeadNormsConfig, ModelConfig
 from ...kernels.contract import NO_ACTIVATION, Activation, AttentionSpec, HeadNorms, Norm, Rotary
 from ..kv_cache import layer_cache
 from ..model_step import StepContext

@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from ...ipc.config.model_config import ModelConfig, RopeConfig
 from ...ipc.errors import ConfigError
+from ...ipc.models.model_config import ModelConfig, RopeConfig
 from ...kernels.contract import Rotary
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ...ipc.blobs.media_file import parse_media_file
 from ...ipc.blobs.store import BlobStore
-from ...ipc.config.vision_config import VisionConfig
 from ...ipc.errors import ProtocolError, RequestError
 from ...ipc.messages.media import Encode, FailedEntry
+from ...ipc.models.vision_config import VisionConfig
 from ..encoders.blocks import EncoderState
 from ..encoders.encoder import Encoder
 from ..parallel import ParallelGroup

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...ipc.config.vision_config import VisionConfig
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import NewRow
+from ...ipc.models.vision_config import VisionConfig
 from ..arrays import I32, I64
 from ..input_batch import StepInputs
 from .row_spans import RowSpans

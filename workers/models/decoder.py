@@ -15,7 +15,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...ipc.config.model_config import ModelConfig, TensorNames
+from ...ipc.models.model_config import ModelConfig, TensorNames
 from ...kernels.contract import BatchColumns, DecoderWeights, FusedDecoder, LayerWeights, Norm, PackedLinear, Rotary
 from ...kernels.select import Ops
 from ..kv_cache import KVCacheSpec

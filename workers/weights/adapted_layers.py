@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ...ipc.config.model_config import ExpertsConfig, ModelConfig, TensorNames
+from ...ipc.models.model_config import ExpertsConfig, ModelConfig, TensorNames
 from ...kernels.contract import AdapterSpace, ExpertSlots, LinearSlots, PackedExperts, PackedLinear
 from .checkpoint import TensorSlice
 

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ...ipc.config.model_config import ExpertsConfig, TensorNames
+from ...ipc.models.model_config import ExpertsConfig, TensorNames
 from ...kernels.quantized import Weight
 from .checkpoint import Checkpoint, TensorSlice
 from .mxfp4 import GROUP_SIZE, dequantize

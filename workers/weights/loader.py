@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...ipc.config.model_config import NormConfig
+from ...ipc.models.model_config import NormConfig
 from ...kernels.contract import GATED_SILU, NO_ACTIVATION, Activation, Norm, PackedExperts, PackedLinear
 from ...kernels.quantized import QuantizedWeight, Weight
 from ...kernels.select import Ops

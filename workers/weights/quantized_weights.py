@@ -18,8 +18,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ...ipc.config.quantization_config import QuantizationConfig
 from ...ipc.errors import ConfigError
+from ...ipc.models.quantization_config import QuantizationConfig
 from ...kernels.quantized import QuantizedWeight, Weight, as_floats, concatenate, from_g_idx, quantize
 from .checkpoint import FLOAT_DTYPES, Checkpoint, TensorSlice
 

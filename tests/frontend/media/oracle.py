@@ -18,7 +18,7 @@ from transformers.models.siglip.image_processing_pil_siglip import SiglipImagePr
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from tokenloom.frontend.media.image_processor_config import Grid
-from tokenloom.ipc.config.vision_config import VisionConfig, VisionFamily
+from tokenloom.ipc.models.vision_config import VisionConfig, VisionFamily
 
 CLASSES = {
     each.__name__: each

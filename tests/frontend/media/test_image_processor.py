@@ -14,8 +14,8 @@ from PIL import Image
 
 from tokenloom.frontend.media.image_processor import process_image
 from tokenloom.frontend.media.image_processor_config import ImageProcessorConfig, load_image_processor
-from tokenloom.ipc.config.vision_config import VisionConfig
 from tokenloom.ipc.errors import RequestError
+from tokenloom.ipc.models.vision_config import VisionConfig
 from tokenloom.tests.frontend.media.oracle import new_vision, oracle_image, save_processor
 
 SIDE = 4000

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tokenloom.frontend.media.image_processor_config import ImageProcessorConfig, ImageSize, load_image_processor
-from tokenloom.ipc.config.vision_config import VisionConfig, VisionFamily
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.vision_config import VisionConfig, VisionFamily
 
 
 def vision_of(family: VisionFamily, **changes: Any) -> VisionConfig:

@@ -20,9 +20,9 @@ from tokenloom.frontend.media.image_processor import process_image
 from tokenloom.frontend.media.image_processor_config import load_image_processor
 from tokenloom.frontend.media.placeholders import Placeholders
 from tokenloom.frontend.text.tokenizer import Tokenizer
-from tokenloom.ipc.config.model_file import load_model_config
-from tokenloom.ipc.config.vision_config import VisionConfig
 from tokenloom.ipc.errors import ConfigError, RequestError
+from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.models.vision_config import VisionConfig
 from tokenloom.tests.frontend.media.image_files import new_pixels
 from tokenloom.tests.support.vision_checkpoints import write_tokenizer
 from tokenloom.tests.support.vision_configs import VISION_MODELS

@@ -13,9 +13,9 @@ from tokenloom.frontend.requests.vision import ReadMedium, Vision
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.config.vision_config import VisionConfig
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.media import MediaKind, MediaSpan
+from tokenloom.ipc.models.vision_config import VisionConfig
 from tokenloom.tests.support.engine_specs import in_folder, new_spec
 
 MARKER, BAD = "#", b"bad"

@@ -12,9 +12,9 @@ import pytest
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER, GPU_NODES, check_parallel, find_checkpoint, resolve
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.model_file import load_model_config
-from tokenloom.ipc.config.quantization_config import QuantizationConfig
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.models.quantization_config import QuantizationConfig
 from tokenloom.ipc.process.machine_memory import gib, swap_bytes, total_bytes
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 

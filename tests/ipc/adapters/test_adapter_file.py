@@ -13,9 +13,9 @@ import pytest
 from tokenloom.ipc.adapters.adapter_config import CONFIG_NAME
 from tokenloom.ipc.adapters.adapter_file import AdapterFile, AdapterReader, read_adapter
 from tokenloom.ipc.adapters.tensor_header import TENSORS_NAME
-from tokenloom.ipc.config.model_config import ModelConfig
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import RequestError
+from tokenloom.ipc.models.model_config import ModelConfig
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.tests.support.adapter_bytes import Shapes, linear_pair, write_adapter_bytes
 from tokenloom.tests.support.checkpoints import tiny_config
 

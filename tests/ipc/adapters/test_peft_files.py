@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from tokenloom.ipc.adapters.adapter_file import AdapterModule, read_adapter
 from tokenloom.ipc.adapters.tensor_header import TENSORS_NAME, TensorPlace
-from tokenloom.ipc.config.model_config import ModelConfig
-from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.models.model_config import ModelConfig
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.tests.support.checkpoints import tiny_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # peft uses names of transformers that are deprecated

@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from tokenloom.ipc.adapters.targets import AdapterTarget, ModulePaths, is_chosen, targets_of
-from tokenloom.ipc.config.model_config import ModelConfig
-from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.models.model_config import ModelConfig
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.tests.support import families
 from tokenloom.tests.support.checkpoints import FAMILIES, tiny_config
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import tokenloom.tests.kernels.gpu.interpreter  # noqa: F401
-from tokenloom.ipc.config.model_file import NATIVE
+from tokenloom.ipc.models.model_file import NATIVE
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint

@@ -10,9 +10,9 @@ import torch
 
 from tokenloom.ipc.adapters.digest import adapter_digest
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.model_file import load_model_config
-from tokenloom.ipc.config.quantization_config import QuantizationConfig
 from tokenloom.ipc.messages.adapter import FillSlot
+from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.models.quantization_config import QuantizationConfig
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.workers.adapters.slot_filler import SlotFiller, adaptable

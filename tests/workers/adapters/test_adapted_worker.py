@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tokenloom.ipc.adapters.digest import adapter_digest
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError, ProtocolError
 from tokenloom.ipc.messages.adapter import FillSlot
 from tokenloom.ipc.messages.base import Holding
 from tokenloom.ipc.messages.workers import NewRow, RowLogprobs, RowSampling, SchedulerOutput, SlotFilled
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.ipc.process import faults
 from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
 from tokenloom.tests.support.checkpoints import tiny_checkpoint

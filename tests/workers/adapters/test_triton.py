@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tokenloom.tests.kernels.gpu.interpreter  # noqa: F401
-from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint

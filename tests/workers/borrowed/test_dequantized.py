@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.tests.support.quantized_checkpoints import FORMATS, mxfp4_pair, quantized_pair
 from tokenloom.tests.workers.borrowed.test_model import load
 from tokenloom.tests.workers.models.test_decoder import prompts_of

@@ -16,8 +16,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.family_checkpoints import randomize

@@ -26,9 +26,9 @@ if "alone" in sys.argv:
     del triton.runtime._async_compile.AsyncCompileMode
 
 from tokenloom.ipc.adapters.targets import targets_of
-from tokenloom.ipc.config.model_config import ModelConfig
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.model_config import ModelConfig
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from tokenloom.kernels.gpu.compile import compiling
 from tokenloom.kernels.gpu.ops import TritonOps

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tokenloom.ipc.adapters.targets import targets_of
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.messages.workers import RowSampling
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.contract import LowRankPart, LowRankUpdate
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps

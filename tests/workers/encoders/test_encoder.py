@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tokenloom.ipc.blobs.media_file import MediaFile
-from tokenloom.ipc.config.model_file import load_model_config
-from tokenloom.ipc.config.vision_config import VisionConfig
 from tokenloom.ipc.errors import ConfigError, RequestError
+from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.models.vision_config import VisionConfig
 from tokenloom.kernels.cpu.cpu_ops import load_cpu_ops
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.vision_configs import VISION_MODELS

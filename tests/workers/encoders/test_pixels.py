@@ -12,8 +12,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from tokenloom.ipc.config.vision_config import VisionFamily
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.vision_config import VisionFamily
 from tokenloom.tests.workers.encoders.media_items import qwen_patches
 from tokenloom.workers.encoders.pixels import PixelScale
 

@@ -14,9 +14,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
-from tokenloom.ipc.config.model_config import RopeConfig
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.model_config import RopeConfig
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.workers.layers.rotary import make_rotary, rotary_frequencies, rotations_at, section_axes
 

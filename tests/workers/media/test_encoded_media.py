@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tokenloom.ipc.blobs.media_file import media_header
 from tokenloom.ipc.blobs.store import BlobStore
-from tokenloom.ipc.config.model_file import load_model_config
-from tokenloom.ipc.config.vision_config import VisionConfig
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.media import Encode, FailedEntry
+from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.models.vision_config import VisionConfig
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.workers.encoders.media_items import random_item
 from tokenloom.workers.encoders.encoder import Encoder

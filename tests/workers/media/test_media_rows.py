@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenloom.ipc.config.vision_config import VisionConfig, VisionFamily
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.workers import NewRow, RowSampling
+from tokenloom.ipc.models.vision_config import VisionConfig, VisionFamily
 from tokenloom.workers.input_batch import InputBatch, StepInputs
 from tokenloom.workers.media.media_rows import MediaPlan, MediaRows
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenloom.ipc.config.model_config import ModelConfig
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.model_config import ModelConfig
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.select import levels_up_to, select_ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.quantized_checkpoints import mxfp4_pair

@@ -10,10 +10,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from tokenloom.ipc.config.families import FAMILIES
-from tokenloom.ipc.config.model_config import ModelConfig
-from tokenloom.ipc.config.model_file import load_model_config
-from tokenloom.ipc.config.vision_families import VISION_FAMILIES
+from tokenloom.ipc.models.families import FAMILIES
+from tokenloom.ipc.models.model_config import ModelConfig
+from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.models.vision_families import VISION_FAMILIES
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.families import CONFIGS

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import torch
 
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels import fp8_cache
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import transformers
 
-from tokenloom.ipc.config.model_config import ModelConfig
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.model_config import ModelConfig
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.names_only_checkpoint import NamesOnlyCheckpoint, Shape
 from tokenloom.tests.support.published_models import NAMES, PublishedModel, read_published

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model
 
-from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint

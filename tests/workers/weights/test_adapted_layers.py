@@ -9,11 +9,11 @@ import torch
 
 from tokenloom.ipc.adapters.targets import targets_of
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.families import FAMILIES
-from tokenloom.ipc.config.model_config import ModelConfig
-from tokenloom.ipc.config.model_file import load_model_config
-from tokenloom.ipc.config.vision_families import VISION_FAMILIES
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.families import FAMILIES
+from tokenloom.ipc.models.model_config import ModelConfig
+from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.models.vision_families import VISION_FAMILIES
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support import families
 from tokenloom.tests.support.checkpoints import FAMILIES as LLAMA_LIKE

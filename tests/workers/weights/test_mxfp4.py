@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from tokenloom.ipc.config.model_file import load_model_config
+from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.tests.support.quantized_checkpoints import E2M1, mxfp4_pair
 from tokenloom.workers.weights.checkpoint import Checkpoint
 from tokenloom.workers.weights.experts import load_experts

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tokenloom.ipc.config.quantization_config import QuantizationConfig, parse_quantization
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.quantization_config import QuantizationConfig, parse_quantization
 
 PATH = Path("/m/config.json")
 

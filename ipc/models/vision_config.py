@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
-
-from ..errors import ConfigError
 
 VisionFamily: TypeAlias = Literal[
     "llava", "pixtral", "idefics3", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3"
@@ -34,24 +32,3 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
         windowed = set(self.windowed_layers)
         layers: list[Stage] = ["windowed layer" if i in windowed else "layer" for i in range(self.num_layers)]
         return ("patches", *layers, "projector")
-
-
-MEDIA_KINDS = ("image", "video", "audio")  # that --limit-mm-per-prompt may name, as in vLLM
-
-
-def media_limits(given: dict[str, Any] | None) -> dict[str, int]:
-    """Return how many media of each kind --limit-mm-per-prompt allows in a prompt, by kind; ConfigError if invalid.
-
-    A limit is a number, or vLLM's {"count": number, …}, whose other fields only estimate sizes.
-    """
-    limits = {}
-    for kind, limit in (given or {}).items():
-        if kind not in MEDIA_KINDS:
-            raise ConfigError(f"--limit-mm-per-prompt {kind!r:.80} must be one of {', '.join(MEDIA_KINDS)}")
-        count = limit.get("count") if isinstance(limit, dict) else limit
-        if isinstance(limit, dict) and count is None:
-            continue
-        if type(count) is not int or not 0 <= count <= 1 << 20:
-            raise ConfigError(f"--limit-mm-per-prompt {kind} must be in [0, {1 << 20}], got {limit!r:.80}")
-        limits[kind] = count
-    return limits

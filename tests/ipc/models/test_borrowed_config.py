@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tokenloom.ipc.config.model_config import ModelConfig, ModelImplementation
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.model_config import ModelConfig, ModelImplementation
+from tokenloom.ipc.models.model_file import load_model_config
 
 SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
 

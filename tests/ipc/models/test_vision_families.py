@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import transformers
 
-from tokenloom.ipc.config.model_config import ModelConfig
-from tokenloom.ipc.config.model_file import load_model_config
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.model_config import ModelConfig
+from tokenloom.ipc.models.model_file import load_model_config
 
 CONFIGS: dict[str, Any] = {
     "Llava": transformers.LlavaConfig,
