@@ -10,7 +10,7 @@ from ..ipc.errors import Overloaded, RequestError
 from ..ipc.messages.adapter import AdapterRef
 from ..ipc.messages.base import FinishReason
 from ..ipc.messages.core import EngineCoreRequest
-from ..ipc.messages.media import MediaSpan
+from ..ipc.messages.media import A_MEDIUM, MediaSpan
 from .kv.block_hash import random_namespace
 from .kv.manager import KVCacheManager
 from .request import Request
@@ -65,12 +65,12 @@ class Admission:
 
     def _check_media(self, media: list[MediaSpan]) -> None:
         if not self._encoder_cache_tokens:
-            raise RequestError("the prompt has images, the model sees none: send text alone")
-        largest = max(span.num_embeds for span in media)
-        if largest > self._encoder_cache_tokens:
+            raise RequestError(f"the prompt has {A_MEDIUM[media[0].kind]}, the model takes none: send text alone")
+        largest = max(media, key=lambda span: span.num_embeds)
+        if largest.num_embeds > self._encoder_cache_tokens:
             raise RequestError(
-                f"an image becomes {largest} embeddings, the encoder cache holds {self._encoder_cache_tokens}: send a "
-                "smaller image or raise --encoder-cache-tokens"
+                f"{A_MEDIUM[largest.kind]} becomes {largest.num_embeds} embeddings, the encoder cache holds "
+                f"{self._encoder_cache_tokens}: send a smaller one or raise --encoder-cache-tokens"
             )
 
     def _check_share(self, num_prompt: int, num_answers: int) -> None:

@@ -15,7 +15,7 @@ from ..ipc.errors import ErrorInfo, InternalError, RequestError, TokenloomError,
 from ..ipc.messages.base import FinishReason, MemoryTag
 from ..ipc.messages.client import PauseMode
 from ..ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
-from ..ipc.messages.media import FailedEntry
+from ..ipc.messages.media import A_MEDIUM, FailedEntry
 from ..ipc.messages.supervisor import Progress
 from ..ipc.messages.tier import CoreToTier
 from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
@@ -106,7 +106,7 @@ class EngineCore:
             generation=generation,
             is_held=self._is_held,
             preempts_for_waiting=config.scheduling_policy == "priority",
-            are_spans_bidirectional=spec.model.vision is not None and spec.model.vision.is_bidirectional,
+            are_spans_bidirectional=spec.model.encoder is not None and spec.model.encoder.is_bidirectional,
         )
         if self.offload is not None:
             self.offload.connect(self.scheduler.waiting.release, self._enter_namespace)
@@ -330,7 +330,7 @@ class EngineCore:
     def _on_encoded(self, entry: LedgerEntry, failed: list[FailedEntry]) -> None:
         """Let rows use the media of a finished step; end the requests that need one that could not be read."""
         for request, reason in self.scheduler.media.on_encoded(entry.step, entry.encodes, failed):
-            error = RequestError(f"an image of the prompt could not be read: {reason}")
+            error = RequestError(f"{A_MEDIUM[request.media[0].kind]} of the prompt could not be read: {reason}")
             self._end(request, "error", error_info(error))
 
     def _send_masks(self, masks: TokenMask) -> None:

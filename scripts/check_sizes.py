@@ -16,12 +16,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
-    ("frontend", ".py"): 24_400,
-    ("core", ".py"): 11_300,
-    ("workers", ".py"): 10_700,
+    ("frontend", ".py"): 26_400,
+    ("core", ".py"): 11_700,
+    ("workers", ".py"): 12_000,
     ("kernels", ".py"): 7_200,
     ("kernels", ".c .h"): 5_200,
-    ("ipc", ".py"): 8_700,
+    ("ipc", ".py"): 9_200,
 }
 MAX_FILES = 16  # of a folder
 MAX_FILE_LINES = 400

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.media import Encode, EncoderProgress, FailedEntry, MediaSpan
-from ...ipc.models.vision_config import Stage, VisionConfig
+from ...ipc.models.model_config import Encoder
+from ...ipc.models.vision_config import Stage
 from .encode_throttle import EncodeThrottle, StageWork
 from .encoder_cache import EncoderCache, Entry
 
@@ -31,18 +32,14 @@ class EncodePlan(NamedTuple):
 class EncodeQueue:
     """Owns the encoder cache. `partial`: the medium with some pieces sent and others not."""
 
-    def __init__(
-        self, capacity: int, vision: VisionConfig | None, max_embeds: int, max_products: float = math.inf
-    ) -> None:
+    def __init__(self, capacity: int, encoder: Encoder | None, max_embeds: int, max_products: float = math.inf) -> None:
         """max_embeds: of media that one step encodes, if there are several. max_products: multiplications of a piece of
-        a layer, unless that is a single patch."""
+        a layer, unless that is a single row."""
         self.cache = EncoderCache(capacity)
         self.partial: Entry | None = None
         self._max_embeds, self.max_products = max_embeds, max_products
-        self._stages: Sequence[Stage] = () if vision is None else vision.stages
-        self._patches_per_embed, self._hidden_size = (
-            (1, 0) if vision is None else (vision.merge_size**2, vision.hidden_size)
-        )
+        self._encoder = encoder
+        self._stages: Sequence[Stage] = () if encoder is None else encoder.stages
         self._num_skipped = 0  # steps in turn
         self.totals = EncoderProgress(capacity=capacity)
 
@@ -50,7 +47,7 @@ class EncodeQueue:
     def of(cls, spec: EngineSpec) -> EncodeQueue:
         """On a GPU a piece is a whole layer; on a CPU it takes at most about half as long as a decode step."""
         most = PRODUCTS_PER_WEIGHT * spec.model.num_layer_weights if spec.device == "cpu" else math.inf
-        return cls(spec.encoder_cache_tokens, spec.model.vision, spec.max_num_batched_tokens, most)
+        return cls(spec.encoder_cache_tokens, spec.model.encoder, spec.max_num_batched_tokens, most)
 
     def reset(self) -> None:
         """Note that the workers hold no entries any more. No row may be bound to one."""
@@ -110,7 +107,7 @@ class EncodeQueue:
     def _num_pieces(self, span: MediaSpan, seconds: float, throttle: EncodeThrottle) -> tuple[int, float]:
         """Return how many of a medium's next pieces take at most `seconds`, and the seconds left. Beside decoding rows
         the first piece goes alone, since its cost, with reading the file, is another."""
-        per_stage, num_patches = self._pieces_per_stage(span), self.patches_of(span)
+        per_stage, num_rows = self._pieces_per_stage(span), self._rows_of(span)
         total = len(self._stages) * per_stage
         first = 0 if self.partial is None else total - self.partial.num_left
         if seconds == math.inf:
@@ -118,7 +115,7 @@ class EncodeQueue:
         number, end = first, total if first else 1
         while number < end:
             stage = self._stages[number // per_stage]
-            piece_s = throttle.patch_s(stage, num_patches) * num_patches / per_stage
+            piece_s = throttle.row_s(stage, num_rows) * num_rows / per_stage
             left = min(end, (number // per_stage + 1) * per_stage) - number  # of the stage
             count = min(int(seconds / piece_s), left)
             seconds, number = seconds - count * piece_s if count else 0.0, number + count
@@ -148,27 +145,30 @@ class EncodeQueue:
         entry.num_left -= count
         self.partial = entry if entry.num_left else None
 
-    def patches_of(self, medium: MediaSpan | Encode) -> int:
-        return medium.num_embeds * self._patches_per_embed
+    def _rows_of(self, medium: MediaSpan | Encode) -> int:
+        assert self._encoder is not None
+        return self._encoder.num_rows(medium.grid, medium.num_embeds)
 
     def _pieces_per_stage(self, span: MediaSpan) -> int:
         """Pieces depend on the medium alone, so that its embeddings do, too."""
-        num_patches, size = self.patches_of(span), self._hidden_size
-        num_products = num_patches * (12 * size**2 + 2 * num_patches * size)  # of matrices, and of attention
-        return min(max(math.ceil(num_products / self.max_products), 1), num_patches)
+        assert self._encoder is not None
+        num_rows, size = self._rows_of(span), self._encoder.hidden_size
+        num_keys = self._encoder.num_keys(num_rows)
+        num_products = num_rows * (12 * size**2 + 2 * num_keys * size)  # of matrices, and of attention
+        return min(max(math.ceil(num_products / self.max_products), 1), num_rows)
 
     def work_of(self, encodes: Sequence[Encode]) -> list[StageWork]:
         """Return the parts of stages in these orders. A first piece that runs alone does not count: its cost is
         another."""
         parts = []
         for each in encodes:
-            per_stage, num_patches = each.pieces_per_stage, self.patches_of(each)
+            per_stage, num_rows = each.pieces_per_stage, self._rows_of(each)
             number, end = each.first_piece, each.first_piece + each.num_pieces
             while number < end and end > 1:
                 stage, start = number // per_stage, number
                 number = min(end, (stage + 1) * per_stage)
-                work = (number - start) * num_patches / per_stage
-                parts.append(StageWork(self._stages[stage], num_patches, work))
+                work = (number - start) * num_rows / per_stage
+                parts.append(StageWork(self._stages[stage], num_rows, work))
         return parts
 
     # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────

@@ -19,17 +19,17 @@ class StageWork(NamedTuple):
     """A part of a stage that a step runs."""
 
     stage: Stage
-    num_patches: int  # of the medium: attention takes longer per patch in a larger one
-    work: float  # patches that go through the stage
+    num_rows: int  # of the medium: attention takes longer per row in a larger one
+    work: float  # rows that go through the stage
 
 
 class EncodeThrottle:
-    """Owns moving averages: seconds per patch that goes through a stage, by stage and size of the medium (a power of
-    two of patches)."""
+    """Owns moving averages: seconds per row that goes through a stage, by stage and size of the medium (a power of
+    two of rows)."""
 
     def __init__(self, prefills: PrefillThrottle) -> None:
         self._prefills = prefills
-        self._patch_s: dict[Stage, dict[int, float]] = {}  # by stage and bits of the number of patches
+        self._row_s: dict[Stage, dict[int, float]] = {}  # by stage and bits of the number of rows
         self._burst_media = 0  # that were wanted at once with the newest, and are left
 
     def on_step(self, num_decodes: int, num_prompt_tokens: int, parts: Sequence[StageWork], seconds: float) -> None:
@@ -39,7 +39,7 @@ class EncodeThrottle:
         if seconds <= 0 or not parts or others_s is None:
             return
         seconds = max(seconds - others_s, 0.05 * seconds)
-        costs = [self.patch_s(part.stage, part.num_patches) for part in parts]
+        costs = [self.row_s(part.stage, part.num_rows) for part in parts]
         if len({part.stage for part in parts}) == 1:
             costs = [seconds / sum(part.work for part in parts)] * len(parts)
         elif math.inf not in costs:
@@ -47,7 +47,7 @@ class EncodeThrottle:
             costs = [cost * factor for cost in costs]
         for part, cost in zip(parts, costs, strict=True):
             if cost < math.inf:
-                known, size = self._patch_s.setdefault(part.stage, {}), part.num_patches.bit_length()
+                known, size = self._row_s.setdefault(part.stage, {}), part.num_rows.bit_length()
                 known[size] = blend(known.get(size), cost)
 
     def share_s(self, num_decodes: int, num_prompt_tokens: int, num_wanted: int) -> float:
@@ -65,8 +65,8 @@ class EncodeThrottle:
         """Note that no media are wanted."""
         self._burst_media = 0
 
-    def patch_s(self, stage: Stage, num_patches: int) -> float:
-        """Return the seconds that a patch takes through a stage, by the known size next to this one; infinite if none
+    def row_s(self, stage: Stage, num_rows: int) -> float:
+        """Return the seconds that a row takes through a stage, by the known size next to this one; infinite if none
         is known."""
-        known, size = self._patch_s.get(stage, {}), num_patches.bit_length()
+        known, size = self._row_s.get(stage, {}), num_rows.bit_length()
         return known[min(known, key=lambda each: abs(each - size))] if known else math.inf

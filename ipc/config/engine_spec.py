@@ -74,7 +74,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         tokens of an image attend to later ones, a step holds the largest image and a token of each other request."""
         default = 512 if self.device == "cpu" else 2048
         budget = self.config.max_num_batched_tokens or max(default, self.config.max_num_seqs)
-        is_bidirectional = self.model.vision is not None and self.model.vision.is_bidirectional
+        is_bidirectional = self.model.encoder is not None and self.model.encoder.is_bidirectional
         return max(budget, self.max_item_embeds + self.config.max_num_seqs) if is_bidirectional else budget
 
     @property

@@ -1,6 +1,6 @@
-"""Parts of several channels' messages that name media: images. Their embeddings replace placeholder tokens.
+"""Parts of several channels' messages that name media: images and audio. Their embeddings replace placeholder tokens.
 
-The frontend decodes and resizes a medium in a media process and puts the result into the engine's blob store as a
+The frontend decodes a medium in a media process and puts the result into the engine's blob store as a
 media file (`blobs/media_file.py`); its digest names it from then on: in keys of KV blocks, in the core's table of
 encoded media and in orders to workers. Its tokens in a prompt are a span: placeholders, which embeddings replace one
 by one, and tokens that the family puts between them.
@@ -12,7 +12,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-MediaKind: TypeAlias = Literal["image"]  # others join here
+MediaKind: TypeAlias = Literal["image", "audio"]
+
+A_MEDIUM: dict[MediaKind, str] = {"image": "an image", "audio": "an audio clip"}  # in errors
 
 
 class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -88,7 +88,9 @@ def read_json(path: Path) -> dict[str, Any]:
 def overridden(raw: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     """Return `raw` with overrides applied, to fields of its objects one by one. Rotary embeddings have two spellings,
     rope_scaling and rope_parameters: an override of one replaces both."""
-    nested = [name for name in ("text_config", "vision_config") if isinstance(overrides.get(name), dict)]
+    nested = [
+        name for name in ("text_config", "vision_config", "audio_config") if isinstance(overrides.get(name), dict)
+    ]
     inner = {name: overridden(raw.get(name) or {}, overrides[name]) for name in nested}
     parameters = dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
     if "rope_theta" in overrides and parameters:

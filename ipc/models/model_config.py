@@ -6,15 +6,17 @@ line in `families.py`; a further kind of layer needs a field here.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
+from .audio_config import AudioConfig
 from .quantization_config import QuantizationConfig
 from .vision_config import VisionConfig
 
 ModelImplementation = Literal["auto", "native", "transformers"]
 RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional"]
+Encoder: TypeAlias = VisionConfig | AudioConfig
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped"]
 
 
@@ -181,7 +183,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: QuantizationConfig | None  # of the layers' matrices
     eos_token_ids: list[int]  # sorted
     bos_token_id: int | None
-    vision: VisionConfig | None = None  # None: text alone
+    vision: VisionConfig | None = None  # None: the model sees no images
+    audio: AudioConfig | None = None  # None: the model hears no audio
+
+    @property
+    def encoder(self) -> Encoder | None:
+        """The encoder of media; None: the model takes text alone."""
+        return self.vision or self.audio
 
     def at_layer(self, layer: int) -> ModelConfig:
         """Return the config with the sizes of one layer for the model's."""

@@ -13,17 +13,20 @@ from typing import Any
 import msgspec
 
 from ..errors import ConfigError
+from .audio_families import AUDIO_FAMILIES
 from .borrowed_config import borrowed_config, text_of
 from .config_file import ConfigFile, NotNative, overridden, read_json
 from .expert_families import EXPERT_FAMILIES
 from .families import FAMILIES
 from .gemma4_family import GEMMA4_FAMILIES
 from .model_config import ModelConfig, ModelImplementation
+from .multimodal import language_model
 from .quantization_config import parse_quantization
-from .vision_families import VISION_FAMILIES, language_model
+from .vision_families import VISION_FAMILIES
 
 TEXT = FAMILIES | EXPERT_FAMILIES | GEMMA4_FAMILIES
-NATIVE = sorted([*TEXT, *VISION_FAMILIES])  # architectures
+MULTIMODAL = VISION_FAMILIES | AUDIO_FAMILIES
+NATIVE = sorted([*TEXT, *MULTIMODAL])  # architectures
 CAUSAL = re.compile("ForCausalLM$|LMHead|ForConditionalGeneration$")  # in the names of architectures
 
 
@@ -33,12 +36,12 @@ def load_model_config(
     generation_folder: Path | None = None,
     implementation: ModelImplementation = "auto",
     *,
-    with_vision: bool = True,
+    with_encoder: bool = True,
 ) -> ModelConfig:
     """Read config.json, with `overrides` applied, and generation_config.json if it exists, from `folder`.
 
-    `generation_folder`: another folder for generation_config.json. implementation: --model-impl. Without `with_vision`
-    a model that sees images is its language model alone.
+    `generation_folder`: another folder for generation_config.json. implementation: --model-impl. Without
+    `with_encoder` a model that takes media is its language model alone.
     """
     path = folder / "config.json"
     raw = read_json(path)
@@ -48,7 +51,7 @@ def load_model_config(
     generation = read_json(generation_file) if generation_file.exists() else {}
     try:
         config = _parse(ConfigFile(path, raw), generation, implementation)
-        return config if with_vision else msgspec.structs.replace(config, vision=None)
+        return config if with_encoder else msgspec.structs.replace(config, vision=None, audio=None)
     except ConfigError:
         raise
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
@@ -76,8 +79,8 @@ def _parse(file: ConfigFile, generation: dict[str, Any], implementation: ModelIm
 
 
 def _parse_native(file: ConfigFile, generation: dict[str, Any], architecture: str) -> ModelConfig:
-    if architecture in VISION_FAMILIES:
-        family, file = language_model(file, architecture)
+    if architecture in MULTIMODAL:
+        family, file = language_model(file, MULTIMODAL[architecture])
     else:
         family = TEXT[architecture]
         file = family.prepare(file)

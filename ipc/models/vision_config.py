@@ -9,7 +9,8 @@ import msgspec
 VisionFamily: TypeAlias = Literal[
     "llava", "pixtral", "idefics3", "internvl", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3"
 ]
-Stage: TypeAlias = Literal["patches", "layer", "windowed layer", "projector"]
+Stage: TypeAlias = Literal["patches", "frames", "convolutions", "layer", "windowed layer", "projector"]
+Grid: TypeAlias = tuple[int, int, int]  # of a media file, in the units of its family
 
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,8 +28,20 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     windowed_layers: tuple[int, ...] = ()  # of the encoder, that attend within windows
 
     @property
+    def placeholder_id(self) -> int:
+        return self.image_token_id
+
+    @property
     def stages(self) -> tuple[Stage, ...]:
         """The parts of an encode, one after the other; those of one kind take equally long."""
         windowed = set(self.windowed_layers)
         layers: list[Stage] = ["windowed layer" if i in windowed else "layer" for i in range(self.num_layers)]
         return ("patches", *layers, "projector")
+
+    def num_rows(self, grid: Grid, num_embeds: int) -> int:
+        """Return the rows of an image in the encoder, which are patches."""
+        return num_embeds * self.merge_size**2
+
+    def num_keys(self, num_rows: int) -> int:
+        """Return how many rows of an image one of its rows attends to, at most."""
+        return num_rows

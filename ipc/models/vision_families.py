@@ -1,124 +1,17 @@
 """VISION_FAMILIES: the models that see images, by architecture, with their language models and their VisionConfig.
 
-A language model is one of the native families, chosen by the model_type of text_config. Fields that a file leaves out
-have transformers' defaults.
+Fields that a file leaves out have transformers' defaults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
-from . import model_fields as fields
 from .config_file import ConfigFile
-from .families import FAMILIES, GEMMA3_DEFAULTS, QWEN3
-from .family_rules import Family, all_layers, head_dim_of
-from .model_config import RopeConfig, TensorNames
+from .multimodal import Fields, MultimodalFamily, encoder_fields
+from .text_families import MISTRAL_SMALL
 from .vision_config import VisionConfig, VisionFamily
-
-ROOTS = ["language_model.model.", "model.language_model.", "model.text_model."]  # of language models in files
-TOWERS = ["vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector."]
-VISION_PREFIXES = [f"{root}{tower}" for tower in TOWERS for root in ("", "model.")]  # of the encoder's tensors
-
-Fields = Mapping[str, Any]
-
-
-def _shape(vocab: int, hidden: int, inner: int, layers: int, heads: int, length: int, **more: Any) -> Fields:
-    return {
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "max_position_embeddings": length,
-        **more,
-    }
-
-
-LLAMA = _shape(32000, 4096, 11008, 32, 32, 2048, bos_token_id=1, eos_token_id=2)
-MISTRAL = _shape(32000, 4096, 14336, 32, 32, 131072, bos_token_id=1, eos_token_id=2)
-QWEN = _shape(151936, 4096, 22016, 32, 32, 32768)
-QWEN2_VL = _shape(
-    152064,
-    8192,
-    29568,
-    80,
-    64,
-    32768,
-    num_key_value_heads=8,
-    rms_norm_eps=1e-5,
-    max_window_layers=80,
-    bos_token_id=151643,
-    eos_token_id=151645,
-)
-QWEN3_VL = _shape(151936, 4096, 22016, 32, 32, 128000)
-GEMMA3 = {**_shape(262208, 2304, 9216, 26, 8, 131072, bos_token_id=2, eos_token_id=1), **GEMMA3_DEFAULTS}
-MISTRAL_SMALL = _shape(  # of Mistral3 without a text_config
-    131072,
-    5120,
-    32768,
-    40,
-    32,
-    131072,
-    model_type="mistral",
-    head_dim=128,
-    rms_norm_eps=1e-5,
-    rope_theta=1e9,
-    sliding_window=None,
-)
-
-
-def mrope(theta: float, sections: list[int], *, is_interleaved: bool) -> Callable[[ConfigFile], list[RopeConfig]]:
-    """Return the rule for a rotary embedding by time, row and column; the arguments are those of files without it."""
-
-    def rule(file: ConfigFile) -> list[RopeConfig]:
-        parameters = dict(file.get("rope_scaling") or file.get("rope_parameters") or {})
-        found = list(parameters.pop("mrope_section", None) or sections)
-        parameters.pop("mrope_interleaved", None)
-        kind = parameters.pop("rope_type", None) or parameters.pop("type", None)
-        parameters["rope_type"] = "default" if kind in (None, "mrope") else kind
-        parameters.setdefault("rope_theta", file.number("rope_theta", theta))
-        size = head_dim_of(file)
-        if len(found) != 3 or (sum(found) != size // 2 and not is_interleaved):
-            file.refuse(f"mrope_section {found} must have 3 parts with a sum of {size // 2}, half of head_dim")
-        plain = fields.rope_of(ConfigFile(file.path, {"rope_parameters": parameters}), size)
-        return [msgspec.structs.replace(plain, sections=found, is_interleaved=is_interleaved)]
-
-    return rule
-
-
-QWEN2_VL_TEXT = Family(
-    {**FAMILIES["Qwen2ForCausalLM"].own, "ropes": mrope(1e6, [16, 24, 24], is_interleaved=False)},
-    {"sliding_window": 4096, **QWEN2_VL},
-)
-TEXT_FAMILIES: dict[str, Family] = {  # by model_type
-    **{
-        kind: replace(FAMILIES[architecture], defaults={**shape, **FAMILIES[architecture].defaults})
-        for kind, architecture, shape in (
-            ("llama", "LlamaForCausalLM", LLAMA),
-            ("mistral", "MistralForCausalLM", MISTRAL),
-            ("ministral3", "Ministral3ForCausalLM", {}),
-            ("qwen2", "Qwen2ForCausalLM", QWEN),
-            ("qwen3", "Qwen3ForCausalLM", QWEN),
-            ("gemma", "GemmaForCausalLM", {}),
-            ("gemma2", "Gemma2ForCausalLM", {}),
-            ("phi3", "Phi3ForCausalLM", {}),
-            ("granite", "GraniteForCausalLM", {}),
-            ("smollm3", "SmolLM3ForCausalLM", {}),
-        )
-    },
-    "qwen2_vl_text": QWEN2_VL_TEXT,
-    "qwen2_5_vl_text": QWEN2_VL_TEXT,
-    "qwen3_vl_text": Family(
-        {**QWEN3, "layers": all_layers, "ropes": mrope(500000.0, [24, 20, 20], is_interleaved=True)},
-        {**FAMILIES["Qwen3ForCausalLM"].defaults, **QWEN3_VL},
-    ),
-    "gemma3_text": Family(FAMILIES["Gemma3ForCausalLM"].own, GEMMA3),
-}
-
 
 # Defaults of vision_config by its model_type; and of llava and mistral3 without one.
 CLIP = {"hidden_size": 768, "num_hidden_layers": 12, "patch_size": 32, "image_size": 224}
@@ -141,10 +34,7 @@ MISTRAL3_TOWER = {"model_type": "pixtral", "patch_size": 14, "image_size": 1540}
 
 def _tower(file: ConfigFile, defaults: Fields, missing: Fields | None = None) -> ConfigFile:
     """Return the fields of vision_config, or `missing` if there is none."""
-    stated = file.get("vision_config", missing or {})
-    if not isinstance(stated, dict):
-        file.refuse(f"vision_config must be an object, it is {stated!r}")
-    return ConfigFile(file.path, stated).with_defaults(defaults)
+    return encoder_fields(file, "vision_config", defaults, missing)
 
 
 def _side(tower: ConfigFile, name: str) -> int:
@@ -220,73 +110,27 @@ def _gemma3(file: ConfigFile) -> VisionConfig:
     )
 
 
-@dataclass(frozen=True)
-class SeeingFamily:
-    """A model of a language model and an encoder of images."""
-
-    vision: Callable[[ConfigFile], VisionConfig]
-    text_type: str  # of text_config, if it names none
-    has_own_text: bool = False  # text_config is always of this type, whatever it names
-    is_tied: bool = False  # if the file does not say it
-    ties_by_text: bool = False  # tie_word_embeddings of text_config counts, too
-    missing_text: Fields = field(default_factory=dict)  # text_config of a file without one
-
-
 QWEN2_VISION = {"embed_dim": 1280, "hidden_size": 3584, "depth": 32, "patch_size": 14}
 QWEN3_VISION = {"hidden_size": 1152, "depth": 27, "patch_size": 16, "deepstack_visual_indexes": [8, 16, 24]}
-VISION_FAMILIES: dict[str, SeeingFamily] = {
-    "LlavaForConditionalGeneration": SeeingFamily(_llava, "llama", ties_by_text=True),
-    "Mistral3ForConditionalGeneration": SeeingFamily(_mistral3, "mistral", is_tied=True, missing_text=MISTRAL_SMALL),
-    "Idefics3ForConditionalGeneration": SeeingFamily(_idefics3, "llama", missing_text={"rms_norm_eps": 1e-5}),
-    "SmolVLMForConditionalGeneration": SeeingFamily(_idefics3, "llama", missing_text={"rms_norm_eps": 1e-5}),
-    "InternVLForConditionalGeneration": SeeingFamily(_internvl, "qwen2", is_tied=True),
-    "Qwen2VLForConditionalGeneration": SeeingFamily(
+VISION_FAMILIES: dict[str, MultimodalFamily] = {
+    "LlavaForConditionalGeneration": MultimodalFamily(_llava, "llama", ties_by_text=True),
+    "Mistral3ForConditionalGeneration": MultimodalFamily(
+        _mistral3, "mistral", is_tied=True, missing_text=MISTRAL_SMALL
+    ),
+    "Idefics3ForConditionalGeneration": MultimodalFamily(_idefics3, "llama", missing_text={"rms_norm_eps": 1e-5}),
+    "SmolVLMForConditionalGeneration": MultimodalFamily(_idefics3, "llama", missing_text={"rms_norm_eps": 1e-5}),
+    "InternVLForConditionalGeneration": MultimodalFamily(_internvl, "qwen2", is_tied=True),
+    "Qwen2VLForConditionalGeneration": MultimodalFamily(
         _qwen("qwen2_vl", **QWEN2_VISION), "qwen2_vl_text", has_own_text=True, ties_by_text=True
     ),
-    "Qwen2_5_VLForConditionalGeneration": SeeingFamily(
+    "Qwen2_5_VLForConditionalGeneration": MultimodalFamily(
         _qwen("qwen2_5_vl", **QWEN2_VISION, fullatt_block_indexes=[7, 15, 23, 31]),
         "qwen2_5_vl_text",
         has_own_text=True,
         ties_by_text=True,
     ),
-    "Qwen3VLForConditionalGeneration": SeeingFamily(
+    "Qwen3VLForConditionalGeneration": MultimodalFamily(
         _qwen("qwen3_vl", **QWEN3_VISION), "qwen3_vl_text", has_own_text=True
     ),
-    "Gemma3ForConditionalGeneration": SeeingFamily(_gemma3, "gemma3_text", has_own_text=True, is_tied=True),
+    "Gemma3ForConditionalGeneration": MultimodalFamily(_gemma3, "gemma3_text", has_own_text=True, is_tied=True),
 }
-
-
-def language_model(file: ConfigFile, architecture: str) -> tuple[Family, ConfigFile]:
-    """Return family and fields of the language model of an architecture that sees images. The family's rules give
-    ModelConfig.vision, too."""
-    seeing = VISION_FAMILIES[architecture]
-    text = _text_fields(file, seeing)
-    kind = seeing.text_type if seeing.has_own_text else str(text.get("model_type", seeing.text_type))
-    family = TEXT_FAMILIES.get(kind)
-    if family is None:
-        file.refuse_native(f"the language model {kind} is none of {', '.join(TEXT_FAMILIES)}")
-    is_tied = file.flag("tie_word_embeddings", seeing.is_tied)
-    if seeing.ties_by_text:
-        is_tied = is_tied or text.flag("tie_word_embeddings")
-    rules = {"names": _names(family), "tie_word_embeddings": is_tied, "vision": seeing.vision(file)}
-    return replace(family, own={**family.own, **rules}), family.prepare(text)
-
-
-def _text_fields(file: ConfigFile, seeing: SeeingFamily) -> ConfigFile:
-    """Return the fields of text_config, and those of the whole model that hold for its language model. Old files of
-    Qwen have no text_config: all fields are on one level."""
-    stated = file.get("text_config")
-    if stated is None:
-        return file.with_defaults(seeing.missing_text)
-    if not isinstance(stated, dict):
-        file.refuse(f"text_config must be an object, it is {stated!r}")
-    inner, whole = ConfigFile(file.path, stated), {}
-    for name in ("dtype", "torch_dtype", "quantization_config"):
-        whole[name] = file.get(name, inner.get(name))
-    whole |= {name: inner.get(name, file.get(name)) for name in ("bos_token_id", "eos_token_id")}
-    return ConfigFile(file.path, {**stated, **{name: value for name, value in whole.items() if value is not None}})
-
-
-def _names(family: Family) -> TensorNames:
-    names: TensorNames = family.own.get("names", TensorNames())
-    return msgspec.structs.replace(names, roots=ROOTS, ignored=VISION_PREFIXES, prefers_stored_head=True)

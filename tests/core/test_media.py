@@ -171,7 +171,7 @@ def test_a_text_model_refuses_images_and_an_image_above_the_cache_is_named() -> 
     harness = Harness()
     add(harness, 1, TEXT[:3], (1, 9))
     harness.take()
-    assert harness.error_of(1) == "request: the prompt has images, the model sees none: send text alone"
+    assert harness.error_of(1) == "request: the prompt has an image, the model takes none: send text alone"
     harness = new_harness(capacity=8)
     add(harness, 1, TEXT[:3], (1, 9))
     harness.take()

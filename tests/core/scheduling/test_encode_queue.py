@@ -95,9 +95,9 @@ def test_costs_of_steps_with_several_kinds_follow_when_the_machine_becomes_slowe
         while steps.queue.cache.ready(image(number, 40).digest) is None:
             steps.run([image(number, 40)])
     for stage in STAGES[1:]:
-        assert steps.throttle.patch_s(stage, 160) == pytest.approx(0.002, rel=0.1)
-    assert steps.throttle.patch_s("layer", 320) == steps.throttle.patch_s("layer", 160)
-    assert EncodeThrottle(PrefillThrottle()).patch_s("layer", 1) == math.inf
+        assert steps.throttle.row_s(stage, 160) == pytest.approx(0.002, rel=0.1)
+    assert steps.throttle.row_s("layer", 320) == steps.throttle.row_s("layer", 160)
+    assert EncodeThrottle(PrefillThrottle()).row_s("layer", 1) == math.inf
 
 
 @pytest.mark.parametrize("seed", range(20))

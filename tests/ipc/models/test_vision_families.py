@@ -113,7 +113,7 @@ def test_qwen3_interleaves_the_sections(tmp_path: Path) -> None:
 
 
 def test_the_language_model_can_be_read_alone(tmp_path: Path) -> None:
-    assert read(tmp_path, "Llava", {}, with_vision=False).vision is None
+    assert read(tmp_path, "Llava", {}, with_encoder=False).vision is None
 
 
 def test_overrides_replace_single_fields_of_objects(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""AUDIO_FAMILIES: the models that hear audio, by architecture, with their language models and their AudioConfig.
+
+Fields that a file leaves out have transformers' defaults.
+"""
+
+from __future__ import annotations
+
+from .audio_config import AudioConfig, AudioFamily
+from .config_file import ConfigFile
+from .multimodal import MultimodalFamily, encoder_fields
+
+FRAMES_PER_ROW = 2  # the second of Whisper's convolutions has this stride
+WHISPER = {  # audio_config of Qwen2-Audio and Voxtral, whose encoders are Whisper's; by their names of fields
+    "qwen2_audio": {"d_model": 1280, "encoder_layers": 32, "num_mel_bins": 128, "max_source_positions": 1500},
+    "voxtral": {"hidden_size": 1280, "num_hidden_layers": 32, "num_mel_bins": 128, "max_source_positions": 1500},
+}
+QWEN3_ASR = {
+    "d_model": 1024,
+    "encoder_layers": 24,
+    "num_mel_bins": 128,
+    "n_window": 50,
+    "n_window_infer": 800,
+}
+
+
+def _whisper(family: AudioFamily, tower: ConfigFile, token_id: int, **more: int) -> AudioConfig:
+    """Return the config of an encoder like Whisper's."""
+    rows = tower.positive("max_source_positions")
+    return AudioConfig(
+        family=family,
+        audio_token_id=token_id,
+        hidden_size=tower.positive("d_model" if "d_model" in tower else "hidden_size"),
+        num_layers=tower.positive("encoder_layers" if "encoder_layers" in tower else "num_hidden_layers"),
+        num_mel_bins=tower.positive("num_mel_bins"),
+        window_frames=FRAMES_PER_ROW * rows,
+        window_rows=rows,
+        **more,
+    )
+
+
+def _qwen2_audio(file: ConfigFile) -> AudioConfig:
+    tower = encoder_fields(file, "audio_config", WHISPER["qwen2_audio"])
+    token_id = int(file.get("audio_token_index", file.get("audio_token_id", 151646)))
+    return _whisper("qwen2_audio", tower, token_id, rows_per_embed=2, max_windows=1)
+
+
+def _voxtral(file: ConfigFile) -> AudioConfig:
+    tower = encoder_fields(file, "audio_config", WHISPER["voxtral"])
+    inner = int(tower.get("encoder_ffn_dim", tower.get("intermediate_size", 5120)))
+    config = _whisper("voxtral", tower, file.positive("audio_token_id"))
+    rows = inner // config.hidden_size
+    if inner % config.hidden_size or config.window_rows % rows:
+        file.refuse(
+            f"intermediate_size {inner} of audio_config must be a multiple of its hidden_size {config.hidden_size}, "
+            f"by a divisor of its max_source_positions {config.window_rows}: the projector takes as many rows at once"
+        )
+    return _whisper("voxtral", tower, config.audio_token_id, rows_per_embed=rows)
+
+
+def _qwen3_asr(file: ConfigFile) -> AudioConfig:
+    tower = encoder_fields(file, "audio_config", QWEN3_ASR)
+    frames, together = 2 * tower.positive("n_window"), tower.positive("n_window_infer")
+    if together % frames:
+        file.refuse(f"n_window_infer {together} of audio_config must be a multiple of 2 × n_window, {frames}")
+    return AudioConfig(
+        family="qwen3_asr",
+        audio_token_id=int(file.get("audio_token_id", 151676)),
+        hidden_size=tower.positive("d_model" if "d_model" in tower else "hidden_size"),
+        num_layers=tower.positive("encoder_layers" if "encoder_layers" in tower else "num_hidden_layers"),
+        num_mel_bins=tower.positive("num_mel_bins"),
+        window_frames=frames,
+        window_rows=num_chunk_rows(frames),
+        windows_together=together // frames,
+    )
+
+
+def num_chunk_rows(num_frames: int) -> int:
+    """Return the rows that Qwen3-ASR's three convolutions of stride 2 make of a window's frames."""
+    for _ in range(3):
+        num_frames = (num_frames + 1) // 2
+    return num_frames
+
+
+AUDIO_FAMILIES: dict[str, MultimodalFamily] = {
+    "Qwen2AudioForConditionalGeneration": MultimodalFamily(_qwen2_audio, "qwen2"),
+    "VoxtralForConditionalGeneration": MultimodalFamily(_voxtral, "voxtral_text", has_own_text=True),
+    "Qwen3ASRForConditionalGeneration": MultimodalFamily(_qwen3_asr, "qwen3_asr_text", has_own_text=True, is_tied=True),
+}

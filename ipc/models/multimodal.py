@@ -1,0 +1,78 @@
+"""MultimodalFamily: a model of a language model and an encoder of media, and how config.json describes both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from .audio_config import AudioConfig
+from .config_file import ConfigFile
+from .family_rules import Family
+from .model_config import TensorNames
+from .text_families import TEXT_FAMILIES
+from .vision_config import VisionConfig
+
+ROOTS = ["language_model.model.", "model.language_model.", "model.text_model."]  # of language models in files
+ENCODERS = ["vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector.", "audio_tower."]
+ENCODER_PREFIXES = [f"{root}{encoder}" for encoder in ENCODERS for root in ("", "model.")]  # of the encoders' tensors
+
+Fields = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class MultimodalFamily:
+    """How the files of an architecture describe its encoder and its language model."""
+
+    encoder: Callable[[ConfigFile], VisionConfig | AudioConfig]
+    text_type: str  # of text_config, if it names none
+    has_own_text: bool = False  # text_config is always of this type, whatever it names
+    is_tied: bool = False  # if the file does not say it
+    ties_by_text: bool = False  # tie_word_embeddings of text_config counts, too
+    missing_text: Fields = field(default_factory=dict)  # text_config of a file without one
+
+
+def encoder_fields(file: ConfigFile, name: str, defaults: Fields, missing: Fields | None = None) -> ConfigFile:
+    """Return the fields of an encoder, the object `name` of the file, or `missing` if there is none."""
+    stated = file.get(name, missing or {})
+    if not isinstance(stated, dict):
+        file.refuse(f"{name} must be an object, it is {stated!r}")
+    return ConfigFile(file.path, stated).with_defaults(defaults)
+
+
+def language_model(file: ConfigFile, model: MultimodalFamily) -> tuple[Family, ConfigFile]:
+    """Return family and fields of the language model. The family's rules give the encoder's config, too."""
+    text = _text_fields(file, model)
+    kind = model.text_type if model.has_own_text else str(text.get("model_type", model.text_type))
+    family = TEXT_FAMILIES.get(kind)
+    if family is None:
+        file.refuse_native(f"the language model {kind} is none of {', '.join(TEXT_FAMILIES)}")
+    is_tied = file.flag("tie_word_embeddings", model.is_tied)
+    if model.ties_by_text:
+        is_tied = is_tied or text.flag("tie_word_embeddings")
+    encoder = model.encoder(file)
+    name = "vision" if isinstance(encoder, VisionConfig) else "audio"
+    rules = {"names": _names(family), "tie_word_embeddings": is_tied, name: encoder}
+    return replace(family, own={**family.own, **rules}), family.prepare(text)
+
+
+def _text_fields(file: ConfigFile, model: MultimodalFamily) -> ConfigFile:
+    """Return the fields of text_config, and those of the whole model that hold for its language model. Old files of
+    Qwen have no text_config: all fields are on one level."""
+    stated = file.get("text_config")
+    if stated is None:
+        return file.with_defaults(model.missing_text)
+    if not isinstance(stated, dict):
+        file.refuse(f"text_config must be an object, it is {stated!r}")
+    inner, whole = ConfigFile(file.path, stated), {}
+    for name in ("dtype", "torch_dtype", "quantization_config"):
+        whole[name] = file.get(name, inner.get(name))
+    whole |= {name: inner.get(name, file.get(name)) for name in ("bos_token_id", "eos_token_id")}
+    return ConfigFile(file.path, {**stated, **{name: value for name, value in whole.items() if value is not None}})
+
+
+def _names(family: Family) -> TensorNames:
+    names: TensorNames = family.own.get("names", TensorNames())
+    return msgspec.structs.replace(names, roots=ROOTS, ignored=ENCODER_PREFIXES, prefers_stored_head=True)

@@ -1,0 +1,131 @@
+"""TEXT_FAMILIES: the language models of models that see images or hear audio, by the model_type of text_config.
+
+They are native families; fields that a text_config leaves out have transformers' defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from . import model_fields as fields
+from .config_file import ConfigFile
+from .families import FAMILIES, GEMMA3_DEFAULTS, QWEN3
+from .family_rules import Family, all_layers, head_dim_of
+from .model_config import RopeConfig
+
+Fields = Mapping[str, Any]
+
+
+def _shape(vocab: int, hidden: int, inner: int, layers: int, heads: int, length: int, **more: Any) -> Fields:
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": length,
+        **more,
+    }
+
+
+LLAMA = _shape(32000, 4096, 11008, 32, 32, 2048, bos_token_id=1, eos_token_id=2)
+MISTRAL = _shape(32000, 4096, 14336, 32, 32, 131072, bos_token_id=1, eos_token_id=2)
+QWEN = _shape(151936, 4096, 22016, 32, 32, 32768)
+QWEN2_VL = _shape(
+    152064,
+    8192,
+    29568,
+    80,
+    64,
+    32768,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    max_window_layers=80,
+    bos_token_id=151643,
+    eos_token_id=151645,
+)
+QWEN3_VL = _shape(151936, 4096, 22016, 32, 32, 128000)
+GEMMA3 = {**_shape(262208, 2304, 9216, 26, 8, 131072, bos_token_id=2, eos_token_id=1), **GEMMA3_DEFAULTS}
+VOXTRAL = _shape(
+    131072,
+    3072,
+    8192,
+    30,
+    32,
+    131072,
+    num_key_value_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    rope_theta=1e8,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+QWEN3_ASR = _shape(151936, 2048, 6144, 28, 16, 65536, num_key_value_heads=8, head_dim=128)
+MISTRAL_SMALL = _shape(  # of Mistral3 without a text_config
+    131072,
+    5120,
+    32768,
+    40,
+    32,
+    131072,
+    model_type="mistral",
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    rope_theta=1e9,
+    sliding_window=None,
+)
+
+
+def mrope(theta: float, sections: list[int], *, is_interleaved: bool) -> Callable[[ConfigFile], list[RopeConfig]]:
+    """Return the rule for a rotary embedding by time, row and column; the arguments are those of files without it."""
+
+    def rule(file: ConfigFile) -> list[RopeConfig]:
+        parameters = dict(file.get("rope_scaling") or file.get("rope_parameters") or {})
+        found = list(parameters.pop("mrope_section", None) or sections)
+        parameters.pop("mrope_interleaved", None)
+        kind = parameters.pop("rope_type", None) or parameters.pop("type", None)
+        parameters["rope_type"] = "default" if kind in (None, "mrope") else kind
+        parameters.setdefault("rope_theta", file.number("rope_theta", theta))
+        size = head_dim_of(file)
+        if len(found) != 3 or (sum(found) != size // 2 and not is_interleaved):
+            file.refuse(f"mrope_section {found} must have 3 parts with a sum of {size // 2}, half of head_dim")
+        plain = fields.rope_of(ConfigFile(file.path, {"rope_parameters": parameters}), size)
+        return [msgspec.structs.replace(plain, sections=found, is_interleaved=is_interleaved)]
+
+    return rule
+
+
+QWEN2_VL_TEXT = Family(
+    {**FAMILIES["Qwen2ForCausalLM"].own, "ropes": mrope(1e6, [16, 24, 24], is_interleaved=False)},
+    {"sliding_window": 4096, **QWEN2_VL},
+)
+TEXT_FAMILIES: dict[str, Family] = {  # by model_type
+    **{
+        kind: replace(FAMILIES[architecture], defaults={**shape, **FAMILIES[architecture].defaults})
+        for kind, architecture, shape in (
+            ("llama", "LlamaForCausalLM", LLAMA),
+            ("mistral", "MistralForCausalLM", MISTRAL),
+            ("ministral3", "Ministral3ForCausalLM", {}),
+            ("qwen2", "Qwen2ForCausalLM", QWEN),
+            ("qwen3", "Qwen3ForCausalLM", QWEN),
+            ("gemma", "GemmaForCausalLM", {}),
+            ("gemma2", "Gemma2ForCausalLM", {}),
+            ("phi3", "Phi3ForCausalLM", {}),
+            ("granite", "GraniteForCausalLM", {}),
+            ("smollm3", "SmolLM3ForCausalLM", {}),
+            ("voxtral_text", "LlamaForCausalLM", VOXTRAL),
+            ("qwen3_asr_text", "Qwen3ForCausalLM", QWEN3_ASR),
+        )
+    },
+    "qwen2_vl_text": QWEN2_VL_TEXT,
+    "qwen2_5_vl_text": QWEN2_VL_TEXT,
+    "qwen3_vl_text": Family(
+        {**QWEN3, "layers": all_layers, "ropes": mrope(500000.0, [24, 20, 20], is_interleaved=True)},
+        {**FAMILIES["Qwen3ForCausalLM"].defaults, **QWEN3_VL},
+    ),
+    "gemma3_text": Family(FAMILIES["Gemma3ForCausalLM"].own, GEMMA3),
+}
