@@ -3,10 +3,11 @@
     python scripts/bench_tiers.py 135m 4096 --rounds 3 --redis redis-server
 
 Per round, with a new prompt of IN random tokens: computed without any cache; again with its blocks on a disk (the pool
-emptied), in the host tier (another prompt in between fills the pool), in Redis (computed by another engine), each also
+emptied) and in the pool, in the host tier (another prompt in between fills the pool), in Redis (computed by another engine), each also
 with an arena of a quarter of the prompt; and on the disk after SIGKILL of all processes and a start on the same folder.
 Each engine is idle for --idle seconds before its first request. Beside them the time in which a bare loop reads these
-objects with O_DIRECT. Printed: medians, and their ratio to computing. A hit asserts that all blocks but the last were
+objects with O_DIRECT. Printed: medians, their ratio to computing, and the rate at which blocks came from the disk
+(without the time that the request takes with its blocks in the pool) as a share of that loop's. A hit asserts that all blocks but the last were
 found.
 """
 
@@ -72,6 +73,7 @@ class Bench:
             self.wait_written(folder)
             llm.reset_prefix_cache()
             self.measure(llm, "disk", self.prompt("a"), is_hit=True)
+            self.measure(llm, "pool", self.prompt("a"), is_hit=True)
             self.times["bare O_DIRECT reads"].append(read_all(folder))
             self.kill_all()
         with self.engine(kv_disk=str(folder)) as llm:
@@ -195,6 +197,10 @@ def main() -> int:
     for case, times in bench.times.items():
         ratios = [seconds / base for seconds, base in zip(times, computed, strict=True)]
         setup.report.add(case=case, seconds=median(times), of_computed=median(ratios), times_faster=1 / median(ratios))
+    for case in ("disk", "disk, after SIGKILL of everything"):
+        both = zip(bench.times["bare O_DIRECT reads"], bench.times[case], bench.times["pool"], strict=True)
+        rates = [bare / (loaded - pooled) for bare, loaded, pooled in both]
+        setup.report.note(f"read rate, of the bare loop's: {case}", f"{median(rates):.2f}")
     setup.report.note("bytes of a prompt", bench.arena_bytes)
     setup.report.note("seconds by round", dict(bench.times))
     return setup.publish()

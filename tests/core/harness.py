@@ -80,7 +80,8 @@ class Harness:
         self.requests: dict[int, EngineCoreRequest] = {}
         self.prompts: dict[int, tuple[list[int], SamplingParams, int, list[int]]] = {}
         self.tokens: dict[int, list[int]] = defaultdict(list)
-        self.num_lonely_losses: dict[int, int] = defaultdict(int)  # of workers that computed this request alone
+        self.num_losses: dict[int, int] = defaultdict(int)  # of workers that computed this request
+        self.lonely: set[int] = set()  # requests that workers computed alone when they were lost
         self.finished: dict[int, Finished] = {}
         self.fills_by_itself = True  # the worker, in each turn
         self.cached: dict[int, int] = {}
@@ -144,8 +145,9 @@ class Harness:
         computed = [each.key for each in self._computed()]
         loading = self.worker.adapters.loading(self.core_epoch)
         self.failed_adapters |= loading if not computed else set()
-        if len(computed) == 1:
-            self.num_lonely_losses[computed[0]] += 1
+        for key in computed:
+            self.num_losses[key] += 1
+        self.lonely.update(computed if len(computed) == 1 else ())
         self.core.lose_workers("a test")
         self.core.scheduler.check_invariants()
         self.renew_worker()
@@ -305,7 +307,7 @@ class Harness:
             elif finished.reason == "error":
                 # a crash counts for a request that waits for the adapter that is loaded or for its image, too
                 waits = any(self.adapters.values()) or self.media[key]
-                num_losses = self.generation if waits else self.num_lonely_losses[key]
+                num_losses = self.generation if waits else self.num_losses[key] * (key in self.lonely)
                 is_convicted = num_losses >= CRASHES_TO_FAIL and "given up" in self.error_of(key)
                 is_expected = "KV blocks" in self.error_of(key) or is_convicted or self.has_failed_adapter(key)
                 is_broken = any(span.digest in self.broken | self.damaged for span in self.media[key])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 MIN_SAMPLE = 64  # prompt tokens in a step to learn from
 MAX_DECODES = 0.1  # decoding rows per prompt token, beyond which their part of the step is too large
 _FADING = 0.95  # of older steps, with each new one
-NUM_JOBS = 32  # that a source's rate is learned from
+NUM_TIMES = 32  # busy times of a source that its cost is learned from
+NUM_COUNTED = 64  # blocks after which a long busy time counts as one, and the next begins
 
 
 class ComputeCost:
@@ -43,25 +45,57 @@ class ComputeCost:
 
 
 class SourceCost:
-    """How long a source takes for a load, of which it is told: the slow quartile of the last jobs."""
+    """How long a source takes for a load: the slow quartile of its last busy times. A busy time begins with an order
+    to an idle source. Its first report tells the latency, and those that follow the seconds for a block, whatever the
+    orders are in which the blocks were asked for."""
 
     def __init__(self) -> None:
-        self._latencies: deque[float] = deque(maxlen=NUM_JOBS)
-        self._block_times: deque[float] = deque(maxlen=NUM_JOBS)
-        self.told_at = 0.0  # monotonic seconds of the last job
+        self._latencies: deque[float] = deque(maxlen=NUM_TIMES)
+        self._block_times: deque[tuple[float, int]] = deque(maxlen=NUM_TIMES)  # seconds for a block, and how many took it
+        self.told_at = 0.0  # monotonic seconds of the last block that came
+        self._num_ordered = 0  # blocks that the source has not reported yet
+        self._begun_at = self._first_at = 0.0  # of the busy time, and of the report from which blocks are counted
+        self._num_counted = 0  # blocks since then
 
-    def on_job(self, first_s: float, num_blocks: int, seconds: float, now: float) -> None:
-        """Learn from a job: seconds to its first report, and to its end."""
-        self._latencies.append(first_s)
-        self._block_times.append(max(seconds - first_s, 0.0) / num_blocks if num_blocks > 1 else seconds)
-        self.told_at = now
+    def on_order(self, num_blocks: int, now: float) -> None:
+        """Note that the source was asked for blocks."""
+        if not self._num_ordered:
+            self._begun_at, self._first_at, self._num_counted = now, 0.0, 0
+        self._num_ordered += num_blocks
+
+    def on_report(self, num_good: int, num_bad: int, now: float) -> None:
+        """Learn from a report of blocks that have come, and of others that will not."""
+        self._num_ordered -= num_good + num_bad
+        is_first = not self._first_at
+        self.told_at = now if num_good else self.told_at
+        if is_first and num_good:
+            self._latencies.append(now - self._begun_at)
+            self._first_at = now
+            most_s = (now - self._begun_at) / num_good
+            if not self._num_ordered and (not self._block_times or most_s < _slow_block_s(self._block_times)):
+                self._block_times.append((most_s, num_good))
+        elif not is_first:
+            self._num_counted += num_good
+            if self._num_counted >= NUM_COUNTED or (self._num_counted and not self._num_ordered):
+                self._block_times.append(((now - self._first_at) / self._num_counted, self._num_counted))
+                self._first_at, self._num_counted = now, 0
+
+    def on_lost(self) -> None:
+        """Note that the source will report nothing of all that was ordered."""
+        self._num_ordered = 0
 
     def seconds(self, num_blocks: int) -> float:
-        """Estimate the seconds to load blocks; 0 before the first job."""
+        """Estimate the seconds to load blocks; 0 before the first report."""
         if not self._latencies:
             return 0.0
-        return _slow(self._latencies) + num_blocks * _slow(self._block_times)
+        return sorted(self._latencies)[len(self._latencies) * 3 // 4] + num_blocks * _slow_block_s(self._block_times)
 
 
-def _slow(values: deque[float]) -> float:
-    return sorted(values)[len(values) * 3 // 4]
+def _slow_block_s(times: Iterable[tuple[float, int]]) -> float:
+    """Return the slow quartile of the seconds that blocks took; 0 if none is known."""
+    num_left = sum(count for _, count in times) / 4
+    for seconds, count in sorted(times, reverse=True):
+        num_left -= count
+        if num_left < 0:
+            return seconds
+    return 0.0

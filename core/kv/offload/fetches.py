@@ -69,8 +69,6 @@ class _Load:
     source: int
     key_by_slot: dict[int, bytes]
     num_blocks: int
-    begun_at: float
-    first_at: float = 0.0
     is_void: bool = False  # nobody shall find what it brings
 
 
@@ -254,7 +252,8 @@ class Fetches:
         if not key_by_slot:
             return
         job = next(self._numbers)
-        self._loads[job] = _Load(fetch, source, key_by_slot, len(key_by_slot), now)
+        self._loads[job] = _Load(fetch, source, key_by_slot, len(key_by_slot))
+        self.costs[source].on_order(len(key_by_slot), now)
         self._loading.update(dict.fromkeys(key_by_slot.values(), job))
         fetch.jobs.add(job)
         keys, sources = b"".join(key_by_slot.values()), bytes([source]) * len(key_by_slot)
@@ -265,8 +264,8 @@ class Fetches:
         load = self._loads.get(message.job)
         if load is None:
             return
-        load.first_at = load.first_at or now
-        for slot in np.frombuffer(message.slots, np.int32).tolist():
+        good = np.frombuffer(message.slots, np.int32).tolist()
+        for slot in good:
             key = load.key_by_slot.pop(slot)
             del self._loading[key]
             if not load.is_void:
@@ -279,9 +278,7 @@ class Fetches:
         if message.is_last:
             bad += load.key_by_slot.items()
             del self._loads[message.job]
-            num_good = load.num_blocks - len(bad)
-            if num_good:
-                self.costs[load.source].on_job(load.first_at - load.begun_at, num_good, now - load.begun_at, now)
+        self.costs[load.source].on_report(len(good), len(bad), now)
         for slot, key in bad:
             del self._loading[key]
             self._slots.free([slot])
@@ -386,6 +383,8 @@ class Fetches:
         """Take back all slots that were being loaded, and let all requests run with the blocks that have come."""
         for load in self._loads.values():
             self._slots.free(load.key_by_slot)
+        for cost in self.costs:
+            cost.on_lost()
         self._loads.clear()
         self._loading.clear()
         self._asked.clear()

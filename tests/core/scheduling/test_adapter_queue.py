@@ -87,9 +87,12 @@ class Model:
 
     def unserved(self) -> set[bytes]:
         """Return the adapters that waiting requests name, without an open slot and without a fill."""
-        served = {digest for slot, digest in self.ready.items() if not self.is_closed(slot)}
-        served |= {digest for digest, *_ in self.fills.values()}
-        return {each.adapter.digest for each in self.requests if each.row < 0 and each.adapter} - served
+        return self._waited_for() - {digest for slot, digest in self.ready.items() if not self.is_closed(slot)}
+
+    def _waited_for(self) -> set[bytes]:
+        """Return the adapters that waiting requests name, without a fill."""
+        filling = {digest for digest, *_ in self.fills.values()}
+        return {each.adapter.digest for each in self.requests if each.row < 0 and each.adapter} - filling
 
     def is_closed(self, slot: int) -> bool:
         return self.queue.closed is not None and self.queue.closed.number == slot
@@ -164,7 +167,9 @@ class Model:
                 assert fill.slot in self.best_slots(key), "another slot should have been taken"
             self.fill_waits.append(self.overtakes.pop(fill.digest, 0))
             self.ready.pop(fill.slot, None)
-            assert fill.num_waiting == len(self.unserved())
+            closing = {digest for slot, digest in self.ready.items() if self.is_closed(slot) != self.was_closed(slot)}
+            least, most = self.unserved() - closing, self.unserved() | (closing & self._waited_for())
+            assert len(least) <= fill.num_waiting <= len(most)
             self.fills[fill.slot] = fill.digest, self.step + 1, set(self.spec.ranks), self.now
             for rank in self.spec.ranks:
                 self.content[rank].pop(fill.slot, None)
