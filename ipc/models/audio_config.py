@@ -12,7 +12,7 @@ import msgspec
 
 from .vision_config import Grid, Stage
 
-AudioFamily: TypeAlias = Literal["qwen2_audio", "voxtral", "qwen3_asr"]
+AudioFamily: TypeAlias = Literal["qwen2_audio", "voxtral", "qwen3_asr", "whisper"]
 
 SAMPLE_RATE = 16_000
 HOP_SAMPLES = 160  # from one frame to the next
@@ -22,7 +22,7 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The encoder of a model that hears audio. Sizes count elements."""
 
     family: AudioFamily  # how audio is cut, expanded in prompts and encoded
-    audio_token_id: int  # the placeholder, whose embedding the encoder gives
+    audio_token_id: int  # the placeholder, whose embedding the encoder gives; Whisper's fills the place of its clip
     hidden_size: int  # of the encoder
     num_layers: int  # of the encoder
     num_mel_bins: int

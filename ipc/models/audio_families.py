@@ -10,7 +10,8 @@ from .config_file import ConfigFile
 from .multimodal import MultimodalFamily, encoder_fields
 
 FRAMES_PER_ROW = 2  # the second of Whisper's convolutions has this stride
-WHISPER = {  # audio_config of Qwen2-Audio and Voxtral, whose encoders are Whisper's; by their names of fields
+WHISPER = {  # fields of Whisper, and of Qwen2-Audio and Voxtral, whose encoders are Whisper's; by their names of fields
+    "whisper": {"d_model": 384, "encoder_layers": 4, "num_mel_bins": 80, "max_source_positions": 1500},
     "qwen2_audio": {"d_model": 1280, "encoder_layers": 32, "num_mel_bins": 128, "max_source_positions": 1500},
     "voxtral": {"hidden_size": 1280, "num_hidden_layers": 32, "num_mel_bins": 128, "max_source_positions": 1500},
 }
@@ -36,6 +37,16 @@ def _whisper(family: AudioFamily, tower: ConfigFile, token_id: int, **more: int)
         window_rows=rows,
         **more,
     )
+
+
+def _encoder_decoder(file: ConfigFile) -> AudioConfig:
+    """Return the config of Whisper's own encoder, whose fields are on one level with the decoder's."""
+    start_id = int(file.get("decoder_start_token_id", 50257))  # begins every prompt
+    config = _whisper("whisper", file.with_defaults(WHISPER["whisper"]), start_id, max_windows=1)
+    longest = int(file.get("max_target_positions", 448))
+    if config.window_rows < longest:
+        file.refuse(f"max_source_positions {config.window_rows} is below max_target_positions {longest}")
+    return config
 
 
 def _qwen2_audio(file: ConfigFile) -> AudioConfig:
@@ -82,6 +93,7 @@ def num_chunk_rows(num_frames: int) -> int:
 
 
 AUDIO_FAMILIES: dict[str, MultimodalFamily] = {
+    "WhisperForConditionalGeneration": MultimodalFamily(_encoder_decoder, "whisper", has_own_text=True, is_tied=True),
     "Qwen2AudioForConditionalGeneration": MultimodalFamily(_qwen2_audio, "qwen2"),
     "VoxtralForConditionalGeneration": MultimodalFamily(_voxtral, "voxtral_text", has_own_text=True),
     "Qwen3ASRForConditionalGeneration": MultimodalFamily(_qwen3_asr, "qwen3_asr_text", has_own_text=True, is_tied=True),

@@ -16,7 +16,10 @@ from .text_families import TEXT_FAMILIES
 from .vision_config import VisionConfig
 
 ROOTS = ["language_model.model.", "model.language_model.", "model.text_model."]  # of language models in files
-ENCODERS = ["vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector.", "audio_tower."]
+ENCODERS = [
+    *("vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector.", "audio_tower."),
+    "encoder.",  # Whisper's
+]
 ENCODER_PREFIXES = [f"{root}{encoder}" for encoder in ENCODERS for root in ("", "model.")]  # of the encoders' tensors
 
 Fields = Mapping[str, Any]
