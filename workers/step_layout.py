@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ..kernels.contract import StepMedia
+from ..kernels.contract import CrossStep, StepMedia
 from .arrays import I32, I64, Bools
 from .sampling.logprobs import LogprobTargets
 from .sampling.row_processors import RowProcessors
@@ -83,3 +83,4 @@ class MediaInputs(NamedTuple):
     see_until: Tensor | None
     media: StepMedia | None  # None: no placeholder is computed
     is_behind_spans: bool  # all rows compute tokens behind their last spans, so that one shift a row is all
+    cross: CrossStep | None = None  # None: the model has no cross attention

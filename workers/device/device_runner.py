@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..arrays import I64
 from ..input_batch import StepInputs
-from ..model_step import Model, StepContext, media_of, positions_of, step_metadata
+from ..model_step import Model, StepContext, cross_of, media_of, positions_of, step_metadata
 from ..parallel import ParallelGroup
 from ..sampling.sampling_columns import SamplingColumns
 from ..staging import Staging
@@ -103,7 +103,8 @@ class DeviceRunner:
         self.rows.write(changed)
         token_slots = rest[-1] if slots else None
         metadata = step_metadata(inputs, *rest[:5])
-        context = StepContext(metadata, self._kv_cache, token_slots=token_slots, media=media_of(inputs))
+        media, cross = media_of(inputs), cross_of(inputs)
+        context = StepContext(metadata, self._kv_cache, token_slots=token_slots, media=media, cross=cross)
         hidden = self._model.forward_mixed(token_ids, self.rows.columns, context)
         row_ids, next_positions = changed[:2]
         if not len(row_ids):

@@ -19,7 +19,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.media import FailedEntry
 from ...ipc.messages.workers import SchedulerOutput
-from ...kernels.contract import StepMedia
+from ...kernels.contract import AttentionMetadata, CrossStep, StepMedia
 from ...kernels.select import Ops
 from ..arrays import I64
 from ..encoders.encoder import Encoder
@@ -28,6 +28,7 @@ from ..model_step import Model
 from ..models.decoder import DecoderModel
 from ..parallel import ParallelGroup
 from ..step_layout import MediaInputs
+from .clip_rows import ClipRows, ClipStep
 from .encoded_media import EncodedMedia
 from .media_rows import MediaPlan, MediaRows
 
@@ -93,12 +94,26 @@ class MediaRunner:
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
         """Return the step's inputs with its media. Placeholders get token id 0: theirs may be beyond the vocabulary."""
+        if isinstance(self.rows, ClipRows):
+            return self._prepare_clips(inputs, self.rows)
         plan = self.rows.plan(inputs)
         if plan is None:
             return inputs
         if plan.tokens is not None:
             inputs.token_ids[plan.tokens] = 0
         return inputs._replace(media=self._inputs_of(plan, len(inputs.token_ids)))
+
+    def _prepare_clips(self, inputs: StepInputs, clips: ClipRows) -> StepInputs:
+        """Return the inputs of the decoder alone, with those of its cross attention."""
+        step = clips.split(inputs)
+        rows = None
+        if step.pieces:
+            rows = torch.cat([self._rows_of(*piece) for piece in step.pieces])
+        cross = CrossStep(cross_metadata(step, clips.num_rows, self._device), rows)
+        return step.decoder._replace(media=MediaInputs(step.positions, None, None, None, False, cross))
+
+    def _rows_of(self, entry: int, first: int, count: int) -> Tensor:
+        return self._cache.take(entry, first, count) if entry else self._encoder.zeros(count, self._hidden_size)
 
     def _inputs_of(self, plan: MediaPlan, num_tokens: int) -> MediaInputs:
         positions, cos_sin = plan.positions, None
@@ -113,6 +128,26 @@ class MediaRunner:
             parts = embeds.view(len(embeds), self._num_parts, self._hidden_size).unbind(1)
             media = StepMedia(torch.from_numpy(plan.tokens).to(self._device), parts[0], parts[1:])
         return MediaInputs(positions, cos_sin, see_until, media, plan.is_behind_spans)
+
+
+def cross_metadata(step: ClipStep, num_rows: int, device: torch.device) -> AttentionMetadata:
+    """Return the metadata of a step's cross attention: each token sees all rows of its clip, `num_rows`."""
+    decoder, num_tokens = step.decoder, len(step.positions)
+    query_starts, seq_lens = decoder.query_starts, np.full_like(decoder.seq_lens, num_rows)
+    has_prompts = decoder.num_decode_rows < len(decoder.rows)
+    see_until = torch.full((num_tokens,), num_rows - 1, dtype=torch.int32, device=device) if has_prompts else None
+    slots = torch.from_numpy(step.slots).to(device)
+    return AttentionMetadata(
+        positions=torch.zeros_like(slots),
+        slots=slots,
+        query_starts=torch.from_numpy(query_starts).to(device),
+        seq_lens=torch.from_numpy(seq_lens).to(device),
+        block_tables=torch.from_numpy(step.clip_tables).to(device),
+        num_decode_rows=decoder.num_decode_rows,
+        query_starts_host=query_starts.tolist(),
+        seq_lens_host=seq_lens.tolist(),
+        see_until=see_until,
+    )
 
 
 def load_media(
