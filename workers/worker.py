@@ -83,7 +83,7 @@ class Worker:
         self._num_blocks = 0
         self._arena: Arena | None = None  # from initialize on, if there are KV tiers
         self._model: Model | None = None
-        self._media: MediaRunner | None = None  # with the model, if it sees images
+        self._media: MediaRunner | None = None  # with the model, if it takes media
         self._kv_cache: Tensor | None = None
         self._pool_pages: PageRange | None = None  # of the KV cache, on a CPU
         self._page_supply: PageSupply | None = None  # with them
@@ -240,12 +240,12 @@ class Worker:
         return model
 
     def _load_media(self, model: Model) -> MediaRunner | None:
-        """Read the encoder of a model that sees images."""
-        if self._spec.model.vision is None:
+        """Read the encoder of a model that takes media."""
+        if self._spec.model.encoder is None:
             return None
         from .media.media_runner import load_media  # imports transformers
 
-        ops = self._select_ops(is_batch_invariant=False)  # an image has the same rows in any batch
+        ops = self._select_ops(is_batch_invariant=False)  # a medium has the same rows in any batch
         return load_media(self._spec, self._folder, self._dtype, self._device, self._group, model, ops)
 
     def _new_filler(self, model: DecoderModel, *, is_dummy: bool) -> SlotFiller:
@@ -330,7 +330,7 @@ class Worker:
             kv_cache = self._kv_cache_spec(model).allocate(1, META_DEVICE)
             limits = (spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_model_len)
             has_shifts = any(rope.sections for rope in spec.model.ropes)
-            has_spans = spec.model.vision is not None and spec.model.vision.is_bidirectional
+            has_spans = spec.model.encoder is not None and spec.model.encoder.is_bidirectional
             options = (group, self._has_graphs, spec.config.enable_lora)
             launch_steps(model, kv_cache, *limits, *options, has_shifts=has_shifts, has_spans=has_spans)
 

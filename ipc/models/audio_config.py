@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from .vision_config import Grid, Stage
+from .vision_config import Stage
 
 AudioFamily: TypeAlias = Literal["qwen2_audio", "voxtral", "qwen3_asr", "whisper"]
 
@@ -22,7 +22,7 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The encoder of a model that hears audio. Sizes count elements."""
 
     family: AudioFamily  # how audio is cut, expanded in prompts and encoded
-    audio_token_id: int  # the placeholder, whose embedding the encoder gives; Whisper's fills the place of its clip
+    audio_token_id: int  # the placeholder, for which the encoder gives an embedding; Whisper's fills its clip's place
     hidden_size: int  # of the encoder
     num_layers: int  # of the encoder
     num_mel_bins: int
@@ -49,9 +49,9 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     def window_samples(self) -> int:
         return self.window_frames * HOP_SAMPLES
 
-    def num_rows(self, grid: Grid, num_embeds: int) -> int:
-        """Return the rows of an audio in the encoder; its grid is (windows, 1, samples)."""
-        return grid[0] * self.window_rows
+    def num_rows(self, num_embeds: int) -> int:
+        """Return the rows of an audio in the encoder, without those that no embedding covers."""
+        return num_embeds * self.rows_per_embed
 
     def num_keys(self, num_rows: int) -> int:
         """Return how many rows of an audio one of its rows attends to, at most."""

@@ -10,7 +10,7 @@ from .config_file import ConfigFile
 from .multimodal import MultimodalFamily, encoder_fields
 
 FRAMES_PER_ROW = 2  # the second of Whisper's convolutions has this stride
-WHISPER = {  # fields of Whisper, and of Qwen2-Audio and Voxtral, whose encoders are Whisper's; by their names of fields
+WHISPER = {  # fields of Whisper, and of Qwen2-Audio and Voxtral, which have encoders like its; by their names of fields
     "whisper": {"d_model": 384, "encoder_layers": 4, "num_mel_bins": 80, "max_source_positions": 1500},
     "qwen2_audio": {"d_model": 1280, "encoder_layers": 32, "num_mel_bins": 128, "max_source_positions": 1500},
     "voxtral": {"hidden_size": 1280, "num_hidden_layers": 32, "num_mel_bins": 128, "max_source_positions": 1500},

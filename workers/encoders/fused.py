@@ -1,4 +1,4 @@
-"""FusedBlocks: the layers of a vision encoder by our kernels, all pieces of a layer in one call.
+"""FusedBlocks: the layers of an encoder by our kernels, all pieces of a layer in one call.
 
 Keys and values of all rows lie in a paged cache, as the kernels take them: its blocks are as long as they can be if
 each range between bounds is to have whole ones. A piece, or its part of a range, is a row of a step, whose tokens all

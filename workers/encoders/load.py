@@ -15,14 +15,17 @@ import transformers
 from torch import Tensor, nn
 
 from ...ipc.errors import ConfigError
+from ...ipc.models.model_config import Encoder as EncoderConfig
+from ...ipc.models.vision_config import VisionConfig
 from ...kernels.select import Ops
 from ..borrowed.linear import pack_layers
 from ..weights.checkpoint import Checkpoint, TensorSlice
 from .blocks import Parts, Tower
 from .fused import fuse
-from .patches import pack_patches
-from .qwen_towers import Qwen2VLTower, Qwen3VLTower, Qwen25VLTower
-from .towers import Gemma3Tower, Idefics3Tower, InternVLTower, LlavaTower, PixtralTower
+from .images.image_files import ImageFiles
+from .images.patches import pack_patches
+from .images.qwen_towers import Qwen2VLTower, Qwen3VLTower, Qwen25VLTower
+from .images.towers import Gemma3Tower, Idefics3Tower, InternVLTower, LlavaTower, PixtralTower
 
 UNUSED = ("head", "post_layernorm")  # of CLIP's and SigLIP's encoders, behind the layer that LLaVA takes
 
@@ -30,7 +33,7 @@ UNUSED = ("head", "post_layernorm")  # of CLIP's and SigLIP's encoders, behind t
 class _Kind(NamedTuple):
     """A kind of model: its tower, and transformers' classes by their root in the names of weights."""
 
-    tower: Callable[[Parts, Any], Tower]
+    tower: Callable[[Parts, Any, Any], Tower[Any]]
     encoder_root: str
     encoder: str  # class; "": the one that vision_config names
     projector_root: str = ""
@@ -69,14 +72,17 @@ def make_parts(config: Any) -> dict[str, nn.Module]:
     return {root: part.eval().requires_grad_(False) for root, part in parts.items()}
 
 
-def load_tower(config: Any, checkpoint: Checkpoint, ops: Ops | None = None) -> tuple[Tower, int]:
+def load_tower(
+    theirs: Any, config: EncoderConfig, checkpoint: Checkpoint, ops: Ops | None = None
+) -> tuple[Tower[Any], int]:
     """Make the tower of transformers' config from an open checkpoint; return it, and the bytes of its weights. `ops`
     compute its layers, or at least multiply in them; None: torch. ConfigError if the checkpoint lacks a tensor or has
-    another shape."""
-    kind = KINDS.get(config.model_type)
-    if kind is None:
-        raise ConfigError(f"config.json: model_type {config.model_type} has no encoder of images here")
-    parts = make_parts(config)
+    another shape, or as `ImageFiles.load`."""
+    kind = KINDS.get(theirs.model_type)
+    if kind is None or not isinstance(config, VisionConfig):
+        raise ConfigError(f"config.json: model_type {theirs.model_type} has no encoder here")
+    files = ImageFiles.load(checkpoint.folder, config, checkpoint.dtype, checkpoint.device)
+    parts = make_parts(theirs)
     num_bytes = 0
     for root, part in parts.items():
         for name, parameter in list(part.named_parameters()):
@@ -85,8 +91,8 @@ def load_tower(config: Any, checkpoint: Checkpoint, ops: Ops | None = None) -> t
             _put(part, name, nn.Parameter(tensor, requires_grad=False))
             num_bytes += tensor.nbytes
         _make_tables(part, checkpoint.device)
-    make = PixtralTower if config.vision_config.model_type == "pixtral" else kind.tower
-    tower = make(parts, config)
+    make = PixtralTower if config.family == "pixtral" else kind.tower
+    tower = make(parts, theirs, files)
     if ops is None:
         return tower, num_bytes
     fused = fuse(ops, tower.blocks, checkpoint.dtype)
@@ -94,7 +100,7 @@ def load_tower(config: Any, checkpoint: Checkpoint, ops: Ops | None = None) -> t
         pack_layers(part, ops, checkpoint.dtype)
         pack_patches(part, ops, checkpoint.dtype)
     if fused is None:
-        return make(parts, config), num_bytes
+        return make(parts, theirs, files), num_bytes
     tower.fused = fused
     return tower, num_bytes
 

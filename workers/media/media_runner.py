@@ -1,4 +1,4 @@
-"""MediaRunner: the part of media in the steps of a model that sees images.
+"""MediaRunner: the part of media in the steps of a model that takes any.
 
     freed entries → encodes, some pieces each → spans of new rows → bindings of spans to entries → inputs of the step
 
@@ -33,7 +33,7 @@ from .encoded_media import EncodedMedia
 from .media_rows import MediaPlan, MediaRows
 
 FOLDER = "media"  # of media files, in the run directory
-ACTIVATIONS = 16  # of a layer, in elements for each element of a patch: its input, norms, heads and a wide MLP
+ACTIVATIONS = 16  # of a layer, in elements for each element of a row: its input, norms, heads and a wide MLP
 
 
 class MediaRunner:
@@ -47,19 +47,19 @@ class MediaRunner:
         device: torch.device,
         rotations_at: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`rotations_at` gives the rotations at times, rows and columns; None: positions are indices."""
-        vision = spec.model.vision
-        assert vision is not None
+        """`rotations_at` gives the rotations at times, rows and columns of images; None: positions are indices."""
+        config, vision = spec.model.encoder, spec.model.vision
+        assert config is not None
         self._device, self._hidden_size = device, spec.model.hidden_size
-        self._num_parts = 1 + vision.num_deepstack
+        self._num_parts = 1 + config.num_deepstack
         store = BlobStore(Path(spec.run_directory) / FOLDER, spec.config.media_store_bytes)
         self._encoder = encoder
-        self._cache = EncodedMedia(encoder, vision, self._num_parts * self._hidden_size, store, group)
-        self.rows = MediaRows(spec.config.max_num_seqs, vision, has_axes=rotations_at is not None)
+        self._cache = EncodedMedia(encoder, config, self._num_parts * self._hidden_size, store, group)
+        axes_merge = None if vision is None or rotations_at is None else vision.merge_size
+        self.rows = MediaRows(spec.config.max_num_seqs, config, axes_merge)
         self._rotations_at = rotations_at
         num_elements = self._num_parts * self._hidden_size * spec.encoder_cache_tokens
-        num_patches = spec.max_item_embeds * vision.merge_size**2  # of the largest item
-        num_elements += num_patches * vision.hidden_size * ACTIVATIONS
+        num_elements += config.num_rows(spec.max_item_embeds) * config.hidden_size * ACTIVATIONS  # of the largest item
         self.reserved_bytes = num_elements * encoder.dtype.itemsize  # that entries and an encode will take
         self.weight_bytes = encoder.weight_bytes
 
@@ -160,10 +160,10 @@ def load_media(
     ops: Ops | None = None,
 ) -> MediaRunner:
     """Read the encoder that belongs to `model` from the checkpoint in `folder`. ConfigError as Encoder.load."""
-    vision = spec.model.vision
-    assert vision is not None
+    config = spec.model.encoder
+    assert config is not None
     is_dummy = spec.config.load_format == "dummy" and folder == Path(spec.model_folder)
-    encoder = Encoder.load(folder, vision, dtype, device, spec.config.hf_overrides, ops, is_dummy=is_dummy)
+    encoder = Encoder.load(folder, config, dtype, device, spec.config.hf_overrides, ops, is_dummy=is_dummy)
     has_axes = any(rope.sections for rope in spec.model.ropes)
     rotations_at = model.rotations_at if has_axes and isinstance(model, DecoderModel) else None
     return MediaRunner(spec, encoder, group, device, rotations_at)

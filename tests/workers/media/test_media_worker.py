@@ -22,11 +22,11 @@ from tokenloom.ipc.messages.media import Encode
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, SchedulerOutput
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.vision_configs import VISION_MODELS
-from tokenloom.tests.workers.encoders.media_items import qwen_patches, random_item
+from tokenloom.tests.workers.encoders.images.image_items import qwen_patches, random_item
 from tokenloom.tests.workers.random_schedule import frame, message, new_row
 from tokenloom.tests.workers.worker_harness import WorkerHarness, make_spec
 from tokenloom.workers.encoders.encoder import Encoder
-from tokenloom.workers.encoders.pixels import PixelScale
+from tokenloom.workers.encoders.images.pixels import PixelScale
 from tokenloom.workers.worker import Worker
 
 DEFAULT = ("qwen3_vl", "gemma3", "smolvlm")  # deepstack with positions by axes, attention within an image, tiles

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ipc.errors import ConfigError
-from ...ipc.models.config_file import read_json
-from ...ipc.models.vision_config import VisionFamily
+from ....ipc.errors import ConfigError
+from ....ipc.models.config_file import read_json
+from ....ipc.models.vision_config import VisionFamily
 
 _CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])  # mean and deviation
 _HALF = ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
