@@ -71,7 +71,7 @@ class Prompt:
         rng = random.Random(seed)
         self.token_ids: list[int] = [rng.randrange(5, 900) for _ in range(3)]
         self.items, self.spans, self.orders = list[MediaFile](), list[int](), list[Encode]()
-        encoder = engine.worker._media._encoder  # type: ignore[union-attr]
+        encoder = engine.worker._media.encoder  # type: ignore[union-attr]
         for size in sizes:
             item = random_item(engine.vision, rng.randrange(100), *size)
             num_embeds = len(encoder.finish(encoder.begin(item, item.grid)))
@@ -227,7 +227,7 @@ def test_dummy_weights_include_the_encoder(engine: Engine, tmp_path: Path) -> No
     dummy = Engine(Path(engine.spec.model_folder), tmp_path, load_format="dummy")
     prompt = Prompt(dummy, [(1, 2, 3)], seed=3)
     assert len(answers(dummy, prompt, 0)) == NUM_OUTPUTS
-    assert isinstance(dummy.worker._media._encoder, Encoder)  # type: ignore[union-attr]
+    assert isinstance(dummy.worker._media.encoder, Encoder)  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

@@ -20,7 +20,6 @@ from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.workers import NewRow, RowSampling
 from tokenloom.ipc.models.model_config import CrossConfig
 from tokenloom.ipc.models.model_file import load_model_config
-from tokenloom.kernels.contract import CrossStep
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.tests.support.family_checkpoints import reference_model
@@ -28,12 +27,11 @@ from tokenloom.tests.support.whisper_checkpoints import START_ID, whisper_checkp
 from tokenloom.tests.workers.adapters.threaded_group import run_ranks
 from tokenloom.tests.workers.models.test_decoder import schedule
 from tokenloom.workers.input_batch import InputBatch
+from tokenloom.workers.media.clip_inputs import ClipInputs
 from tokenloom.workers.media.clip_rows import ClipRows
-from tokenloom.workers.media.media_runner import cross_metadata
 from tokenloom.workers.model_step import Model, compute
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import ParallelGroup
-from tokenloom.workers.step_layout import MediaInputs
 
 TOLERANCE = 1e-5  # of the largest logit
 BLOCK_SIZE, NUM_BLOCKS, CPU = 8, 129, torch.device("cpu")
@@ -80,6 +78,9 @@ class ClipRun:
         self.model, self.cross, self.clips = model, cross.in_blocks(BLOCK_SIZE), clips
         self.batch = InputBatch(len(clips), 128, BLOCK_SIZE, NUM_BLOCKS)
         self.rows = ClipRows(len(clips), self.cross, BLOCK_SIZE)
+        given = [clip.rows for clip in clips.values()]
+        padding = torch.zeros(1, given[0].shape[1])
+        self.inputs = ClipInputs(self.rows, lambda entry, first, n: given[entry - 1][first : first + n], padding)
         (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
         self.kv_cache = torch.full(spec.shape(NUM_BLOCKS), 1000.0)
         self.row_of = {name: row for row, name in enumerate(clips)}
@@ -109,21 +110,12 @@ class ClipRun:
     def step(self, counts: dict[str, int]) -> dict[str, Tensor]:
         """Compute the next tokens of each request; return the logits of its decoder tokens: [n, vocab] (rank 0)."""
         layout = self.batch.layout(encode_ids(map(self.row_of.get, counts)), encode_ids(counts.values()))  # type: ignore[arg-type]
-        step = self.rows.split(self.batch.prepare(layout))
-        parts = [self._rows(*piece) for piece in step.pieces]
-        cross = CrossStep(cross_metadata(step, self.cross.num_rows, CPU), torch.cat(parts) if parts else None)
-        media = MediaInputs(step.positions, None, None, None, False, cross)
-        hidden, _ = compute(self.model, step.decoder._replace(media=media), self.kv_cache)
+        inputs = self.inputs.prepare(self.batch.prepare(layout))
+        hidden, _ = compute(self.model, inputs, self.kv_cache)
         logits = self.model.compute_logits(hidden)
         self.batch.advance(layout)
-        names, starts = list(self.row_of), step.decoder.query_starts
-        return {
-            names[row]: logits[starts[i] : starts[i + 1]].clone() for i, row in enumerate(step.decoder.rows.tolist())
-        }
-
-    def _rows(self, entry: int, first: int, count: int) -> Tensor:
-        clip = list(self.clips.values())[entry - 1]
-        return clip.rows[first : first + count] if entry else torch.zeros(count, clip.rows.shape[1])
+        names, starts = list(self.row_of), inputs.query_starts
+        return {names[row]: logits[starts[i] : starts[i + 1]].clone() for i, row in enumerate(inputs.rows.tolist())}
 
     def run(self, steps: list[dict[str, int]]) -> dict[str, Tensor]:
         logits: dict[str, list[Tensor]] = {name: [] for name in self.clips}
