@@ -193,7 +193,8 @@ class Worker:
         config, vocab_size = self._spec.config, self._spec.model.vocab_size
         limits = (config.max_num_seqs, self._spec.max_model_len)
         num_slots = config.max_loras if config.enable_lora else 0
-        batch = InputBatch(*limits, config.block_size, len(kv_cache), vocab_size, self._processors, num_slots)
+        rules = self._spec.model.output_rules
+        batch = InputBatch(*limits, config.block_size, len(kv_cache), vocab_size, self._processors, num_slots, rules)
         device_runner = None
         if self._samples_on_device:
             from .device.cuda_graphs import CudaRecorder

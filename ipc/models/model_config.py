@@ -91,6 +91,7 @@ class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
     first_suppressed_ids: list[int] = []  # do not come first
     no_timestamps_id: int | None = None  # without it in the prompt, timestamps come: the tokens behind it; None: never
     max_first_timestamp: int | None = None  # of the timestamps, from 0; None: any
+    end_id: int = 0  # of the token that ends answers with timestamps; those below are text
 
 
 class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):

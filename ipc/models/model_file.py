@@ -108,11 +108,13 @@ def _output_rules(generation: dict[str, Any], vocab_size: int) -> OutputRules | 
     def index(name: str) -> int | None:
         return None if generation.get(name) is None else operator.index(generation[name])
 
+    no_timestamps_id, end = index("no_timestamps_token_id"), generation.get("eos_token_id")
     rules = OutputRules(
         suppressed_ids=ids("suppress_tokens"),
         first_suppressed_ids=ids("begin_suppress_tokens"),
-        no_timestamps_id=index("no_timestamps_token_id"),
+        no_timestamps_id=no_timestamps_id,
         max_first_timestamp=index("max_initial_timestamp_index"),
+        end_id=end if no_timestamps_id is not None and isinstance(end, int) else 0,
     )
     return None if rules == OutputRules() else rules
 

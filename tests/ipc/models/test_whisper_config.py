@@ -72,12 +72,17 @@ def test_a_clip_takes_whole_blocks(block_size: int, expected: int) -> None:
 
 def test_rules_come_from_the_generation_config(tmp_path: Path) -> None:
     generation = {
+        "eos_token_id": 50257,
         "suppress_tokens": [7, 3, 7, 60000],
         "begin_suppress_tokens": [220, 50257],
         "no_timestamps_token_id": 50363,
         "max_initial_timestamp_index": 50,
     }
     assert read(tmp_path, generation).output_rules == OutputRules(
-        suppressed_ids=[3, 7], first_suppressed_ids=[220, 50257], no_timestamps_id=50363, max_first_timestamp=50
+        suppressed_ids=[3, 7],
+        first_suppressed_ids=[220, 50257],
+        no_timestamps_id=50363,
+        max_first_timestamp=50,
+        end_id=50257,
     )
     assert read(tmp_path, {"eos_token_id": 5, "suppress_tokens": None}).output_rules is None
