@@ -75,6 +75,8 @@ def _parse(file: ConfigFile, generation: dict[str, Any], implementation: ModelIm
         except NotNative:
             if implementation == "native":
                 raise
+    if file.flag("is_encoder_decoder"):
+        file.refuse(f"architecture {architecture} is an encoder-decoder, which transformers' layers cannot run here")
     text = text_of(file)
     return borrowed_config(text, architecture, _eos_token_ids(text, generation))
 

@@ -30,9 +30,7 @@ class MediaOperations:
             num_new_tokens=rng.choice([lambda: 1, lambda: rng.randrange(3)]),
             scheduling_policy=rng.choice(["fcfs", "priority"]),
             long_prefill_token_threshold=rng.choice([0, 0, 2, 7]),
-            vision=new_vision(
-                rng.choice([1, 2, 7]), is_bidirectional=drawn if is_bidirectional is None else is_bidirectional
-            ),
+            vision=new_vision(rng.choice([1, 2, 7]), is_bidirectional=is_bidirectional),
             encoder_cache=self.longest + rng.choice([0, 3, 20]),
             max_item_embeds=self.longest,
             **random_sizes(rng),  # type: ignore[arg-type]

@@ -78,6 +78,7 @@ def whisper_checkpoint(
         "model_type": "whisper",
         "vocab_size": TEXT_SIZE + len(NAMES) + num_timestamps,
         "activation_function": "gelu",
+        "is_encoder_decoder": True,
         "num_hidden_layers": sizes["encoder_layers"],
         "decoder_start_token_id": START_ID,
         "bos_token_id": EOS_ID,
