@@ -42,6 +42,7 @@ class StepInputs(NamedTuple):
     sampled_tokens: I64  # [s] index into the T tokens of each row's last
     token_slots: I32 | None = None  # [T] slot of each token's adapter; None: all 0
     media: MediaInputs | None = None  # None: all tokens have the embeddings and positions of text
+    decoder: StepInputs | None = None  # the part that passes the layers, of rows that begin with clips; None: all
 
 
 @dataclass(frozen=True)

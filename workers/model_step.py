@@ -54,7 +54,9 @@ class Model(Protocol):
 
 def compute(model: Model, inputs: StepInputs, kv_cache: Tensor, *, keeps_state: bool = True) -> tuple[Tensor, Tensor]:
     """Run the model on a step. Return the hidden states [T, hidden_size] of its tokens, and logits of the rows that
-    sample: [s, vocab] on rank 0, [0, vocab] on the others. keeps_state: whether the rows continue in a later step."""
+    sample: [s, vocab] on rank 0, [0, vocab] on the others. keeps_state: whether the rows continue in a later step.
+    Tokens of clips have no hidden states."""
+    inputs = decoder_of(inputs)
     arrays = (positions_of(inputs), inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
     tensors = [torch.from_numpy(array) for array in (inputs.token_ids, inputs.sampled_tokens, *arrays)]
     token_slots = None if inputs.token_slots is None else torch.from_numpy(inputs.token_slots)
@@ -66,6 +68,11 @@ def compute(model: Model, inputs: StepInputs, kv_cache: Tensor, *, keeps_state: 
     media, cross = media_of(inputs), cross_of(inputs)
     context = StepContext(step_metadata(inputs, *rest), kv_cache, rows, token_slots, media, cross)
     return model.forward_logits(token_ids, logits_indices, context)
+
+
+def decoder_of(inputs: StepInputs) -> StepInputs:
+    """Return the part of a step that passes the model's layers."""
+    return inputs if inputs.decoder is None else inputs.decoder
 
 
 def positions_of(inputs: StepInputs) -> I64:

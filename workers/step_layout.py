@@ -78,9 +78,9 @@ class SamplingMetadata:
 class MediaInputs(NamedTuple):
     """Inputs of a step with media, which replace those of text; tensors are on the device."""
 
-    positions: I64 | None  # [T] of AttentionMetadata; None: indices of tokens
-    cos_sin: Tensor | None  # of AttentionMetadata, as is see_until
-    see_until: Tensor | None
-    media: StepMedia | None  # None: no placeholder is computed
     is_behind_spans: bool  # all rows compute tokens behind their last spans, so that one shift a row is all
-    cross: CrossStep | None = None  # None: the model has no cross attention
+    positions: I64 | None = None  # [T] of AttentionMetadata; None: indices of tokens
+    cos_sin: Tensor | None = None  # of AttentionMetadata, as is see_until
+    see_until: Tensor | None = None
+    media: StepMedia | None = None  # None: no placeholder is computed
+    cross: CrossStep | None = None  # None: layers leave cross attention out

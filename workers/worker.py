@@ -329,8 +329,8 @@ class Worker:
             spec, group = self._spec, NullGroup(self._rank, self._size)
             model = self._load_model(distinct_layers(spec.model), META_DEVICE, group)
             kv_cache = self._kv_cache_spec(model).allocate(1, META_DEVICE)
-            limits = (spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_model_len)
-            has_shifts = any(rope.sections for rope in spec.model.ropes)
+            limits = (spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_text_len)
+            has_shifts = spec.model.cross is not None or any(rope.sections for rope in spec.model.ropes)
             has_spans = spec.model.encoder is not None and spec.model.encoder.is_bidirectional
             options = (group, self._has_graphs, spec.config.enable_lora)
             launch_steps(model, kv_cache, *limits, *options, has_shifts=has_shifts, has_spans=has_spans)
@@ -382,9 +382,8 @@ class Worker:
 
     def _measure_activations(self, model: Model) -> int:
         config = self._spec.config
-        steps = largest_steps(
-            config.max_num_seqs, self._spec.max_num_batched_tokens, self._spec.max_model_len, config.block_size
-        )
+        limits = (config.max_num_seqs, self._spec.max_num_batched_tokens, self._spec.max_text_len)
+        steps = largest_steps(*limits, config.block_size)
         if config.enable_lora:
             steps = map(with_adapters, steps)
         null_block = self._kv_cache_spec(model).allocate(1, self._device)

@@ -17,21 +17,22 @@ from .media_rows import Piece
 
 
 class ClipInputs:
-    """`rows` are the clips of the rows in use."""
-
-    shifts: I64 | None = None  # the device's positions are indices, too
+    """`rows` are the clips of the rows in use. `shifts`: from the index of a token to its position, of each row."""
 
     def __init__(self, rows: ClipRows, take: Callable[[int, int, int], Tensor], padding: Tensor) -> None:
         """take: gives encoder rows of an entry, from one on, so many. padding: a row behind a clip, [1, hidden_size]
         on the device."""
         self.rows, self._take, self._padding = rows, take, padding
+        self.shifts: I64 = np.full(rows.max_num_seqs, -rows.num_tokens, np.int64)
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
-        """Return the inputs of the decoder alone, with those of its cross attention."""
+        """Return the step's inputs with those of the decoder and its cross attention."""
         step = self.rows.split(inputs)
         rows = torch.cat([self._rows_of(piece) for piece in step.pieces]) if step.pieces else None
         cross = CrossStep(_metadata(step, self.rows.num_rows, self._padding.device), rows)
-        return step.decoder._replace(media=MediaInputs(step.positions, None, None, None, False, cross))
+        media = MediaInputs(is_behind_spans=True, positions=step.positions, cross=cross)
+        decoder = step.decoder._replace(media=media)
+        return inputs._replace(media=MediaInputs(is_behind_spans=rows is None), decoder=decoder)
 
     def _rows_of(self, piece: Piece) -> Tensor:
         return self._take(*piece) if piece.entry else self._padding.expand(piece.num_embeds, -1)

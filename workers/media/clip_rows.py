@@ -33,21 +33,21 @@ class ClipStep(NamedTuple):
 
 
 class ClipRows:
-    """Owns the entry of each row's clip. `num_rows`: encoder rows of a clip."""
+    """Owns the entry of each row's clip. `num_rows`: encoder rows of a clip, `num_tokens` in a request."""
 
     def __init__(self, max_num_seqs: int, cross: CrossConfig, block_size: int) -> None:
         assert cross.num_tokens % block_size == 0, "no block holds tokens of both kinds"
-        self.num_rows, self._num_tokens = cross.num_rows, cross.num_tokens
-        self._num_blocks = cross.num_tokens // block_size
+        self.num_rows, self.num_tokens = cross.num_rows, cross.num_tokens
+        self.max_num_seqs, self._num_blocks = max_num_seqs, cross.num_tokens // block_size
         self._entries: I32 = np.zeros(max_num_seqs, np.int32)  # 0: not bound
 
     def admit(self, new_row: NewRow) -> None:
         """Note a new row. ProtocolError unless a clip, and at least one token behind it, are its tokens."""
         span, num_tokens = np.frombuffer(new_row.spans, np.int32).tolist(), len(new_row.token_ids) // 4
-        if len(span) != FIELDS or span[:2] != [0, self._num_tokens] or num_tokens <= self._num_tokens:
+        if len(span) != FIELDS or span[:2] != [0, self.num_tokens] or num_tokens <= self.num_tokens:
             raise ProtocolError(
                 f"row {new_row.row} of {num_tokens} tokens is admitted with the spans {span}: it must begin with a "
-                f"clip of {self._num_tokens} tokens, and have others"
+                f"clip of {self.num_tokens} tokens, and have others"
             )
         self._entries[new_row.row] = 0
 
@@ -67,12 +67,12 @@ class ClipRows:
     def split(self, inputs: StepInputs) -> ClipStep:
         """Split the inputs of a step. ProtocolError if it computes tokens of a clip without an entry."""
         firsts = inputs.positions[inputs.query_starts[:-1]]
-        if (firsts >= self._num_tokens).all():
+        if (firsts >= self.num_tokens).all():
             return self._with_clips(inputs, (), inputs.slots[:0])
-        is_clip = inputs.positions < self._num_tokens
+        is_clip = inputs.positions < self.num_tokens
         pieces: list[Piece] = []
-        ends = np.minimum(inputs.seq_lens, self._num_tokens)
-        for i in np.flatnonzero(firsts < self._num_tokens).tolist():
+        ends = np.minimum(inputs.seq_lens, self.num_tokens)
+        for i in np.flatnonzero(firsts < self.num_tokens).tolist():
             pieces += self._pieces(int(inputs.rows[i]), int(firsts[i]), int(ends[i]))
         return self._with_clips(_without(inputs, is_clip), tuple(pieces), inputs.slots[is_clip])
 
@@ -88,9 +88,9 @@ class ClipRows:
     def _with_clips(self, decoder: StepInputs, pieces: tuple[Piece, ...], slots: I64) -> ClipStep:
         """decoder: its tokens, with whole tables and lengths."""
         tables = decoder.block_tables
-        own = decoder._replace(seq_lens=decoder.seq_lens - self._num_tokens, block_tables=tables[:, self._num_blocks :])
+        own = decoder._replace(seq_lens=decoder.seq_lens - self.num_tokens, block_tables=tables[:, self._num_blocks :])
         clip_tables = tables[:, : self._num_blocks]
-        return ClipStep(own, decoder.positions - self._num_tokens, clip_tables, pieces, slots)
+        return ClipStep(own, decoder.positions - self.num_tokens, clip_tables, pieces, slots)
 
 
 def _without(inputs: StepInputs, is_clip: Bools) -> StepInputs:

@@ -56,4 +56,4 @@ class SpanInputs:
             embeds = torch.cat([self._take(*piece) for piece in plan.pieces])
             parts = embeds.view(len(embeds), self._num_parts, -1).unbind(1)
             media = StepMedia(torch.from_numpy(plan.tokens).to(self._device), parts[0], parts[1:])
-        return MediaInputs(positions, cos_sin, see_until, media, plan.is_behind_spans)
+        return MediaInputs(plan.is_behind_spans, positions, cos_sin, see_until, media)

@@ -10,6 +10,7 @@ Knows the order of the layers; knows no family, no kernels and no requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +18,17 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...ipc.models.model_config import ModelConfig, TensorNames
-from ...kernels.contract import BatchColumns, DecoderWeights, FusedDecoder, LayerWeights, Norm, PackedLinear, Rotary
+from ...ipc.models.model_config import CrossConfig, ModelConfig, TensorNames
+from ...kernels.contract import (
+    BatchColumns,
+    CrossStep,
+    DecoderWeights,
+    FusedDecoder,
+    LayerWeights,
+    Norm,
+    PackedLinear,
+    Rotary,
+)
 from ...kernels.select import Ops
 from ..kv_cache import KVCacheSpec
 from ..layers.attention import Attention
@@ -231,6 +241,8 @@ class DecoderModel:
         Ops.begin_decode fills in the metadata."""
         block_size = context.kv_cache.shape[4]
         embedded = self._ops.begin_decode(row_ids, rows, context.metadata, block_size, self._table, self._first_id)
+        if self._config.cross is not None:
+            context = behind_clips(context, self._config.cross, block_size)
         return self._run_layers(embedded, context)
 
     def rotations_at(self, positions: Tensor) -> Tensor:
@@ -285,6 +297,21 @@ class DecoderModel:
             scores = scores * self._config.logit_scale
         cap = self._config.logit_softcap
         return cap * torch.tanh(scores / cap) if cap else scores
+
+
+def behind_clips(context: StepContext, cross: CrossConfig, block_size: int) -> StepContext:
+    """Return the context of a decode step with cross attention, from that of rows that begin with clips."""
+    whole, num_blocks = context.metadata, cross.num_tokens // block_size
+    assert cross.num_tokens == num_blocks * block_size
+    lengths, tables = whole.seq_lens, whole.block_tables  # a length of 0 is padding
+    own = replace(whole, seq_lens=(lengths - cross.num_tokens).clamp_(min=0), block_tables=tables[:, num_blocks:])
+    of_clips = replace(
+        whole,
+        seq_lens=(lengths > 0).int() * cross.num_rows,
+        block_tables=tables[:, :num_blocks],
+        seq_lens_host=[cross.num_rows] * len(whole.seq_lens_host),
+    )
+    return replace(context, metadata=own, cross=CrossStep(of_clips))
 
 
 def load_model(

@@ -30,7 +30,7 @@ def test_a_clip_takes_whole_blocks_in_front_of_the_models_tokens(
 ) -> None:
     spec = spec_of(folder, block_size=block_size)
     assert spec.model.num_clip_tokens == num_tokens
-    assert spec.max_model_len == num_tokens + 32
+    assert (spec.max_model_len, spec.max_text_len) == (num_tokens + 32, 32)
     assert spec_of(folder, block_size=block_size, max_model_len=20).max_model_len == num_tokens + 20
 
 

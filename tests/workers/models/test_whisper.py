@@ -29,7 +29,7 @@ from tokenloom.tests.workers.models.test_decoder import schedule
 from tokenloom.workers.input_batch import InputBatch
 from tokenloom.workers.media.clip_inputs import ClipInputs
 from tokenloom.workers.media.clip_rows import ClipRows
-from tokenloom.workers.model_step import Model, compute
+from tokenloom.workers.model_step import Model, compute, decoder_of
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import ParallelGroup
 
@@ -114,6 +114,7 @@ class ClipRun:
         hidden, _ = compute(self.model, inputs, self.kv_cache)
         logits = self.model.compute_logits(hidden)
         self.batch.advance(layout)
+        inputs = decoder_of(inputs)
         names, starts = list(self.row_of), inputs.query_starts
         return {names[row]: logits[starts[i] : starts[i + 1]].clone() for i, row in enumerate(inputs.rows.tolist())}
 
@@ -125,8 +126,12 @@ class ClipRun:
         return {name: torch.cat(parts) for name, parts in logits.items()}
 
 
-def load_decoder(folder: Path, ops: Ops, group: ParallelGroup | None = None) -> DecoderModel:
+def load_decoder(
+    folder: Path, ops: Ops, group: ParallelGroup | None = None, block_size: int = BLOCK_SIZE
+) -> DecoderModel:
     config = load_model_config(folder)
+    assert config.cross is not None
+    config = replace(config, cross=config.cross.in_blocks(block_size))
     return load_model(folder, config, 128, torch.float32, CPU, ops, group or ParallelGroup())
 
 
