@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.models.audio_config import AudioConfig
+from tokenloom.tests.support.audio_oracle import random_clip
 from tokenloom.workers.encoders.audio.log_mel import LogMel, normalized
 
 CPU = torch.device("cpu")
@@ -26,13 +27,7 @@ LONGER = [16_001, 16_160, 31_999, 32_000, 32_001, 40_123]
 
 
 def voice(seed: int, count: int) -> Tensor:
-    """Return samples of changing tones and noise, with a quiet stretch."""
-    rng = np.random.default_rng(seed)
-    times = np.arange(count) / 16000
-    pitch = 2 * np.pi * np.cumsum(rng.uniform(80, 4000, -(-count // 800)).repeat(800)[:count]) / 16000
-    samples = 0.3 * np.sin(pitch) + 0.02 * rng.standard_normal(count)
-    samples[(times % 0.7) > 0.6] *= 1e-4
-    return torch.from_numpy(samples.astype(np.float32))
+    return torch.from_numpy(random_clip(seed, count))
 
 
 def whisper_frames(samples: Tensor, seconds: int = 1, **options: Any) -> Tensor:
