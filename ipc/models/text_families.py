@@ -64,7 +64,9 @@ VOXTRAL = _shape(
     bos_token_id=1,
     eos_token_id=2,
 )
-QWEN3_ASR = _shape(151936, 2048, 6144, 28, 16, 65536, num_key_value_heads=8, head_dim=128)
+QWEN3_ASR = _shape(  # of Qwen3-ASR without a text_config
+    151936, 2048, 6144, 28, 16, 65536, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True
+)
 MISTRAL_SMALL = _shape(  # of Mistral3 without a text_config
     131072,
     5120,
@@ -158,7 +160,6 @@ TEXT_FAMILIES: dict[str, Family] = {  # by model_type
             ("granite", "GraniteForCausalLM", {}),
             ("smollm3", "SmolLM3ForCausalLM", {}),
             ("voxtral_text", "LlamaForCausalLM", VOXTRAL),
-            ("qwen3_asr_text", "Qwen3ForCausalLM", QWEN3_ASR),
         )
     },
     "qwen2_vl_text": QWEN2_VL_TEXT,

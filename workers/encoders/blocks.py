@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -37,6 +38,7 @@ class Block(NamedTuple):
     mlp: nn.Module
     head_norms: Sequence[nn.Module] = ()  # of all queries of a row, and of all keys
     gains: tuple[Tensor, Tensor] | None = None
+    limit: float = 0.0  # of the size of its numbers; 0: none
 
     @property
     def head_dim(self) -> int:
@@ -110,6 +112,10 @@ class Tower(Generic[State]):
         `grid`."""
         raise NotImplementedError
 
+    def prepare(self, state: State, first: int, last: int) -> None:
+        """Run the pieces [first, last) of the stage before that of the rows, if the family has one."""
+        raise NotImplementedError
+
     def rows(self, state: State, start: int, stop: int) -> Tensor:
         """Return the rows [start, stop) before the first layer: [n, hidden]. Calls are in the order of rows."""
         raise NotImplementedError
@@ -132,10 +138,11 @@ class Tower(Generic[State]):
         cuts = [state.cut(state.num_rows, piece) for piece in range(first, last + 1)]
         start, stop, is_last = cuts[0], cuts[-1], last == state.num_pieces
         if not number:
-            rows = self.rows(state, start, stop)
-            if not start:
-                state.hidden = rows.new_empty((state.num_rows, rows.shape[1]))
-            state.hidden[start:stop] = rows
+            for low, high in pairwise(cuts):  # one by one: torch may round the same row in other ways in other company
+                rows = self.rows(state, low, high)
+                if not low:
+                    state.hidden = rows.new_empty((state.num_rows, rows.shape[1]))
+                state.hidden[low:high] = rows
         if self.fused is not None:
             self.fused.run(state, number - 1, self._bounds(state, number - 1), cuts)
         else:
@@ -147,8 +154,10 @@ class Tower(Generic[State]):
         """Run the pieces [first, last) of the last stage."""
         if first == 0:
             state.features = self.features(state)
-        start, stop = (state.cut(len(state.features[0]), piece) for piece in (first, last))
-        state.embeds.append(self.project(*(each[start:stop] for each in state.features)))
+        cuts = [state.cut(len(state.features[0]), piece) for piece in range(first, last + 1)]
+        for start, stop in pairwise(cuts):
+            if start < stop:
+                state.embeds.append(self.project(*(each[start:stop] for each in state.features)))
 
     def finish(self, state: State) -> Tensor:
         """Return the embeddings, after all stages."""
@@ -187,4 +196,5 @@ class Tower(Generic[State]):
         attended: Tensor = block.out(attend(block.scale, state.queries[start:stop], keys, values, bounds, start))
         rows = rows + (attended if block.gains is None else block.gains[0] * attended)
         more: Tensor = block.mlp(block.mlp_norm(rows))
-        return rows + (more if block.gains is None else block.gains[1] * more)
+        rows = rows + (more if block.gains is None else block.gains[1] * more)
+        return rows.clamp(-block.limit, block.limit) if block.limit else rows

@@ -33,6 +33,7 @@ class Encoder:
     ) -> None:
         self._tower, self._device = tower, device
         self._num_stages = len(config.stages)
+        self._num_prepared = int(config.stages[0] == "frames")  # stages before that of the rows
         self.dtype = dtype
         self.weight_bytes = weight_bytes
 
@@ -77,12 +78,20 @@ class Encoder:
         while state.next_piece < end:
             stage, first = divmod(state.next_piece, state.num_pieces)
             last = min(first + end - state.next_piece, state.num_pieces)
-            for group in self._tower.groups(first, last):
-                if stage <= self._tower.num_layers:
-                    self._tower.run_layers(state, stage, *group)
-                elif stage == self._num_stages - 1:
-                    self._tower.run_projector(state, *group)
+            self._run(state, stage, first, last)
             state.next_piece += last - first
+
+    def _run(self, state: EncoderState, stage: int, first: int, last: int) -> None:
+        """Run the pieces [first, last) of a stage."""
+        number = stage - self._num_prepared  # of layers, at the end of the stage
+        if number < 0:
+            self._tower.prepare(state, first, last)
+            return
+        for group in self._tower.groups(first, last):
+            if number <= self._tower.num_layers:
+                self._tower.run_layers(state, number, *group)
+            elif stage == self._num_stages - 1:
+                self._tower.run_projector(state, *group)
 
     @torch.inference_mode()
     def finish(self, state: EncoderState) -> Tensor:
