@@ -28,13 +28,12 @@ EOS_ID, START_ID, NO_TIMESTAMPS_ID = IDS["<|endoftext|>"], IDS["<|startoftranscr
 PROMPT = "<|startoftranscript|><|en|><|transcribe|>"  # with timestamps
 PROMPT_ID_LIST = [IDS[name] for name in ("<|startoftranscript|>", "<|en|>", "<|transcribe|>")]
 SUPPRESSED = [5, 9, 33, 100, 101, 102, 777, START_ID, *(IDS[name] for name in NAMES[4:9])]
-GAINS = {  # so that the clip decides the tokens
-    "embed_tokens": 1.0,
+GAINS = {  # so that the clip and all tokens before decide the next one
+    "embed_tokens": 4.0,
     "out_proj": 2.0,
-    "encoder_attn.out_proj": 8.0,
-    "encoder_attn.v_proj": 2.0,
-    "q_proj": 2.0,
-    "fc2": 2.0,
+    "encoder_attn.out_proj": 4.0,
+    "q_proj": 4.0,
+    "fc2": 4.0,
 }
 SIZES = {
     "d_model": 64,
@@ -167,7 +166,7 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
         if "bias" in name:
             tensor.copy_(BIAS_SPREAD * noise)
         elif "embed_positions" in name:
-            tensor.copy_(0.3 * noise)
+            tensor.copy_((1.0 if "decoder" in name else 0.3) * noise)
         elif tensor.ndim < 2:
             tensor.copy_(tensor.mean() + SPREAD * noise)
         else:

@@ -186,13 +186,12 @@ def test_a_row_has_the_same_bits_with_any_neighbours_and_chunks(tmp_path: Path) 
 
 
 def test_another_clip_changes_every_token(tmp_path: Path) -> None:
+    """Else the tests above could not fail."""
     folder = whisper_checkpoint(tmp_path)
     clips, others = clips_of(folder, {"a": 20}), clips_of(folder, {"a": 20})
-    others["a"].rows = others["a"].rows.flip(0)
-    found, other = (reference_logits(folder, each)["a"] for each in (clips, others))
-    torch.testing.assert_close(found, other)  # without positions, their order does not matter
     others["a"].rows = others["a"].rows + 1
-    assert (reference_logits(folder, others)["a"] - found).abs().max(dim=1).values.min() > 0.1
+    found, other = (reference_logits(folder, each)["a"] for each in (clips, others))
+    assert (other - found).abs().max(dim=1).values.min() > 0.1
 
 
 def test_the_content_of_a_clips_blocks_depends_on_the_clip_alone(tmp_path: Path) -> None:
