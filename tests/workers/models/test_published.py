@@ -117,7 +117,7 @@ def theirs(folder: Path) -> dict[str, Any]:
         "eps": next((getattr(text, name) for name in EPSILONS if hasattr(text, name)), 1e-5),  # OLMo 1 has no field
         "windows": [window if kind == "sliding_attention" else None for kind in kinds],
         "thetas": theta_by_kind(getattr(text, "rope_parameters", None)),
-        "tie_word_embeddings": whole.tie_word_embeddings,
+        "tie_word_embeddings": getattr(whole, "tie_word_embeddings", False),  # Qwen2-Audio has no field
         "dtype": str(whole.dtype or text.dtype or "float32").removeprefix("torch."),
         **scales(text),
         **head_shape(text),
