@@ -69,13 +69,25 @@ def whisper_checkpoint(
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
+    config = {**whisper_config(**fields), "dtype": str(dtype).removeprefix("torch.")}
+    write_tokenizer(folder, config["max_source_positions"] + 1)
+    write_json(folder / "config.json", config)
+    network = transformers.WhisperForConditionalGeneration(transformers.AutoConfig.from_pretrained(folder))
+    randomize(network, seed)
+    network.to(dtype).save_pretrained(folder)
+    write_json(folder / "config.json", config)  # transformers has rewritten it in its own spelling
+    write_json(folder / "generation_config.json", generation_config(has_rules=has_rules))
+    write_json(folder / "preprocessor_config.json", preprocessor_config(config))
+    return folder
+
+
+def whisper_config(**fields: Any) -> dict[str, Any]:
+    """Return config.json with some of its fields."""
     sizes = {**SIZES, **fields}
-    num_timestamps = sizes["max_source_positions"] + 1
-    write_tokenizer(folder, num_timestamps)
-    config = {
+    return {
         "architectures": ["WhisperForConditionalGeneration"],
         "model_type": "whisper",
-        "vocab_size": TEXT_SIZE + len(NAMES) + num_timestamps,
+        "vocab_size": TEXT_SIZE + len(NAMES) + sizes["max_source_positions"] + 1,
         "activation_function": "gelu",
         "is_encoder_decoder": True,
         "num_hidden_layers": sizes["encoder_layers"],
@@ -83,17 +95,8 @@ def whisper_checkpoint(
         "bos_token_id": EOS_ID,
         "eos_token_id": EOS_ID,
         "pad_token_id": EOS_ID,
-        "dtype": str(dtype).removeprefix("torch."),
         **sizes,
     }
-    write_json(folder / "config.json", config)
-    network = transformers.WhisperForConditionalGeneration(transformers.AutoConfig.from_pretrained(folder))
-    randomize(network, seed)
-    network.to(dtype).save_pretrained(folder)
-    write_json(folder / "config.json", config)  # transformers has rewritten it in its own spelling
-    write_json(folder / "generation_config.json", generation_config(has_rules=has_rules))
-    write_json(folder / "preprocessor_config.json", preprocessor_config(sizes))
-    return folder
 
 
 def generation_config(*, has_rules: bool) -> dict[str, Any]:
@@ -112,11 +115,11 @@ def generation_config(*, has_rules: bool) -> dict[str, Any]:
     }
 
 
-def preprocessor_config(sizes: dict[str, Any]) -> dict[str, Any]:
-    num_frames = 2 * sizes["max_source_positions"]
+def preprocessor_config(config: dict[str, Any]) -> dict[str, Any]:
+    num_frames = 2 * config["max_source_positions"]
     return {
         "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": sizes["num_mel_bins"],
+        "feature_size": config["num_mel_bins"],
         "sampling_rate": 16000,
         "hop_length": 160,
         "n_fft": 400,
