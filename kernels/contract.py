@@ -49,6 +49,16 @@ class StepMedia:
 
 
 @dataclass(frozen=True, eq=False)
+class CrossStep:
+    """Rows of encoders that the T tokens of a step attend to in each layer, besides the tokens of their requests."""
+
+    metadata: (
+        AttentionMetadata  # of these tokens, with tables and lengths of encoder rows; its slots are those of `rows`
+    )
+    rows: Tensor | None = None  # [m, hidden_size]: encoder rows whose keys and values the step writes first
+
+
+@dataclass(frozen=True, eq=False)
 class BatchColumns:
     """Decode state of the running rows, kept on the device between steps."""
 
@@ -250,6 +260,16 @@ class ExpertsWeights:
 
 
 @dataclass(frozen=True, eq=False)
+class CrossWeights:
+    """Weights of a layer's cross attention: x += output(attention(query(norm(x)))), in front of the MLP."""
+
+    norm: Norm
+    query: PackedLinear
+    attention: AttentionSpec
+    output: PackedLinear
+
+
+@dataclass(frozen=True, eq=False)
 class LayerWeights:
     """Weights of a decoder layer; the residual stream is x:
 
@@ -270,6 +290,7 @@ class LayerWeights:
     mlp: MLPWeights | ExpertsWeights
     mlp_output_norm: Norm | None
     is_parallel: bool
+    cross: CrossWeights | None = None  # of a sequential layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,10 +363,12 @@ class FusedDecoder(Protocol):
         metadata: AttentionMetadata,
         kv_cache: Tensor,
         media: StepMedia | None = None,
+        cross: AttentionMetadata | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Compute hidden states [T, hidden] after the final norm, and float32 logits [n, vocab] of some tokens.
 
-        token_ids: [T]. logits_indices: [n] int64, indices of the tokens that get logits. Writes the step's keys and
-        values. The next call overwrites the returned tensors.
+        token_ids: [T]. logits_indices: [n] int64, indices of the tokens that get logits. cross: that of CrossStep, for
+        keys and values in the cache; None: layers leave cross attention out. Writes the step's keys and values. The
+        next call overwrites the returned tensors.
         """
         ...

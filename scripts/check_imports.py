@@ -71,6 +71,8 @@ FOLDERS = {
     "workers/encoders": Folder(
         (*IPC, "kernels", "workers/borrowed", "workers/weights"), _WORKERS | _parties("transformers")
     ),
+    "workers/encoders/audio": Folder((*IPC, "kernels", "workers/borrowed"), _parties("numpy torch")),
+    "workers/encoders/images": Folder((*IPC, "kernels", "workers/borrowed"), _parties("numpy torch transformers")),
     "workers/layers": Folder((*IPC, "kernels", "workers/weights"), _WORKERS),
     "workers/media": Folder((*IPC, "kernels", "workers/encoders", "workers/models"), _WORKERS),
     "workers/models": Folder((*IPC, "kernels", "workers/layers", "workers/weights"), _WORKERS),

@@ -18,8 +18,8 @@ import torch
 
 from tokenloom.ipc.models.model_file import NATIVE, load_model_config
 from tokenloom.kernels.select import select_ops
+from tokenloom.tests.support.checkpoints import ENCODER_DECODERS, tiny_checkpoint, tiny_config
 from tokenloom.tests.support.checkpoints import FAMILIES as FIRST_FAMILIES
-from tokenloom.tests.support.checkpoints import tiny_checkpoint, tiny_config
 from tokenloom.tests.support.families import CONFIGS
 from tokenloom.tests.support.published_models import NAMES, read_published
 from tokenloom.workers.models.decoder import load_model
@@ -39,7 +39,7 @@ STEPS = {  # by whether the steps of an architecture's tiny models are one call
 def tiny_families() -> dict[str, list[str]]:
     """Return the tiny models of the tests, by architecture."""
     found = defaultdict(list)
-    for family in (*FIRST_FAMILIES, *CONFIGS):
+    for family in (*FIRST_FAMILIES, *CONFIGS, *ENCODER_DECODERS):
         listed = tiny_config(family)["architectures"]
         assert isinstance(listed, list)
         found[listed[0]].append(family)

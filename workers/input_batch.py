@@ -18,6 +18,7 @@ import numpy as np
 
 from ..ipc.errors import ProtocolError
 from ..ipc.messages.workers import NewRow
+from ..ipc.models.model_config import OutputRules
 from .arrays import I32, I64
 from .sampling.logits_processors import LogitsProcessors
 from .sampling.row_processors import CustomLogitsProcessor, ids_in
@@ -41,6 +42,7 @@ class StepInputs(NamedTuple):
     sampled_tokens: I64  # [s] index into the T tokens of each row's last
     token_slots: I32 | None = None  # [T] slot of each token's adapter; None: all 0
     media: MediaInputs | None = None  # None: all tokens have the embeddings and positions of text
+    decoder: StepInputs | None = None  # the part that passes the layers, of rows that begin with clips; None: all
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,10 @@ class InputBatch:
         vocab_size: int = 1 << 31,
         processors: Sequence[CustomLogitsProcessor] = (),
         max_loras: int = 0,
+        rules: OutputRules | None = None,
     ) -> None:
-        """`processors` are the operator's own; rows select them by index. `max_loras`: slots for adapters."""
+        """`processors` are the operator's own; rows select them by index. `max_loras`: slots for adapters. `rules`: of
+        the model, for all rows."""
         self._block_size = block_size
         self._num_blocks = num_blocks
         self.highest_block = 0  # that any row has ever had; the pool hands blocks out in their order at first
@@ -102,7 +106,7 @@ class InputBatch:
         self._tables: I32 | None = None
         self._sampling_metadata: SamplingMetadata | None = None
         self._sampling = SamplingColumns.greedy(max_num_seqs)
-        self._processors = LogitsProcessors(vocab_size, processors)
+        self._processors = LogitsProcessors(vocab_size, processors, rules)
         self._vocab_size = vocab_size
         self._max_loras = max_loras
         self._adapter_slots: I32 = np.zeros(max_num_seqs, np.int32)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.contract import AttentionMetadata, BatchColumns, StepMedia
+from ..kernels.contract import AttentionMetadata, BatchColumns, CrossStep, StepMedia
 from .arrays import I32, I64
 from .input_batch import StepInputs
 from .kv_cache import KVCacheSpec
@@ -24,6 +24,7 @@ class StepContext:
     rows: I32 | None = None  # [R] row of each request; None: rows whose state is not kept
     token_slots: Tensor | None = None  # [T] int32, slot of each token's adapter; None: all 0
     media: StepMedia | None = None  # None: all embeddings are those of token ids
+    cross: CrossStep | None = None  # None: layers leave cross attention out
 
 
 class Model(Protocol):
@@ -53,7 +54,9 @@ class Model(Protocol):
 
 def compute(model: Model, inputs: StepInputs, kv_cache: Tensor, *, keeps_state: bool = True) -> tuple[Tensor, Tensor]:
     """Run the model on a step. Return the hidden states [T, hidden_size] of its tokens, and logits of the rows that
-    sample: [s, vocab] on rank 0, [0, vocab] on the others. keeps_state: whether the rows continue in a later step."""
+    sample: [s, vocab] on rank 0, [0, vocab] on the others. keeps_state: whether the rows continue in a later step.
+    Tokens of clips have no hidden states."""
+    inputs = decoder_of(inputs)
     arrays = (positions_of(inputs), inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
     tensors = [torch.from_numpy(array) for array in (inputs.token_ids, inputs.sampled_tokens, *arrays)]
     token_slots = None if inputs.token_slots is None else torch.from_numpy(inputs.token_slots)
@@ -62,8 +65,14 @@ def compute(model: Model, inputs: StepInputs, kv_cache: Tensor, *, keeps_state: 
         token_slots = None if token_slots is None else token_slots.to(kv_cache.device)
     token_ids, logits_indices, *rest = tensors
     rows = inputs.rows if keeps_state else None
-    context = StepContext(step_metadata(inputs, *rest), kv_cache, rows, token_slots, media_of(inputs))
+    media, cross = media_of(inputs), cross_of(inputs)
+    context = StepContext(step_metadata(inputs, *rest), kv_cache, rows, token_slots, media, cross)
     return model.forward_logits(token_ids, logits_indices, context)
+
+
+def decoder_of(inputs: StepInputs) -> StepInputs:
+    """Return the part of a step that passes the model's layers."""
+    return inputs if inputs.decoder is None else inputs.decoder
 
 
 def positions_of(inputs: StepInputs) -> I64:
@@ -75,6 +84,10 @@ def positions_of(inputs: StepInputs) -> I64:
 
 def media_of(inputs: StepInputs) -> StepMedia | None:
     return None if inputs.media is None else inputs.media.media
+
+
+def cross_of(inputs: StepInputs) -> CrossStep | None:
+    return None if inputs.media is None else inputs.media.cross
 
 
 def step_metadata(

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from ..kernels.contract import StepMedia
+from ..kernels.contract import CrossStep, StepMedia
 from .arrays import I32, I64, Bools
 from .sampling.logprobs import LogprobTargets
 from .sampling.row_processors import RowProcessors
@@ -78,8 +78,9 @@ class SamplingMetadata:
 class MediaInputs(NamedTuple):
     """Inputs of a step with media, which replace those of text; tensors are on the device."""
 
-    positions: I64 | None  # [T] of AttentionMetadata; None: indices of tokens
-    cos_sin: Tensor | None  # of AttentionMetadata, as is see_until
-    see_until: Tensor | None
-    media: StepMedia | None  # None: no placeholder is computed
     is_behind_spans: bool  # all rows compute tokens behind their last spans, so that one shift a row is all
+    positions: I64 | None = None  # [T] of AttentionMetadata; None: indices of tokens
+    cos_sin: Tensor | None = None  # of AttentionMetadata, as is see_until
+    see_until: Tensor | None = None
+    media: StepMedia | None = None  # None: no placeholder is computed
+    cross: CrossStep | None = None  # None: layers leave cross attention out

@@ -83,7 +83,7 @@ class Worker:
         self._num_blocks = 0
         self._arena: Arena | None = None  # from initialize on, if there are KV tiers
         self._model: Model | None = None
-        self._media: MediaRunner | None = None  # with the model, if it sees images
+        self._media: MediaRunner | None = None  # with the model, if it takes media
         self._kv_cache: Tensor | None = None
         self._pool_pages: PageRange | None = None  # of the KV cache, on a CPU
         self._page_supply: PageSupply | None = None  # with them
@@ -193,7 +193,8 @@ class Worker:
         config, vocab_size = self._spec.config, self._spec.model.vocab_size
         limits = (config.max_num_seqs, self._spec.max_model_len)
         num_slots = config.max_loras if config.enable_lora else 0
-        batch = InputBatch(*limits, config.block_size, len(kv_cache), vocab_size, self._processors, num_slots)
+        rules = self._spec.model.output_rules
+        batch = InputBatch(*limits, config.block_size, len(kv_cache), vocab_size, self._processors, num_slots, rules)
         device_runner = None
         if self._samples_on_device:
             from .device.cuda_graphs import CudaRecorder
@@ -240,12 +241,12 @@ class Worker:
         return model
 
     def _load_media(self, model: Model) -> MediaRunner | None:
-        """Read the encoder of a model that sees images."""
-        if self._spec.model.vision is None:
+        """Read the encoder of a model that takes media."""
+        if self._spec.model.encoder is None:
             return None
         from .media.media_runner import load_media  # imports transformers
 
-        ops = self._select_ops(is_batch_invariant=False)  # an image has the same rows in any batch
+        ops = self._select_ops(is_batch_invariant=False)  # a medium has the same rows in any batch
         return load_media(self._spec, self._folder, self._dtype, self._device, self._group, model, ops)
 
     def _new_filler(self, model: DecoderModel, *, is_dummy: bool) -> SlotFiller:
@@ -328,9 +329,9 @@ class Worker:
             spec, group = self._spec, NullGroup(self._rank, self._size)
             model = self._load_model(distinct_layers(spec.model), META_DEVICE, group)
             kv_cache = self._kv_cache_spec(model).allocate(1, META_DEVICE)
-            limits = (spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_model_len)
-            has_shifts = any(rope.sections for rope in spec.model.ropes)
-            has_spans = spec.model.vision is not None and spec.model.vision.is_bidirectional
+            limits = (spec.config.max_num_seqs, spec.max_num_batched_tokens, spec.max_text_len)
+            has_shifts = spec.model.cross is not None or any(rope.sections for rope in spec.model.ropes)
+            has_spans = spec.model.encoder is not None and spec.model.encoder.is_bidirectional
             options = (group, self._has_graphs, spec.config.enable_lora)
             launch_steps(model, kv_cache, *limits, *options, has_shifts=has_shifts, has_spans=has_spans)
 
@@ -381,9 +382,8 @@ class Worker:
 
     def _measure_activations(self, model: Model) -> int:
         config = self._spec.config
-        steps = largest_steps(
-            config.max_num_seqs, self._spec.max_num_batched_tokens, self._spec.max_model_len, config.block_size
-        )
+        limits = (config.max_num_seqs, self._spec.max_num_batched_tokens, self._spec.max_text_len)
+        steps = largest_steps(*limits, config.block_size)
         if config.enable_lora:
             steps = map(with_adapters, steps)
         null_block = self._kv_cache_spec(model).allocate(1, self._device)

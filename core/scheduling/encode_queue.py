@@ -147,7 +147,7 @@ class EncodeQueue:
 
     def _rows_of(self, medium: MediaSpan | Encode) -> int:
         assert self._encoder is not None
-        return self._encoder.num_rows(medium.grid, medium.num_embeds)
+        return self._encoder.num_rows(medium.num_embeds)
 
     def _pieces_per_stage(self, span: MediaSpan) -> int:
         """Pieces depend on the medium alone, so that its embeddings do, too."""

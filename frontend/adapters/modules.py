@@ -76,6 +76,11 @@ def check_adapter_options(config: EngineConfig, model: ModelConfig, model_names:
             f"--enable-lora: {model.architecture} runs on transformers' layers, which take no adapters: leave it out, "
             "or merge the adapter into the checkpoint with PEFT"
         )
+    if model.cross is not None:
+        raise ConfigError(
+            f"--enable-lora: {model.architecture} has cross attention, which takes no adapters: leave it out, or merge "
+            "the adapter into the checkpoint with PEFT"
+        )
     if config.adapter_folder is not None and not Path(config.adapter_folder).is_dir():
         raise ConfigError(f"--adapter-folder {config.adapter_folder} is not a folder: create it, or leave it out")
     if config.allow_runtime_lora and config.adapter_folder is None:

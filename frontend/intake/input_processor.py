@@ -28,6 +28,7 @@ from ..text.chat_template import MODEL_FORM, ChatTemplate
 from ..text.media_limits import MediaLimits
 from ..text.prompt_limits import PromptLimits
 from ..text.tokenizer import Tokenizer, head_of
+from .clip_prompts import check_clip
 from .prompt import ProcessedRequest, Prompt
 
 MAX_DETOKENIZED = 1 << 20  # tokens at once
@@ -52,7 +53,7 @@ class InputProcessor:
         self._prepare = prepare
         self._vocab_size = spec.model.vocab_size
         self._default_timeout_s, self._max_timeout_s = spec.config.default_timeout_s, spec.config.max_timeout_s
-        self._hidden_size = spec.model.hidden_size
+        self._hidden_size, self._num_clip_tokens = spec.model.hidden_size, spec.model.num_clip_tokens
         self._tokenizer = tokenizer
         self.limits = PromptLimits.of(spec, None if tokenizer is None else tokenizer.max_bytes_per_token)
         self.media_limits = MediaLimits.of(spec)
@@ -87,8 +88,10 @@ class InputProcessor:
 
     def encode(self, text: str, add_special_tokens: bool, *, cut_side: CutSide | None = None) -> Prompt:
         """Tokenize a text, with or without the checkpoint's special tokens around it. `cut_side`: side of a later
-        truncation; tokens that it drops may be missing. If None, RequestError for a text certain not to fit."""
+        truncation; tokens that it drops may be missing. If None, RequestError for a text certain not to fit. A text
+        behind a clip is the begin of the answer as it is."""
         tokenizer, needed = self._text_tokenizer(), text
+        add_special_tokens = add_special_tokens and not self._num_clip_tokens
         if cut_side is not None:
             needed = tokenizer.kept(text, self.max_model_len, cut_side)
         else:
@@ -169,6 +172,8 @@ class InputProcessor:
         num_prompt_tokens = num_ids(prompt.token_ids)
         if not prompt.token_ids:
             raise RequestError("the prompt has no tokens: give at least one")
+        if self._num_clip_tokens:
+            check_clip(submit, prompt, self._num_clip_tokens)
         self.limits.check_length(num_prompt_tokens, is_answered=submit.pooling is None)  # before the ids are decoded
         if not submit.children:
             self.limits.check_share(1, params.n, num_prompt_tokens)

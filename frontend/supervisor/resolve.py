@@ -56,8 +56,11 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     model = load_model_config(folder, config.hf_overrides, generation, config.model_impl)
     check_borrowed(config, model)
     model = _quantized(config, model)
+    if config.generation_config == "vllm":
+        model = msgspec.structs.replace(model, output_rules=None)
     if config.max_media("image") == 0:
         model = msgspec.structs.replace(model, vision=None)
+    model = _with_whole_clips(config, model)
     check_parallel(model, config.tensor_parallel_size)
     dtype, device = _dtype(config, model), _device(config)
     if config.load_format != "dummy":
@@ -85,6 +88,19 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         why = f"layers of {model.architecture} keep states" if model.has_state else "prefix caching is off"
         logger.warning("no KV tiers: %s, so that no block is found again", why)
     return spec
+
+
+def _with_whole_clips(config: EngineConfig, model: ModelConfig) -> ModelConfig:
+    """Let the clip at the head of a request take whole KV blocks, if the model has cross attention. ConfigError if the
+    model is to be served without audio."""
+    if model.cross is None:
+        return model
+    if model.audio is None:
+        raise ConfigError(
+            f"{model.architecture} answers to audio alone: leave out --language-model-only, and audio of "
+            "--limit-mm-per-prompt"
+        )
+    return msgspec.structs.replace(model, cross=model.cross.in_blocks(config.block_size))
 
 
 def _with_encoder_cache(spec: EngineSpec, processor: ImageProcessorConfig) -> EngineSpec:
@@ -187,15 +203,16 @@ def _device(config: EngineConfig) -> Literal["cpu", "cuda"]:
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    """Return the tokens of the longest request. --max-model-len counts those behind a clip at the head of each."""
     longest = model.max_position_embeddings
     if config.max_model_len in (None, AUTO_LENGTH):
-        return longest
+        return longest + model.num_clip_tokens
     if config.max_model_len > longest:
         raise ConfigError(
             f"--max-model-len {config.max_model_len} is above the model's max_position_embeddings {longest}: lower it"
             + (", or give a model: without one the small demo is served" if config.model in (None, "demo") else "")
         )
-    return config.max_model_len
+    return config.max_model_len + model.num_clip_tokens
 
 
 def check_gpu() -> None:

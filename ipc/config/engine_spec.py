@@ -78,6 +78,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return max(budget, self.max_item_embeds + self.config.max_num_seqs) if is_bidirectional else budget
 
     @property
+    def max_text_len(self) -> int:
+        """Tokens of the longest request that pass the model's layers: all but those of a clip at its head."""
+        return self.max_model_len - self.model.num_clip_tokens
+
+    @property
     def max_logprobs(self) -> int:
         """The largest `logprobs` that a request may ask for."""
         limit, vocab_size = self.config.max_logprobs, self.model.vocab_size

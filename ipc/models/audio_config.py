@@ -1,7 +1,8 @@
 """AudioConfig: the audio side of a model, as far as processes other than the workers know it.
 
-An encoder takes audio as log-mel frames, 100 a second, in windows of equal length: 30 s, or 1 s for Qwen3-ASR, whose
-last window is cut to the audio. Convolutions make rows of the frames of a window; each embedding covers some rows.
+An encoder takes audio as log-mel frames, 100 a second, in windows of equal length: 30 s, or 1 s for Qwen3-ASR. Whisper
+and Voxtral pad the last window with silence, and attend to it; others attend to the audio alone. Convolutions make rows
+of the frames of a window; each embedding covers some rows.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from .vision_config import Grid, Stage
+from .vision_config import Stage
 
-AudioFamily: TypeAlias = Literal["qwen2_audio", "voxtral", "qwen3_asr"]
+AudioFamily: TypeAlias = Literal["qwen2_audio", "voxtral", "qwen3_asr", "whisper"]
 
 SAMPLE_RATE = 16_000
 HOP_SAMPLES = 160  # from one frame to the next
@@ -22,15 +23,17 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The encoder of a model that hears audio. Sizes count elements."""
 
     family: AudioFamily  # how audio is cut, expanded in prompts and encoded
-    audio_token_id: int  # the placeholder, whose embedding the encoder gives
+    audio_token_id: int  # the placeholder, for which the encoder gives an embedding; Whisper's fills its clip's place
     hidden_size: int  # of the encoder
     num_layers: int  # of the encoder
     num_mel_bins: int
     window_frames: int  # frames of a window
     window_rows: int  # rows that the convolutions make of them
+    num_halvings: int = 1  # convolutions that make one row or frame of two
     rows_per_embed: int = 1
     windows_together: int = 1  # windows whose rows attend to each other
     max_windows: int = 0  # of one audio; 0: any number
+    min_samples: int = 1  # a shorter audio is padded to so many
 
     is_bidirectional = False  # the placeholders of an audio attend to earlier tokens alone
     num_deepstack = 0
@@ -49,10 +52,37 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     def window_samples(self) -> int:
         return self.window_frames * HOP_SAMPLES
 
-    def num_rows(self, grid: Grid, num_embeds: int) -> int:
-        """Return the rows of an audio in the encoder; its grid is (windows, 1, samples)."""
-        return grid[0] * self.window_rows
+    def num_windows(self, samples: int) -> int:
+        """Return the windows of an audio, the last of which may be cut or padded."""
+        return -(-max(samples, self.min_samples) // self.window_samples)
+
+    def num_frames(self, samples: int) -> int:
+        """Return the frames of an audio that the encoder attends to."""
+        samples = max(samples, self.min_samples)
+        if self.family in ("whisper", "voxtral"):
+            return self.num_windows(samples) * self.window_frames
+        return -(-samples // HOP_SAMPLES) if self.family == "qwen2_audio" else samples // HOP_SAMPLES
+
+    def rows_of(self, samples: int) -> int:
+        """Return the rows that the encoder computes for an audio."""
+        whole, rest = divmod(self.num_frames(samples), self.window_frames)
+        return whole * self.window_rows + halved(rest, self.num_halvings)
+
+    def num_embeds(self, samples: int) -> int:
+        """Return the embeddings of an audio of so many samples at SAMPLE_RATE; 0 if it is too short for one."""
+        return self.rows_of(samples) // self.rows_per_embed
+
+    def num_rows(self, num_embeds: int) -> int:
+        """Return the rows that the embeddings of an audio cover."""
+        return num_embeds * self.rows_per_embed
 
     def num_keys(self, num_rows: int) -> int:
         """Return how many rows of an audio one of its rows attends to, at most."""
         return min(num_rows, self.windows_together * self.window_rows)
+
+
+def halved(count: int, times: int) -> int:
+    """Return the outputs of `times` convolutions of stride 2, with padding at both ends, for `count` inputs."""
+    for _ in range(times):
+        count = (count + 1) // 2
+    return count

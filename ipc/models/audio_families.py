@@ -5,12 +5,17 @@ Fields that a file leaves out have transformers' defaults.
 
 from __future__ import annotations
 
-from .audio_config import AudioConfig, AudioFamily
+from .audio_config import AudioConfig, AudioFamily, halved
 from .config_file import ConfigFile
 from .multimodal import MultimodalFamily, encoder_fields
+from .text_families import QWEN3_ASR as QWEN3_ASR_TEXT
 
 FRAMES_PER_ROW = 2  # the second of Whisper's convolutions has this stride
-WHISPER = {  # audio_config of Qwen2-Audio and Voxtral, whose encoders are Whisper's; by their names of fields
+QWEN3_WINDOW = 100  # frames: transformers counts the rows of windows of this length alone
+QWEN3_HALVINGS = 3
+QWEN3_MIN_SAMPLES = 8000
+WHISPER = {  # fields of Whisper, and of Qwen2-Audio and Voxtral, which have encoders like its; by their names of fields
+    "whisper": {"d_model": 384, "encoder_layers": 4, "num_mel_bins": 80, "max_source_positions": 1500},
     "qwen2_audio": {"d_model": 1280, "encoder_layers": 32, "num_mel_bins": 128, "max_source_positions": 1500},
     "voxtral": {"hidden_size": 1280, "num_hidden_layers": 32, "num_mel_bins": 128, "max_source_positions": 1500},
 }
@@ -38,6 +43,16 @@ def _whisper(family: AudioFamily, tower: ConfigFile, token_id: int, **more: int)
     )
 
 
+def _encoder_decoder(file: ConfigFile) -> AudioConfig:
+    """Return the config of Whisper's own encoder, whose fields are on one level with the decoder's."""
+    start_id = int(file.get("decoder_start_token_id", 50257))  # begins every prompt
+    config = _whisper("whisper", file.with_defaults(WHISPER["whisper"]), start_id, max_windows=1)
+    longest = int(file.get("max_target_positions", 448))
+    if config.window_rows < longest:
+        file.refuse(f"max_source_positions {config.window_rows} is below max_target_positions {longest}")
+    return config
+
+
 def _qwen2_audio(file: ConfigFile) -> AudioConfig:
     tower = encoder_fields(file, "audio_config", WHISPER["qwen2_audio"])
     token_id = int(file.get("audio_token_index", file.get("audio_token_id", 151646)))
@@ -60,6 +75,8 @@ def _voxtral(file: ConfigFile) -> AudioConfig:
 def _qwen3_asr(file: ConfigFile) -> AudioConfig:
     tower = encoder_fields(file, "audio_config", QWEN3_ASR)
     frames, together = 2 * tower.positive("n_window"), tower.positive("n_window_infer")
+    if frames != QWEN3_WINDOW:
+        file.refuse(f"n_window of audio_config must be {QWEN3_WINDOW // 2}, it is {frames // 2}")
     if together % frames:
         file.refuse(f"n_window_infer {together} of audio_config must be a multiple of 2 × n_window, {frames}")
     return AudioConfig(
@@ -69,20 +86,18 @@ def _qwen3_asr(file: ConfigFile) -> AudioConfig:
         num_layers=tower.positive("encoder_layers" if "encoder_layers" in tower else "num_hidden_layers"),
         num_mel_bins=tower.positive("num_mel_bins"),
         window_frames=frames,
-        window_rows=num_chunk_rows(frames),
+        window_rows=halved(frames, QWEN3_HALVINGS),
+        num_halvings=QWEN3_HALVINGS,
         windows_together=together // frames,
+        min_samples=QWEN3_MIN_SAMPLES,
     )
 
 
-def num_chunk_rows(num_frames: int) -> int:
-    """Return the rows that Qwen3-ASR's three convolutions of stride 2 make of a window's frames."""
-    for _ in range(3):
-        num_frames = (num_frames + 1) // 2
-    return num_frames
-
-
 AUDIO_FAMILIES: dict[str, MultimodalFamily] = {
+    "WhisperForConditionalGeneration": MultimodalFamily(_encoder_decoder, "whisper", has_own_text=True, is_tied=True),
     "Qwen2AudioForConditionalGeneration": MultimodalFamily(_qwen2_audio, "qwen2"),
     "VoxtralForConditionalGeneration": MultimodalFamily(_voxtral, "voxtral_text", has_own_text=True),
-    "Qwen3ASRForConditionalGeneration": MultimodalFamily(_qwen3_asr, "qwen3_asr_text", has_own_text=True, is_tied=True),
+    "Qwen3ASRForConditionalGeneration": MultimodalFamily(
+        _qwen3_asr, "qwen3", is_tied=True, missing_text=QWEN3_ASR_TEXT, defaults={"eos_token_id": [151643, 151645]}
+    ),
 }

@@ -1,4 +1,4 @@
-"""ModelConfig: the shape of a decoder-only model as fields, the same for every family.
+"""ModelConfig: the shape of a decoder as fields, the same for every family.
 
 The supervisor reads it once from config.json (`model_file.py`) and sends it to every process. A further family needs a
 line in `families.py`; a further kind of layer needs a field here.
@@ -72,6 +72,28 @@ class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_layer: int | None = None  # the layer whose keys and values this one attends to; None: it has its own
 
 
+class CrossConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Cross attention of each layer to the rows that an encoder makes of a request's audio clip. The clip comes first
+    among the tokens of a request: there its rows have slots of the KV cache, for their keys and values alone."""
+
+    num_rows: int
+    num_tokens: int  # of a clip in a request: num_rows, and more up to whole KV blocks
+
+    def in_blocks(self, block_size: int) -> CrossConfig:
+        """Return the config for KV blocks of this size."""
+        return msgspec.structs.replace(self, num_tokens=-(-self.num_rows // block_size) * block_size)
+
+
+class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
+    """Rules of generation_config.json for every answer of the model."""
+
+    suppressed_ids: list[int] = []  # never come
+    first_suppressed_ids: list[int] = []  # do not come first
+    no_timestamps_id: int | None = None  # without it in the prompt, timestamps come: the tokens behind it; None: never
+    max_first_timestamp: int | None = None  # of the timestamps, from 0; None: any
+    end_id: int = 0  # of the token that ends answers with timestamps; those below are text
+
+
 class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Mixture-of-experts settings. The router's terms are those of kernels' Routing."""
 
@@ -113,6 +135,11 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
     output: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
+    cross_norm: str = "encoder_attn_layer_norm"  # this and the next four: of cross attention
+    cross_query: str = "encoder_attn.q_proj"
+    cross_key: str = "encoder_attn.k_proj"
+    cross_value: str = "encoder_attn.v_proj"
+    cross_output: str = "encoder_attn.out_proj"
     sinks: str = ""  # a parameter of its own, without ".weight"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
@@ -141,7 +168,7 @@ class TensorNames(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The shape of a decoder-only model; sizes count elements."""
+    """The shape of a decoder; sizes count elements."""
 
     architecture: str
     implementation: Literal["native", "transformers"] = "native"  # whose code runs the layers
@@ -167,12 +194,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     query_scaling: tuple[float, int] | None = None  # (b, n): queries times 1 + b · log(1 + ⌊position / n⌋)
     activation: ActivationConfig = ActivationConfig()
     experts: ExpertsConfig | None = None
+    cross: CrossConfig | None = None  # None: a decoder-only model
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and MLP add to the stream
     logit_scale: float = 1.0
     logit_softcap: float = 0.0
     num_learned_positions: int = 0  # rows of a table of position embeddings; 0: none
     has_qkv_bias: bool = False
+    has_key_bias: bool = True  # False: with has_qkv_bias, queries and values alone have one
     has_output_bias: bool = False
     has_mlp_bias: bool = False
     has_head_bias: bool = False
@@ -183,6 +212,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: QuantizationConfig | None  # of the layers' matrices
     eos_token_ids: list[int]  # sorted
     bos_token_id: int | None
+    output_rules: OutputRules | None = None
     vision: VisionConfig | None = None  # None: the model sees no images
     audio: AudioConfig | None = None  # None: the model hears no audio
 
@@ -196,6 +226,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         own, names = self.layers[layer], ("head_dim", "num_kv_heads", "intermediate_size")
         sizes = {name: getattr(own, name) for name in names if getattr(own, name) is not None}
         return msgspec.structs.replace(self, **sizes) if sizes else self
+
+    @property
+    def num_clip_tokens(self) -> int:
+        """Tokens of an audio clip at the head of every request; 0: media stand at placeholders."""
+        return 0 if self.cross is None else self.cross.num_tokens
 
     @property
     def rope_depends_on_length(self) -> bool:
@@ -214,6 +249,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         for layer in range(self.num_layers):
             own = self.at_layer(layer)
             total += own.hidden_size * own.head_dim * 2 * (own.num_heads + own.num_kv_heads)
+            total += own.hidden_size * own.head_dim * 2 * own.num_heads * (own.cross is not None)
             has_mlp = experts is None or not own.layers[layer].has_experts or experts.is_beside_mlp
             total += 3 * own.hidden_size * own.intermediate_size * has_mlp
             if experts is not None and own.layers[layer].has_experts:

@@ -19,7 +19,7 @@ from .config_file import ConfigFile, NotNative, overridden, read_json
 from .expert_families import EXPERT_FAMILIES
 from .families import FAMILIES
 from .gemma4_family import GEMMA4_FAMILIES
-from .model_config import ModelConfig, ModelImplementation
+from .model_config import ModelConfig, ModelImplementation, OutputRules
 from .multimodal import language_model
 from .quantization_config import parse_quantization
 from .vision_families import VISION_FAMILIES
@@ -51,6 +51,7 @@ def load_model_config(
     generation = read_json(generation_file) if generation_file.exists() else {}
     try:
         config = _parse(ConfigFile(path, raw), generation, implementation)
+        config = msgspec.structs.replace(config, output_rules=_output_rules(generation, config.vocab_size))
         return config if with_encoder else msgspec.structs.replace(config, vision=None, audio=None)
     except ConfigError:
         raise
@@ -74,6 +75,8 @@ def _parse(file: ConfigFile, generation: dict[str, Any], implementation: ModelIm
         except NotNative:
             if implementation == "native":
                 raise
+    if file.flag("is_encoder_decoder"):
+        file.refuse(f"architecture {architecture} is an encoder-decoder, which transformers' layers cannot run here")
     text = text_of(file)
     return borrowed_config(text, architecture, _eos_token_ids(text, generation))
 
@@ -96,6 +99,26 @@ def _parse_native(file: ConfigFile, generation: dict[str, Any], architecture: st
     if config.num_heads % config.num_kv_heads:
         file.refuse(f"{config.num_heads} attention heads do not divide into {config.num_kv_heads} KV heads")
     return config
+
+
+def _output_rules(generation: dict[str, Any], vocab_size: int) -> OutputRules | None:
+    """Return the rules for all answers; None if there are none. Ids beyond the vocabulary never come anyway."""
+
+    def ids(name: str) -> list[int]:
+        return sorted({operator.index(each) for each in generation.get(name) or ()}.intersection(range(vocab_size)))
+
+    def index(name: str) -> int | None:
+        return None if generation.get(name) is None else operator.index(generation[name])
+
+    no_timestamps_id, end = index("no_timestamps_token_id"), generation.get("eos_token_id")
+    rules = OutputRules(
+        suppressed_ids=ids("suppress_tokens"),
+        first_suppressed_ids=ids("begin_suppress_tokens"),
+        no_timestamps_id=no_timestamps_id,
+        max_first_timestamp=index("max_initial_timestamp_index"),
+        end_id=end if no_timestamps_id is not None and isinstance(end, int) else 0,
+    )
+    return None if rules == OutputRules() else rules
 
 
 def _eos_token_ids(file: ConfigFile, generation: dict[str, Any]) -> list[int]:

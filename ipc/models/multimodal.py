@@ -16,7 +16,10 @@ from .text_families import TEXT_FAMILIES
 from .vision_config import VisionConfig
 
 ROOTS = ["language_model.model.", "model.language_model.", "model.text_model."]  # of language models in files
-ENCODERS = ["vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector.", "audio_tower."]
+ENCODERS = [
+    *("vision_tower.", "multi_modal_projector.", "visual.", "vision_model.", "connector.", "audio_tower."),
+    "encoder.",  # Whisper's
+]
 ENCODER_PREFIXES = [f"{root}{encoder}" for encoder in ENCODERS for root in ("", "model.")]  # of the encoders' tensors
 
 Fields = Mapping[str, Any]
@@ -32,6 +35,7 @@ class MultimodalFamily:
     is_tied: bool = False  # if the file does not say it
     ties_by_text: bool = False  # tie_word_embeddings of text_config counts, too
     missing_text: Fields = field(default_factory=dict)  # text_config of a file without one
+    defaults: Fields = field(default_factory=dict)  # of fields beside the configs of encoder and language model
 
 
 def encoder_fields(file: ConfigFile, name: str, defaults: Fields, missing: Fields | None = None) -> ConfigFile:
@@ -44,8 +48,10 @@ def encoder_fields(file: ConfigFile, name: str, defaults: Fields, missing: Field
 
 def language_model(file: ConfigFile, model: MultimodalFamily) -> tuple[Family, ConfigFile]:
     """Return family and fields of the language model. The family's rules give the encoder's config, too."""
+    file = file.with_defaults(model.defaults)
     text = _text_fields(file, model)
-    kind = model.text_type if model.has_own_text else str(text.get("model_type", model.text_type))
+    has_kind = "text_config" in file and not model.has_own_text
+    kind = str(text.get("model_type", model.text_type)) if has_kind else model.text_type
     family = TEXT_FAMILIES.get(kind)
     if family is None:
         file.refuse_native(f"the language model {kind} is none of {', '.join(TEXT_FAMILIES)}")

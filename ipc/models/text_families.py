@@ -13,9 +13,9 @@ import msgspec
 
 from . import model_fields as fields
 from .config_file import ConfigFile
-from .families import FAMILIES, GEMMA3_DEFAULTS, QWEN3
-from .family_rules import Family, all_layers, head_dim_of
-from .model_config import RopeConfig
+from .families import ALL_BIASES, FAMILIES, GEMMA3_DEFAULTS, QWEN3
+from .family_rules import Family, activation, all_layers, head_dim_of, layer_norm, layers_without_rope
+from .model_config import CrossConfig, RopeConfig, TensorNames
 
 Fields = Mapping[str, Any]
 
@@ -64,7 +64,9 @@ VOXTRAL = _shape(
     bos_token_id=1,
     eos_token_id=2,
 )
-QWEN3_ASR = _shape(151936, 2048, 6144, 28, 16, 65536, num_key_value_heads=8, head_dim=128)
+QWEN3_ASR = _shape(  # of Qwen3-ASR without a text_config
+    151936, 2048, 6144, 28, 16, 65536, num_key_value_heads=8, head_dim=128, tie_word_embeddings=True
+)
 MISTRAL_SMALL = _shape(  # of Mistral3 without a text_config
     131072,
     5120,
@@ -78,6 +80,9 @@ MISTRAL_SMALL = _shape(  # of Mistral3 without a text_config
     rope_theta=1e9,
     sliding_window=None,
 )
+
+
+WHISPER = _shape(51865, 384, 1536, 4, 6, 448, max_source_positions=1500, bos_token_id=50256, eos_token_id=50256)
 
 
 def mrope(theta: float, sections: list[int], *, is_interleaved: bool) -> Callable[[ConfigFile], list[RopeConfig]]:
@@ -99,6 +104,43 @@ def mrope(theta: float, sections: list[int], *, is_interleaved: bool) -> Callabl
     return rule
 
 
+def _rows_of_clip(file: ConfigFile) -> CrossConfig:
+    rows = file.positive("max_source_positions")
+    return CrossConfig(num_rows=rows, num_tokens=rows)
+
+
+WHISPER_DECODER = Family(
+    {
+        **ALL_BIASES,
+        "has_key_bias": False,
+        "norm": layer_norm("layer_norm_eps"),
+        "activation": activation("activation_function", "gelu", is_gated=False),
+        "num_learned_positions": lambda file: file.positive("max_position_embeddings"),
+        "layers": layers_without_rope,
+        "ropes": [],
+        "cross": _rows_of_clip,
+        "names": TensorNames(
+            embedding="model.decoder.embed_tokens",
+            positions="model.decoder.embed_positions",
+            layers="model.decoder.layers",
+            norm="model.decoder.layer_norm",
+            head="proj_out",
+            input_norm="self_attn_layer_norm",
+            output="self_attn.out_proj",
+            mlp_norm="final_layer_norm",
+            up="fc1",
+            down="fc2",
+        ),
+    },
+    WHISPER,
+    {
+        "hidden_size": "d_model",
+        "intermediate_size": "decoder_ffn_dim",
+        "num_hidden_layers": "decoder_layers",
+        "num_attention_heads": "decoder_attention_heads",
+        "max_position_embeddings": "max_target_positions",
+    },
+)
 QWEN2_VL_TEXT = Family(
     {**FAMILIES["Qwen2ForCausalLM"].own, "ropes": mrope(1e6, [16, 24, 24], is_interleaved=False)},
     {"sliding_window": 4096, **QWEN2_VL},
@@ -118,7 +160,6 @@ TEXT_FAMILIES: dict[str, Family] = {  # by model_type
             ("granite", "GraniteForCausalLM", {}),
             ("smollm3", "SmolLM3ForCausalLM", {}),
             ("voxtral_text", "LlamaForCausalLM", VOXTRAL),
-            ("qwen3_asr_text", "Qwen3ForCausalLM", QWEN3_ASR),
         )
     },
     "qwen2_vl_text": QWEN2_VL_TEXT,
@@ -128,4 +169,5 @@ TEXT_FAMILIES: dict[str, Family] = {  # by model_type
         {**FAMILIES["Qwen3ForCausalLM"].defaults, **QWEN3_VL},
     ),
     "gemma3_text": Family(FAMILIES["Gemma3ForCausalLM"].own, GEMMA3),
+    "whisper": WHISPER_DECODER,
 }

@@ -38,7 +38,7 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
         layers: list[Stage] = ["windowed layer" if i in windowed else "layer" for i in range(self.num_layers)]
         return ("patches", *layers, "projector")
 
-    def num_rows(self, grid: Grid, num_embeds: int) -> int:
+    def num_rows(self, num_embeds: int) -> int:
         """Return the rows of an image in the encoder, which are patches."""
         return num_embeds * self.merge_size**2
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import Structure, addressof, byref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -45,6 +45,7 @@ from .loader import load_kernels, load_level
 from .low_rank import CpuAdapterSpace
 
 MAX_HEAD_DIM = 512  # of the attention kernels
+KEPT_PLANS = 2  # metadata objects, in turns, that keep their plans: layers may attend to a row's tokens and to a clip's
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +61,21 @@ class CpuLinear:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """The attention plan of one step and window, freed with this object."""
+    """An attention plan, freed with this object."""
 
     library: c.KernelLibrary
     address: int
-    metadata: AttentionMetadata
 
     def __del__(self) -> None:
         self.library.free_attention_plan(self.address)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plans:
+    """The attention plans of one metadata object."""
+
+    metadata: AttentionMetadata
+    by_shape: dict[tuple[int, int, int, int], _Plan] = field(default_factory=dict)  # heads, KV heads, size, window
 
 
 class CpuOps(ReferenceOps):
@@ -83,7 +91,7 @@ class CpuOps(ReferenceOps):
         self._line = int(library.op_line())  # elements in 64 bytes
         self._memory = PackedMemory()
         self._scratch = torch.empty(0, dtype=dtype)
-        self._plans: dict[tuple[int, int, int, int], _Plan] = {}
+        self._plans: list[_Plans] = []  # the newest first
 
     def adapter_space(self, num_slots: int, max_rank: int) -> AdapterSpace:
         self.space = CpuAdapterSpace(self.library, self.dtype, num_slots, max_rank)
@@ -296,16 +304,18 @@ class CpuOps(ReferenceOps):
     def plan_of(
         self, metadata: AttentionMetadata, num_heads: int, num_kv_heads: int, head_dim: int, window: int
     ) -> _Plan:
+        plans = next((each for each in self._plans if each.metadata is metadata), None)
+        if plans is None:
+            plans = _Plans(metadata)
+            self._plans = [plans, *self._plans[: KEPT_PLANS - 1]]
         key = (num_heads, num_kv_heads, head_dim, window)
-        plan = self._plans.get(key)
-        if plan is None or plan.metadata is not metadata:
-            if any(plan.metadata is not metadata for plan in self._plans.values()):
-                self._plans.clear()
+        plan = plans.by_shape.get(key)
+        if plan is None:
             rows = c.step_rows(metadata)
             address = self.library.make_attention_plan(byref(rows), *key, self._is_batch_invariant)
             if address is None:
                 raise MemoryError(f"no memory for the attention plan of {len(metadata.seq_lens_host)} rows")
-            plan = self._plans[key] = _Plan(self.library, address, metadata)
+            plan = plans.by_shape[key] = _Plan(self.library, address)
         return plan
 
 

@@ -69,6 +69,7 @@ class CpuDecoder:
         metadata: AttentionMetadata,
         kv_cache: Tensor,
         media: StepMedia | None = None,
+        cross: AttentionMetadata | None = None,
     ) -> tuple[Tensor, Tensor]:
         num_tokens, num_logits = token_ids.shape[0], logits_indices.shape[0]
         assert max(metadata.seq_lens_host, default=0) <= self._num_positions, "a context is longer than the tables"
@@ -92,6 +93,9 @@ class CpuDecoder:
         given = None if media is None else _Given(media, self._dtype)
         if given is not None:
             step.media = addressof(given.struct)
+        across = None if cross is None else c.step_rows(cross)
+        if across is not None:
+            step.cross = addressof(across)
         if metadata.cos_sin is not None:
             cos_sin = metadata.cos_sin
             assert cos_sin.dtype == torch.float32 and cos_sin.is_contiguous()
@@ -218,6 +222,9 @@ def layer_struct(weights: LayerWeights, experts: Structure | None) -> Structure:
         window=weights.attention.window or 0,
         is_parallel=weights.is_parallel,
     )
+    if weights.cross is not None:
+        layer.cross_norm, layer.cross_scoring = norm_struct(weights.cross.norm), scoring(weights.cross.attention)
+        layer.cross_query, layer.cross_output = linear_struct(weights.cross.query), linear_struct(weights.cross.output)
     if isinstance(weights.mlp, MLPWeights):
         layer.up, layer.down = linear_struct(weights.mlp.up), linear_struct(weights.mlp.down)
     return layer

@@ -2,6 +2,9 @@
  *
  *     embedding → [norm → qkv → heads → attention → output → norm → up → down, or experts] × num_layers → norm → head
  *
+ * Layers may have cross attention in front of the MLP: norm → query → attention → output, to keys and values that other
+ * calls have written.
+ *
  * Activations between linears are panels. Output and down projections add directly to the residual stream; those with a
  * norm behind them are added by the norm that follows. In a parallel layer the MLP comes between heads and attention:
  * both have read the stream before anything is added to it. An encoder's layer ends once all its rows have keys and
@@ -18,6 +21,9 @@ typedef struct {
     Scoring scoring;
     int64_t window; /* 0: none */
     int32_t is_parallel; /* without mlp_norm both parts share the normalized input */
+    Linear cross_query, cross_output; /* of cross attention, with the next two; without it cross_norm has kind NO_NORM */
+    Norm cross_norm;
+    Scoring cross_scoring;
 } Layer;
 
 typedef struct {
@@ -58,6 +64,7 @@ typedef struct {
     const LowRank *const *embedding_updates; /* or NULL */
     const Media *media; /* or NULL */
     const float *cos_sin; /* [num_tokens][num_rotated]: by positions 0, 1, …, in place of the layers'; or NULL */
+    const StepRows *cross; /* of cross attention; NULL: the layers leave it out */
 } Step;
 
 /* Buffers of a step's activations, all in the scratch memory. */
@@ -172,6 +179,8 @@ static void put_media(const Decoder *d, const Media *media, const element *from,
     end_stage(team);
 }
 
+static const Norm no_norm;
+
 /* What a layer's stages share. */
 typedef struct {
     const Decoder *decoder;
@@ -180,6 +189,7 @@ typedef struct {
     const Rows *stream; /* the residual stream */
     Delta pending; /* an output that the next norm adds to the stream */
     Team *team;
+    AttentionPlan *cross_plan; /* or NULL */
 } Run;
 
 /* out = norm(stream) after the pending output is added. */
@@ -232,14 +242,28 @@ static void begin_attention(const Run *run, int64_t index) {
     end_stage(run->team);
 }
 
-static void end_attention(Run *run, int64_t index, AttentionPlan *plan) {
+/* Attends with the queries in a->qkv; the projection of the result goes to `out`. */
+static void attend_and_project(const Run *run, int64_t index, AttentionPlan *plan, const Scoring *scoring,
+                               const Linear *output, const Output *out) {
     const Activations *a = run->a;
-    const Layer *layer = &run->decoder->layers[index];
     Cache cache = cache_of(run, index);
-    attend(plan, a->qkv, a->qkv_width, &cache, &layer->scoring, &a->attended, run->team);
+    attend(plan, a->qkv, a->qkv_width, &cache, scoring, &a->attended, run->team);
     end_stage(run->team);
+    multiply(run, output, &a->attended, out);
+}
+
+static void end_attention(Run *run, int64_t index, AttentionPlan *plan) {
+    const Layer *layer = &run->decoder->layers[index];
     Output out = to_stream(run, &layer->attention_output_norm);
-    multiply(run, &layer->output, &a->attended, &out);
+    attend_and_project(run, index, plan, &layer->scoring, &layer->output, &out);
+}
+
+static void attend_across(Run *run, int64_t index) {
+    const Layer *layer = &run->decoder->layers[index];
+    normalize_stream(run, &layer->cross_norm, &run->a->normed);
+    Output to_query = {STORE, {run->a->qkv, run->a->qkv_width, 0}, 0}, out = to_stream(run, &no_norm);
+    multiply(run, &layer->cross_query, &run->a->normed, &to_query);
+    attend_and_project(run, index, run->cross_plan, &layer->cross_scoring, &layer->cross_output, &out);
 }
 
 static void run_mlp(Run *run, const Layer *layer) {
@@ -269,6 +293,7 @@ static void end_layer(Run *run, int64_t index, AttentionPlan *plan) {
     const Layer *layer = &run->decoder->layers[index];
     end_attention(run, index, plan);
     if (layer->is_parallel) return;
+    if (run->cross_plan != NULL) attend_across(run, index);
     normalize_stream(run, &layer->mlp_norm, &run->a->normed);
     run_mlp(run, layer);
 }
@@ -320,11 +345,10 @@ static void score(const Run *run) {
 
 /* Runs the only layer of `d` on the residual stream step->hidden, in place. */
 EXPORT void layer_step(const Decoder *d, const Step *step, AttentionPlan *plan, element *scratch, int num_threads) {
-    static const Norm no_norm;
     Activations activations = lay_out(d, scratch, step->num_tokens);
     Rows stream = {step->hidden, d->hidden_size, 0};
     BEGIN_TEAM
-    Run run = {d, step, &activations, &stream, {0}, team};
+    Run run = {d, step, &activations, &stream, {0}, team, NULL};
     begin_layer(&run, 0);
     end_layer(&run, 0, plan);
     if (run.pending.data != NULL) normalize_stream(&run, &no_norm, &activations.normed);
@@ -341,7 +365,7 @@ EXPORT void encoder_step(const Decoder *d, const Step *step, int64_t index, Atte
     activations.qkv = heads;
     Rows stream = {step->hidden, d->hidden_size, 0};
     BEGIN_TEAM
-    Run run = {d, step, &activations, &stream, {0}, team};
+    Run run = {d, step, &activations, &stream, {0}, team, NULL};
     if (index >= 0) end_layer(&run, index, plan);
     if (index + 1 < d->num_layers) begin_layer(&run, index + 1);
     END_TEAM
@@ -351,14 +375,19 @@ EXPORT void encoder_step(const Decoder *d, const Step *step, int64_t index, Atte
 EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, int num_threads) {
     AttentionPlan *plans[MAX_WINDOWS] = {NULL};
     int64_t windows[MAX_WINDOWS] = {0};
+    AttentionPlan *cross_plan = NULL;
     bool is_ready = make_plans(d, step, plans, windows);
+    if (is_ready && step->cross != NULL) {
+        cross_plan = make_attention_plan(step->cross, d->num_heads, d->num_kv_heads, d->head_dim, 0, d->is_batch_invariant);
+        is_ready = cross_plan != NULL;
+    }
     if (is_ready) {
         Activations activations = lay_out(d, scratch, step->num_tokens);
         Rows stream = {activations.residual, d->hidden_size, 0}, hidden = {step->hidden, d->hidden_size, 0};
         if (experts_bytes(d, step->num_tokens)) begin_experts(activations.experts);
         const Media *media = step->media;
         BEGIN_TEAM
-        Run run = {d, step, &activations, &stream, {0}, team};
+        Run run = {d, step, &activations, &stream, {0}, team, cross_plan};
         embed(d, step, &stream, team);
         end_stage(team);
         if (step->adapted != NULL && step->embedding_updates != NULL) {
@@ -379,5 +408,6 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         END_TEAM
     }
     for (int i = 0; i < MAX_WINDOWS; i++) free_attention_plan(plans[i]);
+    free_attention_plan(cross_plan);
     return is_ready ? 0 : -1;
 }

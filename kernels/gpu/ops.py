@@ -45,6 +45,7 @@ from .table import DecodeShape, PrefillShape, decode_shape, group_rows, prefill_
 
 logger = logging.getLogger("tokenloom.kernels")
 
+KEPT_PLANS = 2  # metadata objects, in turns, that keep their plans: layers may attend to a row's tokens and to a clip's
 MIN_HEAD_DIM = 16  # the smallest dimension that tl.dot supports
 MAX_GROUP = 128
 MAX_GROUP_ELEMENTS = 8192  # of a KV head's query heads, each count padded: a program sums them in registers
@@ -60,7 +61,7 @@ class AttentionPlans:
 
 
 class TritonOps(ReferenceOps):
-    """The operations in Triton; caches the attention plans of the latest metadata object.
+    """The operations in Triton; caches the attention plans of the KEPT_PLANS latest metadata objects.
 
     `architecture`: compute capability, 90 for Hopper.
     """
@@ -71,7 +72,7 @@ class TritonOps(ReferenceOps):
         super().__init__()
         self._architecture = architecture
         self.kernels = f"Triton kernels, sm_{architecture}"
-        self._plans: AttentionPlans | None = None
+        self._plans: list[AttentionPlans] = []  # the newest first
         self._has_warned = False
         self._adapters: TritonAdapterSpace | None = None
 
@@ -230,9 +231,11 @@ class TritonOps(ReferenceOps):
         return False
 
     def _plans_of(self, metadata: AttentionMetadata) -> AttentionPlans:
-        if self._plans is None or self._plans.metadata is not metadata:
-            self._plans = AttentionPlans(metadata)
-        return self._plans
+        plans = next((each for each in self._plans if each.metadata is metadata), None)
+        if plans is None:
+            plans = AttentionPlans(metadata)
+            self._plans = [plans, *self._plans[: KEPT_PLANS - 1]]
+        return plans
 
     def _items(self, plans: AttentionPlans, lengths: Tensor, window: int | None, shape: DecodeShape) -> Tensor:
         items = plans.items.get((window, shape))

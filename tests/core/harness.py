@@ -311,7 +311,7 @@ class Harness:
                 is_convicted = num_losses >= CRASHES_TO_FAIL and "given up" in self.error_of(key)
                 is_expected = "KV blocks" in self.error_of(key) or is_convicted or self.has_failed_adapter(key)
                 is_broken = any(span.digest in self.broken | self.damaged for span in self.media[key])
-                is_expected |= is_broken and "request: an image of the prompt could not be read" in self.error_of(key)
+                is_expected |= is_broken and "of the prompt could not be read" in self.error_of(key)
                 assert is_expected, self.error_of(key)
             else:
                 self.check(key)

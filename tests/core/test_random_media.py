@@ -18,16 +18,19 @@ from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
 class MediaOperations:
     """A core with a small encoder cache, and random operations on it."""
 
-    def __init__(self, seed: int, record: Path) -> None:
+    def __init__(self, seed: int, record: Path, *, is_bidirectional: bool | None = None) -> None:
+        """`is_bidirectional`: of the images; None: it is drawn."""
         self.rng = rng = random.Random(seed)
         self.longest = rng.choice([1, 5, 20])
         self.num_images = rng.choice([2, 5, 12])
+        is_drawn = rng.random() < 0.3
+        is_bidirectional = is_drawn if is_bidirectional is None else is_bidirectional
         self.harness = Harness(
             record=record,
             num_new_tokens=rng.choice([lambda: 1, lambda: rng.randrange(3)]),
             scheduling_policy=rng.choice(["fcfs", "priority"]),
             long_prefill_token_threshold=rng.choice([0, 0, 2, 7]),
-            vision=new_vision(rng.choice([1, 2, 7]), is_bidirectional=rng.random() < 0.3),
+            vision=new_vision(rng.choice([1, 2, 7]), is_bidirectional=is_bidirectional),
             encoder_cache=self.longest + rng.choice([0, 3, 20]),
             max_item_embeds=self.longest,
             **random_sizes(rng),  # type: ignore[arg-type]

@@ -4,18 +4,21 @@
     folder = tiny_checkpoint(tmp_path / "model", "qwen3", num_key_value_heads=1, head_dim=80)
 
 The weights are random but the files are real: config, safetensors, generation config, byte-level tokenizer. The
-families are FAMILIES and those of `families.py`. For a model with sensible text, use `demo/`.
+families are FAMILIES, those of `families.py` and ENCODER_DECODERS. For a model with sensible text, use `demo/`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from tokenloom.scripts.make_checkpoint import CONFIGS, SHARD_BYTES, write_checkpoint
 
-from . import families, family_checkpoints
+from . import families, family_checkpoints, whisper_checkpoints
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+ENCODER_DECODERS = ("whisper",)
 
 
 def tiny_config(family: str = "llama", **fields: object) -> dict[str, object]:
@@ -23,6 +26,8 @@ def tiny_config(family: str = "llama", **fields: object) -> dict[str, object]:
 
     head_dim follows from hidden_size and num_attention_heads unless it is given.
     """
+    if family in ENCODER_DECODERS:
+        return whisper_checkpoints.whisper_config(**fields)
     if family in families.CONFIGS:
         return _replaced(families.CONFIGS[family], fields)
     config = {**CONFIGS[f"tiny-{family}"], **fields}
@@ -51,5 +56,7 @@ def tiny_checkpoint(
     **fields: object,
 ) -> Path:
     """Write a checkpoint with `tiny_config(family, **fields)` into `folder` and return it."""
+    if family in ENCODER_DECODERS:
+        return whisper_checkpoints.whisper_checkpoint(folder, getattr(torch, dtype), seed, **fields)
     write = family_checkpoints.write_family if family in families.CONFIGS else write_checkpoint
     return write(folder, tiny_config(family, **fields), dtype, seed, shard_bytes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .hearing_families import HEARING
 from .seeing_families import SEEING
 
 Config = dict[str, Any]  # config.json
@@ -427,4 +428,4 @@ SPARSE |= {
         tie_word_embeddings=False,
     ),
 }
-CONFIGS: dict[str, Config] = DENSE | SEEING | SPARSE
+CONFIGS: dict[str, Config] = DENSE | SEEING | HEARING | SPARSE

@@ -3,33 +3,18 @@
     from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
     folder = vision_checkpoint(tmp_path, "qwen2_5_vl")
 
-`vision_oracle.py` generates with them by transformers. Weights are scaled so that other pixels give other tokens.
+`vision_oracle.py` generates with them by transformers.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 
-from .family_checkpoints import BIAS_SPREAD, SPREAD
-from .vision_configs import VISION_MODELS, Config, VisionModel
-
-DEMO = Path(__file__).resolve().parents[2] / "demo"
-BOS_ID, EOS_ID, END_ID, PAD_ID = 0, 1, 2, 3  # of the demo's tokenizer
-# With equal gains the last token alone decides the next one. Here the context does, and with it the pixels.
-GAINS = {"embed_tokens": 0.7, "lm_head": 3.0, "o_proj": 3.0, "down_proj": 2.0, "q_proj": 1.5}
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}"
-    "{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}{{ 'IMAGE' }}{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}{{ '<|end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
-)
+from .media_checkpoints import write_media_checkpoint, write_media_tokenizer
+from .vision_configs import VISION_MODELS, VisionModel
 
 
 def vision_checkpoint(
@@ -44,92 +29,9 @@ def write_vision_checkpoint(
     folder: Path, model: VisionModel, dtype: torch.dtype = torch.float32, seed: int = 0, **text_fields: Any
 ) -> Path:
     """Write the checkpoint that `model` describes and return its folder."""
-    import transformers
-
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = write_tokenizer(folder, model)
-    config = _with_ids(model.config, tokenizer)
-    text = config.get("text_config", config)
-    text |= {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID, **text_fields}
-    config |= {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "dtype": str(dtype).removeprefix("torch.")}
-    _write_json(folder / "config.json", config)
-    loaded = transformers.AutoConfig.from_pretrained(folder)
-    network = getattr(transformers, config["architectures"][0])(loaded)
-    randomize(network, seed)
-    network.to(dtype).save_pretrained(folder)
-    _use_published_names(folder / "model.safetensors")
-    _write_json(folder / "config.json", config)  # transformers has rewritten it in its own spelling
-    _write_json(folder / "generation_config.json", {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID})
-    _write_json(folder / "preprocessor_config.json", model.preprocessor)
-    _write_json(folder / "processor_config.json", model.processor)
-    return folder
+    return write_media_checkpoint(folder, model, model.image, dtype, seed, **text_fields)
 
 
 def write_tokenizer(folder: Path, model: VisionModel) -> Any:
     """Write the demo's tokenizer with the model's marker tokens and a chat template; return it."""
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(DEMO / "tokenizer.json"),
-        bos_token="<|bos|>",
-        eos_token="<|eos|>",
-        pad_token="<|pad|>",
-        extra_special_tokens=dict(model.markers),
-        clean_up_tokenization_spaces=False,
-        model_max_length=1024,
-    )
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>", *model.other_markers]})
-    template = CHAT_TEMPLATE.replace("IMAGE", model.image)
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(folder)
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    return tokenizer
-
-
-def _use_published_names(file: Path) -> None:
-    """Rename tensors of CLIP and SigLIP towers as published files name them, which transformers 5 does not."""
-    tensors = load_file(file)
-    if not any(name.startswith("vision_tower.encoder.layers.") for name in tensors):
-        return
-    before, after = "vision_tower.", "vision_tower.vision_model."
-    renamed = {name.replace(before, after) if name.startswith(before) else name: tensors[name] for name in tensors}
-    save_file(renamed, file, metadata={"format": "pt"})
-
-
-def _with_ids(value: Any, tokenizer: Any) -> Any:
-    """Return a copy of a config with ids in place of the marker tokens."""
-    if isinstance(value, dict):
-        return {name: _with_ids(each, tokenizer) for name, each in value.items()}
-    if isinstance(value, str) and value in tokenizer.get_added_vocab():
-        return tokenizer.convert_tokens_to_ids(value)
-    return value
-
-
-def _write_json(file: Path, value: Config) -> None:
-    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-@torch.no_grad()
-def randomize(model: torch.nn.Module, seed: int) -> None:
-    """Fill every stored tensor with noise: matrices and convolutions keep the scale of their inputs, vectors vary
-    around the value that they were initialized with."""
-    generator = torch.Generator().manual_seed(seed)
-    seen: set[int] = set()
-    for name, tensor in sorted(model.state_dict().items(), key=lambda item: "lm_head" in item[0]):
-        if tensor.data_ptr() in seen:  # a head that is tied to the embedding
-            continue
-        seen.add(tensor.data_ptr())
-        noise = torch.randn(tensor.shape, generator=generator)
-        if not tensor.is_floating_point() or name.endswith("inv_freq"):
-            continue
-        if "bias" in name:
-            tensor.copy_(BIAS_SPREAD * noise)
-        elif "lambda_" in name:  # InternVL's scales of layers begin at 0.1, at which layers hardly matter
-            tensor.copy_(1 + SPREAD * noise)
-        elif "position_embed" in name or "cls_token" in name or "class_embed" in name or "pos_embed" in name:
-            tensor.copy_(0.3 * noise)
-        elif tensor.ndim < 2:
-            tensor.copy_(tensor.mean() + SPREAD * noise)
-        else:
-            gain = next((each for part, each in GAINS.items() if part in name), 1.0)
-            tensor.copy_(noise * gain / (tensor.numel() / tensor.shape[0]) ** 0.5)
+    return write_media_tokenizer(folder, model, model.image)

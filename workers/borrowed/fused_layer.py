@@ -61,6 +61,7 @@ class FusedLayer(PackedModule):
             output=attention.output.packed,
             mlp=MLPWeights(mlp.up, mlp.down.packed),
             is_parallel=recipe.is_parallel,
+            cross=None,
             **recipe.found_norms(module),
         )
         is_whole = attention.output.split is None and mlp.down.split is None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..arrays import I64
 from ..input_batch import StepInputs
-from ..model_step import Model, StepContext, media_of, positions_of, step_metadata
+from ..model_step import Model, StepContext, cross_of, decoder_of, media_of, positions_of, step_metadata
 from ..parallel import ParallelGroup
 from ..sampling.sampling_columns import SamplingColumns
 from ..staging import Staging
@@ -95,15 +95,17 @@ class DeviceRunner:
 
     def _compute(self, inputs: StepInputs, columns: SamplingColumns) -> Tensor:
         """Launch a step of rows with any number of tokens kernel by kernel; return the sampled tokens [s]."""
+        changes = self.rows.changes(inputs, columns, is_counted_there=False)
+        inputs = decoder_of(inputs)
         arrays = (positions_of(inputs), inputs.slots, inputs.query_starts, inputs.seq_lens, inputs.block_tables)
         slots = [] if inputs.token_slots is None else [inputs.token_slots]
-        changes = self.rows.changes(inputs, columns, is_counted_there=False)
         token_ids, *rest = self._staging.send([inputs.token_ids, *arrays, inputs.sampled_tokens, *changes, *slots])
         index, *changed = rest[5 : 6 + len(changes)]
         self.rows.write(changed)
         token_slots = rest[-1] if slots else None
         metadata = step_metadata(inputs, *rest[:5])
-        context = StepContext(metadata, self._kv_cache, token_slots=token_slots, media=media_of(inputs))
+        media, cross = media_of(inputs), cross_of(inputs)
+        context = StepContext(metadata, self._kv_cache, token_slots=token_slots, media=media, cross=cross)
         hidden = self._model.forward_mixed(token_ids, self.rows.columns, context)
         row_ids, next_positions = changed[:2]
         if not len(row_ids):

@@ -1,26 +1,28 @@
-"""Blocks: the layers of a vision encoder, run in pieces of rows, so that a piece takes less time than a decode step.
+"""Blocks: the layers of an encoder, run in pieces of rows, so that a piece takes less time than a decode step.
 
-    begin → stage 0: embedding of patches → stages 1 … L: the layers → stage L + 1: projector → embeddings
+    open → rows of the medium: patches, or audio after convolutions → layers → projector → embeddings
 
-Piece j of a stage takes the j-th part of the medium's rows through a layer and through the projections to q, k and v of
-the next one. It attends to the keys and values of all rows, which the stage before has left. The modules are those of
-transformers, and so are the results: by torch bit for bit in one piece, to rounding in several, and always the same for
-the same number of pieces, whenever they run.
+The making of rows and each layer are stages. Piece j of a stage takes the j-th part of the medium's rows through it and
+through the projections to q, k and v of the next one. It attends to the keys and values of all rows, which the stage
+before has left. The modules are those of transformers, and so are the results: by torch bit for bit in one piece, to
+rounding in several, and always the same for the same number of pieces, whenever they run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from itertools import pairwise
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ...ipc.blobs.media_file import MediaFile
+from ...ipc.models.vision_config import Grid
 from .attention import attend, by_heads, joined, rotated
 
 Parts: TypeAlias = dict[str, Any]  # modules by their root in the names of weights
-RowMap: TypeAlias = Callable[[Tensor], Tensor]  # maps each row by itself
 
 
 class Block(NamedTuple):
@@ -36,6 +38,7 @@ class Block(NamedTuple):
     mlp: nn.Module
     head_norms: Sequence[nn.Module] = ()  # of all queries of a row, and of all keys
     gains: tuple[Tensor, Tensor] | None = None
+    limit: float = 0.0  # of the size of its numbers; 0: none
 
     @property
     def head_dim(self) -> int:
@@ -53,24 +56,17 @@ class Block(NamedTuple):
         return projected
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class EncoderState:
-    """A medium on its way through an encoder. Its units, which are embedded one by one, are tiles, bands or patches.
-    `bounds`: rows between two neighbours attend to each other; `window_bounds`: the same in layers with windows."""
+    """A medium on its way through an encoder. `bounds`: rows between two neighbours attend to each other;
+    `window_bounds`: the same in layers with windows."""
 
-    units: Tensor  # uint8 [units, height, width, 3]
-    rows_per_unit: int
-    grid: tuple[int, int, int]
     bounds: list[int]
     window_bounds: list[int] = field(default_factory=list)
     num_pieces: int = 1  # of a stage
     rotations: tuple[Tensor, Tensor] | None = None  # cosines and sines [rows, size of a head]; their dtype computes
-    places: Tensor | None = None  # learned positions of patches [rows, hidden]
-    order: Tensor | None = None  # that sorts the rows of the embeddings
     next_piece: int = 0  # of all stages
     hidden: Tensor = field(default_factory=lambda: torch.empty(0))  # [rows, hidden size]
-    embedded: Tensor | None = None  # rows for the next piece
-    num_embedded: int = 0  # units
     kept: dict[int, Tensor] = field(default_factory=dict)  # rows, by the number of layers before them
     queries: Tensor = field(default_factory=lambda: torch.empty(0))  # of each row, for its next layer
     gathered: Sequence[Tensor] = ()  # keys and values of all rows, for the stage's layer
@@ -80,11 +76,14 @@ class EncoderState:
 
     @property
     def num_rows(self) -> int:
-        return len(self.units) * self.rows_per_unit
+        return self.bounds[-1]
 
-    def cut(self, num_rows: int, piece: int) -> int:
-        """Return the first row of a piece, or the one behind the last piece's last."""
-        return num_rows * piece // self.num_pieces
+    def cut(self, count: int, piece: int) -> int:
+        """Return the first of `count` rows that belongs to a piece, or the one behind the last piece's last."""
+        return count * piece // self.num_pieces
+
+
+State = TypeVar("State", bound=EncoderState)
 
 
 class FusedLayers(Protocol):
@@ -96,9 +95,9 @@ class FusedLayers(Protocol):
         ...
 
 
-class Tower:
+class Tower(Generic[State]):
     """An encoder of one family, with its projector. `kept_layers`: numbers of layers whose outputs the projector
-    takes, 0 for the embedded patches; `windowed`: indices of layers with windows."""
+    takes, 0 for the rows before the first; `windowed`: indices of layers with windows."""
 
     def __init__(
         self, blocks: list[Block], kept_layers: Sequence[int] = (), windowed: frozenset[int] = frozenset()
@@ -108,15 +107,20 @@ class Tower:
         self.num_layers = len(blocks)  # that the embeddings need
         self.fused: FusedLayers | None = None
 
-    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
-        """Cut an image, uint8 [tiles, height, width, 3], into units; nothing is computed from its pixels yet."""
+    def open(self, media: MediaFile, grid: Grid) -> State:
+        """Begin with a medium; nothing is computed yet. RequestError if its size is none of the model's, or not that of
+        `grid`."""
         raise NotImplementedError
 
-    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
-        """Return rows [n × rows_per_unit, hidden] of the n units from `first` on, from pixels [n, 3, height, width]."""
+    def prepare(self, state: State, first: int, last: int) -> None:
+        """Run the pieces [first, last) of the stage before that of the rows, if the family has one."""
         raise NotImplementedError
 
-    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
+    def rows(self, state: State, start: int, stop: int) -> Tensor:
+        """Return the rows [start, stop) before the first layer: [n, hidden]. Calls are in the order of rows."""
+        raise NotImplementedError
+
+    def features(self, state: State) -> tuple[Tensor, ...]:
         """Return the inputs of the projector, from the kept rows: tensors [num_embeds, …]."""
         raise NotImplementedError
 
@@ -128,57 +132,48 @@ class Tower:
         """Return the pieces [first, last) of a stage by calls: all in one, if that does not change their bits."""
         return [(first, last)] if self.fused is not None else [(piece, piece + 1) for piece in range(first, last)]
 
-    def run_layers(self, state: EncoderState, stage: int, first: int, last: int, scale: RowMap) -> None:
-        """Run the pieces [first, last) of a stage up to `num_layers`. `scale` makes numbers of units: → [n, 3, height,
-        width]."""
+    def run_layers(self, state: State, number: int, first: int, last: int) -> None:
+        """Run the pieces [first, last) of the stage with the last of `number` layers, up to `num_layers`; that with 0
+        makes the rows."""
         cuts = [state.cut(state.num_rows, piece) for piece in range(first, last + 1)]
         start, stop, is_last = cuts[0], cuts[-1], last == state.num_pieces
-        if not stage:
-            rows = self._embedded(state, stop - start, scale)
-            if not start:
-                state.hidden = rows.new_empty((state.num_rows, rows.shape[1]))
-            state.hidden[start:stop] = rows
+        if not number:
+            for low, high in pairwise(cuts):  # one by one: torch may round the same row in other ways in other company
+                rows = self.rows(state, low, high)
+                if not low:
+                    state.hidden = rows.new_empty((state.num_rows, rows.shape[1]))
+                state.hidden[low:high] = rows
         if self.fused is not None:
-            self.fused.run(state, stage - 1, self._bounds(state, stage - 1), cuts)
+            self.fused.run(state, number - 1, self._bounds(state, number - 1), cuts)
         else:
-            self._run_blocks(state, stage, start, stop, is_last=is_last)
-        if is_last and stage in self._kept_layers:
-            state.kept[stage] = state.hidden.clone()
+            self._run_blocks(state, number, start, stop, is_last=is_last)
+        if is_last and number in self._kept_layers:
+            state.kept[number] = state.hidden.clone()
 
-    def run_projector(self, state: EncoderState, first: int, last: int) -> None:
+    def run_projector(self, state: State, first: int, last: int) -> None:
         """Run the pieces [first, last) of the last stage."""
         if first == 0:
             state.features = self.features(state)
-        start, stop = (state.cut(len(state.features[0]), piece) for piece in (first, last))
-        state.embeds.append(self.project(*(each[start:stop] for each in state.features)))
+        cuts = [state.cut(len(state.features[0]), piece) for piece in range(first, last + 1)]
+        for start, stop in pairwise(cuts):
+            if start < stop:
+                state.embeds.append(self.project(*(each[start:stop] for each in state.features)))
 
-    def finish(self, state: EncoderState) -> Tensor:
+    def finish(self, state: State) -> Tensor:
         """Return the embeddings, after all stages."""
-        embeds = joined(state.embeds)
-        return embeds if state.order is None else embeds[state.order]
+        return joined(state.embeds)
 
     def _bounds(self, state: EncoderState, layer: int) -> list[int]:
         return state.window_bounds if layer in self._windowed else state.bounds
 
-    def _embedded(self, state: EncoderState, count: int, scale: RowMap) -> Tensor:
-        rows, first = state.embedded, state.num_embedded
-        num_missing = count - (0 if rows is None else len(rows))
-        if num_missing > 0:
-            state.num_embedded = first + -(-num_missing // state.rows_per_unit)
-            more = self.embed(state, scale(state.units[first : state.num_embedded]), first)
-            rows = more if rows is None else torch.cat((rows, more))
-        assert rows is not None
-        state.embedded = rows[count:]
-        return rows[:count]
-
-    def _run_blocks(self, state: EncoderState, stage: int, start: int, stop: int, *, is_last: bool) -> None:
-        """Take the rows [start, stop) through the layer of a stage, and to q, k and v of the next one."""
-        if stage:
-            state.hidden[start:stop] = self._through_layer(state, stage - 1, start, stop)
-        if stage == self.num_layers:
+    def _run_blocks(self, state: EncoderState, number: int, start: int, stop: int, *, is_last: bool) -> None:
+        """Take the rows [start, stop) through the last of `number` layers, and to q, k and v of the next one."""
+        if number:
+            state.hidden[start:stop] = self._through_layer(state, number - 1, start, stop)
+        if number == self.num_layers:
             return
-        q, k, v = self._projected(state, stage, start, stop)
-        if not stage and not start:
+        q, k, v = self._projected(state, number, start, stop)
+        if not number and not start:
             state.queries = q.new_empty((state.num_rows, *q.shape[1:]))
         state.queries[start:stop] = q
         state.projected.append((k, v))
@@ -201,4 +196,5 @@ class Tower:
         attended: Tensor = block.out(attend(block.scale, state.queries[start:stop], keys, values, bounds, start))
         rows = rows + (attended if block.gains is None else block.gains[0] * attended)
         more: Tensor = block.mlp(block.mlp_norm(rows))
-        return rows + (more if block.gains is None else block.gains[1] * more)
+        rows = rows + (more if block.gains is None else block.gains[1] * more)
+        return rows.clamp(-block.limit, block.limit) if block.limit else rows

@@ -1,8 +1,8 @@
-"""FusedBlocks: the layers of a vision encoder by our kernels, all pieces of a layer in one call.
+"""FusedBlocks: the layers of an encoder by our kernels, all pieces of a layer in one call.
 
 Keys and values of all rows lie in a paged cache, as the kernels take them: its blocks are as long as they can be if
-each range between bounds is to have whole ones. A piece, or its part of a range, is a row of a step, whose tokens all
-see until the end of the range. So a piece has the same bits, whether it runs alone or with others.
+each range between bounds is to have blocks of its own. A piece, or its part of a range, is a row of a step, and each of
+its tokens sees until the end of the range. So a piece has the same bits, whether it runs alone or with others.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class FusedBlocks:
         self._fused(layer, hidden, heads, kv_cache, start, metadata, rotations)
 
     def _make_room(self, state: EncoderState) -> None:
-        block_size = math.gcd(*state.bounds, *state.window_bounds)
-        shape = (state.num_rows // block_size, 2, 2, self._num_heads, block_size, self._head_dim)
+        block_size = math.gcd(*state.bounds[:-1], *state.window_bounds) or state.num_rows  # the last may be cut
+        shape = (-(-state.num_rows // block_size), 2, 2, self._num_heads, block_size, self._head_dim)
         state.queries = state.hidden.new_empty((state.num_rows, self._fused.width))
         state.gathered = (state.hidden.new_empty(shape),)
 
@@ -159,8 +159,8 @@ def step_of(parts: Sequence[Part], block_size: int) -> AttentionMetadata:
     """Return a step whose rows are parts, of which each token sees all keys. It writes no keys and values."""
     starts, stops, lows, highs = np.array(parts, np.int32).T
     counts, lengths = stops - starts, highs - lows
-    blocks = (lows // block_size)[:, None] + np.arange(max(lengths) // block_size)
-    blocks[blocks >= (highs // block_size)[:, None]] = 0
+    blocks = (lows // block_size)[:, None] + np.arange(-(-max(lengths) // block_size))
+    blocks[blocks >= -(-highs // block_size)[:, None]] = 0
     query_starts = np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
     no_tokens = torch.empty(0, dtype=torch.int64)
     return AttentionMetadata(

@@ -8,33 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import transformers
 from torch import Tensor, nn
 
 from ...ipc.errors import ConfigError
+from ...ipc.models.audio_config import AudioConfig
+from ...ipc.models.model_config import Encoder as EncoderConfig
 from ...kernels.select import Ops
 from ..borrowed.linear import pack_layers
 from ..weights.checkpoint import Checkpoint, TensorSlice
+from .audio.audio_files import AudioFiles
+from .audio.convolutions import pack_convolutions
+from .audio.towers import Qwen2AudioTower, Qwen3ASRTower, VoxtralTower, WhisperTower
 from .blocks import Parts, Tower
 from .fused import fuse
-from .patches import pack_patches
-from .qwen_towers import Qwen2VLTower, Qwen3VLTower, Qwen25VLTower
-from .towers import Gemma3Tower, Idefics3Tower, InternVLTower, LlavaTower, PixtralTower
+from .images.image_files import ImageFiles
+from .images.patches import pack_patches
+from .images.qwen_towers import Qwen2VLTower, Qwen3VLTower, Qwen25VLTower
+from .images.towers import Gemma3Tower, Idefics3Tower, InternVLTower, LlavaTower, PixtralTower
 
 UNUSED = ("head", "post_layernorm")  # of CLIP's and SigLIP's encoders, behind the layer that LLaVA takes
+
+
+MakeTower: TypeAlias = Callable[[Parts, Any, Any], Tower[Any]]  # with the files of the tower's kind
 
 
 class _Kind(NamedTuple):
     """A kind of model: its tower, and transformers' classes by their root in the names of weights."""
 
-    tower: Callable[[Parts, Any], Tower]
+    tower: MakeTower
     encoder_root: str
-    encoder: str  # class; "": the one that vision_config names
+    encoder: str  # class; "": the one that its config names
     projector_root: str = ""
     projector: str = ""  # class, "" if the encoder includes it
+    config: str = "vision_config"  # the field with the encoder's; "": they are on one level with all others
+
+
+def _hearing(tower: MakeTower, projector: str) -> _Kind:
+    return _Kind(tower, "audio_tower", "", "multi_modal_projector", projector, "audio_config")
 
 
 KINDS = {  # by model_type
@@ -47,36 +61,44 @@ KINDS = {  # by model_type
     "qwen2_5_vl": _Kind(Qwen25VLTower, "visual", "Qwen2_5_VisionTransformerPretrainedModel"),
     "qwen3_vl": _Kind(Qwen3VLTower, "visual", "Qwen3VLVisionModel"),
     "gemma3": _Kind(Gemma3Tower, "vision_tower", "", "multi_modal_projector", "Gemma3MultiModalProjector"),
+    "qwen2_audio": _hearing(Qwen2AudioTower, "Qwen2AudioMultiModalProjector"),
+    "voxtral": _hearing(VoxtralTower, "VoxtralMultiModalProjector"),
+    "qwen3_asr": _hearing(Qwen3ASRTower, "Qwen3ASRMultiModalProjector"),
+    "whisper": _Kind(WhisperTower, "encoder", "WhisperEncoder", config=""),
 }
 
 
 def make_parts(config: Any) -> dict[str, nn.Module]:
     """Make the modules of a model's encoder and projector on the meta device."""
-    kind = KINDS[config.model_type]
+    name, kind = config.model_type, KINDS[config.model_type]
     automatic: Any = transformers.AutoModel
-    module = import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
+    module = import_module(f"transformers.models.{name}.modeling_{name}")
+    tower_config = getattr(config, kind.config) if kind.config else config
     with torch.device("meta"):
         if kind.encoder:
-            parts = {kind.encoder_root: getattr(module, kind.encoder)._from_config(config.vision_config)}
+            parts = {kind.encoder_root: getattr(module, kind.encoder)._from_config(tower_config)}
         else:
-            parts = {kind.encoder_root: automatic.from_config(config.vision_config)}
+            parts = {kind.encoder_root: automatic.from_config(tower_config)}
         if kind.projector:
             parts[kind.projector_root] = getattr(module, kind.projector)(config)
-    if config.model_type == "llava":
-        for name in UNUSED:
-            if hasattr(parts[kind.encoder_root], name):
-                delattr(parts[kind.encoder_root], name)
+    if name == "llava":
+        for unused in UNUSED:
+            if hasattr(parts[kind.encoder_root], unused):
+                delattr(parts[kind.encoder_root], unused)
     return {root: part.eval().requires_grad_(False) for root, part in parts.items()}
 
 
-def load_tower(config: Any, checkpoint: Checkpoint, ops: Ops | None = None) -> tuple[Tower, int]:
+def load_tower(
+    theirs: Any, config: EncoderConfig, checkpoint: Checkpoint, ops: Ops | None = None
+) -> tuple[Tower[Any], int]:
     """Make the tower of transformers' config from an open checkpoint; return it, and the bytes of its weights. `ops`
     compute its layers, or at least multiply in them; None: torch. ConfigError if the checkpoint lacks a tensor or has
-    another shape."""
-    kind = KINDS.get(config.model_type)
+    another shape, or as `ImageFiles.load` and `AudioFiles.load`."""
+    kind = KINDS.get(theirs.model_type)
     if kind is None:
-        raise ConfigError(f"config.json: model_type {config.model_type} has no encoder of images here")
-    parts = make_parts(config)
+        raise ConfigError(f"config.json: model_type {theirs.model_type} has no encoder here")
+    files = _files(checkpoint, config)
+    parts = make_parts(theirs)
     num_bytes = 0
     for root, part in parts.items():
         for name, parameter in list(part.named_parameters()):
@@ -85,18 +107,25 @@ def load_tower(config: Any, checkpoint: Checkpoint, ops: Ops | None = None) -> t
             _put(part, name, nn.Parameter(tensor, requires_grad=False))
             num_bytes += tensor.nbytes
         _make_tables(part, checkpoint.device)
-    make = PixtralTower if config.vision_config.model_type == "pixtral" else kind.tower
-    tower = make(parts, config)
+    make: MakeTower = PixtralTower if config.family == "pixtral" else kind.tower
+    tower = make(parts, theirs, files)
     if ops is None:
         return tower, num_bytes
     fused = fuse(ops, tower.blocks, checkpoint.dtype)
     for part in parts.values():
         pack_layers(part, ops, checkpoint.dtype)
         pack_patches(part, ops, checkpoint.dtype)
+        pack_convolutions(part, ops, checkpoint.dtype)
     if fused is None:
-        return make(parts, config), num_bytes
+        return make(parts, theirs, files), num_bytes
     tower.fused = fused
     return tower, num_bytes
+
+
+def _files(checkpoint: Checkpoint, config: EncoderConfig) -> ImageFiles | AudioFiles:
+    if isinstance(config, AudioConfig):
+        return AudioFiles.load(checkpoint.folder, config, checkpoint.device)
+    return ImageFiles.load(checkpoint.folder, config, checkpoint.dtype, checkpoint.device)
 
 
 def _stored_name(root: str, name: str, checkpoint: Checkpoint) -> str:
@@ -111,7 +140,7 @@ def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
 
 
 def _make_tables(part: nn.Module, device: torch.device) -> None:
-    """Compute the buffers of a module, which are not in files: rotary frequencies, and ids of positions."""
+    """Compute the buffers of a module, which are not in files: rotary frequencies, sinusoids, and ids of positions."""
     for module in part.modules():
         names = [name for name, _ in module.named_buffers(recurse=False)]
         if not names:
@@ -119,6 +148,8 @@ def _make_tables(part: nn.Module, device: torch.device) -> None:
         if "position_ids" in names:
             count = module.get_buffer("position_ids").shape[-1]
             made: dict[str, Tensor] = {"position_ids": torch.arange(count).expand((1, -1))}
+        elif "positional_embedding" in names:
+            made = dict(type(module)(module.length, module.channels, module.max_timescale).named_buffers(recurse=False))
         else:
             made = dict(type(module)(module.config).named_buffers(recurse=False))
         for name in names:

@@ -60,7 +60,7 @@ class Attention:
             row_order,
             is_transposed=names.is_transposed,
         )
-        output_shape, shard = (config.hidden_size, config.num_heads * head_dim), _elements(heads, head_dim)
+        output_shape, shard = (config.hidden_size, config.num_heads * head_dim), elements_of(heads, head_dim)
         self.output = loader.row_parallel(
             f"{prefix}{names.output}", output_shape, shard, config.has_output_bias, is_transposed=names.is_transposed
         )
@@ -126,16 +126,19 @@ def _projections(prefix: str, config: ModelConfig, heads: range, kv_heads: range
     """Return this rank's rows of the matrices of query, key and value heads."""
     names, head_dim = config.names, config.head_dim
     sizes = [count * head_dim for count in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-    shards = [_elements(each, head_dim) for each in (heads, kv_heads, kv_heads)]
+    shards = [elements_of(each, head_dim) for each in (heads, kv_heads, kv_heads)]
     if not names.qkv:
-        parts = zip((names.query, names.key, names.value), sizes, shards, strict=True)
-        return [Projection(f"{prefix}{name}", size, [shard]) for name, size, shard in parts]
+        parts = ((names.query, True), (names.key, config.has_key_bias), (names.value, True))
+        return [
+            Projection(f"{prefix}{name}", size, [shard], has_bias)
+            for (name, has_bias), size, shard in zip(parts, sizes, shards, strict=True)
+        ]
     if names.qkv_layout == "stacked":
         return stacked(f"{prefix}{names.qkv}", sizes, shards)
     group = config.num_heads // config.num_kv_heads  # query heads of a KV head; its key and its value follow them
     queries = [head // group * (group + 2) + head % group for head in heads]
     keys = [head * (group + 2) + group for head in kv_heads]
-    rows = [_elements(range(head, head + 1), head_dim) for head in (*queries, *keys, *(key + 1 for key in keys))]
+    rows = [elements_of(range(head, head + 1), head_dim) for head in (*queries, *keys, *(key + 1 for key in keys))]
     return [Projection(f"{prefix}{names.qkv}", sum(sizes), rows)]
 
 
@@ -164,7 +167,7 @@ def _load_norms(
                 weight = loader.vector(f"{name}.weight", (num_heads, size), 0, shard) + norms.norm.offset
             norm = Norm(norms.norm.kind, weight, None, norms.norm.eps)
         elif norms.spans_heads:
-            weight = loader.vector(f"{name}.weight", (num_heads * size,), 0, _elements(shard, size))
+            weight = loader.vector(f"{name}.weight", (num_heads * size,), 0, elements_of(shard, size))
             norm = Norm(norms.norm.kind, weight.view(-1, size) + norms.norm.offset, None, norms.norm.eps)
         else:
             norm = loader.norm(name, size, norms.norm)
@@ -178,7 +181,7 @@ def _load_norms(
     return HeadNorms(query, key, norms.spans_heads, norms.is_after_rope)
 
 
-def _elements(heads: range, head_dim: int) -> range:
+def elements_of(heads: range, head_dim: int) -> range:
     """Return the indices of the elements of a projection that belong to these heads."""
     return range(heads.start * head_dim, heads.stop * head_dim)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from ...ipc.blobs.media_file import parse_media_file
 from ...ipc.blobs.store import BlobStore
 from ...ipc.errors import ProtocolError, RequestError
-from ...ipc.messages.media import Encode, FailedEntry
-from ...ipc.models.vision_config import VisionConfig
+from ...ipc.messages.media import A_MEDIUM, Encode, FailedEntry
+from ...ipc.models.model_config import Encoder as EncoderConfig
 from ..encoders.blocks import EncoderState
 from ..encoders.encoder import Encoder
 from ..parallel import ParallelGroup
@@ -23,10 +23,10 @@ class EncodedMedia:
     """Owns the entries. Every rank encodes everything, and a failure of one rank is one of all."""
 
     def __init__(
-        self, encoder: Encoder, vision: VisionConfig, width: int, store: BlobStore, group: ParallelGroup
+        self, encoder: Encoder, config: EncoderConfig, width: int, store: BlobStore, group: ParallelGroup
     ) -> None:
         """width: elements of an embedding, those of inner layers included."""
-        self._encoder, self._num_stages, self._width = encoder, len(vision.stages), width
+        self._encoder, self._num_stages, self._width = encoder, len(config.stages), width
         self._store, self._group = store, group
         self._encodings = dict[int, EncoderState]()  # entries with pieces left
         self._embeds = dict[int, Tensor]()
@@ -68,7 +68,8 @@ class EncodedMedia:
             if embeds.shape == (order.num_embeds, self._width):
                 self._embeds[order.entry] = embeds
                 return None
-            error = f"an image has {len(embeds)} embeddings and {order.num_embeds} placeholders: send it again"
+            medium = A_MEDIUM[order.kind]
+            error = f"{medium} has {len(embeds)} embeddings and {order.num_embeds} placeholders: send it again"
         self._embeds[order.entry] = self._encoder.zeros(order.num_embeds, self._width)
         self._failed.add(order.entry)
         return FailedEntry(entry=order.entry, error=error)
@@ -99,14 +100,15 @@ class EncodedMedia:
         if self._group.size > 1:
             failures = self._encoder.zeros(1, 1) + (1.0 if error else 0.0)
             if self._group.all_reduce(failures).item() and not error:
-                return None, "a worker could not read an image: send it again"
+                return None, f"a worker could not read {A_MEDIUM[order.kind]}: send it again"
         return state, error
 
     def _begin(self, order: Encode) -> tuple[EncoderState | None, str]:
         try:
             content = self._store.open(order.digest)
             if content is None:
-                return None, "an image is no longer in the engine's store, or damaged there: send it again"
+                medium = A_MEDIUM[order.kind]
+                return None, f"{medium} is no longer in the engine's store, or damaged there: send it again"
             with content:
                 return self._encoder.begin(parse_media_file(content), order.grid, order.pieces_per_stage), ""
         except (RequestError, OSError) as error:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import NewRow
-from ...ipc.models.vision_config import VisionConfig
+from ...ipc.models.model_config import Encoder as EncoderConfig
 from ..arrays import I32, I64
 from ..input_batch import StepInputs
 from .row_spans import RowSpans
@@ -38,9 +38,9 @@ class MediaPlan(NamedTuple):
 class MediaRows:
     """Owns the spans of the rows that have any."""
 
-    def __init__(self, max_num_seqs: int, vision: VisionConfig, *, has_axes: bool) -> None:
-        """`has_axes`: positions are times, rows and columns."""
-        self._vision, self._has_axes = vision, has_axes
+    def __init__(self, max_num_seqs: int, encoder: EncoderConfig, axes_merge: int | None = None) -> None:
+        """axes_merge: the merge size of images, if positions are times, rows and columns; None: they are indices."""
+        self._encoder, self._axes_merge = encoder, axes_merge
         self._rows = dict[int, RowSpans]()
         self._ends: I64 = np.zeros(max_num_seqs, np.int64)  # index behind the last span
         self.shifts: I64 = np.zeros(max_num_seqs, np.int64)  # from index to position, behind the last span
@@ -49,7 +49,7 @@ class MediaRows:
         """Note the spans of a new row, if it has any."""
         if not new_row.spans:
             return
-        spans = RowSpans(new_row, self._vision.image_token_id, self._vision.merge_size, has_axes=self._has_axes)
+        spans = RowSpans(new_row, self._encoder.placeholder_id, self._axes_merge)
         self._rows[new_row.row] = spans
         self._ends[new_row.row], self.shifts[new_row.row] = spans.end, spans.shift
 
@@ -88,8 +88,10 @@ class MediaRows:
     def _plan_spans(self, inputs: StepInputs, firsts: I64, in_spans: I64, positions: I64 | None) -> MediaPlan:
         """in_spans: the indices of rows whose first token is not behind their last span."""
         tokens, pieces, starts = list[I64](), list[Piece](), inputs.query_starts.tolist()
-        axes = np.tile(inputs.positions if positions is None else positions, (3, 1)) if self._has_axes else None
-        see_until = inputs.positions.astype(np.int32) if self._vision.is_bidirectional else None
+        axes: I64 | None = None
+        if self._axes_merge is not None:
+            axes = np.tile(inputs.positions if positions is None else positions, (3, 1))
+        see_until = inputs.positions.astype(np.int32) if self._encoder.is_bidirectional else None
         for i in in_spans.tolist():
             row, begin, first = int(inputs.rows[i]), starts[i], int(firsts[i])
             spans, end = self._rows[row], first + starts[i + 1] - begin

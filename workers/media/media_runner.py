@@ -1,4 +1,4 @@
-"""MediaRunner: the part of media in the steps of a model that sees images.
+"""MediaRunner: the part of media in the steps of a model that takes any.
 
     freed entries → encodes, some pieces each → spans of new rows → bindings of spans to entries → inputs of the step
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +18,6 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.media import FailedEntry
 from ...ipc.messages.workers import SchedulerOutput
-from ...kernels.contract import StepMedia
 from ...kernels.select import Ops
 from ..arrays import I64
 from ..encoders.encoder import Encoder
@@ -27,16 +25,18 @@ from ..input_batch import StepInputs, ids_of
 from ..model_step import Model
 from ..models.decoder import DecoderModel
 from ..parallel import ParallelGroup
-from ..step_layout import MediaInputs
+from .clip_inputs import ClipInputs
+from .clip_rows import ClipRows
 from .encoded_media import EncodedMedia
-from .media_rows import MediaPlan, MediaRows
+from .media_rows import MediaRows
+from .span_inputs import SpanInputs
 
 FOLDER = "media"  # of media files, in the run directory
-ACTIVATIONS = 16  # of a layer, in elements for each element of a patch: its input, norms, heads and a wide MLP
+ACTIVATIONS = 16  # of a layer, in elements for each element of a row: its input, norms, heads and a wide MLP
 
 
 class MediaRunner:
-    """`rows` are the spans of the rows in use. All ranks run the same orders."""
+    """`rows` are the spans of the rows in use, `encoder` makes their embeddings. All ranks run the same orders."""
 
     def __init__(
         self,
@@ -46,26 +46,33 @@ class MediaRunner:
         device: torch.device,
         rotations_at: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """`rotations_at` gives the rotations at times, rows and columns; None: positions are indices."""
-        vision = spec.model.vision
-        assert vision is not None
-        self._device, self._hidden_size = device, spec.model.hidden_size
-        self._num_parts = 1 + vision.num_deepstack
+        """`rotations_at` gives the rotations at times, rows and columns of images; None: positions are indices."""
+        config, cross = spec.model.encoder, spec.model.cross
+        assert config is not None
+        self._device, num_parts = device, 1 + config.num_deepstack
         store = BlobStore(Path(spec.run_directory) / FOLDER, spec.config.media_store_bytes)
-        self._encoder = encoder
-        self._cache = EncodedMedia(encoder, vision, self._num_parts * self._hidden_size, store, group)
-        self.rows = MediaRows(spec.config.max_num_seqs, vision, has_axes=rotations_at is not None)
-        self._rotations_at = rotations_at
-        num_elements = self._num_parts * self._hidden_size * spec.encoder_cache_tokens
-        num_patches = spec.max_item_embeds * vision.merge_size**2  # of the largest item
-        num_elements += num_patches * vision.hidden_size * ACTIVATIONS
+        width = num_parts * spec.model.hidden_size
+        self._cache = EncodedMedia(encoder, config, width, store, group)
+        self.encoder = encoder
+        self._inputs: SpanInputs | ClipInputs
+        if cross is not None:
+            clips = ClipRows(spec.config.max_num_seqs, cross, spec.config.block_size)
+            self._inputs = ClipInputs(clips, self._cache.take, encoder.zeros(1, width))
+        else:
+            vision = spec.model.vision
+            axes_merge = None if vision is None or rotations_at is None else vision.merge_size
+            rows = MediaRows(spec.config.max_num_seqs, config, axes_merge)
+            self._inputs = SpanInputs(rows, self._cache.take, num_parts, device, rotations_at)
+        self.rows = self._inputs.rows
+        num_elements = width * spec.encoder_cache_tokens
+        num_elements += config.num_rows(spec.max_item_embeds) * config.hidden_size * ACTIVATIONS  # of the largest item
         self.reserved_bytes = num_elements * encoder.dtype.itemsize  # that entries and an encode will take
         self.weight_bytes = encoder.weight_bytes
 
     @property
     def shifts(self) -> I64 | None:
         """The shift of each row's positions behind its media; None: all 0."""
-        return None if self._rotations_at is None else self.rows.shifts
+        return self._inputs.shifts
 
     def clear(self) -> None:
         """Forget all rows and entries."""
@@ -92,27 +99,8 @@ class MediaRunner:
         self.rows.bind(bindings.reshape(-1, 3))
 
     def prepare(self, inputs: StepInputs) -> StepInputs:
-        """Return the step's inputs with its media. Placeholders get token id 0: theirs may be beyond the vocabulary."""
-        plan = self.rows.plan(inputs)
-        if plan is None:
-            return inputs
-        if plan.tokens is not None:
-            inputs.token_ids[plan.tokens] = 0
-        return inputs._replace(media=self._inputs_of(plan, len(inputs.token_ids)))
-
-    def _inputs_of(self, plan: MediaPlan, num_tokens: int) -> MediaInputs:
-        positions, cos_sin = plan.positions, None
-        if positions is not None and positions.ndim == 2:
-            assert self._rotations_at is not None, "a model comes before steps"
-            cos_sin = self._rotations_at(torch.from_numpy(positions).to(self._device))
-            positions = np.arange(num_tokens)
-        see_until = None if plan.see_until is None else torch.from_numpy(plan.see_until).to(self._device)
-        media = None
-        if plan.tokens is not None:
-            embeds = torch.cat([self._cache.take(*piece) for piece in plan.pieces])
-            parts = embeds.view(len(embeds), self._num_parts, self._hidden_size).unbind(1)
-            media = StepMedia(torch.from_numpy(plan.tokens).to(self._device), parts[0], parts[1:])
-        return MediaInputs(positions, cos_sin, see_until, media, plan.is_behind_spans)
+        """Return the step's inputs with its media."""
+        return self._inputs.prepare(inputs)
 
 
 def load_media(
@@ -125,10 +113,10 @@ def load_media(
     ops: Ops | None = None,
 ) -> MediaRunner:
     """Read the encoder that belongs to `model` from the checkpoint in `folder`. ConfigError as Encoder.load."""
-    vision = spec.model.vision
-    assert vision is not None
+    config = spec.model.encoder
+    assert config is not None
     is_dummy = spec.config.load_format == "dummy" and folder == Path(spec.model_folder)
-    encoder = Encoder.load(folder, vision, dtype, device, spec.config.hf_overrides, ops, is_dummy=is_dummy)
+    encoder = Encoder.load(folder, config, dtype, device, spec.config.hf_overrides, ops, is_dummy=is_dummy)
     has_axes = any(rope.sections for rope in spec.model.ropes)
     rotations_at = model.rotations_at if has_axes and isinstance(model, DecoderModel) else None
     return MediaRunner(spec, encoder, group, device, rotations_at)

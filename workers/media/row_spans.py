@@ -19,8 +19,9 @@ FIELDS = 5  # of a span: start, length, grid
 class RowSpans:
     """Spans [k] of one row by rising starts, its placeholders [m], and the entry that each span is bound to."""
 
-    def __init__(self, new_row: NewRow, image_token_id: int, merge_size: int, *, has_axes: bool) -> None:
-        """`has_axes`: positions are times, rows and columns. ProtocolError if the spans do not fit the prompt."""
+    def __init__(self, new_row: NewRow, placeholder_id: int, axes_merge: int | None) -> None:
+        """axes_merge: the merge size of images, if positions are times, rows and columns; None: they are indices.
+        ProtocolError if the spans do not fit the prompt."""
         fields = np.frombuffer(new_row.spans, np.int32)
         if len(fields) % FIELDS:
             raise ProtocolError(f"row {new_row.row} is admitted with {len(fields)} numbers of spans, each span has 5")
@@ -35,7 +36,7 @@ class RowSpans:
             )
         inside = np.repeat(np.arange(len(spans)), spans[:, 1])
         indices = np.arange(len(inside)) + np.repeat(self._starts - np.cumsum(spans[:, 1]) + spans[:, 1], spans[:, 1])
-        is_placeholder = token_ids[indices] == image_token_id
+        is_placeholder = token_ids[indices] == placeholder_id
         self._places: I64 = indices[is_placeholder]
         self._span_of: I64 = inside[is_placeholder]
         first = np.searchsorted(self._span_of, np.arange(len(spans)))
@@ -43,8 +44,8 @@ class RowSpans:
         self.entries: I32 = np.zeros(len(spans), np.int32)  # 0: not bound
         self._columns: I64 = np.ones(len(spans), np.int64)  # embeddings in a row of the image
         shifts = np.zeros(len(spans) + 1, np.int64)
-        if has_axes:
-            rows, self._columns = spans[:, 3] // merge_size, spans[:, 4] // merge_size
+        if axes_merge is not None:
+            rows, self._columns = spans[:, 3] // axes_merge, spans[:, 4] // axes_merge
             if (rows * self._columns != spans[:, 1]).any():
                 raise ProtocolError(
                     f"row {new_row.row} is admitted with grids of other numbers of tokens than its spans"

@@ -2,12 +2,15 @@
 
     token ids → embedding → [norm → attention → norm → MLP] × num_layers → norm → (lm head) → logits
 
+Layers may have cross attention to the rows of an encoder between attention and MLP.
+
 Knows the order of the layers; knows no family, no kernels and no requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,11 +18,21 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...ipc.models.model_config import ModelConfig, TensorNames
-from ...kernels.contract import BatchColumns, DecoderWeights, FusedDecoder, LayerWeights, Norm, PackedLinear, Rotary
+from ...ipc.models.model_config import CrossConfig, ModelConfig, TensorNames
+from ...kernels.contract import (
+    BatchColumns,
+    CrossStep,
+    DecoderWeights,
+    FusedDecoder,
+    LayerWeights,
+    Norm,
+    PackedLinear,
+    Rotary,
+)
 from ...kernels.select import Ops
 from ..kv_cache import KVCacheSpec
 from ..layers.attention import Attention
+from ..layers.cross_attention import CrossAttention
 from ..layers.mlp import MLP
 from ..layers.moe import MixedMLP, SparseMLP
 from ..layers.rotary import make_rotary, rotations_at, section_axes
@@ -40,6 +53,7 @@ class DecoderLayer:
         self._ops = loader.ops
         self._scale, self._is_parallel = config.residual_scale, config.is_parallel
         self._attention = Attention(loader, prefix, config, layer, rotaries)
+        self.cross = None if config.cross is None else CrossAttention(loader, prefix, config, layer)
         own, config = config.layers[layer], config.at_layer(layer)
         self._mlp: MLP | SparseMLP | MixedMLP
         if config.experts is None or not own.has_experts:
@@ -77,6 +91,7 @@ class DecoderLayer:
             mlp=self._mlp.weights,
             mlp_output_norm=self._mlp_output_norm,
             is_parallel=self._is_parallel,
+            cross=None if self.cross is None else self.cross.weights,
         )
 
     @property
@@ -97,6 +112,9 @@ class DecoderLayer:
         attended = self._attention(normed, context)
         if self._attention_output_norm is not None:
             attended = self._ops.norm(attended, self._attention_output_norm)
+        if self.cross is not None and context.cross is not None:
+            normed = self._normalize(self._scaled(attended), residual, self.cross.weights.norm)
+            attended = self.cross(normed, context.cross, context)
         normed = self._normalize(self._scaled(attended), residual, self._mlp_norm)
         output = self._mlp(normed, residual) if isinstance(self._mlp, MixedMLP) else self._mlp(normed)
         if self._mlp_output_norm is not None:
@@ -204,7 +222,8 @@ class DecoderModel:
         """
         self._begin_step(context)
         if self._fused is not None:
-            return self._fused(token_ids, logits_indices, context.metadata, context.kv_cache, context.media)
+            cross = None if context.cross is None else context.cross.metadata
+            return self._fused(token_ids, logits_indices, context.metadata, context.kv_cache, context.media, cross)
         hidden = self._run_layers(self._ops.embedding(token_ids, self._table, self._first_id), context)
         if not len(logits_indices):
             return hidden, torch.empty((0, self._vocab_size), device=hidden.device)
@@ -213,6 +232,8 @@ class DecoderModel:
     def forward_mixed(self, token_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
         """Compute a step; return hidden states as `forward_logits`. Token id −1 − r: row r's last token, in `rows`."""
         self._begin_step(context)
+        if not len(token_ids):  # a step of encoder rows alone
+            return torch.empty((0, self._config.hidden_size), device=token_ids.device)
         return self._run_layers(self._ops.begin_step(token_ids, rows, self._table, self._first_id), context)
 
     def forward_decode(self, row_ids: Tensor, rows: BatchColumns, context: StepContext) -> Tensor:
@@ -220,6 +241,8 @@ class DecoderModel:
         Ops.begin_decode fills in the metadata."""
         block_size = context.kv_cache.shape[4]
         embedded = self._ops.begin_decode(row_ids, rows, context.metadata, block_size, self._table, self._first_id)
+        if self._config.cross is not None:
+            context = behind_clips(context, self._config.cross, block_size)
         return self._run_layers(embedded, context)
 
     def rotations_at(self, positions: Tensor) -> Tensor:
@@ -229,8 +252,13 @@ class DecoderModel:
         return rotations_at(positions, self._axes, self._cos_sin)
 
     def _begin_step(self, context: StepContext) -> None:
+        """Set the tokens' adapters, and write keys and values of the step's encoder rows."""
         if self.adapted is not None:
             self.adapted.space.begin_step(context.token_slots)
+        if context.cross is not None and context.cross.rows is not None:
+            for layer in self._layers:
+                assert layer.cross is not None
+                layer.cross.write(context.cross.rows, context.cross, context.kv_cache)
 
     def _run_layers(self, embedded: Tensor, context: StepContext) -> Tensor:
         residual = self._group.all_reduce(embedded)
@@ -269,6 +297,21 @@ class DecoderModel:
             scores = scores * self._config.logit_scale
         cap = self._config.logit_softcap
         return cap * torch.tanh(scores / cap) if cap else scores
+
+
+def behind_clips(context: StepContext, cross: CrossConfig, block_size: int) -> StepContext:
+    """Return the context of a decode step with cross attention, from that of rows that begin with clips."""
+    whole, num_blocks = context.metadata, cross.num_tokens // block_size
+    assert cross.num_tokens == num_blocks * block_size
+    lengths, tables = whole.seq_lens, whole.block_tables  # a length of 0 is padding
+    own = replace(whole, seq_lens=(lengths - cross.num_tokens).clamp_(min=0), block_tables=tables[:, num_blocks:])
+    of_clips = replace(
+        whole,
+        seq_lens=(lengths > 0).int() * cross.num_rows,
+        block_tables=tables[:, :num_blocks],
+        seq_lens_host=[cross.num_rows] * len(whole.seq_lens_host),
+    )
+    return replace(context, metadata=own, cross=CrossStep(of_clips))
 
 
 def load_model(

@@ -1,6 +1,7 @@
 """LogitsProcessors: changes the logits of all rows of a step, in the order that SamplingParams documents.
 
-    allowed tokens → bans (bad words, stops before min_tokens) → biases → custom processors → penalties → forced tokens
+    allowed tokens → bans (suppressed tokens, bad words, stops before min_tokens) → biases → custom processors
+    → penalties → timestamps → forced tokens
 
 Rows without processors cost nothing. Changes of single tokens are gathered over all rows and computed at once, on the
 device of the logits.
@@ -17,21 +18,27 @@ from torch import Tensor
 
 from ...ipc.errors import ConfigError
 from ...ipc.messages.workers import NewRow
+from ...ipc.models.model_config import OutputRules
 from ..arrays import F32, I32, I64
 from .row_processors import CustomLogitsProcessor, RowProcessors, needs_processors
+from .timestamps import apply_timestamps
 
 
 class LogitsProcessors:
     """Owns the processors of each row, from admission until the row is freed."""
 
-    def __init__(self, vocab_size: int, processors: Sequence[CustomLogitsProcessor] = ()) -> None:
+    def __init__(
+        self, vocab_size: int, processors: Sequence[CustomLogitsProcessor] = (), rules: OutputRules | None = None
+    ) -> None:
+        """`processors` are the operator's own; `rules` are the model's, for all rows."""
         self._vocab_size = vocab_size
-        self._custom = processors
+        self._custom, self._rules = processors, rules
         self._processors_by_row: dict[int, RowProcessors] = {}
 
     def admit(self, new_row: NewRow) -> None:
-        if needs_processors(new_row.sampling):
-            self._processors_by_row[new_row.row] = RowProcessors(new_row, self._custom, self._vocab_size)
+        if self._rules is not None or needs_processors(new_row.sampling):
+            made = RowProcessors(new_row, self._custom, self._vocab_size, self._rules)
+            self._processors_by_row[new_row.row] = made
 
     def free(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -66,6 +73,7 @@ def apply_processors(logits: Tensor, processors: dict[int, RowProcessors]) -> No
     for i, row in processors.items():
         row.process(logits[i])
     _penalize(logits, {i: row for i, row in processors.items() if row.counts is not None})
+    apply_timestamps(logits, {i: row.timestamps for i, row in processors.items() if row.timestamps is not None})
     for i, row in processors.items():
         if (token_id := row.forced()) is not None:
             logits[i].fill_(-torch.inf)

@@ -1,5 +1,5 @@
 """RowProcessors: the changes to one request's logits before sampling: allowed, banned and forced tokens, biases,
-penalties and custom processors.
+penalties, custom processors and the model's own rules.
 
 Made from the row's parameters and tokens, so that a row resumed after a preemption or a restart has the same state;
 updated with each output token.
@@ -18,8 +18,10 @@ from torch import Tensor
 
 from ...ipc.errors import ProtocolError
 from ...ipc.messages.workers import NewRow, RowSampling
+from ...ipc.models.model_config import OutputRules
 from ..arrays import F32, I64
 from .thinking import ThinkingBudget, positions_after
+from .timestamps import Timestamps
 from .token_counts import TokenCounts
 
 # (prompt token ids, output token ids, logits [vocab] float32) → logits [vocab]; may change its argument in place.
@@ -47,7 +49,13 @@ class RowProcessors:
     """Processors of one row. Invariant: `outputs` are the row's output tokens, from the constructor and `append`. The
     constructor raises ProtocolError for ids outside the vocabulary and for biases that do not match their ids."""
 
-    def __init__(self, new_row: NewRow, processors: Sequence[CustomLogitsProcessor], vocab_size: int) -> None:
+    def __init__(
+        self,
+        new_row: NewRow,
+        processors: Sequence[CustomLogitsProcessor],
+        vocab_size: int,
+        rules: OutputRules | None = None,
+    ) -> None:
         self.sampling = sampling = new_row.sampling
         tokens = np.frombuffer(new_row.token_ids, np.int32)
         prompt, outputs = tokens[: new_row.num_prompt_tokens], tokens[new_row.num_prompt_tokens :]
@@ -59,7 +67,12 @@ class RowProcessors:
         self.allowed = ids_in(sampling.allowed_token_ids, vocab_size)
         self._stop_ids = ids_in(sampling.stop_token_ids, vocab_size)
         words = [ids_in(frame, vocab_size).tolist() for frame in sampling.bad_words]
-        self._bad_ids: I64 = np.array([word[0] for word in words if len(word) == 1], np.int64)
+        rules = rules or OutputRules()
+        bad_ids = [*(word[0] for word in words if len(word) == 1), *rules.suppressed_ids]
+        self._bad_ids: I64 = np.array(bad_ids, np.int64)
+        self._bad_first_ids: I64 = np.array(rules.first_suppressed_ids, np.int64)
+        has_timestamps = rules.no_timestamps_id is not None and rules.no_timestamps_id not in prompt
+        self.timestamps = Timestamps(rules, self.outputs) if has_timestamps else None
         self._bad_words: dict[int, list[list[int]]] = defaultdict(list)  # by the last token before the banned one
         for word in words:
             if len(word) > 1:
@@ -83,14 +96,17 @@ class RowProcessors:
         self.outputs.append(token_id)
         if self.counts is not None:
             self.counts.append(token_id)
+        if self.timestamps is not None:
+            self.timestamps.append(token_id)
         if self.thinking is not None:
             has_ended = self.thinking.append(token_id)
             if has_ended and self.sampling.thinks_once:
                 self.thinking = None
 
     def banned(self) -> I64:
-        """Return the banned next ids: those that complete bad words, and stop tokens before min_tokens."""
-        banned = [self._bad_ids]
+        """Return the banned next ids: those that the model suppresses, those that complete bad words, and stop tokens
+        before min_tokens."""
+        banned = [self._bad_ids] if self.outputs else [self._bad_ids, self._bad_first_ids]
         if self._bad_words and self.outputs:
             words = self._bad_words.get(self.outputs[-1], ())
             ends = [word[-1] for word in words if self.outputs[1 - len(word) :] == word[:-1]]

@@ -26,11 +26,12 @@ from .quantized_weights import load_matrix
 @dataclass(frozen=True)
 class Projection:
     """A [num_outputs, in] matrix of a checkpoint, `name`.weight; this rank computes the outputs in `shards`, in their
-    order."""
+    order. `has_bias`: False if it has none, though those beside it have."""
 
     name: str
     num_outputs: int
     shards: Sequence[range]
+    has_bias: bool = True
 
 
 def stacked(name: str, sizes: Sequence[int], shards: Sequence[range]) -> list[Projection]:
@@ -76,15 +77,22 @@ class LayerLoader:
         weight = load_matrix(self.checkpoint, *wanted)
         bias = None
         if has_bias:
-            parts = ((p.name, p.num_outputs, shard) for p in projections for shard in p.shards)
-            slices = (TensorSlice(f"{name}.bias", (size,), 0, shard) for name, size, shard in parts)
-            bias = self.checkpoint.load(*slices)
+            bias = torch.cat([self._bias(each) for each in projections])
         if row_order is not None:
             weight, bias = reordered(weight, row_order), None if bias is None else bias[row_order]
         packed = self.pack(weight, bias, activation)
         if self.adapted is not None:
             self.adapted.add(packed, weight.shape[0], list(column_parts(shares, row_order)))
         return packed
+
+    def _bias(self, projection: Projection) -> Tensor:
+        """Load this rank's biases of a projection; zeros if it has none."""
+        name, size = projection.name, projection.num_outputs
+        if projection.has_bias:
+            slices = (TensorSlice(f"{name}.bias", (size,), 0, shard) for shard in projection.shards)
+            return self.checkpoint.load(*slices)
+        num_outputs = sum(map(len, projection.shards))
+        return torch.zeros(num_outputs, dtype=self.checkpoint.dtype, device=self.checkpoint.device)
 
     def row_parallel(
         self, name: str, shape: tuple[int, int], shard: range, has_bias: bool, *, is_transposed: bool = False

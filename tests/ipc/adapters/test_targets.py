@@ -18,6 +18,7 @@ from tokenloom.tests.support.checkpoints import FAMILIES, tiny_config
 FAST = ["llama", "mixtral", "qwen3_moe", "phi3", "gpt2", "gpt_neox", "gemma3", "gemma4_moe", "gpt_oss", "minimax_m2"]
 OTHERS = sorted({*FAMILIES, *families.CONFIGS} - {*FAST, "apertus"})  # transformers' layers run apertus
 OTHER_PARTS = (
+    "audio_tower",
     "vision_tower",
     "multi_modal_projector",
     "embed_vision",

@@ -33,7 +33,7 @@ FILES: dict[str, dict[str, Any]] = {
 
 
 def read(folder: Path, name: str, fields: dict[str, Any], **options: Any) -> ModelConfig:
-    raw = {"architectures": [f"{name}ForConditionalGeneration"], **fields}
+    raw = {"architectures": [f"{name}ForConditionalGeneration"], "model_type": CONFIGS[name].model_type, **fields}
     (folder / "config.json").write_text(json.dumps(raw))
     return load_model_config(folder, **options)
 

@@ -10,10 +10,12 @@ from torch import Tensor
 
 
 def random_bounds(rng: random.Random) -> list[int]:
-    """Equal ranges, as of tiles, or unequal ones of squares of 4 patches, as of windows."""
+    """Equal ranges, as of tiles, with a shorter last one, as of audio, or unequal ones of squares of 4 patches, as of
+    windows."""
     if rng.random() < 0.4:
         length = rng.choice((1, 5, 33, 577))
-        return [length * tile for tile in range(rng.randrange(1, 4) + 1)]
+        whole = [length * tile for tile in range(rng.randrange(1, 4) + 1)]
+        return whole if length == 1 or rng.random() < 0.5 else [*whole, whole[-1] + rng.randrange(1, length)]
     lengths = [4 * rng.choice((1, 2, 9, 16)) for _ in range(rng.randrange(1, 12))]
     return list(itertools.accumulate(lengths, initial=0))
 

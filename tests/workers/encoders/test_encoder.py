@@ -19,9 +19,9 @@ from tokenloom.ipc.models.vision_config import VisionConfig
 from tokenloom.kernels.cpu.cpu_ops import load_cpu_ops
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.vision_configs import VISION_MODELS
-from tokenloom.tests.workers.encoders.media_items import random_item, their_features
+from tokenloom.tests.workers.encoders.images.image_items import random_item, their_features
 from tokenloom.workers.encoders.encoder import Encoder
-from tokenloom.workers.encoders.pixels import PixelScale
+from tokenloom.workers.encoders.images.pixels import PixelScale
 
 CPU = torch.device("cpu")
 

@@ -86,7 +86,7 @@ def random_case(seed: int, dtype: torch.dtype) -> Case:
         layer.module.to(dtype)
     bounds = random_bounds(rng)
     num_rows = bounds[-1]
-    state = EncoderState(torch.zeros((num_rows, 1, 1, 3), dtype=torch.uint8), 1, (1, 1, num_rows), bounds)
+    state = EncoderState(bounds=bounds)
     if is_new:
         angles = torch.randn((num_rows, size // 2)).repeat(1, 2)
         state.rotations = angles.cos(), angles.sin()
@@ -109,7 +109,7 @@ def by_formulas(case: Case) -> Tensor:
 
 def run(fused: FusedBlocks, case: Case, cuts: list[int], groups: list[int]) -> Tensor:
     """Take all rows through the layers; each call gets the pieces between two `groups`, which are some of the cuts."""
-    state = EncoderState(case.state.units, 1, case.state.grid, case.bounds, rotations=case.state.rotations)
+    state = EncoderState(bounds=case.bounds, rotations=case.state.rotations)
     state.hidden = case.hidden.clone()
     for layer in range(-1, NUM_LAYERS):
         for start, stop in itertools.pairwise(groups):

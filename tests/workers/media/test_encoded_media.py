@@ -20,7 +20,7 @@ from tokenloom.ipc.messages.media import Encode, FailedEntry
 from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.ipc.models.vision_config import VisionConfig
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
-from tokenloom.tests.workers.encoders.media_items import random_item
+from tokenloom.tests.workers.encoders.images.image_items import random_item
 from tokenloom.workers.encoders.encoder import Encoder
 from tokenloom.workers.media.encoded_media import EncodedMedia
 from tokenloom.workers.parallel import ParallelGroup

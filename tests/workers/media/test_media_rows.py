@@ -87,7 +87,7 @@ class Rows:
 
     def __init__(self, prompts: list[Prompt], computed: list[int], family: VisionFamily, has_axes: bool) -> None:
         self.prompts, self.computed = prompts, list(computed)
-        self.media = MediaRows(MAX_ROWS, vision(family), has_axes=has_axes)
+        self.media = MediaRows(MAX_ROWS, vision(family), MERGE if has_axes else None)
         self.batch = InputBatch(MAX_ROWS, MAX_LEN, BLOCK_SIZE, 1 + MAX_ROWS * MAX_LEN // BLOCK_SIZE)
         blocks = MAX_LEN // BLOCK_SIZE
         for row, prompt in enumerate(prompts):
@@ -179,7 +179,7 @@ def test_rows_of_text_cost_no_plan() -> None:
 
 
 def test_spans_that_do_not_fit_are_refused() -> None:
-    media = MediaRows(MAX_ROWS, vision("qwen2_vl"), has_axes=True)
+    media = MediaRows(MAX_ROWS, vision("qwen2_vl"), MERGE)
     prompt = Prompt([2, (2, 3), 1])
     for spans in ([1, 2, 3], [-1, 6, 1, 4, 6], [4, 6, 1, 4, 6], [2, 6, 1, 4, 8], [2, 4, 1, 4, 4, 5, 4, 1, 4, 4]):
         prompt.spans = [tuple(spans)]  # type: ignore[list-item]

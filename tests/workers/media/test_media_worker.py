@@ -22,11 +22,11 @@ from tokenloom.ipc.messages.media import Encode
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, SchedulerOutput
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.vision_configs import VISION_MODELS
-from tokenloom.tests.workers.encoders.media_items import qwen_patches, random_item
+from tokenloom.tests.workers.encoders.images.image_items import qwen_patches, random_item
 from tokenloom.tests.workers.random_schedule import frame, message, new_row
 from tokenloom.tests.workers.worker_harness import WorkerHarness, make_spec
 from tokenloom.workers.encoders.encoder import Encoder
-from tokenloom.workers.encoders.pixels import PixelScale
+from tokenloom.workers.encoders.images.pixels import PixelScale
 from tokenloom.workers.worker import Worker
 
 DEFAULT = ("qwen3_vl", "gemma3", "smolvlm")  # deepstack with positions by axes, attention within an image, tiles
@@ -71,7 +71,7 @@ class Prompt:
         rng = random.Random(seed)
         self.token_ids: list[int] = [rng.randrange(5, 900) for _ in range(3)]
         self.items, self.spans, self.orders = list[MediaFile](), list[int](), list[Encode]()
-        encoder = engine.worker._media._encoder  # type: ignore[union-attr]
+        encoder = engine.worker._media.encoder  # type: ignore[union-attr]
         for size in sizes:
             item = random_item(engine.vision, rng.randrange(100), *size)
             num_embeds = len(encoder.finish(encoder.begin(item, item.grid)))
@@ -227,7 +227,7 @@ def test_dummy_weights_include_the_encoder(engine: Engine, tmp_path: Path) -> No
     dummy = Engine(Path(engine.spec.model_folder), tmp_path, load_format="dummy")
     prompt = Prompt(dummy, [(1, 2, 3)], seed=3)
     assert len(answers(dummy, prompt, 0)) == NUM_OUTPUTS
-    assert isinstance(dummy.worker._media._encoder, Encoder)  # type: ignore[union-attr]
+    assert isinstance(dummy.worker._media.encoder, Encoder)  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

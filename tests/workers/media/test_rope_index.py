@@ -32,6 +32,6 @@ def test_positions_are_those_of_transformers(family: str) -> None:
         ids = torch.tensor([prompt.token_ids])
         grids = torch.tensor([span[2:] for span in prompt.spans])
         expected, deltas = theirs.get_rope_index(ids, (ids == IMAGE_ID).int(), image_grid_thw=grids)
-        spans = RowSpans(prompt.new_row(0), IMAGE_ID, MERGE, has_axes=True)
+        spans = RowSpans(prompt.new_row(0), IMAGE_ID, MERGE)
         assert np.array_equal(spans.positions(0, ids.shape[1]), expected[:, 0].numpy())
         assert spans.shift == int(deltas[0, 0])

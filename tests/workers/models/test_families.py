@@ -10,6 +10,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from tokenloom.ipc.models.audio_families import AUDIO_FAMILIES
 from tokenloom.ipc.models.families import FAMILIES
 from tokenloom.ipc.models.model_config import ModelConfig
 from tokenloom.ipc.models.model_file import load_model_config
@@ -30,7 +31,7 @@ EXPERTS = {"gemma4_moe", "gpt_oss", "glm4_moe", "dots1", "ernie4_5_moe", "qwen2_
 DENSE = sorted(
     family
     for family, config in CONFIGS.items()
-    if config["architectures"][0] in FAMILIES | VISION_FAMILIES and family not in EXPERTS
+    if config["architectures"][0] in FAMILIES | VISION_FAMILIES | AUDIO_FAMILIES and family not in EXPERTS
 )
 TOLERANCE = 1e-5  # of the largest logit
 

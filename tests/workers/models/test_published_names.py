@@ -29,7 +29,7 @@ def transformers_shapes(config: dict[str, Any], folder: Path) -> dict[str, tuple
     with torch.device("meta"):
         model = getattr(transformers, config["architectures"][0])(parsed)
     tensors = model.state_dict()
-    if parsed.tie_word_embeddings:
+    if getattr(parsed, "tie_word_embeddings", False):
         for name in model._tied_weights_keys:
             tensors.pop(name, None)
     return {name: tuple(tensor.shape) for name, tensor in revert_weight_conversion(model, tensors).items()}

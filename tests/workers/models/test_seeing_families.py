@@ -119,8 +119,8 @@ def check(
     grids: Mapping[str, Grids] = GRIDS,
 ) -> None:
     config = load_model_config(folder)
-    assert config.vision is not None
-    num_features = config.vision.num_deepstack
+    assert config.encoder is not None
+    num_features = config.encoder.num_deepstack
     prompts = {
         name: prompt_of(images, family, config.hidden_size, num_features, seed + number)
         for number, (name, images) in enumerate(grids.items())

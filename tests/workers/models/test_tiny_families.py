@@ -14,7 +14,15 @@ from tokenloom.tests.support.families import CONFIGS
 from tokenloom.tests.support.family_checkpoints import reference_model
 
 PROMPT = torch.randint(0, 256, (1, 40), generator=torch.Generator().manual_seed(3))
-TEXT_IGNORES = ("vision_tower", "multi_modal_projector", "embed_vision", "visual", "vision_model", "connector")
+TEXT_IGNORES = (
+    "audio_tower",
+    "vision_tower",
+    "multi_modal_projector",
+    "embed_vision",
+    "visual",
+    "vision_model",
+    "connector",
+)
 CONSTANT_SHIFTS = re.compile(r"k_proj\.bias$|beta$|eps$")  # a key's bias adds the same to every score of a query
 
 

@@ -10,6 +10,7 @@ import torch
 from tokenloom.ipc.adapters.targets import targets_of
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.audio_families import AUDIO_FAMILIES
 from tokenloom.ipc.models.families import FAMILIES
 from tokenloom.ipc.models.model_config import ModelConfig
 from tokenloom.ipc.models.model_file import load_model_config
@@ -25,7 +26,9 @@ from tokenloom.workers.parallel import NullGroup
 from tokenloom.workers.weights.adapted_layers import AdaptedLayers, AdaptedPart
 
 NATIVE = sorted(
-    name for name, config in families.CONFIGS.items() if config["architectures"][0] in FAMILIES | VISION_FAMILIES
+    name
+    for name, config in families.CONFIGS.items()
+    if config["architectures"][0] in FAMILIES | VISION_FAMILIES | AUDIO_FAMILIES
 )
 EVERY = sorted({*NATIVE, *LLAMA_LIKE})
 CONFIG = EngineConfig(enable_lora=True, max_loras=2, max_lora_rank=4)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...kernels.select import Ops
-from ..borrowed.linear import PackedModule
+from ....kernels.select import Ops
+from ...borrowed.linear import PackedModule
 
 
 class PackedPatches(PackedModule):

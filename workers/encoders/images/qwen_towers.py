@@ -12,36 +12,44 @@ import torch
 from torch import Tensor
 from transformers import vision_utils
 
-from .blocks import Block, EncoderState, Parts, Tower
+from ....ipc.models.vision_config import Grid
+from ..blocks import Block, Parts
+from .image_files import ImageFiles
+from .image_tower import ImageState, ImageTower
 from .pixels import TEMPORAL_PATCH_SIZE, patchify
 
 
-class Qwen2VLTower(Tower):
+class Qwen2VLTower(ImageTower):
     """Qwen2-VL: each layer attends to all patches, and the projector takes squares of them."""
 
     def __init__(
-        self, parts: Parts, config: Any, inner_layers: Sequence[int] = (), windowed: Sequence[int] = ()
+        self,
+        parts: Parts,
+        config: Any,
+        files: ImageFiles,
+        inner_layers: Sequence[int] = (),
+        windowed: Sequence[int] = (),
     ) -> None:
         """inner_layers: numbers of the layers whose outputs go to the language model, too."""
         self._tower = parts["visual"]
         self._patch_size, self._merge_size = config.vision_config.patch_size, config.vision_config.spatial_merge_size
         blocks, self._inner_layers = [qwen_block(each) for each in self._tower.blocks], inner_layers
-        super().__init__(blocks, [len(blocks), *inner_layers], frozenset(windowed))
+        super().__init__(files, blocks, [len(blocks), *inner_layers], frozenset(windowed))
 
-    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+    def begin(self, image: Tensor, grid: Grid) -> ImageState:
         grids, patches = torch.tensor([grid]), patchify(image, self._patch_size, self._merge_size)
         places = vision_utils.get_vision_position_ids(grids, self._merge_size).to(image.device)
         like = next(self._tower.parameters())[:0]
         cosines, sines = self._tower.rotary_pos_emb(like, places)
         bounds = vision_utils.get_vision_cu_seqlens(grids).tolist()
-        return EncoderState(patches, 1, grid, bounds, rotations=(cosines.float(), sines.float()))
+        return ImageState(patches, 1, grid, bounds=bounds, rotations=(cosines.float(), sines.float()))
 
-    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
+    def embed(self, state: ImageState, pixels: Tensor, first: int) -> Tensor:
         frames = pixels.unsqueeze(2).expand(-1, -1, TEMPORAL_PATCH_SIZE, -1, -1)
         hidden: Tensor = self._tower.patch_embed(frames.flatten(1))
         return hidden
 
-    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
+    def features(self, state: ImageState) -> tuple[Tensor, ...]:
         """Squares of patches: [num_embeds, merge_size², hidden]."""
         kept = (state.kept[layer] for layer in (self.num_layers, *self._inner_layers))
         return tuple(each.view(-1, self._merge_size**2, each.shape[-1]) for each in kept)
@@ -54,11 +62,12 @@ class Qwen2VLTower(Tower):
 class Qwen25VLTower(Qwen2VLTower):
     """Qwen2.5-VL: most layers attend within windows, for which the patches are put in another order."""
 
-    def __init__(self, parts: Parts, config: Any) -> None:
+    def __init__(self, parts: Parts, config: Any, files: ImageFiles) -> None:
         whole = parts["visual"].fullatt_block_indexes
-        super().__init__(parts, config, windowed=[i for i in range(len(parts["visual"].blocks)) if i not in whole])
+        windowed = [i for i in range(len(parts["visual"].blocks)) if i not in whole]
+        super().__init__(parts, config, files, windowed=windowed)
 
-    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+    def begin(self, image: Tensor, grid: Grid) -> ImageState:
         state, tower = super().begin(image, grid), self._tower
         order, bounds = vision_utils.get_vision_window_index(
             torch.tensor([grid]), tower.spatial_merge_size, tower.window_size, tower.patch_size
@@ -79,10 +88,10 @@ class Qwen3VLTower(Qwen2VLTower):
     """Qwen3-VL: learned positions, interpolated to the image's grid, and features of inner layers, which the first
     layers of the language model get."""
 
-    def __init__(self, parts: Parts, config: Any) -> None:
-        super().__init__(parts, config, [layer + 1 for layer in parts["visual"].deepstack_visual_indexes])
+    def __init__(self, parts: Parts, config: Any, files: ImageFiles) -> None:
+        super().__init__(parts, config, files, [layer + 1 for layer in parts["visual"].deepstack_visual_indexes])
 
-    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+    def begin(self, image: Tensor, grid: Grid) -> ImageState:
         state, tower = super().begin(image, grid), self._tower
         indices, weights = vision_utils.get_vision_interpolation_indices_and_weights(
             torch.tensor([grid]),
@@ -94,7 +103,7 @@ class Qwen3VLTower(Qwen2VLTower):
         state.places = (tower.pos_embed(indices.to(image.device)) * weights.to(image.device)[:, :, None]).sum(1)
         return state
 
-    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
+    def embed(self, state: ImageState, pixels: Tensor, first: int) -> Tensor:
         assert state.places is not None
         hidden = super().embed(state, pixels, first)
         return hidden + state.places[first : first + len(hidden)].to(hidden.dtype)

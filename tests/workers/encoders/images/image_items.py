@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tokenloom.ipc.blobs.media_file import MediaFile, media_header, parse_media_file
 from tokenloom.ipc.models.vision_config import VisionConfig
-from tokenloom.workers.encoders.pixels import patchify
+from tokenloom.workers.encoders.images.pixels import patchify
 
 
 def random_item(vision: VisionConfig, seed: int = 0, tiles: int = 3, rows: int = 6, columns: int = 4) -> MediaFile:

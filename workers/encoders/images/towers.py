@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .blocks import Block, EncoderState, Parts, Tower
+from ....ipc.models.vision_config import Grid
+from ..blocks import Block, Parts
+from .image_files import ImageFiles
+from .image_tower import ImageState, ImageTower
 
 
 class _Features:
@@ -24,33 +27,35 @@ class _Features:
         self.layers = [each % (num_layers + 1) for each in (chosen if isinstance(chosen, list | tuple) else [chosen])]
         self._first = 1 if getattr(config, "vision_feature_select_strategy", "full") == "default" else 0
 
-    def take(self, state: EncoderState) -> Tensor:
+    def take(self, state: ImageState) -> Tensor:
         """Return them by tiles: [tiles, rows, size]."""
         found = [by_tiles(state, state.kept[layer])[:, self._first :] for layer in self.layers]
         return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
 
 
-class LlavaTower(Tower):
+class LlavaTower(ImageTower):
     """CLIP or SigLIP, of which LLaVA's projector takes an inner layer."""
 
-    def __init__(self, parts: Parts, config: Any) -> None:
+    def __init__(self, parts: Parts, config: Any, files: ImageFiles) -> None:
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]
         layers = self._tower.encoder.layers
         self._features = _Features(config, len(layers))
-        super().__init__([siglip_block(each) for each in layers[: max(self._features.layers)]], self._features.layers)
+        super().__init__(
+            files, [siglip_block(each) for each in layers[: max(self._features.layers)]], self._features.layers
+        )
 
         self._num_rows = self._tower.embeddings.position_embedding.num_embeddings  # of a tile
 
-    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+    def begin(self, image: Tensor, grid: Grid) -> ImageState:
         return of_tiles(image, self._num_rows, grid)
 
-    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
+    def embed(self, state: ImageState, pixels: Tensor, first: int) -> Tensor:
         hidden: Tensor = self._tower.embeddings(pixels)
         if hasattr(self._tower, "pre_layrnorm"):
             hidden = self._tower.pre_layrnorm(hidden)
         return hidden.flatten(0, 1)
 
-    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
+    def features(self, state: ImageState) -> tuple[Tensor, ...]:
         return (self._features.take(state).flatten(0, 1),)
 
     def project(self, *features: Tensor) -> Tensor:
@@ -58,27 +63,29 @@ class LlavaTower(Tower):
         return embeds
 
 
-class InternVLTower(Tower):
+class InternVLTower(ImageTower):
     """InternViT; a pixel shuffle merges the patches of each tile."""
 
-    def __init__(self, parts: Parts, config: Any) -> None:
+    def __init__(self, parts: Parts, config: Any, files: ImageFiles) -> None:
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]
         layers = self._tower.encoder.layer
         self._features = _Features(config, len(layers))
         self._is_normed = config.vision_feature_layer == -1
         self._factor = round(1 / config.downsample_ratio)
-        super().__init__([internvl_block(each) for each in layers[: max(self._features.layers)]], self._features.layers)
+        super().__init__(
+            files, [internvl_block(each) for each in layers[: max(self._features.layers)]], self._features.layers
+        )
 
         self._num_rows = self._tower.embeddings.position_embeddings.shape[1]  # of a tile
 
-    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+    def begin(self, image: Tensor, grid: Grid) -> ImageState:
         return of_tiles(image, self._num_rows, grid)
 
-    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
+    def embed(self, state: ImageState, pixels: Tensor, first: int) -> Tensor:
         hidden: Tensor = self._tower.embeddings(pixels)
         return hidden.flatten(0, 1)
 
-    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
+    def features(self, state: ImageState) -> tuple[Tensor, ...]:
         if self._is_normed:
             state.kept[self.num_layers] = self._tower.layernorm(state.kept[self.num_layers])
         return (shuffle_pixels(self._features.take(state), self._factor).flatten(0, 1),)
@@ -88,31 +95,33 @@ class InternVLTower(Tower):
         return embeds
 
 
-class PixtralTower(Tower):
+class PixtralTower(ImageTower):
     """Pixtral's encoder of images of any size, with LLaVA's projector or Mistral 3's, which merges patches."""
 
-    def __init__(self, parts: Parts, config: Any) -> None:
+    def __init__(self, parts: Parts, config: Any, files: ImageFiles) -> None:
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]
         layers = self._tower.transformer.layers
         self._features = _Features(config, len(layers))
         self._merger = getattr(self._projector, "patch_merger", None)
-        super().__init__([pixtral_block(each) for each in layers[: max(self._features.layers)]], self._features.layers)
+        super().__init__(
+            files, [pixtral_block(each) for each in layers[: max(self._features.layers)]], self._features.layers
+        )
 
-    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+    def begin(self, image: Tensor, grid: Grid) -> ImageState:
         size = self._tower.patch_size
         rows, columns = image.shape[1] // size, image.shape[2] // size
         bands = image.view(rows, size, columns * size, 3)
         places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).to(image.device)
         like = self._tower.patch_conv.weight[:0]
         cosines, sines = (each.view(len(places), -1) for each in self._tower.patch_positional_embedding(like, places))
-        return EncoderState(bands, columns, (1, rows, columns), [0, rows * columns], rotations=(cosines, sines))
+        return ImageState(bands, columns, (1, rows, columns), bounds=[0, rows * columns], rotations=(cosines, sines))
 
-    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
+    def embed(self, state: ImageState, pixels: Tensor, first: int) -> Tensor:
         patches = self._tower.patch_conv(pixels)  # [bands, hidden, 1, columns]
         hidden: Tensor = self._tower.ln_pre(patches[:, :, 0].transpose(1, 2).flatten(0, 1).contiguous())
         return hidden
 
-    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
+    def features(self, state: ImageState) -> tuple[Tensor, ...]:
         features, (_, rows, columns) = self._features.take(state)[0], state.grid
         if self._merger is None:
             return (features,)
@@ -129,24 +138,24 @@ class PixtralTower(Tower):
         return embeds
 
 
-class Idefics3Tower(Tower):
+class Idefics3Tower(ImageTower):
     """SigLIP over tiles; a pixel shuffle merges their patches."""
 
-    def __init__(self, parts: Parts, config: Any) -> None:
+    def __init__(self, parts: Parts, config: Any, files: ImageFiles) -> None:
         self._tower, self._connector = parts["vision_model"], parts["connector"]
         self._patch_size = config.vision_config.patch_size
-        super().__init__([siglip_block(each) for each in self._tower.encoder.layers])
+        super().__init__(files, [siglip_block(each) for each in self._tower.encoder.layers])
 
-    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+    def begin(self, image: Tensor, grid: Grid) -> ImageState:
         return of_tiles(image, (image.shape[1] // self._patch_size) * (image.shape[2] // self._patch_size), grid)
 
-    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
+    def embed(self, state: ImageState, pixels: Tensor, first: int) -> Tensor:
         shape = (len(pixels), pixels.shape[2] // self._patch_size, pixels.shape[3] // self._patch_size)
         mask = torch.ones(shape, dtype=torch.bool, device=pixels.device)
         hidden: Tensor = self._tower.embeddings(pixel_values=pixels, patch_attention_mask=mask)
         return hidden.flatten(0, 1)
 
-    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
+    def features(self, state: ImageState) -> tuple[Tensor, ...]:
         hidden = self._tower.post_layernorm(state.kept[self.num_layers])
         shuffled = self._connector.pixel_shuffle(by_tiles(state, hidden), self._connector.scale_factor)
         return (shuffled.flatten(0, 1),)
@@ -156,23 +165,23 @@ class Idefics3Tower(Tower):
         return embeds
 
 
-class Gemma3Tower(Tower):
+class Gemma3Tower(ImageTower):
     """SigLIP with averages of its patches."""
 
-    def __init__(self, parts: Parts, config: Any) -> None:
+    def __init__(self, parts: Parts, config: Any, files: ImageFiles) -> None:
         self._tower, self._projector = parts["vision_tower"], parts["multi_modal_projector"]
-        super().__init__([siglip_block(each) for each in self._tower.encoder.layers])
+        super().__init__(files, [siglip_block(each) for each in self._tower.encoder.layers])
 
         self._num_rows = self._tower.embeddings.position_embedding.num_embeddings  # of a tile
 
-    def begin(self, image: Tensor, grid: tuple[int, int, int]) -> EncoderState:
+    def begin(self, image: Tensor, grid: Grid) -> ImageState:
         return of_tiles(image, self._num_rows, grid)
 
-    def embed(self, state: EncoderState, pixels: Tensor, first: int) -> Tensor:
+    def embed(self, state: ImageState, pixels: Tensor, first: int) -> Tensor:
         hidden: Tensor = self._tower.embeddings(pixels)
         return hidden.flatten(0, 1)
 
-    def features(self, state: EncoderState) -> tuple[Tensor, ...]:
+    def features(self, state: ImageState) -> tuple[Tensor, ...]:
         hidden = self._tower.post_layernorm(state.kept[self.num_layers])
         embeds: Tensor = self._projector(by_tiles(state, hidden))
         return (embeds.flatten(0, 1),)  # few: an average of 16 patches each
@@ -181,12 +190,12 @@ class Gemma3Tower(Tower):
         return features[0]
 
 
-def of_tiles(image: Tensor, num_rows: int, grid: tuple[int, int, int]) -> EncoderState:
+def of_tiles(image: Tensor, num_rows: int, grid: Grid) -> ImageState:
     """Begin with tiles of `num_rows`, each of which attends to itself."""
-    return EncoderState(image, num_rows, grid, [num_rows * tile for tile in range(len(image) + 1)])
+    return ImageState(image, num_rows, grid, bounds=[num_rows * tile for tile in range(len(image) + 1)])
 
 
-def by_tiles(state: EncoderState, rows: Tensor) -> Tensor:
+def by_tiles(state: ImageState, rows: Tensor) -> Tensor:
     """[rows, hidden] → [tiles, n, hidden]."""
     return rows.view(len(state.bounds) - 1, -1, rows.shape[-1])
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ipc.errors import ConfigError
-from ...ipc.models.config_file import read_json
-from ...ipc.models.vision_config import VisionFamily
+from ....ipc.errors import ConfigError
+from ....ipc.models.vision_config import VisionFamily
+from ..processor_options import processor_options
 
 _CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])  # mean and deviation
 _HALF = ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5])
@@ -34,7 +34,7 @@ class PixelScale:
     @classmethod
     def load(cls, folder: Path, family: VisionFamily, dtype: torch.dtype, device: torch.device) -> PixelScale:
         """Read the checkpoint's processor config. ConfigError if it has no such numbers."""
-        options = _processor_options(folder)
+        options = processor_options(folder, "image_processor", "how pixels become numbers")
         kind = str(options.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
         mean, deviation = OF_KIND.get(kind, DEFAULTS.get(family, _CLIP))
         try:
@@ -76,14 +76,3 @@ def patchify(image: Tensor, patch_size: int, merge_size: int) -> Tensor:
     rows, columns, square = height // patch_size, width // patch_size, merge_size
     split = image.view(rows // square, square, patch_size, columns // square, square, patch_size, channels)
     return split.permute(0, 3, 1, 4, 2, 5, 6).reshape(rows * columns, patch_size, patch_size, channels)
-
-
-def _processor_options(folder: Path) -> dict[str, Any]:
-    """Return the image processor's options, from the file that transformers prefers."""
-    for name, field in (("processor_config.json", "image_processor"), ("preprocessor_config.json", "")):
-        if (folder / name).exists():
-            content = read_json(folder / name)
-            options = content.get(field) if field else content
-            if isinstance(options, dict):
-                return options
-    raise ConfigError(f"{folder} has no preprocessor_config.json, which says how pixels become numbers: fetch it, too")

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.models.vision_config import VisionFamily
-from tokenloom.tests.workers.encoders.media_items import qwen_patches
-from tokenloom.workers.encoders.pixels import PixelScale
+from tokenloom.tests.workers.encoders.images.image_items import qwen_patches
+from tokenloom.workers.encoders.images.pixels import PixelScale
 
 CPU = torch.device("cpu")
 KINDS: dict[str, VisionFamily] = {

@@ -9,7 +9,7 @@ from torch import nn
 from tokenloom.kernels.cpu.cpu_ops import make_cpu_ops
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.cpu.levels import LEVELS
-from tokenloom.workers.encoders.patches import PackedPatches, pack_patches
+from tokenloom.workers.encoders.images.patches import PackedPatches, pack_patches
 
 
 @pytest.mark.parametrize(

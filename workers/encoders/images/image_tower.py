@@ -1,0 +1,67 @@
+"""ImageTower: an encoder of images. Rows are embedded from units of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ....ipc.blobs.media_file import MediaFile
+from ....ipc.models.vision_config import Grid
+from ..blocks import Block, EncoderState, Tower
+from .image_files import ImageFiles
+
+
+@dataclass(eq=False)
+class ImageState(EncoderState):
+    """An image. Its units, which are embedded one by one, are tiles, bands or patches."""
+
+    units: Tensor  # uint8 [units, height, width, 3]
+    rows_per_unit: int
+    grid: Grid
+    places: Tensor | None = None  # learned positions of patches [rows, hidden]
+    order: Tensor | None = None  # that sorts the rows of the embeddings
+    embedded: Tensor | None = None  # rows for the next piece
+    num_embedded: int = 0  # units
+
+
+class ImageTower(Tower[ImageState]):
+    """An encoder of images. Layers as in Tower."""
+
+    def __init__(
+        self,
+        files: ImageFiles,
+        blocks: list[Block],
+        kept_layers: Sequence[int] = (),
+        windowed: frozenset[int] = frozenset(),
+    ) -> None:
+        super().__init__(blocks, kept_layers, windowed)
+        self._files = files
+
+    def begin(self, image: Tensor, grid: Grid) -> ImageState:
+        """Cut an image, uint8 [tiles, height, width, 3], into units; nothing is computed from its pixels yet."""
+        raise NotImplementedError
+
+    def embed(self, state: ImageState, pixels: Tensor, first: int) -> Tensor:
+        """Return rows [n × rows_per_unit, hidden] of the n units from `first` on, from pixels [n, 3, height, width]."""
+        raise NotImplementedError
+
+    def open(self, media: MediaFile, grid: Grid) -> ImageState:
+        return self.begin(self._files.read(media, grid), grid)
+
+    def rows(self, state: ImageState, start: int, stop: int) -> Tensor:
+        rows, first, count = state.embedded, state.num_embedded, stop - start
+        num_missing = count - (0 if rows is None else len(rows))
+        if num_missing > 0:
+            state.num_embedded = first + -(-num_missing // state.rows_per_unit)
+            more = self.embed(state, self._files.numbers(state.units[first : state.num_embedded]), first)
+            rows = more if rows is None else torch.cat((rows, more))
+        assert rows is not None
+        state.embedded = rows[count:]
+        return rows[:count]
+
+    def finish(self, state: ImageState) -> Tensor:
+        embeds = super().finish(state)
+        return embeds if state.order is None else embeds[state.order]
