@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
     ("frontend", ".py"): 24_400,
-    ("core", ".py"): 11_300,
+    ("core", ".py"): 11_700,
     ("workers", ".py"): 10_700,
     ("kernels", ".py"): 7_200,
     ("kernels", ".c .h"): 5_200,
