@@ -3,12 +3,12 @@
     python scripts/bench_tiers.py 135m 4096 --rounds 3 --redis redis-server
 
 Per round, with a new prompt of IN random tokens: computed without any cache; again with its blocks on a disk (the pool
-emptied) and in the pool, in the host tier (another prompt in between fills the pool), in Redis (computed by another engine), each also
-with an arena of a quarter of the prompt; and on the disk after SIGKILL of all processes and a start on the same folder.
-Each engine is idle for --idle seconds before its first request. Beside them the time in which a bare loop reads these
-objects with O_DIRECT. Printed: medians, their ratio to computing, and the rate at which blocks came from the disk
-(without the time that the request takes with its blocks in the pool) as a share of that loop's. A hit asserts that all blocks but the last were
-found.
+emptied) and in the pool, in the host tier (another prompt in between fills the pool), in Redis (computed by another
+engine), each also with an arena of a quarter of the prompt; and on the disk after SIGKILL of all processes and a start
+on the same folder. Each engine is idle for --idle seconds before its first request. Beside them the time in which a
+bare loop reads these objects with O_DIRECT. Printed: medians, their ratio to computing, and the rate at which blocks
+came from the disk (without the time that the request takes with its blocks in the pool) as a share of that loop's. A
+hit asserts that all blocks but the last were found.
 """
 
 from __future__ import annotations

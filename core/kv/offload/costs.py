@@ -51,7 +51,7 @@ class SourceCost:
 
     def __init__(self) -> None:
         self._latencies: deque[float] = deque(maxlen=NUM_TIMES)
-        self._block_times: deque[tuple[float, int]] = deque(maxlen=NUM_TIMES)  # seconds for a block, and how many took it
+        self._block_times: deque[tuple[float, int]] = deque(maxlen=NUM_TIMES)  # seconds for a block, and blocks
         self.told_at = 0.0  # monotonic seconds of the last block that came
         self._num_ordered = 0  # blocks that the source has not reported yet
         self._begun_at = self._first_at = 0.0  # of the busy time, and of the report from which blocks are counted
