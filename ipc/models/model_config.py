@@ -244,14 +244,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_layer_weights(self) -> int:
-        """Elements of the layers' matrices that one token is multiplied by."""
+        """Elements of the layers' matrices, and of keys and values of cross attention, that one token is multiplied
+        by."""
         experts, total = self.experts, 0
         for layer in range(self.num_layers):
             own = self.at_layer(layer)
             total += own.hidden_size * own.head_dim * 2 * (own.num_heads + own.num_kv_heads)
-            total += own.hidden_size * own.head_dim * 2 * own.num_heads * (own.cross is not None)
+            if own.cross is not None:
+                total += own.head_dim * 2 * (own.num_heads * own.hidden_size + own.num_kv_heads * own.cross.num_rows)
             has_mlp = experts is None or not own.layers[layer].has_experts or experts.is_beside_mlp
-            total += 3 * own.hidden_size * own.intermediate_size * has_mlp
+            total += (2 + own.activation.is_gated) * own.hidden_size * own.intermediate_size * has_mlp
             if experts is not None and own.layers[layer].has_experts:
                 total += 3 * own.hidden_size * (experts.top_k * experts.intermediate_size + experts.shared_size)
         return total
