@@ -5,12 +5,12 @@ Fields that a file leaves out have transformers' defaults.
 
 from __future__ import annotations
 
-from .audio_config import AudioConfig, AudioFamily
+from .audio_config import AudioConfig, AudioFamily, num_chunk_rows
 from .config_file import ConfigFile
 from .multimodal import MultimodalFamily, encoder_fields
 
 FRAMES_PER_ROW = 2  # the second of Whisper's convolutions has this stride
-WHISPER = {  # audio_config of Qwen2-Audio and Voxtral, whose encoders are Whisper's; by their names of fields
+WHISPER = {  # audio_config of Qwen2-Audio and Voxtral, which have Whisper's encoder; by their names of fields
     "qwen2_audio": {"d_model": 1280, "encoder_layers": 32, "num_mel_bins": 128, "max_source_positions": 1500},
     "voxtral": {"hidden_size": 1280, "num_hidden_layers": 32, "num_mel_bins": 128, "max_source_positions": 1500},
 }
@@ -72,13 +72,6 @@ def _qwen3_asr(file: ConfigFile) -> AudioConfig:
         window_rows=num_chunk_rows(frames),
         windows_together=together // frames,
     )
-
-
-def num_chunk_rows(num_frames: int) -> int:
-    """Return the rows that Qwen3-ASR's three convolutions of stride 2 make of a window's frames."""
-    for _ in range(3):
-        num_frames = (num_frames + 1) // 2
-    return num_frames
 
 
 AUDIO_FAMILIES: dict[str, MultimodalFamily] = {
