@@ -99,7 +99,8 @@ FOLDERS = {
         _frontend("anthropic/forms client client/media media openai/forms openai/parsers text"), _parties("msgspec zmq")
     ),
     "frontend/listening": Folder(IPC),
-    "frontend/media": Folder(_frontend("text"), _parties("msgspec PIL")),
+    "frontend/media": Folder(_frontend("text"), _parties("msgspec")),
+    "frontend/media/images": Folder(IPC, _parties("msgspec PIL")),
     "frontend/metrics": Folder(IPC, _parties("msgspec opentelemetry prometheus_client")),
     "frontend/openai": Folder(_frontend("adapters client client/media intake metrics requests text"), _ASGI),
     "frontend/openai/forms": Folder(_frontend("client client/media openai/parsers text"), _ASGI),
@@ -109,7 +110,9 @@ FOLDERS = {
         _frontend("adapters client client/media intake media metrics sources supervisor text"), _parties("msgspec zmq")
     ),
     "frontend/sources": Folder(IPC, _parties("httptools")),
-    "frontend/supervisor": Folder(_frontend("adapters listening media"), _parties("msgspec zmq tqdm huggingface_hub")),
+    "frontend/supervisor": Folder(
+        _frontend("adapters listening media/images"), _parties("msgspec zmq tqdm huggingface_hub")
+    ),
     "frontend/text": Folder(IPC, _parties("msgspec tokenizers transformers jinja2")),
 }
 

@@ -27,7 +27,7 @@ from ...ipc.messages.media import MediaKind
 from ...ipc.messages.media_process import ImageNotRead, ImageRead, MediaAnswer, MediaReady, ReadImage
 from ...ipc.process.frames import LENGTH_BYTES
 from ...ipc.process.log import is_worth_a_line
-from .image_processor_config import Detail, Grid, ImageProcessorConfig
+from .images.image_processor_config import Detail, Grid, ImageProcessorConfig
 
 logger = logging.getLogger("tokenloom.frontend")
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ConfigError
 from ..text.tokenizer import Tokenizer
-from .image_processor_config import ImageProcessorConfig, load_image_processor
+from .images.image_processor_config import ImageProcessorConfig, load_image_processor
 from .placeholders import Placeholders
 
 

@@ -15,7 +15,7 @@ from ...ipc.errors import ConfigError, RequestError
 from ...ipc.messages.media import MediaSpan
 from ...ipc.models.vision_config import VisionConfig
 from ..text.tokenizer import Tokenizer, special_token
-from .image_processor_config import Grid, ImageProcessorConfig
+from .images.image_processor_config import Grid, ImageProcessorConfig
 
 FAKE = "<fake_token_around_image>"  # of Idefics3
 WHOLE = "<global-img>"

@@ -28,9 +28,9 @@ from ...ipc.messages.media_process import ImageNotRead, ImageRead, MediaReady, R
 from ...ipc.process.faults import maybe_fail
 from ...ipc.process.frames import receive_frame, send_frame
 from ...ipc.process.malloc import return_large_blocks
-from .decode import decode_image
-from .image_processor import ProcessedImage, process_image
-from .image_processor_config import ImageProcessorConfig
+from .images.decode import decode_image
+from .images.image_processor import ProcessedImage, process_image
+from .images.image_processor_config import ImageProcessorConfig
 
 ADDRESS_SPACE_BYTES = 2 << 30
 NICENESS = 5  # below the engine's other processes

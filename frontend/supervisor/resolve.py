@@ -27,7 +27,7 @@ from ...ipc.models.quantization_config import QuantizationConfig
 from ...ipc.process.machine_memory import available_bytes, gib, swap_bytes
 from ..adapters.modules import check_adapter_options
 from ..listening.tls import new_ssl_context
-from ..media.image_processor_config import ImageProcessorConfig, load_image_processor
+from ..media.images.image_processor_config import ImageProcessorConfig, load_image_processor
 from .generation_config import default_sampling_params, generation_folder
 from .hub import DEMO_FOLDER as DEMO_FOLDER
 from .hub import find_checkpoint as find_checkpoint

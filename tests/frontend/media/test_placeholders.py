@@ -16,14 +16,14 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenloom.frontend.media.image_processor import process_image
-from tokenloom.frontend.media.image_processor_config import load_image_processor
+from tokenloom.frontend.media.images.image_processor import process_image
+from tokenloom.frontend.media.images.image_processor_config import load_image_processor
 from tokenloom.frontend.media.placeholders import Placeholders
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.errors import ConfigError, RequestError
 from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.ipc.models.vision_config import VisionConfig
-from tokenloom.tests.frontend.media.image_files import new_pixels
+from tokenloom.tests.frontend.media.images.image_files import new_pixels
 from tokenloom.tests.support.vision_checkpoints import write_tokenizer
 from tokenloom.tests.support.vision_configs import VISION_MODELS
 

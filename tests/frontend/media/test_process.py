@@ -17,13 +17,13 @@ import psutil
 import pytest
 
 from tokenloom.frontend.media.host import MediaHost, MediaLink, may_go_on
-from tokenloom.frontend.media.image_processor import process_image
-from tokenloom.frontend.media.image_processor_config import ImageProcessorConfig, ImageSize
+from tokenloom.frontend.media.images.image_processor import process_image
+from tokenloom.frontend.media.images.image_processor_config import ImageProcessorConfig, ImageSize
 from tokenloom.ipc.blobs.media_file import parse_media_file
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import InternalError, Overloaded, RequestError
-from tokenloom.tests.frontend.media.image_files import encoded, new_pixels
+from tokenloom.tests.frontend.media.images.image_files import encoded, new_pixels
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.faults import inject
 

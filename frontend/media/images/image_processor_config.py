@@ -21,8 +21,8 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from ...ipc.errors import ConfigError
-from ...ipc.models.vision_config import VisionConfig, VisionFamily
+from ....ipc.errors import ConfigError
+from ....ipc.models.vision_config import VisionConfig, VisionFamily
 from .image_sizes import MAX_SPLIT_SIDE, Size, max_smart_factors, patched_size, tiled_size
 from .processor_classes import BICUBIC, CLASSES, CLASSES_BY_FAMILY, OLD_NAMES, AnySize, ProcessorClass, Settings
 
