@@ -6,7 +6,7 @@ cuts the last window to the audio. Convolutions make rows of the frames of a win
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -21,6 +21,8 @@ QWEN3_ASR_SAMPLES = 8000  # a shorter audio is padded to these
 
 class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The encoder of a model that hears audio. Sizes count elements."""
+
+    kind: ClassVar[Literal["audio"]] = "audio"
 
     family: AudioFamily  # how audio is cut, expanded in prompts and encoded
     audio_token_id: int  # the placeholder of one embedding
