@@ -32,8 +32,8 @@ from ..ipc.process.malloc import return_large_blocks
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive_uncopied
 from .listening.open_requests import OpenRequests, path_of
 from .requests.frontend import Frontend
-from .requests.vision import Vision
-from .text.chat_template import ChatTemplate
+from .requests.media.media_input import MediaInput
+from .text.chat_template import NO_MEDIA, ChatTemplate
 from .text.tokenizer import Tokenizer
 
 INTAKE_S = 0.002  # longest time to receive from clients in one turn
@@ -124,10 +124,10 @@ class FrontendProcess:
         spec, begun = self._spec, time.monotonic()
         folder = Path(spec.tokenizer_folder)
         tokenizer = Tokenizer.load(folder, spec.config.trust_remote_code)
-        vision = Vision.load(spec, tokenizer)
-        marker = "" if vision is None else vision.placeholders.marker
+        media = MediaInput.load(spec, tokenizer)
+        marker = NO_MEDIA if media is None else media.placeholders.marker
         chat_template = ChatTemplate.load(folder, tokenizer, spec.config, marker)
-        frontend = Frontend(spec, tokenizer, chat_template, self._wake, vision)
+        frontend = Frontend(spec, tokenizer, chat_template, self._wake, media)
         detail = "none: token ids only" if tokenizer is None else f"{tokenizer.size} tokens"
         self.supervisor.send(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
         begun = time.monotonic()

@@ -87,7 +87,7 @@ FOLDERS = {
     "frontend/client/media": Folder(("ipc", "ipc/messages"), _parties("msgspec")),
     "frontend/client/offline": Folder(("ipc", "ipc/messages"), _CLIENT | _parties("transformers")),
     "frontend/embedded": Folder(
-        (*_frontend("client requests supervisor text"), "core", "core/grammar", "core/links", "workers"),
+        (*_frontend("client requests requests/media supervisor text"), "core", "core/grammar", "core/links", "workers"),
         _parties("msgspec zmq"),
     ),
     "frontend/http": Folder(
@@ -101,15 +101,16 @@ FOLDERS = {
         _frontend("anthropic/forms client client/media media openai/forms openai/parsers text"), _parties("msgspec zmq")
     ),
     "frontend/listening": Folder(IPC),
-    "frontend/media": Folder(_frontend("text"), _parties("msgspec PIL")),
+    "frontend/media": Folder(_frontend("text"), _parties("msgspec")),
+    "frontend/media/audio": Folder(IPC, _parties("msgspec numpy soundfile")),
+    "frontend/media/images": Folder(IPC, _parties("msgspec PIL")),
     "frontend/metrics": Folder(IPC, _parties("msgspec opentelemetry prometheus_client")),
     "frontend/openai": Folder(_frontend("adapters client client/media intake metrics requests text"), _ASGI),
     "frontend/openai/forms": Folder(_frontend("client client/media openai/parsers text"), _ASGI),
     "frontend/openai/parsers": Folder(_frontend("text"), _parties("msgspec")),
     "frontend/options": Folder(IPC, _parties("msgspec yaml")),
-    "frontend/requests": Folder(
-        _frontend("adapters client client/media intake media metrics sources supervisor text"), _parties("msgspec zmq")
-    ),
+    "frontend/requests": Folder(_frontend("adapters client intake metrics supervisor text"), _parties("msgspec zmq")),
+    "frontend/requests/media": Folder(_frontend("client/media intake media sources text")),
     "frontend/sources": Folder(IPC, _parties("httptools")),
     "frontend/supervisor": Folder(_frontend("adapters listening media"), _parties("msgspec zmq tqdm huggingface_hub")),
     "frontend/text": Folder(IPC, _parties("msgspec tokenizers transformers jinja2")),

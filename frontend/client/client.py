@@ -64,9 +64,10 @@ class Client(base_client.BaseClient[None]):
     ) -> list[RequestOutput]:
         """Generate completions of all prompts; the outputs are in the order of the prompts.
 
-        A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; the last two take the images of
-        their placeholders as "multi_modal_data": {"image": PIL image, path, bytes, URL or list}. `sampling_params` is
-        one for all prompts or one for each. If a prompt fails, the others are aborted and its error is raised.
+        A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; the last two take the media of
+        their placeholders as "multi_modal_data": {"image": PIL image, path, bytes, URL or list}, or {"audio": (samples,
+        rate), path, bytes, URL or list}. `sampling_params` is one for all prompts or one for each. If a prompt fails,
+        the others are aborted and its error is raised.
         """
         check_options("generate", options, CallOptions)
         return self._run_all(list_prompts(prompts), self._or_default(sampling_params), use_tqdm, options)

@@ -18,7 +18,7 @@ from ...ipc.messages.client import ChatForm, ChatMessage, ContentPart, Medium, S
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
-from .media.given_media import IMAGE_TYPES, GivenMedia
+from .media.given_media import PART_KINDS, GivenMedia
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, object]
 Turn: TypeAlias = ChatMessage | Mapping[str, object]  # {"role": …, "content": …} and further fields for the template
@@ -178,16 +178,16 @@ def is_chat(prompt: object) -> TypeGuard[Chat]:
 
 
 def check_chat(messages: Chat) -> list[ChatMessage]:
-    """Convert a conversation without images to ChatMessages; RequestError as `read_chat`, and for an image."""
+    """Convert a conversation without media to ChatMessages; RequestError as `read_chat`, and for a medium."""
     turns, media = read_chat(messages)
     if media:
-        raise RequestError(f"the chat has {len(media)} images, only text is taken here: leave them out")
+        raise RequestError(f"the chat has {len(media)} media, only text is taken here: leave them out")
     return turns
 
 
 def read_chat(messages: Chat) -> CheckedChat:
     """Convert a conversation's messages to ChatMessages and media; RequestError if there is no message, one lacks role
-    or content, or an image cannot be read."""
+    or content, or a medium cannot be read."""
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise RequestError("a chat must be a list of at least one message {'role': …, 'content': …}")
     given = GivenMedia()
@@ -238,10 +238,10 @@ def _part(position: int, part: object, given: GivenMedia) -> ContentPart:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return TextPart(str(part["text"]))
     where = f"message {position} of the chat"
-    if isinstance(part, Mapping) and part.get("type") in IMAGE_TYPES:
+    if isinstance(part, Mapping) and part.get("type") in PART_KINDS:
         return given.add_part(where, part)
     kind = f"of type {part.get('type')!r:.40}" if isinstance(part, Mapping) else f"{part!r:.80}"
-    raise RequestError(f"{where} holds a part {kind}: only text and {', '.join(IMAGE_TYPES)} are served")
+    raise RequestError(f"{where} holds a part {kind}: only text and {', '.join(PART_KINDS)} are served")
 
 
 def _unwrap(prompt: Mapping[str, object]) -> object:

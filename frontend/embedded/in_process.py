@@ -28,9 +28,9 @@ from ...ipc.process.awake_clock import AwakeClock
 from ...workers.worker import Worker
 from ..client.transport import encode_client_message
 from ..requests.frontend import Frontend
-from ..requests.vision import Vision
+from ..requests.media.media_input import MediaInput
 from ..supervisor.resolve import resolve
-from ..text.chat_template import ChatTemplate, check_template
+from ..text.chat_template import NO_MEDIA, ChatTemplate, check_template
 from ..text.tokenizer import Tokenizer
 
 _FRONTEND_ID = 0
@@ -87,10 +87,10 @@ class InProcessEngine:
             self._is_reloaded = False
             folder = Path(self.spec.tokenizer_folder)
             tokenizer = Tokenizer.load(folder, config.trust_remote_code)
-            vision = Vision.load(self.spec, tokenizer)
-            marker = "" if vision is None else vision.placeholders.marker
+            media = MediaInput.load(self.spec, tokenizer)
+            marker = NO_MEDIA if media is None else media.placeholders.marker
             chat_template = ChatTemplate.load(folder, tokenizer, self.spec.config, marker)
-            self._frontend = Frontend(self.spec, tokenizer, chat_template, self._wakeup.set, vision)
+            self._frontend = Frontend(self.spec, tokenizer, chat_template, self._wakeup.set, media)
             self._frontend.adapters.load_modules()
         except BaseException:
             self._run_directory.remove()

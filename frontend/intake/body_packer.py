@@ -69,7 +69,7 @@ class BodyPacker:
         new_inputs: Callable[[], InputProcessor],
         keep: Callable[[HeldMedium], None],
     ) -> None:
-        """`keep` puts the bytes of an image where the frontend finds them."""
+        """`keep` puts the bytes of a medium where the frontend finds them."""
         self._limits, self._media_limits = limits, media_limits
         self._new_inputs, self._keep = new_inputs, keep
 

@@ -55,7 +55,7 @@ class IntakeProcess:
         self._spec, self._channel = spec, channel
         self._decoder: Decoder[IntakeQuestion] = Decoder(IntakeQuestion)
         self._store = BlobStore(Path(spec.run_directory, "media"), spec.config.media_store_bytes)
-        self._kept: list[bytes] = []  # digests of the last body's images
+        self._kept: list[bytes] = []  # digests of the last body's media
 
     def run(self) -> None:
         with contextlib.suppress(ConnectionError):
@@ -92,7 +92,7 @@ class IntakeProcess:
             return NotRead(message=f"the request's {len(body)} bytes need more than {limit} GiB to be read: send less")
 
     def _keep(self, medium: HeldMedium) -> None:
-        """Put an image of the body into the blob store, and pin it until the next question: the frontend has pinned it
+        """Put a medium of the body into the blob store, and pin it until the next question: the frontend has pinned it
         by then. Waits while the store is full."""
         end = time.monotonic() + KEEP_S
         while True:
@@ -114,7 +114,7 @@ class IntakeProcess:
 
     @cached_property
     def _inputs(self) -> InputProcessor:
-        from ..media.model_images import ModelImages  # these import tokenizers and jinja2
+        from ..media.model_media import ModelMedia  # these import tokenizers and jinja2
         from ..text.chat_template import ChatTemplate
         from ..text.tokenizer import Tokenizer
         from .input_processor import InputProcessor
@@ -122,11 +122,11 @@ class IntakeProcess:
         spec = self._spec
         folder = Path(spec.tokenizer_folder)
         tokenizer = Tokenizer.load(folder, spec.config.trust_remote_code)
-        images = ModelImages.load(spec, tokenizer)
-        if images is None:
+        media = ModelMedia.load(spec, tokenizer)
+        if media is None:
             return InputProcessor(spec, tokenizer, ChatTemplate.load(folder, tokenizer, spec.config))
-        template = ChatTemplate.load(folder, tokenizer, spec.config, images.placeholders.marker)
-        return InputProcessor(spec, tokenizer, template, images.prepare)
+        template = ChatTemplate.load(folder, tokenizer, spec.config, media.placeholders.marker)
+        return InputProcessor(spec, tokenizer, template, media.prepare)
 
 
 def main() -> int:

@@ -1,8 +1,9 @@
-"""Placeholders: puts the tokens of each image into a prompt, equal to transformers' processors.
+"""Placeholders: puts the tokens of each medium into a prompt, equal to transformers' processors.
 
-A prompt has one marker for each image, where the chat template or the caller put it: the placeholder itself, or for
+A prompt has one marker for each medium, where the chat template or the caller put it: the placeholder itself, or for
 Gemma 3 the token before it. Expansion happens in token ids, after tokenization. Gemma 3's images have line breaks
-around them, which its tokenizer may join with the text's; `before_tokenization` puts them into the text.
+around them, which its tokenizer may join with the text's; `before_tokenization` puts them into the text. A clip of
+Voxtral follows a token of its own, which is added unless the prompt has it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,21 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...ipc.errors import ConfigError, RequestError
-from ...ipc.messages.media import MediaSpan
-from ...ipc.models.vision_config import VisionConfig
+from ...ipc.messages.media import MEDIUM, MediaSpan
+from ...ipc.models.model_config import Encoder
+from ...ipc.models.vision_config import Grid
+from ..text.media_marker import MediaMarker
 from ..text.tokenizer import Tokenizer, special_token
-from .image_processor_config import Grid, ImageProcessorConfig
+from .images.image_processor_config import ImageProcessorConfig
+from .processor import Processor
 
 FAKE = "<fake_token_around_image>"  # of Idefics3
 WHOLE = "<global-img>"
+FRAMES = {  # tokens before and after a clip in a chat
+    "qwen2_audio": (("audio_bos_token", "<|audio_bos|>"), ("audio_eos_token", "<|audio_eos|>")),
+    "qwen3_asr": (("audio_bos_token", "<|audio_start|>"), ("audio_eos_token", "<|audio_end|>")),
+}
+NO_FRAME = (("", ""), ("", ""))
 
 
 class Item(Protocol):
@@ -33,27 +42,29 @@ class Item(Protocol):
 
 @dataclass(frozen=True)
 class Placeholders:
-    """Tokens of a family's images. `marker`: the text that a prompt has at the place of an image."""
+    """Tokens of a family's media. `marker` has the text of `marker_id`."""
 
-    marker: str
+    marker: MediaMarker
     marker_id: int
-    image_id: int
-    config: ImageProcessorConfig
+    placeholder_id: int
+    config: Processor
     tokenizer: Tokenizer
     _pieces: dict[str, list[int]] = field(default_factory=dict)  # token ids of texts between two special tokens
 
     @classmethod
-    def load(cls, config: ImageProcessorConfig, vision: VisionConfig, tokenizer: Tokenizer) -> Placeholders:
-        """Find the tokens of a model's images; ConfigError if its tokenizer lacks one."""
-        marker_id, image_id = vision.image_token_id, vision.image_token_id
-        marker = tokenizer.token_string(image_id)
-        if vision.family == "gemma3":
-            marker = _named(tokenizer, "boi_token", "<start_of_image>")
-            marker_id = next(iter(tokenizer.encode(marker, add_special_tokens=False)), -1)
-        if tokenizer.encode(marker, add_special_tokens=False) != [marker_id]:
-            raise ConfigError(f"the tokenizer has no token {marker} for images: use the model's own tokenizer")
-        found = cls(marker, marker_id, image_id, config, tokenizer)
-        found.tokens_of((1, 0, 0) if vision.family == "idefics3" else (1, 2, 2))  # finds missing tokens at the start
+    def load(cls, config: Processor, encoder: Encoder, tokenizer: Tokenizer) -> Placeholders:
+        """Find the tokens of a model's media; ConfigError if its tokenizer lacks one."""
+        marker_id = placeholder_id = encoder.placeholder_id
+        text = tokenizer.token_string(placeholder_id)
+        if encoder.family == "gemma3":
+            text = _named(tokenizer, "boi_token", "<start_of_image>")
+            marker_id = next(iter(tokenizer.encode(text, add_special_tokens=False)), -1)
+        if tokenizer.encode(text, add_special_tokens=False) != [marker_id]:
+            raise _missing(text, config)
+        before, after = (_named(tokenizer, *each) for each in FRAMES.get(encoder.family, NO_FRAME))
+        marker = MediaMarker(encoder.kind, text, f"{before}{text}{after}")
+        found = cls(marker, marker_id, placeholder_id, config, tokenizer)
+        found.tokens_of((1, 0, 0) if encoder.family == "idefics3" else (1, 2, 2))  # finds missing tokens at the start
         return found
 
     def before_tokenization(self, text: str) -> str:
@@ -61,7 +72,8 @@ class Placeholders:
         if self.config.family != "gemma3":
             return text
         end = _named(self.tokenizer, "eoi_token", "<end_of_image>")
-        return text.replace(self.marker, f"\n\n{self.marker}{self.tokenizer.token_string(self.image_id)}{end}\n\n")
+        placeholder = self.tokenizer.token_string(self.placeholder_id)
+        return text.replace(self.marker.text, f"\n\n{self.marker.text}{placeholder}{end}\n\n")
 
     def expand(self, token_ids: Sequence[int], items: Sequence[Item]) -> tuple[list[int], list[MediaSpan]]:
         """Return a prompt with the tokens of each medium in place of its marker, and their spans. RequestError unless
@@ -75,9 +87,11 @@ class Placeholders:
         for place, item in zip(places, items, strict=True):
             expanded += token_ids[end:place]
             num_replaced, tokens = self._replacement(token_ids, place, item.grid)
-            first, last = tokens.index(self.image_id), len(tokens) - 1 - tokens[::-1].index(self.image_id)
+            first = tokens.index(self.placeholder_id)
+            last = len(tokens) - 1 - tokens[::-1].index(self.placeholder_id)
             spans.append(
                 MediaSpan(
+                    kind=self.config.kind,
                     digest=item.digest,
                     start=len(expanded) + first,
                     length=last - first + 1,
@@ -90,11 +104,14 @@ class Placeholders:
         return expanded + token_ids[end:], spans
 
     def tokens_of(self, grid: Grid) -> list[int]:
-        """Return the tokens of an image."""
-        image, num_embeds = self.image_id, self.config.num_embeds(grid)
-        match self.config.family:
+        """Return the tokens of a medium."""
+        config, image, num_embeds = self.config, self.placeholder_id, self.config.num_embeds(grid)
+        if not isinstance(config, ImageProcessorConfig):
+            begin = [self._special("begin_audio_token", "[BEGIN_AUDIO]")] if config.family == "voxtral" else []
+            return [*begin, *[image] * num_embeds]
+        match config.family:
             case "pixtral":
-                rows, columns = (each // self.config.merge_size for each in grid[1:])
+                rows, columns = (each // config.merge_size for each in grid[1:])
                 row = [*[image] * columns, self._special("image_break_token", "[IMG_BREAK]")]
                 return [*(row * rows)[:-1], self._special("image_end_token", "[IMG_END]")]
             case "internvl":
@@ -122,24 +139,27 @@ class Placeholders:
         return tokens + whole
 
     def _replacement(self, token_ids: list[int], place: int, grid: Grid) -> tuple[int, list[int]]:
-        """Return how many tokens an image replaces, and those in their place."""
+        """Return how many tokens a medium replaces, and those in their place."""
         tokens = self.tokens_of(grid)
+        if self.config.family == "voxtral" and token_ids[max(place - 1, 0)] == tokens[0]:
+            return 1, tokens[1:]
         if self.config.family != "gemma3":
             return 1, tokens
-        if token_ids[place + 1 : place + 3] == [self.image_id, tokens[-1]]:  # by `before_tokenization`
+        if token_ids[place + 1 : place + 3] == [self.placeholder_id, tokens[-1]]:  # by `before_tokenization`
             return 3, tokens
         lines = self._piece("\n\n")
         return 1, [*lines, *tokens, *lines]
 
     def _check(self, token_ids: list[int], places: list[int], num_items: int) -> None:
         num_markers = len(places)
-        if self.marker_id != self.image_id:  # a placeholder that follows no marker was typed
-            num_known = sum(token_ids[place + 1 : place + 2] == [self.image_id] for place in places)
-            num_markers += token_ids.count(self.image_id) - num_known
+        if self.marker_id != self.placeholder_id:  # a placeholder that follows no marker was typed
+            num_known = sum(token_ids[place + 1 : place + 2] == [self.placeholder_id] for place in places)
+            num_markers += token_ids.count(self.placeholder_id) - num_known
         if num_markers != num_items:
+            name = MEDIUM[self.config.kind]
             raise RequestError(
-                f"the prompt has {num_markers} placeholder{'s' * (num_markers != 1)} of images ({self.marker}) for "
-                f"{num_items} image{'s' * (num_items != 1)}: write one for each image, and none in other text"
+                f"the prompt has {num_markers} placeholder{'s' * (num_markers != 1)} of {name}s ({self.marker.text}) "
+                f"for {num_items} {name}{'s' * (num_items != 1)}: write one for each {name}, and none in other text"
             )
 
     def _special(self, name: str, default: str) -> int:
@@ -149,10 +169,15 @@ class Placeholders:
     def _piece(self, text: str, is_one: bool = False) -> list[int]:
         """Return the token ids of a text between two special tokens. ConfigError if `is_one` and it is not."""
         if text not in self._pieces:
-            self._pieces[text] = _between(self.tokenizer, self.marker, text)
+            self._pieces[text] = _between(self.tokenizer, self.marker.text, text)
         if is_one and len(self._pieces[text]) != 1:
-            raise ConfigError(f"the tokenizer has no token {text} for images: use the model's own tokenizer")
+            raise _missing(text, self.config)
         return self._pieces[text]
+
+
+def _missing(text: str, config: Processor) -> ConfigError:
+    name = MEDIUM[config.kind]
+    return ConfigError(f"the tokenizer has no token {text} for {name}s: use the model's own tokenizer")
 
 
 def _between(tokenizer: Tokenizer, marker: str, text: str) -> list[int]:

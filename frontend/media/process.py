@@ -1,8 +1,8 @@
 """The media process: python -m tokenloom.frontend.media.process --fd N
 
-Decodes and resizes images, one at a time: it takes an image from the engine's blob store and puts a media file there.
-The frontend starts it (`host.py`) and may kill it at any moment. An image costs the memory and time of this process
-alone, whose address space is limited.
+Decodes media, one at a time: it takes an image or an audio clip from the engine's blob store and puts media files
+there. The frontend starts it (`host.py`) and may kill it at any moment. A medium costs the memory and time of this
+process alone, which has a limited address space.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import math
 import os
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-
-import msgspec
 
 from ...ipc.blobs.media_file import media_header
 from ...ipc.blobs.store import BlobStore
@@ -24,13 +23,12 @@ from ...ipc.child import limit_address_space, run_child
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import Overloaded, RequestError, TokenloomError, error_info
-from ...ipc.messages.media_process import ImageNotRead, ImageRead, MediaReady, ReadImage
+from ...ipc.messages.media import MEDIUM, MediaKind
+from ...ipc.messages.media_process import MediaNotRead, MediaOrder, MediaPart, MediaRead, MediaReady, ReadImage
 from ...ipc.process.faults import maybe_fail
 from ...ipc.process.frames import receive_frame, send_frame
 from ...ipc.process.malloc import return_large_blocks
-from .decode import decode_image
-from .image_processor import ProcessedImage, process_image
-from .image_processor_config import ImageProcessorConfig
+from .media_content import MediaContent
 
 ADDRESS_SPACE_BYTES = 2 << 30
 NICENESS = 5  # below the engine's other processes
@@ -38,16 +36,16 @@ USER = "media process"  # of its pins
 
 
 class MediaProcess:
-    """Process that obeys the frontend's orders, one at a time, until the socket closes. Pins its last media file until
-    the next one is there, so that the frontend has time to pin it."""
+    """Process that obeys the frontend's orders, one at a time, until the socket closes. Pins its last media files until
+    the next ones are there, so that the frontend has time to pin them."""
 
     supervisor = None
 
     def __init__(self, spec: EngineSpec, channel: socket.socket) -> None:
         self._store = BlobStore(Path(spec.run_directory, "media"), spec.config.media_store_bytes)
         self._channel = channel
-        self._decoder: Decoder[ReadImage] = Decoder(ReadImage)
-        self._pinned = b""
+        self._decoder: Decoder[MediaOrder] = Decoder(MediaOrder)
+        self._pinned: set[bytes] = set()  # the last media files
 
     def run(self) -> None:
         with contextlib.suppress(ConnectionError):
@@ -60,42 +58,65 @@ class MediaProcess:
     def close(self) -> None:
         self._channel.close()
 
-    def _answer(self, order: ReadImage) -> ImageRead | ImageNotRead:
+    def _answer(self, order: MediaOrder) -> MediaRead | MediaNotRead:
+        kind: MediaKind = "image" if isinstance(order, ReadImage) else "audio"
         try:
-            return self._read(order)
+            return self._read(order, MEDIUM[kind])
         except TokenloomError as error:
-            return ImageNotRead(error=error_info(error))
+            return MediaNotRead(error=error_info(error))
         except MemoryError:
             limit = ADDRESS_SPACE_BYTES >> 30
-            text = f"the image needs more than {limit} GiB to be decoded: send a smaller one"
-            return ImageNotRead(error=error_info(RequestError(text)))
+            text = f"the {MEDIUM[kind]} needs more than {limit} GiB to be decoded: send a smaller one"
+            return MediaNotRead(error=error_info(RequestError(text)))
 
-    def _read(self, order: ReadImage) -> ImageRead:
-        config = msgspec.json.decode(order.settings, type=ImageProcessorConfig)
+    def _read(self, order: MediaOrder, name: str) -> MediaRead:
         data = self._store.open(order.source)
         if data is None:
-            raise Overloaded("the image has left the store before it was read: send it again")
-        image = process_image(decode_image(data, order.max_pixels), config)
-        digest, num_bytes = self._write(image)
-        if digest != self._pinned:
-            self._store.unpin(self._pinned, USER)
-            self._pinned = digest
-        return ImageRead(digest=digest, num_bytes=num_bytes, grid=image.grid)
+            raise Overloaded(f"the {name} has left the store before it was read: send it again")
+        parts: list[MediaPart] = []
+        try:
+            parts.extend(map(self._write, _contents(data, order)))
+        except BaseException:
+            self._unpin({part.digest for part in parts} - self._pinned)
+            raise
+        before, self._pinned = self._pinned, {part.digest for part in parts}
+        self._unpin(before - self._pinned)
+        return MediaRead(parts=parts)
 
-    def _write(self, image: ProcessedImage) -> tuple[bytes, int]:
-        """Put the media file into the store, pinned; return its digest and size."""
-        shape = (len(image.tiles), image.tiles[0].height, image.tiles[0].width, 3)
-        header = media_header(image.grid, shape)
-        with contextlib.closing(BlobWriter(self._store.folder, len(header) + math.prod(shape))) as writer:
+    def _unpin(self, digests: set[bytes]) -> None:
+        for digest in digests:
+            self._store.unpin(digest, USER)
+
+    def _write(self, content: MediaContent) -> MediaPart:
+        """Put a media file into the store, pinned."""
+        header = media_header(content.grid, content.shape)
+        with contextlib.closing(BlobWriter(self._store.folder, len(header) + math.prod(content.shape))) as writer:
             writer.write(header)
-            for tile in image.tiles:
-                writer.write(tile.tobytes())
+            for chunk in content.chunks:
+                writer.write(chunk)
             self._store.add(writer, USER)
-            return writer.digest(), writer.num_bytes
+            return MediaPart(
+                digest=writer.digest(),
+                num_bytes=writer.num_bytes,
+                grid=content.grid,
+                start_s=content.start_s,
+                end_s=content.end_s,
+            )
+
+
+def _contents(data: memoryview, order: MediaOrder) -> Iterator[MediaContent]:
+    """Decode a medium. Pillow is imported with the first image, numpy with the first clip."""
+    if isinstance(order, ReadImage):
+        from .images.read_image import read_image
+
+        return read_image(data, order)
+    from .audio.read_audio import read_audio
+
+    return read_audio(data, order)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="tokenloom media", description="Decodes and resizes images.")
+    parser = argparse.ArgumentParser(prog="tokenloom media", description="Decodes images and audio.")
     parser.add_argument("--fd", type=int, required=True, help="of the socket to the frontend")
     arguments = parser.parse_args()
     return_large_blocks()
@@ -103,6 +124,7 @@ def main() -> int:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # the OOM killer's first choice
     os.nice(NICENESS)
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's; the buffers of many would not fit the address space
     return run_child("media", lambda spec: MediaProcess(spec, socket.socket(fileno=arguments.fd)))
 
 

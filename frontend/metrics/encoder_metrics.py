@@ -1,5 +1,5 @@
-"""EncoderMetrics: metrics of the workers' encoder caches, from the core's Progress. Only engines of models that see
-images have them."""
+"""EncoderMetrics: metrics of the workers' encoder caches, from the core's Progress. Only engines of models that take
+media have them."""
 
 from __future__ import annotations
 

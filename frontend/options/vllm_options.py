@@ -40,9 +40,9 @@ IGNORED = {
     "safetensors_prefetch_block_size model_loader_extra_config ignore_patterns pt_load_map_location "
     "use_tqdm_on_load? allow_deprecated_quantization?",
     "the model's code is this engine's": "code_revision",
-    "images are kept once, on disk: see --media-store-bytes": "mm_processor_cache_gb mm_processor_cache_type "
+    "media are kept once, on disk: see --media-store-bytes": "mm_processor_cache_gb mm_processor_cache_type "
     "mm_shm_cache_max_object_size_mb mm_tensor_ipc mm_hasher_algorithm disable_mm_preprocessor_cache?",
-    "images are decoded by processes of their own, see --media-processes": "renderer_num_workers media_io_kwargs "
+    "media are decoded by processes of their own, see --media-processes": "renderer_num_workers media_io_kwargs "
     "enable_mm_processor_stats?",
     "each rank has the whole encoder": "mm_encoder_tp_mode mm_encoder_attn_backend skip_mm_profiling?",
     "placeholders stand where the chat's parts do": "interleave_mm_strings?",
@@ -97,7 +97,7 @@ REFUSED = {
     "code of others is not loaded": "tool_parser_plugin reasoning_parser_plugin middleware* tool_server",
     "grammars are compiled by llguidance; it can only name a backend": 'structured_outputs_config={"backend":"auto"}|'
     '{"backend":"xgrammar"}|{"backend":"guidance"}|{"backend":"outlines"}|{"disable_fallback":true} reasoning_config',
-    "prompts are text, token ids and images, not their embeddings": "enable_prompt_embeds? enable_mm_embeds?",
+    "prompts are text, token ids, images and audio, not their embeddings": "enable_prompt_embeds? enable_mm_embeds?",
     "the encoder serves its language model": "mm_encoder_only?",
     "template, roles and parts are those of the chat template": "response_role=assistant "
     "chat_template_content_format=auto|string",

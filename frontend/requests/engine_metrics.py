@@ -105,7 +105,7 @@ class EngineMetrics:
         self.tiers = TierMetrics(self._increase) if spec.config.has_tiers else None
         max_loras = spec.config.max_loras
         self.adapters = AdapterMetrics(self._increase, names_of, max_loras) if spec.config.enable_lora else None
-        self.encoder = None if spec.model.vision is None else EncoderMetrics(self._increase)
+        self.encoder = None if spec.model.encoder is None else EncoderMetrics(self._increase)
         self._timelines: dict[int, Timeline] = {}  # by answer key
         self._config = spec.config
         self.registry = Registry(

@@ -69,12 +69,12 @@ from .control import ControlProxy
 from .core_client import CoreClient, FrontendOutbox
 from .engine_metrics import EngineMetrics
 from .large_frame import LARGE_BYTES, check_large_frame, message_id
-from .media_desk import MediaDesk
+from .media.media_desk import MediaDesk
+from .media.media_input import MediaInput, ReadMedium
 from .output_processor import OutputProcessor, RequestState, Session
 from .queries import QueryProcessor
 from .request_manager import RequestManager
 from .session_table import SessionTable
-from .vision import ReadMedium, Vision
 
 logger = logging.getLogger("tokenloom.frontend")
 
@@ -88,13 +88,13 @@ class Frontend:
         tokenizer: Tokenizer | None,
         chat_template: ChatTemplate | None,
         wake: Callable[[], None],
-        vision: Vision | None = None,
+        media: MediaInput | None = None,
         *,
         monotonic: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
-        """`wake` is called from other threads and must cause a call of `on_wakeup`. `vision`: how images are read, if
-        the model sees any."""
+        """`wake` is called from other threads and must cause a call of `on_wakeup`. `media`: how media are read, if
+        the model takes any."""
         self._sessions = SessionTable()
         self.outbox = FrontendOutbox(to_clients=self._sessions.outbox)
         self.counts: Counter[str] = Counter()
@@ -102,11 +102,11 @@ class Frontend:
         self.log_level = spec.config.log_level  # of all processes; set by the supervisor
         self._spec = spec
         self._monotonic = monotonic
-        prepare = str if vision is None else vision.placeholders.before_tokenization
+        prepare = str if media is None else media.placeholders.before_tokenization
         self.inputs = InputProcessor(spec, tokenizer, chat_template, prepare)
         self.thread_pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic)
         self.prompts = PromptReader(self.inputs, self.thread_pool)
-        self.media = MediaDesk(spec, wake, vision)
+        self.media = MediaDesk(spec, wake, media)
         detokenizers = None if tokenizer is None else DetokenizerFactory(tokenizer)
         self._outputs = outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids)
         self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key))
@@ -123,7 +123,7 @@ class Frontend:
             self._sessions,
             self.adapters,
             self.media,
-            None if vision is None else vision.placeholders,
+            None if media is None else media.placeholders,
             self.prompts,
             self._outputs,
             self._core,
@@ -285,7 +285,7 @@ class Frontend:
                 then(prompt)
 
         try:
-            self.inputs.media_limits.check_count(len(media))
+            self.inputs.media_limits.check_media(media)
         except TokenloomError as error:
             then(error)
         else:

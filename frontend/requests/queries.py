@@ -97,6 +97,7 @@ class QueryProcessor:
 
     def _info(self, query_id: int) -> Info:
         spec, inputs = self._spec, self._prompts.inputs
+        limits = inputs.media_limits
         return Info(
             query_id=query_id,
             version=tokenloom_version(),
@@ -115,9 +116,9 @@ class QueryProcessor:
             tokenizer_folder=spec.tokenizer_folder if inputs.has_tokenizer else "",
             chat_template="" if inputs.chat_template is None else inputs.chat_template.source,
             max_loras=spec.config.max_loras if spec.config.enable_lora else 0,
-            modalities=["image"] if inputs.media_limits.sees_images else [],
-            max_media={} if inputs.media_limits.max_images is None else {"image": inputs.media_limits.max_images},
-            max_media_bytes=inputs.media_limits.max_bytes if inputs.media_limits.sees_images else 0,
+            modalities=[] if limits.kind is None else [limits.kind],
+            max_media=limits.max_media,
+            max_media_bytes=0 if limits.kind is None else limits.max_bytes,
         )
 
 

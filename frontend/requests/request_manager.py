@@ -25,10 +25,10 @@ from ..intake.prompt import Prompt
 from ..intake.prompt_reader import PromptReader
 from .core_client import CoreClient
 from .engine_metrics import EngineMetrics
-from .media_desk import MediaDesk
+from .media.media_desk import MediaDesk
+from .media.media_input import Placeholders, ReadMedium
 from .output_processor import OutputProcessor, RequestState, Session
 from .session_table import SessionTable
-from .vision import Placeholders, ReadMedium
 
 logger = logging.getLogger("tokenloom.frontend")
 
@@ -46,7 +46,7 @@ class RequestManager:
     _sessions: SessionTable
     _adapters: AdapterDesk
     _media: MediaDesk
-    _placeholders: Placeholders | None  # of a model that sees images
+    _placeholders: Placeholders | None  # of a model that takes media
     _prompts: PromptReader  # text to tokens
     _outputs: OutputProcessor  # tokens to text
     _core: CoreClient

@@ -77,10 +77,10 @@ class HttpFetcher:
                 yield
         except TimeoutError:
             raise RequestError(
-                f"{url} took longer than {self._timeout_s:g} s: send the image itself, or raise --media-fetch-timeout-s"
+                f"{url} took longer than {self._timeout_s:g} s: send the file itself, or raise --media-fetch-timeout-s"
             ) from None
         except OSError as error:
-            raise RequestError(f"{url} cannot be read: {error}: check the URL, or send the image itself") from None
+            raise RequestError(f"{url} cannot be read: {error}: check the URL, or send the file itself") from None
 
     @contextlib.asynccontextmanager
     async def _connection(self, url: MediaUrl, deadline: float) -> AsyncIterator[asyncio.StreamReader]:
@@ -163,7 +163,7 @@ class _Response:
         if max(self._length or 0, self._num_bytes) > self._max_bytes:
             size = self._length if self._length is not None else f"more than {self._max_bytes}"
             raise RequestError(
-                f"{self._url} has {size} bytes, at most {self._max_bytes} are read: use a smaller image or raise "
+                f"{self._url} has {size} bytes, at most {self._max_bytes} are read: use a smaller file or raise "
                 "--max-media-bytes"
             )
 
@@ -176,7 +176,7 @@ class _Response:
         elif key == b"transfer-encoding":
             self._is_chunked = text.lower() != "identity"
         elif key == b"content-encoding" and text.lower() not in ("", "identity"):
-            self._error = f"compressed the image as {text[:40]}, which was not asked for"
+            self._error = f"compressed the file as {text[:40]}, which was not asked for"
 
     def on_headers_complete(self) -> None:
         self._has_headers = True
@@ -191,4 +191,4 @@ class _Response:
         self._is_complete = True
 
     def _refusal(self, reason: str) -> RequestError:
-        return RequestError(f"{self._url} {reason}: check the URL, or send the image itself")
+        return RequestError(f"{self._url} {reason}: check the URL, or send the file itself")

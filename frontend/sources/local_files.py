@@ -37,7 +37,7 @@ class LocalFiles:
         """Return the path of a file: URL, without any link in it."""
         if self._root is None:
             raise RequestError(
-                f"{shown(url)}: this engine reads no files: send the image itself, or start the engine with "
+                f"{shown(url)}: this engine reads no files: send the file itself, or start the engine with "
                 "--allowed-local-media-path"
             )
         try:
@@ -61,7 +61,7 @@ class LocalFiles:
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                raise RequestError(f"{shown(url)} is not a regular file: give the path of an image")
+                raise RequestError(f"{shown(url)} is not a regular file: give the path of an image or a clip")
             self._check_place(Path(os.readlink(f"/proc/self/fd/{fd}")), url)
             self._check_size(status.st_size, url)
         except BaseException:
@@ -71,11 +71,11 @@ class LocalFiles:
 
     def _check_place(self, path: Path, url: str) -> None:
         if self._root is None or not path.is_relative_to(self._root):
-            raise RequestError(f"{shown(url)} is not below --allowed-local-media-path: copy the image there")
+            raise RequestError(f"{shown(url)} is not below --allowed-local-media-path: copy the file there")
 
     def _check_size(self, num_bytes: int, url: str) -> None:
         if num_bytes > self._max_bytes:
             raise RequestError(
-                f"{shown(url)} has {num_bytes} bytes or more, at most {self._max_bytes} are read: use a smaller image "
+                f"{shown(url)} has {num_bytes} bytes or more, at most {self._max_bytes} are read: use a smaller file "
                 "or raise --max-media-bytes"
             )

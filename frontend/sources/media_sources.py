@@ -55,7 +55,7 @@ class MediaSources:
                             gathered.clear()
                 await asyncio.to_thread(writer.write, bytes(gathered))
                 if not writer.num_bytes:
-                    raise RequestError(f"{shown(url)} is empty: check the URL, or send the image itself")
+                    raise RequestError(f"{shown(url)} is empty: check the URL, or send the file itself")
                 await asyncio.to_thread(self._store.add, writer, user)
                 return writer.digest()
             finally:
@@ -72,6 +72,6 @@ class MediaSources:
         """Return the digest of the bytes with this uuid, pinned for `user`. RequestError if the engine has them not."""
         digest = self._digest_by_uuid.get((scope, uuid))
         if digest is None or not self._store.pin(digest, user):
-            raise RequestError(f"the engine has no image with uuid {uuid[:80]!r}: send the image itself with it")
+            raise RequestError(f"the engine has no medium with uuid {uuid[:80]!r}: send the file itself with it")
         self._digest_by_uuid.move_to_end((scope, uuid))
         return digest

@@ -53,13 +53,13 @@ class AllowedDomains:
         """Raise RequestError unless the URL's host is allowed."""
         if not self._rules:
             raise RequestError(
-                f"{url}: this engine fetches no URLs: send the image itself as a data: URL, or start the engine with "
+                f"{url}: this engine fetches no URLs: send the file itself as a data: URL, or start the engine with "
                 "--allowed-media-domains"
             )
         if not any(self._matches(rule, url.host) for rule in self._rules):
             raise RequestError(
                 f"{url}: the host {url.host} is not among the {len(self._rules)} of --allowed-media-domains: send the "
-                "image itself as a data: URL"
+                "file itself as a data: URL"
             )
 
     @staticmethod
@@ -86,7 +86,7 @@ def parse_url(url: str) -> MediaUrl:
     except ValueError as error:
         raise RequestError(f"{shown(url)} is not a valid URL: {error}") from None
     if parts.scheme not in _PORTS:
-        raise RequestError(f"{shown(url)}: URLs of images begin with data:, http:, https: or file:")
+        raise RequestError(f"{shown(url)}: URLs of media begin with data:, http:, https: or file:")
     if not host or "%" in host:
         raise RequestError(f"{shown(url)} has no valid host: write https://host/path")
     if parts.username is not None or parts.password is not None:

@@ -21,13 +21,14 @@ from ...ipc.config.weight_files import stored_tensors
 from ...ipc.endpoints import Endpoints
 from ...ipc.errors import ConfigError
 from ...ipc.keys import Keys
+from ...ipc.messages.media import MediaKind
 from ...ipc.models.model_config import ModelConfig
 from ...ipc.models.model_file import load_model_config
 from ...ipc.models.quantization_config import QuantizationConfig
 from ...ipc.process.machine_memory import available_bytes, gib, swap_bytes
 from ..adapters.modules import check_adapter_options
 from ..listening.tls import new_ssl_context
-from ..media.image_processor_config import ImageProcessorConfig, load_image_processor
+from ..media.processor import Processor, load_processor
 from .generation_config import default_sampling_params, generation_folder
 from .hub import DEMO_FOLDER as DEMO_FOLDER
 from .hub import find_checkpoint as find_checkpoint
@@ -36,6 +37,10 @@ logger = logging.getLogger("tokenloom.supervisor")
 
 DType = Literal["float32", "bfloat16", "float16"]
 GPU_NODES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # NVIDIA's driver, WSL, AMD's driver
+_LARGEST: dict[MediaKind, str] = {  # how a medium gets fewer embeddings
+    "image": "largest image: raise it, or make images smaller with --mm-processor-kwargs",
+    "audio": "longest audio clip: raise it, or lower --max-audio-s",
+}
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _STORED_AS = {  # --quantization: layouts of checkpoints in this format
@@ -58,8 +63,8 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     model = _quantized(config, model)
     if config.generation_config == "vllm":
         model = msgspec.structs.replace(model, output_rules=None)
-    if config.max_media("image") == 0:
-        model = msgspec.structs.replace(model, vision=None)
+    if model.encoder is not None and config.max_media(model.encoder.kind) == 0:
+        model = msgspec.structs.replace(model, vision=None, audio=None)
     model = _with_whole_clips(config, model)
     check_parallel(model, config.tensor_parallel_size)
     dtype, device = _dtype(config, model), _device(config)
@@ -82,8 +87,8 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         device=device,
         max_model_len=_max_model_len(config, model),
     )
-    if model.vision is not None:
-        spec = _with_encoder_cache(spec, load_image_processor(folder, model.vision, config.mm_processor_kwargs))
+    if model.encoder is not None:
+        spec = _with_encoder_cache(spec, load_processor(folder, model.encoder, config))
     if config.has_tiers and not spec.uses_tiers:
         why = f"layers of {model.architecture} keep states" if model.has_state else "prefix caching is off"
         logger.warning("no KV tiers: %s, so that no block is found again", why)
@@ -103,15 +108,14 @@ def _with_whole_clips(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     return msgspec.structs.replace(model, cross=model.cross.in_blocks(config.block_size))
 
 
-def _with_encoder_cache(spec: EngineSpec, processor: ImageProcessorConfig) -> EngineSpec:
-    """Size the encoder cache for two of the largest images that a prompt can hold, and for those of one step."""
+def _with_encoder_cache(spec: EngineSpec, processor: Processor) -> EngineSpec:
+    """Size the encoder cache for two of the largest media that a prompt can hold, and for those of one step."""
     largest, budget = min(processor.max_embeds, spec.max_model_len), spec.max_num_batched_tokens
     spec = msgspec.structs.replace(spec, max_item_embeds=largest)
     size = spec.config.encoder_cache_tokens or max(2 * largest, spec.max_num_batched_tokens)
     if size < largest:
         raise ConfigError(
-            f"--encoder-cache-tokens {size} is below the {largest} embeddings of the largest image: raise it, or make "
-            "images smaller with --mm-processor-kwargs"
+            f"--encoder-cache-tokens {size} is below the {largest} embeddings of the {_LARGEST[processor.kind]}"
         )
     if spec.max_num_batched_tokens > budget:
         logger.info(

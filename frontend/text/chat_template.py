@@ -26,11 +26,18 @@ from ...ipc.codec import JsonObject
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError, RequestError
 from ...ipc.messages.client import ChatForm, ChatMessage, ContentPart, MediaPart, TextPart
+from ...ipc.messages.media import MediaKind
+from .media_marker import MediaMarker
 from .tokenizer import Tokenizer, read_tokenizer_config
 
 MODEL_FORM = ChatForm()
+NO_MEDIA = MediaMarker("image", "", "")  # of a model that takes text alone
 _PROBE = "\ue000one text\ue000"  # occurs in no real text
 DEFAULTS = EngineConfig()
+_PARTS: dict[MediaKind, JsonObject] = {  # of media; Qwen2-Audio's templates look for the URL
+    "image": {"type": "image"},
+    "audio": {"type": "audio", "audio_url": ""},
+}
 _END_MARK = (
     "\ue000end of the last turn\ue000 "  # occurs in no real text; the space shows whether the template strips texts
 )
@@ -45,14 +52,14 @@ class ChatTemplate:
         special_tokens: dict[str, str],
         origin: str = "the chat template",
         defaults: JsonObject | None = None,
-        image_marker: str = "",
+        marker: MediaMarker = NO_MEDIA,
     ) -> None:
         """Compile `source`; ConfigError names `origin` if it is no template. `defaults`: variables that a chat may
-        override; `image_marker`: the text at the place of an image."""
-        self.source, self.image_marker = source, image_marker
+        override; `marker`: the text at the place of a medium."""
+        self.source, self.marker = source, marker
         self._given_names = special_tokens | (defaults or {})
         self._takes_parts = WeakKeyDictionary[jinja2.Template, bool]()
-        self._takes_images = WeakKeyDictionary[jinja2.Template, bool]()
+        self._takes_media = WeakKeyDictionary[jinja2.Template, bool]()
         try:
             self._template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateError as error:
@@ -60,7 +67,7 @@ class ChatTemplate:
 
     @classmethod
     def load(
-        cls, folder: Path, tokenizer: Tokenizer | None, config: EngineConfig = DEFAULTS, image_marker: str = ""
+        cls, folder: Path, tokenizer: Tokenizer | None, config: EngineConfig = DEFAULTS, marker: MediaMarker = NO_MEDIA
     ) -> ChatTemplate | None:
         """Load the template of `config`, else chat_template.jinja in `folder`, else that in its chat_template.json or
         tokenizer_config.json; None if there is none."""
@@ -69,11 +76,9 @@ class ChatTemplate:
         file = folder / "chat_template.jinja"
         if given is not None or file.is_file():
             source, origin = read_template(str(file) if given is None else given)
-            return cls(source, special_tokens, origin, defaults, image_marker)
+            return cls(source, special_tokens, origin, defaults, marker)
         found = _processor_template(folder) or _default_template(read_tokenizer_config(folder).get("chat_template"))
-        return (
-            None if found is None else cls(found, special_tokens, f"chat_template in {folder}", defaults, image_marker)
-        )
+        return None if found is None else cls(found, special_tokens, f"chat_template in {folder}", defaults, marker)
 
     def render(self, messages: Sequence[ChatMessage], form: ChatForm = MODEL_FORM) -> str:
         """Render the prompt up to the answer: if `form.is_continued`, up to the end of the last message's text.
@@ -87,33 +92,33 @@ class ChatTemplate:
             if names["add_generation_prompt"]:
                 raise RequestError("continue_final_message and add_generation_prompt contradict each other: give one")
             messages = [*messages[:-1], _with_end_mark(messages[-1])]
-        as_parts, num_images = self._shows_parts_alone(template), sum(map(_num_images, messages))
+        as_parts, num_media = self._shows_parts_alone(template), sum(map(_num_media, messages))
         text, failure = "", None
-        for turns in self._forms(template, messages) if num_images else [messages]:
+        for turns in self._forms(template, messages) if num_media else [messages]:
             try:
-                text = _rendered(template, names, turns, as_parts=as_parts)
+                text = self._rendered(template, names, turns, as_parts=as_parts)
                 failure = None
             except RecursionError:
                 raise RequestError("the chat template recurses without end") from None
             except Exception as error:  # a template may fail in any way that Python can
                 failure = error
-            if failure is None and text.count(self.image_marker) >= num_images:
+            if failure is None and text.count(self.marker.text) >= num_media:
                 break
         if failure is not None:
             raise RequestError(f"the chat template refuses these messages: {failure}")
         return _until_mark(text) if form.is_continued else text
 
     def _forms(self, template: jinja2.Template, messages: Sequence[ChatMessage]) -> Iterator[Sequence[ChatMessage]]:
-        """Yield the messages with their images as parts where the template may show them, else as markers in the text:
-        some templates show the images of users alone."""
-        if self._shows_images(template):
+        """Yield the messages with their media as parts where the template may show them, else as markers in the text:
+        some templates show the media of users alone."""
+        if self._shows_media(template):
             yield messages
             yield [each if each.role == "user" else self._with_markers(each) for each in messages]
         yield [self._with_markers(each) for each in messages]
 
     def _with_markers(self, message: ChatMessage) -> ChatMessage:
-        """Put a marker for each image before the text of a message, as vLLM does."""
-        lines = [self.image_marker] * _num_images(message)
+        """Put a marker for each medium before the text of a message, as vLLM does."""
+        lines = [self.marker.framed] * _num_media(message)
         return ChatMessage(message.role, "\n".join([*lines, message.text]), message.more) if lines else message
 
     def _names(self, form: ChatForm) -> JsonObject:
@@ -127,23 +132,37 @@ class ChatTemplate:
             self._takes_parts[template] = not shows_text and self._shows_probe(template, as_parts=True)
         return self._takes_parts[template]
 
-    def _shows_images(self, template: jinja2.Template) -> bool:
-        """Return whether a template shows parts {"type": "image"} of users."""
-        if template not in self._takes_images:
+    def _shows_media(self, template: jinja2.Template) -> bool:
+        """Return whether a template shows the parts of users that are media."""
+        if template not in self._takes_media:
             names, shown = self._names(MODEL_FORM), list[str]()
             forms: list[list[ContentPart]] = [[TextPart(_PROBE)], [MediaPart(0), TextPart(_PROBE)]]
             for parts in forms:
                 with contextlib.suppress(Exception):
-                    shown.append(_rendered(template, names, [ChatMessage("user", parts)], as_parts=True))
+                    shown.append(self._rendered(template, names, [ChatMessage("user", parts)], as_parts=True))
             is_shown = len(shown) == 2 and all(_PROBE in each for each in shown) and len(shown[0]) < len(shown[1])
-            self._takes_images[template] = is_shown
-        return self._takes_images[template]
+            self._takes_media[template] = is_shown
+        return self._takes_media[template]
 
     def _shows_probe(self, template: jinja2.Template, *, as_parts: bool) -> bool:
         probe = [ChatMessage("user", _PROBE)]
         with contextlib.suppress(Exception):
-            return _PROBE in _rendered(template, self._names(MODEL_FORM), probe, as_parts=as_parts)
+            return _PROBE in self._rendered(template, self._names(MODEL_FORM), probe, as_parts=as_parts)
         return False
+
+    def _rendered(
+        self, template: jinja2.Template, names: JsonObject, messages: Sequence[ChatMessage], *, as_parts: bool
+    ) -> str:
+        """Render messages with the content of each as one text, or as a list of parts; with media always as parts."""
+        turns: list[JsonObject] = []
+        for message in messages:
+            parts = [
+                {"type": "text", "text": part.text} if isinstance(part, TextPart) else _PARTS[self.marker.kind]
+                for part in message.parts
+            ]
+            content = parts if as_parts or _num_media(message) else message.text
+            turns.append({"role": message.role, "content": content, **message.more})
+        return template.render(names | {"messages": turns})
 
 
 def check_template(config: EngineConfig) -> None:
@@ -172,23 +191,7 @@ def _compile(source: str) -> jinja2.Template:
         raise RequestError(f"chat_template is not a Jinja template: {error}") from None
 
 
-def _rendered(template: jinja2.Template, names: JsonObject, messages: Sequence[ChatMessage], *, as_parts: bool) -> str:
-    """Render messages with the content of each as one text, or as a list of parts; of images always as parts."""
-    turns: list[JsonObject] = [
-        {"role": each.role, "content": _parts(each) if as_parts or _num_images(each) else each.text, **each.more}
-        for each in messages
-    ]
-    return template.render(names | {"messages": turns})
-
-
-def _parts(message: ChatMessage) -> list[JsonObject]:
-    return [
-        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
-        for part in message.parts
-    ]
-
-
-def _num_images(message: ChatMessage) -> int:
+def _num_media(message: ChatMessage) -> int:
     return sum(isinstance(part, MediaPart) for part in message.parts)
 
 
@@ -210,7 +213,7 @@ def _until_mark(text: str) -> str:
 
 
 def _processor_template(folder: Path) -> str | None:
-    """Return the template in chat_template.json, where processors of images keep theirs."""
+    """Return the template in chat_template.json, where processors of media keep theirs."""
     try:
         found = json.loads((folder / "chat_template.json").read_bytes())
     except (OSError, ValueError):

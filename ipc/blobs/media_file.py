@@ -1,9 +1,11 @@
-"""Media files: decoded and resized media, as the media process puts them into the blob store and workers read them.
+"""Media files: decoded media, as the media process puts them into the blob store and workers read them.
 
-    "TLMEDIA1" | 3 × uint32: grid | 4 × uint32: shape | uint8 [tiles, height, width, 3]      little-endian, C order
+    "TLMEDIA1" | 3 × uint32: grid | 4 × uint32: shape | uint8 [shape]      little-endian, C order
 
-The grid is the family's: rows and columns of patches or tiles, as its encoder and its placeholders need them. It is
-part of the file, so that media of equal bytes and different shapes have different digests.
+An image is resized: uint8 [tiles, height, width, 3]. An audio clip is mono at 16 kHz, not padded: float32 [samples], as
+bytes [1, 1, samples, 4]. The grid is the family's, as its encoder and its placeholders need it: rows and columns of
+patches or tiles of an image; windows, 1 and samples of a clip. It is part of the file, so that media of equal bytes and
+different shapes have different digests.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ class MediaFile(NamedTuple):
     """Grid, shape and content of a media file."""
 
     grid: tuple[int, int, int]
-    shape: tuple[int, int, int, int]  # tiles, height, width, 3
+    shape: tuple[int, int, int, int]
     data: memoryview  # uint8
 
 

@@ -35,7 +35,7 @@ GROUPS = {  # of options in --help
     "memory": "lengths and the KV cache",
     "tiers": "KV blocks outside the pool: host memory, disk, Redis, other engines",
     "adapters": "LoRA adapters",
-    "media": "images in prompts",
+    "media": "images and audio in prompts",
     "scheduling": "how much a step computes",
     "http": "the HTTP server with OpenAI's API",
     "clients": "the address of Client and AsyncClient",
@@ -144,28 +144,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         32 << 30
     )
     limit_mm_per_prompt: Annotated[
-        dict[str, Any] | None, _media('images in one prompt: {"image": 4} or image=4; none: as many as fit')
+        dict[str, Any] | None, _media('media in one prompt: {"image": 4}, image=4 or audio=2; none: as many as fit')
     ] = None
     mm_processor_kwargs: Annotated[
         dict[str, Any] | None, _media('settings of the image processor, such as {"max_pixels": 1003520}')
     ] = None
-    language_model_only: Annotated[bool, _media("serve a model that sees images for text alone")] = False
+    language_model_only: Annotated[bool, _media("serve a model of images or audio for text alone")] = False
     max_image_pixels: Annotated[int, _media("most pixels of an image as it is sent")] = 40_000_000
-    max_media_bytes: Annotated[int, _media("most bytes of an image as it is sent, such as 20M")] = 20 << 20
-    media_store_bytes: Annotated[int, _media("most bytes of images in the run directory, such as 1G")] = 1 << 30
-    media_processes: Annotated[
-        int | None, _media("processes that decode and resize images; none: cores / 4, from 1 to 4")
-    ] = None
+    max_audio_s: Annotated[float, _media("longest audio clip, in seconds")] = 600.0
+    max_media_bytes: Annotated[int, _media("most bytes of an image or a clip as it is sent, such as 20M")] = 20 << 20
+    media_store_bytes: Annotated[int, _media("most bytes of media in the run directory, such as 1G")] = 1 << 30
+    media_processes: Annotated[int | None, _media("processes that decode media; none: cores / 4, from 1 to 4")] = None
     allowed_media_domains: Annotated[
-        list[str] | None, _media("hosts from which the engine fetches images by URL; none: it fetches none")
+        list[str] | None, _media("hosts from which the engine fetches media by URL; none: it fetches none")
     ] = None
-    media_fetch_timeout_s: Annotated[float, _media("longest time to fetch an image by URL")] = 5.0
+    media_fetch_timeout_s: Annotated[float, _media("longest time to fetch a medium by URL")] = 5.0
     allowed_local_media_path: Annotated[
-        str | None, _media("folder on the engine's machine below which file: URLs may name images; none: no file: URLs")
+        str | None, _media("folder on the engine's machine below which file: URLs may name media; none: no file: URLs")
     ] = None
     encoder_cache_tokens: Annotated[
         int | None,
-        _media("embeddings of images that a worker keeps; none: two of the largest image, or a step's token budget"),
+        _media("embeddings of media that a worker keeps; none: two of the largest medium, or a step's token budget"),
     ] = None
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"],
@@ -356,7 +355,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 _TIMEOUTS = (
     *("default_timeout_s", "max_timeout_s", "step_timeout_s", "hang_timeout_s", "start_timeout_s"),
-    *("http_timeout_s", "media_fetch_timeout_s", "response_store_age_s"),
+    *("http_timeout_s", "media_fetch_timeout_s", "max_audio_s", "response_store_age_s"),
 )
 _AUTO = {"max_model_len": AUTO_LENGTH}  # a value beyond the range
 _INT_RANGES = (

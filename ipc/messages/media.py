@@ -14,7 +14,8 @@ import msgspec
 
 MediaKind: TypeAlias = Literal["image", "audio"]
 
-A_MEDIUM: dict[MediaKind, str] = {"image": "an image", "audio": "an audio clip"}  # in errors
+MEDIUM: dict[MediaKind, str] = {"image": "image", "audio": "audio clip"}  # in errors
+A_MEDIUM: dict[MediaKind, str] = {kind: f"an {name}" for kind, name in MEDIUM.items()}
 
 
 class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,8 +1,10 @@
-"""frontend → media process and back, a stream socket: images to decode and resize. Bytes stay in the blob store."""
+"""frontend → media process and back, a stream socket: media to decode. Bytes stay in the blob store."""
 
 from __future__ import annotations
 
 from typing import TypeAlias
+
+import msgspec
 
 from ..errors import ErrorInfo
 from .base import Message
@@ -13,23 +15,41 @@ class MediaReady(Message, frozen=True, kw_only=True, tag="media_ready"):
 
 
 class ReadImage(Message, frozen=True, kw_only=True, tag="read_image"):
-    """Order to make a media file of an image; ImageRead or ImageNotRead replies."""
+    """Order to make a media file of an image; MediaRead or MediaNotRead replies."""
 
     source: bytes  # SHA-256 of the image as it was sent, in the blob store
     settings: bytes  # JSON of an ImageProcessorConfig
     max_pixels: int
 
 
-class ImageRead(Message, frozen=True, kw_only=True, tag="image_read"):
-    """The media file is in the blob store; the process pins it until it has made another one."""
+class ReadAudio(Message, frozen=True, kw_only=True, tag="read_audio"):
+    """Order to make a media file of an audio clip, or one of each of its pieces; MediaRead or MediaNotRead replies."""
+
+    source: bytes  # SHA-256 of the clip as it was sent, in the blob store
+    settings: bytes  # JSON of an AudioProcessorConfig
+    max_seconds: float  # of the whole clip
+    piece_s: float = 0.0  # longest piece; the clip is cut at quiet places. 0: it stays whole
+
+
+class MediaPart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A media file in the blob store: an image, a clip, or a piece of one."""
 
     digest: bytes
     num_bytes: int
     grid: tuple[int, int, int]
+    start_s: float = 0.0  # of a piece, in the clip
+    end_s: float = 0.0
 
 
-class ImageNotRead(Message, frozen=True, kw_only=True, tag="image_not_read"):
+class MediaRead(Message, frozen=True, kw_only=True, tag="media_read"):
+    """The media files are in the blob store; the process pins them until it has made others."""
+
+    parts: list[MediaPart]  # one, unless the order has a piece_s
+
+
+class MediaNotRead(Message, frozen=True, kw_only=True, tag="media_not_read"):
     error: ErrorInfo
 
 
-MediaAnswer: TypeAlias = MediaReady | ImageRead | ImageNotRead
+MediaOrder: TypeAlias = ReadImage | ReadAudio
+MediaAnswer: TypeAlias = MediaReady | MediaRead | MediaNotRead

@@ -7,7 +7,7 @@ of the frames of a window; each embedding covers some rows.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -22,6 +22,8 @@ HOP_SAMPLES = 160  # from one frame to the next
 class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The encoder of a model that hears audio. Sizes count elements."""
 
+    kind: ClassVar[Literal["audio"]] = "audio"
+
     family: AudioFamily  # how audio is cut, expanded in prompts and encoded
     audio_token_id: int  # the placeholder, for which the encoder gives an embedding; Whisper's fills its clip's place
     hidden_size: int  # of the encoder
@@ -31,9 +33,9 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     window_rows: int  # rows that the convolutions make of them
     num_halvings: int = 1  # convolutions that make one row or frame of two
     rows_per_embed: int = 1
-    windows_together: int = 1  # windows whose rows attend to each other
+    windows_together: int = 1  # windows with rows that attend to each other
     max_windows: int = 0  # of one audio; 0: any number
-    min_samples: int = 1  # a shorter audio is padded to so many
+    padded_samples: int = 1  # a shorter audio is padded to so many
 
     is_bidirectional = False  # the placeholders of an audio attend to earlier tokens alone
     num_deepstack = 0
@@ -52,13 +54,23 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     def window_samples(self) -> int:
         return self.window_frames * HOP_SAMPLES
 
+    @property
+    def min_samples(self) -> int:
+        """The shortest audio that has an embedding. Qwen2-Audio's convolution and pooling need three frames."""
+        return 2 * HOP_SAMPLES + 1 if self.family == "qwen2_audio" else 1
+
+    @property
+    def max_samples(self) -> int:
+        """The longest audio; 0: any."""
+        return self.max_windows * self.window_samples
+
     def num_windows(self, samples: int) -> int:
         """Return the windows of an audio, the last of which may be cut or padded."""
-        return -(-max(samples, self.min_samples) // self.window_samples)
+        return -(-max(samples, self.padded_samples) // self.window_samples)
 
     def num_frames(self, samples: int) -> int:
         """Return the frames of an audio that the encoder attends to."""
-        samples = max(samples, self.min_samples)
+        samples = max(samples, self.padded_samples)
         if self.family in ("whisper", "voxtral"):
             return self.num_windows(samples) * self.window_frames
         return -(-samples // HOP_SAMPLES) if self.family == "qwen2_audio" else samples // HOP_SAMPLES

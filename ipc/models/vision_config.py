@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -15,6 +15,8 @@ Grid: TypeAlias = tuple[int, int, int]  # of a media file, in the units of its f
 
 class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The encoder of a model that sees images. Sizes count elements; patches and images are squares."""
+
+    kind: ClassVar[Literal["image"]] = "image"
 
     family: VisionFamily  # how images are prepared, expanded in prompts and encoded; SmolVLM is idefics3
     image_token_id: int  # the placeholder, whose embedding the encoder gives

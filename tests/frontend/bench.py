@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenloom.frontend.requests.frontend import Frontend
-from tokenloom.frontend.requests.vision import Vision
+from tokenloom.frontend.requests.media.media_input import MediaInput
 from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import Decoder, encode, encode_ids
@@ -32,11 +32,11 @@ class Bench:
         self,
         tokenizer: Tokenizer | None = TOKENIZER,
         is_core_up: bool = True,
-        vision: Vision | None = None,
+        media: MediaInput | None = None,
         seeing: EngineSpec | None = None,
         **spec: Any,
     ) -> None:
-        """`seeing`: the specification of a model that sees images by `vision`."""
+        """`seeing`: the specification of a model that takes media by `media`."""
         self.now = 100.0
         self.is_awake = threading.Event()
         self.frontend = Frontend(
@@ -44,7 +44,7 @@ class Bench:
             tokenizer,
             TEMPLATE,
             self.is_awake.set,
-            vision,
+            media,
             monotonic=lambda: self.now,
             unix_time=lambda: self.now + 1e9,
         )

@@ -17,7 +17,7 @@ from PIL import Image
 
 from tokenloom import LLM, RequestOutput, SamplingParams
 from tokenloom.frontend.client.client import Client
-from tokenloom.frontend.media.image_processor_config import load_image_processor
+from tokenloom.frontend.media.images.image_processor_config import load_image_processor
 from tokenloom.ipc.messages.metrics import Counter
 from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint

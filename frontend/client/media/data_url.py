@@ -13,13 +13,11 @@ def decode_data_url(url: str) -> bytes:
     """Return the content of a data: URL; RequestError if it is empty or malformed."""
     head, comma, content = url.partition(",")
     if not comma:
-        raise RequestError("a data: URL of an image has no comma: write data:image/png;base64,…")
-    if not head.endswith(";base64"):
-        data = unquote_to_bytes(content)
-    else:
-        data = decode_base64(content, "a data: URL of an image")
+        raise RequestError("a data: URL has no comma: write data:image/png;base64,… or data:audio/wav;base64,…")
+    is_base64 = head.endswith(";base64")
+    data = decode_base64(content, "a data: URL") if is_base64 else unquote_to_bytes(content)
     if not data:
-        raise RequestError("a data: URL of an image is empty: give its content after the comma")
+        raise RequestError("a data: URL is empty: give its content after the comma")
     return data
 
 

@@ -1,17 +1,27 @@
-"""GivenMedia: the images of one prompt, gathered from the forms of vLLM, OpenAI and Hugging Face."""
+"""GivenMedia: the media of one prompt, gathered from the forms of vLLM, OpenAI and Hugging Face."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from ....ipc.errors import RequestError
 from ....ipc.messages.client import MediaPart, Medium
+from ....ipc.messages.media import A_MEDIUM, MEDIUM, MediaKind
+from .data_url import decode_base64
 from .held_medium import Detail, to_medium
 
-IMAGE_TYPES = ("image_url", "input_image", "image_pil", "image")
+PART_KINDS: dict[str, MediaKind] = {  # by the type of a chat's part
+    **dict.fromkeys(("image_url", "input_image", "image_pil", "image"), "image"),
+    **dict.fromkeys(("audio_url", "input_audio", "audio"), "audio"),
+}
 URL_SCHEMES = ("data:", "http:", "https:", "file:")
 DETAILS = ("", "auto", "low", "high")
+_IN_BASE64 = ("data", "base64")
+_FIELDS: dict[MediaKind, tuple[str, ...]] = {  # of a part, with the medium
+    "image": ("image_url", "image", "url", *_IN_BASE64),
+    "audio": ("audio_url", "audio", "input_audio", "url", "path", *_IN_BASE64),
+}
 
 
 class GivenMedia:
@@ -20,55 +30,78 @@ class GivenMedia:
     def __init__(self) -> None:
         self.media: list[Medium] = []
 
-    def add(self, image: object, uuid: object = None, detail: object = None) -> MediaPart:
-        """Add an image and return its part of a chat; RequestError for an invalid one."""
+    def add(self, given: object, kind: MediaKind, uuid: object = None, detail: object = None) -> MediaPart:
+        """Add a medium and return its part of a chat; RequestError for an invalid one."""
         uuid, detail = uuid or "", detail or ""
         if not isinstance(uuid, str) or len(uuid) > 256:
-            raise RequestError(f"the uuid of an image is {uuid!r:.80}: it must be text of at most 256 characters")
+            raise RequestError(
+                f"the uuid of {A_MEDIUM[kind]} is {uuid!r:.80}: it must be text of at most 256 characters"
+            )
         if detail not in DETAILS:
-            raise RequestError(f"the detail of an image is {detail!r:.80}: it must be auto, low or high")
-        self.media.append(to_medium(image, uuid=uuid, detail=cast("Detail", detail)))
+            raise RequestError(f"the detail of {A_MEDIUM[kind]} is {detail!r:.80}: it must be auto, low or high")
+        self.media.append(to_medium(given, kind, uuid=uuid, detail=cast("Detail", detail)))
         return MediaPart(len(self.media) - 1)
 
     def add_part(self, where: str, part: Mapping[str, Any]) -> MediaPart:
-        """Add the image of a chat's part, a mapping with one of IMAGE_TYPES.
+        """Add the medium of a chat's part, a mapping with one of the types of PART_KINDS.
 
         A text in it is a URL, never a path: a chat often comes from somebody else, who must not name files here."""
-        kind = part["type"]
-        image = next((part[name] for name in (kind, "image_url", "image", "url", "data") if name in part), None)
-        detail = part.get("detail")
-        if isinstance(image, Mapping):
-            detail = image.get("detail", detail)
-            image = image.get("url")
-        if isinstance(image, str) and not image.lower().startswith(URL_SCHEMES):
-            raise RequestError(f"{where}: the image {image!r:.80} is no data:, http(s): or file: URL")
+        kind, detail = PART_KINDS[part["type"]], part.get("detail")
         try:
-            return self.add(image, part.get("uuid"), detail)
+            given, inner = _content(kind, part, (part["type"], *_FIELDS[kind]))
+            return self.add(given, kind, part.get("uuid"), inner.get("detail", detail))
         except RequestError as error:
             raise RequestError(f"{where}: {error}") from None
 
     def add_data(self, data: object, uuids: object) -> None:
-        """Add vLLM's multi_modal_data and multi_modal_uuids of a prompt."""
-        images = _images_of("multi_modal_data", data)
-        names = _images_of("multi_modal_uuids", uuids)
-        images = images or [None] * len(names)
-        names = names or [None] * len(images)
-        if len(images) != len(names):
-            raise RequestError(f"{len(images)} images have {len(names)} uuids: give one each, or None")
-        for image, name in zip(images, names, strict=True):
-            self.add(image, name)
+        """Add vLLM's multi_modal_data and multi_modal_uuids of a prompt; media of several kinds stand in the order of
+        their kinds in it."""
+        media, names = _by_kind("multi_modal_data", data), _by_kind("multi_modal_uuids", uuids)
+        for kind in dict.fromkeys((*media, *names)):
+            listed, uuids_of = media.get(kind, []), names.get(kind, [])
+            listed = listed or [None] * len(uuids_of)
+            uuids_of = uuids_of or [None] * len(listed)
+            if len(listed) != len(uuids_of):
+                name = f"{MEDIUM[kind]}s"
+                raise RequestError(f"{len(listed)} {name} have {len(uuids_of)} uuids: give one each, or None")
+            for given, uuid in zip(listed, uuids_of, strict=True):
+                self.add(given, kind, uuid)
 
 
-def _images_of(field: str, given: object) -> list[object]:
+def _content(kind: MediaKind, part: Mapping[str, Any], fields: Sequence[str]) -> tuple[object, Mapping[str, Any]]:
+    """Return the medium in the first of these fields, and the mapping that holds it."""
+    field = next((name for name in fields if name in part), None)
+    if field is None:
+        return None, part
+    given = part[field]
+    if isinstance(given, Mapping) and "array" not in given:
+        return _content(kind, given, ("url", *_IN_BASE64))
+    if isinstance(given, str) and not given.lower().startswith(URL_SCHEMES):
+        if field not in _IN_BASE64:
+            raise RequestError(f"the {MEDIUM[kind]} {given!r:.80} is no data:, http(s): or file: URL")
+        given = decode_base64(given, field)
+    return given, part
+
+
+def _by_kind(field: str, given: object) -> dict[MediaKind, list[object]]:
+    """Return the lists of media, or of their names, in a field of a prompt."""
     if given is None:
-        return []
+        return {}
     if not isinstance(given, Mapping):
-        raise RequestError(f"{field} is of type {type(given).__name__}: it must be {{'image': …}}")
-    if others := [kind for kind, value in given.items() if kind != "image" and value not in (None, [], ())]:
-        raise RequestError(f"{field} has {', '.join(map(str, others))}: only image is served")
-    images = given.get("image")
-    if images is None:
-        return []
-    if isinstance(images, Sequence) and not isinstance(images, str | bytes | bytearray | memoryview):
-        return list(images)
-    return [images]
+        raise RequestError(f"{field} is of type {type(given).__name__}: it must be {{'image': …}} or {{'audio': …}}")
+    kinds = get_args(MediaKind)
+    if others := [name for name, value in given.items() if name not in kinds and value not in (None, [], ())]:
+        raise RequestError(f"{field} has {', '.join(map(str, others))}: only {' and '.join(kinds)} are served")
+    return {kind: _listed(value) for kind, value in given.items() if kind in kinds and value is not None}
+
+
+def _listed(given: object) -> list[object]:
+    is_clip = isinstance(given, tuple) and len(given) == 2 and _is_number(given[1])
+    if isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray | memoryview) and not is_clip:
+        return list(given)
+    return [given]
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is the rate of a clip: a number of Python or numpy."""
+    return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "shape", None) == ())

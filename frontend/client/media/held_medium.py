@@ -1,6 +1,7 @@
-"""HeldMedium: an image of a request as its caller gives it, with its bytes in this process.
+"""HeldMedium: a medium of a request as its caller gives it, with its bytes in this process.
 
-Paths and bytes go to the engine as they are; a PIL image as PNG. Pillow is not imported: who has a PIL image has it.
+Paths and bytes go to the engine as they are; a PIL image as PNG, samples as WAV. Pillow and numpy are not imported: who
+has a PIL image or an array has them.
 """
 
 from __future__ import annotations
@@ -8,19 +9,25 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from ....ipc.errors import RequestError
 from ....ipc.messages.client import Medium
+from ....ipc.messages.media import A_MEDIUM, MEDIUM, MediaKind
 from ....ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 from .data_url import decode_data_url
+from .wav_writer import wav_of
 
 Detail: TypeAlias = Literal["", "auto", "low", "high"]
 
 MAX_BYTES = MAX_CLIENT_MESSAGE_BYTES - 4096  # of a medium: it is one frame
 PNG_MODES = ("1", "I", "I;16", "L", "LA", "P", "RGB", "RGBA")
-FORMS = "an image is a PIL image, bytes of a file, a path, or a data:, http(s): or file: URL"
+FORMS: dict[MediaKind, str] = {
+    "image": "an image is a PIL image, bytes of a file, a path, or a data:, http(s): or file: URL",
+    "audio": "an audio clip is (samples, rate), bytes of a file, a path, or a data:, http(s): or file: URL",
+}
 
 
 class HeldMedium(Medium, frozen=True, kw_only=True, dict=True):
@@ -31,43 +38,50 @@ class HeldMedium(Medium, frozen=True, kw_only=True, dict=True):
         return cast("bytes", self.__dict__["data"])
 
 
-def to_medium(image: object, *, uuid: str = "", detail: Detail = "") -> Medium:
-    """Return the medium of an image in any form; RequestError if it has none of them, or cannot be read."""
-    if isinstance(image, Medium):
-        return image
-    if image is None:
+def to_medium(given: object, kind: MediaKind, *, uuid: str = "", detail: Detail = "") -> Medium:
+    """Return the medium of an image or a clip in any form; RequestError if it has none of them, or cannot be read."""
+    if isinstance(given, Medium):
+        return given
+    if given is None:
         if not uuid:
-            raise RequestError(f"an image is None and has no uuid: {FORMS}")
-        return Medium(uuid=uuid, detail=detail)
-    if isinstance(image, str) and image[:5].lower() in ("http:", "https", "file:"):
-        return Medium(url=image, uuid=uuid, detail=detail)
-    data = _bytes_of(image)
+            raise RequestError(f"{A_MEDIUM[kind]} is None and has no uuid: {FORMS[kind]}")
+        return Medium(kind=kind, uuid=uuid, detail=detail)
+    if isinstance(given, str) and given[:5].lower() in ("http:", "https", "file:"):
+        return Medium(kind=kind, url=given, uuid=uuid, detail=detail)
+    data = _bytes_of(given, kind)
     if not data:
-        raise RequestError("an image has no bytes: give the content of its file")
+        raise RequestError(f"{A_MEDIUM[kind]} has no bytes: give the content of its file")
     if len(data) > MAX_BYTES:
-        raise RequestError(f"an image has {len(data)} bytes, at most {MAX_BYTES} can be sent: use a smaller one")
-    medium = HeldMedium(digest=hashlib.sha256(data).digest(), uuid=uuid, detail=detail)
+        raise RequestError(
+            f"{A_MEDIUM[kind]} has {len(data)} bytes, at most {MAX_BYTES} can be sent: use a smaller one"
+        )
+    medium = HeldMedium(kind=kind, digest=hashlib.sha256(data).digest(), uuid=uuid, detail=detail)
     medium.__dict__["data"] = data
     return medium
 
 
-def _bytes_of(image: object) -> bytes:
-    if isinstance(image, bytes):
-        return image
-    if isinstance(image, bytearray | memoryview):
-        return bytes(image)
-    if isinstance(image, str) and image[:5].lower() == "data:":
-        return decode_data_url(image)
-    if isinstance(image, str | os.PathLike):
-        path = Path(image)
+def _bytes_of(given: object, kind: MediaKind) -> bytes:
+    if isinstance(given, bytes):
+        return given
+    if isinstance(given, bytearray | memoryview):
+        return bytes(given)
+    if isinstance(given, str) and given[:5].lower() == "data:":
+        return decode_data_url(given)
+    if isinstance(given, str | os.PathLike):
+        path = Path(given)
         try:
             return path.read_bytes()
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or "it is no path"
-            raise RequestError(f"the image {str(path)!r:.200} cannot be read: {why}") from None
-    if type(image).__module__.startswith("PIL.") or hasattr(image, "_repr_png_"):
-        return _png(image)
-    raise RequestError(f"an image is of type {type(image).__name__}: {FORMS}")
+            raise RequestError(f"the {MEDIUM[kind]} {str(path)!r:.200} cannot be read: {why}") from None
+    if kind == "image" and (type(given).__module__.startswith("PIL.") or hasattr(given, "_repr_png_")):
+        return _png(given)
+    if kind == "audio" and isinstance(given, Mapping) and given.keys() >= {"array", "sampling_rate"}:  # of `datasets`
+        return wav_of(given["array"], given["sampling_rate"])
+    if kind == "audio" and isinstance(given, tuple) and len(given) == 2:
+        return wav_of(*given)
+    rate = ", without its rate" if kind == "audio" and hasattr(given, "dtype") else ""
+    raise RequestError(f"{A_MEDIUM[kind]} is of type {type(given).__name__}{rate}: {FORMS[kind]}")
 
 
 def _png(image: Any) -> bytes:

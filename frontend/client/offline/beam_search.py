@@ -72,8 +72,8 @@ class BeamSearch:
         """Return `requests` as prompts with the media of each."""
         media = [media for beams, media in zip(self._open, self._media, strict=True) for _ in beams]
         return [
-            {"prompt_token_ids": tokens, "multi_modal_data": {"image": images}}
-            for tokens, images in zip(self.requests(), media, strict=False)
+            {"prompt_token_ids": tokens, "multi_modal_data": {each[0].kind: each} if each else None}
+            for tokens, each in zip(self.requests(), media, strict=False)
         ]
 
     def add(self, outputs: Sequence[RequestOutput]) -> None:

@@ -14,10 +14,11 @@ from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.messages.client import ChatForm, ChatMessage, MediaPart, Medium, TextPart
 from ....ipc.messages.intake import BodyInput
+from ....ipc.messages.media import MEDIUM
 from ...client.media.given_media import URL_SCHEMES, GivenMedia
 from ...text.media_limits import MediaLimits
 from ..parsers.thoughts import ends_inside
-from .parts import ImagePart, content_of
+from .parts import MediumPart, content_of
 from .schema import CUSTOM_INPUT, ChatRequest, FunctionCall, Message, NamedTool, TokenizeRequest, Tool
 
 _RESERVED = frozenset(
@@ -46,8 +47,8 @@ class ChatInput(NamedTuple):
         )
 
 
-class ChatImages:
-    """Images of a chat, gathered in order and checked before they are decoded."""
+class ChatMedia:
+    """Media of a chat, gathered in order and checked before they are decoded."""
 
     def __init__(self, limits: MediaLimits) -> None:
         self._limits, self._given = limits, GivenMedia()
@@ -56,26 +57,26 @@ class ChatImages:
     def media(self) -> list[Medium]:
         return self._given.media
 
-    def add(self, part: ImagePart) -> MediaPart:
-        """Add an image; RequestError names its place in the body."""
+    def add(self, part: MediumPart) -> MediaPart:
+        """Add a medium; RequestError names its place in the body."""
         url = part.url
         try:
-            self._limits.check_count(len(self.media) + 1)
+            self._limits.check_count(part.kind, len(self.media) + 1)
             if url is not None and not url[:6].lower().startswith(URL_SCHEMES):
-                raise RequestError(f"the image {url!r:.40} is no data:, http(s): or file: URL")
+                raise RequestError(f"the {MEDIUM[part.kind]} {url!r:.40} is no data:, http(s): or file: URL")
             if url is not None and url[:5].lower() == "data:":
-                self._limits.check_bytes(len(url) // 4 * 3 - 64, "the image")  # in base64, after a head
-            return self._given.add(url, part.uuid, part.detail)
+                self._limits.check_bytes(len(url) // 4 * 3 - 64)  # in base64, after a head
+            return self._given.add(url, part.kind, part.uuid, part.detail)
         except RequestError as error:
             raise RequestError(f"{part.where}: {error}") from None
 
 
 def chat_input(body: ChatRequest | TokenizeRequest, limits: MediaLimits) -> ChatInput:
     """Return the template's input for a chat; RequestError for fields that contradict each other."""
-    images = ChatImages(limits)
+    media = ChatMedia(limits)
     if isinstance(body, ChatRequest):
         body = with_allowed_tools(body)
-    turns = [_turn(position, message, images) for position, message in enumerate(body.messages or ())]
+    turns = [_turn(position, message, media) for position, message in enumerate(body.messages or ())]
     if not turns:
         raise RequestError("messages is empty: give at least one")
     variables: JsonObject = dict(body.chat_template_kwargs or {})
@@ -103,7 +104,7 @@ def chat_input(body: ChatRequest | TokenizeRequest, limits: MediaLimits) -> Chat
         add_special_tokens=bool(body.add_special_tokens),
         is_continued=is_continued,
     )
-    return ChatInput(turns, form, echoed, images.media)
+    return ChatInput(turns, form, echoed, media.media)
 
 
 def with_allowed_tools(body: ChatRequest) -> ChatRequest:
@@ -139,7 +140,7 @@ def tools_for_template(tools: Sequence[Tool]) -> list[JsonObject]:
     return listed
 
 
-def _turn(position: int, message: Message, images: ChatImages) -> ChatMessage:
+def _turn(position: int, message: Message, media: ChatMedia) -> ChatMessage:
     where = f"messages[{position}]"
     if message.function_call is not None or message.audio is not None:
         raise RequestError(f"{where} holds function_call or audio, which are not served: use tool_calls and text")
@@ -161,7 +162,7 @@ def _turn(position: int, message: Message, images: ChatImages) -> ChatMessage:
     elif message.content is None and message.role != "assistant":
         raise RequestError(f"{where} has no content: give it a text")
     if not isinstance(content, str):
-        parts = [images.add(part) if isinstance(part, ImagePart) else TextPart(part.text or "") for part in content]
+        parts = [media.add(part) if isinstance(part, MediumPart) else TextPart(part.text or "") for part in content]
         return ChatMessage(role, parts, more)
     return ChatMessage(role, content, more)
 

@@ -1,4 +1,4 @@
-"""Parts of messages: texts, thoughts and images, in the forms of OpenAI's and Anthropic's APIs."""
+"""Parts of messages: texts, thoughts, images and audio, in the forms of OpenAI, Anthropic and Hugging Face."""
 
 from __future__ import annotations
 
@@ -7,21 +7,31 @@ from collections.abc import Sequence
 import msgspec
 
 from ....ipc.errors import RequestError
+from ....ipc.messages.media import A_MEDIUM, MediaKind
+from ...client.media.given_media import PART_KINDS
 
 TEXTS = ("text", "input_text", "output_text", "refusal")
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
-IMAGES = ("image_url", "input_image", "image")
+MEDIA = {name: kind for name, kind in PART_KINDS.items() if name != "image_pil"}  # an object of Python
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """Base of structs in a conversation. Unknown fields are ignored: clients send back messages of other servers."""
 
 
-class ImageUrl(Sent, frozen=True, kw_only=True):
-    """OpenAI's form of an image in a chat."""
+class MediaUrl(Sent, frozen=True, kw_only=True):
+    """OpenAI's form of an image in a chat, and vLLM's of audio."""
 
     url: str | None = None
     detail: str | None = None
+
+
+class AudioData(Sent, frozen=True, kw_only=True):
+    """OpenAI's form of audio in a chat. The content says its format."""
+
+    data: str | None = None  # base64
+    url: str | None = None
+    format: str | None = None
 
 
 class ImageSource(Sent, frozen=True, kw_only=True):
@@ -34,31 +44,35 @@ class ImageSource(Sent, frozen=True, kw_only=True):
 
 
 class MessagePart(Sent, frozen=True, kw_only=True):
-    """Part of a message. Types other than text, thought and image decode, so that an error can name them."""
+    """Part of a message. Types other than text, thought, image and audio decode, so that an error can name them."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
     thinking: str | None = None
-    image_url: str | ImageUrl | None = None
+    image_url: str | MediaUrl | None = None
+    audio_url: str | MediaUrl | None = None
+    input_audio: AudioData | None = None
+    audio: str | AudioData | None = None  # Hugging Face's: a URL
+    url: str | None = None  # Hugging Face's
+    base64: str | None = None  # Hugging Face's
     source: ImageSource | None = None
     detail: str | None = None
-    uuid: str | None = None  # vLLM's: the caller's name of the image
+    uuid: str | None = None  # vLLM's: the caller's name of the medium
     file_id: str | None = None
 
 
-class ImagePart(MessagePart, frozen=True, kw_only=True):
-    """Image in any form, read by `content_of`."""
+class MediumPart(MessagePart, frozen=True, kw_only=True):
+    """Image or audio in any form, read by `content_of`; `url` is None for the bytes that had the uuid before."""
 
-    type: str = "image_url"
-    url: str | None  # None: the bytes that had the uuid before
+    kind: MediaKind
     where: str  # path in the body, for errors
 
 
 def content_of(
     where: str, content: str | Sequence[MessagePart] | None, *, besides: Sequence[str] = ()
 ) -> tuple[str | list[MessagePart], str | None]:
-    """Return the content of a message as a text or as parts, ImageParts or of type text, and its thoughts joined with
+    """Return the content of a message as a text or as parts, MediumParts or of type text, and its thoughts joined with
     line breaks.
 
     `where`: path of the content, for errors. Parts with a type in `besides` are skipped. RequestError for parts of
@@ -72,8 +86,8 @@ def content_of(
             continue
         if part.type in THOUGHTS:
             thoughts.append(part.thinking or text or "")
-        elif part.type in IMAGES:
-            parts.append(part if isinstance(part, ImagePart) else _image(f"{where}[{position}]", part))
+        elif part.type in MEDIA:
+            parts.append(part if isinstance(part, MediumPart) else _medium(f"{where}[{position}]", part))
         elif part.type not in TEXTS:
             kind = f"{part.type!r:.40}"
             raise RequestError(f"{where}[{position}] is a part of type {kind}, which is not served: leave it out")
@@ -84,18 +98,39 @@ def content_of(
     return parts, "\n".join(filter(None, thoughts)) or None
 
 
-def _image(where: str, part: MessagePart) -> ImagePart:
-    given, detail = part.image_url, part.detail
-    url = given.url if isinstance(given, ImageUrl) else given
-    if isinstance(given, ImageUrl):
-        detail = given.detail or detail
+def _medium(where: str, part: MessagePart) -> MediumPart:
+    kind = MEDIA[part.type]
     if part.file_id is not None:
-        raise RequestError(f"{where} has a file_id: this engine stores no files, give the image itself")
-    if part.source is not None:
-        url = _url_of(where, part.source)
+        raise RequestError(f"{where} has a file_id: this engine stores no files, give the {kind} itself")
+    url, detail = _audio(part) if kind == "audio" else _image(where, part)
     if url is None and part.uuid is None:
-        raise RequestError(f"{where} is a part of type {part.type!r} without an image: give its URL or its data")
-    return ImagePart(url=url, detail=detail, uuid=part.uuid, where=where)
+        name = A_MEDIUM[kind]
+        raise RequestError(f"{where} is a part of type {part.type!r} without {name}: give its URL or its data")
+    return MediumPart(type=part.type, kind=kind, url=url, detail=detail, uuid=part.uuid, where=where)
+
+
+def _image(where: str, part: MessagePart) -> tuple[str | None, str | None]:
+    """Return URL and detail of an image."""
+    if part.source is not None:
+        return _url_of(where, part.source), part.detail
+    if isinstance(part.image_url, MediaUrl):
+        return part.image_url.url, part.image_url.detail or part.detail
+    return part.image_url or part.url or _data_url("image", part.base64), part.detail
+
+
+def _audio(part: MessagePart) -> tuple[str | None, str | None]:
+    """Return URL and detail of audio, which has none."""
+    given = part.input_audio or part.audio or part.audio_url
+    if isinstance(given, AudioData):
+        return given.url or _data_url("audio", given.data), part.detail
+    if isinstance(given, MediaUrl):
+        return given.url, given.detail or part.detail
+    return given or part.url or _data_url("audio", part.base64), part.detail
+
+
+def _data_url(kind: MediaKind, data: str | None) -> str | None:
+    """Return base64 as a data: URL, if it is none; the format is read from the content."""
+    return data if data is None or data.startswith("data:") else f"data:{kind}/*;base64,{data}"
 
 
 def _url_of(where: str, source: ImageSource) -> str:

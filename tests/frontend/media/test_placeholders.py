@@ -16,14 +16,14 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenloom.frontend.media.image_processor import process_image
-from tokenloom.frontend.media.image_processor_config import load_image_processor
+from tokenloom.frontend.media.images.image_processor import process_image
+from tokenloom.frontend.media.images.image_processor_config import load_image_processor
 from tokenloom.frontend.media.placeholders import Placeholders
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.errors import ConfigError, RequestError
 from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.ipc.models.vision_config import VisionConfig
-from tokenloom.tests.frontend.media.image_files import new_pixels
+from tokenloom.tests.frontend.media.images.image_files import new_pixels
 from tokenloom.tests.support.vision_checkpoints import write_tokenizer
 from tokenloom.tests.support.vision_configs import VISION_MODELS
 
@@ -104,7 +104,7 @@ def expected_ids(model: Model, text: str, sizes: list[tuple[int, int]]) -> list[
     for image in images:  # one by one, as none is padded to the size of another
         inputs = model.image_processor([[image]] if config.family == "idefics3" else [image], **extra)
         replacements.append(model.rule(inputs, 0))
-    marker = re.escape(model.placeholders.marker)
+    marker = re.escape(model.placeholders.marker.text)
     found = iter(replacements)
     ids: list[int] = model.tokenizer(re.sub(marker, lambda _: next(found), text))["input_ids"]
     return ids
@@ -117,12 +117,12 @@ def our_ids(model: Model, text: str, sizes: list[tuple[int, int]]) -> list[int]:
     covered = np.zeros(len(ids), bool)
     for span, item in zip(spans, items, strict=True):
         tokens = ids[span.start : span.start + span.length]
-        assert tokens[0] == tokens[-1] == ours.image_id
-        assert tokens.count(ours.image_id) == span.num_embeds == ours.config.num_embeds(item.grid)
+        assert tokens[0] == tokens[-1] == ours.placeholder_id
+        assert tokens.count(ours.placeholder_id) == span.num_embeds == ours.config.num_embeds(item.grid)
         assert span.num_embeds <= ours.config.max_embeds
         assert not covered[span.start : span.start + span.length].any()
         covered[span.start : span.start + span.length] = True
-    assert all(covered[place] for place, token in enumerate(ids) if token == ours.image_id)
+    assert all(covered[place] for place, token in enumerate(ids) if token == ours.placeholder_id)
     return ids
 
 
@@ -159,7 +159,7 @@ def test_prompt_of_tokens_with_one_marker_an_image_is_expanded_too(name: str) ->
     item = Item(DIGEST, process_image(new_pixels(60, 50), ours.config).grid)
     ids, (span,) = ours.expand([5, ours.marker_id, 6], [item])
     assert ids[0] == 5 and ids[-1] == 6
-    assert ids[span.start : span.start + span.length].count(ours.image_id) == span.num_embeds
+    assert ids[span.start : span.start + span.length].count(ours.placeholder_id) == span.num_embeds
     if name == "gemma3":
         lines = ours.tokenizer.encode("\n\n", add_special_tokens=False)
         assert ids[1 : 1 + len(lines)] == lines == ids[-1 - len(lines) : -1]
@@ -169,7 +169,7 @@ def test_prompt_of_tokens_with_one_marker_an_image_is_expanded_too(name: str) ->
 def test_number_of_placeholders_must_be_that_of_the_images(name: str) -> None:
     ours = model_of(name).placeholders
     item = Item(DIGEST, (1, 0, 0) if ours.config.family == "idefics3" else (1, 4, 4))
-    marker = re.escape(ours.marker)
+    marker = re.escape(ours.marker.text)
     for num_markers, num_items in ((0, 1), (2, 1), (1, 0), (1, 3)):
         words = rf"has {num_markers} placeholders? of images \({marker}\) for {num_items} images?: write one for each"
         with pytest.raises(RequestError, match=words):
@@ -180,13 +180,15 @@ def test_number_of_placeholders_must_be_that_of_the_images(name: str) -> None:
 def test_placeholder_that_follows_no_marker_is_refused() -> None:
     ours = model_of("gemma3").placeholders
     with pytest.raises(RequestError, match=r"has 2 placeholders .* for 1 image:"):
-        ours.expand([5, ours.marker_id, 6, ours.image_id], [Item(DIGEST, (1, 8, 8))])
+        ours.expand([5, ours.marker_id, 6, ours.placeholder_id], [Item(DIGEST, (1, 8, 8))])
     with pytest.raises(RequestError, match=r"has 1 placeholder .* for 0 images:"):
-        ours.expand([5, ours.image_id], [])
+        ours.expand([5, ours.placeholder_id], [])
 
 
 def test_tokenizer_without_the_tokens_of_images_is_refused() -> None:
     ours, other = model_of("internvl").placeholders, model_of("llava").placeholders
-    vision = VisionConfig(family="internvl", image_token_id=other.image_id, hidden_size=8, num_layers=1, patch_size=7)
+    vision = VisionConfig(
+        family="internvl", image_token_id=other.placeholder_id, hidden_size=8, num_layers=1, patch_size=7
+    )
     with pytest.raises(ConfigError, match="the tokenizer has no token <img> for images"):
         Placeholders.load(ours.config, vision, other.tokenizer)

@@ -14,15 +14,15 @@ from tokenloom.ipc.messages.base import FinishReason
 from tokenloom.ipc.messages.client import Abort, Accepted, Deltas, Medium, NeedMedia, PutMedium
 from tokenloom.ipc.messages.core import EngineCoreRequest, Finished
 from tokenloom.tests.frontend.bench import Bench, ids, new_submit
-from tokenloom.tests.frontend.requests.fake_vision import BAD, MARKER, fake_vision, seeing_spec
+from tokenloom.tests.frontend.requests.fake_media import BAD, MARKER, fake_media, seeing_spec
 
 (PLACEHOLDER,) = ids(MARKER)
 
 
 class SeeingBench(Bench):
     def __init__(self, folder: Path, **config: object) -> None:
-        vision, self.reader = fake_vision(PLACEHOLDER)
-        super().__init__(vision=vision, seeing=seeing_spec(folder, PLACEHOLDER, **config))
+        media, self.reader = fake_media(PLACEHOLDER)
+        super().__init__(media=media, seeing=seeing_spec(folder, PLACEHOLDER, **config))
 
     def put(self, data: bytes) -> Medium:
         digest = hashlib.sha256(data).digest()

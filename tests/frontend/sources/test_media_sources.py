@@ -49,11 +49,11 @@ def test_a_url_and_a_file_give_the_digest_of_their_bytes(store: BlobStore, tmp_p
 
 def test_a_uuid_names_bytes_within_its_scope(store: BlobStore) -> None:
     sources = MediaSources(store, fetcher(), LocalFiles(None, 10))
-    with pytest.raises(RequestError, match="no image with uuid 'cat'"):
+    with pytest.raises(RequestError, match="no medium with uuid 'cat'"):
         sources.find("key", "cat", "u")
     sources.note("key", "cat", store.put(b"hello"))
     assert sources.find("key", "cat", "u") == HELLO
-    with pytest.raises(RequestError, match="no image with uuid 'cat'"):
+    with pytest.raises(RequestError, match="no medium with uuid 'cat'"):
         sources.find("other key", "cat", "u")
 
 
@@ -61,5 +61,5 @@ def test_a_uuid_is_forgotten_with_its_bytes(store: BlobStore) -> None:
     sources = MediaSources(store, fetcher(), LocalFiles(None, 10))
     sources.note("key", "cat", store.put(b"hello"))
     (store.folder.path / HELLO.hex()).unlink()
-    with pytest.raises(RequestError, match="no image"):
+    with pytest.raises(RequestError, match="no medium"):
         sources.find("key", "cat", "u")

@@ -10,6 +10,7 @@ import tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tokenloom.frontend.text.chat_template import ChatTemplate, check_template
+from tokenloom.frontend.text.media_marker import MediaMarker
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError, RequestError
 from tokenloom.ipc.messages.client import ChatForm, ChatMessage, MediaPart, TextPart
@@ -220,17 +221,17 @@ TURNS = [ChatMessage("user", [TextPart("a"), MediaPart(1), TextPart("b"), MediaP
     ],
 )
 def test_images_stand_where_the_template_shows_them_else_before_the_text(source: str, expected: str) -> None:
-    template = ChatTemplate(source, {}, image_marker="<image>")
+    template = ChatTemplate(source, {}, marker=MediaMarker("image", "<image>", "<image>"))
     assert template.render([SYSTEM, *TURNS]) == expected
 
 
 def test_a_chat_that_ends_with_an_image_can_be_continued() -> None:
-    template = ChatTemplate(IMAGE_PARTS, {}, image_marker="<image>")
+    template = ChatTemplate(IMAGE_PARTS, {}, marker=MediaMarker("image", "<image>", "<image>"))
     form = ChatForm(is_continued=True)
     assert template.render([ChatMessage("user", [TextPart("a"), MediaPart(0)])], form) == "<user>a<image>"
 
 
 def test_the_template_of_a_processor_is_found(tmp_path: Path) -> None:
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": IMAGE_PARTS}))
-    template = ChatTemplate.load(tmp_path, None, image_marker="<image>")
+    template = ChatTemplate.load(tmp_path, None, marker=MediaMarker("image", "<image>", "<image>"))
     assert template is not None and template.render(TURNS) == "<user>a<image>b<image><user>c"

@@ -13,7 +13,7 @@ from tokenloom.ipc.messages.client import ChatMessage, MediaPart, Medium, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.support.engine_specs import new_spec
 
-LIMITS = MediaLimits(model="m", sees_images=True, option="", max_images=2, max_bytes=100)
+LIMITS = MediaLimits(model="m", kind="image", off_by={}, max_count=2, max_bytes=100)
 ONE = Medium(digest=bytes(32))
 
 

@@ -64,7 +64,7 @@ class Prompt:
         """items: taken one by one, as `rng` draws the text before and after them."""
         self.token_ids: list[int] = [rng.randrange(5, 900) for _ in range(3)]
         self.items, self.spans, self.orders = list[MediaFile](), list[int](), list[Encode]()
-        encoder = engine.worker._media._encoder  # type: ignore[union-attr]
+        encoder = engine.worker._media.encoder  # type: ignore[union-attr]
         for entry, item in enumerate(items, 1):
             self.items.append(item)
             num_embeds = len(encoder.finish(encoder.begin(item, item.grid)))

@@ -138,7 +138,7 @@ def test_dummy_weights_include_the_encoder(engine: Engine, tmp_path: Path) -> No
     dummy = Engine(Path(engine.spec.model_folder), tmp_path, load_format="dummy")
     prompt = make_prompt(dummy, [(1, 2, 3)], seed=3)
     assert len(answers(dummy, prompt, 0)) == NUM_OUTPUTS
-    assert isinstance(dummy.worker._media._encoder, Encoder)  # type: ignore[union-attr]
+    assert isinstance(dummy.worker._media.encoder, Encoder)  # type: ignore[union-attr]
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def test_uuids_go_with_their_images_or_stand_for_them() -> None:
         ({"image": "data:image/png;base64,!!"}, "is not base64"),
         ({"image": "data:image/png;base64"}, "has no comma"),
         ({"image": [None]}, "is None and has no uuid"),
-        ({"video": [1]}, "has video: only image is served"),
+        ({"video": [1]}, "has video: only image and audio are served"),
         ([DATA], "is of type list"),
     ],
 )

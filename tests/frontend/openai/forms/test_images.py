@@ -26,7 +26,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": URL, "detail": "low"}, "uuid"
 
 
 def seeing(max_images: int | None = None, max_bytes: int = 1000) -> MediaLimits:
-    return MediaLimits(model="m", sees_images=True, option="", max_images=max_images, max_bytes=max_bytes)
+    return MediaLimits(model="m", kind="image", off_by={}, max_count=max_images, max_bytes=max_bytes)
 
 
 def of_chat(*parts: Any, limits: MediaLimits | None = None) -> ChatInput:
@@ -87,12 +87,17 @@ def test_uuid_and_detail_are_kept_and_urls_are_not_fetched_here() -> None:
         ({"type": "image_url", "image_url": {"url": "/etc/passwd"}}, r"\[0\]: the image '/etc/passwd' is no data:"),
         (
             {"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}},
-            r"\[0\]: a data: URL .* is not base64",
+            r"\[0\]: a data: URL is not base64",
         ),
         ({"type": "image_url"}, r"\[0\] is a part of type 'image_url' without an image"),
         ({"type": "input_image", "file_id": "f"}, r"\[0\] has a file_id"),
         ({"type": "image_url", "image_url": {"url": URL, "detail": "big"}}, r"\[0\]: the detail of an image is 'big'"),
-        ({"type": "input_audio"}, r"\[0\] is a part of type 'input_audio', which is not served"),
+        ({"type": "input_audio"}, r"\[0\] is a part of type 'input_audio' without an audio clip"),
+        (
+            {"type": "input_audio", "input_audio": {"data": BASE64, "format": "wav"}},
+            r"\[0\]: the model 'm' does not hear audio: leave it out",
+        ),
+        ({"type": "video_url", "url": "v"}, r"\[0\] is a part of type 'video_url', which is not served"),
     ],
 )
 def test_a_bad_image_is_refused_with_its_place_and_without_its_content(part: Any, complaint: str) -> None:
@@ -103,7 +108,7 @@ def test_a_bad_image_is_refused_with_its_place_and_without_its_content(part: Any
 
 def test_numbers_and_bytes_are_checked_before_anything_is_decoded() -> None:
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "?" * 4000}}
-    with pytest.raises(RequestError, match=r"content\[0\]: the image has 29.. bytes, at most 1000 are read"):
+    with pytest.raises(RequestError, match=r"content\[0\]: an image has 29.. bytes, at most 1000 are read"):
         of_chat(broken)
     with pytest.raises(RequestError, match=r"content\[1\]: the prompt has 2 images, at most 1 are allowed"):
         of_chat(IMAGE, broken, limits=seeing(max_images=1))

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from transformers.image_transforms import convert_to_rgb
 
-from tokenloom.frontend.media.decode import decode_image
-from tokenloom.frontend.media.image_header import read_header
+from tokenloom.frontend.media.images.decode import decode_image
+from tokenloom.frontend.media.images.image_header import read_header
 from tokenloom.ipc.errors import RequestError
-from tokenloom.tests.frontend.media.image_files import encoded, new_gif, new_pixels, new_png, png_chunk
+from tokenloom.tests.frontend.media.images.image_files import encoded, new_gif, new_pixels, new_png, png_chunk
 
 MAX_PIXELS = 40_000_000
 FORMS = ("PNG", "JPEG", "WEBP", "GIF")

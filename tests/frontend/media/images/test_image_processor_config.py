@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tokenloom.frontend.media.image_processor_config import ImageProcessorConfig, ImageSize, load_image_processor
+from tokenloom.frontend.media.images.image_processor_config import ImageProcessorConfig, ImageSize, load_image_processor
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.models.vision_config import VisionConfig, VisionFamily
 

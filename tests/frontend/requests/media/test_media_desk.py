@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.requests import media_desk
-from tokenloom.frontend.requests.media_desk import MediaDesk, MediaJob, NeedBytes
-from tokenloom.frontend.requests.vision import ReadMedium
+from tokenloom.frontend.requests.media import media_puts
+from tokenloom.frontend.requests.media.media_desk import MediaDesk
+from tokenloom.frontend.requests.media.media_input import ReadMedium
+from tokenloom.frontend.requests.media.media_job import MediaJob, NeedBytes
 from tokenloom.ipc.errors import Overloaded, TokenloomError
 from tokenloom.ipc.messages.client import Medium, PutMedium
-from tokenloom.tests.frontend.requests.fake_vision import BAD, fake_vision, seeing_spec
+from tokenloom.tests.frontend.requests.fake_media import BAD, fake_media, seeing_spec
 
 DEADLINE_S = 20.0
 Result = list[ReadMedium] | TokenloomError
@@ -26,8 +27,8 @@ class Desk:
 
     def __init__(self, folder: Path, **config: object) -> None:
         self.woken = threading.Event()
-        vision, self.reader = fake_vision(7)
-        self.desk = MediaDesk(seeing_spec(folder, 7, **config), self.woken.set, vision)
+        media, self.reader = fake_media(7)
+        self.desk = MediaDesk(seeing_spec(folder, 7, **config), self.woken.set, media)
         self.asked: list[list[bytes]] = []
 
     def put(self, data: bytes, digest: bytes | None = None) -> Medium:
@@ -100,7 +101,7 @@ def test_requests_share_a_reading_and_a_release_ends_only_its_own_request(desk: 
 def test_a_bad_medium_and_a_wrong_digest_fail_alone(desk: Desk) -> None:
     bad, wrong, good = desk.put(BAD), desk.put(b"a", bytes(32)), desk.put(b"g")
     assert desk.error(good, bad) == "the image 2 of 2 cannot be taken: this is no image"
-    assert desk.error(wrong).startswith("the digest of an image is")
+    assert desk.error(wrong).startswith("the digest of a medium is")
     assert desk.files(good) == [b"file of g"]
 
 
@@ -128,8 +129,8 @@ def test_bytes_that_never_come_end_the_wait(desk: Desk) -> None:
 def test_media_are_pinned_until_the_release_and_a_full_store_makes_others_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(media_desk, "HOLD_S", 0.0)
-    monkeypatch.setattr(media_desk, "RETRY_S", 0.02)
+    monkeypatch.setattr(media_puts, "HOLD_S", 0.0)
+    monkeypatch.setattr(media_puts, "RETRY_S", 0.02)
     desk = Desk(tmp_path, media_store_bytes=2500)
     job, first = desk.read(desk.put(b"a" * 1000))
     assert isinstance(first, list)
@@ -146,7 +147,7 @@ def test_media_are_pinned_until_the_release_and_a_full_store_makes_others_wait(
 
 
 def test_after_the_release_nothing_is_pinned(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_desk, "HOLD_S", 0.0)
+    monkeypatch.setattr(media_puts, "HOLD_S", 0.0)
     a = desk.put(b"a")
     jobs = [desk.read(a)[0] for _ in range(3)]
     assert desk.desk.store._pins
@@ -155,7 +156,7 @@ def test_after_the_release_nothing_is_pinned(desk: Desk, monkeypatch: pytest.Mon
     desk.read(desk.put(BAD))
     desk.desk.close()
     assert not desk.desk.store._pins
-    desk.desk = MediaDesk(seeing_spec(desk.desk.store.folder.path, 7), desk.woken.set, fake_vision(7)[0])
+    desk.desk = MediaDesk(seeing_spec(desk.desk.store.folder.path, 7), desk.woken.set, fake_media(7)[0])
 
 
 def test_data_urls_are_decoded_and_others_refused_by_the_option(desk: Desk) -> None:
@@ -169,7 +170,7 @@ def test_a_uuid_stands_for_bytes_of_its_scope(desk: Desk) -> None:
     desk.put(b"a")
     desk.files(Medium(digest=hashlib.sha256(b"a").digest(), uuid="one"), scope="tenant")
     assert desk.files(Medium(uuid="one"), scope="tenant") == [b"file of a"]
-    assert "no image with uuid 'one'" in desk.error(Medium(uuid="one"), scope="other")
+    assert "no medium with uuid 'one'" in desk.error(Medium(uuid="one"), scope="other")
 
 
 def test_too_many_bytes_are_refused_before_they_are_kept(tmp_path: Path) -> None:

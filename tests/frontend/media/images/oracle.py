@@ -17,8 +17,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from tokenloom.frontend.media.image_processor_config import Grid
-from tokenloom.ipc.models.vision_config import VisionConfig, VisionFamily
+from tokenloom.ipc.models.vision_config import Grid, VisionConfig, VisionFamily
 
 CLASSES = {
     each.__name__: each

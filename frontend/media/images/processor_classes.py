@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from ...ipc.models.vision_config import VisionFamily
+from ....ipc.models.vision_config import VisionFamily
 
 BILINEAR, BICUBIC, LANCZOS = 2, 3, 1  # Pillow's numbers
 CLIP_MEAN = [0.48145466, 0.4578275, 0.40821073]

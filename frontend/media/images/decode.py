@@ -14,7 +14,7 @@ import zlib
 
 from PIL import Image
 
-from ...ipc.errors import RequestError
+from ....ipc.errors import RequestError
 from .image_header import read_header
 
 Image.MAX_IMAGE_PIXELS = None  # the header is checked against our own limit

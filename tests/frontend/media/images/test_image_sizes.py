@@ -11,7 +11,7 @@ from transformers.image_utils import get_image_size_for_max_height_width
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from tokenloom.frontend.media.image_sizes import (
+from tokenloom.frontend.media.images.image_sizes import (
     Size,
     bounded_edges_size,
     bounding_box_size,

@@ -1,4 +1,4 @@
-"""A model that sees images, in tests: an image is any text, and shows as many tokens as it has characters."""
+"""A model that takes media, in tests: a medium is any text, and shows as many tokens as it has characters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from tokenloom.frontend.requests.vision import ReadMedium, Vision
+from tokenloom.frontend.requests.media.media_input import MediaInput, ReadMedium, ReadPiece
+from tokenloom.frontend.text.media_marker import MediaMarker
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
@@ -24,6 +25,13 @@ MARKER, BAD = "#", b"bad"
 class FakeMedium(NamedTuple):
     digest: bytes
     grid: tuple[int, int, int]
+
+
+class FakePiece(NamedTuple):
+    digest: bytes
+    grid: tuple[int, int, int]
+    start_s: float
+    end_s: float
 
 
 class FakeReader:
@@ -50,12 +58,24 @@ class FakeReader:
         digest = await asyncio.to_thread(self.store.put, b"file of " + data + detail.encode())
         return FakeMedium(digest, (1, 1, len(data)))
 
+    async def read_pieces(self, source: bytes, piece_s: float, owner: str) -> list[ReadPiece]:
+        """Cut a text into pieces of a character a second."""
+        content = self.store.open(source)
+        assert content is not None, "a source that is read is pinned"
+        self.reads[bytes(content)] += 1
+        size, pieces = int(piece_s), list[ReadPiece]()
+        for begin in range(0, len(content), size):
+            data = bytes(content[begin : begin + size])
+            digest = await asyncio.to_thread(self.store.put, b"piece of " + data)
+            pieces.append(FakePiece(digest, (1, 1, len(data)), begin, begin + len(data)))
+        return pieces
+
     def close(self) -> None:
         self.is_closed = True
 
 
 class FakePlaceholders:
-    marker = MARKER
+    marker = MediaMarker("image", MARKER, MARKER)
 
     def __init__(self, token_id: int) -> None:
         self.token_id = token_id
@@ -81,9 +101,9 @@ class FakePlaceholders:
         return expanded, spans
 
 
-def fake_vision(token_id: int) -> tuple[Vision, FakeReader]:
+def fake_media(token_id: int) -> tuple[MediaInput, FakeReader]:
     reader = FakeReader()
-    return Vision(reader, FakePlaceholders(token_id)), reader
+    return MediaInput(reader, FakePlaceholders(token_id)), reader
 
 
 def seeing_spec(folder: Any, token_id: int, **config: Any) -> EngineSpec:

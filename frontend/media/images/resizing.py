@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from PIL import Image
 
-from ...ipc.errors import RequestError
+from ....ipc.errors import RequestError
 from .image_sizes import Size
 
 MAX_RESIZED_PIXELS = 256 << 20  # 1 GiB, half of the media process's memory, and seconds of work

@@ -17,17 +17,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from ...ipc.errors import ConfigError
-from ...ipc.models.vision_config import VisionConfig, VisionFamily
+from ....ipc.errors import ConfigError
+from ....ipc.models.vision_config import Grid, VisionConfig, VisionFamily
+from ..processor_file import read_object, read_processor
 from .image_sizes import MAX_SPLIT_SIDE, Size, max_smart_factors, patched_size, tiled_size
 from .processor_classes import BICUBIC, CLASSES, CLASSES_BY_FAMILY, OLD_NAMES, AnySize, ProcessorClass, Settings
 
 Detail: TypeAlias = Literal["low", "high", "auto"]
-Grid: TypeAlias = tuple[int, int, int]
 
 QWEN: tuple[VisionFamily, ...] = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 MAX_PIXELS_A_SIDE = 1 << 16
@@ -52,6 +52,8 @@ class ImageProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
     (tiles in the file, rows, columns), where rows and columns count tiles without the whole image, which follows them:
     (1, 0, 0) is a whole image alone for Idefics3, and (1, 1, 1) for InternVL.
     """
+
+    kind: ClassVar[Literal["image"]] = "image"
 
     family: VisionFamily
     do_resize: bool
@@ -151,7 +153,7 @@ def load_image_processor(
     folder: Path, vision: VisionConfig, overrides: Mapping[str, Any] | None = None
 ) -> ImageProcessorConfig:
     """Read the image processor of a checkpoint; ConfigError if it is not served, or does not suit its encoder."""
-    given = _read(folder)
+    given = read_processor(folder, "image_processor")
     name = _class_name(given, vision.family, folder)
     kind = CLASSES[name]
     unknown = sorted(set(overrides or ()) - set(kind.overridable))
@@ -171,25 +173,6 @@ def load_image_processor(
     config = _config(settings, size, vision, _num_class_embeds(folder, vision), kind)
     _check(config, vision, name)
     return config
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    nested = _json(folder / "processor_config.json").get("image_processor")
-    if isinstance(nested, dict):
-        return nested
-    path = folder / "preprocessor_config.json"
-    if not path.exists():
-        raise ConfigError(f"{folder} has no image processor: add the model's preprocessor_config.json")
-    return _json(path)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        return {}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
 def _class_name(given: Mapping[str, Any], family: VisionFamily, folder: Path) -> str:
@@ -284,7 +267,7 @@ def _num_class_embeds(folder: Path, vision: VisionConfig) -> int:
     """Return the embeddings of LLaVA that stand for no patch: CLIP's towers have one, and `default` drops the first."""
     if vision.family != "llava":
         return 0
-    config = _json(folder / "config.json")
+    config = read_object(folder / "config.json")
     tower = config.get("vision_config") or {}
     has_class = tower.get("model_type", "clip_vision_model") == "clip_vision_model"
     drops_first = config.get("vision_feature_select_strategy", "default") == "default"

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from tokenloom.frontend.media.image_processor import process_image
-from tokenloom.frontend.media.image_processor_config import ImageProcessorConfig, load_image_processor
+from tokenloom.frontend.media.images.image_processor import process_image
+from tokenloom.frontend.media.images.image_processor_config import ImageProcessorConfig, load_image_processor
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.models.vision_config import VisionConfig
-from tokenloom.tests.frontend.media.oracle import new_vision, oracle_image, save_processor
+from tokenloom.tests.frontend.media.images.oracle import new_vision, oracle_image, save_processor
 
 SIDE = 4000
 

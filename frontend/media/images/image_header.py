@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-from ...ipc.errors import RequestError
+from ....ipc.errors import RequestError
 
 MAX_FRAMES = 1000  # of an animation, whose first frame is read
 SERVED = "send PNG, JPEG, WebP or GIF"

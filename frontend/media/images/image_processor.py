@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from .image_processor_config import QWEN, Grid, ImageProcessorConfig
+from ....ipc.models.vision_config import Grid
+from .image_processor_config import QWEN, ImageProcessorConfig
 from .image_sizes import (
     Size,
     bounded_edges_size,

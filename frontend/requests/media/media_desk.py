@@ -8,59 +8,38 @@ as long as a request needs it; a full store makes requests wait. Knows no prompt
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import threading
-import time
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
-from ...ipc.blobs.store import BlobStore
-from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.errors import InternalError, Overloaded, RequestError, TokenloomError
-from ...ipc.messages.client import Medium, PutMedium
-from ...ipc.messages.media import MediaKind
-from ...ipc.process.descriptors import descriptor_limit
-from ..client.media.data_url import decode_data_url
-from ..intake.thread_pool import Then
-from ..sources.media_sources import MediaSources
-from ..text.media_limits import MediaLimits
-from .vision import ReadMedium, Vision
+from ....ipc.blobs.store import BlobStore
+from ....ipc.config.engine_spec import EngineSpec
+from ....ipc.errors import InternalError, Overloaded, TokenloomError
+from ....ipc.messages.client import Medium, PutMedium
+from ....ipc.messages.media import MediaKind
+from ....ipc.process.descriptors import descriptor_limit
+from ...client.media.data_url import decode_data_url
+from ...intake.thread_pool import Then
+from ...sources.media_sources import MediaSources
+from ...text.media_limits import MediaLimits
+from .media_input import MediaInput, MediaReader, ReadMedium, ReadPiece
+from .media_job import MediaJob, NeedBytes
+from .media_puts import WAIT_S, MediaPuts, new_task
 
 T = TypeVar("T")
 
 logger = logging.getLogger("tokenloom.frontend")
 
-WAIT_S = 60.0  # for the bytes of a medium, for room in the store, and for all of a request's media to be read
-HOLD_S = 30.0  # how long bytes that came before their request are kept for it
-RETRY_S = 2.0  # longest time between attempts to get room in a full store
-MAX_PUT_BYTES = 256 << 20  # of media that wait to be written
 MAX_KNOWN = 1 << 14  # entries of the table of media that have been read
 MAX_ASKS = 3  # for the same bytes
 PINS_SHARE = 4  # of the descriptors that this process may have, pinned media take at most 1 / PINS_SHARE
 
-
-NeedBytes: TypeAlias = Callable[[list[bytes]], None]  # requests the bytes with these digests from the client
 _Key: TypeAlias = tuple[bytes, MediaKind, str]  # digest of the source, kind, detail
-
-
-@dataclass(eq=False)
-class MediaJob:
-    """Media of one request, pinned for `user` until the job is released."""
-
-    user: str
-    media: list[Medium]
-    owner: str
-    scope: str  # whose uuids its media may use
-    need: NeedBytes | None  # None: nobody can send the bytes again
-    pinned: set[bytes] = field(default_factory=set)
-    task: asyncio.Task[None] | None = None
-    is_over: bool = False
 
 
 class MediaDesk:
@@ -70,10 +49,10 @@ class MediaDesk:
         self,
         spec: EngineSpec,
         wake: Callable[[], None],
-        vision: Vision | None = None,
+        media: MediaInput | None = None,
     ) -> None:
         """`wake` is called from another thread and must cause a call of `on_wakeup`."""
-        self._wake, self._vision, self._config = wake, vision, spec.config
+        self._wake, self._input, self._config = wake, media, spec.config
         self._limits = MediaLimits.of(spec)
         self.store = BlobStore(Path(spec.run_directory, "media"), spec.config.media_store_bytes)
         self._done: deque[Callable[[], None]] = deque()
@@ -82,13 +61,8 @@ class MediaDesk:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._max_pinned = max(descriptor_limit() // PINS_SHARE, 16)
         # used by the thread alone
-        self._released = asyncio.Event()  # something was unpinned since it was cleared
+        self._puts = MediaPuts(self.store, self._limits)
         self._num_pinned = 0  # media of requests
-        self._num_put_bytes = 0
-        self._holders: dict[bytes, list[str]] = {}  # users of pins that wait for a request, by digest
-        self._puts: dict[bytes, asyncio.Task[None]] = {}  # bytes that are being written
-        self._failed_puts: OrderedDict[bytes, TokenloomError] = OrderedDict()  # until a request or other bytes come
-        self._arrivals: dict[bytes, asyncio.Event] = {}  # bytes that requests wait for
         self._known: OrderedDict[_Key, ReadMedium] = OrderedDict()
         self._reading: dict[_Key, asyncio.Task[ReadMedium]] = {}
 
@@ -96,8 +70,8 @@ class MediaDesk:
 
     def put(self, message: PutMedium) -> None:
         """Write the bytes of a medium to the store, for a request that comes within HOLD_S. Errors are kept for it."""
-        if self._limits.sees_images:
-            self._call(partial(self._begin_put, message))
+        if self._limits.kind is not None:
+            self._call(partial(self._puts.begin, message))
 
     def read(
         self,
@@ -113,7 +87,23 @@ class MediaDesk:
         order, or with an error. `need` is called for bytes that the store lacks. `owner`: the caller, for fair
         queueing; `scope`: of uuids."""
         job = MediaJob(f"job-{next(self._numbers)}", media, owner, scope, need)
-        self._call(partial(self._begin, job, then, min(wait_s, WAIT_S)))
+        self._call(partial(self._begin, job, self._read_all, then, min(wait_s, WAIT_S)))
+        return job
+
+    def read_pieces(
+        self,
+        clip: Medium,
+        piece_s: float,
+        then: Then[Sequence[ReadPiece]],
+        *,
+        owner: str = "",
+        scope: str = "",
+        wait_s: float = WAIT_S,
+    ) -> MediaJob:
+        """Read an audio clip in pieces of at most `piece_s`, cut at quiet places; pin and hand them over as `read`
+        does. Until the release, other requests may name a piece by its digest as an audio clip of its own."""
+        job = MediaJob(f"job-{next(self._numbers)}", [clip], owner, scope, None, piece_s)
+        self._call(partial(self._begin, job, self._read_all_pieces, then, min(wait_s, WAIT_S)))
         return job
 
     def release(self, job: MediaJob) -> None:
@@ -128,9 +118,9 @@ class MediaDesk:
     def hold(self, digests: Iterable[bytes]) -> None:
         """Keep blobs for HOLD_S, for a request that is about to come. Any thread may call it."""
         for digest in digests:
-            user = f"hold-{next(self._numbers)}"
+            user = self._puts.new_user()
             if self.store.pin(digest, user):
-                self._call(partial(self._unpin_later, digest, user))
+                self._call(partial(self._puts.hold, digest, user))
 
     def close(self) -> None:
         """End the thread and the processes that it has started."""
@@ -153,7 +143,7 @@ class MediaDesk:
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
-        self._reader = None if self._vision is None else self._vision.new_reader(self.store)
+        self._reader = None if self._input is None else self._input.new_reader(self.store)
         self._sources = MediaSources.of(self.store, self._config)
         try:
             loop.run_forever()
@@ -169,74 +159,11 @@ class MediaDesk:
         self._done.append(callback)
         self._wake()
 
-    def _unpin_later(self, digest: bytes, user: str) -> None:
-        """Unpin a blob that waits for its request, after HOLD_S or when the request has come."""
-        self._holders.setdefault(digest, []).append(user)
-        asyncio.get_running_loop().call_later(HOLD_S, self._unhold, digest, user)
-
-    def _unhold(self, digest: bytes, *users: str) -> None:
-        holders = self._holders.get(digest, [])
-        for user in users:
-            if user in holders:
-                holders.remove(user)
-                self.store.unpin(digest, user)
-        if not holders:
-            self._holders.pop(digest, None)
-        self._released.set()
-
-    # ── bytes ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _begin_put(self, message: PutMedium) -> None:
-        digest = message.digest
-        if digest in self._puts:
-            return
-        self._failed_puts.pop(digest, None)
-        self._num_put_bytes += len(message.data)
-        self._puts[digest] = _new_task(self._put(digest, message.data))
-
-    async def _put(self, digest: bytes, data: memoryview) -> None:
-        try:
-            if self._num_put_bytes > MAX_PUT_BYTES:
-                raise Overloaded(f"{self._num_put_bytes} bytes of images wait to be written: ask again later")
-            await self._keep(digest, data)
-        except TokenloomError as error:
-            self._failed_puts[digest] = error
-            if len(self._failed_puts) > MAX_KNOWN:
-                self._failed_puts.popitem(last=False)
-        finally:
-            self._num_put_bytes -= len(data)
-            del self._puts[digest]
-            if (arrival := self._arrivals.pop(digest, None)) is not None:
-                arrival.set()
-
-    async def _keep(self, digest: bytes, data: memoryview) -> None:
-        """Write bytes to the store, and keep them for HOLD_S."""
-        self._limits.check_bytes(len(data))
-        user = f"hold-{next(self._numbers)}"
-        found = await self._patiently(lambda: asyncio.to_thread(self.store.put, data, user))
-        self._unpin_later(found, user)
-        if found != digest:
-            raise RequestError(f"the digest of an image is {found.hex()}, the client says {digest.hex()}")
-
-    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Repeat `work` while the store is full, for at most WAIT_S; then raise Overloaded."""
-        end = time.monotonic() + WAIT_S
-        while True:
-            self._released.clear()
-            try:
-                return await work()
-            except Overloaded:
-                if time.monotonic() >= end:
-                    raise
-            with contextlib.suppress(TimeoutError):  # an intake process may release something, too
-                async with asyncio.timeout(RETRY_S):
-                    await self._released.wait()
-
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _begin(self, job: MediaJob, then: Then[list[ReadMedium]], wait_s: float) -> None:
+    def _begin(self, job: MediaJob, work: Callable[[MediaJob], Awaitable[T]], then: Then[T], wait_s: float) -> None:
         if not job.is_over:
-            job.task = _new_task(self._finish(job, then, wait_s))
+            job.task = new_task(self._finish(job, work, then, wait_s))
 
     def _release(self, job: MediaJob) -> None:
         job.is_over = True
@@ -246,15 +173,17 @@ class MediaDesk:
             self.store.unpin(digest, job.user)
         self._num_pinned -= len(job.pinned)
         job.pinned.clear()
-        self._released.set()
+        self._puts.released.set()
 
-    async def _finish(self, job: MediaJob, then: Then[list[ReadMedium]], wait_s: float) -> None:
-        result: list[ReadMedium] | TokenloomError
+    async def _finish(
+        self, job: MediaJob, work: Callable[[MediaJob], Awaitable[T]], then: Then[T], wait_s: float
+    ) -> None:
+        result: T | TokenloomError
         try:
             async with asyncio.timeout(wait_s):
-                result = await self._read_all(job)
+                result = await work(job)
         except TimeoutError:
-            result = Overloaded(f"the {len(job.media)} images of the request were not read within {wait_s:g} s")
+            result = Overloaded(f"the {len(job.media)} media of the request were not read within {wait_s:g} s")
         except TokenloomError as error:
             result = error
         except Exception as error:  # a bug must not leave the request open
@@ -263,32 +192,41 @@ class MediaDesk:
         self._post(lambda: None if job.is_over else then(result))
 
     async def _read_all(self, job: MediaJob) -> list[ReadMedium]:
+        return await self._with_sources(job, self._read_each)
+
+    async def _read_all_pieces(self, job: MediaJob) -> Sequence[ReadPiece]:
+        return await self._with_sources(job, self._read_pieces)
+
+    async def _with_sources(self, job: MediaJob, work: Callable[[MediaJob, list[bytes]], Awaitable[T]]) -> T:
+        """Do the work of a job with the digests of its media's bytes, which are pinned meanwhile if they are needed."""
         while self._num_pinned and self._num_pinned + len(job.media) > self._max_pinned:
-            self._released.clear()
-            await self._released.wait()
+            self._puts.released.clear()
+            await self._puts.released.wait()
         sources: set[bytes] = set()
         try:
-            read: list[ReadMedium] = []
-            for medium, source in zip(job.media, await self._sources_of(job, sources), strict=True):
-                with _named(job, len(read)):
-                    read.append(await self._read(job, (source, medium.kind, medium.detail)))
-            return read
+            return await work(job, await self._sources_of(job, sources))
         finally:
             for source in sources:
-                self.store.unpin(source, f"{job.user}-source")
-            self._released.set()
+                self.store.unpin(source, job.source_user)
+            self._puts.released.set()
+
+    async def _read_each(self, job: MediaJob, sources: list[bytes]) -> list[ReadMedium]:
+        read: list[ReadMedium] = []
+        for medium, source in zip(job.media, sources, strict=True):
+            with job.naming(len(read)):
+                read.append(await self._read(job, (source, medium.kind, medium.detail)))
+        return read
 
     async def _sources_of(self, job: MediaJob, sources: set[bytes]) -> list[bytes]:
         """Return the digests of the bytes of a job's media; pin them, and add them to `sources`, unless their media
         files are there already."""
-        user = f"{job.user}-source"
         await self._arrive(job, sources)
         found: list[bytes] = []
         for medium in job.media:
             digest = medium.digest
             if not digest:
-                with _named(job, len(found)):
-                    digest = await self._fetch(job, medium, user)
+                with job.naming(len(found)):
+                    digest = await self._fetch(job, medium)
                 sources.add(digest)
             if medium.uuid:
                 self._sources.note(job.scope, medium.uuid, digest)
@@ -302,38 +240,35 @@ class MediaDesk:
         for _ in range(1 + MAX_ASKS):
             missing = []
             for digest, medium in wanted.items():
-                if digest in self._puts:
-                    await asyncio.wait([self._puts[digest]])
-                if (error := self._failed_puts.pop(digest, None)) is not None:
-                    raise error
+                await self._puts.finish(digest)
                 is_there = digest in sources or self._is_read(job, (digest, medium.kind, medium.detail))
-                if not is_there and self.store.pin(digest, f"{job.user}-source"):
+                if not is_there and self.store.pin(digest, job.source_user):
                     sources.add(digest)
                 elif not is_there:
                     missing.append(digest)
-                self._unhold(digest, *self._holders.get(digest, ()))
+                self._puts.release(digest)
             if not missing:
                 return
             if job.need is None:
                 break
-            arrivals = [self._arrivals.setdefault(digest, asyncio.Event()) for digest in missing]
+            arrivals = [self._puts.arrival(digest) for digest in missing]
             self._post(partial(job.need, missing))
             await asyncio.gather(*(each.wait() for each in arrivals))
-        raise Overloaded("images of the request were dropped from a full store before they were read: send them again")
+        raise Overloaded("media of the request were dropped from a full store before they were read: send them again")
 
-    async def _fetch(self, job: MediaJob, medium: Medium, user: str) -> bytes:
+    async def _fetch(self, job: MediaJob, medium: Medium) -> bytes:
         if medium.url.startswith("data:"):
-            data = decode_data_url(medium.url)
-            self._limits.check_bytes(len(data))
-            return await self._patiently(lambda: asyncio.to_thread(self.store.put, data, user))
+            return await self._puts.put(decode_data_url(medium.url), job.source_user)
         if not medium.url:
-            return self._sources.find(job.scope, medium.uuid, user)
-        return await self._patiently(lambda: self._sources.fetch(medium.url, user))
+            return self._sources.find(job.scope, medium.uuid, job.source_user)
+        return await self._puts.patiently(lambda: self._sources.fetch(medium.url, job.source_user))
 
     # ── media files ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _is_read(self, job: MediaJob, key: _Key) -> bool:
-        """Whether the media file of a source is in the store; pin it for the job."""
+        """Whether the media file of a source is in the store, and serves the job; pin it for the job."""
+        if job.piece_s:
+            return False
         known = self._known.get(key)
         return known is not None and self._pin(job, known)
 
@@ -355,34 +290,33 @@ class MediaDesk:
                 return known
             task = self._reading.get(key)
             if task is None:
-                task = self._reading[key] = _new_task(self._read_file(key, job.owner))
+                task = self._reading[key] = new_task(self._read_file(key, job.owner))
                 task.add_done_callback(lambda _: self._reading.pop(key))
             medium = await asyncio.shield(task)
-            self._known[key] = medium
-            if len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
-        raise Overloaded("an image was dropped from a full store as soon as it was read: ask again later")
+            self._note(key, medium)
+        raise Overloaded("a medium was dropped from a full store as soon as it was read: ask again later")
 
     async def _read_file(self, key: _Key, owner: str) -> ReadMedium:
-        reader = self._reader
-        assert reader is not None, "only a model that sees images reads them"
-        return await self._patiently(lambda: reader.read(*key, owner))
+        return await self._puts.patiently(lambda: self._a_reader().read(*key, owner))
 
+    async def _read_pieces(self, job: MediaJob, sources: list[bytes]) -> Sequence[ReadPiece]:
+        (source,) = sources
+        with job.naming(0):
+            for _ in range(MAX_ASKS):
+                pieces = await self._puts.patiently(
+                    lambda: self._a_reader().read_pieces(source, job.piece_s, job.owner)
+                )
+                if all(self._pin(job, piece) for piece in pieces):
+                    for piece in pieces:
+                        self._note((piece.digest, "audio", ""), piece)
+                    return pieces
+        raise Overloaded("an audio clip was dropped from a full store as soon as it was read: ask again later")
 
-@contextlib.contextmanager
-def _named(job: MediaJob, index: int) -> Iterator[None]:
-    """Name the place of a medium in its errors."""
-    try:
-        yield
-    except RequestError as error:
-        raise RequestError(f"the image {index + 1} of {len(job.media)} cannot be taken: {error}") from None
+    def _a_reader(self) -> MediaReader:
+        assert self._reader is not None, "only a model that takes media reads them"
+        return self._reader
 
-
-_tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks weakly
-
-
-def _new_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    task = asyncio.get_running_loop().create_task(work)
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
-    return task
+    def _note(self, key: _Key, medium: ReadMedium) -> None:
+        self._known[key] = medium
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)

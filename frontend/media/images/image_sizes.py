@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
-from ...ipc.errors import RequestError
+from ....ipc.errors import RequestError
 
 MAX_ASPECT_RATIO = 200  # of Qwen's images
 MAX_SPLIT_SIDE = 4096  # of Idefics3's images before they are split
