@@ -48,6 +48,16 @@ class ReadMedium(NamedTuple):
     grid: Grid
 
 
+class ReadPiece(NamedTuple):
+    """A piece of a clip, from `start_s` to `end_s` seconds, that is ready for the workers."""
+
+    digest: bytes  # of its media file, which is in the blob store; to be pinned at once
+    num_bytes: int
+    grid: Grid
+    start_s: float
+    end_s: float
+
+
 class _Job(NamedTuple):
     order: ReadImage
     result: asyncio.Future[ReadMedium]
@@ -78,6 +88,10 @@ class MediaHost:
             task = asyncio.get_running_loop().create_task(self._work())
             self._tasks.add(task)
         return await job.result
+
+    async def read_pieces(self, source: bytes, piece_s: float, owner: str = "") -> list[ReadPiece]:
+        """Cut the clip of the blob `source` at quiet places into media files of at most `piece_s` seconds."""
+        raise RequestError(f"clips are not cut into pieces of {piece_s:g} s yet: send images")
 
     def close(self) -> None:
         """Kill the processes, and end the images that wait with an error."""

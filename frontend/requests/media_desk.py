@@ -13,12 +13,12 @@ import itertools
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections import Counter, OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from ...ipc.blobs.store import BlobStore
 from ...ipc.config.engine_spec import EngineSpec
@@ -28,6 +28,7 @@ from ...ipc.messages.media import MediaKind
 from ...ipc.process.descriptors import descriptor_limit
 from ..client.media.data_url import decode_data_url
 from ..intake.thread_pool import Then
+from ..media.loop_task import new_task
 from ..sources.media_sources import MediaSources
 from ..text.media_limits import MediaLimits
 from .vision import ReadMedium, Vision
@@ -44,9 +45,8 @@ MAX_KNOWN = 1 << 14  # entries of the table of media that have been read
 MAX_ASKS = 3  # for the same bytes
 PINS_SHARE = 4  # of the descriptors that this process may have, pinned media take at most 1 / PINS_SHARE
 
-
 NeedBytes: TypeAlias = Callable[[list[bytes]], None]  # requests the bytes with these digests from the client
-_Key: TypeAlias = tuple[bytes, MediaKind, str]  # digest of the source, kind, detail
+_Key: TypeAlias = tuple[bytes, MediaKind, str, float]  # digest of the source, kind, detail, seconds of a piece or 0
 
 
 @dataclass(eq=False)
@@ -58,6 +58,7 @@ class MediaJob:
     owner: str
     scope: str  # whose uuids its media may use
     need: NeedBytes | None  # None: nobody can send the bytes again
+    piece_s: float = 0.0  # longest pieces into which clips are cut; 0: none is cut
     pinned: set[bytes] = field(default_factory=set)
     task: asyncio.Task[None] | None = None
     is_over: bool = False
@@ -83,14 +84,14 @@ class MediaDesk:
         self._max_pinned = max(descriptor_limit() // PINS_SHARE, 16)
         # used by the thread alone
         self._released = asyncio.Event()  # something was unpinned since it was cleared
-        self._num_pinned = 0  # media of requests
+        self._pinned = Counter[bytes]()  # the jobs of each media file
         self._num_put_bytes = 0
         self._holders: dict[bytes, list[str]] = {}  # users of pins that wait for a request, by digest
         self._puts: dict[bytes, asyncio.Task[None]] = {}  # bytes that are being written
         self._failed_puts: OrderedDict[bytes, TokenloomError] = OrderedDict()  # until a request or other bytes come
         self._arrivals: dict[bytes, asyncio.Event] = {}  # bytes that requests wait for
-        self._known: OrderedDict[_Key, ReadMedium] = OrderedDict()
-        self._reading: dict[_Key, asyncio.Task[ReadMedium]] = {}
+        self._known: OrderedDict[_Key, Sequence[ReadMedium]] = OrderedDict()  # one each, or the pieces of a clip
+        self._reading: dict[_Key, asyncio.Task[Sequence[ReadMedium]]] = {}
 
     # ── the frontend's loop ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -108,11 +109,15 @@ class MediaDesk:
         owner: str = "",
         scope: str = "",
         wait_s: float = WAIT_S,
+        piece_s: float = 0.0,
     ) -> MediaJob:
         """Read the media of a request and pin them until the job is released; the loop later calls `then` with them in
         order, or with an error. `need` is called for bytes that the store lacks. `owner`: the caller, for fair
-        queueing; `scope`: of uuids."""
-        job = MediaJob(f"job-{next(self._numbers)}", media, owner, scope, need)
+        queueing; `scope`: of uuids.
+
+        With `piece_s` clips are cut into pieces of at most so many seconds, which are ReadPieces. As long as they are
+        pinned, the digest of a piece's media file names a medium that is read already."""
+        job = MediaJob(f"job-{next(self._numbers)}", media, owner, scope, need, piece_s)
         self._call(partial(self._begin, job, then, min(wait_s, WAIT_S)))
         return job
 
@@ -192,7 +197,7 @@ class MediaDesk:
             return
         self._failed_puts.pop(digest, None)
         self._num_put_bytes += len(message.data)
-        self._puts[digest] = _new_task(self._put(digest, message.data))
+        self._puts[digest] = new_task(self._put(digest, message.data))
 
     async def _put(self, digest: bytes, data: memoryview) -> None:
         try:
@@ -236,7 +241,7 @@ class MediaDesk:
 
     def _begin(self, job: MediaJob, then: Then[list[ReadMedium]], wait_s: float) -> None:
         if not job.is_over:
-            job.task = _new_task(self._finish(job, then, wait_s))
+            job.task = new_task(self._finish(job, then, wait_s))
 
     def _release(self, job: MediaJob) -> None:
         job.is_over = True
@@ -244,7 +249,9 @@ class MediaDesk:
             job.task.cancel()
         for digest in job.pinned:
             self.store.unpin(digest, job.user)
-        self._num_pinned -= len(job.pinned)
+            self._pinned[digest] -= 1
+            if not self._pinned[digest]:
+                del self._pinned[digest]
         job.pinned.clear()
         self._released.set()
 
@@ -263,7 +270,8 @@ class MediaDesk:
         self._post(lambda: None if job.is_over else then(result))
 
     async def _read_all(self, job: MediaJob) -> list[ReadMedium]:
-        while self._num_pinned and self._num_pinned + len(job.media) > self._max_pinned:
+        num_new = sum(medium.digest not in self._pinned for medium in job.media)  # a piece of a clip is pinned
+        while num_new and self._pinned and len(self._pinned) + num_new > self._max_pinned:
             self._released.clear()
             await self._released.wait()
         sources: set[bytes] = set()
@@ -271,7 +279,7 @@ class MediaDesk:
             read: list[ReadMedium] = []
             for medium, source in zip(job.media, await self._sources_of(job, sources), strict=True):
                 with _named(job, len(read)):
-                    read.append(await self._read(job, (source, medium.kind, medium.detail)))
+                    read += await self._read(job, (source, medium.kind, medium.detail, job.piece_s))
             return read
         finally:
             for source in sources:
@@ -306,7 +314,7 @@ class MediaDesk:
                     await asyncio.wait([self._puts[digest]])
                 if (error := self._failed_puts.pop(digest, None)) is not None:
                     raise error
-                is_there = digest in sources or self._is_read(job, (digest, medium.kind, medium.detail))
+                is_there = digest in sources or self._is_read(job, (digest, medium.kind, medium.detail, job.piece_s))
                 if not is_there and self.store.pin(digest, f"{job.user}-source"):
                     sources.add(digest)
                 elif not is_there:
@@ -333,9 +341,9 @@ class MediaDesk:
     # ── media files ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _is_read(self, job: MediaJob, key: _Key) -> bool:
-        """Whether the media file of a source is in the store; pin it for the job."""
+        """Whether the media files of a source are in the store; pin them for the job."""
         known = self._known.get(key)
-        return known is not None and self._pin(job, known)
+        return known is not None and all(self._pin(job, each) for each in known)
 
     def _pin(self, job: MediaJob, medium: ReadMedium) -> bool:
         if medium.digest in job.pinned:
@@ -343,30 +351,44 @@ class MediaDesk:
         if not self.store.pin(medium.digest, job.user):
             return False
         job.pinned.add(medium.digest)
-        self._num_pinned += 1
+        self._pinned[medium.digest] += 1
         return True
 
-    async def _read(self, job: MediaJob, key: _Key) -> ReadMedium:
-        """Return a medium whose file is pinned for the job; read it unless it is known. Requests share one reading."""
+    async def _read(self, job: MediaJob, key: _Key) -> Sequence[ReadMedium]:
+        """Return a source's media files, pinned for the job; read it unless it is known. Requests share one reading."""
         for _ in range(MAX_ASKS):
-            known = self._known.get(key)
-            if known is not None and self._pin(job, known):
+            if self._is_read(job, key):
                 self._known.move_to_end(key)
-                return known
+                return self._known[key]
             task = self._reading.get(key)
             if task is None:
-                task = self._reading[key] = _new_task(self._read_file(key, job.owner))
+                task = self._reading[key] = new_task(self._read_file(key, job.owner))
                 task.add_done_callback(lambda _: self._reading.pop(key))
-            medium = await asyncio.shield(task)
-            self._known[key] = medium
-            if len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
+            self._note(key, await asyncio.shield(task))
         raise Overloaded("an image was dropped from a full store as soon as it was read: ask again later")
 
-    async def _read_file(self, key: _Key, owner: str) -> ReadMedium:
-        reader = self._reader
-        assert reader is not None, "only a model that sees images reads them"
-        return await self._patiently(lambda: reader.read(*key, owner))
+    def _note(self, key: _Key, media: Sequence[ReadMedium]) -> None:
+        """Remember a source's media files, and the pieces of a clip as sources of themselves."""
+        self._known[key] = media
+        if key[3]:
+            self._known |= {(piece.digest, key[1], "", 0.0): [piece] for piece in media}
+        for _ in range(len(self._known) - MAX_KNOWN):
+            old, forgotten = self._known.popitem(last=False)
+            if any(each.digest in self._pinned for each in forgotten):  # requests may come for these pieces
+                self._known[old] = forgotten
+
+    async def _read_file(self, key: _Key, owner: str) -> Sequence[ReadMedium]:
+        reader, (source, kind, detail, piece_s) = self._reader, key
+        assert reader is not None, "only a model that takes media reads them"
+        if not piece_s:
+            return [await self._patiently(lambda: reader.read(source, kind, detail, owner))]
+        pieces = await self._patiently(lambda: reader.read_pieces(source, piece_s, owner))
+        if len(pieces) > self._max_pinned:
+            raise RequestError(
+                f"the clip has {len(pieces)} pieces of {piece_s:g} s, of which {self._max_pinned} can be open: send a "
+                "shorter one, or raise the limit of open files (ulimit -n)"
+            )
+        return pieces
 
 
 @contextlib.contextmanager
@@ -376,13 +398,3 @@ def _named(job: MediaJob, index: int) -> Iterator[None]:
         yield
     except RequestError as error:
         raise RequestError(f"the image {index + 1} of {len(job.media)} cannot be taken: {error}") from None
-
-
-_tasks: set[asyncio.Task[Any]] = set()  # a loop holds its tasks weakly
-
-
-def _new_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    task = asyncio.get_running_loop().create_task(work)
-    _tasks.add(task)
-    task.add_done_callback(_tasks.discard)
-    return task

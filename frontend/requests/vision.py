@@ -23,7 +23,26 @@ class ReadMedium(Protocol):
     def grid(self) -> tuple[int, int, int]: ...
 
 
-class MediaReader(Protocol):
+class ReadPiece(ReadMedium, Protocol):
+    """A piece of a clip that has been cut: its media file in the store."""
+
+    @property
+    def start_s(self) -> float:
+        """Begin of the piece in the clip, in seconds."""
+
+    @property
+    def end_s(self) -> float: ...
+
+
+class PieceReader(Protocol):
+    """Decodes audio clips and cuts them into media files of the blob store."""
+
+    async def read_pieces(self, source: bytes, piece_s: float, owner: str) -> Sequence[ReadPiece]:
+        """Decode the blob with the digest `source` and cut it at quiet places into pieces of at most `piece_s` seconds,
+        in order; RequestError if it is no readable clip. Owners take turns."""
+
+
+class MediaReader(PieceReader, Protocol):
     """Decodes media into media files of the blob store."""
 
     async def read(self, source: bytes, kind: MediaKind, detail: str, owner: str) -> ReadMedium:
