@@ -91,7 +91,7 @@ FOLDERS = {
     "frontend/http": Folder(
         _frontend(
             "adapters anthropic anthropic/forms client intake listening metrics openai openai/forms openai/parsers "
-            "requests"
+            "requests transcriptions"
         ),
         _ASGI | _parties("prometheus_client uvicorn uvloop zmq"),
     ),
@@ -111,6 +111,7 @@ FOLDERS = {
     "frontend/sources": Folder(IPC, _parties("httptools")),
     "frontend/supervisor": Folder(_frontend("adapters listening media"), _parties("msgspec zmq tqdm huggingface_hub")),
     "frontend/text": Folder(IPC, _parties("msgspec tokenizers transformers jinja2")),
+    "frontend/transcriptions": Folder(_frontend("client client/media intake openai openai/forms"), _ASGI),
 }
 
 FORBIDDEN = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")  # reading their input runs code
