@@ -1,4 +1,4 @@
-"""Qwen3-ASR's prompts, a chat whose system turn is the context, and its answers: `language NAME<asr_text>transcript`.
+"""Qwen3-ASR's prompts, a chat with the context as system turn, and its answers: `language NAME<asr_text>transcript`.
 
 The answer's head is in the prompt if the caller names the language. The model transcribes and does not translate.
 """

@@ -65,7 +65,7 @@ class Transcript:
         self._pieces = pieces
         self._answers = [PieceAnswer(new_reader(), left_out) for _ in pieces]
         self._texts: list[str] = []  # given out
-        self._place = 0  # of the piece whose text is given out
+        self._place = 0  # of the piece that is given out
         self._has_begun = False  # some text of it was given out
         self._blanks = ""  # of it, which are given out before its next text
 
@@ -92,7 +92,7 @@ class Transcript:
         self._answers[place].add(delta)
 
     def take(self) -> tuple[str, list[Token]]:
-        """Give out the text whose place is certain, and its tokens: that of all pieces up to the first unfinished."""
+        """Give out all text up to the end of the first unfinished piece, and its tokens."""
         taken, tokens = "", list[Token]()
         while self._place < len(self._answers):
             answer = self._answers[self._place]

@@ -12,7 +12,7 @@ from .client import ChatForm, ChatMessage, Medium
 
 
 class ReadBody(Message, frozen=True, kw_only=True, tag="read_body"):
-    """Order to decode and check an HTTP body, whose bytes follow, and to tokenize its long texts."""
+    """Order to decode and check an HTTP body and to tokenize its long texts. The bytes of the body follow."""
 
     body_type: str  # name of the struct to decode
     boundary: str = ""  # of a form; empty: the body is JSON

@@ -44,5 +44,5 @@ class FakePieceReader(FakeReader):
 
 
 def clip(*texts: str, seconds: float = 10.0) -> bytes:
-    """Return a clip whose pieces have these texts and `seconds` each."""
+    """Return a clip with pieces of these texts and of `seconds` each."""
     return json.dumps([[text, place * seconds, (place + 1) * seconds] for place, text in enumerate(texts)]).encode()

@@ -53,7 +53,7 @@ class Desk:
 
     @property
     def num_pins(self) -> int:
-        self.read()  # behind what was released
+        self.read()  # behind all releases
         pins = self.desk.store._pins
         return sum(user.startswith("job") for pin in [*pins.values()] for user in [*pin.users])
 

@@ -1,4 +1,4 @@
-"""An app whose model hears audio, its clients, and a core that answers each piece of a clip with the piece's text."""
+"""An app of a model that hears audio, its clients, and a core that answers each piece of a clip with its own text."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class AppStream(httpx2.AsyncByteStream):
 
 
 class Served:
-    """`held`: texts whose pieces are not answered until `release`; `failing`: texts whose pieces get an error.
+    """`held`: texts of pieces that are not answered until `release`; `failing`: errors of pieces by their texts.
 
     Without a `family` the model hears no audio."""
 
