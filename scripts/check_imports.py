@@ -111,7 +111,7 @@ FOLDERS = {
     "frontend/sources": Folder(IPC, _parties("httptools")),
     "frontend/supervisor": Folder(_frontend("adapters listening media"), _parties("msgspec zmq tqdm huggingface_hub")),
     "frontend/text": Folder(IPC, _parties("msgspec tokenizers transformers jinja2")),
-    "frontend/transcriptions": Folder(_frontend("client client/media intake openai openai/forms"), _ASGI),
+    "frontend/transcriptions": Folder(_frontend("client intake openai openai/forms"), _ASGI),
 }
 
 FORBIDDEN = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")  # reading their input runs code

@@ -22,6 +22,7 @@ from ..client.media.held_medium import HeldMedium
 from ..client.media.media_sender import held_media
 from ..openai.forms.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
 from ..openai.forms.messages import chat_input
+from ..openai.forms.params import errors_about
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import (
     BatchChatRequest,
@@ -89,7 +90,8 @@ class BodyPacker:
         elif isinstance(body, Form):
             inputs = parsed.inputs
             for medium in held_media(medium for each in inputs for medium in each.media):
-                self._media_limits.check_bytes(len(medium.data), "file")
+                with errors_about("file: ", ""):
+                    self._media_limits.check_bytes(len(medium.data))
                 self._keep(medium)
         elif isinstance(body, CohereEmbedRequest | GenerativeScoringRequest):
             inputs = parsed.inputs  # remain texts; the frontend tokenizes them

@@ -18,7 +18,6 @@ from ...ipc.messages.client import Medium, Submit
 from ...ipc.messages.intake import BodyInput
 from ...ipc.models.audio_config import SAMPLE_RATE, AudioConfig
 from ...ipc.sampling_params import SamplingParams
-from ..client.media.media_sender import held_media
 from ..intake.body_parser import ParsedBody
 from ..openai.choices import EngineResponse
 from ..openai.events import DONE, event
@@ -89,8 +88,6 @@ class Transcription(EngineResponse):
         check_form(body)
         task, params = task_of(body), params_of(body, hearing.defaults)
         prompt = prompts.prompt(task)
-        for medium in held_media(parsed.inputs[0].media):
-            engine.inputs.media_limits.check_bytes(len(medium.data), "file")
         engine.put(parsed.inputs[0].media)
         text = (await engine.rendered([*prompt.turns]) if prompt.turns else "") + prompt.text
         prompt_ids = await engine.text_tokens(BodyInput(text=text), False)
@@ -115,6 +112,7 @@ class Transcription(EngineResponse):
                 )
                 for place, piece in enumerate(pieces)
             ]
+            self.pin_adapter(self._engine.adapter_digest(self.model))  # also for the last piece
             transcript = Transcript(pieces, lambda: prompts.new_reader(self._task), inputs.eos_token_ids)
             with self.run() as run:
                 yield run, transcript
