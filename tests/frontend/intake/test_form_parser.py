@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tokenloom.frontend.client.media.media_sender import held_media
 from tokenloom.frontend.intake.body_error import UNKNOWN_FIELD, BodyError
@@ -104,6 +107,23 @@ def test_bad_fields_are_refused_by_name(fields: list[Field], complaint: str, par
     assert refused.status == 400 and refused.param is not None and refused.param.startswith(param)
     with pytest.raises(BodyError, match=complaint):
         raise refused
+
+
+BODY, BOUNDARY = sent(FILE, ("language", "en"), ("timestamp_granularities[]", "word"), ("unknown", ("a", b"x")))
+FRAGMENTS = [b"\r\n", b"--", b'"', b"\\", b";", b"=", b"\xff", b"\0", b"[]", b"name", BOUNDARY.encode(), BODY]
+EDITS = st.tuples(st.integers(0, len(BODY)), st.integers(0, 40), st.sampled_from(FRAGMENTS) | st.binary(max_size=8))
+
+
+@settings(max_examples=400)
+@given(st.lists(EDITS, min_size=1, max_size=4))
+def test_no_damage_to_a_form_causes_another_error(edits: list[tuple[int, int, bytes]]) -> None:
+    body = BODY
+    for place, num_removed, put in edits:
+        body = body[:place] + put + body[place + num_removed :]
+    with contextlib.suppress(BodyError):
+        parsed = parse_form(body, BOUNDARY, TranscriptionRequest)
+        (medium,) = held_media(parsed.inputs[0].media)
+        assert bytes(medium.data) in body and parsed.body.file == medium.digest.hex()
 
 
 def test_an_intake_process_stores_the_file_and_gives_back_the_rest(tmp_path: Path) -> None:
