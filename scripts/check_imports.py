@@ -93,7 +93,7 @@ FOLDERS = {
     "frontend/http": Folder(
         _frontend(
             "adapters anthropic anthropic/forms client intake listening metrics openai openai/forms openai/parsers "
-            "requests"
+            "requests transcriptions"
         ),
         _ASGI | _parties("prometheus_client uvicorn uvloop zmq"),
     ),
@@ -105,7 +105,9 @@ FOLDERS = {
     "frontend/media/audio": Folder(IPC, _parties("msgspec numpy soundfile")),
     "frontend/media/images": Folder(IPC, _parties("msgspec PIL")),
     "frontend/metrics": Folder(IPC, _parties("msgspec opentelemetry prometheus_client")),
-    "frontend/openai": Folder(_frontend("adapters client client/media intake metrics requests text"), _ASGI),
+    "frontend/openai": Folder(
+        _frontend("adapters client client/media intake metrics requests requests/media text"), _ASGI
+    ),
     "frontend/openai/forms": Folder(_frontend("client client/media openai/parsers text"), _ASGI),
     "frontend/openai/parsers": Folder(_frontend("text"), _parties("msgspec")),
     "frontend/options": Folder(IPC, _parties("msgspec yaml")),
@@ -114,6 +116,7 @@ FOLDERS = {
     "frontend/sources": Folder(IPC, _parties("httptools")),
     "frontend/supervisor": Folder(_frontend("adapters listening media"), _parties("msgspec zmq tqdm huggingface_hub")),
     "frontend/text": Folder(IPC, _parties("msgspec tokenizers transformers jinja2")),
+    "frontend/transcriptions": Folder(_frontend("client intake openai openai/forms"), _ASGI),
 }
 
 FORBIDDEN = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib")  # reading their input runs code

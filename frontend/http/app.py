@@ -39,6 +39,7 @@ from ..openai.forms.errors import HttpError, json_response, refusal_kind
 from ..openai.forms.params import errors_about, prompt_errors_about, with_defaults
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import BatchChatRequest, ChatRequest, CompletionRequest
+from ..openai.forms.transcription_body import TranscriptionRequest, TranslationRequest
 from ..openai.generative_scoring import GenerativeScoring
 from ..openai.local_engine import LocalEngine
 from ..openai.parsers.names import find_reasoning_parser, find_tool_parser
@@ -47,6 +48,7 @@ from ..openai.responses import ResponseCreation
 from ..openai.stored_responses import StoredResponses
 from ..requests.engine_metrics import EngineMetrics
 from ..requests.frontend import Frontend
+from ..transcriptions.transcription import Hearing, Transcription
 from .admin import AdminEndpoints
 from .control import ControlEndpoints
 from .endpoint import Endpoint, routes
@@ -59,7 +61,8 @@ from .responses import ResponseEndpoints
 from .server_info import InfoEndpoints
 
 Whole: TypeAlias = Embeddings | GenerativeScoring  # never streamed
-Work: TypeAlias = ChoicesResponse | ResponseCreation | BackgroundResponse | MessageCreation | Whole  # a checked request
+Streamed: TypeAlias = ChoicesResponse | ResponseCreation | BackgroundResponse | MessageCreation | Transcription
+Work: TypeAlias = Streamed | Whole  # a checked request
 
 
 class GeneratingEndpoints:
@@ -100,6 +103,7 @@ class GeneratingEndpoints:
             ),
             self._endpoint("/v1/messages", "A message (Anthropic Messages)", MessagesRequest, self._reply, "messages"),
             Endpoint("/v1/messages/count_tokens", self._count, "Token count of a message's prompt", CountTokensRequest),
+            *self._audio_endpoints(),
             self._endpoint("/v1/embeddings", "Embeddings of texts", EmbeddingRequest, embed, "input"),
             self._endpoint("/v1/embed", "Embeddings, Cohere v1", CohereEmbedRequest, partial(self._cohere, 1), "texts"),
             self._endpoint("/v2/embed", "Embeddings, Cohere v2", CohereEmbedRequest, partial(self._cohere, 2), "texts"),
@@ -131,6 +135,26 @@ class GeneratingEndpoints:
             return Response(whole, headers=headers, media_type="application/json")
 
         return Endpoint(path, answer, summary, body_type)
+
+    def _audio_endpoints(self) -> list[Endpoint]:
+        audio, spec = self._spec.model.audio, self._spec
+
+        async def refuse(request: Request) -> Response:
+            async for _ in request.stream():  # a client that is still sending may not read the answer
+                pass
+            with self._refusals():
+                name = f"{spec.served_model_name!r:.200}"
+                raise HttpError(400, f"the model {name} does not hear audio: choose one that does", param="model")
+
+        forms = (
+            ("/v1/audio/transcriptions", "Text of a clip of speech", TranscriptionRequest),
+            ("/v1/audio/translations", "Translation of a clip of speech", TranslationRequest),
+        )
+        if audio is None:
+            return [Endpoint(path, refuse, body_type=form) for path, _, form in forms]
+        hearing = Hearing(audio, spec.default_sampling_params, self._metrics.on_heard)
+        start = partial(Transcription.start, self._engine, hearing)
+        return [self._endpoint(path, summary, form, start, "file") for path, summary, form in forms]
 
     async def _complete(self, parsed: ParsedBody[CompletionRequest], model: str) -> Completion:
         return Completion(self._engine, parsed, model)

@@ -14,6 +14,7 @@ from ...ipc.version import tokenloom_version
 from ..openai.forms.embedding_body import EmbeddingRequest
 from ..openai.forms.errors import ErrorBody
 from ..openai.forms.schema import TOKEN_ID, Body
+from ..openai.forms.transcription_body import FORM_TYPE, AudioForm, Form
 from .endpoint import Endpoint
 from .middleware import OPEN_PATHS
 
@@ -63,7 +64,8 @@ def document(endpoints: Iterable[Endpoint], spec: EngineSpec) -> JsonObject:
         if each.body_type is not None:
             body, schema = components[each.body_type.__name__], schema_by_body[each.body_type]
             needs_body = bool(body["required"]) or "oneOf" in body
-            content = {"application/json": {"schema": schema}}
+            media_type = FORM_TYPE if issubclass(each.body_type, Form) else "application/json"
+            content = {media_type: {"schema": schema}}
             operation["requestBody"] = {"required": needs_body, "content": content}
     made: JsonObject = {
         "openapi": "3.1.0",
@@ -118,6 +120,8 @@ def _operation(endpoint: Endpoint) -> JsonObject:
         content["text/event-stream"] = {}
     if endpoint.body_type is EmbeddingRequest:
         content["application/octet-stream"] = {}
+    if endpoint.body_type is not None and issubclass(endpoint.body_type, AudioForm):
+        content |= {"text/plain": {}, "text/vtt": {}}
     failures = {"401", "503", *(("400", "404") if names else ())} if endpoint.body_type is None else set(_ERRORS)
     operation: JsonObject = {"summary": endpoint.summary, "responses": _responses(endpoint, content, failures)}
     if names:

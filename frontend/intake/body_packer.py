@@ -22,6 +22,7 @@ from ..client.media.held_medium import HeldMedium
 from ..client.media.media_sender import held_media
 from ..openai.forms.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
 from ..openai.forms.messages import chat_input
+from ..openai.forms.params import errors_about
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.forms.schema import (
     BatchChatRequest,
@@ -32,6 +33,7 @@ from ..openai.forms.schema import (
     Scheduled,
     TokenizeRequest,
 )
+from ..openai.forms.transcription_body import Form, TranscriptionRequest, TranslationRequest
 from ..text.media_limits import MediaLimits
 from ..text.prompt_limits import PromptLimits
 from .body_error import BodyError
@@ -53,6 +55,8 @@ _EMPTIED: dict[type[Body], dict[str, object]] = {  # empty values of the fields 
     GenerativeScoringRequest: {"query": "", "items": []},
     ResponsesRequest: {"input": ""},
     TokenizeRequest: {"prompt": None, "messages": None},
+    TranscriptionRequest: {},  # their files are not in the struct
+    TranslationRequest: {},
     BatchChatRequest: {},  # these two depend on the body
     EmbeddingRequest: {},
 }
@@ -83,6 +87,12 @@ class BodyPacker:
         if isinstance(body, ResponsesRequest):
             is_part = body.previous_response_id is not None  # packed later, joined with the stored response
             inputs = [] if is_part else [self._chat(chat_request(body), body)]
+        elif isinstance(body, Form):
+            inputs = parsed.inputs
+            for medium in held_media(medium for each in inputs for medium in each.media):
+                with errors_about("file: ", ""):
+                    self._media_limits.check_bytes(len(medium.data))
+                self._keep(medium)
         elif isinstance(body, CohereEmbedRequest | GenerativeScoringRequest):
             inputs = parsed.inputs  # remain texts; the frontend tokenizes them
         elif isinstance(body, BatchChatRequest):

@@ -34,6 +34,7 @@ from ..text.prompt_limits import PromptLimits
 from .body_error import BodyError
 from .body_packer import LARGE_TYPES, BodyPacker
 from .body_parser import parse_body
+from .form_parser import parse_form
 
 if TYPE_CHECKING:
     from .input_processor import InputProcessor
@@ -75,9 +76,11 @@ class IntakeProcess:
         self._kept.clear()
         try:
             if isinstance(question, ReadBody):
-                parsed = parse_body(
-                    body, LARGE_TYPES[question.body_type], limits, is_strict=self._spec.config.strict_fields
-                )
+                body_type, is_strict = LARGE_TYPES[question.body_type], self._spec.config.strict_fields
+                if question.boundary:
+                    parsed = parse_form(body, question.boundary, body_type, is_strict=is_strict)
+                else:
+                    parsed = parse_body(body, body_type, limits, is_strict=is_strict)
                 media_limits = MediaLimits.of(self._spec)
                 return BodyPacker(limits, media_limits, lambda: self._inputs, self._keep).pack(parsed)
             return self._read_prompt(question, limits)

@@ -6,6 +6,7 @@ Applies to structs that forbid unknown fields. Messages allow them, since client
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from functools import cache
 
 import msgspec
@@ -38,15 +39,16 @@ def _known(raw: msgspec.Raw, kind: type[msgspec.Struct], path: str, found: list[
                     inner = known[name]
                     value[name] = item if inner is None else _known(item, inner, f"{path}{name}.", found)
                 elif len(found) < MAX_NAMED:
-                    found.append(path + _named(name, known))
+                    found.append(path + described(name, known))
         case _:
             return raw
     return msgspec.Raw(msgspec.json.encode(value))
 
 
-def _named(name: str, known: dict[str, type[msgspec.Struct] | None]) -> str:
+def described(name: str, known: Iterable[str]) -> str:
+    """Return the name of an unknown field for a message, with the most similar known field, if there is one."""
     shown = name[:MAX_NAME_CHARACTERS].encode("ascii", "backslashreplace").decode()
-    near = difflib.get_close_matches(shown, known, 1, CLOSE)
+    near = difflib.get_close_matches(shown, list(known), 1, CLOSE)
     return "".join(filter(str.isprintable, shown)) + (f" (did you mean {near[0]}?)" if near else "")
 
 

@@ -22,11 +22,14 @@ from ...ipc.messages.intake import BodyRead, IntakeAnswer, NotRead, ReadBody
 from ..intake.body_error import BodyError
 from ..intake.body_packer import LARGE_TYPES
 from ..intake.body_parser import SMALL_BYTES, BodyT, ParsedBody, parse_body
+from ..intake.form_data import boundary_of
+from ..intake.form_parser import parse_form
 from ..intake.thread_pool import PoolJob, Then, ThreadPool
 from ..text.prompt_limits import PromptLimits
 from .events import until_disconnect
 from .forms.errors import HttpError
 from .forms.response_body import ResponsesRequest
+from .forms.transcription_body import FORM_TYPE, Form
 from .response_store import MAX_RECORD_BYTES
 
 logger = logging.getLogger("tokenloom.http")
@@ -63,22 +66,20 @@ class BodyReader:
     async def read(self, request: Request, body_type: type[BodyT]) -> ParsedBody[BodyT]:
         """Receive and decode the body; name removed unknown fields in `request.scope[WARNING]`.
 
-        HttpError if it is not plain JSON by its headers, is empty or too large, or does not match the schema;
-        RequestError for an invalid value; Overloaded at the limit of all bodies' bytes; ClientDisconnect if the client
-        leaves."""
+        HttpError if it is not plain JSON, or a form, by its headers, is empty or too large, or does not match the
+        schema; RequestError for an invalid value; Overloaded at the limit of all bodies' bytes; ClientDisconnect if the
+        client leaves."""
         coding = request.headers.get("content-encoding", "identity")
         if coding != "identity":
             raise HttpError(415, f"the body comes with content-encoding {coding:.40}: send it as it is")
-        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type and not _JSON.fullmatch(media_type):
-            raise HttpError(415, f"the body comes as {media_type:.80}: send JSON with content-type application/json")
+        boundary = _boundary(request.headers.get("content-type", ""), body_type)
         chunks, num_bytes = [], 0
         try:
             async for chunk in request.stream():
                 chunks.append(chunk)
                 num_bytes += len(chunk)
                 self._hold(len(chunk))
-            reading = self.parse(chunks, num_bytes, body_type, "{}:{}".format(*request.client or ("", 0)))
+            reading = self.parse(chunks, num_bytes, body_type, "{}:{}".format(*request.client or ("", 0)), boundary)
             is_large = num_bytes > SMALL_BYTES
             parsed = await until_disconnect(request.receive, reading) if is_large else await reading
         finally:
@@ -108,18 +109,19 @@ class BodyReader:
             )
 
     async def parse(
-        self, chunks: list[bytes], num_bytes: int, body_type: type[BodyT], owner: str = ""
+        self, chunks: list[bytes], num_bytes: int, body_type: type[BodyT], owner: str = "", boundary: str = ""
     ) -> ParsedBody[BodyT]:
         """Decode a body, with the errors of `read`; HttpError 413 for a large body unless its type is in LARGE_TYPES.
-        Intake processes share their time fairly among `owner`s, the clients' connections."""
+        Intake processes share their time fairly among `owner`s, the clients' connections. `boundary`: of a form."""
         if not num_bytes:
-            raise HttpError(400, "the body is empty: send a JSON object")
+            raise HttpError(400, f"the body is empty: send {'a form' if boundary else 'a JSON object'}")
         name, is_small = body_type.__name__, num_bytes <= SMALL_BYTES
         if not is_small and name not in LARGE_TYPES:
             raise HttpError(413, f"the body has {num_bytes} bytes, at most {SMALL_BYTES} are read here: send less")
 
         def start(then: Then[ParsedBody[BodyT]]) -> PoolJob | None:
-            question = ReadBody(body_type=name, max_bytes_per_token=self._limits.max_bytes_per_token)
+            most = self._limits.max_bytes_per_token
+            question = ReadBody(body_type=name, boundary=boundary, max_bytes_per_token=most)
             return self._thread_pool.ask(
                 question,
                 chunks,
@@ -130,11 +132,13 @@ class BodyReader:
             )
 
         try:
+            if is_small and boundary:
+                return parse_form(b"".join(chunks), boundary, body_type, is_strict=self._is_strict)
             if is_small:
                 return parse_body(b"".join(chunks), body_type, self._limits, is_strict=self._is_strict)
             return await in_thread_pool(self._thread_pool, start)
         except BodyError as error:
-            raise HttpError(error.status, str(error), param=error.param, code=error.code) from None
+            raise _http_error(error) from None
 
     def _unpacked(self, answer: IntakeAnswer, body_type: type[BodyT]) -> ParsedBody[BodyT]:
         """Return the body that an intake process decoded, or raise its error."""
@@ -145,6 +149,25 @@ class BodyReader:
         if answer.param is None and answer.code is None and answer.status == 400:
             raise RequestError(answer.message)
         raise BodyError(answer.message, answer.status, answer.param, answer.code)
+
+
+def _boundary(content_type: str, body_type: type[msgspec.Struct]) -> str:
+    """Return the boundary of a form, empty if bodies of this type are JSON. HttpError for another content type."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    if issubclass(body_type, Form):
+        if media_type != FORM_TYPE:
+            raise HttpError(415, f"the body comes as {media_type or 'no type':.80}: send a form, {FORM_TYPE}")
+        try:
+            return boundary_of(content_type)
+        except BodyError as error:
+            raise _http_error(error) from None
+    if media_type and not _JSON.fullmatch(media_type):
+        raise HttpError(415, f"the body comes as {media_type:.80}: send JSON with content-type application/json")
+    return ""
+
+
+def _http_error(error: BodyError) -> HttpError:
+    return HttpError(error.status, str(error), param=error.param, code=error.code)
 
 
 async def in_thread_pool(thread_pool: ThreadPool, start: Callable[[Then[T]], PoolJob | None]) -> T:

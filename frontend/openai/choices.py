@@ -77,6 +77,7 @@ class EngineResponse(ABC):
     """Base of responses. A response runs the `submits` of one HTTP request; `whole` may be called once."""
 
     prompt_field: str  # begins the errors about a prompt
+    max_open: int | None = None  # submits that are open at a time
 
     def __init__(self, engine: LocalEngine, model: str, request_id: str, submits: Sequence[Submit]) -> None:
         """`model`: name of the served model, or of an adapter."""
@@ -85,7 +86,8 @@ class EngineResponse(ABC):
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Run]:
-        with prompt_errors_about(self.prompt_field), self._engine.run(self._submits, self.model) as run:
+        running = self._engine.run(self._submits, self.model, self.max_open)
+        with prompt_errors_about(self.prompt_field), running as run:
             yield run
 
     def pin_adapter(self, digest: bytes) -> None:

@@ -15,7 +15,7 @@ import itertools
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -26,12 +26,14 @@ from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.messages.client import (
     Abort,
     Accepted,
+    ChatMessage,
     Control,
     Delta,
     Deltas,
     Done,
     FrontendMessage,
     LoadAdapter,
+    Medium,
     PutMedium,
     QueryFailed,
     RequestMetrics,
@@ -44,9 +46,12 @@ from ..client.media.media_sender import held_media
 from ..client.prompts import id_is_open
 from ..intake.body_parser import ParsedBody
 from ..intake.prompt import Prompt
+from ..intake.thread_pool import Then
 from ..metrics.access_record import access_record
 from ..metrics.tracing import TraceContext, incoming_trace
 from ..requests.frontend import Frontend
+from ..requests.media.media_input import ReadPiece
+from ..requests.media.media_job import MediaJob
 from .body_reader import BodyReader, in_thread_pool
 from .forms.errors import unknown_model
 from .forms.messages import chat_input
@@ -73,6 +78,7 @@ class Run:
         self.num_completion_tokens = 0
         self.num_thought_tokens = 0  # of the completion tokens; chats count them
         self._prompts = [b""] * num_prompts  # token ids, as soon as they are known
+        self.waiting: Iterator[Callable[[], None]] | None = None  # submits, of which each end of a prompt does the next
 
     def put(self, position: int, update: Accepted | Delta) -> bool:
         """Queue an update of the prompt at `position` for `deltas`, and return whether it is the prompt's last one."""
@@ -187,10 +193,34 @@ class LocalEngine:
             return parsed.inputs[0]
         chat = chat_input(parsed.body, self.inputs.media_limits)
         self.inputs.check_template(chat.form)
-        for medium in held_media(chat.media):
-            self._frontend.media.put(PutMedium(digest=medium.digest, data=memoryview(medium.data)))
+        self.put(chat.media)
         prompt = await self._prompt(ReadPrompt(chat=chat.turns, chat_form=chat.form, cut_side=cut_side))
         return chat.prompt(prompt.token_ids, prompt.text)
+
+    def put(self, media: Iterable[Medium]) -> None:
+        """Put those media into the store whose bytes are in this process, for a request that is about to come."""
+        for medium in held_media(media):
+            self._frontend.media.put(PutMedium(digest=medium.digest, data=memoryview(medium.data)))
+
+    @contextlib.asynccontextmanager
+    async def pieces(self, clip: Medium, piece_s: float, wait_s: float) -> AsyncIterator[Sequence[ReadPiece]]:
+        """Cut a clip into pieces of at most `piece_s` seconds, within `wait_s`. In this context requests may name a
+        piece as a medium, by the digest of its media file."""
+        jobs: list[MediaJob] = []
+
+        def start(then: Then[Sequence[ReadPiece]]) -> None:
+            owner = secrets.token_hex(8)
+            jobs.append(self._frontend.media.read_pieces(clip, piece_s, then, owner=owner, wait_s=wait_s))
+
+        try:
+            yield await in_thread_pool(self._frontend.thread_pool, start)
+        finally:
+            for job in jobs:
+                self._frontend.media.release(job)
+
+    async def rendered(self, turns: list[ChatMessage]) -> str:
+        """Return a chat as the model's template shows it, up to the answer."""
+        return (await self._prompt(ReadPrompt(chat=turns))).text or ""
 
     async def chat_tokens(self, parsed: ParsedBody[ChatRequest] | ParsedBody[TokenizeRequest]) -> bytes:
         """Return the token ids of a chat's prompt, those of its images included."""
@@ -219,9 +249,9 @@ class LocalEngine:
         return await in_thread_pool(self._frontend.thread_pool, start)
 
     @contextlib.contextmanager
-    def run(self, submits: Sequence[Submit], model: str = "") -> Iterator[Run]:
+    def run(self, submits: Sequence[Submit], model: str = "", max_open: int | None = None) -> Iterator[Run]:
         """Submit requests to `model`, a result of `model_of`, in slices of SLICE_S seconds; leaving the context aborts
-        those that are still open.
+        those that are still open. With `max_open` so many are open at a time, in order.
 
         All submits have the same `n`. RequestError for an id that is in use."""
         for submit in submits:
@@ -232,8 +262,10 @@ class LocalEngine:
         for position, submit in enumerate(submits):
             self._run_by_id[submit.request_id] = (run, position)
         self._session.num_readers += 1
+        work = (partial(self._submit, run, submit, trace, adapter) for submit in submits)
         try:
-            self._do_all(partial(self._submit, run, submit, trace, adapter) for submit in submits)
+            run.waiting = None if max_open is None else work
+            self._do_all(itertools.islice(work, max_open))
             yield run
         finally:
             self._session.num_readers -= 1
@@ -324,6 +356,8 @@ class LocalEngine:
         self._to_wake[run] = None
         if run.put(position, update):
             del self._run_by_id[request_id]
+            if run.waiting is not None:
+                asyncio.get_running_loop().call_soon(self._do_all, itertools.islice(run.waiting, 1))
 
     def _wake_group(self) -> None:
         group = list(itertools.islice(self._to_wake, RUNS_PER_GROUP))

@@ -106,6 +106,9 @@ class EngineMetrics:
         max_loras = spec.config.max_loras
         self.adapters = AdapterMetrics(self._increase, names_of, max_loras) if spec.config.enable_lora else None
         self.encoder = None if spec.model.encoder is None else EncoderMetrics(self._increase)
+        self.heard = None
+        if spec.model.audio is not None:
+            self.heard = Counter("transcribed_audio_seconds_total", "Seconds of clips that were transcribed.")
         self._timelines: dict[int, Timeline] = {}  # by answer key
         self._config = spec.config
         self.registry = Registry(
@@ -287,6 +290,11 @@ class EngineMetrics:
     def on_refused(self, kind: str) -> None:
         """Count a request that was refused before it ran. `kind`: as in ErrorInfo, or a reason of the HTTP server."""
         self.refused.add(1, kind)
+
+    def on_heard(self, duration_s: float) -> None:
+        """Count the seconds of a clip that was transcribed or translated."""
+        if self.heard is not None:
+            self.heard.add(duration_s)
 
     # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────
 

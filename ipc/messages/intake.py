@@ -12,9 +12,10 @@ from .client import ChatForm, ChatMessage, Medium
 
 
 class ReadBody(Message, frozen=True, kw_only=True, tag="read_body"):
-    """Order to decode and check an HTTP body, whose bytes follow, and to tokenize its long texts."""
+    """Order to decode and check an HTTP body and to tokenize its long texts. The bytes of the body follow."""
 
     body_type: str  # name of the struct to decode
+    boundary: str = ""  # of a form; empty: the body is JSON
     max_bytes_per_token: int | None  # see PromptLimits
 
 
@@ -43,7 +44,7 @@ class BodyInput(msgspec.Struct, frozen=True, omit_defaults=True):
     token_ids: bytes | None = None
     is_of_chat: bool = False
     is_inside_thought: bool = False  # the chat's prompt ends inside a <think> block
-    media: list[Medium] = []  # of the chat; `token_ids` has a marker for each
+    media: list[Medium] = []  # of a chat: `token_ids` has a marker for each; or the file of a form
 
 
 class BodyRead(Message, frozen=True, kw_only=True, tag="body_read"):

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from ....ipc.errors import ConfigError
-from ....ipc.models.audio_config import HOP_SAMPLES, QWEN3_ASR_SAMPLES, SAMPLE_RATE, AudioConfig, AudioFamily
+from ....ipc.models.audio_config import HOP_SAMPLES, SAMPLE_RATE, AudioConfig, AudioFamily
+from ....ipc.models.audio_families import QWEN3_MIN_SAMPLES
 from ....ipc.models.vision_config import Grid
 from ..processor_file import read_processor
 
@@ -36,7 +37,7 @@ SHARED = {
 }
 DEFAULTS: dict[str, dict[str, float]] = {
     WHISPER: {**SHARED, "feature_size": 80},
-    QWEN3_ASR: {**SHARED, "feature_size": 128, "n_window": 50, "min_length": QWEN3_ASR_SAMPLES},
+    QWEN3_ASR: {**SHARED, "feature_size": 128, "n_window": 50, "min_length": QWEN3_MIN_SAMPLES},
 }
 
 

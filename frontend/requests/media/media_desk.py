@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TypeAlias, TypeVar
 
 from ....ipc.blobs.store import BlobStore
 from ....ipc.config.engine_spec import EngineSpec
-from ....ipc.errors import InternalError, Overloaded, TokenloomError
+from ....ipc.errors import InternalError, Overloaded, RequestError, TokenloomError
 from ....ipc.messages.client import Medium, PutMedium
 from ....ipc.messages.media import MediaKind
 from ....ipc.process.descriptors import descriptor_limit
@@ -62,7 +62,7 @@ class MediaDesk:
         self._max_pinned = max(descriptor_limit() // PINS_SHARE, 16)
         # used by the thread alone
         self._puts = MediaPuts(self.store, self._limits)
-        self._num_pinned = 0  # media of requests
+        self._pinned = Counter[bytes]()  # the jobs of each media file
         self._known: OrderedDict[_Key, ReadMedium] = OrderedDict()
         self._reading: dict[_Key, asyncio.Task[ReadMedium]] = {}
 
@@ -171,7 +171,7 @@ class MediaDesk:
             job.task.cancel()
         for digest in job.pinned:
             self.store.unpin(digest, job.user)
-        self._num_pinned -= len(job.pinned)
+        self._pinned -= Counter(job.pinned)
         job.pinned.clear()
         self._puts.released.set()
 
@@ -199,7 +199,8 @@ class MediaDesk:
 
     async def _with_sources(self, job: MediaJob, work: Callable[[MediaJob, list[bytes]], Awaitable[T]]) -> T:
         """Do the work of a job with the digests of its media's bytes, which are pinned meanwhile if they are needed."""
-        while self._num_pinned and self._num_pinned + len(job.media) > self._max_pinned:
+        num_new = sum(medium.digest not in self._pinned for medium in job.media)  # a piece of a clip is pinned
+        while num_new and self._pinned and len(self._pinned) + num_new > self._max_pinned:
             self._puts.released.clear()
             await self._puts.released.wait()
         sources: set[bytes] = set()
@@ -278,7 +279,7 @@ class MediaDesk:
         if not self.store.pin(medium.digest, job.user):
             return False
         job.pinned.add(medium.digest)
-        self._num_pinned += 1
+        self._pinned[medium.digest] += 1
         return True
 
     async def _read(self, job: MediaJob, key: _Key) -> ReadMedium:
@@ -306,6 +307,11 @@ class MediaDesk:
                 pieces = await self._puts.patiently(
                     lambda: self._a_reader().read_pieces(source, job.piece_s, job.owner)
                 )
+                if len(pieces) > self._max_pinned:
+                    raise RequestError(
+                        f"the clip has {len(pieces)} pieces of {job.piece_s:g} s, of which {self._max_pinned} can be "
+                        "open: send a shorter one, or raise the limit of open files (ulimit -n)"
+                    )
                 if all(self._pin(job, piece) for piece in pieces):
                     for piece in pieces:
                         self._note((piece.digest, "audio", ""), piece)
@@ -318,5 +324,7 @@ class MediaDesk:
 
     def _note(self, key: _Key, medium: ReadMedium) -> None:
         self._known[key] = medium
-        if len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+        for _ in range(len(self._known) - MAX_KNOWN):
+            old, forgotten = self._known.popitem(last=False)
+            if forgotten.digest in self._pinned:  # requests may come for it, if it is a piece of a clip
+                self._known[old] = forgotten

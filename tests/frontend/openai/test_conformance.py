@@ -11,11 +11,15 @@ import pytest
 from tokenloom.frontend.anthropic.forms.request_body import CountTokensRequest, MessagesRequest
 from tokenloom.frontend.openai.forms.embedding_body import EmbeddingRequest
 from tokenloom.frontend.openai.forms.schema import ChatRequest, CompletionRequest
+from tokenloom.frontend.openai.forms.transcription_body import TranscriptionRequest, TranslationRequest
 from tokenloom.frontend.openai.responses import ResponsesRequest
 
 TESTS = Path(__file__).parents[2]
 TEXT = (TESTS.parent / "docs" / "conformance.md").read_text()
-BODIES = (CompletionRequest, ChatRequest, ResponsesRequest, EmbeddingRequest, MessagesRequest)  # the columns' order
+BODIES = (  # the columns' order
+    *(CompletionRequest, ChatRequest, ResponsesRequest, EmbeddingRequest, MessagesRequest),
+    *(TranscriptionRequest, TranslationRequest),
+)
 ROWS = {
     cells[0].strip("`"): cells[1:]
     for line in TEXT.splitlines()
