@@ -60,4 +60,4 @@ def test_both_layouts_of_names_load(family: str, tmp_path: Path) -> None:
 def test_these_are_all_families_that_hear() -> None:
     hearing = {family for family, config in CONFIGS.items() if config["architectures"][0] in AUDIO_FAMILIES}
     assert hearing == set(HEARING)
-    assert len(hearing) == len(AUDIO_FAMILIES)
+    assert len(hearing) == len(set(AUDIO_FAMILIES) - {"WhisperForConditionalGeneration"}), "it has cross attention"
