@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ConfigError
 from ..text.tokenizer import Tokenizer
+from .clip_head import ClipHead
 from .placeholders import Placeholders
 from .processor import Processor, load_processor
 
@@ -16,7 +17,7 @@ class ModelMedia(NamedTuple):
     """Processor and placeholders of one model."""
 
     processor: Processor
-    placeholders: Placeholders
+    placeholders: Placeholders | ClipHead
 
     @classmethod
     def load(cls, spec: EngineSpec, tokenizer: Tokenizer | None) -> ModelMedia | None:
@@ -27,6 +28,8 @@ class ModelMedia(NamedTuple):
         if tokenizer is None:
             raise ConfigError("media stand in prompts as tokens: start with --tokenizer, or --language-model-only")
         processor = load_processor(Path(spec.model_folder), encoder, spec.config)
+        if spec.model.cross is not None:
+            return cls(processor, ClipHead(processor, encoder.placeholder_id, spec.model.num_clip_tokens))
         return cls(processor, Placeholders.load(processor, encoder, tokenizer))
 
     def prepare(self, text: str) -> str:

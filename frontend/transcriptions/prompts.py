@@ -64,6 +64,7 @@ class TranscriptionPrompts(Protocol):
     """Prompts of a family, and readers of its answers."""
 
     keeps_special_tokens: bool  # in the text of answers
+    has_marker: bool  # prompts have a token at the place of the clip
 
     def prompt(self, task: Task) -> TaskPrompt:
         """Return the prompt of each piece. RequestError, which begins with the name of a field, for a task that the
@@ -93,6 +94,7 @@ class ChatPrompts:
     """Prompts of a model that hears audio in chats: the clip, and an instruction."""
 
     keeps_special_tokens = False
+    has_marker = True
 
     def prompt(self, task: Task) -> TaskPrompt:
         return TaskPrompt((ChatMessage("user", [MediaPart(0), TextPart(instruction(task))]),))

@@ -22,6 +22,7 @@ class Qwen3AsrPrompts:
     """Prompts of Qwen3-ASR."""
 
     keeps_special_tokens = False
+    has_marker = True
 
     def prompt(self, task: Task) -> TaskPrompt:
         if task.kind == "translate":

@@ -193,9 +193,9 @@ class Transcription(EngineResponse):
         return {"logprobs": shown}
 
     def _usage(self, run: Run) -> JsonObject:
-        """Return OpenAI's usage: the tokens of the prompt but its marker are text, all others of the input audio."""
+        """Return OpenAI's usage: the tokens of the prompt but a marker are text, all others of the input audio."""
         num_input, num_output = run.num_prompt_tokens, run.num_completion_tokens
-        num_text = run.num_choices * (num_ids(self._prompt_ids) - 1)
+        num_text = run.num_choices * (num_ids(self._prompt_ids) - prompts_of(self._hearing.audio).has_marker)
         return {
             "type": "tokens",
             "input_tokens": num_input,

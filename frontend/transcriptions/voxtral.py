@@ -12,6 +12,7 @@ class VoxtralPrompts:
     """Prompts of Voxtral."""
 
     keeps_special_tokens = False
+    has_marker = True
 
     def prompt(self, task: Task) -> TaskPrompt:
         if task.kind == "translate":

@@ -12,12 +12,15 @@ import httpx2
 import numpy as np
 import openai
 import pytest
+import torch
+import transformers
 
-from tokenloom import LLM, SamplingParams
+from tokenloom import LLM, RequestError, SamplingParams
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_configs import AUDIO_MODELS
-from tokenloom.tests.support.audio_oracle import SAMPLE_RATE, AudioOracle
+from tokenloom.tests.support.audio_oracle import NEAR_TIE, SAMPLE_RATE, AudioOracle
+from tokenloom.tests.support.whisper_checkpoints import whisper_checkpoint
 
 MAX_TOKENS = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -101,3 +104,30 @@ def test_uploads_are_transcribed_through_all_processes(tmp_path: Path) -> None:
         model = client.models.list().data[0].id
         texts = {client.audio.transcriptions.create(model=model, file=clip, temperature=0).text for _ in range(2)}
         assert len(texts) == 1
+
+
+def test_whisper_answers_to_clips_as_transformers_does(tmp_path: Path) -> None:
+    folder = whisper_checkpoint(tmp_path / "whisper", has_rules=False)
+    prompt = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
+    clips = [samples(seed, 0.3 + 0.1 * seed) for seed in range(5)]
+    given = [{"prompt": prompt, "multi_modal_data": {"audio": (clip, SAMPLE_RATE)}} for clip in clips]
+    options = OPTIONS | {"max_model_len": None, "max_num_batched_tokens": 64}
+    with LLM(folder, in_process=True, **options) as llm:
+        outputs = llm.generate(given, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
+        with pytest.raises(RequestError, match="0 audio clips, this model answers to one"):
+            llm.generate([prompt], GREEDY, use_tqdm=False)
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    num_samples = 320 * model.config.max_source_positions
+    extractor = transformers.WhisperFeatureExtractor(feature_size=model.config.num_mel_bins, chunk_length=1)
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    begin = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    for clip, output in zip(clips, outputs, strict=True):
+        padded = np.pad(clip, (0, num_samples - len(clip)))  # the model's window, which is shorter than a second
+        features = extractor(padded, sampling_rate=SAMPLE_RATE, padding=False, return_tensors="pt")["input_features"]
+        answer = list(output.outputs[0].token_ids)
+        with torch.inference_mode():
+            logits = model(features, decoder_input_ids=torch.tensor([begin + answer])).logits[0]
+        rows = logits[len(begin) - 1 : -1]
+        misses = rows.max(dim=-1).values - rows[torch.arange(len(answer)), torch.tensor(answer)]
+        assert len(answer) == MAX_TOKENS and misses.max() <= NEAR_TIE
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == len(clips)

@@ -22,6 +22,7 @@ from ..processor_file import read_processor
 WHISPER = "WhisperFeatureExtractor"
 QWEN3_ASR = "Qwen3ASRFeatureExtractor"
 CLASSES: dict[AudioFamily, tuple[str, ...]] = {  # the first one is the family's own
+    "whisper": (WHISPER,),
     "qwen2_audio": (WHISPER,),
     "voxtral": (WHISPER,),
     "qwen3_asr": (QWEN3_ASR, WHISPER),  # the latter in files from before transformers had the family

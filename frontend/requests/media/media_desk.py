@@ -36,6 +36,7 @@ T = TypeVar("T")
 logger = logging.getLogger("tokenloom.frontend")
 
 MAX_KNOWN = 1 << 14  # entries of the table of media that have been read
+MAX_CLIPS = 1 << 10  # entries of the table of clips that have been cut
 MAX_ASKS = 3  # for the same bytes
 PINS_SHARE = 4  # of the descriptors that this process may have, pinned media take at most 1 / PINS_SHARE
 
@@ -65,6 +66,8 @@ class MediaDesk:
         self._pinned = Counter[bytes]()  # the jobs of each media file
         self._known: OrderedDict[_Key, ReadMedium] = OrderedDict()
         self._reading: dict[_Key, asyncio.Task[ReadMedium]] = {}
+        self._pieces: OrderedDict[tuple[bytes, float], Sequence[ReadPiece]] = OrderedDict()  # by clip and piece_s
+        self._cutting: dict[tuple[bytes, float], asyncio.Task[Sequence[ReadPiece]]] = {}
 
     # ── the frontend's loop ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -301,22 +304,33 @@ class MediaDesk:
         return await self._puts.patiently(lambda: self._a_reader().read(*key, owner))
 
     async def _read_pieces(self, job: MediaJob, sources: list[bytes]) -> Sequence[ReadPiece]:
-        (source,) = sources
+        """Return the pieces of a job's clip, pinned for it; cut the clip unless they are known. Jobs share one cut."""
+        key = (sources[0], job.piece_s)
         with job.naming(0):
             for _ in range(MAX_ASKS):
-                pieces = await self._puts.patiently(
-                    lambda: self._a_reader().read_pieces(source, job.piece_s, job.owner)
-                )
-                if len(pieces) > self._max_pinned:
-                    raise RequestError(
-                        f"the clip has {len(pieces)} pieces of {job.piece_s:g} s, of which {self._max_pinned} can be "
-                        "open: send a shorter one, or raise the limit of open files (ulimit -n)"
-                    )
-                if all(self._pin(job, piece) for piece in pieces):
+                pieces = self._pieces.get(key)
+                if pieces is not None and all(self._pin(job, piece) for piece in pieces):
+                    self._pieces.move_to_end(key)
                     for piece in pieces:
                         self._note((piece.digest, "audio", ""), piece)
                     return pieces
+                task = self._cutting.get(key)
+                if task is None:
+                    task = self._cutting[key] = new_task(self._cut(key, job.owner))
+                    task.add_done_callback(lambda _: self._cutting.pop(key))
+                self._pieces[key] = await asyncio.shield(task)
+                if len(self._pieces) > MAX_CLIPS:
+                    self._pieces.popitem(last=False)
         raise Overloaded("an audio clip was dropped from a full store as soon as it was read: ask again later")
+
+    async def _cut(self, key: tuple[bytes, float], owner: str) -> Sequence[ReadPiece]:
+        pieces = await self._puts.patiently(lambda: self._a_reader().read_pieces(*key, owner))
+        if len(pieces) > self._max_pinned:
+            raise RequestError(
+                f"the clip has {len(pieces)} pieces of {key[1]:g} s, of which {self._max_pinned} can be open: send a "
+                "shorter one, or raise the limit of open files (ulimit -n)"
+            )
+        return pieces
 
     def _a_reader(self) -> MediaReader:
         assert self._reader is not None, "only a model that takes media reads them"
