@@ -122,11 +122,10 @@ class FrontendProcess:
 
     def _load(self) -> Frontend:
         spec, begun = self._spec, time.monotonic()
-        folder = Path(spec.tokenizer_folder)
-        tokenizer = Tokenizer.load(folder, spec.config.trust_remote_code)
+        tokenizer = Tokenizer.load(Path(spec.tokenizer_folder), spec.config.trust_remote_code)
         media = MediaInput.load(spec, tokenizer)
         marker = NO_MEDIA if media is None else media.placeholders.marker
-        chat_template = ChatTemplate.load(folder, tokenizer, spec.config, marker)
+        chat_template = ChatTemplate.of(spec, tokenizer, marker)
         frontend = Frontend(spec, tokenizer, chat_template, self._wake, media)
         detail = "none: token ids only" if tokenizer is None else f"{tokenizer.size} tokens"
         self.supervisor.send(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))

@@ -85,11 +85,10 @@ class InProcessEngine:
                 self._core, lambda _, done: self._frontend.on_core_message(done), self._reload, self._profile
             )
             self._is_reloaded = False
-            folder = Path(self.spec.tokenizer_folder)
-            tokenizer = Tokenizer.load(folder, config.trust_remote_code)
+            tokenizer = Tokenizer.load(Path(self.spec.tokenizer_folder), config.trust_remote_code)
             media = MediaInput.load(self.spec, tokenizer)
             marker = NO_MEDIA if media is None else media.placeholders.marker
-            chat_template = ChatTemplate.load(folder, tokenizer, self.spec.config, marker)
+            chat_template = ChatTemplate.of(self.spec, tokenizer, marker)
             self._frontend = Frontend(self.spec, tokenizer, chat_template, self._wakeup.set, media)
             self._frontend.adapters.load_modules()
         except BaseException:

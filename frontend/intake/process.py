@@ -123,12 +123,11 @@ class IntakeProcess:
         from .input_processor import InputProcessor
 
         spec = self._spec
-        folder = Path(spec.tokenizer_folder)
-        tokenizer = Tokenizer.load(folder, spec.config.trust_remote_code)
+        tokenizer = Tokenizer.load(Path(spec.tokenizer_folder), spec.config.trust_remote_code)
         media = ModelMedia.load(spec, tokenizer)
         if media is None:
-            return InputProcessor(spec, tokenizer, ChatTemplate.load(folder, tokenizer, spec.config))
-        template = ChatTemplate.load(folder, tokenizer, spec.config, media.placeholders.marker)
+            return InputProcessor(spec, tokenizer, ChatTemplate.of(spec, tokenizer))
+        template = ChatTemplate.of(spec, tokenizer, media.placeholders.marker)
         return InputProcessor(spec, tokenizer, template, media.prepare)
 
 

@@ -24,9 +24,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ...ipc.codec import JsonObject
 from ...ipc.config.engine_config import EngineConfig
+from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ConfigError, RequestError
 from ...ipc.messages.client import ChatForm, ChatMessage, ContentPart, MediaPart, TextPart
 from ...ipc.messages.media import MediaKind
+from .default_templates import DEFAULT_TEMPLATES
 from .media_marker import MediaMarker
 from .tokenizer import Tokenizer, read_tokenizer_config
 
@@ -64,6 +66,15 @@ class ChatTemplate:
             self._template = _ENVIRONMENT.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"{origin} is not a Jinja template: {error}") from None
+
+    @classmethod
+    def of(cls, spec: EngineSpec, tokenizer: Tokenizer | None, marker: MediaMarker = NO_MEDIA) -> ChatTemplate | None:
+        """Load the template of an engine's model; None if neither its files nor its architecture have one."""
+        found = cls.load(Path(spec.tokenizer_folder), tokenizer, spec.config, marker)
+        default = DEFAULT_TEMPLATES.get(spec.model.architecture)
+        if found is not None or default is None:
+            return found
+        return cls(default, {}, defaults=spec.config.default_chat_template_kwargs, marker=marker)
 
     @classmethod
     def load(

@@ -35,7 +35,7 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_embed: int = 1
     windows_together: int = 1  # windows with rows that attend to each other
     max_windows: int = 0  # of one audio; 0: any number
-    padded_samples: int = 1  # a shorter audio is padded to so many
+    min_samples: int = 1  # a shorter audio is padded to so many
 
     is_bidirectional = False  # the placeholders of an audio attend to earlier tokens alone
     num_deepstack = 0
@@ -54,23 +54,13 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     def window_samples(self) -> int:
         return self.window_frames * HOP_SAMPLES
 
-    @property
-    def min_samples(self) -> int:
-        """The shortest audio that has an embedding. Qwen2-Audio's convolution and pooling need three frames."""
-        return 2 * HOP_SAMPLES + 1 if self.family == "qwen2_audio" else 1
-
-    @property
-    def max_samples(self) -> int:
-        """The longest audio; 0: any."""
-        return self.max_windows * self.window_samples
-
     def num_windows(self, samples: int) -> int:
         """Return the windows of an audio, the last of which may be cut or padded."""
-        return -(-max(samples, self.padded_samples) // self.window_samples)
+        return -(-max(samples, self.min_samples) // self.window_samples)
 
     def num_frames(self, samples: int) -> int:
         """Return the frames of an audio that the encoder attends to."""
-        samples = max(samples, self.padded_samples)
+        samples = max(samples, self.min_samples)
         if self.family in ("whisper", "voxtral"):
             return self.num_windows(samples) * self.window_frames
         return -(-samples // HOP_SAMPLES) if self.family == "qwen2_audio" else samples // HOP_SAMPLES

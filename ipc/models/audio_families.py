@@ -89,7 +89,7 @@ def _qwen3_asr(file: ConfigFile) -> AudioConfig:
         window_rows=halved(frames, QWEN3_HALVINGS),
         num_halvings=QWEN3_HALVINGS,
         windows_together=together // frames,
-        padded_samples=QWEN3_MIN_SAMPLES,
+        min_samples=QWEN3_MIN_SAMPLES,
     )
 
 

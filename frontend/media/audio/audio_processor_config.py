@@ -66,7 +66,17 @@ class AudioProcessorConfig(msgspec.Struct, frozen=True, kw_only=True):
     def max_embeds(self) -> int:
         """Return an upper bound of the embeddings of one clip."""
         longest = int(self.max_audio_s * SAMPLE_RATE) + 1  # samples are rounded up
-        return self.encoder.num_embeds(min(longest, self.encoder.max_samples or longest))
+        return self.num_embeds(self.grid(min(longest, self.max_samples or longest)))
+
+    @property
+    def min_samples(self) -> int:
+        """Return the samples of the shortest clip that has an embedding."""
+        return next(count for count in range(1, self.encoder.window_samples) if self.encoder.num_embeds(count))
+
+    @property
+    def max_samples(self) -> int:
+        """Return the samples of the longest clip that the model takes; 0: any."""
+        return self.encoder.max_windows * self.encoder.window_samples
 
 
 def load_audio_processor(
@@ -99,5 +109,5 @@ def _wanted(encoder: AudioConfig, name: str) -> dict[str, float]:
     if encoder.family == "qwen2_audio":  # it cuts and pads to one window
         wanted["chunk_length"] = encoder.window_samples / SAMPLE_RATE
     if "n_window" in wanted:
-        wanted["n_window"] = encoder.window_frames // 2
+        wanted |= {"n_window": encoder.window_frames // 2, "min_length": encoder.min_samples}
     return wanted

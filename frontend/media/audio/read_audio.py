@@ -22,7 +22,7 @@ def read_audio(data: memoryview, order: ReadAudio) -> Iterator[MediaContent]:
     RequestError, also between pieces, if it cannot be read."""
     config = msgspec.json.decode(order.settings, type=AudioProcessorConfig)
     if not order.piece_s:
-        blocks = decode_audio(data, order.max_seconds, config.encoder.max_samples)
+        blocks = decode_audio(data, order.max_seconds, config.max_samples)
         yield _content(np.concatenate(list(blocks)), 0, config)
         return
     start = 0
@@ -32,16 +32,16 @@ def read_audio(data: memoryview, order: ReadAudio) -> Iterator[MediaContent]:
 
 
 def _content(samples: Samples, start: int, config: AudioProcessorConfig) -> MediaContent:
-    encoder, num_samples = config.encoder, len(samples)
-    if num_samples < encoder.min_samples:
+    num_samples = len(samples)
+    if num_samples < config.min_samples:
         raise RequestError(
             f"the audio clip has {num_samples} samples at {SAMPLE_RATE} Hz, the model needs at least "
-            f"{encoder.min_samples}: send a longer one"
+            f"{config.min_samples}: send a longer one"
         )
-    if encoder.max_samples and num_samples > encoder.max_samples:
+    if config.max_samples and num_samples > config.max_samples:
         raise RequestError(
             f"a piece of the audio clip lasts {num_samples / SAMPLE_RATE:.2f} s, the model takes at most "
-            f"{encoder.max_samples / SAMPLE_RATE:g} s: cut it into shorter ones"
+            f"{config.max_samples / SAMPLE_RATE:g} s: cut it into shorter ones"
         )
     content = samples.astype("<f4", copy=False).tobytes()
     start_s, end_s = start / SAMPLE_RATE, (start + num_samples) / SAMPLE_RATE

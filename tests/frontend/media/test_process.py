@@ -304,11 +304,14 @@ def test_pieces_are_released_when_there_is_no_room_for_all(tmp_path: Path) -> No
     async def work() -> None:
         async with bench(tmp_path, processor=AUDIO, media_store_bytes=4_300_000) as ours:
             clip = ours.put_clip(33.0)  # 2.1 MB, and as much in its pieces
-            other = ours.store.put(bytes(500_000), "other")
+            other = ours.store.put(bytes(100_000), "other")
             with pytest.raises(Overloaded, match="no room for"):
                 await ours.host.read_pieces(clip, 30.0)
+            (process,) = ours.processes()
+            assert not [each for each in process.open_files() if "media" in each.path], "nothing is pinned"
             ours.store.unpin(other, "other")
             assert len(await ours.host.read_pieces(clip, 30.0)) == 2
+            assert len([each for each in process.open_files() if "media" in each.path]) == 2
 
     run(work)
 

@@ -95,7 +95,7 @@ def _needed(audio: AudioConfig) -> dict[str, Any]:
         "padding_side": "right",
     }
     if audio.family == "qwen3_asr":
-        return {**needed, "n_window": audio.window_frames // 2, "min_length": audio.padded_samples}
+        return {**needed, "n_window": audio.window_frames // 2, "min_length": audio.min_samples}
     return {**needed, "chunk_length": audio.window_samples / SAMPLE_RATE}
 
 

@@ -64,7 +64,7 @@ class Qwen3ASRTower(AudioTower):
         super().__init__(files, [whisper_block(each) for each in self._tower.layers], self._tower, names)
 
     def length_of(self, count: int) -> int:
-        return max(count, self._audio.padded_samples)
+        return max(count, self._audio.min_samples)
 
     def embed(self, outputs: Tensor, first: int) -> Tensor:
         rows: Tensor = self._tower.conv_out(outputs.permute(0, 3, 1, 2).flatten(2))

@@ -117,7 +117,7 @@ def test_settings_are_read_from_either_file(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.numpy(), expected["input_features"][0], rtol=0, atol=TOLERANCE)
 
 
-QWEN3 = {"family": "qwen3_asr", "num_mel_bins": 128, "window_frames": 100, "window_rows": 13, "padded_samples": 8000}
+QWEN3 = {"family": "qwen3_asr", "num_mel_bins": 128, "window_frames": 100, "window_rows": 13, "min_samples": 8000}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,28 @@
+"""Chat templates of models that are published without one, by architecture.
+
+Mistral publishes the form of its chats as code of its own. Voxtral's, in the seventh version: turns of the user in
+[INST], an answer until </s>, and the place of a clip as a marker. Tools are left out.
+"""
+
+from __future__ import annotations
+
+_VOXTRAL = """\
+{%- macro show(content) -%}
+{%- if content is string %}{{ content }}{% else -%}
+{%- for part in content %}{{ part['text'] if part['type'] == 'text' else '[BEGIN_AUDIO][AUDIO]' }}{% endfor -%}
+{%- endif -%}
+{%- endmacro -%}
+<s>
+{%- for message in messages %}
+{%- set role = message['role'] %}
+{%- if role == 'system' %}{{ '[SYSTEM_PROMPT]' + show(message['content']) + '[/SYSTEM_PROMPT]' }}
+{%- elif role == 'user' %}
+{{- '\n\n' if not loop.first and loop.previtem['role'] == 'user' else '[INST]' }}
+{{- show(message['content']) }}
+{{- '' if not loop.last and loop.nextitem['role'] == 'user' else '[/INST]' }}
+{%- elif role == 'assistant' %}{{ show(message['content']).rstrip() + '</s>' }}
+{%- else %}{{ raise_exception('turns are those of system, user and assistant, not of ' + role) }}
+{%- endif %}
+{%- endfor %}"""
+
+DEFAULT_TEMPLATES = {"VoxtralForConditionalGeneration": _VOXTRAL}
