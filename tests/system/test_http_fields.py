@@ -254,7 +254,7 @@ def test_unsupported_fields_are_refused_by_name(http: httpx2.Client, path: str, 
     assert answer.status_code == 400 and next(iter(more)) in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("kind", ["input_audio", "video_url", "file"])
+@pytest.mark.parametrize("kind", ["video_url", "file"])
 @pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (RESPONSE, "input"), ("/tokenize", "messages")])
 def test_parts_other_than_text_are_refused(http: httpx2.Client, path: str, field: str, kind: str) -> None:
     parts = [{"type": "text", "text": "What is this?"}, {"type": kind, kind: {"url": "http://x/y.png"}}]
@@ -262,6 +262,16 @@ def test_parts_other_than_text_are_refused(http: httpx2.Client, path: str, field
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, field)
     assert error["message"].startswith(f"{field}[0].content[1] is a part of type '{kind}', which is not served")
+
+
+@pytest.mark.parametrize(("path", "field"), [(CHAT, "messages"), (RESPONSE, "input"), ("/tokenize", "messages")])
+def test_audio_for_a_text_model_is_refused(http: httpx2.Client, path: str, field: str) -> None:
+    clip = {"type": "input_audio", "input_audio": {"data": base64.b64encode(bytes(10)).decode(), "format": "wav"}}
+    answer = http.post(path, json={field: [{"role": "user", "content": [{"type": "text", "text": "What?"}, clip]}]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, field)
+    assert error["message"].startswith(f"{field}[0].content[1]: the model ")
+    assert "does not hear audio" in error["message"]
 
 
 @pytest.mark.parametrize("num_bytes", [10, 60_000])
