@@ -88,7 +88,7 @@ def test_memory_is_reserved_for_the_rows_of_the_largest_audio(engine: Engine) ->
     assert media is not None
     assert media.reserved_bytes >= 400 * config.hidden_size * 4
     larger = msgspec.structs.replace(engine.spec, max_item_embeds=130)
-    added = type(media)(larger, media._encoder, engine.worker._group, engine.worker._device).reserved_bytes
+    added = type(media)(larger, media.encoder, engine.worker._group, engine.worker._device).reserved_bytes
     rows_bytes = 130 * audio_of(engine).hidden_size * 4
     assert added - media.reserved_bytes >= 4 * rows_bytes
     assert media.shifts is None
