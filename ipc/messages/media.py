@@ -30,7 +30,7 @@ class MediaSpan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 class Encode(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Order to run pieces [first_piece, first_piece + num_pieces) of the encoder's work on a medium. Each of its stages
-    (`VisionConfig.stages`) is cut into `pieces_per_stage`, which run one after the other. The order for piece 0
+    (`stages` of its config) is cut into `pieces_per_stage`, which run one after the other. The order for piece 0
     takes the entry of the encoder cache, the one for the last piece completes it."""
 
     entry: int  # ≥ 1, of the encoder cache

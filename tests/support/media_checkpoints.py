@@ -19,8 +19,15 @@ Config = dict[str, Any]
 
 DEMO = Path(__file__).resolve().parents[2] / "demo"
 BOS_ID, EOS_ID, END_ID, PAD_ID = 0, 1, 2, 3  # of the demo's tokenizer
-# With equal gains the last token alone decides the next one. Here the context does, and with it the pixels.
-GAINS = {"embed_tokens": 0.7, "lm_head": 3.0, "o_proj": 3.0, "down_proj": 2.0, "q_proj": 1.5}
+# With equal gains the last token alone decides the next one. Here the context does, and with it the media.
+GAINS = {
+    "embed_tokens": 0.7,
+    "lm_head": 3.0,
+    "o_proj": 3.0,
+    "down_proj": 2.0,
+    "q_proj": 1.5,
+    "audio_tower.conv": 4.0,
+}
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}"

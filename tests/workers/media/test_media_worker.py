@@ -3,96 +3,45 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import torch
 import transformers
 
-from tokenloom.ipc.blobs.media_file import MediaFile, media_header
+from tokenloom.ipc.blobs.media_file import media_header
 from tokenloom.ipc.blobs.store import BlobStore
-from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.base import Holding
-from tokenloom.ipc.messages.media import Encode
-from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, SchedulerOutput
+from tokenloom.ipc.messages.workers import ModelRunnerOutput
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.vision_configs import VISION_MODELS
 from tokenloom.tests.workers.encoders.images.image_items import qwen_patches, random_item
-from tokenloom.tests.workers.random_schedule import frame, message, new_row
-from tokenloom.tests.workers.worker_harness import WorkerHarness, make_spec
+from tokenloom.tests.workers.media.media_engine import NUM_OUTPUTS, Engine, Prompt, answers, media_spec
+from tokenloom.tests.workers.random_schedule import frame, message
+from tokenloom.tests.workers.worker_harness import WorkerHarness
 from tokenloom.workers.encoders.encoder import Encoder
 from tokenloom.workers.encoders.images.pixels import PixelScale
-from tokenloom.workers.worker import Worker
 
 DEFAULT = ("qwen3_vl", "gemma3", "smolvlm")  # deepstack with positions by axes, attention within an image, tiles
 MODELS = [name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in VISION_MODELS]
-NUM_OUTPUTS = 5
 
 
-def media_spec(folder: Path, run_directory: Path, **options: int | str) -> EngineSpec:
-    spec = make_spec(folder, run_directory, **options)
-    return msgspec.structs.replace(spec, max_model_len=256, encoder_cache_tokens=400)
-
-
-class Engine:
-    """Plays the core for one worker in this process: entries are numbers of images."""
-
-    def __init__(self, folder: Path, run_directory: Path, **options: int | str) -> None:
-        self.spec = media_spec(folder, run_directory, **options)
-        vision = self.spec.model.vision
-        assert vision is not None
-        self.vision = vision
-        self.store = BlobStore(run_directory / "media", 1 << 24)
-        self.worker = Worker(self.spec, 0, 7)
-        self.phases = [phase.name for phase in self.worker.load()]
-        self.worker.initialize(64)
-
-    def order(self, entry: int, item: MediaFile, num_embeds: int) -> Encode:
-        digest = self.store.put(media_header(item.grid, item.shape) + bytes(item.data))
-        num_pieces = len(self.vision.stages)
-        return Encode(
-            entry=entry, digest=digest, grid=item.grid, num_embeds=num_embeds, first_piece=0, num_pieces=num_pieces
-        )
-
-    def execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        assert self.worker.runner is not None
-        return self.worker.runner.execute(step)
-
-
-class Prompt:
+def make_prompt(engine: Engine, sizes: list[tuple[int, int, int]], seed: int) -> Prompt:
     """A prompt with images of several sizes between text."""
-
-    def __init__(self, engine: Engine, sizes: list[tuple[int, int, int]], seed: int) -> None:
-        rng = random.Random(seed)
-        self.token_ids: list[int] = [rng.randrange(5, 900) for _ in range(3)]
-        self.items, self.spans, self.orders = list[MediaFile](), list[int](), list[Encode]()
-        encoder = engine.worker._media.encoder  # type: ignore[union-attr]
-        for size in sizes:
-            item = random_item(engine.vision, rng.randrange(100), *size)
-            num_embeds = len(encoder.finish(encoder.begin(item, item.grid)))
-            self.spans += [len(self.token_ids), num_embeds, *item.grid]
-            self.items.append(item)
-            self.orders.append(engine.order(len(self.items), item, num_embeds))
-            self.token_ids += [engine.vision.image_token_id] * num_embeds
-            self.token_ids += [rng.randrange(5, 900) for _ in range(rng.randrange(2, 5))]
-
-    def new_row(self, row: int, computed: int = 0) -> NewRow:
-        return msgspec.structs.replace(new_row(row, self.token_ids, computed), spans=frame(*self.spans))
-
-    def bindings(self, row: int) -> bytes:
-        return frame(*[each for i, order in enumerate(self.orders) for each in (row, i, order.entry)])
+    rng, vision = random.Random(seed), engine.spec.model.vision
+    assert vision is not None
+    return Prompt(engine, (random_item(vision, rng.randrange(100), *size) for size in sizes), rng)
 
 
 @torch.inference_mode()
 def their_tokens(folder: Path, engine: Engine, prompt: Prompt) -> list[int]:
     """Greedy tokens of transformers, by whole forward passes."""
     model: Any = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-    vision, ids = engine.vision, list(prompt.token_ids)
+    vision, ids = engine.spec.model.vision, list(prompt.token_ids)
+    assert vision is not None
     scale = PixelScale.load(folder, vision.family, torch.float32, torch.device("cpu"))
     images = [torch.frombuffer(bytearray(item.data), dtype=torch.uint8).view(item.shape) for item in prompt.items]
     pixels = [scale.scale(image) for image in images]
@@ -119,54 +68,16 @@ def their_tokens(folder: Path, engine: Engine, prompt: Prompt) -> list[int]:
     return ids[len(prompt.token_ids) :]
 
 
-def chunks(prompt: Prompt, rng: random.Random, *, is_bidirectional: bool) -> Iterator[int]:
-    """Random counts of the prompt's tokens; a span that sees ahead is in one step."""
-    done, spans = 0, np.array(prompt.spans).reshape(-1, 5)
-    while done < len(prompt.token_ids):
-        end = done + rng.randint(1, len(prompt.token_ids) - done)
-        for start, length in spans[:, :2].tolist() if is_bidirectional else ():
-            end = start + length if start < end < start + length else end
-        yield end - done
-        done = end
-
-
-def answers(engine: Engine, prompt: Prompt, seed: int) -> list[int]:
-    """The tokens of row 1 by random chunks, beside text in row 2, with encodes by single layers before."""
-    rng, vision = random.Random(seed), engine.vision
-    for piece in range(len(vision.stages)):
-        orders = [msgspec.structs.replace(each, first_piece=piece, num_pieces=1) for each in prompt.orders]
-        result = engine.execute(msgspec.structs.replace(message(), encodes=orders))
-        assert result.failed_entries == []
-        assert result.execute_s > 0
-    blocks = [each for row in (1, 2) for block in range(16) for each in (row, 0, 1 + block + 16 * (row - 1))]
-    rows = [prompt.new_row(1), new_row(2, [9, 8, 7])]
-    step = msgspec.structs.replace(message([], [], None, rows, blocks), span_entries=prompt.bindings(1))
-    engine.execute(step)
-    tokens = list[int]()
-    for number, count in enumerate(
-        [*chunks(prompt, rng, is_bidirectional=vision.is_bidirectional), *[1] * NUM_OUTPUTS]
-    ):
-        scheduled = {2: 3 if number == 0 else 1, 1: count} if rng.random() < 0.7 or number == 0 else {1: count}
-        result = engine.execute(message(list(scheduled), list(scheduled.values())))
-        found = dict(
-            zip(*(np.frombuffer(each, np.int32).tolist() for each in (result.rows, result.token_ids)), strict=True)
-        )
-        tokens += [found[1]] if 1 in found else []
-    entries = frame(*[order.entry for order in prompt.orders])
-    engine.execute(msgspec.structs.replace(message(freed=[1, 2]), freed_entries=entries))
-    return tokens[:NUM_OUTPUTS]
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_with_images_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     folder = vision_checkpoint(tmp_path / "model", name)
     engine = Engine(folder, tmp_path / "run")
     assert engine.phases == ["load weights", "load encoder"]
-    prompt = Prompt(engine, [(1, 3, 4), (2, 4, 2)], seed=5)
+    prompt = make_prompt(engine, [(1, 3, 4), (2, 4, 2)], seed=5)
     expected = their_tokens(folder, engine, prompt)
     for seed in range(3):
         assert answers(engine, prompt, seed) == expected
-    other = Prompt(engine, [(1, 3, 4), (2, 4, 2)], seed=6)
+    other = make_prompt(engine, [(1, 3, 4), (2, 4, 2)], seed=6)
     other.token_ids = prompt.token_ids
     assert answers(engine, other, 0) != expected
 
@@ -178,7 +89,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 
 def test_a_missing_image_is_reported_and_other_rows_go_on(engine: Engine) -> None:
-    prompt = Prompt(engine, [(1, 3, 4), (1, 2, 2)], seed=1)
+    prompt = make_prompt(engine, [(1, 3, 4), (1, 2, 2)], seed=1)
     expected = answers(engine, prompt, 0)
     lost = msgspec.structs.replace(prompt.orders[0], entry=9, digest=bytes(32))
     step = msgspec.structs.replace(message(), encodes=[lost, *prompt.orders])
@@ -190,7 +101,7 @@ def test_a_missing_image_is_reported_and_other_rows_go_on(engine: Engine) -> Non
 
 
 def test_a_new_core_finds_an_empty_encoder_cache(engine: Engine) -> None:
-    prompt = Prompt(engine, [(1, 2, 3)], seed=2)
+    prompt = make_prompt(engine, [(1, 2, 3)], seed=2)
     expected = answers(engine, prompt, 0)
     for _ in range(2):
         engine.execute(msgspec.structs.replace(message(new_rows=[prompt.new_row(1)]), encodes=prompt.orders))
@@ -199,7 +110,7 @@ def test_a_new_core_finds_an_empty_encoder_cache(engine: Engine) -> None:
 
 
 def test_weights_that_are_read_again_include_the_encoder(engine: Engine) -> None:
-    prompt = Prompt(engine, [(1, 2, 3)], seed=3)
+    prompt = make_prompt(engine, [(1, 2, 3)], seed=3)
     expected = answers(engine, prompt, 0)
     engine.execute(msgspec.structs.replace(message(), encodes=prompt.orders))
     engine.worker.hold(Holding(asleep=["weights"]))
@@ -225,14 +136,14 @@ def test_bindings_must_be_triples(engine: Engine) -> None:
 
 def test_dummy_weights_include_the_encoder(engine: Engine, tmp_path: Path) -> None:
     dummy = Engine(Path(engine.spec.model_folder), tmp_path, load_format="dummy")
-    prompt = Prompt(dummy, [(1, 2, 3)], seed=3)
+    prompt = make_prompt(dummy, [(1, 2, 3)], seed=3)
     assert len(answers(dummy, prompt, 0)) == NUM_OUTPUTS
     assert isinstance(dummy.worker._media.encoder, Encoder)  # type: ignore[union-attr]
 
 
 @pytest.mark.slow
 def test_two_ranks_in_processes_give_the_tokens_of_one(engine: Engine, tmp_path: Path) -> None:
-    prompt = Prompt(engine, [(1, 3, 4), (1, 2, 2)], seed=1)
+    prompt = make_prompt(engine, [(1, 3, 4), (1, 2, 2)], seed=1)
     expected = answers(engine, prompt, 0)
     harness = WorkerHarness(media_spec(Path(engine.spec.model_folder), tmp_path, tensor_parallel_size=2))
     try:

@@ -133,6 +133,19 @@ def test_our_kernels_replace_all_products(loaded: Callable[[str], Loaded], name:
     assert exact._tower.fused is None
 
 
+def test_numbers_are_limited_in_float16_as_by_transformers(loaded: Callable[[str], Loaded], tmp_path: Path) -> None:
+    folder, audio, _, _ = loaded("voxtral")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["audio_tower.layers.1.fc2.weight"] *= 1e5
+    save_file(tensors, tmp_path / "model.safetensors")
+    copy_files(folder, tmp_path)
+    samples = random_clip(1, 16_000)
+    expected = AudioOracle(tmp_path, torch.float16).embeds(samples)
+    found = encode(load_encoder(tmp_path, audio, torch.float16), item_of(audio, samples))
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, expected, rtol=0.01, atol=0.01)
+
+
 def test_items_do_not_see_each_other_between_layers(loaded: Callable[[str], Loaded]) -> None:
     _, audio, encoder, _ = loaded("qwen3_asr")
     items = [random_item(audio, 1, 70_000), random_item(audio, 2, 20_000)]
