@@ -34,7 +34,7 @@ class EncodeQueue:
 
     def __init__(self, capacity: int, encoder: Encoder | None, max_embeds: int, max_products: float = math.inf) -> None:
         """max_embeds: of media that one step encodes, if there are several. max_products: multiplications of a piece of
-        a layer, unless that is a single row."""
+        the largest stage, unless that is a single row."""
         self.cache = EncoderCache(capacity)
         self.partial: Entry | None = None
         self._max_embeds, self.max_products = max_embeds, max_products
@@ -152,10 +152,8 @@ class EncodeQueue:
     def _pieces_per_stage(self, span: MediaSpan) -> int:
         """Pieces depend on the medium alone, so that its embeddings do, too."""
         assert self._encoder is not None
-        num_rows, size = self._rows_of(span), self._encoder.hidden_size
-        num_keys = self._encoder.num_keys(num_rows)
-        num_products = num_rows * (12 * size**2 + 2 * num_keys * size)  # of matrices, and of attention
-        return min(max(math.ceil(num_products / self.max_products), 1), num_rows)
+        num_rows = self._rows_of(span)
+        return min(max(math.ceil(self._encoder.num_products(num_rows) / self.max_products), 1), num_rows)
 
     def work_of(self, encodes: Sequence[Encode]) -> list[StageWork]:
         """Return the parts of stages in these orders. A first piece that runs alone does not count: its cost is

@@ -1,8 +1,8 @@
 """Converts the forms of prompts into Submit messages.
 
 A prompt is text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, both with an optional "cache_salt" and
-vLLM's "multi_modal_data" and "multi_modal_uuids"; a chat is a list of messages. All checks that need no model happen
-here, before a message is sent.
+vLLM's "multi_modal_data" and "multi_modal_uuids", or vLLM's pair of an "encoder_prompt" with these and a
+"decoder_prompt"; a chat is a list of messages. All checks that need no model happen here, before a message is sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ Chat: TypeAlias = Sequence[Turn]
 
 MAX_REQUEST_ID_CHARACTERS = 256  # every delta repeats it
 MAX_PROMPT_BYTES = MAX_CLIENT_MESSAGE_BYTES - (1 << 20)  # space for the other fields and the tokens of a resubmission
-_OPTIONS = ("cache_salt", "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")  # of a prompt that is a dict
+_IDS = "prompt_token_ids"
+_MEDIA = ("multi_modal_data", "multi_modal_uuids")
+_OPTIONS = ("cache_salt", *_MEDIA, "mm_processor_kwargs")  # of a prompt that is a dict
 _FORMS = "a prompt is text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}"
 
 
@@ -106,6 +108,7 @@ def new_submit(
     content: object = prompt
     given = GivenMedia()
     if isinstance(prompt, Mapping):
+        prompt = _joined(prompt)
         content = _unwrap(prompt)
         if (salt := prompt.get("cache_salt")) is not None:
             params = check_params(params.replace(cache_salt=salt))
@@ -242,6 +245,27 @@ def _part(position: int, part: object, given: GivenMedia) -> ContentPart:
         return given.add_part(where, part)
     kind = f"of type {part.get('type')!r:.40}" if isinstance(part, Mapping) else f"{part!r:.80}"
     raise RequestError(f"{where} holds a part {kind}: only text and {', '.join(PART_KINDS)} are served")
+
+
+def _joined(prompt: Mapping[str, object]) -> Mapping[str, object]:
+    """Return {"encoder_prompt": …, "decoder_prompt": …} as one prompt: the decoder's, with the media of the encoder's.
+    Others are returned as they are. RequestError unless the encoder gets media alone, and the decoder none."""
+    if "encoder_prompt" not in prompt:
+        return prompt
+    encoder, decoder = prompt["encoder_prompt"], prompt.get("decoder_prompt")
+    others = prompt.keys() - {"encoder_prompt", "decoder_prompt", "cache_salt"}
+    own = decoder if isinstance(decoder, Mapping) else {"prompt" if isinstance(decoder, str) else _IDS: decoder}
+    if others or not isinstance(encoder, Mapping) or encoder.get("prompt") or encoder.get(_IDS) or _has_media(own):
+        raise RequestError(
+            "encoder_prompt must be {'multi_modal_data': …} without text, and beside it there is a decoder_prompt with "
+            "none: " + _FORMS
+        )
+    outer = {name: value for name, value in prompt.items() if name == "cache_salt"}
+    return {**own, **{name: encoder.get(name) for name in _MEDIA}, **outer}
+
+
+def _has_media(prompt: Mapping[str, object]) -> bool:
+    return any(prompt.get(name) for name in _MEDIA)
 
 
 def _unwrap(prompt: Mapping[str, object]) -> object:

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from .vision_config import Stage
+from .vision_config import Stage, row_products
 
 AudioFamily: TypeAlias = Literal["qwen2_audio", "voxtral", "qwen3_asr", "whisper"]
 
@@ -32,6 +32,7 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     window_frames: int  # frames of a window
     window_rows: int  # rows that the convolutions make of them
     num_halvings: int = 1  # convolutions that make one row or frame of two
+    convolution_products: int = 0  # multiplications for a row, if they may be more than those of a layer
     rows_per_embed: int = 1
     windows_together: int = 1  # windows with rows that attend to each other
     max_windows: int = 0  # of one audio; 0: any number
@@ -81,6 +82,10 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     def num_keys(self, num_rows: int) -> int:
         """Return how many rows of an audio one of its rows attends to, at most."""
         return min(num_rows, self.windows_together * self.window_rows)
+
+    def num_products(self, num_rows: int) -> int:
+        """Return the multiplications of the largest stage for so many rows."""
+        return num_rows * max(row_products(self.hidden_size, self.num_keys(num_rows)), self.convolution_products)
 
 
 def halved(count: int, times: int) -> int:

@@ -14,6 +14,7 @@ FRAMES_PER_ROW = 2  # the second of Whisper's convolutions has this stride
 QWEN3_WINDOW = 100  # frames: transformers counts the rows of windows of this length alone
 QWEN3_HALVINGS = 3
 QWEN3_MIN_SAMPLES = 8000
+CONVOLVED = 9  # frames and bins that a convolution takes at once
 WHISPER = {  # fields of Whisper, and of Qwen2-Audio and Voxtral, which have encoders like its; by their names of fields
     "whisper": {"d_model": 384, "encoder_layers": 4, "num_mel_bins": 80, "max_source_positions": 1500},
     "qwen2_audio": {"d_model": 1280, "encoder_layers": 32, "num_mel_bins": 128, "max_source_positions": 1500},
@@ -25,7 +26,12 @@ QWEN3_ASR = {
     "num_mel_bins": 128,
     "n_window": 50,
     "n_window_infer": 800,
+    "downsample_hidden_size": 480,
 }
+
+
+def _hidden_size(tower: ConfigFile) -> int:
+    return tower.positive("d_model" if "d_model" in tower else "hidden_size")
 
 
 def _whisper(family: AudioFamily, tower: ConfigFile, token_id: int, **more: int) -> AudioConfig:
@@ -34,7 +40,7 @@ def _whisper(family: AudioFamily, tower: ConfigFile, token_id: int, **more: int)
     return AudioConfig(
         family=family,
         audio_token_id=token_id,
-        hidden_size=tower.positive("d_model" if "d_model" in tower else "hidden_size"),
+        hidden_size=_hidden_size(tower),
         num_layers=tower.positive("encoder_layers" if "encoder_layers" in tower else "num_hidden_layers"),
         num_mel_bins=tower.positive("num_mel_bins"),
         window_frames=FRAMES_PER_ROW * rows,
@@ -82,15 +88,27 @@ def _qwen3_asr(file: ConfigFile) -> AudioConfig:
     return AudioConfig(
         family="qwen3_asr",
         audio_token_id=int(file.get("audio_token_id", 151676)),
-        hidden_size=tower.positive("d_model" if "d_model" in tower else "hidden_size"),
+        hidden_size=_hidden_size(tower),
         num_layers=tower.positive("encoder_layers" if "encoder_layers" in tower else "num_hidden_layers"),
         num_mel_bins=tower.positive("num_mel_bins"),
         window_frames=frames,
         window_rows=halved(frames, QWEN3_HALVINGS),
         num_halvings=QWEN3_HALVINGS,
+        convolution_products=_qwen3_products(tower),
         windows_together=together // frames,
         min_samples=QWEN3_MIN_SAMPLES,
     )
+
+
+def _qwen3_products(tower: ConfigFile) -> int:
+    """Return the multiplications for a row: of the convolutions over frames and mel bins, and of the matrix behind
+    them."""
+    size, channels, inputs, bins, total = _hidden_size(tower), tower.positive("downsample_hidden_size"), 1, 0, 0
+    for number in range(1, QWEN3_HALVINGS + 1):
+        bins = halved(tower.positive("num_mel_bins"), number)
+        total += 2 ** (QWEN3_HALVINGS - number) * bins * CONVOLVED * inputs * channels
+        inputs = channels
+    return total + bins * channels * size
 
 
 AUDIO_FAMILIES: dict[str, MultimodalFamily] = {

@@ -47,3 +47,12 @@ class VisionConfig(msgspec.Struct, frozen=True, kw_only=True):
     def num_keys(self, num_rows: int) -> int:
         """Return how many rows of an image one of its rows attends to, at most."""
         return num_rows
+
+    def num_products(self, num_rows: int) -> int:
+        """Return the multiplications of the largest stage for so many rows."""
+        return num_rows * row_products(self.hidden_size, self.num_keys(num_rows))
+
+
+def row_products(hidden_size: int, num_keys: int) -> int:
+    """Return the multiplications of a layer of an encoder for one row: of matrices, and of attention."""
+    return 12 * hidden_size**2 + 2 * num_keys * hidden_size

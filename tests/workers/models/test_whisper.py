@@ -79,10 +79,10 @@ class ClipRun:
         self.batch = InputBatch(len(clips), 128, BLOCK_SIZE, NUM_BLOCKS)
         self.rows = ClipRows(len(clips), self.cross, BLOCK_SIZE)
         given = [clip.rows for clip in clips.values()]
-        padding = torch.zeros(1, given[0].shape[1])
+        padding, dtype = torch.zeros_like(given[0][:1]), given[0].dtype
         self.inputs = ClipInputs(self.rows, lambda entry, first, n: given[entry - 1][first : first + n], padding)
-        (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
-        self.kv_cache = torch.full(spec.shape(NUM_BLOCKS), 1000.0)
+        (spec,) = model.kv_cache_specs(BLOCK_SIZE, dtype)
+        self.kv_cache = torch.full(spec.shape(NUM_BLOCKS), 1000.0, dtype=dtype)
         self.row_of = {name: row for row, name in enumerate(clips)}
         free = list(range(1, NUM_BLOCKS))
         random.Random(seed).shuffle(free)
@@ -127,12 +127,16 @@ class ClipRun:
 
 
 def load_decoder(
-    folder: Path, ops: Ops, group: ParallelGroup | None = None, block_size: int = BLOCK_SIZE
+    folder: Path,
+    ops: Ops,
+    group: ParallelGroup | None = None,
+    block_size: int = BLOCK_SIZE,
+    dtype: torch.dtype = torch.float32,
 ) -> DecoderModel:
     config = load_model_config(folder)
     assert config.cross is not None
     config = replace(config, cross=config.cross.in_blocks(block_size))
-    return load_model(folder, config, 128, torch.float32, CPU, ops, group or ParallelGroup())
+    return load_model(folder, config, 128, dtype, CPU, ops, group or ParallelGroup())
 
 
 def check(folder: Path, ops: Ops, seed: int, group: ParallelGroup | None = None) -> None:
