@@ -51,7 +51,8 @@ def test_every_link_has_a_target(text: str, request: pytest.FixtureRequest) -> N
 
 def test_every_documented_option_exists() -> None:
     known = known_flags()
-    for name in ("docs/operations.md", "docs/architecture.md", "docs/quickstart.md", "docs/lora.md", "docs/images.md"):
+    pages = ("operations", "architecture", "quickstart", "lora", "images", "audio")
+    for name in (f"docs/{page}.md" for page in pages):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / name).read_text()))
         assert named <= known, f"{name}: {named - known}"
 

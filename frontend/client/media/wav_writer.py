@@ -25,7 +25,7 @@ def wav_of(samples: Any, rate: object) -> bytes:
     Floats have a full scale of ±1, integers that of their type. RequestError for other samples, or an invalid rate."""
     if not isinstance(rate, int | float) and hasattr(rate, "item"):
         rate = rate.item()  # a number of numpy
-    if not isinstance(rate, int | float) or isinstance(rate, bool) or rate != int(rate) or not 0 < rate < 1 << 32:
+    if not isinstance(rate, int | float) or isinstance(rate, bool) or not 0 < rate < 1 << 32 or rate % 1:
         raise RequestError(f"the rate of an audio clip is {rate!r:.80}: give whole samples a second, such as 16000")
     codec, width, num_channels, content = _content(samples)
     frame_bytes = width * num_channels

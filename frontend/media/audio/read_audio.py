@@ -22,17 +22,16 @@ def read_audio(data: memoryview, order: ReadAudio) -> Iterator[MediaContent]:
     RequestError, also between pieces, if it cannot be read."""
     config = msgspec.json.decode(order.settings, type=AudioProcessorConfig)
     if not order.piece_s:
-        blocks = decode_audio(data, order.max_seconds, config.max_samples)
-        yield _content(np.concatenate(list(blocks)), 0, config)
+        yield _content(list(decode_audio(data, order.max_seconds, config.max_samples)), 0, config)
         return
     start = 0
     for piece in cut_at_quiet_places(decode_audio(data, order.max_seconds), int(order.piece_s * SAMPLE_RATE)):
-        yield _content(piece, start, config)
+        yield _content([piece], start, config)
         start += len(piece)
 
 
-def _content(samples: Samples, start: int, config: AudioProcessorConfig) -> MediaContent:
-    num_samples = len(samples)
+def _content(blocks: list[Samples], start: int, config: AudioProcessorConfig) -> MediaContent:
+    num_samples = sum(map(len, blocks))
     if num_samples < config.min_samples:
         raise RequestError(
             f"the audio clip has {num_samples} samples at {SAMPLE_RATE} Hz, the model needs at least "
@@ -43,6 +42,6 @@ def _content(samples: Samples, start: int, config: AudioProcessorConfig) -> Medi
             f"a piece of the audio clip lasts {num_samples / SAMPLE_RATE:.2f} s, the model takes at most "
             f"{config.max_samples / SAMPLE_RATE:g} s: cut it into shorter ones"
         )
-    content = samples.astype("<f4", copy=False).tobytes()
+    chunks = [np.ascontiguousarray(block, "<f4").data.cast("B") for block in blocks if len(block)]
     start_s, end_s = start / SAMPLE_RATE, (start + num_samples) / SAMPLE_RATE
-    return MediaContent(config.grid(num_samples), (1, 1, num_samples, 4), [content], start_s, end_s)
+    return MediaContent(config.grid(num_samples), (1, 1, num_samples, 4), [*chunks], start_s, end_s)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tokenloom.frontend.text.chat_template import ChatTemplate, check_template
+from tokenloom.frontend.text.chat_template import DEFAULTS, ChatTemplate, check_template
 from tokenloom.frontend.text.media_marker import MediaMarker
 from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import ConfigError, RequestError
 from tokenloom.ipc.messages.client import ChatForm, ChatMessage, MediaPart, TextPart
 from tokenloom.tests.frontend.text.samples import backend_json, new_tokenizer
+from tokenloom.tests.support.engine_specs import new_spec
 
 CHAT = [
     ChatMessage("system", "Be <brief> & kind."),
@@ -235,3 +239,67 @@ def test_the_template_of_a_processor_is_found(tmp_path: Path) -> None:
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": IMAGE_PARTS}))
     template = ChatTemplate.load(tmp_path, None, marker=MediaMarker("image", "<image>", "<image>"))
     assert template is not None and template.render(TURNS) == "<user>a<image>b<image><user>c"
+
+
+# Of Qwen2-Audio's and Qwen3-ASR's published files, as far as they show clips.
+CLIPS_BY_URL = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+    "{% if 'audio' in c or 'audio_url' in c %}<clip>{% elif 'text' in c %}{{ c['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}{% endfor %}"
+)
+CLIPS_BY_TYPE = CLIPS_BY_URL.replace("'audio' in c or 'audio_url' in c", "c.type == 'audio'")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (CLIPS_BY_URL, "<system>s<clip><user>a<clip>b<clip><user>c"),
+        (CLIPS_BY_TYPE, "<system>s<clip><user>a<clip>b<clip><user>c"),
+        (TEXT_ALONE, "<system>(<clip>)\ns<user>(<clip>)\n(<clip>)\na\nb<user>c"),
+        (IMAGE_PARTS, "<system>(<clip>)\ns<user>(<clip>)\n(<clip>)\na\nb<user>c"),
+    ],
+)
+def test_clips_stand_where_the_template_shows_them_else_framed_before_the_text(source: str, expected: str) -> None:
+    template = ChatTemplate(source, {}, marker=MediaMarker("audio", "<clip>", "(<clip>)"))
+    assert template.render([SYSTEM, *TURNS]) == expected
+
+
+CLIP = "[BEGIN_AUDIO][AUDIO]"
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),  # as mistral-common 1.13 writes them, with one [AUDIO] a clip
+    [
+        (
+            [("user", [MediaPart(0), MediaPart(1), TextPart("What is said?")])],
+            f"<s>[INST]{CLIP}{CLIP}What is said?[/INST]",
+        ),
+        (
+            [("user", [TextPart("Listen:"), MediaPart(0)]), ("assistant", "Hi."), ("user", "And?")],
+            f"<s>[INST]Listen:{CLIP}[/INST]Hi.</s>[INST]And?[/INST]",
+        ),
+        ([("system", "Be brief"), ("user", "And?")], "<s>[SYSTEM_PROMPT]Be brief[/SYSTEM_PROMPT][INST]And?[/INST]"),
+        ([("user", "a"), ("assistant", "b "), ("user", " c")], "<s>[INST]a[/INST]b</s>[INST] c[/INST]"),
+        ([("user", "a"), ("user", "b")], "<s>[INST]a\n\nb[/INST]"),
+    ],
+)
+def test_voxtral_has_the_template_of_its_publisher(tmp_path: Path, turns: Any, expected: str) -> None:
+    template = ChatTemplate.of(voxtral_spec(tmp_path), None, MediaMarker("audio", "[AUDIO]", "[AUDIO]"))
+    assert template is not None
+    assert template.render([ChatMessage(role, content) for role, content in turns]) == expected
+    with pytest.raises(RequestError, match="turns are those of system, user and assistant, not of tool"):
+        template.render([ChatMessage("tool", "a")])
+
+
+def test_a_template_of_the_files_or_an_option_goes_before_that_of_the_architecture(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("of the files")
+    for config, expected in ((EngineConfig(), "of the files"), (EngineConfig(chat_template="{# #}given"), "given")):
+        template = ChatTemplate.of(voxtral_spec(tmp_path, config), None)
+        assert template is not None and template.render(TURNS) == expected
+    assert ChatTemplate.of(new_spec(tokenizer_folder=str(tmp_path / "none")), None) is None
+
+
+def voxtral_spec(folder: Path, config: EngineConfig = DEFAULTS) -> EngineSpec:
+    spec = new_spec(config=config, tokenizer_folder=str(folder))
+    model = msgspec.structs.replace(spec.model, architecture="VoxtralForConditionalGeneration")
+    return msgspec.structs.replace(spec, model=model)

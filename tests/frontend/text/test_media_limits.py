@@ -1,9 +1,10 @@
-"""Images are refused by number and by name of the option, before any of them is read."""
+"""Media are refused by kind, number and name of the option, before any of them is read."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tokenloom.frontend.text.media_limits import MediaLimits
@@ -11,10 +12,13 @@ from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.client import ChatMessage, MediaPart, Medium, Submit, TextPart
 from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.tests.frontend.media.audio.encoders import ENCODERS
 from tokenloom.tests.support.engine_specs import new_spec
 
 LIMITS = MediaLimits(model="m", kind="image", off_by={}, max_count=2, max_bytes=100)
+HEARING = MediaLimits(model="m", kind="audio", off_by={}, max_count=2, max_bytes=100)
 ONE = Medium(digest=bytes(32))
+CLIP = Medium(kind="audio", digest=bytes(32))
 
 
 def submit(*media: Medium, chat: list[ChatMessage] | None = None, **params: Any) -> Submit:
@@ -32,6 +36,34 @@ def test_a_text_model_refuses_images_by_its_name() -> None:
         limits.check(submit(ONE))
 
 
+def test_a_model_refuses_the_kind_that_it_does_not_take() -> None:
+    LIMITS.check(submit(ONE))
+    HEARING.check(submit(CLIP, CLIP))
+    with pytest.raises(RequestError, match=r"^the model 'm' does not see images: leave them out$"):
+        HEARING.check(submit(CLIP, ONE))
+    for limits in (LIMITS, MediaLimits.of(new_spec())):
+        with pytest.raises(RequestError, match=r"^the model '(m|sample)' does not hear audio: leave it out$"):
+            limits.check(submit(CLIP))
+
+
+def test_numbers_and_bytes_of_clips_are_bounded() -> None:
+    with pytest.raises(RequestError, match=r"has 3 audio clips, at most 2 are allowed.*--limit-mm-per-prompt"):
+        HEARING.check(submit(CLIP, CLIP, CLIP))
+    with pytest.raises(RequestError, match=r"an audio clip has 101 bytes, at most 100 are read.*--max-media-bytes"):
+        HEARING.check_bytes(101)
+    with pytest.raises(RequestError, match="the detail low is given for an audio clip: leave it out"):
+        HEARING.check(submit(Medium(kind="audio", uuid="u", detail="low")))
+
+
+def test_limits_are_those_of_the_options() -> None:
+    spec = new_spec(config=EngineConfig(limit_mm_per_prompt={"audio": 3, "image": 0}))
+    audio = ENCODERS["voxtral"]
+    limits = MediaLimits.of(msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, audio=audio)))
+    assert (limits.kind, limits.max_media) == ("audio", {"audio": 3, "image": 0})
+    with pytest.raises(RequestError, match="does not see images, as --limit-mm-per-prompt says"):
+        limits.check(submit(ONE))
+
+
 @pytest.mark.parametrize(
     ("option", "config"),
     [
@@ -42,6 +74,9 @@ def test_a_text_model_refuses_images_by_its_name() -> None:
 def test_a_model_whose_images_are_off_names_the_option(option: str, config: EngineConfig) -> None:
     with pytest.raises(RequestError, match=f"does not see images, as {option} says"):
         MediaLimits.of(new_spec(config=config)).check(submit(ONE))
+    hears = "does not hear audio, as" if config.language_model_only else "does not hear audio: leave"
+    with pytest.raises(RequestError, match=hears):
+        MediaLimits.of(new_spec(config=config)).check(submit(CLIP))
 
 
 def test_numbers_and_bytes_are_bounded() -> None:

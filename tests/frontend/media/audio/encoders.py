@@ -12,6 +12,12 @@ ENCODERS: dict[AudioFamily, AudioConfig] = {
     "qwen2_audio": AudioConfig(family="qwen2_audio", rows_per_embed=2, max_windows=1, **WINDOW, **COMMON),
     "voxtral": AudioConfig(family="voxtral", rows_per_embed=4, **WINDOW, **COMMON),
     "qwen3_asr": AudioConfig(
-        family="qwen3_asr", window_frames=100, window_rows=13, windows_together=8, min_samples=8000, **COMMON
+        family="qwen3_asr",
+        window_frames=100,
+        window_rows=13,
+        windows_together=8,
+        num_halvings=3,
+        min_samples=8000,
+        **COMMON,
     ),
 }

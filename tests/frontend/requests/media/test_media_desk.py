@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tokenloom.frontend.requests.media import media_puts
 from tokenloom.frontend.requests.media.media_desk import MediaDesk
-from tokenloom.frontend.requests.media.media_input import ReadMedium
+from tokenloom.frontend.requests.media.media_input import ReadMedium, ReadPiece
 from tokenloom.frontend.requests.media.media_job import MediaJob, NeedBytes
 from tokenloom.ipc.errors import Overloaded, TokenloomError
 from tokenloom.ipc.messages.client import Medium, PutMedium
@@ -178,3 +178,42 @@ def test_too_many_bytes_are_refused_before_they_are_kept(tmp_path: Path) -> None
     assert "has 11 bytes, at most 10 are read" in desk.error(desk.put(b"a" * 11))
     assert desk.desk.store.num_bytes() == 0
     desk.desk.close()
+
+
+def read_pieces(desk: Desk, clip: Medium, piece_s: float) -> tuple[MediaJob, list[ReadPiece]]:
+    results: list[Sequence[ReadPiece] | TokenloomError] = []
+    job = desk.desk.read_pieces(clip, piece_s, results.append)
+    while not results:
+        desk.turn()
+    assert not isinstance(results[0], TokenloomError), results[0]
+    return job, [*results[0]]
+
+
+def test_pieces_of_a_clip_are_pinned_and_may_be_named_by_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(media_puts, "HOLD_S", 0.0)
+    desk = Desk(tmp_path)
+    job, pieces = read_pieces(desk, desk.put(b"abcdefg"), 3.0)
+    assert [(each.start_s, each.end_s) for each in pieces] == [(0, 3), (3, 6), (6, 7)]
+    second = Medium(kind="audio", digest=pieces[1].digest)
+    request, (medium,) = desk.read(second, can_repeat=False)  # type: ignore[misc]
+    assert medium.digest == pieces[1].digest and medium.grid == pieces[1].grid
+    assert desk.reader.reads == {b"abcdefg": 1}
+    desk.desk.release(job)
+    desk.desk.release(request)
+    desk.desk.close()
+    assert not desk.desk.store._pins
+
+
+def test_a_clip_whose_pieces_cannot_be_read_fails_with_its_name(desk: Desk) -> None:
+    results: list[object] = []
+    desk.desk.read_pieces(Medium(kind="audio", url="https://a.example/b.wav"), 3.0, results.append)
+    while not results:
+        desk.turn()
+    assert str(results[0]).startswith("the audio clip 1 of 1 cannot be taken: https://a.example/b.wav")
+
+
+def test_a_bad_clip_is_named_as_a_clip(desk: Desk) -> None:
+    bad = desk.put(BAD)
+    assert desk.error(Medium(kind="audio", digest=bad.digest)).startswith("the audio clip 1 of 1 cannot be taken")
