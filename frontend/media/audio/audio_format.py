@@ -25,11 +25,11 @@ OTHERS = {  # first bytes of formats that are not served
     b"DSD ": "DSD",
     b"ADIF": "AAC",
     b"\x30\x26\xb2\x75": "ASF (WMA or WMV)",
-    b"\x1a\x45\xdf\xa3": "Matroska or WebM, which may hold video",
-    b"FLV": "Flash video",
+    b"\x1a\x45\xdf\xa3": "a video container (Matroska or WebM)",
+    b"FLV": "a Flash video",
     b"\0\0\1\xba": "an MPEG video",
     b"\0\0\1\xb3": "an MPEG video",
-    b".RMF": "RealMedia",
+    b".RMF": "a RealMedia video",
     b"\x89PNG": "PNG, an image",
     b"\xff\xd8\xff": "JPEG, an image",
     b"GIF8": "GIF, an image",
@@ -86,9 +86,9 @@ def _name(head: bytes, data: memoryview) -> str:
         packet = _first_packet(head)
         return next((name for magic, name in OTHERS_IN_OGG.items() if packet.startswith(magic)), "Ogg without audio")
     if head[4:8] == b"ftyp":
-        return BRANDS.get(head[8:12], "MP4 or another ISO container, which may hold video")
+        return BRANDS.get(head[8:12], "a video container (MP4 or another of ISO)")
     if head[:1] == b"\x47" and bytes(data[TS_PACKET_BYTES : TS_PACKET_BYTES + 1]) == b"\x47":
-        return "an MPEG transport stream"
+        return "a video container (MPEG transport stream)"
     layer = _mpeg_layer(head)
     if layer is not None:
         return "AAC" if layer == 0 else f"MPEG audio of layer {layer}"

@@ -96,7 +96,7 @@ def test_clips_reach_the_core_as_spans_and_media_files(tmp_path: Path) -> None:
 def test_bad_clips_end_their_request_alone(tmp_path: Path) -> None:
     with hearing(tmp_path, max_audio_s=60.0, limit_mm_per_prompt={"audio": 2}) as bench:
         assert bench.error_of(MARKER, b"\0\0\0\x18ftypisom" + bytes(99)).startswith(
-            "the audio clip 1 of 1 cannot be taken: the audio clip is MP4 or another ISO container"
+            "the audio clip 1 of 1 cannot be taken: the audio clip is a video container (MP4 or another of ISO)"
         )
         assert "lasts 61.0 s, at most 60 s are read" in bench.error_of(MARKER, (np.zeros(61_000, "f4"), 1000))
         assert "lasts 31.00 s or longer, the model takes at most 30 s" in bench.error_of(
