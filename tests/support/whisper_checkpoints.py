@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from .family_checkpoints import BIAS_SPREAD, SPREAD
+from .media_checkpoints import DEMO
 
-DEMO = Path(__file__).resolve().parents[2] / "demo"
 TEXT_SIZE = 2048  # of the demo's tokenizer
 NAMES = (
     *("<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>"),
@@ -26,7 +26,6 @@ NAMES = (
 IDS = {name: TEXT_SIZE + number for number, name in enumerate(NAMES)}
 EOS_ID, START_ID, NO_TIMESTAMPS_ID = IDS["<|endoftext|>"], IDS["<|startoftranscript|>"], IDS["<|notimestamps|>"]
 PROMPT = "<|startoftranscript|><|en|><|transcribe|>"  # with timestamps
-PROMPT_ID_LIST = [IDS[name] for name in ("<|startoftranscript|>", "<|en|>", "<|transcribe|>")]
 SUPPRESSED = [5, 9, 33, 100, 101, 102, 777, START_ID, *(IDS[name] for name in NAMES[4:9])]
 GAINS = {  # so that the clip and all tokens before decide the next one
     "embed_tokens": 4.0,

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import NamedTuple
 
+from tokenloom.frontend.requests.media.media_input import ReadPiece
 from tokenloom.ipc.errors import RequestError
-from tokenloom.tests.frontend.requests.fake_media import FakeReader
+from tokenloom.tests.frontend.requests.fake_media import FakePiece, FakeReader
 
 BAD = b"no JSON"
 PIECE_TOKENS = 3  # that stand for a piece
-
-
-class FakePiece(NamedTuple):
-    digest: bytes
-    num_bytes: int
-    grid: tuple[int, int, int]
-    start_s: float
-    end_s: float
 
 
 class FakePieceReader(FakeReader):
@@ -27,7 +19,7 @@ class FakePieceReader(FakeReader):
     piece_s = 0.0
     is_held = False
 
-    async def read_pieces(self, source: bytes, piece_s: float, owner: str) -> list[FakePiece]:
+    async def read_pieces(self, source: bytes, piece_s: float, owner: str) -> list[ReadPiece]:
         content = self.store.open(source)
         assert content is not None, "a source that is read is pinned"
         if content[:1] != b"[":
@@ -36,10 +28,10 @@ class FakePieceReader(FakeReader):
         self.piece_s = piece_s
         while self.is_held:
             await asyncio.sleep(0.01)
-        pieces = []
+        pieces = list[ReadPiece]()
         for text, start_s, end_s in json.loads(bytes(content)):
             digest = await asyncio.to_thread(self.store.put, text.encode())
-            pieces.append(FakePiece(digest, len(text), (1, 1, PIECE_TOKENS), start_s, end_s))
+            pieces.append(FakePiece(digest, (1, 1, PIECE_TOKENS), start_s, end_s))
         return pieces
 
 

@@ -176,9 +176,6 @@ class Served:
         text = TOKENIZER.decode(decode_ids(request.prompt_token_ids).tolist(), skip_special_tokens=False)
         return text.replace(MARKER * PIECE_TOKENS, MARKER)
 
-    def text_so_far(self, token_ids: list[int]) -> str:
-        return TOKENIZER.decode(token_ids)
-
     def end(self, key: int, reason: str = "stop") -> None:
         """End the answer of a piece that is held."""
         self._open.pop(key)

@@ -15,6 +15,7 @@ from tokenloom.core.kv.offload.slots import Slots
 from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.tier import BlocksFound, BlocksLoaded, CoreToTier, FindBlocks, LoadBlocks
+from tokenloom.tests.core.kv.offload.landing import land
 
 BLOCK_SIZE = 16
 
@@ -57,18 +58,6 @@ class Fetched:
         is_last = all(other is not order for other, _, _ in self.coming)
         self.fetches.on_loaded(BlocksLoaded(job=order.job, slots=encode_ids([slot]), is_last=is_last), 0.0)
 
-    def land(self) -> None:
-        """Copy the slots that it holds to the pool, if it needs them for the rest of the prompt."""
-        for fetch in self.fetches.stalled():
-            landed = self.fetches.held_keys(fetch)
-            blocks = self.pool.allocate(len(landed))
-            assert blocks is not None
-            for block, key in zip(blocks, landed, strict=True):
-                self.pool.cache_block(block, key)
-            self.pool.free(blocks)
-            self.fetches.let_go(fetch, landed)
-            self.fetches.on_slots_free(0.0)
-
 
 def keys_of(count: int) -> list[bytes]:
     return [b"key %4d" % i for i in range(count)]
@@ -83,7 +72,7 @@ def test_each_block_is_loaded_once_whatever_the_order_in_which_blocks_come(seed:
     while fetched.coming:
         fetched.load(rng.randrange(len(fetched.coming)))
         if not fetched.coming or rng.random() < 0.3:
-            fetched.land()
+            land(fetched.fetches, fetched.pool, 0.0)
     assert fetched.released == [fetched.request]
     assert fetched.num_loads == Counter(keys)
 

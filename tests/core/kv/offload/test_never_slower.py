@@ -21,6 +21,7 @@ from tokenloom.core.kv.offload.slots import Slots
 from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.tier import BlocksFound, BlocksLoaded, CoreToTier, FindBlocks, LoadBlocks
+from tokenloom.tests.core.kv.offload.landing import land
 
 BLOCK_SIZE, REPORT = 16, 16  # tokens; blocks in a report of the source
 COMPUTE = (1e-3, 1e-6)  # seconds for a token, and for each one before it
@@ -96,19 +97,7 @@ class Source:
             self.fetches.on_found(message, self.now)
         else:
             self.fetches.on_loaded(message, self.now)
-            self._land()
-
-    def _land(self) -> None:
-        """Copy blocks to the pool at once if a prompt needs their slots."""
-        for fetch in self.fetches.stalled():
-            landed = self.fetches.held_keys(fetch)
-            blocks = self._pool.allocate(len(landed))
-            assert blocks is not None
-            for block, key in zip(blocks, landed, strict=True):
-                self._pool.cache_block(block, key)
-            self._pool.free(blocks)
-            self.fetches.let_go(fetch, landed)
-            self.fetches.on_slots_free(self.now)
+            land(self.fetches, self._pool, self.now)
 
     def rest(self, seconds: float) -> None:
         """Let time pass until nothing runs."""
