@@ -18,6 +18,8 @@ from ...ipc.messages.supervisor import ChildToSupervisor, Measured, SupervisorTo
 from ...ipc.sockets import new_socket
 from .launcher import ChildProcess, Launcher, ProcessSpec, Role, Unit
 
+LAST_MESSAGE_S = 1.0
+
 
 @dataclass(eq=False)
 class Child:
@@ -94,6 +96,13 @@ class Children:
             if child is not None:
                 child.last_sign_at = time.monotonic()
                 yield child, message
+
+    def receive_last_of(self, ended: Child) -> Iterator[tuple[Child, ChildToSupervisor]]:
+        """Yield messages as `receive` until an ended child's `failure` is set, for at most LAST_MESSAGE_S: its Failed
+        may arrive after its end is seen."""
+        deadline = time.monotonic() + LAST_MESSAGE_S
+        while not ended.failure and self._control.socket.poll(max(int((deadline - time.monotonic()) * 1000), 0)):
+            yield from self.receive()
 
     def broadcast(self, message: SupervisorToChild, *roles: Role) -> None:
         """Send `message` to all connected children, or to those of the given roles."""

@@ -132,7 +132,7 @@ class Supervisor:
         """Serve until a signal, then drain until done, timeout or a second signal. EngineDead after too many losses."""
         assert self._signals is not None, "start comes before run"
         while not self._signals.stops:
-            self._turn(None)
+            self._turn(LONGEST_WAIT_S)
         self._drain(self._signals)
 
     def _drain(self, signals: SignalWatch) -> None:
@@ -152,15 +152,17 @@ class Supervisor:
             if child.is_ready:
                 self._children.send(child, messages.Drain(clients_return_s=returns_s))
 
-    def _turn(self, timeout_s: float | None) -> None:
-        """Wait at most `timeout_s` for an event; handle all messages, ended processes, due starts and hangs.
-        Raises the error that ends the engine."""
+    def _turn(self, timeout_s: float) -> None:
+        """Wait at most `timeout_s` for an event, then handle all there are. Raises the error that ends the engine."""
         self._children.poll(self._poll_timeout_ms(timeout_s))
         if self._signals is not None and self._signals.take_state_request():
             self._log_state()
         for child, message in self._children.receive():
             self._on_message(child, message)
         for child in self._children.ended():
+            if not self._is_serving:  # a child's Failed says what the user has to change
+                for each in self._children.receive_last_of(child):
+                    self._on_message(*each)
             self._on_loss(child, child.describe_end())
         if self._failure is not None:
             raise self._failure
@@ -168,12 +170,10 @@ class Supervisor:
         if hang := self._health.check():
             self._on_loss(*hang)
 
-    def _poll_timeout_ms(self, timeout_s: float | None) -> int:
+    def _poll_timeout_ms(self, timeout_s: float) -> int:
         now = time.monotonic()
         waits = [when - now for when in (*self._startable.values(), self._health.next_at)]
-        if timeout_s is not None:
-            waits.append(timeout_s)
-        return max(int(min(*waits, LONGEST_WAIT_S) * 1000) + 1, 0)
+        return max(int(min(*waits, LONGEST_WAIT_S, timeout_s) * 1000) + 1, 0)
 
     def _on_message(self, child: Child, message: messages.ChildToSupervisor) -> None:
         if isinstance(message, Hello):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,12 +22,13 @@ from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.errors import ConfigError, EngineDead
+from tokenloom.ipc.errors import ConfigError, EngineDead, error_info
 from tokenloom.ipc.messages.base import Ping, Pong, Rank
 from tokenloom.ipc.messages.supervisor import (
     ChildToSupervisor,
     Drain,
     Drained,
+    Failed,
     Initialize,
     Measured,
     Ready,
@@ -202,6 +204,22 @@ def test_a_remote_process_that_ends_during_the_start_ends_the_engine(
 ) -> None:
     launcher.script = lambda: launcher.of(CORE)[0].end()
     with pytest.raises(EngineDead, match="core was lost with host-1"):
+        supervisor.start()
+
+
+def test_the_reason_of_a_failed_start_counts_even_if_it_arrives_after_the_end_of_its_process(
+    launcher: RemoteLauncher, supervisor: Supervisor
+) -> None:
+    failed = Failed(error=error_info(ConfigError("port 1 is taken")))
+
+    def fail() -> None:
+        frontend = launcher.of(FRONTEND)[0]
+        frontend.end()
+        threading.Timer(0.2, frontend.send, [failed]).start()
+        launcher.script = lambda: None
+
+    launcher.script = fail
+    with pytest.raises(ConfigError, match="port 1 is taken"):
         supervisor.start()
 
 
