@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import msgspec
 
@@ -29,6 +29,7 @@ from .call_options import (
     AdapterOptions,
     CallOptions,
     ChatOptions,
+    TranscribeOptions,
     adapters_of,
     chat_form,
     check_options,
@@ -36,9 +37,14 @@ from .call_options import (
 )
 from .offline.beam_search import BeamSearch, BeamSearchOutput
 from .offline.tokenizer import TransformersTokenizer, load_tokenizer
-from .outputs import EmbeddingRequestOutput, RequestOutput, to_embedding
+from .outputs import EmbeddingRequestOutput, RequestOutput, TranscriptionOutput, to_embedding
 from .prompts import Chat, Prompt, check_params, check_token_ids, read_chat
 from .protocol import QueryResult, ReplyType, check_reply
+
+if TYPE_CHECKING:
+    from .speech.clip_pieces import Piece
+
+MAX_OPEN_PIECES = 16  # of a clip that is transcribed
 
 
 class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
@@ -98,6 +104,26 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
             [prompt], pooling_params, request_id, truncate_prompt_tokens, priority, timeout_s, options
         )
         return to_embedding(await self._run_to_end(submit))
+
+    async def transcribe(self, audio: object, **options: Unpack[TranscribeOptions]) -> TranscriptionOutput:
+        """Transcribe one audio clip of any length; clips and options are those of Client.transcribe."""
+        from .speech.transcriber import Transcriber  # imports numpy, which only this method needs
+
+        transcriber, (adapter,) = Transcriber(await self.info(), options), adapters_of(options, 1)
+        new_submit = partial(self._new_submit, adapter=adapter)
+        pieces = await asyncio.to_thread(transcriber.pieces, audio)
+        room = asyncio.Semaphore(MAX_OPEN_PIECES)
+
+        async def answer(piece: Piece) -> RequestOutput:
+            async with room:
+                return await self._run_to_end(transcriber.submit(new_submit, piece))
+
+        tasks = [asyncio.ensure_future(answer(piece)) for piece in pieces]
+        try:
+            return transcriber.output(pieces, await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def beam_search(
         self, prompt: Prompt, params: BeamSearchParams, **options: Unpack[AdapterOptions]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import islice
 from queue import SimpleQueue
 from typing import TypeVar, Unpack
 
@@ -22,6 +23,7 @@ from .call_options import (
     AdapterOptions,
     CallOptions,
     ChatOptions,
+    TranscribeOptions,
     adapters_of,
     chat_form,
     check_options,
@@ -30,7 +32,7 @@ from .call_options import (
 from .offline.beam_search import BeamSearch, BeamSearchOutput
 from .offline.tokenizer import TransformersTokenizer, load_tokenizer
 from .open_request import Update
-from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, to_embedding
+from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, TranscriptionOutput, to_embedding
 from .prompts import (
     Chat,
     CheckedChat,
@@ -38,6 +40,7 @@ from .prompts import (
     check_params,
     check_token_ids,
     list_chats,
+    list_clips,
     list_params,
     list_prompts,
     read_chat,
@@ -106,6 +109,24 @@ class Client(base_client.BaseClient[None]):
             listed, pooling_params, None, truncate_prompt_tokens, priority, timeout_s, options
         )
         return [to_embedding(output) for output in self._run(submits, use_tqdm)]
+
+    def transcribe(
+        self, audio: object, *, use_tqdm: bool = False, **options: Unpack[TranscribeOptions]
+    ) -> list[TranscriptionOutput]:
+        """Transcribe one audio clip or a list of them; the outputs are in the order of the clips.
+
+        A clip is (samples, rate), the bytes of a file, or a path, and has any length. It is decoded in this process,
+        and cut at quiet places into pieces, each a request. `to_language` translates. Needs numpy. If a piece fails,
+        the others are aborted and its error is raised.
+        """
+        from .speech.transcriber import Transcriber  # imports numpy, which only this method needs
+
+        transcriber, (adapter,) = Transcriber(self.info(), options), adapters_of(options, 1)
+        new_submit = partial(self._new_submit, adapter=adapter)
+        clips = [transcriber.pieces(each) for each in list_clips(audio)]
+        submits = [transcriber.submit(new_submit, piece) for pieces in clips for piece in pieces]
+        answers = iter(self._run(submits, use_tqdm))
+        return [transcriber.output(pieces, list(islice(answers, len(pieces)))) for pieces in clips]
 
     def beam_search(
         self,

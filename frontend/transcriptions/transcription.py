@@ -16,7 +16,7 @@ from ...ipc.codec import JsonObject, num_ids
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import Medium, Submit
 from ...ipc.messages.intake import BodyInput
-from ...ipc.models.audio_config import SAMPLE_RATE, AudioConfig
+from ...ipc.models.audio_config import AudioConfig
 from ...ipc.sampling_params import SamplingParams
 from ..intake.body_parser import ParsedBody
 from ..openai.choices import EngineResponse
@@ -34,7 +34,6 @@ from .prompts import Task
 from .subtitles import srt, vtt
 from .transcript import Segment, Transcript
 
-MAX_PIECE_S = 30.0
 MAX_OPEN_PIECES = 16  # of one clip
 FRAMES_PER_S = 100  # of `seek`
 
@@ -45,13 +44,6 @@ class Hearing(NamedTuple):
     audio: AudioConfig
     defaults: Mapping[str, object]  # the model's sampling parameters
     on_heard: Callable[[float], None]  # gets the seconds of each clip that was answered
-
-    @property
-    def piece_s(self) -> float:
-        """The length of the longest piece: that of the model's windows, if it takes a limited number."""
-        audio = self.audio
-        window_s = audio.max_windows * audio.window_samples / SAMPLE_RATE
-        return min(MAX_PIECE_S, window_s) if audio.max_windows else MAX_PIECE_S
 
 
 class Transcription(EngineResponse):
@@ -100,7 +92,7 @@ class Transcription(EngineResponse):
         """Read the clip, and submit its pieces."""
         inputs, prompts = self._engine.inputs, prompts_of(self._hearing.audio)
         async with contextlib.AsyncExitStack() as stack:
-            reading = self._engine.pieces(self._clip, self._hearing.piece_s, inputs.wait_s(self._params))
+            reading = self._engine.pieces(self._clip, self._hearing.audio.piece_s, inputs.wait_s(self._params))
             with errors_about("file: ", ""):
                 pieces = await stack.enter_async_context(reading)
             self._submits = [

@@ -75,6 +75,7 @@ class ChatForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     variables: JsonObject = {}  # of the template: tools, documents, add_generation_prompt and others
     add_special_tokens: bool = False  # add the tokenizer's special tokens to those that the template writes
     is_continued: bool = False  # the answer continues the last message, which the prompt leaves open
+    answer: str = ""  # begin of the answer, at the end of the prompt
 
 
 class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -341,6 +342,8 @@ class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     modalities: list[MediaKind] = []  # kinds of media that prompts may have; empty: text alone
     max_media: dict[MediaKind, int] = {}  # media of a kind in one prompt; a kind that is missing: as many as fit
     max_media_bytes: int = 0  # of one medium
+    audio_family: str = ""  # by which the model is asked for transcripts; empty: it hears no audio
+    audio_piece_s: float = 0.0  # seconds of the longest piece of a clip that is transcribed
 
 
 class Metrics(Message, frozen=True, kw_only=True, tag="metrics_are"):
