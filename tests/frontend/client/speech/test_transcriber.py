@@ -1,0 +1,159 @@
+"""The requests of `transcribe` hold the pieces of a clip and the family's prompt; their answers are joined in order."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import wave
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from tokenloom import RequestError, SamplingParams
+from tokenloom.frontend.client.media.held_medium import HeldMedium
+from tokenloom.frontend.client.outputs import CompletionOutput, RequestOutput
+from tokenloom.frontend.client.prompts import list_clips, new_submit
+from tokenloom.frontend.client.speech.clip_pieces import pieces_of
+from tokenloom.frontend.client.speech.transcriber import Transcriber
+from tokenloom.ipc.messages.base import FinishReason
+from tokenloom.ipc.messages.client import ChatForm, Info, MediaPart, Submit
+
+RATE = 16_000
+EOS = 2
+
+
+def info_of(family: str, piece_s: float = 2.0) -> Info:
+    return Info(
+        query_id=0,
+        version="",
+        run_id="",
+        model="m",
+        max_model_len=100,
+        vocab_size=9,
+        block_size=8,
+        num_kv_blocks=9,
+        tensor_parallel_size=1,
+        eos_token_ids=[EOS],
+        audio_family=family,
+        audio_piece_s=piece_s,
+        default_sampling_params={"temperature": 0.7, "top_p": 0.5},
+    )
+
+
+def speech() -> Any:
+    """Return 5 s of noise with pauses of 0.2 s from 1.5 and from 3 s on."""
+    samples = np.random.default_rng(0).uniform(-0.5, 0.5, 5 * RATE).astype(np.float32)
+    for start_s in (1.5, 3.0):
+        start = int(start_s * RATE)
+        samples[start : start + RATE // 5] = 0.0
+    return samples
+
+
+def submits_of(transcriber: Transcriber, audio: object) -> list[Submit]:
+    numbers = itertools.count()
+
+    def new(prompt: Any, params: SamplingParams, **options: Any) -> Submit:
+        return new_submit(f"r{next(numbers)}", prompt, params, **options)
+
+    return [transcriber.submit(new, piece) for piece in transcriber.pieces(audio)]
+
+
+def answer(text: str, finish_reason: FinishReason = "stop") -> RequestOutput:
+    completion = CompletionOutput(index=0, text=text, token_ids=[5, EOS], finish_reason=finish_reason)
+    return RequestOutput(request_id="r", prompt="", prompt_token_ids=[], outputs=[completion], finished=True)
+
+
+def test_pieces_are_the_clip_cut_at_its_pauses() -> None:
+    samples = speech()
+    pieces = list(pieces_of((samples, RATE), 2.0))
+    assert [(piece.start_s, piece.end_s) for piece in pieces] == [(0.0, 1.65), (1.65, 3.15), (3.15, 5.0)]
+    data = b"".join(cast("HeldMedium", piece.medium).data[44:] for piece in pieces)
+    assert np.array_equal(np.frombuffer(data, "<f4"), samples)
+
+
+def test_files_and_paths_are_read(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(np.zeros(8000, "<i2").tobytes())
+    path = tmp_path / "silence.wav"
+    path.write_bytes(buffer.getvalue())
+    for given in (buffer.getvalue(), path, str(path)):
+        assert [piece.end_s for piece in pieces_of(given, 30.0)] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("https://example.com/a.wav", "give .samples, rate., bytes of a file or a path"),
+        (None, "give .samples, rate."),
+        ("/no/such/file.wav", "cannot be read: No such file"),
+        (b"RIFF no sound", "WAV"),
+        ((np.array([np.nan], np.float32), RATE), "a sample of nan"),
+    ],
+)
+def test_other_audio_is_refused(given: object, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        list(pieces_of(given, 30.0))
+
+
+def test_a_pair_with_a_rate_is_one_clip_and_a_list_is_many() -> None:
+    clip = (speech(), RATE)
+    assert list_clips(clip) == [clip] and list_clips([clip, "a.wav"]) == [clip, "a.wav"]
+    assert list_clips(("a.wav", "b.wav")) == ["a.wav", "b.wav"] and list_clips("a.wav") == ["a.wav"]
+
+
+def test_each_family_is_asked_in_its_own_way() -> None:
+    clip = (speech(), RATE)
+    whisper = submits_of(Transcriber(info_of("whisper"), {"language": "german"}), clip)
+    assert [each.prompt for each in whisper] == ["<|startoftranscript|><|de|><|transcribe|><|notimestamps|>"] * 3
+    assert not whisper[0].add_special_tokens and len({each.media[0].digest for each in whisper}) == 3
+    (qwen3, *_) = submits_of(Transcriber(info_of("qwen3_asr"), {"language": "en"}), clip)
+    assert qwen3.chat is not None and qwen3.chat[-1].parts == [MediaPart(0)]
+    assert qwen3.chat_form == ChatForm(answer="language English<asr_text>")
+    (chat, *_) = submits_of(Transcriber(info_of("qwen2_audio"), {"to_language": "fr"}), clip)
+    assert chat.chat is not None and "into French" in chat.chat[0].text and chat.chat_form is None
+
+
+def test_parameters_are_the_models_with_a_temperature_of_0_or_the_callers() -> None:
+    (own, *_) = submits_of(Transcriber(info_of("voxtral"), {"priority": 3}), (speech(), RATE))
+    assert (own.params.temperature, own.params.top_p, own.params.max_tokens) == (0.0, 0.5, None)
+    assert own.params.priority == 3
+    given = SamplingParams(temperature=0.3, max_tokens=7)
+    (asked, *_) = submits_of(Transcriber(info_of("voxtral"), {"sampling_params": given}), (speech(), RATE))
+    assert (asked.params.temperature, asked.params.top_p, asked.params.max_tokens) == (0.3, 1.0, 7)
+
+
+def test_answers_are_joined_with_the_times_of_their_pieces() -> None:
+    transcriber = Transcriber(info_of("qwen3_asr"), {})
+    pieces = transcriber.pieces((speech(), RATE))
+    texts = ["language English<asr_text>One,", "language English<asr_text> two ", "language German<asr_text>drei."]
+    output = transcriber.output(pieces, [answer(text) for text in texts])
+    assert (output.text, output.language, output.duration_s) == ("One, two drei.", "en", 5.0)
+    assert [(each.start_s, each.end_s, each.text) for each in output.segments] == [
+        (0.0, 1.65, "One,"),
+        (1.65, 3.15, "two"),
+        (3.15, 5.0, "drei."),
+    ]
+    with pytest.raises(RequestError, match=r"from 1\.65 to 3\.15 s ended with abort"):
+        transcriber.output(pieces, [answer("a"), answer("b", "abort"), answer("c")])
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "words"),
+    [
+        ("", {}, "does not hear audio"),
+        ("whisper", {"language": "klingon"}, "no language of ISO 639-1"),
+        ("whisper", {"language": 3}, "language is 3: it must be text"),
+        ("voxtral", {"sampling_params": SamplingParams(n=2)}, "n is 2"),
+        ("voxtral", {"prompt": "x" * 20_000}, "at most 16384"),
+        ("qwen3_asr", {"to_language": "fr"}, "only transcribes"),
+    ],
+)
+def test_what_the_model_cannot_do_is_refused(family: str, options: Any, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        Transcriber(info_of(family), options)
+    with pytest.raises(TypeError, match="has no keyword 'lang'"):
+        Transcriber(info_of("whisper"), {"lang": "en"})  # type: ignore[typeddict-unknown-key]
