@@ -21,6 +21,7 @@ from tokenloom.tests.support.audio_oracle import SAMPLE_RATE, AudioOracle, Sampl
 from tokenloom.tests.support.whisper_checkpoints import IDS, whisper_checkpoint
 from tokenloom.tests.support.whisper_oracle import WhisperOracle
 from tokenloom.tests.system.launched import LaunchedEngine, serve
+from tokenloom.tests.system.media_engine import num_encodes
 from tokenloom.tests.system.test_audio import samples, wav
 
 NUM_ROWS, LONGEST = 100, 96  # of Whisper, whose window is of two seconds
@@ -128,6 +129,8 @@ def test_whisper_answers_in_every_format_as_transformers_does(task: str, served:
 
 def test_whisper_names_the_language_as_transformers_does(served: Served) -> None:
     languages = set()
+    with Client(served.engine.address) as client:
+        num_before = num_encodes(client)
     for seed, count in enumerate((31_000, 9000, 3000, 20_000, 24_000)):
         clip = spoken(seed, count)
         rows = served.oracle.rows(clip)[None]
@@ -144,6 +147,8 @@ def test_whisper_names_the_language_as_transformers_does(served: Served) -> None
         ]
         languages.add(code)
     assert len(languages) == 2, "each clip has the same language: take others"
+    with Client(served.engine.address) as client:
+        assert num_encodes(client, num_before + 5) == num_before + 5, "a clip is encoded once for both questions"
 
 
 def test_all_pieces_have_the_language_of_the_first(served: Served) -> None:
