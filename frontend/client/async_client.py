@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import Any, Self, Unpack
 
 import msgspec
 
@@ -40,9 +40,6 @@ from .offline.tokenizer import TransformersTokenizer, load_tokenizer
 from .outputs import EmbeddingRequestOutput, RequestOutput, TranscriptionOutput, to_embedding
 from .prompts import Chat, Prompt, check_params, check_token_ids, read_chat
 from .protocol import QueryResult, ReplyType, check_reply
-
-if TYPE_CHECKING:
-    from .speech.clip_pieces import Piece
 
 MAX_OPEN_PIECES = 16  # of a clip that is transcribed
 
@@ -110,17 +107,24 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
         from .speech.transcriber import Transcriber  # imports numpy, which only this method needs
 
         transcriber, (adapter,) = Transcriber(await self.info(), options), adapters_of(options, 1)
-        new_submit = partial(self._new_submit, adapter=adapter)
-        pieces = await asyncio.to_thread(transcriber.pieces, audio)
+        new_submit, context = partial(self._new_submit, adapter=adapter), ""
+        if (given := transcriber.context) is not None:
+            found = await self._ask(base_client.words_query(given.text), wire.TokenIds)
+            ids = decode_ids(found.token_ids).tolist()
+            is_short = len(ids) <= given.max_tokens
+            context = given.mark + (given.text if is_short else await self.detokenize(ids[-given.max_tokens :]))
+        clip = await asyncio.to_thread(transcriber.clip, audio)
+        if (question := clip.question(new_submit)) is not None:
+            clip.name_language(await self._run_to_end(question))
         room = asyncio.Semaphore(MAX_OPEN_PIECES)
 
-        async def answer(piece: Piece) -> RequestOutput:
+        async def answer(submit: wire.Submit) -> RequestOutput:
             async with room:
-                return await self._run_to_end(transcriber.submit(new_submit, piece))
+                return await self._run_to_end(submit)
 
-        tasks = [asyncio.ensure_future(answer(piece)) for piece in pieces]
+        tasks = [asyncio.ensure_future(answer(submit)) for submit in clip.submits(new_submit, context)]
         try:
-            return transcriber.output(pieces, await asyncio.gather(*tasks))
+            return clip.output(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()

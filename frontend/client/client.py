@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from queue import SimpleQueue
 from typing import TypeVar, Unpack
 
@@ -122,11 +122,18 @@ class Client(base_client.BaseClient[None]):
         from .speech.transcriber import Transcriber  # imports numpy, which only this method needs
 
         transcriber, (adapter,) = Transcriber(self.info(), options), adapters_of(options, 1)
-        new_submit = partial(self._new_submit, adapter=adapter)
-        clips = [transcriber.pieces(each) for each in list_clips(audio)]
-        submits = [transcriber.submit(new_submit, piece) for pieces in clips for piece in pieces]
-        answers = iter(self._run(submits, use_tqdm))
-        return [transcriber.output(pieces, list(islice(answers, len(pieces)))) for pieces in clips]
+        new_submit, context = partial(self._new_submit, adapter=adapter), ""
+        if (given := transcriber.context) is not None:
+            ids = decode_ids(self._ask(base_client.words_query(given.text), wire.TokenIds).token_ids).tolist()
+            is_short = len(ids) <= given.max_tokens
+            context = given.mark + (given.text if is_short else self.detokenize(ids[-given.max_tokens :]))
+        clips = [transcriber.clip(each) for each in list_clips(audio)]
+        questions = [(clip, submit) for clip in clips if (submit := clip.question(new_submit)) is not None]
+        for (clip, _), answer in zip(questions, self._run([each for _, each in questions], False), strict=True):
+            clip.name_language(answer)
+        submits = [clip.submits(new_submit, context) for clip in clips]
+        answers = iter(self._run(list(chain.from_iterable(submits)), use_tqdm))
+        return [clip.output(list(islice(answers, len(clip.pieces)))) for clip in clips]
 
     def beam_search(
         self,

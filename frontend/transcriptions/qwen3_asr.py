@@ -21,8 +21,8 @@ KNOWN = languages(
 class Qwen3AsrPrompts:
     """Prompts of Qwen3-ASR."""
 
-    keeps_special_tokens = False
     has_marker = True
+    language_question = None
 
     def prompt(self, task: Task) -> TaskPrompt:
         if task.kind == "translate":

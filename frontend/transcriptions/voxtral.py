@@ -11,8 +11,8 @@ CLIP = "[BEGIN_AUDIO][AUDIO]"
 class VoxtralPrompts:
     """Prompts of Voxtral."""
 
-    keeps_special_tokens = False
     has_marker = True
+    language_question = None
 
     def prompt(self, task: Task) -> TaskPrompt:
         if task.kind == "translate":

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from tokenloom import AsyncClient, Client, RequestError, SamplingParams
+from tokenloom.frontend.transcriptions.languages import LANGUAGES
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_oracle import SAMPLE_RATE
@@ -22,12 +23,15 @@ CASES = {  # fields of the form, by model
     "qwen2_audio": {"prompt": "names"},
     "qwen3_asr": {"language": "en", "prompt": "names"},
     "voxtral": {"language": "German"},
-    "whisper": {"language": "de", "prompt": "names"},
+    "whisper": {"prompt": "names and words"},
+    "whisper without times": {"language": "de", "prompt": "many words " * 20},
 }
 
 
 def checkpoint(folder: Path, name: str) -> Path:
-    return whisper_checkpoint(folder, has_rules=False) if name == "whisper" else audio_checkpoint(folder, name)
+    if name.startswith("whisper"):
+        return whisper_checkpoint(folder, has_rules=name == "whisper")
+    return audio_checkpoint(folder, name)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -57,6 +61,7 @@ def test_transcripts_are_those_of_the_http_api(name: str, tmp_path: Path) -> Non
     assert again == found[0]
     for output, right in zip(found, expected, strict=True):
         assert output.text == right["text"]
+        assert output.language is None or LANGUAGES[output.language].name.lower() == right["language"]
         assert output.duration_s == pytest.approx(right["duration"])
         spoken = [(each.start_s, each.end_s, each.text) for each in output.segments]
         assert spoken == [(each["start"], each["end"], each["text"]) for each in right["segments"]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import wave
 from pathlib import Path
 from typing import Any, cast
@@ -17,14 +16,19 @@ from tokenloom.frontend.client.outputs import CompletionOutput, RequestOutput
 from tokenloom.frontend.client.prompts import list_clips, new_submit
 from tokenloom.frontend.client.speech.clip_pieces import pieces_of
 from tokenloom.frontend.client.speech.transcriber import Transcriber
+from tokenloom.frontend.transcriptions.prompts import Context
 from tokenloom.ipc.messages.base import FinishReason
-from tokenloom.ipc.messages.client import ChatForm, Info, MediaPart, Submit
+from tokenloom.ipc.messages.client import ChatForm, Info, MediaPart, SpeechModel, Submit
 
 RATE = 16_000
 EOS = 2
 
 
-def info_of(family: str, piece_s: float = 2.0) -> Info:
+IDS = {"en": 51, "de": 52}
+
+
+def info_of(family: str) -> Info:
+    speech = SpeechModel(family=family, piece_s=2.0, language_ids=IDS, has_times=True, max_context_tokens=9)
     return Info(
         query_id=0,
         version="",
@@ -36,8 +40,7 @@ def info_of(family: str, piece_s: float = 2.0) -> Info:
         num_kv_blocks=9,
         tensor_parallel_size=1,
         eos_token_ids=[EOS],
-        audio_family=family,
-        audio_piece_s=piece_s,
+        speech=speech if family else None,
         default_sampling_params={"temperature": 0.7, "top_p": 0.5},
     )
 
@@ -51,17 +54,16 @@ def speech() -> Any:
     return samples
 
 
+def new(prompt: Any, params: SamplingParams, **options: Any) -> Submit:
+    return new_submit("r", prompt, params, **options)
+
+
 def submits_of(transcriber: Transcriber, audio: object) -> list[Submit]:
-    numbers = itertools.count()
-
-    def new(prompt: Any, params: SamplingParams, **options: Any) -> Submit:
-        return new_submit(f"r{next(numbers)}", prompt, params, **options)
-
-    return [transcriber.submit(new, piece) for piece in transcriber.pieces(audio)]
+    return transcriber.clip(audio).submits(new)
 
 
-def answer(text: str, finish_reason: FinishReason = "stop") -> RequestOutput:
-    completion = CompletionOutput(index=0, text=text, token_ids=[5, EOS], finish_reason=finish_reason)
+def answer(text: str, finish_reason: FinishReason = "stop", token_id: int = 5) -> RequestOutput:
+    completion = CompletionOutput(index=0, text=text, token_ids=[token_id, EOS], finish_reason=finish_reason)
     return RequestOutput(request_id="r", prompt="", prompt_token_ids=[], outputs=[completion], finished=True)
 
 
@@ -117,6 +119,28 @@ def test_each_family_is_asked_in_its_own_way() -> None:
     assert chat.chat is not None and "into French" in chat.chat[0].text and chat.chat_form is None
 
 
+def test_whisper_names_the_language_and_gets_a_context_and_times() -> None:
+    options: Any = {"prompt": "Köln", "return_timestamps": True}
+    transcriber = Transcriber(info_of("whisper"), options)
+    assert transcriber.context == Context("<|startofprev|>", " Köln", 9)
+    clip = transcriber.clip((speech(), RATE))
+    question = clip.question(new)
+    assert question is not None and question.prompt == "<|startoftranscript|>"
+    assert question.params.allowed_token_ids == [51, 52] and question.params.max_tokens == 1
+    clip.name_language(answer("", "length", 52))
+    assert clip.question(new) is None
+    submits = clip.submits(new, "<|startofprev|> Köln")
+    assert {each.prompt for each in submits} == {"<|startofprev|> Köln<|startoftranscript|><|de|><|transcribe|>"}
+    assert not any(each.params.skip_special_tokens for each in submits)
+    output = clip.output([answer("<|0.10|> A<|0.50|><|0.60|> B<|1.00|>"), answer("<|0.00|>"), answer("<|0.00|> C")])
+    assert (output.text, output.language) == ("A B C", "de")
+    assert [(round(each.start_s, 2), round(each.end_s, 2), each.text) for each in output.segments] == [
+        (0.1, 0.5, "A"),
+        (0.6, 1.0, "B"),
+        (3.15, 5.0, "C"),
+    ]
+
+
 def test_parameters_are_the_models_with_a_temperature_of_0_or_the_callers() -> None:
     (own, *_) = submits_of(Transcriber(info_of("voxtral"), {"priority": 3}), (speech(), RATE))
     assert (own.params.temperature, own.params.top_p, own.params.max_tokens) == (0.0, 0.5, None)
@@ -127,10 +151,9 @@ def test_parameters_are_the_models_with_a_temperature_of_0_or_the_callers() -> N
 
 
 def test_answers_are_joined_with_the_times_of_their_pieces() -> None:
-    transcriber = Transcriber(info_of("qwen3_asr"), {})
-    pieces = transcriber.pieces((speech(), RATE))
+    clip = Transcriber(info_of("qwen3_asr"), {}).clip((speech(), RATE))
     texts = ["language English<asr_text>One,", "language English<asr_text> two ", "language German<asr_text>drei."]
-    output = transcriber.output(pieces, [answer(text) for text in texts])
+    output = clip.output([answer(text) for text in texts])
     assert (output.text, output.language, output.duration_s) == ("One, two drei.", "en", 5.0)
     assert [(each.start_s, each.end_s, each.text) for each in output.segments] == [
         (0.0, 1.65, "One,"),
@@ -138,7 +161,7 @@ def test_answers_are_joined_with_the_times_of_their_pieces() -> None:
         (3.15, 5.0, "drei."),
     ]
     with pytest.raises(RequestError, match=r"from 1\.65 to 3\.15 s ended with abort"):
-        transcriber.output(pieces, [answer("a"), answer("b", "abort"), answer("c")])
+        clip.output([answer("a"), answer("b", "abort"), answer("c")])
 
 
 @pytest.mark.parametrize(
