@@ -14,11 +14,11 @@ Measured, with images of --side pixels on each side that no one has sent before:
     many           --many small distinct images: memory of each process and bytes of the store, on the way
     memory         resident bytes of frontend and media process, above those of a frontend of text requests
 
-With --audio, clips that no one has sent before; MODEL is whisper-tiny, audio-135m, or both if it is left out:
+With --audio, clips that no one has sent before; MODEL is a folder, whisper-tiny or audio-135m, both if it is left out:
 
-    whisper-tiny   transcripts of --clip-s seconds in --transcript tokens, alone and --batch at once, in turn with those
+    Whisper        transcripts of --clip-s seconds in --transcript tokens, alone and --batch at once, in turn with those
                    of transformers' generate: seconds of audio a second
-    audio-135m     the time between tokens of --rows answers while --clips requests with clips of --short-s seconds come
+    others         the time between tokens of --rows answers while --clips requests with clips of --short-s seconds come
                    at once, and without them before and after
 """
 
@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import json
 import os
 import sys
 import tempfile
@@ -317,10 +318,8 @@ def run_engine(folder: Path, arguments: argparse.Namespace, run: Callable[[str],
 
 def measure_audio(report: Report, arguments: argparse.Namespace) -> None:
     for name in [arguments.checkpoint] if arguments.checkpoint else WRITERS:
-        if name not in WRITERS:
-            raise SystemExit(f"{name} is no model of --audio: choose one of {', '.join(WRITERS)}")
-        folder = find_audio_checkpoint(name)
-        if name == "whisper-tiny":
+        folder = find_audio_checkpoint(name) if name in WRITERS else Path(name).resolve()
+        if json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"] == "whisper":
             measure_transcripts(folder, report, arguments)
         else:
             run_engine(folder, arguments, partial(measure_clips, report=report, arguments=arguments))

@@ -152,6 +152,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> WhisperForConditionalGene
         max_source_positions=WINDOW_S * ROWS_PER_S,
         max_target_positions=MAX_POSITIONS,
         dropout=0.0,
+        begin_suppress_tokens=None,
         **shared,
     )
     model = WhisperForConditionalGeneration(config)
