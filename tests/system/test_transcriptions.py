@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from tokenloom.frontend.transcriptions.prompts import Task
 from tokenloom.frontend.transcriptions.qwen3_asr import Qwen3AsrPrompts
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_oracle import SAMPLE_RATE, AudioOracle, Samples, random_clip
+from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.whisper_checkpoints import IDS, whisper_checkpoint
 from tokenloom.tests.support.whisper_oracle import WhisperOracle
 from tokenloom.tests.system.launched import LaunchedEngine, serve
@@ -27,6 +29,7 @@ from tokenloom.tests.system.test_audio import samples, wav
 NUM_ROWS, LONGEST = 100, 96  # of Whisper, whose window is of two seconds
 FIRST_TIME = IDS["<|notimestamps|>"] + 1
 MAX_TOKENS = 24
+DEADLINE_S = 60.0
 FORMATS = ("json", "text", "verbose_json", "srt", "vtt")
 deprecated = pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # translations, by OpenAI's client
 
@@ -182,6 +185,30 @@ def test_a_long_context_is_cut_to_its_last_tokens(served: Served) -> None:
     expected = served.oracle.generate(clip, prompt, MAX_TOKENS)
     assert create(served, clip, "json", language="en", prompt=text).text == served.text(expected)
     assert create(served, clip, "json", language="en").text != served.text(expected)
+
+
+@pytest.mark.parametrize("role", ["core", "media", pytest.param("worker 0", marks=pytest.mark.slow)])
+def test_a_killed_process_changes_no_transcript(role: str, served: Served) -> None:
+    """A clip of five pieces and more; each loss comes after some tokens, or while the clip is cut."""
+    clip, point = spoken(50 + len(role), 9 * SAMPLE_RATE), "media.read" if role == "media" else "worker.sample"
+    rank = None if role == "media" else 0
+    inject(served.engine.faults, point, "delay 0.5", rank)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(create, served, clip, "verbose_json")
+        assert served.engine.wait_struck(point, rank, DEADLINE_S)
+        if role != "media":
+            for _ in range(3):
+                assert served.engine.inject(point, "delay 0.1", rank, DEADLINE_S)
+        lost = served.engine.child(role)
+        lost.kill()
+        assert not future.done(), "the transcript was there before the loss"
+        found = future.result(DEADLINE_S)
+    assert served.engine.child(role).pid != lost.pid
+    calm = create(served, clip, "verbose_json")
+    assert len(found.segments) >= 5 and found.text
+    assert [(each.start, each.end, each.tokens) for each in found.segments] == [
+        (each.start, each.end, each.tokens) for each in calm.segments
+    ]
 
 
 def test_what_whisper_cannot_do_is_refused_by_name(served: Served) -> None:
