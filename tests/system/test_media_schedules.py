@@ -143,7 +143,7 @@ def cuts_medium(family: Family, stem: str, medium: Any) -> bool:
     [
         pytest.param(each, marks=() if each == "qwen2_vl" else pytest.mark.slow)
         for each in FAMILIES
-        if each != WHISPER  # whose clips have whole blocks
+        if each != WHISPER  # its clips have whole blocks
     ],
 )
 def test_a_cached_prefix_may_end_inside_a_medium_or_after_it(
@@ -176,5 +176,5 @@ def test_a_cached_prefix_may_end_inside_a_medium_or_after_it(
     assert start < cached[1] < end, "the last whole block of the first prompt ends inside the medium"
     assert cached[2] > end, "the third prompt parts from the second after the medium"
     assert cached[3] <= start, "another medium has no cached block"
-    assert counts[2] == counts[1], "a medium whose span is cached is not encoded again"
+    assert counts[2] == counts[1], "a medium is not encoded again if its span is cached"
     assert counts[3] == counts[2] + 1

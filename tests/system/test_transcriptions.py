@@ -26,7 +26,7 @@ from tokenloom.tests.system.launched import LaunchedEngine, serve
 from tokenloom.tests.system.media_engine import num_encodes
 from tokenloom.tests.system.test_audio import samples, wav
 
-NUM_ROWS, LONGEST = 100, 96  # of Whisper, whose window is of two seconds
+NUM_ROWS, LONGEST = 100, 96  # of Whisper, with a window of two seconds
 FIRST_TIME = IDS["<|notimestamps|>"] + 1
 MAX_TOKENS = 24
 DEADLINE_S = 60.0
@@ -211,7 +211,7 @@ def test_a_killed_process_changes_no_transcript(role: str, served: Served) -> No
     ]
 
 
-def test_what_whisper_cannot_do_is_refused_by_name(served: Served) -> None:
+def test_times_of_words_other_languages_and_beams_are_refused_by_name(served: Served) -> None:
     clip = samples(1, 1.0)
     cases: list[tuple[dict[str, Any], str, str]] = [
         ({"language": "fr"}, "language", "this model transcribes en (English), de (German)"),

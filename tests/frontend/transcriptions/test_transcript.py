@@ -138,7 +138,7 @@ def test_parts_with_times_become_segments_in_the_times_of_the_clip() -> None:
 
 @pytest.mark.parametrize("ends", [(23,), (12, 23), (11, 13, 23), (5, 23)])
 def test_segments_have_their_tokens_also_if_characters_have_several(ends: tuple[int, ...]) -> None:
-    """Each character has three tokens, whose texts alone are no characters. `ends`: tokens before the end of deltas."""
+    """Each character has three tokens, which alone are no characters. `ends`: tokens before the end of deltas."""
     times = [(100 + number, f"<|{number}.00|>", -9.0) for number in range(4)]
     one, two = ([(1000 + 30 * part + number, "\ufffd", -1.0) for number in range(9)] for part in range(2))
     tokens = [times[0], *one, times[1], times[2], *two, times[3], (EOS, "</s>", -9.0)]
