@@ -5,6 +5,7 @@ The same prompt goes with each piece of a clip. Families without a form of their
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
@@ -12,6 +13,7 @@ from ...ipc.errors import RequestError
 from ...ipc.messages.client import ChatMessage, MediaPart, TextPart
 from .languages import ENGLISH, LANGUAGES, Language
 
+SPECIAL = re.compile(r"<\|[^<|>]*\|>")  # a special token, as most models write it
 TaskKind: TypeAlias = Literal["transcribe", "translate"]
 
 
@@ -56,6 +58,7 @@ class LanguageQuestion(NamedTuple):
 class Spoken(NamedTuple):
     """A part of an answer with times: [begin, end) in characters of the answer, seconds from the begin of its piece."""
 
+    text: str
     begin: int
     end: int
     start_s: float
@@ -117,7 +120,7 @@ class ChatPrompts:
     """Prompts of a model that hears audio in chats: the clip, and an instruction."""
 
     has_marker = True
-    language_question = None
+    language_question: LanguageQuestion | None = None
 
     def prompt(self, task: Task) -> TaskPrompt:
         return TaskPrompt((ChatMessage("user", [MediaPart(0), TextPart(instruction(task))]),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...ipc.errors import RequestError
-from .prompts import AnswerReader, PlainReader, Task, TaskPrompt, instruction
+from .prompts import AnswerReader, LanguageQuestion, PlainReader, Task, TaskPrompt, instruction
 
 CLIP = "[BEGIN_AUDIO][AUDIO]"
 
@@ -12,7 +12,7 @@ class VoxtralPrompts:
     """Prompts of Voxtral."""
 
     has_marker = True
-    language_question = None
+    language_question: LanguageQuestion | None = None
 
     def prompt(self, task: Task) -> TaskPrompt:
         if task.kind == "translate":

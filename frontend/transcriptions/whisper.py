@@ -12,7 +12,7 @@ import re
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import SpeechModel
 from .languages import ENGLISH, Language, find_language
-from .prompts import AnswerReader, Context, LanguageQuestion, Spoken, Task, TaskPrompt, refuse_language
+from .prompts import SPECIAL, AnswerReader, Context, LanguageQuestion, Spoken, Task, TaskPrompt, refuse_language
 
 BEGIN = "<|startoftranscript|>"
 OTHER_CODES = {"jw": "jv"}  # of tokens: code of ISO 639-1
@@ -63,8 +63,8 @@ class WhisperPrompts:
 
 
 class TimedReader:
-    """Reader of answers with times, each of which is one token and comes whole. They are no part of the transcript,
-    also where the model was not asked for any."""
+    """Reader of answers with times, each of which is one token and comes whole. They and other special tokens are no
+    part of the transcript, also where the model was not asked for times."""
 
     begin = 0
 
@@ -74,7 +74,7 @@ class TimedReader:
 
     def append(self, text: str) -> str:
         self._answer += text
-        return TIME.sub("", text)
+        return SPECIAL.sub("", text)
 
     def finish(self) -> str:
         return ""
@@ -83,6 +83,9 @@ class TimedReader:
         """Return the texts between times. The last may have no end, as if the answer was too long for the model."""
         parts, begin, start_s = list[Spoken](), 0, 0.0
         for time in TIME.finditer(self._answer):
-            parts.append(Spoken(begin, time.start(), start_s, float(time[1])))
+            parts.append(self._part(begin, time.start(), start_s, float(time[1])))
             begin, start_s = time.end(), float(time[1])
-        return [*parts, Spoken(begin, len(self._answer), start_s, math.inf)]
+        return [*parts, self._part(begin, len(self._answer), start_s, math.inf)]
+
+    def _part(self, begin: int, end: int, start_s: float, end_s: float) -> Spoken:
+        return Spoken(SPECIAL.sub("", self._answer[begin:end]), begin, end, start_s, end_s)

@@ -24,7 +24,7 @@ FAMILIES = (*VISION_MODELS, *AUDIO_MODELS, WHISPER)
 HEARING = (*AUDIO_MODELS, WHISPER)
 IMAGES = ((60, 80), (100, 40), (33, 33), (200, 150))  # width and height
 CLIPS = (6000, 17_000, 31_000, 2500)  # samples
-LONG_CLIPS = (6000, 44_000, 31_000, 70_000)  # of a model whose windows, of two seconds each, have one length
+LONG_CLIPS = (6000, 44_000, 31_000, 70_000)  # of a model with windows of two seconds and of one length
 WHISPER_ROWS, WHISPER_LONGEST = 100, 96  # of the encoder, each of 320 samples; tokens of the decoder
 
 
@@ -104,7 +104,7 @@ class ClipFirstPrompt(NamedTuple):
 
 
 class ClipFirstOracle:
-    """The oracle of Whisper, whose prompts begin with their clip."""
+    """The oracle of Whisper: each prompt begins with its clip."""
 
     def __init__(self, checkpoint: Path) -> None:
         model = load_model_config(checkpoint)

@@ -47,7 +47,6 @@ CASES = [
 ]
 NUM_REQUESTS = 12
 SEED = 5
-MAX_CHUNK = 42  # of those that are tried one by one: the longest clips but Voxtral's have less tokens
 
 
 @dataclass(frozen=True)
@@ -124,8 +123,8 @@ def test_no_size_of_chunks_changes_an_answer_to_clips(
 ) -> None:
     """Chunks of each size up to one that holds a whole clip, which begin and end at any place in clips."""
     family = family_of(name, families, tmp_path_factory)
-    requests = family.requests[:5]
-    for size in range(1, MAX_CHUNK + 1):
+    requests, longest = family.requests[:5], max(family.models.max_embeds, family.models.num_clip_tokens)
+    for size in range(1, longest + 2):
         with open_llm(family.models, max_num_batched_tokens=size, max_num_seqs=min(size, 3)) as llm:
             outputs = run(llm, family.models, requests)
             assert num_encodes(llm, 1) > 0
@@ -144,7 +143,7 @@ def cuts_medium(family: Family, stem: str, medium: Any) -> bool:
     [
         pytest.param(each, marks=() if each == "qwen2_vl" else pytest.mark.slow)
         for each in FAMILIES
-        if each != WHISPER  # whose clips have whole blocks
+        if each != WHISPER  # its clips have whole blocks
     ],
 )
 def test_a_cached_prefix_may_end_inside_a_medium_or_after_it(
@@ -177,5 +176,5 @@ def test_a_cached_prefix_may_end_inside_a_medium_or_after_it(
     assert start < cached[1] < end, "the last whole block of the first prompt ends inside the medium"
     assert cached[2] > end, "the third prompt parts from the second after the medium"
     assert cached[3] <= start, "another medium has no cached block"
-    assert counts[2] == counts[1], "a medium whose span is cached is not encoded again"
+    assert counts[2] == counts[1], "a medium is not encoded again if its span is cached"
     assert counts[3] == counts[2] + 1
