@@ -19,7 +19,7 @@ With --audio, clips that no one has sent before; MODEL is a folder, whisper-tiny
     Whisper        transcripts of --clip-s seconds in --transcript tokens, alone and --batch at once, in turn with those
                    of transformers' generate: seconds of audio a second
     others         the time between tokens of --rows answers while --clips requests with clips of --short-s seconds come
-                   at once, and without them before and after
+                   at once, or with texts as long, and without them before and after
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ async def measure_others(client: AsyncClient, report: Report, arguments: argpars
 
 
 async def measure_rows(
-    client: AsyncClient, arguments: argparse.Namespace, send: Callable[[], Awaitable[None]]
+    client: AsyncClient, arguments: argparse.Namespace, send: Callable[[], Awaitable[object]]
 ) -> tuple[list[float], list[float]]:
     """Return the seconds between tokens of decoding requests without others, before and after `send`, and during it."""
     rows = [Call(words(f"row {row}", 16), num_out=arguments.out) for row in range(arguments.rows)]
@@ -257,23 +257,28 @@ def measure_memory(folder: Path, report: Report, arguments: argparse.Namespace) 
 
 
 async def measure_clips(address: str, report: Report, arguments: argparse.Namespace) -> None:
-    """Measure the time between tokens of decoding requests while requests with clips come at once."""
-    all_calm, all_during, all_coming, ratios = list[float](), list[float](), list[ClipCall](), list[float]()
+    """Measure the time between tokens of decoding requests while requests with clips come at once, and while as many
+    with texts as long do."""
+    found: dict[str, tuple[list[float], list[float], list[Call]]] = {}
+    ratios: dict[str, list[float]] = {}
     async with AsyncClient(address) as client:
-        await ClipCall("What?", num_out=4, clip=clip_file("warm-up", arguments.short_s)).run(client)
+        sample = ClipCall("What?", num_out=4, clip=clip_file("warm-up", arguments.short_s))
+        await sample.run(client)
         for number in range(arguments.rounds):
-            files = [clip_file(f"clip {number} {each}", arguments.short_s) for each in range(arguments.clips)]
-            coming = [ClipCall("What?", clip=file) for file in files]
-
-            async def send(calls: list[ClipCall] = coming) -> None:
-                await asyncio.gather(*(call.run(client) for call in calls))
-
-            calm, during = await measure_rows(client, arguments, send)
-            ratios.append(percentile(during, 99) / percentile(calm, 99))
-            all_calm, all_during, all_coming = all_calm + calm, all_during + during, all_coming + coming
-    report_rows(report, f"{arguments.clips} clips", all_calm, all_during, all_coming)
-    report.note("p99 between tokens beside clips, relative to none, median of the rounds", median(ratios))
-    report.note("of each round", ratios)
+            seeds = [f"clip {number} {each}" for each in range(arguments.clips)]
+            clips = [ClipCall("What?", clip=clip_file(seed, arguments.short_s)) for seed in seeds]
+            texts = [Call(await text_of(client, seed, sample.num_prompt_tokens)) for seed in seeds]
+            for name, coming in (("clips", clips), ("texts", texts)):
+                calm, during = await measure_rows(client, arguments, partial(run_all, client, coming))
+                ratios.setdefault(name, []).append(percentile(during, 99) / percentile(calm, 99))
+                known = found.setdefault(name, ([], [], []))
+                for kept, new in zip(known, (calm, during, coming), strict=True):
+                    kept.extend(new)  # type: ignore[arg-type]
+    for name, (calm, during, calls) in found.items():
+        report_rows(report, f"{arguments.clips} {name} at once", calm, during, calls)
+        report.note(f"p99 between tokens beside {name}, relative to none, median of the rounds", median(ratios[name]))
+        report.note(f"of each round with {name}", ratios[name])
+    report.note("tokens of a clip's prompt", sample.num_prompt_tokens)
 
 
 def measure_transcripts(folder: Path, report: Report, arguments: argparse.Namespace) -> None:
