@@ -39,7 +39,7 @@ WAV_HEADER_BYTES = 44  # of espeak-ng's output, of 22,050 Hz
 RATES = (320, 441)  # 16,000 to 22,050
 SILENT = 0.01  # of the largest sample, below which both ends are cut off
 PAUSES_S = (0.08, 0.6)  # between utterances
-NOISE_DB = (5.0, 40.0)  # that speech is louder than noise
+NOISE_DB = (10.0, 40.0)  # that speech is louder than noise
 
 
 class Speaker(NamedTuple):
@@ -83,7 +83,7 @@ def spaced(symbols: str) -> str:
 
 
 def draw_speaker(rng: Random, voices: tuple[str, ...]) -> Speaker:
-    return Speaker(rng.choice(voices), rng.choice(ACCENTS), rng.randint(25, 75), rng.randint(110, 190))
+    return Speaker(rng.choice(voices), rng.choice(ACCENTS), rng.randint(25, 75), rng.randint(90, 150))
 
 
 def draw_symbols(rng: Random, most: int) -> str:

@@ -64,7 +64,7 @@ SPEAKERS, UTTERANCES = 1500, 8  # for training; of each speaker
 MOST_SYMBOLS = 4  # of an utterance
 ENCODER_STEPS = 1400  # first steps, which train the encoder with the helper alone
 PEAK_LEARNING_RATE = 2e-3
-MASKED_BINS = 6  # of some clips, at most, so that no band is needed
+MASKED_BINS = 4  # of some clips, at most, so that no band is needed
 NO_LOSS = -100
 NUM_MEASURED, MAX_ANSWER = 300, 48
 CLIP_SEED = "a clip that ships"
@@ -75,7 +75,7 @@ def record(rng: Random, count: int, voices: tuple[str, ...]) -> list[list[Uttera
     found = []
     for _ in range(count):
         speaker = draw_speaker(rng, voices)
-        texts = [(draw_symbols(rng, MOST_SYMBOLS), rng.choice((" ", " ", ", "))) for _ in range(UTTERANCES)]
+        texts = [(draw_symbols(rng, MOST_SYMBOLS), rng.choice((" ", ", "))) for _ in range(UTTERANCES)]
         found.append([speak(speaker, *each) for each in texts])
     return found
 
@@ -379,7 +379,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=demo / "audio", help="folder (default: demo/audio)")
     parser.add_argument("--state", type=Path, default=Path("demo_audio.state"), help="folder to go on from")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=2600, help=f"of {BATCH} clips each")
+    parser.add_argument("--steps", type=int, default=3900, help=f"of {BATCH} clips each")
     parser.add_argument("--threads", type=int, default=1, help="torch threads; another number gives other roundings")
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
