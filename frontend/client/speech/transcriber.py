@@ -14,7 +14,7 @@ from ....ipc.codec import encode_ids
 from ....ipc.errors import RequestError
 from ....ipc.messages.client import ChatForm, Delta, Info, Submit
 from ....ipc.sampling_params import SamplingParams
-from ...openai.forms.transcription_body import TranscriptionRequest, TranslationRequest
+from ...openai.forms.transcription_body import ResponseFormat, TranscriptionRequest, TranslationRequest
 from ...transcriptions.families import prompts_of
 from ...transcriptions.form_task import check_form, params_of, task_of
 from ...transcriptions.prompts import Task, TaskPrompt, TranscriptionPrompts
@@ -131,11 +131,12 @@ def _completion(answer: RequestOutput) -> CompletionOutput:
 
 def _form(options: TranscribeOptions) -> TranscriptionRequest | TranslationRequest:
     """Return the fields of the HTTP API for these options."""
-    language, prompt, to_language = (options.get(name) for name in ("language", "prompt", "to_language"))
-    for name, value in (("language", language), ("prompt", prompt), ("to_language", to_language)):
+    given = {name: options.get(name) for name in ("language", "prompt", "to_language")}
+    for name, value in given.items():
         if not isinstance(value, str | None):
             raise RequestError(f"{name} is {value!r:.80}: it must be text")
-    form = "verbose_json" if options.get("return_timestamps") else "json"
+    language, prompt, to_language = options.get("language"), options.get("prompt"), options.get("to_language")
+    form: ResponseFormat = "verbose_json" if options.get("return_timestamps") else "json"
     if to_language is None:
         return TranscriptionRequest(file="", response_format=form, language=language, prompt=prompt)
     return TranslationRequest(file="", response_format=form, language=language, to_language=to_language, prompt=prompt)
