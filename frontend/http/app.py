@@ -48,6 +48,7 @@ from ..openai.responses import ResponseCreation
 from ..openai.stored_responses import StoredResponses
 from ..requests.engine_metrics import EngineMetrics
 from ..requests.frontend import Frontend
+from ..transcriptions.families import prompts_of
 from ..transcriptions.transcription import Hearing, Transcription
 from .admin import AdminEndpoints
 from .control import ControlEndpoints
@@ -152,7 +153,7 @@ class GeneratingEndpoints:
         )
         if audio is None:
             return [Endpoint(path, refuse, body_type=form) for path, _, form in forms]
-        hearing = Hearing(audio, spec.default_sampling_params, self._metrics.on_heard)
+        hearing = Hearing(audio, prompts_of(spec.model), spec.default_sampling_params, self._metrics.on_heard)
         start = partial(Transcription.start, self._engine, hearing)
         return [self._endpoint(path, summary, form, start, "file") for path, summary, form in forms]
 

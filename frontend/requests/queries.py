@@ -97,7 +97,7 @@ class QueryProcessor:
 
     def _info(self, query_id: int) -> Info:
         spec, inputs = self._spec, self._prompts.inputs
-        limits = inputs.media_limits
+        limits, rules = inputs.media_limits, spec.model.output_rules
         return Info(
             query_id=query_id,
             version=tokenloom_version(),
@@ -119,6 +119,7 @@ class QueryProcessor:
             modalities=[] if limits.kind is None else [limits.kind],
             max_media=limits.max_media,
             max_media_bytes=0 if limits.kind is None else limits.max_bytes,
+            has_answer_rules=rules is not None and rules.depend_on_place,
         )
 
 

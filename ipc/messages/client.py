@@ -341,6 +341,7 @@ class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     modalities: list[MediaKind] = []  # kinds of media that prompts may have; empty: text alone
     max_media: dict[MediaKind, int] = {}  # media of a kind in one prompt; a kind that is missing: as many as fit
     max_media_bytes: int = 0  # of one medium
+    has_answer_rules: bool = False  # which tokens may come depends on the place in the answer, as with timestamps
 
 
 class Metrics(Message, frozen=True, kw_only=True, tag="metrics_are"):
