@@ -61,7 +61,8 @@ from tokenloom.scripts.multimodal_load import (
 )
 
 NUM_SUFFIX = 16  # words
-STORE_BYTES = 64 << 20
+STORE_BYTES = 64 << 20  # for many images, as the next: both are full long before the end
+POOL_BYTES = 512 << 20
 WARM_UP_TOKENS = 24  # of each answer
 Part = Callable[[AsyncClient, Report, argparse.Namespace, Engine], Awaitable[None]]
 
@@ -416,7 +417,8 @@ def measure_images(report: Report, arguments: argparse.Namespace) -> None:
     if "throughput" in arguments.parts and arguments.with_transformers:
         measure_transformers(folder, report, arguments)
     if "many" in arguments.parts:
-        measure(folder, report, arguments, [measure_many], "--media-store-bytes", str(STORE_BYTES))
+        limits = ("--media-store-bytes", str(STORE_BYTES), "--kv-cache-memory-bytes", str(POOL_BYTES))
+        measure(folder, report, arguments, [measure_many], *limits)
     if "memory" in arguments.parts:
         measure_memory(folder, report, arguments)
 
