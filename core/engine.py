@@ -275,6 +275,8 @@ class EngineCore:
         while len(scheduler.ledger.entries) < self._config.steps_in_flight and scheduler.has_work():
             if self.grammars.is_active and self.grammars.delays_next_step:
                 break
+            if scheduler.ledger.entries and scheduler.drafting.holds_next_step():
+                break
             begun_at = time.monotonic()
             output = scheduler.schedule()
             if output is None:
