@@ -37,6 +37,7 @@ from .scheduling.encode_queue import EncodeQueue
 from .scheduling.ledger import LedgerEntry
 from .scheduling.scheduler import Scheduler
 from .scheduling.waiting_queue import WaitingQueue
+from .speculation.lookup import lookup_of
 from .stats import CoreStats
 
 BEAT_S = 0.5  # period of the clock for step and grammar limits
@@ -110,6 +111,8 @@ class EngineCore:
         )
         if self.offload is not None:
             self.offload.connect(self.scheduler.waiting.release, self._enter_namespace)
+        self.speculation = lookup_of(spec)
+        self.scheduler.drafting.proposer = self.speculation
         detector = HangDetector(config.step_timeout_s)
         self.step_timer = StepTimer(self._clock, detector, self.scheduler)
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
@@ -179,12 +182,16 @@ class EngineCore:
     def _on_finished(self, done: FinishedRequest) -> None:
         """Remove a finished request from the table, and queue the report of its end for its frontend."""
         request = done.request
+        if self.speculation is not None:
+            self.speculation.on_finished(request, is_whole=done.reason in ("stop", "length"))
         del self._request_by_id[request.frontend_id, request.key]
         self.grammars.drop(request)
         finished = Finished(
             key=request.key,
             reason=done.reason,
             num_preemptions=request.num_preemptions,
+            num_drafts=request.num_drafts,
+            num_accepted_drafts=request.num_accepted_drafts,
             error=done.error,
             vector=done.vector,
         )
@@ -309,6 +316,9 @@ class EngineCore:
         entry, new_tokens, finished = self.scheduler.update_from_output(output)
         batch = entry.batch
         self.step_timer.on_step(entry, output.execute_s)
+        if self.speculation is not None:
+            is_busy = self.scheduler.rows.num_active > 0
+            self.speculation.on_result(batch, begun_at, has_next=len(self.scheduler.ledger) > 0, is_busy=is_busy)
         if self.offload is not None and batch.num_prompt_tokens:
             self.offload.on_prompts(batch.ends, batch.counts, output.execute_s)
         self._outbox.add_tokens(new_tokens)

@@ -63,8 +63,15 @@ class _Columns(NamedTuple):
 class ResultProcessor:
     """Writes into the scheduler's rows; `release` takes a finished request off its row."""
 
-    def __init__(self, rows: Rows, delta: StepDelta, release: Callable[[Request], None]) -> None:
-        self._rows, self._delta, self._release = rows, delta, release
+    def __init__(
+        self,
+        rows: Rows,
+        delta: StepDelta,
+        release: Callable[[Request], None],
+        on_verified: Callable[[int, int, int], None],
+    ) -> None:
+        """on_verified: gets a row, the number of its drafts, and how many of them are tokens."""
+        self._rows, self._delta, self._release, self._on_verified = rows, delta, release, on_verified
 
     def process(self, output: ModelRunnerOutput, entry: LedgerEntry) -> tuple[NewTokens, list[FinishedRequest]]:
         """Apply the result of the step in `entry`; return the new tokens and the requests that it finishes.
@@ -136,13 +143,17 @@ class ResultProcessor:
         """Take back the drafts of live rows that are no tokens. ProtocolError if a row keeps more draws than are valid:
         all but the last must equal their drafts. counts, token_ids: those that came, of all sampled rows."""
         ends = np.cumsum(counts).tolist()
-        for row, end, count in zip(batch.sampled_rows.tolist(), ends, counts.tolist(), strict=True):
+        columns = (batch.sampled_rows.tolist(), ends, counts.tolist(), is_live.tolist())
+        for row, end, count, has_row in zip(*columns, strict=True):
             drafts = batch.drafts.get(row)
             if drafts is None:
                 continue
             kept = token_ids[end - count : end].tolist()
             if count > len(drafts) + 1 or kept[:-1] != drafts[: max(count - 1, 0)]:
                 raise ProtocolError(f"step {output.step}: row {row} brought the tokens {kept} for the drafts {drafts}")
+            if has_row:
+                is_last_right = kept[-1:] == drafts[count - 1 : count]
+                self._on_verified(row, len(drafts), count if is_last_right else max(count - 1, 0))
         is_settled = is_live & (self._rows.num_drafts[batch.sampled_rows] > 0)
         self._rows.settle_drafts(batch.sampled_rows[is_settled], counts[is_settled])
         self._rows.version += 1

@@ -34,8 +34,8 @@ class Rows:
 
         self.block_size = block_size
         self.tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # memory is used as rows fill
-        self._flat_tokens = self.tokens.reshape(-1)
-        self._first_place = np.arange(max_num_seqs) * max_model_len  # of each row in _flat_tokens
+        self.flat_tokens = self.tokens.reshape(-1)
+        self._first_place = np.arange(max_num_seqs) * max_model_len  # of each row in flat_tokens
         self.version = 0
         self.num_active = 0
         self.is_active: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
@@ -145,7 +145,7 @@ class Rows:
 
     def append(self, places: npt.NDArray[np.intp], token_ids: Ids, counts: npt.NDArray[np.integer]) -> None:
         """Append known tokens: token_ids[i] goes to `places[i]`. counts: [max_num_seqs] new tokens of each row."""
-        self._flat_tokens[places] = token_ids  # two indices take twice as long
+        self.flat_tokens[places] = token_ids  # two indices take twice as long
         self.num_tokens += counts
 
     def rewind(self, rows: npt.NDArray[np.integer]) -> None:

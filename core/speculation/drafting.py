@@ -6,29 +6,41 @@ behind all prompts, and blocks that no row can be without.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ...ipc.codec import decode_ids
+from ...ipc.config.speculation import MAX_DRAFTS
 from ..kv.manager import KVCacheManager
 from ..request import Ids
 from ..scheduling.rows import Rows
 from ..scheduling.step_delta import StepDelta
 
-MAX_DRAFTS = 15  # of a row in a step
+
+class Draft(NamedTuple):
+    """Guesses of the next tokens of a row, and where they are from."""
+
+    source: str
+    token_ids: list[int]
 
 
 class Proposer(Protocol):
     """Guesses the next tokens of rows."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to ask it about the next step."""
+        ...
 
     def holds_next_step(self, rows: Rows) -> bool:
         """Return whether to send no step before the one in flight is back: only then the last tokens of its rows are
         known, and drafts may follow them."""
         ...
 
-    def propose(self, rows: Rows, limits: Ids) -> Mapping[int, list[int]]:
+    def propose(self, rows: Rows, limits: Ids) -> Mapping[int, Draft]:
         """Return drafts by row, none empty. limits: [max_num_seqs] most drafts of each row; 0 for most rows."""
         ...
 
@@ -39,25 +51,30 @@ class Drafting:
     def __init__(self, rows: Rows, kv_cache: KVCacheManager, delta: StepDelta) -> None:
         self._rows, self._kv_cache, self._delta = rows, kv_cache, delta
         self.proposer: Proposer | None = None
+        self._source_by_row: dict[int, str] = {}  # of the drafts in flight
+        self.num_steps = 0  # with drafts
+        self.num_drafted: Counter[str] = Counter()  # drafts that were verified, by source
+        self.num_accepted: Counter[tuple[str, int]] = Counter()  # by source and position in the draft
+        self.num_steps_by_drafts: Counter[int] = Counter()  # by the drafts of one row
 
     def holds_next_step(self) -> bool:
         """Return whether to wait for the step in flight before the next one."""
-        return self.proposer is not None and self.proposer.holds_next_step(self._rows)
+        return self.proposer is not None and self.proposer.is_due and self.proposer.holds_next_step(self._rows)
 
-    def propose(self) -> Mapping[int, list[int]]:
+    def propose(self) -> Mapping[int, Draft]:
         """Return drafts by row for the next step."""
-        if self.proposer is None:
+        if self.proposer is None or not self.proposer.is_due:
             return {}
         limits = np.minimum(self._rows.draftable(), MAX_DRAFTS)
         return self.proposer.propose(self._rows, limits) if limits.any() else {}
 
-    def place(self, drafts: Mapping[int, list[int]], counts: Ids, budget: int) -> dict[int, list[int]]:
-        """Add drafts to rows that compute one token, as far as budget and blocks last; return those that fit. They
-        preempt nobody: a block stays free for each row. counts: [max_num_seqs] tokens of the step by row."""
+    def place(self, drafts: Mapping[int, Draft], counts: Ids, budget: int) -> dict[int, list[int]]:
+        """Add drafts to rows that compute one token, as far as budget and blocks last; return the tokens of those that
+        fit. They preempt nobody: a block stays free for each row. counts: [max_num_seqs] tokens of the step by row."""
         placed = dict[int, list[int]]()
         rows, size, limits = self._rows, self._kv_cache.block_size, self._rows.draftable()
         budget -= int(counts.sum())
-        for row, token_ids in drafts.items():
+        for row, (source, token_ids) in drafts.items():
             request = rows.request_by_row[row]
             if request is None or counts[row] != 1:
                 continue
@@ -74,8 +91,18 @@ class Drafting:
                 placed[row] = token_ids[:count]
                 counts[row] += count
                 rows.num_drafts[row] = count
+                self._source_by_row[row] = source
                 budget -= count
         return placed
+
+    def on_verified(self, row: int, num_drafts: int, num_accepted: int) -> None:
+        """Count the drafts of a row whose result has come."""
+        source, request = self._source_by_row[row], self._rows.request(row)
+        request.num_drafts += num_drafts
+        request.num_accepted_drafts += num_accepted
+        self.num_drafted[source] += num_drafts
+        self.num_accepted.update((source, position) for position in range(num_accepted))
+        self.num_steps_by_drafts[num_drafts] += 1
 
 
 def _before(token_ids: list[int], token_id: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...ipc.config.engine_config import AUTO_LENGTH
+from ...ipc.config.option_ranges import AUTO_LENGTH
 
 NAMES = {  # alias: option
     "tp": "tensor_parallel_size",

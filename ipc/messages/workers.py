@@ -165,7 +165,7 @@ class ModelRunnerOutput(StepMessage, frozen=True, kw_only=True, tag="result"):
     """Result of a step from rank 0: the rows that sampled, in the order of the SchedulerOutput."""
 
     rows: bytes  # int32
-    counts: bytes  # int32: tokens per row, up to 1 + its drafts; a row with 0 computes its last known token again in its next step
+    counts: bytes  # int32: tokens per row, at most 1 + its drafts; with 0 its next step computes the last known again
     token_ids: bytes  # int32, flat
     execute_s: float = 0.0  # seconds that the step took on this rank
     logprobs: RowLogprobs | None = None  # of sampled tokens

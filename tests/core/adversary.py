@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 
 from tokenloom.core.request import Ids, Request
 from tokenloom.core.scheduling.rows import Rows
-from tokenloom.core.speculation.drafting import MAX_DRAFTS
+from tokenloom.core.speculation.drafting import Draft
+from tokenloom.ipc.config.speculation import MAX_DRAFTS
 from tokenloom.tests.core.fake_worker import VOCAB_SIZE, next_token
 
 
@@ -32,19 +33,22 @@ class Adversary:
         self._rng, self._accuracy, self._right, self._vocab_size = rng, accuracy, right, vocab_size
         self.num_drafts = 0
 
+    is_due = True
+
     def holds_next_step(self, rows: Rows) -> bool:
         return self._rng.random() < 0.7
 
-    def propose(self, rows: Rows, limits: Ids) -> Mapping[int, list[int]]:
+    def propose(self, rows: Rows, limits: Ids) -> Mapping[int, Draft]:
         drafts = {}
         for row in limits.nonzero()[0].tolist():
             request, num_tokens = rows.request(row), int(rows.num_tokens[row])
             count = self._rng.randrange(MAX_DRAFTS + 5)  # more than a row may have
             if count:
-                drafts[row] = [
+                token_ids = [
                     token if self._rng.random() < self._accuracy else self._wrong(token)
                     for token in self._right(request, rows.tokens[row, :num_tokens].tolist(), count)
                 ]
+                drafts[row] = Draft("own", token_ids)
                 self.num_drafts += count
         return drafts
 

@@ -1,0 +1,66 @@
+"""The options of speculation: --speculation, and vLLM's --speculative-config for methods that look tokens up."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from ..errors import ConfigError
+
+_METHODS = ("lookup", "ngram", "ngram_gpu", "suffix")
+_IGNORED = {  # keys of vLLM, whose choices are made by measured cost here
+    *("model", "draft_tensor_parallel_size", "num_speculative_tokens_per_batch_size", "enable_adaptive_verification"),
+    *("disable_by_batch_size", "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor"),
+    *("suffix_decoding_min_token_prob", "suffix_decoding_max_tree_depth"),
+}
+MAX_DRAFTS = 15  # of a row in a step
+
+
+class SpeculationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Limits of what lookup proposes. Within them the measured cost decides."""
+
+    method: str = "lookup"
+    num_speculative_tokens: int = MAX_DRAFTS
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 32  # tokens of a match that count
+
+    def check(self, flag: str) -> None:
+        """Raise ConfigError for values out of range."""
+        if self.method not in _METHODS:
+            raise ConfigError(f"{flag}: method {self.method} is not there: use one of {', '.join(_METHODS)}, or off")
+        if not self.num_speculative_tokens >= 1:
+            raise ConfigError(f"{flag}: num_speculative_tokens must be at least 1, got {self.num_speculative_tokens}")
+        if not 1 <= self.prompt_lookup_min <= self.prompt_lookup_max:
+            raise ConfigError(
+                f"{flag}: 1 ≤ prompt_lookup_min ≤ prompt_lookup_max must hold, got {self.prompt_lookup_min} and "
+                f"{self.prompt_lookup_max}"
+            )
+
+
+def speculation_options(speculation: str, speculative_config: dict[str, Any] | None) -> SpeculationOptions | None:
+    """Return the options of speculation, None if it is off. ConfigError if both are given, or one is wrong."""
+    flag, value = "--speculation", speculation.strip()
+    if speculative_config is not None:
+        if value not in ("off", "lookup"):
+            raise ConfigError("--speculation and --speculative-config are two forms of one option: give one of them")
+        flag, fields = "--speculative-config", speculative_config
+    elif value == "off":
+        return None
+    elif value == "lookup":
+        return SpeculationOptions()
+    else:
+        try:
+            fields = json.loads(value)
+        except ValueError:
+            fields = None
+        if not isinstance(fields, dict):
+            raise ConfigError(f'--speculation must be lookup, off or JSON such as {{"method": "lookup"}}, got {value}')
+    try:
+        known = {key: each for key, each in fields.items() if key not in _IGNORED}
+        options = msgspec.convert(known, SpeculationOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+    options.check(flag)
+    return options
