@@ -37,6 +37,7 @@ from .scheduling.encode_queue import EncodeQueue
 from .scheduling.ledger import LedgerEntry
 from .scheduling.scheduler import Scheduler
 from .scheduling.waiting_queue import WaitingQueue
+from .speculation.drafting import proposer_of_environment
 from .speculation.lookup import lookup_of
 from .stats import CoreStats
 
@@ -112,7 +113,7 @@ class EngineCore:
         if self.offload is not None:
             self.offload.connect(self.scheduler.waiting.release, self._enter_namespace)
         self.speculation = lookup_of(spec)
-        self.scheduler.drafting.proposer = self.speculation
+        self.scheduler.drafting.proposer = proposer_of_environment() or self.speculation
         detector = HangDetector(config.step_timeout_s)
         self.step_timer = StepTimer(self._clock, detector, self.scheduler)
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)

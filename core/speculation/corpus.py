@@ -38,6 +38,11 @@ class Corpus:
         return int(self._tokens.nbytes + self._owners.nbytes + self._places.nbytes)
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens of answers in the ring."""
+        return min(self._num_written, len(self._tokens))
+
+    @property
     def num_owners(self) -> int:
         """Owners with tokens in the ring."""
         return len(self._owner_by_name)

@@ -6,6 +6,8 @@ behind all prompts, and blocks that no row can be without.
 
 from __future__ import annotations
 
+import importlib
+import os
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
@@ -14,6 +16,7 @@ import numpy as np
 
 from ...ipc.codec import decode_ids
 from ...ipc.config.speculation import MAX_DRAFTS
+from ...ipc.messages.supervisor import DraftSource, SpeculationProgress
 from ..kv.manager import KVCacheManager
 from ..request import Ids
 from ..scheduling.rows import Rows
@@ -29,6 +32,16 @@ class Draft(NamedTuple):
 
 class Proposer(Protocol):
     """Guesses the next tokens of rows."""
+
+    @property
+    def num_expected(self) -> float:
+        """Accepted drafts that were expected of all that were proposed."""
+        ...
+
+    @property
+    def num_corpus_tokens(self) -> int:
+        """Tokens of finished answers that are kept."""
+        ...
 
     @property
     def is_due(self) -> bool:
@@ -52,7 +65,6 @@ class Drafting:
         self._rows, self._kv_cache, self._delta = rows, kv_cache, delta
         self.proposer: Proposer | None = None
         self._source_by_row: dict[int, str] = {}  # of the drafts in flight
-        self.num_steps = 0  # with drafts
         self.num_drafted: Counter[str] = Counter()  # drafts that were verified, by source
         self.num_accepted: Counter[tuple[str, int]] = Counter()  # by source and position in the draft
         self.num_steps_by_drafts: Counter[int] = Counter()  # by the drafts of one row
@@ -104,6 +116,30 @@ class Drafting:
         self.num_accepted.update((source, position) for position in range(num_accepted))
         self.num_steps_by_drafts[num_drafts] += 1
 
+    def progress(self) -> SpeculationProgress | None:
+        """Return the totals; None without a proposer."""
+        if self.proposer is None:
+            return None
+        sources = []
+        for name, num_drafted in self.num_drafted.items():
+            accepted = [self.num_accepted[name, position] for position in range(MAX_DRAFTS)]
+            sources.append(DraftSource(name=name, num_drafted=num_drafted, num_accepted_by_position=accepted))
+        return SpeculationProgress(
+            sources=sources,
+            num_steps_by_drafts=dict(self.num_steps_by_drafts),
+            num_expected=self.proposer.num_expected,
+            num_corpus_tokens=self.proposer.num_corpus_tokens,
+        )
+
 
 def _before(token_ids: list[int], token_id: int) -> list[int]:
     return token_ids[: token_ids.index(token_id)] if token_id in token_ids else token_ids
+
+
+def proposer_of_environment() -> Proposer | None:
+    """Return the proposer of tests that the function in TOKENLOOM_PROPOSER, module:name, makes; None: there is none."""
+    if (path := os.environ.get("TOKENLOOM_PROPOSER")) is None:
+        return None
+    module, _, name = path.partition(":")
+    proposer: Proposer = getattr(importlib.import_module(module), name)()
+    return proposer

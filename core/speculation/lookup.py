@@ -72,9 +72,13 @@ class LookupProposer:
         self._steps_in_flight = steps_in_flight
         self._num_results = self._next_look = self._num_idle = 0  # choices of 0 in succession
         self._holds: bool | None = None  # the answer until the next result; None: not decided
-        self.num_expected = 0.0  # accepted drafts that the chances of all sent drafts have promised
+        self.num_expected = 0.0
 
     # ── Proposer ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def num_corpus_tokens(self) -> int:
+        return 0 if self._corpus is None else self._corpus.num_tokens
 
     @property
     def is_due(self) -> bool:

@@ -34,6 +34,7 @@ class Adversary:
         self.num_drafts = 0
 
     is_due = True
+    num_expected, num_corpus_tokens = 0.0, 0
 
     def holds_next_step(self, rows: Rows) -> bool:
         return self._rng.random() < 0.7
