@@ -249,7 +249,7 @@ class LookupProposer:
 def lookup_of(spec: EngineSpec) -> LookupProposer | None:
     """Return the proposer that the options ask for; None: there is none, or the model cannot take drafts back."""
     config, model = spec.config, spec.model
-    options = speculation_options(config.speculation, config.speculative_config)
+    options = speculation_options(config.speculation)
     if options is None:
         return None
     if model.has_state or model.cross is not None:

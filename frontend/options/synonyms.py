@@ -9,7 +9,8 @@ from ...ipc.config.option_ranges import AUTO_LENGTH
 
 NAMES = {  # alias: option
     "tp": "tensor_parallel_size",
-    "sc": "speculative_config",
+    "speculative_config": "speculation",
+    "sc": "speculation",
     "address": "listen",
     "q": "quantization",
     "num_gpu_blocks_override": "num_kv_blocks",

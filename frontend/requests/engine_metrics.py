@@ -108,7 +108,7 @@ class EngineMetrics:
         max_loras = spec.config.max_loras
         self.adapters = AdapterMetrics(self._increase, names_of, max_loras) if spec.config.enable_lora else None
         self.encoder = None if spec.model.encoder is None else EncoderMetrics(self._increase)
-        is_speculating = speculation_options(spec.config.speculation, spec.config.speculative_config) is not None
+        is_speculating = speculation_options(spec.config.speculation) is not None
         self.speculation = SpeculationMetrics(self._increase) if is_speculating else None
         self.heard = None
         if spec.model.audio is not None:

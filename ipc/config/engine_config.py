@@ -172,11 +172,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "fcfs"
     steps_in_flight: Annotated[int, _scheduling("steps sent ahead of their results: 1 or 2")] = 2
     speculation: Annotated[
-        str, _scheduling("guess tokens from earlier ones where it pays, which changes no answer: lookup, off or JSON")
+        str | dict[str, Any],
+        _scheduling("guess tokens from earlier ones where it pays, which changes no answer: lookup, off or JSON"),
     ] = "lookup"
-    speculative_config: Annotated[
-        dict[str, Any] | None, _scheduling("vLLM's form of --speculation, for the methods ngram and suffix")
-    ] = None
     speculation_corpus: Annotated[
         Literal["request", "shared"],
         _scheduling("whose finished answers help others: those of one cache_salt; shared: also all without a salt"),
@@ -346,7 +344,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.kv_events is not None:
             check_events(self.kv_events, has_key=self.key_file is not None, is_insecure=self.insecure)
         media_limits(self.limit_mm_per_prompt)
-        speculation_options(self.speculation, self.speculative_config)
+        speculation_options(self.speculation)
         self._check_http()
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
             raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")
