@@ -37,7 +37,8 @@ from tokenloom.tests.support.engine_specs import new_spec
 
 
 def make_spec(**options: object) -> EngineSpec:
-    return new_spec(vocab_size=997, max_model_len=256, config=EngineConfig(**options))  # type: ignore[arg-type]
+    config = EngineConfig(**{"speculation": "off", **options})  # type: ignore[arg-type]
+    return new_spec(vocab_size=997, max_model_len=256, config=config)
 
 
 TURN_S = 0.01  # that a turn takes by the tiers' clock
@@ -139,7 +140,8 @@ class Harness:
             tiers=tiers,
             clock=self.awake_clock,
         )
-        self.core.scheduler.drafting.proposer = self.proposer
+        if self.proposer is not None:
+            self.core.scheduler.drafting.proposer = self.proposer
         self.core.adapters.table.adopt(self.worker.adapters.common())
         if self.core.offload is not None:
             self.core.offload.open("weights")
