@@ -23,6 +23,7 @@ from ..ipc.process.awake_clock import AwakeClock
 from .admission import Admission, reason_to_stop
 from .crash_isolation import CRASHES_TO_FAIL, CrashIsolation
 from .deadlines import Deadlines
+from .drafting import proposer_of_environment
 from .grammar.host import GrammarHost
 from .grammar.manager import GrammarManager
 from .hang_detector import HangDetector, StepTimer
@@ -37,7 +38,6 @@ from .scheduling.encode_queue import EncodeQueue
 from .scheduling.ledger import LedgerEntry
 from .scheduling.scheduler import Scheduler
 from .scheduling.waiting_queue import WaitingQueue
-from .speculation.drafting import proposer_of_environment
 from .speculation.lookup import lookup_of
 from .stats import CoreStats
 

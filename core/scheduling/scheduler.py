@@ -18,10 +18,10 @@ import numpy.typing as npt
 
 from ...ipc.config.speculation import MAX_DRAFTS
 from ...ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
+from ..drafting import Drafting
 from ..kv.manager import KVCacheManager
 from ..request import Ids, Request, State, WaitReason
 from ..result_processor import FinishedRequest, NewTokens, ResultProcessor
-from ..speculation.drafting import Drafting
 from .adapter_queue import AdapterQueue
 from .batch import Batch
 from .chunk_sizes import ChunkSizes

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.speculation import SpeculationOptions, speculation_options
+from ..drafting import Draft
 from ..request import Ids, Request
 from ..scheduling.batch import Batch
 from ..scheduling.rows import Rows
 from .corpus import Corpus
-from .drafting import Draft
 from .own_index import Match, OwnIndex
 from .step_costs import StepCosts
 from .survival import Survival

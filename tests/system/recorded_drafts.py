@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tokenloom import RequestOutput, SamplingParams
+from tokenloom.core.drafting import Proposer
 from tokenloom.core.request import Request
-from tokenloom.core.speculation.drafting import Proposer
 from tokenloom.ipc.sampling_params import child_seed
 from tokenloom.tests.core.adversary import Adversary
 

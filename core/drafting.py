@@ -14,13 +14,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ...ipc.codec import decode_ids
-from ...ipc.config.speculation import MAX_DRAFTS
-from ...ipc.messages.supervisor import DraftSource, SpeculationProgress
-from ..kv.manager import KVCacheManager
-from ..request import Ids
-from ..scheduling.rows import Rows
-from ..scheduling.step_delta import StepDelta
+from ..ipc.codec import decode_ids
+from ..ipc.config.speculation import MAX_DRAFTS
+from ..ipc.messages.supervisor import DraftSource, SpeculationProgress
+from .kv.manager import KVCacheManager
+from .request import Ids
+from .scheduling.rows import Rows
+from .scheduling.step_delta import StepDelta
 
 
 class Draft(NamedTuple):
