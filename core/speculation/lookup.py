@@ -219,7 +219,7 @@ class LookupProposer:
             best = 0
         best = best if num_unknown else self._explored(best, rates)
         if not num_unknown:
-            self.num_expected += tokens[best] - tokens[0]
+            self.num_expected += float(tokens[best] - tokens[0])
         self._rest(len(rows), is_idle=best == 0)
         chosen = dict[int, int]()
         for _, row in gains[:best]:

@@ -27,9 +27,11 @@ MODES = {"wrong": 0.0, "mixed": 0.8, "right": 1.0}  # how often a draft is right
 def record(
     path: Path, mode: str, vocab_size: int, outputs: Sequence[RequestOutput], params: Sequence[SamplingParams]
 ) -> None:
-    """Write the answers of a run for `make`."""
+    """Write the answers of a run for `make`. Greedy answers need no seed."""
     answers = {
-        _name(output.prompt_token_ids, child_seed(each.seed or 0, answer.index)): list(answer.token_ids)
+        _name(output.prompt_token_ids, None if each.seed is None else child_seed(each.seed, answer.index)): list(
+            answer.token_ids
+        )
         for output, each in zip(outputs, params, strict=True)
         for answer in output.outputs
     }
@@ -41,8 +43,9 @@ def use(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     monkeypatch.setenv(RECORD, str(path))
 
 
-def _name(prompt: Sequence[int], seed: int) -> str:
-    return f"{seed & 0xFFFFFFFFFFFFFFFF}:" + ",".join(map(str, prompt))
+def _name(prompt: Sequence[int], seed: int | None) -> str:
+    number = "" if seed is None else str(seed & 0xFFFFFFFFFFFFFFFF)
+    return number + ":" + ",".join(map(str, prompt))
 
 
 def make() -> Proposer:
@@ -51,7 +54,8 @@ def make() -> Proposer:
 
     def right(request: Request, tokens: list[int], count: int) -> list[int]:
         """The recorded tokens; behind the end of an answer, any."""
-        answer = answers.get(_name(tokens[: request.num_prompt_tokens], request.seed), [])
+        prompt = tokens[: request.num_prompt_tokens]
+        answer = answers.get(_name(prompt, request.seed)) or answers.get(_name(prompt, None), [])
         known: list[int] = answer[len(tokens) - request.num_prompt_tokens :][:count]
         return known + [rng.randrange(vocab_size) for _ in range(count - len(known))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tokenloom import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from tokenloom.core.speculation.step_costs import StepCosts
+from tokenloom.ipc.messages.metrics import Counter
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system import recorded_drafts
 from tokenloom.tests.system.logprob_oracle import LogprobOracle
@@ -17,6 +19,7 @@ from tokenloom.tests.system.sampling_engine import VOCAB_SIZE, make_prompts, ope
 from tokenloom.tests.system.test_schedules import FEATURES, SCHEMA, compare
 
 COUNT, MAX_TOKENS = 8, 24
+REPORT_S = 5.0  # until the core has reported what it has counted
 CASES: dict[str, dict[str, object]] = {
     "plain": {},
     "logprobs": FEATURES["logprobs"],
@@ -149,3 +152,21 @@ def test_two_ranks_keep_the_same_tokens(tmp_path: Path, monkeypatch: pytest.Monk
     assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]
     drafted, accepted = num_drafts(found)
     assert drafted > accepted > 20
+
+
+def test_the_processes_report_drafts_in_metrics_and_answers(folder: Path) -> None:
+    """Steps of this model are so short that drafts may not pay: the counters agree, whatever they are."""
+    prompts = [each * 4 for each in make_prompts(4, 9)]
+    params = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+    with LLM(folder, num_threads=1, max_model_len=600, speculation="lookup") as llm:
+        found = llm.generate(prompts, params, use_tqdm=False)
+        drafted, accepted = num_drafts(found)
+        deadline = time.monotonic() + REPORT_S
+        while (counts := (total(llm, "drafted"), total(llm, "accepted"))) != (drafted, accepted):
+            assert time.monotonic() < deadline, (counts, drafted, accepted)
+            time.sleep(0.05)
+
+
+def total(llm: LLM, name: str) -> int:
+    found = [each for each in llm.get_metrics() if each.name == f"tokenloom_spec_{name}_total"]
+    return int(sum(each.value for each in found if isinstance(each, Counter)))
