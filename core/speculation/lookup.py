@@ -9,6 +9,7 @@ step gets the drafts that bring the most tokens for each second, 0 among the cho
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -21,19 +22,16 @@ from ..drafting import Draft
 from ..request import Ids, Request
 from ..scheduling.batch import Batch
 from ..scheduling.rows import Rows
+from .choice import DraftChoice
 from .corpus import Corpus
 from .own_index import Match, OwnIndex
-from .step_costs import StepCosts
 from .survival import Survival
 
 logger = logging.getLogger("tokenloom.core")
 
-GAIN = 1.03  # tokens for each second, against a step without drafts, from which on drafts are sent
-FIRST_PAUSE, LAST_PAUSE = 64, 1024  # steps with another choice than the best, to learn what it costs now, are so rare
 IDLE_CHOICES = 8  # choices without drafts after which a step more passes without a look for matches
 MANY_ROWS, MANY_ROWS_REST, FEW_ROWS_REST = 8, 31, 3  # most such steps in succession
 MOST_LOOKED = 32  # rows for which matches are looked for at once
-NUM_PLAIN = 4  # choices without drafts, so that at least one step without drafts follows another
 
 
 class _Guess(NamedTuple):
@@ -45,7 +43,7 @@ class _Guess(NamedTuple):
 
 
 class LookupProposer:
-    """Owns the indexes, and what is learned of chances and costs. `most_rows` bounds the draws of a step."""
+    """Owns the indexes, and what is learned of chances and costs."""
 
     def __init__(
         self,
@@ -61,13 +59,11 @@ class LookupProposer:
         """corpus: of finished answers. shares_corpus: requests without a cache salt use it, too."""
         self._options, self._corpus, self._shares_corpus = options, corpus, shares_corpus
         self._index = OwnIndex(max_num_seqs, max_model_len)
-        self.costs, self.survival = StepCosts(), Survival()
+        self.choice, self.survival = DraftChoice(max(max_num_seqs, 16)), Survival()
         self._vocab_size = vocab_size
-        self._most_draws = max(max_num_seqs, 16)
         self._guess_by_row: dict[int, _Guess] = {}  # the newest match of each row
         self._open_by_row: dict[int, _Guess] = {}  # the match of each row that the tokens that come are compared with
         self._known_tokens: Ids = np.zeros(max_num_seqs, np.int32)  # by row, when its match was looked for
-        self._num_same_choices, self._pause, self._num_plain = 0, FIRST_PAUSE, 0
         self._last_result_at, self._has_next, self._was_busy = 0.0, False, False
         self._steps_in_flight = steps_in_flight
         self._num_results = self._next_look = self._num_idle = 0  # choices of 0 in succession
@@ -86,15 +82,37 @@ class LookupProposer:
 
     def holds_next_step(self, rows: Rows) -> bool:
         if self._holds is None:
-            is_verifying = bool((rows.num_drafts > 0).any())
-            self._holds = is_verifying or bool(self._choose(rows, np.flatnonzero(rows.is_active), 1))
+            self._holds = bool((rows.num_drafts > 0).any()) or self._should_wait(rows)
         return self._holds
 
+    def _should_wait(self, state: Rows) -> bool:
+        """Return whether the next step should wait for the one in flight, by the drafts that could be sent now, and by
+        those that follow if that step brings the first of each match."""
+        if (looked := self._looked(state)) is None:
+            return False
+        chances = self._chances(state, looked)
+        num_rows = state.num_active
+        self.choice.consider([chance for chance, _ in chances], num_rows)
+        later = list[float]()
+        for row in looked.tolist():
+            later += sorted((chance for chance, owner in chances if owner == row), reverse=True)[1:]
+        waits = self.choice.waits(num_rows) or self.choice.pays(sorted(later, reverse=True), num_rows)
+        self._rest(num_rows, is_idle=not waits)
+        return waits
+
     def propose(self, rows: Rows, limits: Ids) -> Mapping[int, Draft]:
+        if (looked := self._looked(rows)) is None:
+            return {}
+        chances = self._chances(rows, looked)
+        values, num_rows = [chance for chance, _ in chances], rows.num_active
+        count = self.choice.choose(values, num_rows)
+        self._rest(num_rows, is_idle=not count and not self.choice.waits(num_rows))
+        self.num_expected += sum(values[:count])
+        counts = Counter(row for _, row in chances[:count])
         drafts = {}
-        for row, count in self._choose(rows, np.flatnonzero(rows.is_active), 0).items():
+        for row, num_drafts in counts.items():
             guess = self._guess_by_row[row]
-            token_ids = self._valid(guess.match.token_ids[: min(count, int(limits[row]))])
+            token_ids = self._valid(guess.match.token_ids[: min(num_drafts, int(limits[row]))])
             if token_ids:
                 drafts[row] = Draft(guess.match.source, token_ids)
                 self._open(row, guess)
@@ -110,8 +128,9 @@ class LookupProposer:
         if batch.drafts:
             self._next_look = self._num_results
         is_decode = not batch.num_prompt_tokens and len(batch.sampled_rows) == len(batch.rows) > 0
-        if is_decode and was_busy and (batch.drafts or was_ahead):  # else the workers have waited for the step
-            self.costs.on_step(len(batch.rows), batch.num_tokens - len(batch.rows), seconds)
+        if is_decode and was_busy:
+            num_rows = len(batch.rows)
+            self.choice.costs.on_step(num_rows, batch.num_tokens - num_rows, seconds, is_alone=not was_ahead)
 
     def on_finished(self, request: Request, *, is_whole: bool) -> None:
         """Forget a request that has ended. is_whole: keep its answer in the corpus."""
@@ -187,63 +206,35 @@ class LookupProposer:
 
     # ── the choice ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _choose(self, state: Rows, rows: npt.NDArray[np.intp], num_unknown: int) -> dict[int, int]:
-        """Return the number of drafts of each row that gets some. num_unknown: tokens in flight of each row, which are
-        the first of each match."""
-        if not len(rows) or (state.num_tokens[rows] - state.num_scheduled[rows] > 1).any():
+    def _looked(self, state: Rows) -> npt.NDArray[np.intp] | None:
+        """Return the rows whose matches are known now; None if no row may get drafts soon."""
+        rows = np.flatnonzero(state.is_active)
+        if not len(rows) or (state.num_tokens[rows] - state.num_scheduled[rows] > 1).any():  # prompts come first
             self._next_look = self._num_results + 1
-            return {}  # prompts come first
+            return None
+        if not self.choice.is_ready(len(rows)):
+            return None
         looked = rows
         if len(rows) > MOST_LOOKED:
             looked = np.sort(np.roll(rows, -self._num_results)[:MOST_LOOKED])
         self._look(state, looked)
-        if self.costs.plain_s(len(rows)) is None or not self._guess_by_row:
-            self._rest(len(rows), is_idle=True)
-            return {}
-        if self._num_plain:
-            self._num_plain -= 1
-            return {}
-        gains = list[tuple[float, int]]()
-        for row in looked.tolist():
+        return looked
+
+    def _chances(self, state: Rows, rows: npt.NDArray[np.intp]) -> list[tuple[float, int]]:
+        """Return the chances of all drafts of these rows, each with its row, the best first."""
+        found = list[tuple[float, int]]()
+        for row in rows.tolist():
             guess = self._guess_by_row.get(row)
             if guess is not None and guess.request is state.request_by_row[row]:
                 products = self.survival.products(guess.match, guess.request)
-                gains += ((product, row) for product in products[num_unknown:][: self._options.num_speculative_tokens])
-        gains.sort(reverse=True)
-        gains = gains[: min(self._most_draws - len(rows), self.costs.most_drafts(len(rows)))]
-        seconds = self.costs.seconds(len(rows), len(gains))
-        tokens = len(rows) + np.cumsum([0.0, *(gain for gain, _ in gains)])
-        rates = tokens / np.array(seconds)
-        best = int(rates.argmax())
-        if rates[best] < GAIN * rates[0]:
-            best = 0
-        best = best if num_unknown else self._explored(best, rates)
-        if not num_unknown:
-            self.num_expected += float(tokens[best] - tokens[0])
-        self._rest(len(rows), is_idle=best == 0)
-        chosen = dict[int, int]()
-        for _, row in gains[:best]:
-            chosen[row] = chosen.get(row, 0) + 1
-        return chosen
+                found += ((product, row) for product in products[: self._options.num_speculative_tokens])
+        return sorted(found, reverse=True)
 
     def _rest(self, num_rows: int, *, is_idle: bool) -> None:
         """Look for matches more rarely while they bring nothing, so that looking costs little."""
         self._num_idle = self._num_idle + 1 if is_idle else 0
         most = MANY_ROWS_REST if num_rows > MANY_ROWS else FEW_ROWS_REST
         self._next_look = self._num_results + min(self._num_idle // IDLE_CHOICES, most)
-
-    def _explored(self, best: int, rates: npt.NDArray[np.float64]) -> int:
-        """Return the choice, or rarely the other: without drafts for some, or the best number of drafts for none."""
-        if len(rates) == 1:
-            return 0
-        self._num_same_choices += 1
-        if self._num_same_choices < self._pause:
-            return best
-        self._num_same_choices, self._pause = 0, min(2 * self._pause, LAST_PAUSE)
-        if best:
-            self._num_plain = NUM_PLAIN
-            return 0
-        return int(rates[1:].argmax()) + 1
 
 
 def lookup_of(spec: EngineSpec) -> LookupProposer | None:

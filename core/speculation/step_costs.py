@@ -15,6 +15,7 @@ _FIRST_DRAFTS = 15
 _WEIGHT = 0.25  # of the newest step in the averages
 _SLOWER_WEIGHT = 0.1  # of a step far above its average, perhaps for other work on the machine
 _FAR = 1.3
+_ALONE = 1.03  # of a plain step's time that one takes which waited for the step before, if that is unknown
 
 
 class StepCosts:
@@ -22,17 +23,26 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._seconds: dict[int, dict[int, float]] = {}
+        self._alone_s: dict[int, float] = {}  # of steps without drafts that waited for the step before
 
-    def on_step(self, num_rows: int, num_drafts: int, seconds: float) -> None:
-        """Learn from a step of rows that sample one token each, and their drafts."""
-        known = self._seconds.setdefault(num_rows.bit_length(), {})
-        size = _size_of(num_drafts)
-        old = known.get(size)
-        known[size] = blend(old, seconds, _SLOWER_WEIGHT if old is not None and seconds > _FAR * old else _WEIGHT)
+    def on_step(self, num_rows: int, num_drafts: int, seconds: float, *, is_alone: bool = False) -> None:
+        """Learn from a step of rows that sample one token each, and their drafts. is_alone: it was sent after the
+        result of the step before, as steps with drafts always are."""
+        size = num_rows.bit_length()
+        if is_alone and not num_drafts:
+            self._alone_s[size] = _blended(self._alone_s.get(size), seconds)
+        else:
+            known = self._seconds.setdefault(size, {})
+            known[_size_of(num_drafts)] = _blended(known.get(_size_of(num_drafts)), seconds)
 
     def plain_s(self, num_rows: int) -> float | None:
         """Return the seconds of a step without drafts; None: unknown."""
         return self._seconds.get(num_rows.bit_length(), {}).get(0)
+
+    def alone_s(self, num_rows: int) -> float:
+        """Return the seconds of a step without drafts that waits for the step before; `plain_s` is known."""
+        plain_s = self._seconds[num_rows.bit_length()][0]
+        return max(self._alone_s.get(num_rows.bit_length(), _ALONE * plain_s), plain_s)
 
     def most_drafts(self, num_rows: int) -> int:
         """Return the most drafts to try: twice as many as a step has had."""
@@ -54,6 +64,11 @@ class StepCosts:
             else:
                 found.append(values[i] + (count - sizes[i]) * _TOKEN_SHARE * values[0])
         return found
+
+
+def _blended(old: float | None, seconds: float) -> float:
+    is_far = old is not None and seconds > _FAR * old
+    return blend(old, seconds, _SLOWER_WEIGHT if is_far else _WEIGHT)
 
 
 def _size_of(num_drafts: int) -> int:
