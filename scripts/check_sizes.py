@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
     ("frontend", ".py"): 26_600,
-    ("core", ".py"): 12_300,
+    ("core", ".py"): 12_400,
     ("workers", ".py"): 12_000,
     ("kernels", ".py"): 7_200,
     ("kernels", ".c .h"): 5_200,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ..scheduling.rows import Rows
 from .ngrams import MAX_LENGTH, Hashes, hashes_at, match_length
 
-MAX_SLOTS = 1 << 18  # of a row's table: 1 MiB
+MAX_SLOTS = 1 << 20  # of a row's table: 4 MiB
 MAX_NEW_TOKENS = 4096  # indexed in one step, so that a long prompt does not stall the streams
 
 
@@ -27,7 +27,7 @@ class OwnIndex:
     before does no harm, since each place is compared with the row's tokens."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
-        num_slots = min(1 << (4 * max_model_len - 1).bit_length(), MAX_SLOTS)
+        num_slots = min(1 << (8 * max_model_len - 1).bit_length(), MAX_SLOTS)
         self._shift = np.uint64(64 - num_slots.bit_length() + 1)
         self._places = np.zeros((max_num_seqs, num_slots), np.int32)  # index of the token that followed
         self._num_indexed = np.zeros(max_num_seqs, np.int32)  # ends of windows below this are in the table
