@@ -14,7 +14,7 @@ from .step_costs import StepCosts
 
 GAIN = 1.03  # tokens for each second, against steps without drafts, from which on drafts are sent
 FIRST_PAUSE, LAST_PAUSE = 64, 1024  # choices from one that is made to learn its cost to the next
-NUM_PLAIN = 4  # choices without drafts then, so that at least one step is sent ahead of a result
+NUM_PLAIN = 4  # steps without drafts then, so that some are sent ahead of a result
 _WEIGHT = 0.1  # of the newest step in the averages
 
 
@@ -28,6 +28,12 @@ class DraftChoice:
         self._tokens = self._seconds = 0.0
         self._num_rows = 0  # of these averages
         self._num_choices, self._pause, self._num_plain = 0, FIRST_PAUSE, 0
+
+    def on_result(self, num_rows: int, num_drafts: int, seconds: float | None, *, is_alone: bool) -> None:
+        """Learn what a step has cost, if that is known; arguments as of StepCosts.on_step."""
+        self._num_plain = max(self._num_plain - 1, 0)
+        if seconds is not None:
+            self.costs.on_step(num_rows, num_drafts, seconds, is_alone=is_alone)
 
     def is_ready(self, num_rows: int) -> bool:
         """Return whether the cost of a step without drafts is known."""
@@ -56,7 +62,6 @@ class DraftChoice:
     def choose(self, chances: Sequence[float], num_rows: int) -> int:
         """Return how many of these drafts to send, the best first; rarely another number, to learn its cost."""
         if self._num_plain:
-            self._num_plain -= 1
             return 0
         is_alone = self.waits(num_rows)
         best = self._best(chances, num_rows, is_alone=is_alone)[0]

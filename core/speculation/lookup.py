@@ -128,9 +128,9 @@ class LookupProposer:
         if batch.drafts:
             self._next_look = self._num_results
         is_decode = not batch.num_prompt_tokens and len(batch.sampled_rows) == len(batch.rows) > 0
-        if is_decode and was_busy:
-            num_rows = len(batch.rows)
-            self.choice.costs.on_step(num_rows, batch.num_tokens - num_rows, seconds, is_alone=not was_ahead)
+        num_rows = len(batch.rows)
+        cost_s = seconds if is_decode and was_busy else None
+        self.choice.on_result(num_rows, batch.num_tokens - num_rows, cost_s, is_alone=not was_ahead)
 
     def on_finished(self, request: Request, *, is_whole: bool) -> None:
         """Forget a request that has ended. is_whole: keep its answer in the corpus."""

@@ -57,17 +57,18 @@ def test_a_request_whose_drafts_are_wrong_gets_smaller_chances_than_others() -> 
 class Timed(Harness):
     """A core whose steps take a given time."""
 
+    clock_s = 0.0
+
     def run_timed(self, step_s: float, token_s: float) -> None:
-        assert self.core.speculation is not None
-        now = 0.0
-        original = self.core.speculation.on_result
+        speculation = self.core.speculation
+        assert speculation is not None
+        learn = type(speculation).on_result
 
         def on_result(batch, _, **others):  # type: ignore[no-untyped-def]
-            nonlocal now
-            now += step_s + token_s * batch.num_tokens
-            original(batch, now, **others)
+            self.clock_s += step_s + token_s * batch.num_tokens
+            learn(speculation, batch, self.clock_s, **others)
 
-        self.core.speculation.on_result = on_result  # type: ignore[method-assign]
+        speculation.on_result = on_result  # type: ignore[method-assign]
         self.run()
 
 
@@ -89,6 +90,21 @@ def test_drafts_are_sent_where_their_cost_pays(
         assert 0 < finished.num_accepted_drafts <= finished.num_drafts == worker.num_drafts
     else:
         assert worker.num_steps > 150, "drafts were sent to learn their cost, and no more"
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_drafts_go_on_for_ever_where_they_pay(steps_in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Request after request: no choice that is made to learn a cost is the last one."""
+    phrase = [random.Random(1).randrange(997) for _ in range(20)]
+    monkeypatch.setattr(fake_worker, "next_token", lambda history, seed, adapter=b"": phrase[len(history) % 20])
+    harness = Timed(speculation="lookup", steps_in_flight=steps_in_flight, block_size=16, num_blocks=400)
+    shares = []
+    for key in range(60):
+        before = harness.worker.num_accepted
+        harness.add(key, phrase * 2, 200)
+        harness.run_timed(0.010, 0.0001)
+        shares.append((harness.worker.num_accepted - before) / 200)
+    assert min(shares[5:]) > 0.5, shares
 
 
 def test_the_options_of_other_engines_are_read() -> None:
