@@ -279,7 +279,7 @@ class GrammarManager:
             if entry is not None and entry.request.row >= 0:
                 rows.append(entry.request.row)
                 bits.append(masks.bits)
-                counts.append(masks.count)
+                counts.append(masks.num_masks)
                 if len(masks.jump_ids) > 1 and may_jump(entry.request.params):
                     jumps.append((entry.request, masks.jump_ids))
         self._send_masks(rows, bits, counts if message.mask_counts else ())

@@ -24,7 +24,7 @@ class GrammarMasks(NamedTuple):
 
     grammar_id: int
     bits: bytes
-    count: int
+    num_masks: int
     jump_ids: list[int]  # jump-forward tokens
 
 
