@@ -9,7 +9,7 @@ lookup. Token ids are those of the demo model's tokenizer, whose tokens are shor
 Cases, one request at a time but for `many`:
 
     rewrite   the next version of a file that is in the prompt
-    code      the rest of a file whose beginning is in the prompt
+    code      the rest of a file whose first two thirds, at most 1,500 tokens, are in the prompt
     prose     the same with documentation
     random    random ids
     loops     what random weights answer by themselves
@@ -49,7 +49,7 @@ CODE = ("core/scheduling/rows.py", "workers/sampling/sampler.py", "core/kv/block
 PROSE = ("docs/tiers.md", "docs/lora.md", "docs/operations.md", "docs/architecture.md")
 REWRITTEN = ("core/scheduling/scheduler.py", "workers/input_batch.py", "core/engine.py", "ipc/messages/workers.py")
 NUM_RANDOM = 4  # requests of the case
-MAX_PROMPT, MAX_BEGINNING = 1500, 500  # tokens
+MAX_PROMPT = 1500  # tokens
 CASES = ("rewrite", "code", "prose", "random", "loops", "many")
 WARM_UP_TOKENS = 8
 REPORT_S = 1.2  # until the core has reported all that it has counted
@@ -132,7 +132,7 @@ def tasks_of(case: str, tokenizer: Tokenizer, vocab_size: int, num_many: int) ->
 
     def rest_of(path: str) -> Task:
         tokens = ids((ROOT / path).read_text(encoding="utf-8"))
-        start = min(len(tokens) // 3, MAX_BEGINNING)
+        start = min(len(tokens) * 2 // 3, MAX_PROMPT)
         return Task(tokens[:start], tokens[start:])
 
     if case == "rewrite":
