@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from .frontend.client.client import Client
     from .frontend.client.logprobs import FlatLogprobs
     from .frontend.client.offline.beam_search import BeamSearchOutput, BeamSearchSequence
-    from .frontend.client.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, RequestOutput
+    from .frontend.client.outputs import (
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        RequestOutput,
+        SpokenSegment,
+        TranscriptionOutput,
+    )
     from .frontend.llm import LLM, AsyncLLM
     from .ipc.beam_search_params import BeamSearchParams
     from .ipc.errors import (
@@ -44,6 +51,8 @@ _HOME_BY_NAME = {
     "RequestMetrics": "ipc.messages.client",
     "EmbeddingRequestOutput": "frontend.client.outputs",
     "EmbeddingOutput": "frontend.client.outputs",
+    "TranscriptionOutput": "frontend.client.outputs",
+    "SpokenSegment": "frontend.client.outputs",
     "BeamSearchParams": "ipc.beam_search_params",
     "BeamSearchOutput": "frontend.client.offline.beam_search",
     "BeamSearchSequence": "frontend.client.offline.beam_search",
@@ -86,8 +95,10 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "SpokenSegment",
     "StructuredOutputsParams",
     "TokenloomError",
+    "TranscriptionOutput",
 ]
 
 

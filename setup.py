@@ -24,7 +24,7 @@ PREBUILT = Path("tokenloom", KERNELS, "prebuilt")  # in the build folder
 SCRIPTS = (  # run by `engine-launch bench`
     *("bench_*", "engine_process", "engine_steps", "null_*", "make_checkpoint", "tier_stores", "write_gguf"),
     *("peer_limits", "peer_llama_cpp", "peer_lmcache", "peer_peft", "peer_protocol", "peer_transformers", "peer_vllm"),
-    *("adapter_load", "adapter_rotation", "make_adapter", "multimodal_load"),
+    *("adapter_load", "adapter_rotation", "audio_load", "make_adapter", "multimodal_load"),
 )
 OLDEST_GLIBC = 17  # minor version of glibc 2.17, the baseline of the oldest manylinux tag
 

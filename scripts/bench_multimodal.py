@@ -1,6 +1,7 @@
-"""Measure requests with images: encodes, the first token, the stall of others, throughput and memory.
+"""Measure requests with images or audio: encodes, the first token, the stall of others, throughput and memory.
 
     python scripts/bench_multimodal.py vision-135m --rounds 5 --with-transformers
+    python scripts/bench_multimodal.py --audio --rounds 5
 
 MODEL is a folder or vision-135m, a random model with the shape of Qwen2.5-VL and 135 M parameters of text.
 Measured, with images of --side pixels on each side that no one has sent before:
@@ -12,6 +13,13 @@ Measured, with images of --side pixels on each side that no one has sent before:
     throughput     --batch requests with an image each at once; --with-transformers: beside transformers' generate
     many           --many small distinct images: memory of each process and bytes of the store, on the way
     memory         resident bytes of frontend and media process, above those of a frontend of text requests
+
+With --audio, clips that no one has sent before; MODEL is a folder, whisper-tiny or audio-135m, both if it is left out:
+
+    Whisper        transcripts of --clip-s seconds in --transcript tokens, alone and --batch at once, in turn with those
+                   of transformers' generate: seconds of audio a second
+    others         the time between tokens of --rows answers while --clips requests with clips of --short-s seconds come
+                   at once, or with texts as long, and without them before and after
 """
 
 from __future__ import annotations
@@ -19,14 +27,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import io
+import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from tokenloom import AsyncClient
+from tokenloom.scripts.audio_load import (
+    WRITERS,
+    ClipCall,
+    TransformersWhisper,
+    clip_file,
+    clip_samples,
+    find_audio_checkpoint,
+    transcribe_all,
+)
 from tokenloom.scripts.bench_report import Report, median, new_parser, percentile
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.scripts.multimodal_load import (
@@ -41,7 +61,8 @@ from tokenloom.scripts.multimodal_load import (
 )
 
 NUM_SUFFIX = 16  # words
-STORE_BYTES = 64 << 20
+STORE_BYTES = 64 << 20  # for many images, as the next: both are full long before the end
+POOL_BYTES = 512 << 20
 WARM_UP_TOKENS = 24  # of each answer
 Part = Callable[[AsyncClient, Report, argparse.Namespace, Engine], Awaitable[None]]
 
@@ -101,16 +122,31 @@ async def measure_others(client: AsyncClient, report: Report, arguments: argpars
     await text.run(client)
     image_s = median([call.first_token_s for call in alone])
     whole_s, period_s = image_s - text.first_token_s, 2 * image_s  # with its decoding; half of the rate
-    rows = [Call(words(f"row {row}", 16), num_out=arguments.out) for row in range(arguments.rows)]
     coming = [Call("What?", [picture(arguments, f"late {number}")]) for number in range(arguments.images)]
+
+    async def send() -> None:
+        tasks, begun = [], time.perf_counter()
+        for number, call in enumerate(coming):
+            tasks.append(asyncio.create_task(call.run(client)))
+            await asyncio.sleep(max(0.0, begun + period_s * (number + 1) - time.perf_counter()))
+        await asyncio.gather(*tasks)
+
+    calm, during = await measure_rows(client, arguments, send)
+    report_rows(report, "images", calm, during, coming)
+    report.note("p99 between tokens beside images, relative to none", percentile(during, 99) / percentile(calm, 99))
+    report.note("seconds between images", period_s)
+    report.note("an image alone, with its decoding, relative to the p99 without", whole_s / percentile(calm, 99))
+
+
+async def measure_rows(
+    client: AsyncClient, arguments: argparse.Namespace, send: Callable[[], Awaitable[object]]
+) -> tuple[list[float], list[float]]:
+    """Return the seconds between tokens of decoding requests without others, before and after `send`, and during it."""
+    rows = [Call(words(f"row {row}", 16), num_out=arguments.out) for row in range(arguments.rows)]
     running = [asyncio.create_task(row.run(client)) for row in rows]
     calm_from = await reach(rows, WARM_UP_TOKENS)
-    images_from = await reach(rows, WARM_UP_TOKENS + arguments.out // 8)
-    tasks = []
-    for number, call in enumerate(coming):
-        tasks.append(asyncio.create_task(call.run(client)))
-        await asyncio.sleep(max(0.0, images_from + period_s * (number + 1) - time.perf_counter()))
-    await asyncio.gather(*tasks)
+    sent = await reach(rows, WARM_UP_TOKENS + arguments.out // 8)
+    await send()
     ended = time.perf_counter()
     await reach(rows, max(len(row.times) for row in rows) + arguments.out // 8)
     closed = time.perf_counter()
@@ -119,20 +155,20 @@ async def measure_others(client: AsyncClient, report: Report, arguments: argpars
         task.cancel()
     await asyncio.gather(*running, return_exceptions=True)
     if any(is_over):
-        raise SystemExit("answers ended before the images: raise --out")
-    calm = [gap for row in rows for gap in (*row.gaps(calm_from, images_from), *row.gaps(ended, closed))]
-    during = [gap for row in rows for gap in row.gaps(images_from, ended)]
-    for name, gaps in (("rows alone", calm), ("rows beside images", during)):
+        raise SystemExit("answers ended before the others: raise --out")
+    calm = [gap for row in rows for gap in (*row.gaps(calm_from, sent), *row.gaps(ended, closed))]
+    return calm, [gap for row in rows for gap in row.gaps(sent, ended)]
+
+
+def report_rows(report: Report, name: str, calm: list[float], during: list[float], coming: Sequence[Call]) -> None:
+    for part, gaps in (("rows alone", calm), (f"rows beside {name}", during)):
         report.add(
-            part=name,
+            part=part,
             itl_p50_ms=1e3 * median(gaps),
             itl_p99_ms=1e3 * percentile(gaps, 99),
             itl_max_ms=1e3 * max(gaps),
             ttft_ms=1e3 * median([call.first_token_s for call in coming]) if gaps is during else None,
         )
-    report.note("p99 between tokens beside images, relative to none", percentile(during, 99) / percentile(calm, 99))
-    report.note("seconds between images", period_s)
-    report.note("an image alone, with its decoding, relative to the p99 without", whole_s / percentile(calm, 99))
 
 
 async def reach(calls: list[Call], num_tokens: int) -> float:
@@ -221,9 +257,86 @@ def measure_memory(folder: Path, report: Report, arguments: argparse.Namespace) 
     report.note("frontend and media process above a frontend of text, MB", (sizes[True] - sizes[False]) / 1e6)
 
 
+async def measure_clips(address: str, report: Report, arguments: argparse.Namespace) -> None:
+    """Measure the time between tokens of decoding requests while requests with clips come at once, and while as many
+    with texts as long do."""
+    found: dict[str, tuple[list[float], list[float], list[Call]]] = {}
+    ratios: dict[str, list[float]] = {}
+    async with AsyncClient(address) as client:
+        sample = ClipCall("What?", num_out=4, clip=clip_file("warm-up", arguments.short_s))
+        await sample.run(client)
+        for number in range(arguments.rounds):
+            seeds = [f"clip {number} {each}" for each in range(arguments.clips)]
+            clips = [ClipCall("What?", clip=clip_file(seed, arguments.short_s)) for seed in seeds]
+            texts = [Call(await text_of(client, seed, sample.num_prompt_tokens)) for seed in seeds]
+            for name, coming in (("clips", clips), ("texts", texts)):
+                calm, during = await measure_rows(client, arguments, partial(run_all, client, coming))
+                ratios.setdefault(name, []).append(percentile(during, 99) / percentile(calm, 99))
+                known = found.setdefault(name, ([], [], []))
+                for kept, new in zip(known, (calm, during, coming), strict=True):
+                    kept.extend(new)  # type: ignore[arg-type]
+    for name, (calm, during, calls) in found.items():
+        report_rows(report, f"{arguments.clips} {name} at once", calm, during, calls)
+        report.note(f"p99 between tokens beside {name}, relative to none, median of the rounds", median(ratios[name]))
+        report.note(f"of each round with {name}", ratios[name])
+    report.note("tokens of a clip's prompt", sample.num_prompt_tokens)
+
+
+def measure_transcripts(folder: Path, report: Report, arguments: argparse.Namespace) -> None:
+    """Transcribe by the engine and by transformers in turn."""
+    peer = TransformersWhisper(folder, arguments.threads)
+    seconds: dict[tuple[int, str], list[float]] = {}
+
+    async def run(address: str) -> None:
+        async with AsyncClient(address) as client:
+            for number in range(-1, arguments.rounds):  # the first warms up
+                for batch in (1, arguments.batch):
+                    names = [f"speech {number} {batch} {each}" for each in range(batch)]
+                    ours = await transcribe_all(
+                        client, [clip_file(name, arguments.clip_s) for name in names], arguments.transcript
+                    )
+                    theirs = peer.transcribe_all(
+                        [clip_samples(name, arguments.clip_s) for name in names], arguments.transcript
+                    )
+                    if number >= 0:
+                        seconds.setdefault((batch, "engine"), []).append(ours)
+                        seconds.setdefault((batch, "transformers"), []).append(theirs)
+
+    run_engine(folder, arguments, run)
+    for (batch, name), found in seconds.items():
+        report.add(
+            part=f"{name}, {batch} at once",
+            audio_s_per_s=batch * arguments.clip_s / median(found),
+            clip_s=median(found) / batch,
+        )
+    for batch in dict.fromkeys((1, arguments.batch)):
+        pairs = zip(seconds[batch, "transformers"], seconds[batch, "engine"], strict=True)
+        report.note(f"speed of {batch} at once, relative to transformers", median([b / a for b, a in pairs]))
+
+
+def run_engine(folder: Path, arguments: argparse.Namespace, run: Callable[[str], Coroutine[Any, Any, None]]) -> None:
+    """Run `run` with the address of an engine."""
+    with tempfile.TemporaryDirectory() as runtime, open_engine(folder, arguments, Path(runtime)) as engine:
+        engine.wait_ready()
+        asyncio.run(run(engine.address))
+        engine.stop()
+
+
+def measure_audio(report: Report, arguments: argparse.Namespace) -> None:
+    for name in [arguments.checkpoint] if arguments.checkpoint else WRITERS:
+        folder = find_audio_checkpoint(name) if name in WRITERS else Path(name).resolve()
+        if json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"] == "whisper":
+            measure_transcripts(folder, report, arguments)
+        else:
+            run_engine(folder, arguments, partial(measure_clips, report=report, arguments=arguments))
+
+
 def open_engine(folder: Path, arguments: argparse.Namespace, runtime: Path, *more: str) -> Engine:
-    options = ["--model", str(folder), "--device", "cpu", "--max-num-seqs", str(max(32, arguments.rows + 8))]
-    options += ["--num-threads", str(arguments.threads), "--max-model-len", str(arguments.max_model_len), *more]
+    rows = max(32, arguments.rows + (arguments.clips if arguments.audio else 8))
+    options = ["--model", str(folder), "--device", "cpu", "--max-num-seqs", str(rows)]
+    options += ["--num-threads", str(arguments.threads), *more]
+    if not arguments.audio:  # Whisper takes 448 tokens
+        options += ["--max-model-len", str(arguments.max_model_len)]
     return Engine(runtime, options, has_faults=False)
 
 
@@ -252,7 +365,10 @@ PARTS: dict[str, Part] = {
 
 def make_parser() -> argparse.ArgumentParser:
     parser = new_parser(__doc__)
-    parser.add_argument("checkpoint", metavar="MODEL", help="folder, or vision-135m")
+    parser.add_argument(
+        "checkpoint", metavar="MODEL", nargs="?", help="folder, or vision-135m; with --audio whisper-tiny or audio-135m"
+    )
+    parser.add_argument("--audio", action="store_true", help="measure requests with audio, not images")
     every = (*PARTS, "many", "memory")
     parser.add_argument("--parts", nargs="+", choices=every, default=every, metavar="PART", help=", ".join(every))
     numbers = {
@@ -262,6 +378,10 @@ def make_parser() -> argparse.ArgumentParser:
         "rows": (16, "answers beside arriving images"),
         "out": (2000, "tokens of these"),
         "images": (6, "images that arrive beside them"),
+        "clips": (32, "requests with clips that come at once"),
+        "clip-s": (30, "seconds of a clip that is transcribed"),
+        "short-s": (10, "seconds of a clip of those that come at once"),
+        "transcript": (96, "tokens of a transcript"),
         "batch": (8, "requests of a batch"),
         "batch-out": (32, "tokens of these"),
         "many": (10_000, "small distinct images"),
@@ -275,22 +395,32 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    arguments = make_parser().parse_args()
+    parser = make_parser()
+    arguments = parser.parse_args()
+    names = ["rounds", "rows", "batch", "threads"]
+    names += (
+        ["clips", "clip_s", "short_s", "transcript"] if arguments.audio else ["side", "requests", "images", "batch_out"]
+    )
+    model = arguments.checkpoint or (", ".join(WRITERS) if arguments.audio else parser.error("give a MODEL"))
+    report = Report("multimodal", {"model": model, **{name: getattr(arguments, name) for name in names}})
+    (measure_audio if arguments.audio else measure_images)(report, arguments)
+    report.publish(arguments.json)
+    return 0
+
+
+def measure_images(report: Report, arguments: argparse.Namespace) -> None:
     is_named = arguments.checkpoint == "vision-135m"
     folder = find_vision_checkpoint() if is_named else Path(arguments.checkpoint).resolve()
-    names = ("rounds", "side", "requests", "rows", "images", "batch", "batch_out", "threads")
-    report = Report("multimodal", {"model": arguments.checkpoint, **{name: getattr(arguments, name) for name in names}})
     parts = [part for name, part in PARTS.items() if name in arguments.parts]
     if parts:
         measure(folder, report, arguments, parts)
     if "throughput" in arguments.parts and arguments.with_transformers:
         measure_transformers(folder, report, arguments)
     if "many" in arguments.parts:
-        measure(folder, report, arguments, [measure_many], "--media-store-bytes", str(STORE_BYTES))
+        limits = ("--media-store-bytes", str(STORE_BYTES), "--kv-cache-memory-bytes", str(POOL_BYTES))
+        measure(folder, report, arguments, [measure_many], *limits)
     if "memory" in arguments.parts:
         measure_memory(folder, report, arguments)
-    report.publish(arguments.json)
-    return 0
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 INSTALL_TIMEOUT_S = 1800
 RUN_TIMEOUT_S = 120
+DEMOS = ("", "adapters/json/", "adapters/pirate/", "audio/", "vision/")
 MIN_LIBRARIES = 8  # levels × element types
 PROGRAM = """
 from tokenloom import LLM, SamplingParams

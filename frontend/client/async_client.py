@@ -29,6 +29,7 @@ from .call_options import (
     AdapterOptions,
     CallOptions,
     ChatOptions,
+    TranscribeOptions,
     adapters_of,
     chat_form,
     check_options,
@@ -36,9 +37,11 @@ from .call_options import (
 )
 from .offline.beam_search import BeamSearch, BeamSearchOutput
 from .offline.tokenizer import TransformersTokenizer, load_tokenizer
-from .outputs import EmbeddingRequestOutput, RequestOutput, to_embedding
+from .outputs import EmbeddingRequestOutput, RequestOutput, TranscriptionOutput, to_embedding
 from .prompts import Chat, Prompt, check_params, check_token_ids, read_chat
 from .protocol import QueryResult, ReplyType, check_reply
+
+MAX_OPEN_PIECES = 16  # of a clip that is transcribed
 
 
 class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
@@ -98,6 +101,33 @@ class AsyncClient(base_client.BaseClient[Coroutine[Any, Any, None]]):
             [prompt], pooling_params, request_id, truncate_prompt_tokens, priority, timeout_s, options
         )
         return to_embedding(await self._run_to_end(submit))
+
+    async def transcribe(self, audio: object, **options: Unpack[TranscribeOptions]) -> TranscriptionOutput:
+        """Transcribe one audio clip of any length; clips and options are those of Client.transcribe."""
+        from .speech.transcriber import Transcriber  # imports numpy, which only this method needs
+
+        transcriber, (adapter,) = Transcriber(await self.info(), options), adapters_of(options, 1)
+        new_submit, context = partial(self._new_submit, adapter=adapter), ""
+        if (given := transcriber.context) is not None:
+            found = await self._ask(base_client.words_query(given.text), wire.TokenIds)
+            ids = decode_ids(found.token_ids).tolist()
+            is_short = len(ids) <= given.max_tokens
+            context = given.mark + (given.text if is_short else await self.detokenize(ids[-given.max_tokens :]))
+        clip = await asyncio.to_thread(transcriber.clip, audio)
+        if (question := clip.question(new_submit)) is not None:
+            clip.name_language(await self._run_to_end(question))
+        room = asyncio.Semaphore(MAX_OPEN_PIECES)
+
+        async def answer(submit: wire.Submit) -> RequestOutput:
+            async with room:
+                return await self._run_to_end(submit)
+
+        tasks = [asyncio.ensure_future(answer(submit)) for submit in clip.submits(new_submit, context)]
+        try:
+            return clip.output(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def beam_search(
         self, prompt: Prompt, params: BeamSearchParams, **options: Unpack[AdapterOptions]

@@ -192,6 +192,11 @@ def tokenize_query(prompt: str | Chat) -> Callable[..., Query]:
     return partial(Tokenize, chat=check_chat(prompt))
 
 
+def words_query(text: str) -> Callable[..., Tokenize]:
+    """Make the query for the tokens of a text alone."""
+    return partial(Tokenize, prompt=check_text(text), add_special_tokens=False)
+
+
 def prefetch_query(prompt: Prompt, model: str | None = None) -> Callable[..., Control]:
     submit = new_submit("prefetch", prompt, SamplingParams())
     if submit.chat is not None:

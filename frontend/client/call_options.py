@@ -1,4 +1,4 @@
-"""Keyword arguments of `generate`, `chat` and `embed` besides prompts and parameters, with their checks.
+"""Keyword arguments of `generate`, `chat`, `embed` and `transcribe` besides prompts and parameters, with their checks.
 
 Names are vLLM's. A keyword of type None is a feature that this engine does not have: only None and {} are accepted.
 """
@@ -50,6 +50,16 @@ class ChatOptions(CallOptions, total=False):
     reasoning_effort: str | None
     add_generation_prompt: bool | None  # None: True unless continue_final_message
     continue_final_message: bool | None  # the completion continues the last message
+
+
+class TranscribeOptions(CallOptions, total=False):
+    """Keywords of `transcribe` besides the audio. There is one of each for all clips."""
+
+    sampling_params: SamplingParams | None  # None: the model's own, but for a temperature of 0
+    language: str | None  # code or English name of the speech's; None: unknown
+    prompt: str | None  # names and words that may occur
+    to_language: str | None  # translate into it
+    return_timestamps: bool  # segments with the times that the model gives
 
 
 _TEMPLATE_VARIABLES = ("tools", "documents", "reasoning_effort", "add_generation_prompt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import chain, islice
 from queue import SimpleQueue
 from typing import TypeVar, Unpack
 
@@ -22,6 +23,7 @@ from .call_options import (
     AdapterOptions,
     CallOptions,
     ChatOptions,
+    TranscribeOptions,
     adapters_of,
     chat_form,
     check_options,
@@ -30,7 +32,7 @@ from .call_options import (
 from .offline.beam_search import BeamSearch, BeamSearchOutput
 from .offline.tokenizer import TransformersTokenizer, load_tokenizer
 from .open_request import Update
-from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, to_embedding
+from .outputs import EmbeddingRequestOutput, OutputBuilder, RequestOutput, TranscriptionOutput, to_embedding
 from .prompts import (
     Chat,
     CheckedChat,
@@ -38,6 +40,7 @@ from .prompts import (
     check_params,
     check_token_ids,
     list_chats,
+    list_clips,
     list_params,
     list_prompts,
     read_chat,
@@ -106,6 +109,31 @@ class Client(base_client.BaseClient[None]):
             listed, pooling_params, None, truncate_prompt_tokens, priority, timeout_s, options
         )
         return [to_embedding(output) for output in self._run(submits, use_tqdm)]
+
+    def transcribe(
+        self, audio: object, *, use_tqdm: bool = False, **options: Unpack[TranscribeOptions]
+    ) -> list[TranscriptionOutput]:
+        """Transcribe one audio clip or a list of them; the outputs are in the order of the clips.
+
+        A clip is (samples, rate), the bytes of a file, or a path, and has any length. It is decoded in this process,
+        and cut at quiet places into pieces, each a request. `to_language` translates. Needs numpy. If a piece fails,
+        the others are aborted and its error is raised.
+        """
+        from .speech.transcriber import Transcriber  # imports numpy, which only this method needs
+
+        transcriber, (adapter,) = Transcriber(self.info(), options), adapters_of(options, 1)
+        new_submit, context = partial(self._new_submit, adapter=adapter), ""
+        if (given := transcriber.context) is not None:
+            ids = decode_ids(self._ask(base_client.words_query(given.text), wire.TokenIds).token_ids).tolist()
+            is_short = len(ids) <= given.max_tokens
+            context = given.mark + (given.text if is_short else self.detokenize(ids[-given.max_tokens :]))
+        clips = [transcriber.clip(each) for each in list_clips(audio)]
+        questions = [(clip, submit) for clip in clips if (submit := clip.question(new_submit)) is not None]
+        for (clip, _), answer in zip(questions, self._run([each for _, each in questions], False), strict=True):
+            clip.name_language(answer)
+        submits = [clip.submits(new_submit, context) for clip in clips]
+        answers = iter(self._run(list(chain.from_iterable(submits)), use_tqdm))
+        return [clip.output(list(islice(answers, len(clip.pieces)))) for clip in clips]
 
     def beam_search(
         self,

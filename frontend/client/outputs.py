@@ -216,6 +216,23 @@ def _short_ids(ids: list[int]) -> str:
     return f"[{', '.join(map(str, ids[:_SHOWN_IDS]))}, … ({len(ids)} ids)]"
 
 
+class SpokenSegment(msgspec.Struct, kw_only=True):
+    """A part of a transcript, and its place in the clip in seconds."""
+
+    start_s: float
+    end_s: float
+    text: str
+
+
+class TranscriptionOutput(msgspec.Struct, kw_only=True):
+    """The transcript of a clip, or its translation."""
+
+    text: str
+    language: str | None  # code of the speech, given or as the model has named it; None: unknown
+    duration_s: float  # of the clip
+    segments: list[SpokenSegment]  # with text
+
+
 class EmbeddingOutput(msgspec.Struct, kw_only=True):
     """The vector of one prompt."""
 

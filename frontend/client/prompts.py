@@ -18,7 +18,7 @@ from ...ipc.messages.client import ChatForm, ChatMessage, ContentPart, Medium, S
 from ...ipc.pooling_params import PoolingParams
 from ...ipc.sampling_params import SamplingParams
 from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
-from .media.given_media import PART_KINDS, GivenMedia
+from .media.given_media import PART_KINDS, GivenMedia, is_number
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, object]
 Turn: TypeAlias = ChatMessage | Mapping[str, object]  # {"role": …, "content": …} and further fields for the template
@@ -59,6 +59,12 @@ def list_chats(messages: Chat | Sequence[Chat]) -> list[Chat]:
             f"messages is {_type_name(messages)}: a chat is a list of {{'role': …, 'content': …}}, or a list of chats"
         )
     return [messages] if is_chat(messages) else list(messages)  # type: ignore[arg-type]
+
+
+def list_clips(audio: object) -> list[object]:
+    """Return one audio clip or many as a list. A pair of samples and a rate is one, any other list or tuple is many."""
+    is_pair = isinstance(audio, tuple) and len(audio) == 2 and is_number(audio[1])
+    return [*audio] if isinstance(audio, list | tuple) and not is_pair else [audio]
 
 
 def list_params(params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> list[SamplingParams]:

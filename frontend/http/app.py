@@ -48,6 +48,8 @@ from ..openai.responses import ResponseCreation
 from ..openai.stored_responses import StoredResponses
 from ..requests.engine_metrics import EngineMetrics
 from ..requests.frontend import Frontend
+from ..requests.queries import speech_of
+from ..transcriptions.families import prompts_of
 from ..transcriptions.transcription import Hearing, Transcription
 from .admin import AdminEndpoints
 from .control import ControlEndpoints
@@ -137,7 +139,7 @@ class GeneratingEndpoints:
         return Endpoint(path, answer, summary, body_type)
 
     def _audio_endpoints(self) -> list[Endpoint]:
-        audio, spec = self._spec.model.audio, self._spec
+        speech, spec = speech_of(self._spec.model), self._spec
 
         async def refuse(request: Request) -> Response:
             async for _ in request.stream():  # a client that is still sending may not read the answer
@@ -150,9 +152,9 @@ class GeneratingEndpoints:
             ("/v1/audio/transcriptions", "Text of a clip of speech", TranscriptionRequest),
             ("/v1/audio/translations", "Translation of a clip of speech", TranslationRequest),
         )
-        if audio is None:
+        if speech is None:
             return [Endpoint(path, refuse, body_type=form) for path, _, form in forms]
-        hearing = Hearing(audio, spec.default_sampling_params, self._metrics.on_heard)
+        hearing = Hearing(speech.piece_s, prompts_of(speech), spec.default_sampling_params, self._metrics.on_heard)
         start = partial(Transcription.start, self._engine, hearing)
         return [self._endpoint(path, summary, form, start, "file") for path, summary, form in forms]
 

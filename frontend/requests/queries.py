@@ -20,12 +20,14 @@ from ...ipc.messages.client import (
     Metrics,
     QueryFailed,
     Reply,
+    SpeechModel,
     Text,
     TokenIds,
     Tokenize,
 )
 from ...ipc.messages.intake import ReadPrompt
 from ...ipc.messages.supervisor import Progress
+from ...ipc.models.model_config import ModelConfig
 from ...ipc.version import tokenloom_version
 from ..intake.prompt import Prompt
 from ..intake.prompt_reader import PromptReader
@@ -79,7 +81,8 @@ class QueryProcessor:
         elif isinstance(query, GetMetrics):
             send(Metrics(query_id=query.query_id, metrics=self._metrics.read()))
         elif isinstance(query, Tokenize):
-            self._prompts.read(ReadPrompt(prompt=query.prompt, chat=query.chat), then, owner=owner)
+            question = ReadPrompt(prompt=query.prompt, chat=query.chat, add_special_tokens=query.add_special_tokens)
+            self._prompts.read(question, then, owner=owner)
         else:
             self._prompts.detokenize(query.token_ids, then, owner=owner)
 
@@ -97,7 +100,7 @@ class QueryProcessor:
 
     def _info(self, query_id: int) -> Info:
         spec, inputs = self._spec, self._prompts.inputs
-        limits = inputs.media_limits
+        limits, rules = inputs.media_limits, spec.model.output_rules
         return Info(
             query_id=query_id,
             version=tokenloom_version(),
@@ -119,7 +122,23 @@ class QueryProcessor:
             modalities=[] if limits.kind is None else [limits.kind],
             max_media=limits.max_media,
             max_media_bytes=0 if limits.kind is None else limits.max_bytes,
+            has_answer_rules=rules is not None and rules.depend_on_place,
+            speech=speech_of(spec.model),
         )
+
+
+def speech_of(model: ModelConfig) -> SpeechModel | None:
+    """Return how a model is asked for transcripts; None if it hears no audio."""
+    if model.audio is None:
+        return None
+    rules = model.output_rules
+    return SpeechModel(
+        family=model.audio.family,
+        piece_s=model.audio.piece_s,
+        language_ids=model.language_ids,
+        has_times=rules is not None and rules.no_timestamps_id is not None,
+        max_context_tokens=model.max_position_embeddings // 2 - 1,  # as in OpenAI's program of Whisper
+    )
 
 
 def _is_held(progress: Progress) -> bool:

@@ -92,7 +92,8 @@ class ChatTemplate:
         return None if found is None else cls(found, special_tokens, f"chat_template in {folder}", defaults, marker)
 
     def render(self, messages: Sequence[ChatMessage], form: ChatForm = MODEL_FORM) -> str:
-        """Render the prompt up to the answer: if `form.is_continued`, up to the end of the last message's text.
+        """Render the prompt up to the answer, and `form.answer`; if `form.is_continued`, up to the end of the last
+        message's text.
 
         RequestError if the template fails."""
         if not messages:
@@ -117,7 +118,7 @@ class ChatTemplate:
                 break
         if failure is not None:
             raise RequestError(f"the chat template refuses these messages: {failure}")
-        return _until_mark(text) if form.is_continued else text
+        return (_until_mark(text) if form.is_continued else text) + form.answer
 
     def _forms(self, template: jinja2.Template, messages: Sequence[ChatMessage]) -> Iterator[Sequence[ChatMessage]]:
         """Yield the messages with their media as parts where the template may show them, else as markers in the text:

@@ -23,6 +23,7 @@ from .text_cut import TextCut
 from .token_bytes import max_bytes_per_token
 
 LONG_CHARACTERS = LONG_TOKENS = 4096  # above, use the calls that release Python's GIL, which are slower for short texts
+NUM_TIMESTAMPS = 1501  # of Whisper: each 20 ms of half a minute
 TRANSFORMERS_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tokenizer_config.json")
 
 
@@ -170,15 +171,16 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: JsonObject) -> None:
-    """Add the tokens in `added_tokens_decoder` of tokenizer_config.json that tokenizer.json lacks."""
+    """Add the tokens in `added_tokens_decoder` of tokenizer_config.json that tokenizer.json lacks, and Whisper's
+    timestamps, which older files of it lack."""
     listed = config.get("added_tokens_decoder")
-    if not isinstance(listed, dict):
-        return
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+    for _, entry in sorted(listed.items() if isinstance(listed, dict) else (), key=lambda item: int(item[0])):
         if backend.token_to_id(entry["content"]) is None:
             options = {flag: bool(entry[flag]) for flag in flags if flag in entry}
             backend.add_tokens([tokenizers.AddedToken(entry["content"], **options)])
+    if backend.token_to_id("<|notimestamps|>") == backend.get_vocab_size() - 1:
+        backend.add_tokens([f"<|{number * 0.02:.2f}|>" for number in range(NUM_TIMESTAMPS)])
 
 
 def _load_with_transformers(folder: Path, config: JsonObject, trust_remote_code: bool) -> Tokenizer:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from ...ipc.models.audio_config import AudioConfig
+from ...ipc.messages.client import SpeechModel
 from .prompts import ChatPrompts, TranscriptionPrompts
 from .qwen3_asr import Qwen3AsrPrompts
 from .voxtral import VoxtralPrompts
 from .whisper import WhisperPrompts
 
-PROMPTS: dict[str, TranscriptionPrompts] = {
-    "qwen3_asr": Qwen3AsrPrompts(),
-    "voxtral": VoxtralPrompts(),
-    "whisper": WhisperPrompts(),
-}
-CHATS = ChatPrompts()  # of all other families
 
-
-def prompts_of(audio: AudioConfig) -> TranscriptionPrompts:
-    return PROMPTS.get(audio.family, CHATS)
+def prompts_of(model: SpeechModel) -> TranscriptionPrompts:
+    match model.family:
+        case "qwen3_asr":
+            return Qwen3AsrPrompts()
+        case "voxtral":
+            return VoxtralPrompts()
+        case "whisper":
+            return WhisperPrompts(model)
+        case _:
+            return ChatPrompts()

@@ -13,6 +13,7 @@ from .prompts import Task
 
 MAX_PROMPT_CHARACTERS = 16 << 10
 STREAMED = ("json", "text")  # values of response_format
+TIMED = ("verbose_json", "srt", "vtt")
 
 
 def check_form(body: AudioForm) -> None:
@@ -40,9 +41,10 @@ def check_form(body: AudioForm) -> None:
 def task_of(body: TranscriptionRequest | TranslationRequest) -> Task:
     """Return the task of a form; RequestError for an unknown language."""
     language, prompt = _language("language", body.language), (body.prompt or "").strip()
+    has_times = body.response_format in TIMED
     if isinstance(body, TranslationRequest):
-        return Task("translate", language, _language("to_language", body.to_language) or ENGLISH, prompt)
-    return Task("transcribe", language, prompt=prompt)
+        return Task("translate", language, _language("to_language", body.to_language) or ENGLISH, prompt, has_times)
+    return Task("transcribe", language, prompt=prompt, has_times=has_times)
 
 
 def params_of(body: AudioForm, defaults: Mapping[str, object]) -> SamplingParams:

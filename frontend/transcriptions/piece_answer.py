@@ -8,11 +8,12 @@ from typing import NamedTuple
 from ...ipc.messages.base import FinishReason
 from ...ipc.messages.client import Delta
 from ..client.logprobs import unpack_rows
-from .prompts import AnswerReader, Spoken
+from .prompts import SPECIAL, AnswerReader, Spoken
 
 
 class Token(NamedTuple):
-    """A token of an answer. `place`: characters of the answer before it, exact where a delta begins."""
+    """A token of an answer. `place`: characters of the answer before it, exact where a delta begins and at special
+    tokens; of others it is an estimate where several tokens make one character."""
 
     place: int
     token_id: int
@@ -43,12 +44,22 @@ class PieceAnswer:
     def _add_tokens(self, delta: Delta) -> None:
         if delta.logprobs is None:
             return
-        place, end, texts = len(self.text), len(self.text) + len(delta.text), delta.logprobs.texts
+        texts = delta.logprobs.texts
+        answer, place = self.text + delta.text, len(self.text)
+        exact, first = place, len(self.tokens)  # the place that is certain, and the first token behind it
         for (token_id, logprob), *_ in unpack_rows(delta.logprobs):
             text = texts.get(token_id, "")
-            if token_id not in self._left_out:
-                self.tokens.append(Token(place, token_id, text, logprob))
-                place = min(place + len(text), end)
+            if token_id in self._left_out:
+                continue
+            if SPECIAL.fullmatch(text) and (found := answer.find(text, exact)) >= 0:
+                self._keep_before(first, max(exact, found - 1))
+                place, exact, first = found, found + len(text), len(self.tokens) + 1
+            self.tokens.append(Token(place, token_id, text, logprob))
+            place = min(place + len(text), len(answer))
+
+    def _keep_before(self, first: int, last_place: int) -> None:
+        """Lower the places of the tokens from `first` on to `last_place`."""
+        self.tokens[first:] = [token._replace(place=min(token.place, last_place)) for token in self.tokens[first:]]
 
     def take(self) -> str:
         """Return the text of the transcript since the last call."""
@@ -64,4 +75,5 @@ class PieceAnswer:
 
     def spoken(self, duration_s: float) -> list[Spoken]:
         """Return the parts of the transcript with their times: one of `duration_s` if the answer has no times."""
-        return self.reader.spoken() or [Spoken(self.reader.begin, len(self.text), 0.0, duration_s)]
+        begin = self.reader.begin
+        return self.reader.spoken() or [Spoken(self.text[begin:], begin, len(self.text), 0.0, duration_s)]

@@ -5,12 +5,15 @@ The same prompt goes with each piece of a clip. Families without a form of their
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import ChatMessage, MediaPart, TextPart
 from .languages import ENGLISH, LANGUAGES, Language
 
+SPECIAL = re.compile(r"<\|[^<|>]*\|>")  # a special token, as most models write it
 TaskKind: TypeAlias = Literal["transcribe", "translate"]
 
 
@@ -21,18 +24,41 @@ class Task(NamedTuple):
     language: Language | None = None  # of the speech; None: unknown
     to_language: Language = ENGLISH  # of a translation
     prompt: str = ""  # names and words that may occur
+    has_times: bool = False  # of the parts of a piece, if the model gives them
+
+
+class Context(NamedTuple):
+    """A text before the prompt, behind a token `mark`. At most `max_tokens` of it are kept, the last ones."""
+
+    mark: str
+    text: str
+    max_tokens: int
 
 
 class TaskPrompt(NamedTuple):
-    """Prompt of a piece: the turns of a chat as the model's template shows them, if there are any, and then `text`."""
+    """Prompt of a piece: the context, the turns of a chat as the model's template shows them, and then `text`."""
 
     turns: tuple[ChatMessage, ...] = ()
     text: str = ""
+    context: Context | None = None
+    keeps_special_tokens: bool = False  # in the text of answers
+
+
+class LanguageQuestion(NamedTuple):
+    """A prompt `text` that a model answers with one of the tokens that name a language."""
+
+    text: str
+    languages: Mapping[int, Language]  # by their tokens
+
+    @property
+    def any_language(self) -> Language:
+        return next(iter(self.languages.values()))
 
 
 class Spoken(NamedTuple):
     """A part of an answer with times: [begin, end) in characters of the answer, seconds from the begin of its piece."""
 
+    text: str
     begin: int
     end: int
     start_s: float
@@ -63,8 +89,8 @@ class AnswerReader(Protocol):
 class TranscriptionPrompts(Protocol):
     """Prompts of a family, and readers of its answers."""
 
-    keeps_special_tokens: bool  # in the text of answers
     has_marker: bool  # prompts have a token at the place of the clip
+    language_question: LanguageQuestion | None  # asked about the first piece if the caller names no language
 
     def prompt(self, task: Task) -> TaskPrompt:
         """Return the prompt of each piece. RequestError, which begins with the name of a field, for a task that the
@@ -93,8 +119,8 @@ class PlainReader:
 class ChatPrompts:
     """Prompts of a model that hears audio in chats: the clip, and an instruction."""
 
-    keeps_special_tokens = False
     has_marker = True
+    language_question: LanguageQuestion | None = None
 
     def prompt(self, task: Task) -> TaskPrompt:
         return TaskPrompt((ChatMessage("user", [MediaPart(0), TextPart(instruction(task))]),))

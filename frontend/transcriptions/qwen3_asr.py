@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import ChatMessage, MediaPart
 from .languages import Language, find_language
-from .prompts import AnswerReader, PlainReader, Spoken, Task, TaskPrompt, languages, refuse_language
+from .prompts import AnswerReader, LanguageQuestion, PlainReader, Spoken, Task, TaskPrompt, languages, refuse_language
 
 MARK = "<asr_text>"
 HEAD = "language "
@@ -21,8 +21,8 @@ KNOWN = languages(
 class Qwen3AsrPrompts:
     """Prompts of Qwen3-ASR."""
 
-    keeps_special_tokens = False
     has_marker = True
+    language_question: LanguageQuestion | None = None
 
     def prompt(self, task: Task) -> TaskPrompt:
         if task.kind == "translate":

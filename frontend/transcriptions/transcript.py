@@ -122,11 +122,11 @@ class Transcript:
         """Yield the parts of the finished transcript that have text."""
         for piece, answer in zip(self._pieces, self._answers, strict=True):
             for spoken in answer.spoken(piece.end_s - piece.start_s):
-                text = answer.text[spoken.begin : spoken.end].strip()
+                text = spoken.text.strip()
                 tokens = [token for token in answer.tokens if spoken.begin <= token.place < spoken.end]
-                if text:
-                    end_s = min(piece.start_s + spoken.end_s, piece.end_s)
-                    yield Segment(piece.start_s + spoken.start_s, end_s, text, tokens)
+                if text:  # times may lie behind the end of a piece, in the silence that fills the model's window
+                    start_s, end_s = (min(piece.start_s + each, piece.end_s) for each in (spoken.start_s, spoken.end_s))
+                    yield Segment(start_s, end_s, text, tokens)
 
 
 def joint(before: str, text: str) -> str:

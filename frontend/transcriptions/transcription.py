@@ -12,29 +12,27 @@ from typing import NamedTuple
 
 from starlette.responses import Response
 
-from ...ipc.codec import JsonObject, num_ids
+from ...ipc.codec import JsonObject, decode_ids, encode_ids, num_ids
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import Medium, Submit
 from ...ipc.messages.intake import BodyInput
-from ...ipc.models.audio_config import SAMPLE_RATE, AudioConfig
 from ...ipc.sampling_params import SamplingParams
 from ..intake.body_parser import ParsedBody
 from ..openai.choices import EngineResponse
 from ..openai.events import DONE, event
 from ..openai.forms.errors import encode_json
 from ..openai.forms.logprobs import LOWEST
-from ..openai.forms.params import errors_about
+from ..openai.forms.params import errors_about, prompt_errors_about
 from ..openai.forms.prompts import answer_id
 from ..openai.forms.transcription_body import TranscriptionRequest, TranslationRequest
 from ..openai.local_engine import ChoiceDeltas, LocalEngine, Run
-from .families import prompts_of
 from .form_task import check_form, params_of, task_of
+from .language_detection import detect_language
 from .piece_answer import Token
-from .prompts import Task
+from .prompts import LanguageQuestion, Task, TaskPrompt, TranscriptionPrompts
 from .subtitles import srt, vtt
 from .transcript import Segment, Transcript
 
-MAX_PIECE_S = 30.0
 MAX_OPEN_PIECES = 16  # of one clip
 FRAMES_PER_S = 100  # of `seek`
 
@@ -42,16 +40,10 @@ FRAMES_PER_S = 100  # of `seek`
 class Hearing(NamedTuple):
     """A model that hears audio."""
 
-    audio: AudioConfig
+    piece_s: float  # of the longest piece
+    prompts: TranscriptionPrompts
     defaults: Mapping[str, object]  # the model's sampling parameters
     on_heard: Callable[[float], None]  # gets the seconds of each clip that was answered
-
-    @property
-    def piece_s(self) -> float:
-        """The length of the longest piece: that of the model's windows, if it takes a limited number."""
-        audio = self.audio
-        window_s = audio.max_windows * audio.window_samples / SAMPLE_RATE
-        return min(MAX_PIECE_S, window_s) if audio.max_windows else MAX_PIECE_S
 
 
 class Transcription(EngineResponse):
@@ -84,25 +76,26 @@ class Transcription(EngineResponse):
         model: str,
     ) -> Transcription:
         """Check all fields and make the prompt; the clip is read with `whole` or `events`."""
-        body, prompts = parsed.body, prompts_of(hearing.audio)
+        body, question = parsed.body, hearing.prompts.language_question
         check_form(body)
         task, params = task_of(body), params_of(body, hearing.defaults)
-        prompt = prompts.prompt(task)
+        language = task.language or (question and question.any_language)  # until the model has named it
+        prompt = hearing.prompts.prompt(task._replace(language=language))
         engine.put(parsed.inputs[0].media)
-        text = (await engine.rendered([*prompt.turns]) if prompt.turns else "") + prompt.text
-        prompt_ids = await engine.text_tokens(BodyInput(text=text), False)
-        if prompts.keeps_special_tokens:
-            params = params.replace(skip_special_tokens=False)
+        prompt_ids = await prompt_tokens(engine, prompt)
+        params = params.replace(skip_special_tokens=not prompt.keeps_special_tokens)
         return cls(engine, hearing, parsed, model, task, params, prompt_ids)
 
     @contextlib.asynccontextmanager
     async def _transcribing(self) -> AsyncIterator[tuple[Run, Transcript]]:
         """Read the clip, and submit its pieces."""
-        inputs, prompts = self._engine.inputs, prompts_of(self._hearing.audio)
+        inputs, prompts = self._engine.inputs, self._hearing.prompts
         async with contextlib.AsyncExitStack() as stack:
             reading = self._engine.pieces(self._clip, self._hearing.piece_s, inputs.wait_s(self._params))
             with errors_about("file: ", ""):
                 pieces = await stack.enter_async_context(reading)
+            if self._task.language is None and prompts.language_question is not None and pieces:
+                await self._detect_language(pieces[0].digest, prompts.language_question)
             self._submits = [
                 Submit(
                     request_id=self.id if len(pieces) == 1 else f"{self.id}/{place}",
@@ -116,6 +109,13 @@ class Transcription(EngineResponse):
             transcript = Transcript(pieces, lambda: prompts.new_reader(self._task), inputs.eos_token_ids)
             with self.run() as run:
                 yield run, transcript
+
+    async def _detect_language(self, piece: bytes, question: LanguageQuestion) -> None:
+        """Let the model name the language of a piece, which becomes that of all."""
+        with prompt_errors_about(self.prompt_field):
+            language = await detect_language(self._engine, question, f"{self.id}/language", piece, self._params)
+        self._task = self._task._replace(language=language)
+        self._prompt_ids = await prompt_tokens(self._engine, self._hearing.prompts.prompt(self._task))
 
     def _add(self, transcript: Transcript, deltas: ChoiceDeltas) -> None:
         for place, delta in deltas:
@@ -195,7 +195,7 @@ class Transcription(EngineResponse):
     def _usage(self, run: Run) -> JsonObject:
         """Return OpenAI's usage: the tokens of the prompt but a marker are text, all others of the input audio."""
         num_input, num_output = run.num_prompt_tokens, run.num_completion_tokens
-        num_text = run.num_choices * (num_ids(self._prompt_ids) - prompts_of(self._hearing.audio).has_marker)
+        num_text = run.num_choices * (num_ids(self._prompt_ids) - self._hearing.prompts.has_marker)
         return {
             "type": "tokens",
             "input_tokens": num_input,
@@ -203,3 +203,14 @@ class Transcription(EngineResponse):
             "output_tokens": num_output,
             "total_tokens": num_input + num_output,
         }
+
+
+async def prompt_tokens(engine: LocalEngine, prompt: TaskPrompt) -> bytes:
+    """Return the token ids of a prompt."""
+    text = (await engine.rendered([*prompt.turns]) if prompt.turns else "") + prompt.text
+    token_ids = await engine.text_tokens(BodyInput(text=text), False)
+    if prompt.context is None:
+        return token_ids
+    mark = await engine.text_tokens(BodyInput(text=prompt.context.mark), False)
+    words = decode_ids(await engine.text_tokens(BodyInput(text=prompt.context.text), False, "left"))
+    return mark + encode_ids(words[-prompt.context.max_tokens :]) + token_ids

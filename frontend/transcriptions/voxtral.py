@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...ipc.errors import RequestError
-from .prompts import AnswerReader, PlainReader, Task, TaskPrompt, instruction
+from .prompts import AnswerReader, LanguageQuestion, PlainReader, Task, TaskPrompt, instruction
 
 CLIP = "[BEGIN_AUDIO][AUDIO]"
 
@@ -11,8 +11,8 @@ CLIP = "[BEGIN_AUDIO][AUDIO]"
 class VoxtralPrompts:
     """Prompts of Voxtral."""
 
-    keeps_special_tokens = False
     has_marker = True
+    language_question: LanguageQuestion | None = None
 
     def prompt(self, task: Task) -> TaskPrompt:
         if task.kind == "translate":

@@ -3,6 +3,8 @@
 `flock` is the only state between processes; the kernel releases it when its holder dies. A shared lock protects a file:
 a pin, a mapping or an unfinished write. A file without a lock may be removed. Files appear and disappear under the lock
 of the folder. Last use is a file's access time. Knows no digest.
+The lock's file holds the bytes of all files, or more: it grows before a file does, and what a process that died did not
+subtract is found when the limit is reached. Only then, and at a process's first write, are the files listed.
 Layout, on a local disk: <folder>/{lock,<64 hex>,<16 hex>.part}; folder mode 0700, files 0600.
 """
 
@@ -20,6 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ConfigError, Overloaded, RequestError
+
+MANY_FILES = 256  # above, an eviction frees 1 / SPARE of the limit, so that few writes have to list the files
+SPARE = 16
 
 _NAME = re.compile(r"[0-9a-f]{64}|[0-9a-f]{16}\.part")  # other files are left alone
 
@@ -41,15 +46,17 @@ class BlobFolder:
         self.max_bytes = max_bytes
         self.num_evicted = 0
         self._now_ns = now_ns
+        self._has_counted = False
 
     def files(self) -> list[BlobFile]:
         """Return all blobs and unfinished files."""
         found = []
-        for path in self.path.iterdir() if self.path.exists() else ():
-            with contextlib.suppress(FileNotFoundError):
-                if _NAME.fullmatch(path.name):
-                    status = path.lstat()
-                    found.append(BlobFile(path.suffix != ".part", status.st_atime_ns, path.name, status.st_size))
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    if _NAME.fullmatch(entry.name):
+                        is_blob, status = not entry.name.endswith(".part"), entry.stat(follow_symlinks=False)
+                        found.append(BlobFile(is_blob, status.st_atime_ns, entry.name, status.st_size))
         return found
 
     def acquire(self, name: str) -> int | None:
@@ -85,9 +92,12 @@ class BlobFolder:
                 f"a blob of {new_size} bytes exceeds the limit of {self.path}, {self.max_bytes} bytes: "
                 "use a smaller one or raise the limit"
             )
-        with self.locked():
-            self._make_room(new_size - old_size)
+        with self.locked() as lock:
+            if new_size > old_size:
+                self._make_room(lock, new_size - old_size)
             os.ftruncate(fd, new_size)
+            if new_size < old_size and (total := _read_total(lock)) >= 0:
+                _write_total(lock, total - (old_size - new_size))
 
     def publish(self, part: Path, fd: int, name: str) -> bool:
         """Rename an unfinished file to `name`; False if there is such a file already, which others may have pinned."""
@@ -108,8 +118,9 @@ class BlobFolder:
         return False
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock of the folder, which is created if it is missing. ConfigError if it is open to others."""
+    def locked(self) -> Iterator[int]:
+        """Hold the lock of the folder, which is created if it is missing; yield the descriptor of the lock's file.
+        ConfigError if the folder is open to others."""
         with self.full_disk_is_overload():
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = self.path.stat()
@@ -118,7 +129,7 @@ class BlobFolder:
             fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
-                yield
+                yield fd
             finally:
                 os.close(fd)
 
@@ -137,27 +148,36 @@ class BlobFolder:
         """Set the last use of a file to now; its mtime stays, which is part of its identity."""
         os.utime(fd, ns=(self._now_ns(), os.fstat(fd).st_mtime_ns))
 
-    def _make_room(self, num_bytes: int) -> None:
-        """Remove unfinished files of dead processes, then the least recently used blobs until `num_bytes` more fit.
-
-        If protected files leave too little room, evict nothing and raise Overloaded.
+    def _make_room(self, lock: int, num_bytes: int) -> None:
+        """Count `num_bytes` more. If they exceed the limit, remove unfinished files of dead processes, then the least
+        recently used blobs until they fit. Evict nothing and raise Overloaded if protected files leave too little room.
         """
+        if self._has_counted and 0 <= (total := _read_total(lock)) <= self.max_bytes - num_bytes:
+            _write_total(lock, total + num_bytes)
+            return
         files = sorted(self.files())
-        missing = sum(file.size for file in files) + num_bytes - self.max_bytes
+        total = sum(file.size for file in files) + num_bytes
+        is_full = self._has_counted or total > self.max_bytes
+        spare = self.max_bytes // SPARE if is_full and len(files) > MANY_FILES else 0
         chosen = []
         for file in files:
-            if missing <= 0 and file.is_blob:
+            if total + spare <= self.max_bytes and file.is_blob:
                 break
             if self._evict(file, is_trial=file.is_blob):
-                missing -= file.size
+                total -= file.size
                 chosen.append(file)
-        if missing > 0:
+        if total > self.max_bytes:
+            free = num_bytes - (total - self.max_bytes)
             raise Overloaded(
-                f"no room for {num_bytes} bytes in {self.path}: {num_bytes - missing} of {self.max_bytes} bytes are "
-                "free or can be evicted, the others are in use: retry later or raise the limit"
+                f"no room for {num_bytes} bytes in {self.path}: {free} of {self.max_bytes} bytes are free or can be "
+                "evicted, the others are in use: retry later or raise the limit"
             )
-        if [file for file in chosen if file.is_blob and not self._evict(file)]:
-            self._make_room(num_bytes)  # a process has begun to use one of them
+        if kept := [file.size for file in chosen if file.is_blob and not self._evict(file)]:
+            total += sum(kept)  # a process has begun to use them
+        self._has_counted = True
+        _write_total(lock, total)
+        if total > self.max_bytes:
+            self._make_room(lock, 0)
 
     def _evict(self, file: BlobFile, is_trial: bool = False) -> bool:
         """Remove a file if no process protects it, and return whether it is gone; a trial removes nothing."""
@@ -171,3 +191,13 @@ class BlobFolder:
                 path.unlink()  # or its writer just did
                 self.num_evicted += file.is_blob
         return True
+
+
+def _read_total(lock: int) -> int:
+    """Return the bytes of all files as the lock's file has them, -1 if it is new."""
+    found = os.pread(lock, 8, 0)
+    return int.from_bytes(found, "little") if len(found) == 8 else -1
+
+
+def _write_total(lock: int, num_bytes: int) -> None:
+    os.pwrite(lock, max(num_bytes, 0).to_bytes(8, "little"), 0)

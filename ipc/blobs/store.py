@@ -21,7 +21,7 @@ from .folder import BlobFolder
 from .writer import BlobWriter
 
 READ_BYTES = 1 << 20
-MAX_CHECKED = 1 << 16
+MAX_CHECKED = 1 << 12
 Identity: TypeAlias = tuple[int, int, int, int]  # device, inode, size, mtime_ns
 
 

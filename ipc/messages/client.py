@@ -75,6 +75,7 @@ class ChatForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     variables: JsonObject = {}  # of the template: tools, documents, add_generation_prompt and others
     add_special_tokens: bool = False  # add the tokenizer's special tokens to those that the template writes
     is_continued: bool = False  # the answer continues the last message, which the prompt leaves open
+    answer: str = ""  # begin of the answer, at the end of the prompt
 
 
 class Child(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -141,6 +142,7 @@ class Tokenize(Message, frozen=True, kw_only=True, tag="tokenize"):
     query_id: int
     prompt: str | None = None
     chat: list[ChatMessage] | None = None
+    add_special_tokens: bool = True  # add the tokenizer's special tokens to `prompt`
 
 
 class Detokenize(Message, frozen=True, kw_only=True, tag="detokenize"):
@@ -322,6 +324,16 @@ class Health(Message, frozen=True, kw_only=True, tag="health_is"):
         return "ready" if self.is_ready else "starting"
 
 
+class SpeechModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a model that hears audio is asked for transcripts."""
+
+    family: str
+    piece_s: float  # of the longest piece of a clip
+    language_ids: dict[str, int] | None = None  # tokens that name a language, by its code; {}: it knows English alone
+    has_times: bool = False  # it gives times of segments
+    max_context_tokens: int = 0  # of a text before the prompt
+
+
 class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     query_id: int
     version: str
@@ -343,6 +355,8 @@ class Info(Message, frozen=True, kw_only=True, tag="info_is"):
     modalities: list[MediaKind] = []  # kinds of media that prompts may have; empty: text alone
     max_media: dict[MediaKind, int] = {}  # media of a kind in one prompt; a kind that is missing: as many as fit
     max_media_bytes: int = 0  # of one medium
+    has_answer_rules: bool = False  # which tokens may come depends on the place in the answer, as with timestamps
+    speech: SpeechModel | None = None  # None: it hears no audio
 
 
 class Metrics(Message, frozen=True, kw_only=True, tag="metrics_are"):

@@ -17,6 +17,7 @@ AudioFamily: TypeAlias = Literal["qwen2_audio", "voxtral", "qwen3_asr", "whisper
 
 SAMPLE_RATE = 16_000
 HOP_SAMPLES = 160  # from one frame to the next
+MAX_PIECE_S = 30.0  # of a clip that is transcribed
 
 
 class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +55,13 @@ class AudioConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def window_samples(self) -> int:
         return self.window_frames * HOP_SAMPLES
+
+    @property
+    def piece_s(self) -> float:
+        """The seconds of the longest piece of a transcription: those of the windows, if there may be a limited
+        number."""
+        window_s = self.max_windows * self.window_samples / SAMPLE_RATE
+        return min(MAX_PIECE_S, window_s) if self.max_windows else MAX_PIECE_S
 
     def num_windows(self, samples: int) -> int:
         """Return the windows of an audio, the last of which may be cut or padded."""

@@ -93,6 +93,11 @@ class OutputRules(msgspec.Struct, frozen=True, kw_only=True):
     max_first_timestamp: int | None = None  # of the timestamps, from 0; None: any
     end_id: int = 0  # of the token that ends answers with timestamps; those below are text
 
+    @property
+    def depend_on_place(self) -> bool:
+        """Whether other tokens may come at the begin of an answer than later."""
+        return bool(self.first_suppressed_ids) or self.no_timestamps_id is not None
+
 
 class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Mixture-of-experts settings. The router's terms are those of kernels' Routing."""
@@ -213,6 +218,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: list[int]  # sorted
     bos_token_id: int | None
     output_rules: OutputRules | None = None
+    language_ids: dict[str, int] | None = None  # tokens that name the language of speech, by its code; None: not known
     vision: VisionConfig | None = None  # None: the model sees no images
     audio: AudioConfig | None = None  # None: the model hears no audio
 

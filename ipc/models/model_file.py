@@ -51,7 +51,8 @@ def load_model_config(
     generation = read_json(generation_file) if generation_file.exists() else {}
     try:
         config = _parse(ConfigFile(path, raw), generation, implementation)
-        config = msgspec.structs.replace(config, output_rules=_output_rules(generation, config.vocab_size))
+        rules, languages = _output_rules(generation, config.vocab_size), _language_ids(generation)
+        config = msgspec.structs.replace(config, output_rules=rules, language_ids=languages)
         return config if with_encoder else msgspec.structs.replace(config, vision=None, audio=None)
     except ConfigError:
         raise
@@ -119,6 +120,14 @@ def _output_rules(generation: dict[str, Any], vocab_size: int) -> OutputRules | 
         end_id=end if no_timestamps_id is not None and isinstance(end, int) else 0,
     )
     return None if rules == OutputRules() else rules
+
+
+def _language_ids(generation: dict[str, Any]) -> dict[str, int] | None:
+    """Return the ids of the tokens <|CODE|> by their codes; {} for a model of one language."""
+    if generation.get("is_multilingual") is False:
+        return {}
+    found = generation.get("lang_to_id")
+    return found and {name.strip("<|>"): operator.index(token_id) for name, token_id in found.items()}
 
 
 def _eos_token_ids(file: ConfigFile, generation: dict[str, Any]) -> list[int]:

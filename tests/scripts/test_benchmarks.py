@@ -90,6 +90,19 @@ def test_requests_with_images_are_measured_in_all_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_transcripts_are_measured_beside_transformers(tmp_path: Path) -> None:
+    sizes = {"rounds": 2, "clip-s": 3, "transcript": 9, "batch": 2}
+    shape = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
+    document = run_json(
+        tmp_path / "out.json", "bench_multimodal.py", str(SCRIPTS.parent / "demo/audio"), "--audio", *shape
+    )
+    names = ["engine, 1 at once", "transformers, 1 at once", "engine, 2 at once", "transformers, 2 at once"]
+    assert [row["part"] for row in document["rows"]] == names
+    assert all(row["audio_s_per_s"] > 0 for row in document["rows"])
+    assert document["notes"]["speed of 2 at once, relative to transformers"] > 0
+
+
+@pytest.mark.slow
 def test_requests_are_measured_beside_other_requests(tmp_path: Path) -> None:
     shape = ("--rounds", "1", "--shared", "150", "--prompt", "100", "--streams", "3")
     document = run_json(tmp_path / "out.json", "bench_mixed.py", "demo", *shape, *SMALL_ENGINE)

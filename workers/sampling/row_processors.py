@@ -72,7 +72,8 @@ class RowProcessors:
         self._bad_ids: I64 = np.array(bad_ids, np.int64)
         self._bad_first_ids: I64 = np.array(rules.first_suppressed_ids, np.int64)
         has_timestamps = rules.no_timestamps_id is not None and rules.no_timestamps_id not in prompt
-        self.timestamps = Timestamps(rules, self.outputs) if has_timestamps else None
+        is_choice = len(self.allowed) > 0  # between tokens that the caller names, as those of languages
+        self.timestamps = Timestamps(rules, self.outputs) if has_timestamps and not is_choice else None
         self._bad_words: dict[int, list[list[int]]] = defaultdict(list)  # by the last token before the banned one
         for word in words:
             if len(word) > 1:

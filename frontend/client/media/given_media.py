@@ -96,12 +96,12 @@ def _by_kind(field: str, given: object) -> dict[MediaKind, list[object]]:
 
 
 def _listed(given: object) -> list[object]:
-    is_clip = isinstance(given, tuple) and len(given) == 2 and _is_number(given[1])
+    is_clip = isinstance(given, tuple) and len(given) == 2 and is_number(given[1])
     if isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray | memoryview) and not is_clip:
         return list(given)
     return [given]
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     """Whether a value is the rate of a clip: a number of Python or numpy."""
     return isinstance(value, int | float) or (hasattr(value, "item") and getattr(value, "shape", None) == ())

@@ -48,7 +48,7 @@ def to_medium(given: object, kind: MediaKind, *, uuid: str = "", detail: Detail 
         return Medium(kind=kind, uuid=uuid, detail=detail)
     if isinstance(given, str) and given[:5].lower() in ("http:", "https", "file:"):
         return Medium(kind=kind, url=given, uuid=uuid, detail=detail)
-    data = _bytes_of(given, kind)
+    data = bytes_of(given, kind)
     if not data:
         raise RequestError(f"{A_MEDIUM[kind]} has no bytes: give the content of its file")
     if len(data) > MAX_BYTES:
@@ -60,7 +60,8 @@ def to_medium(given: object, kind: MediaKind, *, uuid: str = "", detail: Detail 
     return medium
 
 
-def _bytes_of(given: object, kind: MediaKind) -> bytes:
+def bytes_of(given: object, kind: MediaKind) -> bytes:
+    """Return the bytes of a medium in any form but None and URLs to fetch; RequestError as `to_medium`."""
     if isinstance(given, bytes):
         return given
     if isinstance(given, bytearray | memoryview):

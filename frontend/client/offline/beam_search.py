@@ -46,6 +46,11 @@ class BeamSearch:
         media: Sequence[list[Medium]] | None = None,
     ) -> None:
         """`media`: of each prompt."""
+        if info.has_answer_rules:
+            raise RequestError(
+                f"{info.model} has rules for the begin of its answers, which beam search does not keep: use generate, "
+                "or start the engine with --generation-config vllm, which leaves out all rules"
+            )
         longest = max(map(len, prompts), default=0)
         if longest + params.max_tokens > info.max_model_len:
             raise RequestError(

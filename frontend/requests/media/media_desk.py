@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("tokenloom.frontend")
 
-MAX_KNOWN = 1 << 14  # entries of the table of media that have been read
+MAX_KNOWN = 1 << 12  # entries of the table of media that have been read
 MAX_CLIPS = 1 << 10  # entries of the table of clips that have been cut
 MAX_ASKS = 3  # for the same bytes
 PINS_SHARE = 4  # of the descriptors that this process may have, pinned media take at most 1 / PINS_SHARE

@@ -27,6 +27,7 @@ from tokenloom.ipc.messages.client import (
     MediaPart,
     Medium,
     RequestMetrics,
+    SpeechModel,
     Submit,
     TextPart,
 )
@@ -44,6 +45,7 @@ STRUCTS: dict[str, Any] = {
     "media_part": MediaPart,
     "medium": Medium,
     "chat_form": ChatForm,
+    "speech_model": SpeechModel,
     "child": Child,
     "params": SamplingParams,
     "structured_outputs": StructuredOutputsParams,

@@ -84,6 +84,14 @@ def test_a_last_turn_is_continued_as_transformers_does(name: str, text: str) -> 
     assert ChatTemplate("", {}).render(chat, ChatForm(is_continued=True, template=CONTINUED[name])) == expected
 
 
+def test_the_begin_of_the_answer_is_the_end_of_the_prompt() -> None:
+    template, chat = (
+        ChatTemplate("{% for m in messages %}[{{ m.content }}]{% endfor %}", {}),
+        [ChatMessage("user", "a")],
+    )
+    assert template.render(chat, ChatForm(answer="language English")) == "[a]language English"
+
+
 PARTS = "{% for part in m.content %}[{{ part.type }}: {{ part.text }}]{% endfor %}"
 SHOWN = {  # template of a message, and two rendered messages: a text, and two parts
     "text": ("{{ m.content }}", "hi|a\nb|"),

@@ -64,6 +64,17 @@ def test_tokens_listed_only_in_the_config_are_added(tmp_path: Path) -> None:
     assert tokenizer.encode("x<|end|>")[-1] == size and size in tokenizer.special_ids and tokenizer.size == size + 1
 
 
+def test_timestamps_of_whisper_are_added_if_its_tokens_end_before_them(tmp_path: Path) -> None:
+    size = new_tokenizer("byte_level").size
+    mark, more = {"content": "<|notimestamps|>", "special": True}, {"content": "<|0.00|>", "special": False}
+    write(tmp_path, "byte_level", added_tokens_decoder={str(size): mark})
+    tokenizer = load(tmp_path)
+    assert tokenizer.encode("<|0.00|>x<|30.00|>")[::2] == [size + 1, size + 1501] and tokenizer.size == size + 1502
+    assert tokenizer.decode([size + 1, size + 51], skip_special_tokens=True) == "<|0.00|><|1.00|>"
+    write(tmp_path, "byte_level", added_tokens_decoder={str(size): mark, str(size + 1): more})
+    assert load(tmp_path).size == size + 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_unknown_ids_decode_to_nothing(kind: str) -> None:
     tokenizer = new_tokenizer(kind)

@@ -7,6 +7,7 @@ import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -15,6 +16,7 @@ import openai
 from starlette.types import ASGIApp, Message
 
 from tokenloom.frontend.http.app import GeneratingEndpoints, new_app
+from tokenloom.frontend.media.clip_head import ClipHead
 from tokenloom.frontend.openai.local_engine import LocalEngine
 from tokenloom.frontend.openai.response_store import ResponseStore
 from tokenloom.frontend.requests.frontend import Frontend
@@ -35,6 +37,7 @@ CHUNK_BYTES = 64 << 10  # of a body, as uvicorn receives it
 KEY = "sk-loom"
 EOS = 2
 (PLACEHOLDER,) = ids(MARKER)
+LANGUAGE_IDS = {"en": 300, "de": 301}  # of Whisper; each of its clips is in the last one
 TEMPLATE = ChatTemplate(
     "{% for m in messages %}[{{ m.content }}]{% endfor %}", {}, marker=MediaMarker("audio", MARKER, MARKER)
 )
@@ -120,11 +123,15 @@ class Served:
         )
         spec = seeing_spec(folder, PLACEHOLDER, **options)
         if family:
-            spec = msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, vision=None, audio=audio))
+            languages = LANGUAGE_IDS if family == "whisper" else None
+            model = msgspec.structs.replace(spec.model, vision=None, audio=audio, language_ids=languages)
+            spec = msgspec.structs.replace(spec, model=model)
         self.spec = spec
         self.loop = asyncio.get_running_loop()
         self.reader = FakePieceReader()
-        media = MediaInput(self.reader, FakePlaceholders(PLACEHOLDER))
+        processor: Any = SimpleNamespace(num_embeds=lambda grid: PIECE_TOKENS)
+        head = ClipHead(processor, PLACEHOLDER, PIECE_TOKENS)
+        media = MediaInput(self.reader, head if family == "whisper" else FakePlaceholders(PLACEHOLDER))
         self.frontend = Frontend(self.spec, TOKENIZER, TEMPLATE, self._wake, media)
         self.frontend.connect()
         self.frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id))
@@ -186,6 +193,10 @@ class Served:
         if text in self.failing:
             error = ErrorInfo("internal", self.failing[text])
             self._say(accepted=[key], finished=[Finished(key=key, reason="error", error=error)])
+            return
+        if request.params.allowed_token_ids:  # the question for the language
+            self.say_tokens(key, request.params.allowed_token_ids[-1:], False)
+            self._say(finished=[Finished(key=key, reason="length")])
             return
         self.say_tokens(key, [*ids(text), EOS], request.params.logprobs is not None)
         self._say(finished=[Finished(key=key, reason="stop")])

@@ -121,10 +121,10 @@ def test_voxtral_is_asked_in_the_form_of_mistral_common() -> None:
 
 
 def test_other_models_get_the_clip_and_an_instruction_in_a_chat() -> None:
-    ((turn,), text) = ChatPrompts().prompt(Task("translate", to_language=FRENCH))
+    (turn,), text, *_ = ChatPrompts().prompt(Task("translate", to_language=FRENCH))
     assert text == "" and turn == ChatMessage("user", turn.content)
     clip, order = turn.content
     assert clip == MediaPart(0) and isinstance(order, TextPart) and "Translate the speech into French" in order.text
-    ((turn,), _) = ChatPrompts().prompt(Task("transcribe", ENGLISH, prompt="Kenobi"))
+    (turn,), *_ = ChatPrompts().prompt(Task("transcribe", ENGLISH, prompt="Kenobi"))
     assert turn.text.startswith("Transcribe") and turn.text.endswith("in English. For context: Kenobi")
     assert read(ChatPrompts().new_reader(Task("transcribe")), "a", " b") == "a b"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import zlib
@@ -9,6 +10,7 @@ from array import array
 from fractions import Fraction
 from typing import NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from tokenloom.frontend.transcriptions.prompts import PlainReader, Spoken
 from tokenloom.frontend.transcriptions.qwen3_asr import HeadReader
 from tokenloom.frontend.transcriptions.subtitles import srt, vtt
 from tokenloom.frontend.transcriptions.transcript import Segment, Transcript, joint
+from tokenloom.frontend.transcriptions.whisper import TimedReader as WhisperReader
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.base import FinishReason
 from tokenloom.ipc.messages.client import Delta, Logprobs
@@ -123,7 +126,7 @@ class TimedReader(PlainReader):
     """Reader of answers with two parts."""
 
     def spoken(self) -> list[Spoken]:
-        return [Spoken(0, 4, 0.0, 2.5), Spoken(4, 9, 2.5, 99.0)]
+        return [Spoken("one ", 0, 4, 0.0, 2.5), Spoken("two.", 4, 9, 2.5, 99.0)]
 
 
 def test_parts_with_times_become_segments_in_the_times_of_the_clip() -> None:
@@ -131,6 +134,22 @@ def test_parts_with_times_become_segments_in_the_times_of_the_clip() -> None:
     transcript.add(0, delta((5, "one ", 0.0), (6, "two", 0.0), (7, ".", 0.0), finish_reason="stop"))
     found = [(each.start_s, each.end_s, each.text, [t.token_id for t in each.tokens]) for each in transcript.segments()]
     assert found == [(30.0, 32.5, "one", [5]), (32.5, 36.0, "two.", [6, 7])]
+
+
+@pytest.mark.parametrize("ends", [(23,), (12, 23), (11, 13, 23), (5, 23)])
+def test_segments_have_their_tokens_also_if_characters_have_several(ends: tuple[int, ...]) -> None:
+    """Each character has three tokens, which alone are no characters. `ends`: tokens before the end of deltas."""
+    times = [(100 + number, f"<|{number}.00|>", -9.0) for number in range(4)]
+    one, two = ([(1000 + 30 * part + number, "\ufffd", -1.0) for number in range(9)] for part in range(2))
+    tokens = [times[0], *one, times[1], times[2], *two, times[3], (EOS, "</s>", -9.0)]
+    shown, length = "<|0.00|>漢字仮<|1.00|><|2.00|>名交文<|3.00|>", {5: 9, 11: 19, 12: 27, 13: 27, 23: 38}
+    transcript = Transcript(pieces(1), WhisperReader, [EOS])
+    for begin, end in itertools.pairwise((0, *ends)):
+        part = delta(*tokens[begin:end], finish_reason="stop" if end == len(tokens) else None)
+        transcript.add(0, msgspec.structs.replace(part, text=shown[length.get(begin, 0) : length[end]]))
+    found = [(each.text, each.start_s, each.end_s, [t.token_id for t in each.tokens]) for each in transcript.segments()]
+    ids = [[token_id for token_id, *_ in each] for each in (one, two)]
+    assert found == [("漢字仮", 0.0, 1.0, ids[0]), ("名交文", 2.0, 3.0, ids[1])]
 
 
 # ── subtitles ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenloom.ipc.blobs.folder import BlobFile, BlobFolder
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.blobs.writer import BlobWriter
 from tokenloom.ipc.errors import ConfigError, Overloaded, RequestError
@@ -277,7 +278,7 @@ def test_processes_that_put_and_read_the_same_blobs_at_once_agree(folder: Path) 
     pipe = subprocess.PIPE
     processes = [subprocess.Popen([*command, str(i)], cwd="/", stdout=pipe, text=True) for i in range(3)]
     assert [process.communicate(timeout=60)[0] for process in processes] == ["0\n"] * 3
-    assert {path.stat().st_size for path in folder.iterdir()} == {0, 15_000} and len(names(folder)) <= 6
+    assert {(folder / name).stat().st_size for name in names(folder)} == {15_000} and len(names(folder)) <= 6
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(folder: Path) -> None:
@@ -312,3 +313,31 @@ def test_a_full_disk_is_an_overload_and_leaves_no_half_file(tmp_path: Path, sour
     refusal, state = child.run(code, tmp_path, prefix=mount).splitlines()
     assert "No space left on device: free space or choose another folder" in refusal
     assert state == "2 True"
+
+
+def test_a_full_store_of_many_blobs_is_seldom_listed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, listings = BlobStore(folder, 1000 * 100), list[int]()
+    list_files = BlobFolder.files
+
+    def count_and_list(self: BlobFolder) -> list[BlobFile]:
+        listings.append(len(found := list_files(self)))
+        return found
+
+    monkeypatch.setattr(BlobFolder, "files", count_and_list)
+    for number in range(2000):
+        store.put(number.to_bytes(100, "little"))
+        if number % 100 == 0:
+            BlobWriter(store.folder, size=50).close()
+    assert 10 < len(listings) <= 25 and max(listings) > 900
+    monkeypatch.undo()
+    assert 900 * 100 < store.num_bytes() <= 1000 * 100
+    newest = [hashlib.sha256(number.to_bytes(100, "little")).digest() for number in range(1100, 2000)]
+    assert all(store.open(digest) is not None for digest in newest)
+
+
+def test_a_lost_count_of_bytes_is_made_anew(folder: Path) -> None:
+    store = BlobStore(folder, 100)
+    store.put(b"a" * 60)
+    (folder / "lock").unlink()
+    store.put(b"b" * 60)
+    assert store.num_bytes() == 60

@@ -86,3 +86,18 @@ def test_rules_come_from_the_generation_config(tmp_path: Path) -> None:
         end_id=50257,
     )
     assert read(tmp_path, {"eos_token_id": 5, "suppress_tokens": None}).output_rules is None
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ({"lang_to_id": {"<|en|>": 50259, "<|haw|>": 50352}, "is_multilingual": True}, {"en": 50259, "haw": 50352}),
+        ({"is_multilingual": False, "lang_to_id": {"<|en|>": 50259}}, {}),
+        ({"is_multilingual": True}, None),
+        ({}, None),
+    ],
+)
+def test_languages_come_from_the_generation_config(
+    generation: dict[str, Any], expected: dict[str, int] | None, tmp_path: Path
+) -> None:
+    assert read(tmp_path, generation).language_ids == expected

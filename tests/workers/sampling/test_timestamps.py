@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from transformers.generation.logits_process import (
     WhisperTimeStampLogitsProcessor,
 )
 
+from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.models.model_config import OutputRules
 from tokenloom.tests.workers.random_schedule import new_row
 from tokenloom.workers.sampling.logits_processors import LogitsProcessors, apply_processors
@@ -81,6 +83,17 @@ def test_scores_of_any_answer_are_those_of_transformers(max_first: int | None) -
         assert torch.equal(found, expected)
         num_forced += int((found[:, :FIRST_TIME].isneginf().all(dim=1)).sum())
     assert 20 < num_forced < 320, "the sum over times decides sometimes"
+
+
+def test_a_row_with_allowed_tokens_needs_no_time() -> None:
+    """So that one token may name the language of a clip."""
+    processors = LogitsProcessors(VOCAB_SIZE, (), RULES)
+    row = new_row(0, PROMPT)
+    sampling = msgspec.structs.replace(row.sampling, allowed_token_ids=encode_ids([53, 54]))
+    processors.admit(msgspec.structs.replace(row, sampling=sampling))
+    logits = torch.zeros(1, VOCAB_SIZE)
+    apply_processors(logits, processors.of(np.array([0], np.int32)))
+    assert logits[0].isfinite().nonzero().flatten().tolist() == [53, 54]
 
 
 def test_an_answer_without_rules_keeps_its_logits() -> None:

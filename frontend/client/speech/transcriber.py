@@ -1,0 +1,142 @@
+"""Transcriber: the requests of `transcribe`, and their answers joined to transcripts.
+
+Prompts, checks and readers of answers are those of /v1/audio/transcriptions (`frontend/transcriptions/`). It submits
+nothing: the clients do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from ....ipc.codec import encode_ids
+from ....ipc.errors import RequestError
+from ....ipc.messages.client import ChatForm, Delta, Info, Submit
+from ....ipc.sampling_params import SamplingParams
+from ...openai.forms.transcription_body import ResponseFormat, TranscriptionRequest, TranslationRequest
+from ...transcriptions.families import prompts_of
+from ...transcriptions.form_task import check_form, params_of, task_of
+from ...transcriptions.prompts import Task, TaskPrompt, TranscriptionPrompts
+from ...transcriptions.transcript import Transcript
+from ..call_options import TranscribeOptions, check_options, with_priority
+from ..outputs import CompletionOutput, RequestOutput, SpokenSegment, TranscriptionOutput
+from ..prompts import CheckedChat, check_params
+from .clip_pieces import Piece, pieces_of
+
+NewSubmit = Callable[..., Submit]  # of a client, with the adapter of the call
+
+
+class Transcriber:
+    """What one call asks of the model for each of its clips."""
+
+    def __init__(self, info: Info, options: TranscribeOptions) -> None:
+        """RequestError if the model hears no audio, or for options that it cannot take."""
+        check_options("transcribe", options, TranscribeOptions)
+        if info.speech is None:
+            raise RequestError(f"the model {info.model!r:.200} does not hear audio: choose one that does")
+        form = _form(options)
+        check_form(form)
+        self._piece_s, self._prompts, self._end_ids = info.speech.piece_s, prompts_of(info.speech), info.eos_token_ids
+        self._task = task_of(form)
+        given = options.get("sampling_params")
+        params = params_of(form, info.default_sampling_params) if given is None else check_params(given)
+        if params.n != 1:
+            raise RequestError(f"transcribe() gives one transcript of a clip, n is {params.n}: leave it out")
+        (self._params,) = with_priority([params], options)
+        question = self._prompts.language_question
+        language = self._task.language or (question and question.any_language)  # until the model has named it
+        self.context = self._prompts.prompt(self._task._replace(language=language)).context
+
+    def clip(self, audio: object) -> SpokenClip:
+        """Decode and cut a clip; RequestError if it cannot be read."""
+        return SpokenClip(list(pieces_of(audio, self._piece_s)), self._prompts, self._task, self._params, self._end_ids)
+
+
+class SpokenClip:
+    """The requests of a clip: about its language, if the caller has named none, and then about each piece."""
+
+    def __init__(
+        self,
+        pieces: list[Piece],
+        prompts: TranscriptionPrompts,
+        task: Task,
+        params: SamplingParams,
+        end_ids: Sequence[int],
+    ) -> None:
+        self.pieces, self._prompts, self._task = pieces, prompts, task
+        self._params, self._end_ids = params, end_ids
+
+    def question(self, new_submit: NewSubmit) -> Submit | None:
+        """Return the request about the clip's language, whose answer `name_language` takes."""
+        question = self._prompts.language_question
+        if self._task.language is not None or question is None or not self.pieces:
+            return None
+        ids = sorted(question.languages)
+        params = self._params.replace(temperature=0.0, max_tokens=1, logprobs=None, allowed_token_ids=ids)
+        return self._submit(new_submit, TaskPrompt(text=question.text), self.pieces[0], params)
+
+    def name_language(self, answer: RequestOutput) -> None:
+        found, question = _completion(answer), self._prompts.language_question
+        if not found.token_ids or question is None:
+            raise RequestError(
+                f"the detection of the audio's language ended with {found.finish_reason}: try again, or give language"
+            )
+        self._task = self._task._replace(language=question.languages[found.token_ids[0]])
+
+    def submits(self, new_submit: NewSubmit, context: str = "") -> list[Submit]:
+        """Return the requests about the pieces. context: text that the prompt begins with."""
+        prompt = self._prompts.prompt(self._task)
+        params = self._params.replace(skip_special_tokens=not prompt.keeps_special_tokens)
+        prompt = prompt._replace(text=context + prompt.text)
+        return [self._submit(new_submit, prompt, piece, params) for piece in self.pieces]
+
+    def _submit(self, new_submit: NewSubmit, prompt: TaskPrompt, piece: Piece, params: SamplingParams) -> Submit:
+        if prompt.turns:
+            form = ChatForm(answer=prompt.text) if prompt.text else None
+            return new_submit(CheckedChat([*prompt.turns], [piece.medium]), params, form=form)
+        given = {"prompt": prompt.text, "multi_modal_data": {"audio": piece.medium}}
+        return msgspec.structs.replace(new_submit(given, params), add_special_tokens=False)
+
+    def output(self, answers: Sequence[RequestOutput]) -> TranscriptionOutput:
+        """Join the answers to the pieces. RequestError if one of them was ended amid its transcript."""
+        transcript = Transcript(self.pieces, lambda: self._prompts.new_reader(self._task), self._end_ids)
+        for place, (answer, piece) in enumerate(zip(answers, self.pieces, strict=True)):
+            found = _completion(answer)
+            if found.finish_reason in ("abort", "timeout"):
+                raise RequestError(
+                    f"the audio from {piece.start_s:.2f} to {piece.end_s:.2f} s ended with {found.finish_reason} amid "
+                    "its transcript: transcribe it again"
+                )
+            ids, reason = encode_ids(found.token_ids), found.finish_reason
+            transcript.add(
+                place, Delta(request_id=answer.request_id, token_ids=ids, text=found.text, finish_reason=reason)
+            )
+        transcript.take()
+        language = self._task.language or transcript.language
+        return TranscriptionOutput(
+            text=transcript.text,
+            language=None if language is None else language.code,
+            duration_s=transcript.duration_s,
+            segments=[
+                SpokenSegment(start_s=each.start_s, end_s=each.end_s, text=each.text) for each in transcript.segments()
+            ],
+        )
+
+
+def _completion(answer: RequestOutput) -> CompletionOutput:
+    (found,) = answer.outputs
+    return found
+
+
+def _form(options: TranscribeOptions) -> TranscriptionRequest | TranslationRequest:
+    """Return the fields of the HTTP API for these options."""
+    given = {name: options.get(name) for name in ("language", "prompt", "to_language")}
+    for name, value in given.items():
+        if not isinstance(value, str | None):
+            raise RequestError(f"{name} is {value!r:.80}: it must be text")
+    language, prompt, to_language = options.get("language"), options.get("prompt"), options.get("to_language")
+    form: ResponseFormat = "verbose_json" if options.get("return_timestamps") else "json"
+    if to_language is None:
+        return TranscriptionRequest(file="", response_format=form, language=language, prompt=prompt)
+    return TranslationRequest(file="", response_format=form, language=language, to_language=to_language, prompt=prompt)
