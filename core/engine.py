@@ -23,6 +23,7 @@ from ..ipc.process.awake_clock import AwakeClock
 from .admission import Admission, reason_to_stop
 from .crash_isolation import CRASHES_TO_FAIL, CrashIsolation
 from .deadlines import Deadlines
+from .drafting import proposer_of_environment
 from .grammar.host import GrammarHost
 from .grammar.manager import GrammarManager
 from .hang_detector import HangDetector, StepTimer
@@ -37,6 +38,7 @@ from .scheduling.encode_queue import EncodeQueue
 from .scheduling.ledger import LedgerEntry
 from .scheduling.scheduler import Scheduler
 from .scheduling.waiting_queue import WaitingQueue
+from .speculation.lookup import lookup_of
 from .stats import CoreStats
 
 BEAT_S = 0.5  # period of the clock for step and grammar limits
@@ -110,6 +112,8 @@ class EngineCore:
         )
         if self.offload is not None:
             self.offload.connect(self.scheduler.waiting.release, self._enter_namespace)
+        self.speculation = lookup_of(spec)
+        self.scheduler.drafting.proposer = proposer_of_environment() or self.speculation
         detector = HangDetector(config.step_timeout_s)
         self.step_timer = StepTimer(self._clock, detector, self.scheduler)
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
@@ -179,12 +183,16 @@ class EngineCore:
     def _on_finished(self, done: FinishedRequest) -> None:
         """Remove a finished request from the table, and queue the report of its end for its frontend."""
         request = done.request
+        if self.speculation is not None:
+            self.speculation.on_finished(request, is_whole=done.reason in ("stop", "length"))
         del self._request_by_id[request.frontend_id, request.key]
         self.grammars.drop(request)
         finished = Finished(
             key=request.key,
             reason=done.reason,
             num_preemptions=request.num_preemptions,
+            num_drafts=request.num_drafts,
+            num_accepted_drafts=request.num_accepted_drafts,
             error=done.error,
             vector=done.vector,
         )
@@ -275,6 +283,8 @@ class EngineCore:
         while len(scheduler.ledger.entries) < self._config.steps_in_flight and scheduler.has_work():
             if self.grammars.is_active and self.grammars.delays_next_step:
                 break
+            if scheduler.ledger.entries and scheduler.drafting.holds_next_step():
+                break
             begun_at = time.monotonic()
             output = scheduler.schedule()
             if output is None:
@@ -307,6 +317,9 @@ class EngineCore:
         entry, new_tokens, finished = self.scheduler.update_from_output(output)
         batch = entry.batch
         self.step_timer.on_step(entry, output.execute_s)
+        if self.speculation is not None:
+            is_busy = self.scheduler.rows.num_active > 0
+            self.speculation.on_result(batch, begun_at, has_next=len(self.scheduler.ledger) > 0, is_busy=is_busy)
         if self.offload is not None and batch.num_prompt_tokens:
             self.offload.on_prompts(batch.ends, batch.counts, output.execute_s)
         self._outbox.add_tokens(new_tokens)

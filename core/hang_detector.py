@@ -84,7 +84,8 @@ class StepTimer:
             self._encode_throttle.on_step(num_decodes, num_prompt_tokens, parts, seconds)
         elif batch.num_tokens:
             self._detector.on_step(batch.num_tokens, seconds, scores_prompts=batch.scores_prompts)
-            self._prefill_throttle.on_step(num_decodes, num_prompt_tokens, seconds)
+            if not batch.drafts:  # rows with drafts are neither decodes nor prompts
+                self._prefill_throttle.on_step(num_decodes, num_prompt_tokens, seconds)
 
     def on_suspended(self, last_step: int, *, has_step: bool) -> None:
         """Restart the limit of the oldest step in flight, if there is one, MAX_EXCUSES times at most; steps up to

@@ -85,6 +85,8 @@ class Request:
     num_cached_tokens: int = -1  # found in the cache at its first admission, 0 if resumed; -1: never admitted
     num_loaded_tokens: dict[PlaceName, int] = field(default_factory=dict)  # of them, from places outside the pool
     num_preemptions: int = 0
+    num_drafts: int = 0  # verified
+    num_accepted_drafts: int = 0
     is_looked_up: bool = False  # in the tiers, since it was submitted or ran last
     num_skips: int = 0  # admissions of later requests while it did not fit
 

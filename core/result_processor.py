@@ -19,7 +19,7 @@ from ..ipc.messages.base import BulkArray, FinishReason
 from ..ipc.messages.workers import ModelRunnerOutput, RowLogprobs
 from .logprob_table import KeyLogprobsByFrontend, LogprobTable
 from .request import Ids, Request, State
-from .scheduling.batch import TokenOwners
+from .scheduling.batch import Batch, TokenOwners
 from .scheduling.ledger import LedgerEntry
 from .scheduling.rows import Rows
 from .scheduling.step_delta import StepDelta
@@ -63,8 +63,15 @@ class _Columns(NamedTuple):
 class ResultProcessor:
     """Writes into the scheduler's rows; `release` takes a finished request off its row."""
 
-    def __init__(self, rows: Rows, delta: StepDelta, release: Callable[[Request], None]) -> None:
-        self._rows, self._delta, self._release = rows, delta, release
+    def __init__(
+        self,
+        rows: Rows,
+        delta: StepDelta,
+        release: Callable[[Request], None],
+        on_verified: Callable[[int, int, int], None],
+    ) -> None:
+        """on_verified: gets a row, the number of its drafts, and how many of them are tokens."""
+        self._rows, self._delta, self._release, self._on_verified = rows, delta, release, on_verified
 
     def process(self, output: ModelRunnerOutput, entry: LedgerEntry) -> tuple[NewTokens, list[FinishedRequest]]:
         """Apply the result of the step in `entry`; return the new tokens and the requests that it finishes.
@@ -74,6 +81,7 @@ class ResultProcessor:
         token_owners, may_be_full = batch.token_owners, entry.number + 1 == batch.num_steps
         is_plain = batch.version == state.version and output.rows == batch.sampled_frame
         is_plain = is_plain and output.counts == token_owners.counts and not output.fully_masked_rows
+        is_plain = is_plain and not batch.drafts
         if is_plain:  # one token for each row, and nothing has changed since the step was made
             rows = batch.sampled_rows
             counts: npt.NDArray[np.integer] = batch.sampled_counts
@@ -118,6 +126,8 @@ class ResultProcessor:
         positions = starts[index] + (np.arange(len(index)) - (np.cumsum(counts) - counts)[index]).astype(np.int32)
         is_new = is_live[index] & (positions >= num_known[index])
         is_known = is_live[index] & ~is_new
+        if batch.drafts:
+            self._settle_drafts(output, batch, is_live, counts, token_ids)
         known_rows = rows[index[is_known]]
         is_other = state.tokens[known_rows, positions[is_known]] != token_ids[is_known]
         if is_other.any():
@@ -126,6 +136,27 @@ class ResultProcessor:
         if (counts != 1).any():
             state.version += 1
         return _Columns(rows[index[is_new]], positions[is_new], token_ids[is_new])
+
+    def _settle_drafts(
+        self, output: ModelRunnerOutput, batch: Batch, is_live: npt.NDArray[np.bool_], counts: Ids, token_ids: Ids
+    ) -> None:
+        """Take back the drafts of live rows that are no tokens. ProtocolError if a row keeps more draws than are valid:
+        all but the last must equal their drafts. counts, token_ids: those that came, of all sampled rows."""
+        ends = np.cumsum(counts).tolist()
+        columns = (batch.sampled_rows.tolist(), ends, counts.tolist(), is_live.tolist())
+        for row, end, count, has_row in zip(*columns, strict=True):
+            drafts = batch.drafts.get(row)
+            if drafts is None:
+                continue
+            kept = token_ids[end - count : end].tolist()
+            if count > len(drafts) + 1 or kept[:-1] != drafts[: max(count - 1, 0)]:
+                raise ProtocolError(f"step {output.step}: row {row} brought the tokens {kept} for the drafts {drafts}")
+            if has_row:
+                is_last_right = kept[-1:] == drafts[count - 1 : count]
+                self._on_verified(row, len(drafts), count if is_last_right else max(count - 1, 0))
+        is_settled = is_live & (self._rows.num_drafts[batch.sampled_rows] > 0)
+        self._rows.settle_drafts(batch.sampled_rows[is_settled], counts[is_settled])
+        self._rows.version += 1
 
     def _finish_masked(self, new: _Columns, masked_rows: bytes) -> tuple[_Columns, list[FinishedRequest]]:
         """Finish requests in `masked_rows` with an error: their rules leave no token. Return the other tokens, too."""

@@ -101,6 +101,7 @@ class CoreStats:
             tiers=None if scheduler.kv_cache.offload is None else tiers_progress(scheduler.kv_cache.offload),
             adapters=scheduler.adapters.progress() if scheduler.adapters.table.slots else None,
             encoder=scheduler.encodes.progress() if scheduler.encodes.cache.capacity else None,
+            speculation=scheduler.drafting.progress(),
         )
 
     def log_line(self, scheduler: Scheduler, now: float) -> str | None:

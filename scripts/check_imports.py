@@ -60,6 +60,7 @@ FOLDERS = {
     "core/kv/offload": Folder(IPC, _CORE),
     "core/links": Folder(IPC, _CORE),
     "core/scheduling": Folder((*IPC, "core/kv", "core/kv/offload"), _CORE),
+    "core/speculation": Folder((*IPC, "core/scheduling"), _CORE),
     "core/tiers": Folder((*IPC, "core/kv"), _CORE | _parties("xxhash")),
     "core/tiers/network": Folder(IPC, _CORE | _parties("redis")),
     "workers": Folder((*IPC, "kernels", "kernels/gpu"), _WORKERS | _parties("zmq psutil")),

@@ -16,8 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
-    ("frontend", ".py"): 26_920,
-    ("core", ".py"): 11_700,
+    ("frontend", ".py"): 26_990,
+    ("core", ".py"): 12_400,
     ("workers", ".py"): 12_000,
     ("kernels", ".py"): 7_200,
     ("kernels", ".c .h"): 5_200,

@@ -20,6 +20,7 @@ from ..ipc.errors import ProtocolError
 from ..ipc.messages.workers import NewRow
 from ..ipc.models.model_config import OutputRules
 from .arrays import I32, I64
+from .sampling.drafts import NO_DRAFT, StepDrafts, spread
 from .sampling.logits_processors import LogitsProcessors
 from .sampling.row_processors import CustomLogitsProcessor, ids_in
 from .sampling.sampling_columns import SamplingColumns
@@ -37,11 +38,13 @@ class StepInputs(NamedTuple):
     seq_lens: I32  # [n] context of each row, this step's tokens included
     block_tables: I32  # [n, blocks of the longest row]; 0 past a row's last block
     num_decode_rows: int  # rows with exactly one token
-    sampled_rows: I32  # [s] rows whose last known token is computed here, in the order of the message
+    sampled_rows: I32  # [s] rows whose last known token is computed here, in the order of the message; with n drafts
+    # a row is here 1 + n times in succession
     sampled_positions: I64  # [s] position of the token that each samples
-    sampled_tokens: I64  # [s] index into the T tokens of each row's last
+    sampled_tokens: I64  # [s] index into the T tokens of the one before it
     token_slots: I32 | None = None  # [T] slot of each token's adapter; None: all 0
     media: MediaInputs | None = None  # None: all tokens have the embeddings and positions of text
+    drafts: I32 | None = None  # [s] the draft of each sample; NO_DRAFT: none; None: no row has any
     decoder: StepInputs | None = None  # the part that passes the layers, of rows that begin with clips; None: all
 
 
@@ -248,18 +251,20 @@ class InputBatch:
             self._tables = None
         return self._layout
 
-    def prepare(self, layout: StepLayout) -> StepInputs:
-        """Return the inputs of the step; change no row. ProtocolError if a row has too few tokens or blocks for it."""
+    def prepare(self, layout: StepLayout, drafts: StepDrafts | None = None) -> StepInputs:
+        """Return the inputs of the step; change no row. ProtocolError if a row has too few tokens or blocks for it, or
+        drafts elsewhere than after its last token."""
         computed, num_tokens = self._num_computed_tokens[layout.rows], self._num_tokens[layout.rows]
         seq_lens = computed + layout.counts
-        self._check_ends(layout.rows, seq_lens, num_tokens)
+        ends = num_tokens if drafts is None else num_tokens + drafts.counts
+        self._check_ends(layout.rows, seq_lens, ends)
         token_rows, positions = layout.tokens(computed)
         blocks = positions // self._block_size
         slots = (self._block_ids[token_rows, blocks] - blocks) * self._block_size + positions
         if self._tables is None:
             self._tables = self._block_ids[layout.rows, : self._num_blocks_of_row[layout.rows].max()]
         sampled_rows, sampled_positions, sampled_tokens = layout.rows, num_tokens, layout.last_tokens
-        is_sampled = seq_lens == num_tokens
+        is_sampled = seq_lens == ends
         if layout.can_sample is not None:
             is_sampled &= layout.can_sample
         if layout.message_order is not None or not is_sampled.all():
@@ -267,9 +272,23 @@ class InputBatch:
             order = order[is_sampled[order]]
             sampled_rows, sampled_positions = layout.rows[order], num_tokens[order]
             sampled_tokens = layout.last_tokens[order]
+        token_ids = self._token_ids[token_rows, positions]
+        guesses = None
+        if drafts is not None:
+            drafts.check(layout.rows, is_sampled)
+            token_ids[drafts.places(layout.last_tokens)] = drafts.token_ids
+            counts = np.zeros(len(self._is_active), np.int64)
+            counts[layout.rows] = drafts.counts
+            counts = counts[sampled_rows]
+            sampled_rows = np.repeat(sampled_rows, counts + 1)
+            sampled_positions = spread(sampled_positions, counts + 1)
+            sampled_tokens = spread(sampled_tokens - counts, counts + 1)
+            guesses = np.full(len(sampled_rows), NO_DRAFT, np.int32)
+            has_draft = np.append(sampled_rows[1:] == sampled_rows[:-1], False)
+            guesses[has_draft] = token_ids[sampled_tokens[has_draft] + 1]
         return StepInputs(
             rows=layout.rows,
-            token_ids=self._token_ids[token_rows, positions],
+            token_ids=token_ids,
             positions=positions,
             slots=slots,
             query_starts=layout.query_starts,
@@ -280,6 +299,7 @@ class InputBatch:
             sampled_positions=sampled_positions,
             sampled_tokens=sampled_tokens,
             token_slots=layout.token_slots,
+            drafts=guesses,
         )
 
     def advance(self, layout: StepLayout) -> None:
@@ -291,6 +311,21 @@ class InputBatch:
         self._token_ids[rows, self._num_tokens[rows]] = token_ids
         self._num_tokens[rows] += 1
         self._processors.append(rows, token_ids)
+
+    def append_kept(self, rows: I32, token_ids: I64) -> None:
+        """Append the tokens that rows keep of their draws, and count as computed what is before the last of each.
+
+        rows, token_ids: [s], a row once for each of its draws in succession; NO_DRAFT: not kept.
+        """
+        is_kept = token_ids != NO_DRAFT
+        rows, token_ids = rows[is_kept], token_ids[is_kept]
+        starts = np.flatnonzero(np.diff(rows, prepend=-1))
+        for row, kept in zip(rows[starts].tolist(), np.split(token_ids, starts[1:]), strict=True):
+            start = int(self._num_tokens[row])
+            self._token_ids[row, start : start + len(kept)] = kept
+            self._num_tokens[row] = start + len(kept)
+            self._num_computed_tokens[row] = start + len(kept) - 1
+            self._processors.follow(row, kept.tolist(), start + len(kept) - int(self._num_prompt_tokens[row]))
 
     def expect_tokens(self, rows: I32) -> ExpectedTokens:
         """Append a placeholder to each row for a token that the device samples. No row may have processors."""

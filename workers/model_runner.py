@@ -26,17 +26,18 @@ from torch import Tensor
 from ..ipc.codec import encode_ids
 from ..ipc.errors import ProtocolError
 from ..ipc.messages.media import FailedEntry
-from ..ipc.messages.workers import ModelRunnerOutput, Pooled, RowLogprobs, SchedulerOutput, TokenMask
+from ..ipc.messages.workers import ModelRunnerOutput, Pooled, RowLogprobs, SchedulerOutput
 from ..ipc.process.faults import maybe_fail
 from .arrays import I32, I64
 from .input_batch import ExpectedTokens, InputBatch, PromptSpan, StepInputs, ids_of
 from .model_step import Model, compute
 from .parallel import ParallelGroup
-from .sampling.logits_processors import apply_processors
+from .sampling.drafts import NO_DRAFT, StepDrafts
 from .sampling.logprobs import score_tokens, to_columns
 from .sampling.pooler import Pooler
 from .sampling.sampler import Sampler
-from .sampling.token_mask import MaskSource, apply_mask
+from .sampling.token_drawer import TokenDrawer
+from .sampling.token_mask import MaskSource
 from .step_layout import StepLayout
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ _ONE = encode_ids([1])
 class _SampledTokens(NamedTuple):
     """The tokens of a step, rows in the order of its message, and everything else that rank 0 reports about them."""
 
-    rows: I32  # [s]
-    token_ids: I64  # [s]
+    rows: I32  # [s]; a row with drafts is here once for each of its draws
+    token_ids: I64  # [s]; NO_DRAFT: not kept
     logprobs: RowLogprobs | None = None  # of the rows that asked for them
     prompt_logprobs: RowLogprobs | None = None
     pooled: Sequence[Pooled] = ()
@@ -103,10 +104,9 @@ class ModelRunner:
         self._last_finish = 0.0
         self._vocab_size = vocab_size  # bounds the memory of a chunk of a prompt's logits
         self._batch, self._kv_cache, self._group = batch, kv_cache, group
-        self._sampler = sampler or Sampler()
+        self._drawer = TokenDrawer(sampler or Sampler(), kv_cache.device)
         self._trace, self._copies = trace, copies
         self._adapters, self._media = adapters, media
-        self._scratch = torch.empty(0, device=kv_cache.device)
         self._pooler = Pooler()
         self.stage = "idle"
 
@@ -146,13 +146,18 @@ class ModelRunner:
         self._started.popleft()
         # Time beside the step before does not count.
         start_time, self._last_finish = max(start_time, self._last_finish), time.monotonic()
+        rows, token_ids, counts = tokens.rows, tokens.token_ids, _ONE * len(tokens.rows)
+        if step.drafts:
+            is_kept = token_ids != NO_DRAFT
+            rows, kept_counts = _run_lengths(rows[is_kept])
+            token_ids, counts = token_ids[is_kept], kept_counts.tobytes()
         return ModelRunnerOutput(
             step=step.step,
             core_epoch=step.core_epoch,
             generation=step.generation,
-            rows=tokens.rows.tobytes(),
-            counts=_ONE * len(tokens.rows),
-            token_ids=tokens.token_ids.astype(np.int32).tobytes(),
+            rows=rows.tobytes(),
+            counts=counts,
+            token_ids=token_ids.astype(np.int32).tobytes(),
             fully_masked_rows=tokens.fully_masked_rows.tobytes(),
             logprobs=tokens.logprobs,
             prompt_logprobs=tokens.prompt_logprobs,
@@ -230,18 +235,22 @@ class ModelRunner:
         if self._started and finish_all is not None:
             finish_all()
         assert not self._started, "the host samples only after all earlier steps are finished"
-        inputs = self._prepare(layout)
+        drafts = StepDrafts.of(ids_of(step.drafts), layout.rows, self._vocab_size) if step.drafts else None
+        inputs = self._prepare(layout, drafts)
         self._enter("forward")
         hidden, logits = self._forward(inputs, has_spans=bool(spans))
         self._batch.advance(layout)
         self._enter("sample")
         sampled = self._sample(hidden, logits, inputs, spans, receive_mask if step.is_mask_pending else None)
-        self._batch.append_tokens(inputs.sampled_rows, sampled.token_ids)
+        if drafts is None:
+            self._batch.append_tokens(inputs.sampled_rows, sampled.token_ids)
+        else:
+            self._batch.append_kept(inputs.sampled_rows, sampled.token_ids)
         self.stage = "idle"
         return sampled
 
-    def _prepare(self, layout: StepLayout) -> StepInputs:
-        inputs = self._batch.prepare(layout)
+    def _prepare(self, layout: StepLayout, drafts: StepDrafts | None = None) -> StepInputs:
+        inputs = self._batch.prepare(layout, drafts)
         return inputs if self._media is None else self._media.prepare(inputs)
 
     def _apply_changes(self, step: SchedulerOutput) -> None:
@@ -285,10 +294,11 @@ class ModelRunner:
             adapters.check_filled(new_row.adapter_slot)
 
     def _needs_host(self, step: SchedulerOutput, layout: StepLayout, spans: list[PromptSpan]) -> bool:
-        """Whether the host must sample: a row has a mask, processors, logprobs, prompt logprobs or pooling."""
+        """Whether the host must sample: a row has drafts, a mask, processors, logprobs, prompt logprobs or pooling."""
         sampling = self._batch.sampling_metadata(layout.rows)
         return bool(
             step.is_mask_pending
+            or step.drafts
             or layout.can_sample is not None
             or sampling.processors
             or len(sampling.logprob_indices)
@@ -312,7 +322,7 @@ class ModelRunner:
 
     def _forward(self, inputs: StepInputs, has_spans: bool) -> tuple[Tensor, Tensor]:
         """Run the model as `compute` does, by graph if the step has one and no prompt spans: then hidden is empty."""
-        if self._device_runner is not None and not has_spans:
+        if self._device_runner is not None and not has_spans and inputs.drafts is None:
             sampling = self._batch.sampling_metadata(inputs.sampled_rows).sampling
             logits = self._device_runner.decode_logits(inputs, sampling)
             if logits is not None:
@@ -327,7 +337,8 @@ class ModelRunner:
         spans: list[PromptSpan],
         receive_mask: MaskSource | None,
     ) -> _SampledTokens:
-        """Sample a token for each sampled row, equal on every rank; return them and, on rank 0, logprobs and vectors.
+        """Sample a token for each sampled position, equal on every rank; return them and, on rank 0, logprobs and
+        vectors.
 
         hidden: [T, hidden_size]; logits: [s, vocab] float32 on rank 0.
         """
@@ -345,45 +356,12 @@ class ModelRunner:
                 self.stage = "wait for mask"
                 mask = receive_mask()
                 self.stage = "sample"
-            token_ids, masked_rows, logprobs = self._draw(logits, inputs, mask)
+            metadata = self._batch.sampling_metadata(rows)
+            token_ids, masked_rows, logprobs = self._drawer.draw(logits, inputs, metadata, mask)
         if self._group.size > 1:
             shared = self._group.broadcast(torch.from_numpy(token_ids).to(hidden.device))
             token_ids = shared.cpu().numpy()
         return _SampledTokens(rows, token_ids, logprobs, prompt_logprobs, pooled, masked_rows)
-
-    def _draw(self, logits: Tensor, inputs: StepInputs, mask: TokenMask | None) -> tuple[I64, I32, RowLogprobs | None]:
-        """Apply mask and processors, sample, and return the tokens, the fully masked rows and the requested logprobs.
-
-        logits: [s, vocab] float32; mask and processors overwrite them.
-        """
-        rows = inputs.sampled_rows
-        metadata = self._batch.sampling_metadata(rows)
-        processors, indices = metadata.processors, metadata.logprob_indices
-        original = logits
-        if processors or mask is not None:
-            logits = self._copy(logits) if len(indices) else logits.contiguous()
-        if mask is not None:
-            apply_mask(logits, rows, mask)
-        if processors:
-            apply_processors(logits, processors)
-        token_ids = self._sampler.sample(logits, metadata.sampling, inputs.sampled_positions)
-        masked_rows = _NO_ROWS
-        if processors or mask is not None:
-            drawn = logits.gather(1, torch.from_numpy(token_ids).to(logits.device)[:, None])[:, 0]
-            masked_rows = rows[drawn.isneginf().cpu().numpy()]
-        if not len(indices):
-            return token_ids, masked_rows, None
-        if len(indices) < len(rows):
-            original = original[torch.from_numpy(indices).to(logits.device)]
-        positions = inputs.sampled_positions[indices].tolist()
-        scored = score_tokens(original, token_ids[indices], metadata.logprob_targets)
-        return token_ids, masked_rows, to_columns(scored, rows[indices].tolist(), positions)
-
-    def _copy(self, logits: Tensor) -> Tensor:
-        """Copy logits to memory that the next call reuses: fresh pages cost more than the copy."""
-        if self._scratch.numel() < logits.numel():
-            self._scratch = torch.empty(logits.numel(), dtype=logits.dtype, device=logits.device)
-        return self._scratch[: logits.numel()].view(logits.shape).copy_(logits)
 
     def _score_prompt(self, hidden: Tensor, span: PromptSpan) -> Iterator[RowLogprobs]:
         """Yield logprobs of a prompt's tokens in chunks of bounded memory. Every rank computes; rank 0 yields."""
@@ -398,3 +376,9 @@ class ModelRunner:
                 first_position = span.first_position + start
                 positions = range(first_position, first_position + len(token_ids))
                 yield to_columns(scored, [span.row] * len(token_ids), positions)
+
+
+def _run_lengths(rows: I32) -> tuple[I32, I32]:
+    """Return the rows without repetition in succession, and how often each is there."""
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    return rows[starts], np.diff(starts, append=len(rows)).astype(np.int32)

@@ -6,6 +6,8 @@ until several are allowed. The answer's tokens catch up later, one by one; until
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .compiler import Matcher, Words
@@ -55,6 +57,30 @@ class GrammarCursor:
         if self._known_mask is not None:
             words[:] = self._known_mask
         self._look_ahead(words)
+
+    def draft_masks(self, words: Words, token_ids: Sequence[int]) -> list[Words]:
+        """Return the masks after each of `token_ids`, up to the first that is not allowed or lets no token follow. The
+        position does not change. words: the next token's mask, after `finish_mask` if that is for it to call."""
+        masks = list[Words]()
+        walker: Matcher | None = None
+        for i, token_id in enumerate(token_ids):
+            if not int(words[token_id // 32]) >> token_id % 32 & 1:
+                break
+            words = np.zeros_like(words)
+            if i + 1 < len(self.ahead):
+                words[self.ahead[i + 1] // 32] = np.uint32(1 << self.ahead[i + 1] % 32)
+            elif i + 1 == len(self.ahead):
+                if self._known_mask is None or not self._known_mask.any():
+                    break
+                words[:] = self._known_mask[: len(words)]
+            else:
+                walker = walker or self._matcher.copy()
+                walker.consume([token_id])
+                if walker.has_stopped:
+                    break
+                walker.fill(words)
+            masks.append(words)
+        return masks
 
     def _look_ahead(self, words: Words) -> None:
         """Advance the matcher past at most MAX_AHEAD tokens without an alternative, and add them to `ahead`. words: the

@@ -16,9 +16,10 @@ together. The host gets them back as any other tokens, so the core may also igno
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import chain
 
 from ...ipc.codec import decode_ids, encode_ids
 from ...ipc.errors import ErrorInfo, InternalError, RequestError, error_info
@@ -37,6 +38,7 @@ from ..request import Request, WaitReason
 from ..result_processor import NewTokens
 from ..scheduling.scheduler import Scheduler
 from .host import HOST_IS_UP, NUM_COMPILERS, GrammarHost, GrammarHostLost
+from .mask_fill import MaskFill, masks_in
 from .thought import OpenThought
 
 START_TIMEOUT_S = 60.0  # until a new host has read the vocabulary; compilation times count from then
@@ -69,14 +71,6 @@ class _Entry:
     num_opened: int = 0  # output tokens that the host got when it opened the grammar
 
 
-@dataclass
-class _Fill:
-    """The masks that the oldest step in flight waits for."""
-
-    grammar_ids: list[int]
-    is_sent: bool = False
-
-
 class GrammarManager:
     """Owns an entry for each unfinished request with a grammar, and the order for the masks of the oldest step."""
 
@@ -106,7 +100,7 @@ class GrammarManager:
         self._advances: list[tuple[int, int]] = []  # grammar id, token: not sent yet
         self._is_host_waiting = False  # for one of them; jump-forward tokens need no hurry
         self._masked_step = 0  # the last step with requested masks
-        self._fill: _Fill | None = None
+        self._fill: MaskFill | None = None
         self._serial = 0  # of the newest fill
         self._num_unanswered = 0
         self._answer_deadline = 0.0
@@ -156,7 +150,7 @@ class GrammarManager:
             held = [grammar_id for grammar_id, entry in entries if entry is None or entry.thought.is_over]
             if held:
                 self._serial += 1
-                self._fill = _Fill(held)
+                self._fill = MaskFill(held, step.batch.drafts)
             else:
                 self._send_masks([], [])
         self._flush()
@@ -179,11 +173,12 @@ class GrammarManager:
 
     def _flush(self) -> None:
         """Send noted tokens to the host, if any was sampled, and the order for masks once its grammars are open."""
-        fill, serial, mask_ids = self._fill, 0, list[int]()
+        fill, serial, mask_ids, drafts = self._fill, 0, list[int](), list[list[int]]()
         if fill is not None and not fill.is_sent:
             wanted = [grammar_id for grammar_id in fill.grammar_ids if grammar_id in self._entry_by_id]
             if all(self._entry_by_id[grammar_id].state is GrammarState.READY for grammar_id in wanted):
                 fill.is_sent, serial, mask_ids = True, self._serial, wanted
+                drafts = [fill.drafts.get(self._entry_by_id[each].request.row, []) for each in wanted if fill.drafts]
         if not (self._advances and self._is_host_waiting) and not serial:
             return
         advances, self._advances, self._is_host_waiting = self._advances, [], False
@@ -193,6 +188,8 @@ class GrammarManager:
                 token_ids=encode_ids(token_id for _, token_id in advances),
                 serial=serial,
                 mask_ids=encode_ids(mask_ids),
+                draft_counts=encode_ids(len(ids) for ids in drafts),
+                draft_ids=encode_ids(chain.from_iterable(drafts)),
             )
         )
 
@@ -276,23 +273,22 @@ class GrammarManager:
     def _on_masks(self, message: GrammarsAdvanced) -> None:
         """Send the masks of requests that have a row, and append their jump-forward tokens, so that the next step
         computes them together. A single one is left to the step in flight, which samples it."""
-        ids, counts, forced = (decode_ids(frame) for frame in (message.mask_ids, message.jump_counts, message.jump_ids))
-        width, start = len(message.bits) // max(len(ids), 1), 0
-        rows, bits, jumps = list[int](), list[bytes](), list[tuple[Request, list[int]]]()
-        for i, (grammar_id, count) in enumerate(zip(ids, counts, strict=True)):
-            entry = self._entry_by_id.get(grammar_id)
+        rows, bits, counts, jumps = list[int](), list[bytes](), list[int](), list[tuple[Request, list[int]]]()
+        for masks in masks_in(message):
+            entry = self._entry_by_id.get(masks.grammar_id)
             if entry is not None and entry.request.row >= 0:
                 rows.append(entry.request.row)
-                bits.append(message.bits[i * width : (i + 1) * width])
-                if count > 1 and may_jump(entry.request.params):
-                    jumps.append((entry.request, forced[start : start + count].tolist()))
-            start += count
-        self._send_masks(rows, bits)
+                bits.append(masks.bits)
+                counts.append(masks.num_masks)
+                if len(masks.jump_ids) > 1 and may_jump(entry.request.params):
+                    jumps.append((entry.request, masks.jump_ids))
+        self._send_masks(rows, bits, counts if message.mask_counts else ())
         if jumps:
             self.advance(self._append(jumps), are_jump_tokens=True)
 
-    def _send_masks(self, rows: list[int], bits: list[bytes]) -> None:
-        """Send the masks of the oldest step. A row that got another request since the step ignores its mask."""
+    def _send_masks(self, rows: list[int], bits: list[bytes], counts: Sequence[int] = ()) -> None:
+        """Send the masks of the oldest step, `counts` of each row, or one. A row that got another request since the
+        step ignores its masks."""
         self._send(
             TokenMask(
                 step=self._masked_step,
@@ -300,6 +296,7 @@ class GrammarManager:
                 generation=self._scheduler.generation,
                 rows=encode_ids(rows),
                 bits=b"".join(bits),
+                counts=encode_ids(counts),
             )
         )
 

@@ -88,17 +88,30 @@ class GrammarServer:
         self.close(complete)
         mask_ids = [grammar_id for grammar_id in decode_ids(message.mask_ids) if grammar_id in self._answer_by_id]
         answers = [self._answer_by_id[grammar_id] for grammar_id in mask_ids]
-        bits = self._masks(answers)
+        masks = self._masks(answers)
+        bits = masks[:, : self._num_words]
         is_good = np.count_nonzero(bits, axis=1) > 0
         for i, answer in enumerate(answers):
             if answer.has_stopped or not is_good[i]:
                 is_good[i] = False
                 failures.append(self._fail(mask_ids[i], answer.error or "no token can follow"))
         good = np.flatnonzero(is_good).tolist()
+        bits, mask_counts = (bits if is_good.all() else bits[is_good]), b""
+        if message.draft_counts:
+            drafts_by_id = _drafts_by_id(message)
+            more = [answers[i].draft_masks(masks[i], drafts_by_id.get(mask_ids[i], ())) for i in good]
+            parts = [
+                words[None, : self._num_words]
+                for i, after in zip(good, more, strict=True)
+                for words in (masks[i], *after)
+            ]
+            bits = np.concatenate(parts) if parts else bits
+            mask_counts = encode_ids(1 + len(after) for after in more)
         return GrammarsAdvanced(
             serial=message.serial,
             mask_ids=encode_ids(mask_ids[i] for i in good),
-            bits=(bits if is_good.all() else bits[is_good]).tobytes(),
+            mask_counts=mask_counts,
+            bits=bits.tobytes(),
             jump_counts=encode_ids(len(answers[i].ahead) for i in good),
             jump_ids=encode_ids(token_id for i in good for token_id in answers[i].ahead),
             complete_ids=encode_ids(complete),
@@ -106,7 +119,7 @@ class GrammarServer:
         )
 
     def _masks(self, answers: list[GrammarCursor]) -> np.ndarray[tuple[int, int], np.dtype[np.uint32]]:
-        """Compute the masks of the next tokens: [n, ceil(vocab_size / 32)], for the model's vocabulary."""
+        """Compute the masks of the next tokens: [n, words of the compiler], which may be more than the model's."""
         if not answers:
             return np.zeros((0, self._num_words), np.uint32)
         width = self._shared_compiler().num_words
@@ -121,8 +134,18 @@ class GrammarServer:
                 matcher.fill_at(address + i * num_bytes, num_bytes)
         for i in np.flatnonzero(np.count_nonzero(words, axis=1) <= 1).tolist():  # forced, or known already
             answers[i].finish_mask(words[i])
-        return words if width == self._num_words else np.ascontiguousarray(words[:, : self._num_words])
+        return words
 
     def _fail(self, grammar_id: int, reason: str) -> GrammarFailure:
         self.close([grammar_id])
         return GrammarFailure(grammar_id, error_info(RequestError(f"structured_outputs cannot go on: {reason}")))
+
+
+def _drafts_by_id(message: AdvanceGrammars) -> dict[int, list[int]]:
+    """Return the drafts of each grammar to mask."""
+    counts, token_ids = decode_ids(message.draft_counts), decode_ids(message.draft_ids).tolist()
+    drafts_by_id, start = dict[int, list[int]](), 0
+    for grammar_id, count in zip(decode_ids(message.mask_ids), counts, strict=True):
+        drafts_by_id[grammar_id] = token_ids[start : start + count]
+        start += count
+    return drafts_by_id

@@ -7,6 +7,9 @@ five times as long as the rest of a decode step. Any other step has a Batch of i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import chain
+
 import numpy as np
 import numpy.typing as npt
 
@@ -30,11 +33,18 @@ class TokenOwners:
 
 class Batch:
     """Rows of a step and of the next steps like it, at most `num_steps`, none after `state.version` has changed. Its
-    rows are ascending; after its step i, from 0, the first `ends + i` tokens of each row are computed. Without rows it
-    is a step that only copies blocks."""
+    rows are ascending; after its step i, from 0, the first `ends + i` tokens of each row are computed, and behind them
+    its drafts. Without rows it is a step that only copies blocks."""
 
-    def __init__(self, state: Rows, rows: npt.NDArray[np.intp], counts: Ids) -> None:
-        """counts: number of tokens that the first step computes of each of `rows`."""
+    def __init__(
+        self, state: Rows, rows: npt.NDArray[np.intp], counts: Ids, drafts: Mapping[int, list[int]] | None = None
+    ) -> None:
+        """counts: number of tokens that the first step computes of each of `rows`, the `drafts` by row included."""
+        self.drafts: Mapping[int, list[int]] = drafts or {}
+        num_all = counts
+        if self.drafts:
+            self.num_drafts: Ids = np.array([len(self.drafts.get(row, ())) for row in rows.tolist()], np.int32)
+            counts = counts - self.num_drafts
         ends = state.num_scheduled[rows] + counts
         is_end, is_pooled = ends >= state.num_tokens[rows], state.is_pooled[rows]
         prompts = state.num_prompt_tokens[rows]
@@ -43,8 +53,8 @@ class Batch:
         self.version = state.version
         self.num_sent = 0  # steps
         self.rows, self.ends, self.counts, self.epochs = rows, ends, counts, state.epoch[rows]
-        self.row_frame, self.count_frame = rows.astype(np.int32).tobytes(), counts.tobytes()
-        self.num_tokens = int(counts.sum())  # computed by the first step, all rows together
+        self.row_frame, self.count_frame = rows.astype(np.int32).tobytes(), num_all.tobytes()
+        self.num_tokens = int(num_all.sum())  # computed by the first step, all rows together
         self.num_prompt_tokens = int(counts[counts > 1].sum())  # of them, in chunks of more than one token
         is_first = state.num_tokens[rows] == prompts  # without answers, which a preempted or resumed request has
         self.num_prefilled_tokens = int(prompts[is_prompt & is_first & is_end].sum())  # of prompts that it completes
@@ -63,6 +73,7 @@ class Batch:
             self.num_steps = int((state.token_limit[rows] - ends).min())
         self.token_owners = TokenOwners(state, self.sampled_rows)
         grammar_ids = self.token_owners.grammar_ids
+        self.draft_frame = encode_ids(chain.from_iterable((row, len(ids), *ids) for row, ids in self.drafts.items()))
         self.grammar_ids: list[int] = grammar_ids[grammar_ids > 0].tolist() if self.token_owners.has_grammar else []
         self._block_size = state.block_size
         # steps, modulo the block size, at which rows begin a block

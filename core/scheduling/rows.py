@@ -9,6 +9,9 @@ Per-step state is in numpy columns, so that a step makes as many Python calls fo
 A row that has computed all its known tokens samples one a step. The sample may still be in flight when the next step
 is scheduled, so a row can always compute max(num_tokens - num_scheduled, 1) tokens, up to its limit. A row to embed
 samples nothing; its limit is one token past its prompt.
+
+A row with drafts computes them after its last known token. They count in num_scheduled until the result says which are
+tokens, and the row is in no other step until then.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ class Rows:
 
         self.block_size = block_size
         self.tokens: Ids = np.zeros((max_num_seqs, max_model_len), np.int32)  # memory is used as rows fill
-        self._flat_tokens = self.tokens.reshape(-1)
-        self._first_place = np.arange(max_num_seqs) * max_model_len  # of each row in _flat_tokens
+        self.flat_tokens = self.tokens.reshape(-1)
+        self._first_place = np.arange(max_num_seqs) * max_model_len  # of each row in flat_tokens
         self.version = 0
         self.num_active = 0
         self.is_active: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)
@@ -41,6 +44,7 @@ class Rows:
         self.num_prompt_tokens = column()
         self.num_scheduled = column()
         self.num_rewound = column()  # calls of `rewind` for the row, over all its requests
+        self.num_drafts = column()  # in flight
         self.num_cached_blocks = column()  # blocks of its table that others can find
         self.token_limit = column()
         self.scores_prompt: npt.NDArray[np.bool_] = np.zeros(max_num_seqs, np.bool_)  # logprobs of it are wanted
@@ -91,6 +95,7 @@ class Rows:
         self.num_tokens[row] = count
         self.num_prompt_tokens[row] = request.num_prompt_tokens
         self.num_scheduled[row] = num_computed_tokens
+        self.num_drafts[row] = 0
         self.num_cached_blocks[row] = request.num_cached_blocks
         self.token_limit[row] = request.token_limit
         self.scores_prompt[row] = request.num_prompt_logprobs < request.num_prompt_tokens
@@ -122,7 +127,15 @@ class Rows:
         """Return how many tokens each row could compute in the next step, 0 for free rows: [max_num_seqs]."""
         ahead = np.maximum(self.num_tokens - self.num_scheduled, 1)
         count: Ids = np.minimum(ahead, self.token_limit - 1 - self.num_scheduled)
-        count[~self.is_active] = 0
+        count[~self.is_active | (self.num_drafts > 0)] = 0
+        return count
+
+    def draftable(self) -> npt.NDArray[np.int32]:
+        """Return how many drafts each row may have in the next step: [max_num_seqs]. 0 unless its last token is an
+        output, known, and the only one to compute; the draw after the drafts may be its last token."""
+        is_ready = self.is_active & (self.num_scheduled == self.num_tokens - 1) & ~self.is_pooled
+        is_ready &= self.num_tokens > self.num_prompt_tokens
+        count: Ids = np.where(is_ready, self.token_limit - 1 - self.num_tokens, 0)
         return count
 
     def places(self, rows: npt.NDArray[np.integer], positions: Ids) -> npt.NDArray[np.intp]:
@@ -132,13 +145,19 @@ class Rows:
 
     def append(self, places: npt.NDArray[np.intp], token_ids: Ids, counts: npt.NDArray[np.integer]) -> None:
         """Append known tokens: token_ids[i] goes to `places[i]`. counts: [max_num_seqs] new tokens of each row."""
-        self._flat_tokens[places] = token_ids  # two indices take twice as long
+        self.flat_tokens[places] = token_ids  # two indices take twice as long
         self.num_tokens += counts
 
     def rewind(self, rows: npt.NDArray[np.integer]) -> None:
         """Make each of `rows` compute its last token again. Its results in flight then start one position earlier."""
         self.num_scheduled[rows] -= 1
         self.num_rewound[rows] += 1
+
+    def settle_drafts(self, rows: npt.NDArray[np.integer], num_tokens: Ids) -> None:
+        """Note that the drafts in flight of `rows` are verified: [n] rows that bring `num_tokens` [n] tokens, one of
+        them a draw that is still to be computed; none counts as one, and is for `rewind`."""
+        self.num_scheduled[rows] -= self.num_drafts[rows] + 1 - np.maximum(num_tokens, 1)
+        self.num_drafts[rows] = 0
 
     def is_stop(self, row: int, position: int, token_id: int) -> bool:
         """Whether the token at `position` is one of the row's stop ids and may stop it."""

@@ -16,7 +16,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from ...ipc.config.speculation import MAX_DRAFTS
 from ...ipc.messages.workers import ModelRunnerOutput, SchedulerOutput
+from ..drafting import Drafting
 from ..kv.manager import KVCacheManager
 from ..request import Ids, Request, State, WaitReason
 from ..result_processor import FinishedRequest, NewTokens, ResultProcessor
@@ -78,7 +80,8 @@ class Scheduler:
         self._is_held = is_held
         self._max_victims = MAX_VICTIMS_PER_STEP if preempts_for_waiting else 0
         self._delta = StepDelta()
-        self.processor = ResultProcessor(self.rows, self._delta, self._release)
+        self.drafting = Drafting(self.rows, kv_cache, self._delta)
+        self.processor = ResultProcessor(self.rows, self._delta, self._release, self.drafting.on_verified)
         self._counts: Ids = np.zeros(max_num_seqs, np.int32)  # tokens per row in the last step
         max_chunk = long_prefill_token_threshold or max_num_batched_tokens // 4
         self._chunks = ChunkSizes(self.rows, waiting, self.media, self._counts, max_num_batched_tokens, max_chunk)
@@ -169,8 +172,8 @@ class Scheduler:
         """Choose the tokens of the next step, admit and preempt requests for it, enter it in the ledger and return its
         message. None if no row has anything to compute, no block is to be copied, no slot filled and no medium
         encoded."""
-        batch = self._batch
-        if batch is not None and batch.repeats(self.rows):
+        batch, drafts = self._batch, self.drafting.propose()
+        if batch is not None and not drafts and batch.repeats(self.rows):
             budget = self._budget - batch.num_tokens
             if (rows := batch.rows_at_block_end()) is not None:
                 self._grow_decodes(rows)
@@ -184,8 +187,9 @@ class Scheduler:
         if len(self.waiting):
             self._admit_waiting(budget if batch is None else self._pace(budget))
         if batch is None or batch.version != self.rows.version:
+            placed = self.drafting.place(drafts, self._counts, self._budget) if drafts else None
             rows = np.flatnonzero(self._counts)
-            batch = self._batch = Batch(self.rows, rows, self._counts[rows]) if len(rows) else None
+            batch = self._batch = Batch(self.rows, rows, self._counts[rows], placed) if len(rows) else None
         if self.adapters.wanting or self.adapters.closed:
             self._delta.fills = self.adapters.plan_fills(self.num_steps + 1, self.num_steps - len(self.ledger))
         if self.media.left or self.encodes.partial is not None:
@@ -253,7 +257,7 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Return a running request to the queue. Its tokens are computed again, or found in the prefix cache."""
         self._counts[request.row] = 0
-        self.num_recomputed_tokens += int(self.rows.num_scheduled[request.row])
+        self.num_recomputed_tokens += int(self.rows.num_scheduled[request.row] - self.rows.num_drafts[request.row])
         self._release(request)
         request.move(State.WAITING)
         request.num_preemptions += 1
@@ -384,8 +388,10 @@ class Scheduler:
         for request in running:
             row, size = request.row, self.kv_cache.block_size
             assert request.state is State.RUNNING and self.rows.is_active[row]
-            num_spare = len(request.block_ids) - self.kv_cache.num_blocks_for(int(self.rows.num_scheduled[row]))
-            assert 0 <= num_spare <= 2, "a row rewinds by a token for each step in flight at most"
+            num_sent, num_drafts = int(self.rows.num_scheduled[row]), int(self.rows.num_drafts[row])
+            num_spare = len(request.block_ids) - self.kv_cache.num_blocks_for(num_sent)
+            assert 0 <= num_spare <= 2 + self.kv_cache.num_blocks_for(MAX_DRAFTS), "blocks of drafts and rewound tokens"
+            assert num_drafts in (0, num_sent - self.rows.num_tokens[row]), "drafts follow the last known token"
             assert self.rows.num_tokens[row] < self.rows.token_limit[row], "a full row must have finished"
             assert self.rows.num_scheduled[row] < self.rows.token_limit[row], "the last token is never computed"
             assert request.num_cached_blocks * size <= self.rows.num_tokens[row], "an unknown token was published"

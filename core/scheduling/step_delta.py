@@ -75,6 +75,7 @@ class StepDelta:
             generation=generation,
             rows=batch.row_frame,
             counts=batch.count_frame,
+            drafts=batch.draft_frame,
             is_mask_pending=bool(batch.grammar_ids),
         )
         if self.encodes or self.span_entries:

@@ -22,6 +22,7 @@ BENCHMARKS = {  # description by name; the script is scripts/bench_NAME.py
     "sampling": "the cost of sampling parameters",
     "grammar": "the cost of structured output",
     "lora": "batches of LoRA adapters beside the base model; loads, many adapters over few slots, and peft",
+    "speculation": "lookup speculation on and off, with texts of this repository: needs a checkout",
     "multimodal": "requests with images: encodes, first token, the stall of others, throughput, memory",
     "uploads": "how long images of 20 MB hold the frontend's loop",
     "tiers": "the first token of a prompt whose KV blocks lie in each tier",

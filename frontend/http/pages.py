@@ -89,6 +89,7 @@ class PageEndpoints:
             "kv_map": list(metrics.progress.kv_map),
             "tiers": None if metrics.tiers is None else metrics.tiers.summary(),
             "adapters": None if metrics.adapters is None else metrics.adapters.summary(),
+            "speculation": None if metrics.speculation is None else metrics.speculation.summary(),
             "phases": self._frontend.start_phases,
             "totals": {
                 "generation_tokens": metrics.generation_tokens.sum,

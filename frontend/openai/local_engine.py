@@ -76,6 +76,7 @@ class Run:
         self._num_cached = [0] * num_prompts
         self.metrics = RequestMetrics()  # the newest
         self.num_completion_tokens = 0
+        self._num_drafts = self._num_accepted_drafts = 0  # of ended answers
         self.num_thought_tokens = 0  # of the completion tokens; chats count them
         self._prompts = [b""] * num_prompts  # token ids, as soon as they are known
         self.waiting: Iterator[Callable[[], None]] | None = None  # submits, of which each end of a prompt does the next
@@ -111,6 +112,9 @@ class Run:
                     raise error.to_exception()
                 self.num_completion_tokens += num_ids(update.token_ids)
                 self.metrics = update.metrics or self.metrics
+                if update.finish_reason is not None and update.metrics is not None:
+                    self._num_drafts += update.metrics.num_drafts
+                    self._num_accepted_drafts += update.metrics.num_accepted_drafts
                 self._num_cached[position] = max(self._num_cached[position], update.num_cached_tokens)
                 found.append((position * self.num_answers + update.index, update))
             yield found
@@ -133,12 +137,16 @@ class Run:
         """Return OpenAI's usage. `num_sent`: completion tokens to report; None: all that have arrived."""
         num_prompt = self.num_prompt_tokens
         num_completion = self.num_completion_tokens if num_sent is None else num_sent
+        completion = {"reasoning_tokens": self.num_thought_tokens}
+        if self._num_drafts:
+            completion["accepted_prediction_tokens"] = self._num_accepted_drafts
+            completion["rejected_prediction_tokens"] = self._num_drafts - self._num_accepted_drafts
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": self.num_thought_tokens},
+            "completion_tokens_details": completion,
         }
 
 

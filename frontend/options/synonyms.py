@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...ipc.config.engine_config import AUTO_LENGTH
+from ...ipc.config.option_ranges import AUTO_LENGTH
 
 NAMES = {  # alias: option
     "tp": "tensor_parallel_size",
+    "speculative_config": "speculation",
+    "sc": "speculation",
     "address": "listen",
     "q": "quantization",
     "num_gpu_blocks_override": "num_kv_blocks",

@@ -18,11 +18,13 @@ from itertools import islice
 
 from ...ipc.codec import JsonObject, num_ids
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.config.speculation import speculation_options
 from ...ipc.messages import metrics as messages
 from ...ipc.messages.core import Started
 from ...ipc.messages.supervisor import Progress
 from ..metrics.encoder_metrics import EncoderMetrics
 from ..metrics.registry import Counter, Gauge, Histogram, Metric, Readings, Registry
+from ..metrics.speculation_metrics import SpeculationMetrics
 from ..metrics.tracing import Timeline, Tracing
 from .adapter_metrics import AdapterMetrics
 from .output_processor import AnswerState, RequestState
@@ -106,6 +108,8 @@ class EngineMetrics:
         max_loras = spec.config.max_loras
         self.adapters = AdapterMetrics(self._increase, names_of, max_loras) if spec.config.enable_lora else None
         self.encoder = None if spec.model.encoder is None else EncoderMetrics(self._increase)
+        is_speculating = speculation_options(spec.config.speculation) is not None
+        self.speculation = SpeculationMetrics(self._increase) if is_speculating else None
         self.heard = None
         if spec.model.audio is not None:
             self.heard = Counter("transcribed_audio_seconds_total", "Seconds of clips that were transcribed.")
@@ -114,10 +118,11 @@ class EngineMetrics:
         self.registry = Registry(
             "vllm:" if is_vllm else "tokenloom_", {"model_name": spec.served_model_name, "engine": "0"}
         )
+        parts = (self.tiers, self.adapters, self.encoder, self.speculation)
         self.registry.metrics += [
             *self._gauges(spec.max_model_len),
             *(each for each in vars(self).values() if isinstance(each, (Counter, Histogram))),
-            *(each for some in (self.tiers, self.adapters, self.encoder) if some is not None for each in some.metrics),
+            *(each for some in parts if some is not None for each in some.metrics),
         ]
 
     def _gauges(self, max_model_len: int) -> list[Metric]:
@@ -327,6 +332,8 @@ class EngineMetrics:
             self.adapters.on_progress(progress.adapters)
         if self.encoder is not None and progress.encoder is not None:
             self.encoder.on_progress(progress.encoder)
+        if self.speculation is not None and progress.speculation is not None:
+            self.speculation.on_progress(progress.speculation)
         self._remember()
 
     def _remember(self) -> None:

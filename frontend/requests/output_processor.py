@@ -107,7 +107,7 @@ class AnswerState:
     __slots__ = (
         *("request", "key", "index", "seed", "token_ids", "finish_reason", "stop_reason", "error", "embedding"),
         *("finished_time", "first_scheduled_time", "num_cached_tokens", "num_loaded_tokens"),
-        "num_preemptions",
+        *("num_preemptions", "num_drafts", "num_accepted_drafts"),
         *("_params", "_has_logprobs", "_stop_token_ids", "_eos_token_ids", "_silent_token_ids", "_detokenizer"),
         *("_stops", "_texts", "_logprobs", "_text", "_num_taken", "_first_token_time", "_has_sent_start"),
     )
@@ -131,6 +131,7 @@ class AnswerState:
         self.embedding: BulkArray | None = None
         self.finished_time = self.first_scheduled_time = self._first_token_time = 0.0
         self.num_cached_tokens = self.num_preemptions = self._num_taken = 0
+        self.num_drafts = self.num_accepted_drafts = 0
         self.num_loaded_tokens: dict[PlaceName, int] = {}
         self._has_logprobs = params.num_logprobs is not None or params.prompt_logprobs is not None
         self._stop_token_ids, self._eos_token_ids = frozenset(processed.core.stop_token_ids), eos_token_ids
@@ -249,6 +250,8 @@ class AnswerState:
                 first_token_time=self._first_token_time,
                 finished_time=self.finished_time,
                 num_preemptions=self.num_preemptions,
+                num_drafts=self.num_drafts,
+                num_accepted_drafts=self.num_accepted_drafts,
                 num_loaded_tokens=self.num_loaded_tokens,
             ),
             error=self.error,
@@ -373,6 +376,7 @@ class OutputProcessor:
             if error is not None and error.kind == "internal":
                 error = ErrorInfo(error.kind, f"request {answer.request.request_id}: {error.message}")
             answer.embedding = finished.vector
+            answer.num_drafts, answer.num_accepted_drafts = finished.num_drafts, finished.num_accepted_drafts
             answer.finish(finished.reason, now, error, finished.num_preemptions)
             result.answers.append(answer)
 

@@ -15,8 +15,9 @@ from typing import Literal, cast, get_args
 import msgspec
 
 from ...ipc.addresses import RunDirectory
-from ...ipc.config.engine_config import AUTO_LENGTH, EngineConfig
+from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.config.option_ranges import AUTO_LENGTH
 from ...ipc.config.weight_files import stored_tensors
 from ...ipc.endpoints import Endpoints
 from ...ipc.errors import ConfigError

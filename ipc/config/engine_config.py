@@ -19,15 +19,15 @@ from ..errors import ConfigError
 from ..messages.media import MediaKind
 from ..process.log import LogLevel
 from .media_limits import media_limits
+from .option_ranges import AUTO, INT_RANGES, TIMEOUTS
+from .speculation import speculation_options
 from .tier_places import check_events, check_places
 
 API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # replaces --api-key, which every user of the machine can see in `ps`
 CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # passes the configuration from a program to the engine that it starts
 
 
-AUTO_LENGTH = -1  # of max_model_len: the longest whose KV cache fits
 MAX_NUM_SEQS = 256  # the default
-MAX_MEDIA_BYTES = 63 << 20  # a medium is one frame of a client, of at most 64 MiB
 GROUPS = {  # of options in --help
     "model": "the model and its files",
     "answers": "templates, defaults and parsers of answers",
@@ -171,6 +171,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _scheduling("order of requests; priority: a new one may preempt those behind it"),
     ] = "fcfs"
     steps_in_flight: Annotated[int, _scheduling("steps sent ahead of their results: 1 or 2")] = 2
+    speculation: Annotated[
+        str | dict[str, Any],
+        _scheduling("guess tokens from earlier ones where it pays, which changes no answer: lookup, off or JSON"),
+    ] = "lookup"
+    speculation_corpus: Annotated[
+        Literal["request", "shared"],
+        _scheduling("whose finished answers help others: those of one cache_salt; shared: also all without a salt"),
+    ] = "request"
+    speculation_corpus_tokens: Annotated[int, _scheduling("tokens of finished answers that are kept; 0: none")] = (
+        1 << 20
+    )
     max_waiting_requests: Annotated[
         int, _limits("answers that may wait, a quarter of them to one request; beyond: Overloaded")
     ] = 65536
@@ -297,9 +308,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return 0 if self.language_model_only else media_limits(self.limit_mm_per_prompt).get(kind)
 
     def __post_init__(self) -> None:
-        for name, low, high in _INT_RANGES:
+        for name, low, high in INT_RANGES:
             value = getattr(self, name)
-            if value not in (None, _AUTO.get(name)) and not low <= value <= high:
+            if value not in (None, AUTO.get(name)) and not low <= value <= high:
                 raise ConfigError(f"{_flag(name)} must be in [{low}, {high}], got {value}")
         if not 0 < self.grammar_timeout_s <= 600:
             raise ConfigError(f"--grammar-timeout-s must be in (0, 600], got {self.grammar_timeout_s}")
@@ -311,7 +322,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-num-seqs {self.max_num_seqs}: "
                 "a step could not hold one token of each running request; raise the first or lower the second"
             )
-        for name in _TIMEOUTS:
+        for name in TIMEOUTS:
             value = getattr(self, name)
             if value is not None and not 0 < value <= 1e9:
                 raise ConfigError(f"{_flag(name)} must be in (0, 1e9] seconds, got {value}")
@@ -333,6 +344,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.kv_events is not None:
             check_events(self.kv_events, has_key=self.key_file is not None, is_insecure=self.insecure)
         media_limits(self.limit_mm_per_prompt)
+        speculation_options(self.speculation)
         self._check_http()
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
             raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")
@@ -351,45 +363,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError("--ssl-certfile is for --http, which is not given: give both, or neither")
         if self.ssl_cert_reqs and self.ssl_ca_certs is None:
             raise ConfigError(f"--ssl-cert-reqs {self.ssl_cert_reqs} needs --ssl-ca-certs, the CAs to trust")
-
-
-_TIMEOUTS = (
-    *("default_timeout_s", "max_timeout_s", "step_timeout_s", "hang_timeout_s", "start_timeout_s"),
-    *("http_timeout_s", "media_fetch_timeout_s", "max_audio_s", "response_store_age_s"),
-)
-_AUTO = {"max_model_len": AUTO_LENGTH}  # a value beyond the range
-_INT_RANGES = (
-    ("tensor_parallel_size", 1, 64),
-    ("max_model_len", 1, 1 << 24),
-    ("max_num_seqs", 1, 16384),
-    ("max_body_bytes", 1, 1 << 30),
-    ("response_store_bytes", 0, 1 << 40),
-    ("response_store_count", 1, 1_000_000),
-    ("port", 0, 65535),
-    ("ssl_cert_reqs", 0, 2),
-    ("max_num_batched_tokens", 1, 1 << 20),
-    ("long_prefill_token_threshold", 0, 1 << 20),
-    ("block_size", 1, 1024),
-    ("num_kv_blocks", 2, 2**31 - 1),
-    ("kv_host_bytes", 1, 1 << 50),
-    ("kv_disk_bytes", 1, 1 << 60),
-    ("kv_cache_memory_bytes", 1, 1 << 50),
-    ("max_loras", 1, 1024),
-    ("max_lora_rank", 1, 4096),
-    ("max_cpu_loras", 1, 1 << 20),
-    ("adapter_store_bytes", 1, 1 << 50),
-    ("max_image_pixels", 1, 1 << 40),
-    ("max_media_bytes", 1, MAX_MEDIA_BYTES),
-    ("media_store_bytes", 1, 1 << 50),
-    ("media_processes", 1, 64),
-    ("encoder_cache_tokens", 1, 1 << 24),
-    ("steps_in_flight", 1, 2),
-    ("max_waiting_requests", 1, 1 << 30),
-    ("max_waiting_tokens", 1, 1 << 40),
-    ("num_threads", 1, 4096),
-    ("max_logprobs", -1, 1 << 20),
-    ("seed", -(2**63), 2**63 - 1),
-)
 
 
 def _flag(name: str) -> str:

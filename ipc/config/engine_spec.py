@@ -16,7 +16,8 @@ import msgspec
 from ..endpoints import Endpoints
 from ..messages.base import PROTOCOL_VERSION, Hello, Rank
 from ..models.model_config import ModelConfig
-from .engine_config import AUTO_LENGTH, EngineConfig
+from .engine_config import EngineConfig
+from .option_ranges import AUTO_LENGTH
 
 VARIABLE = "TOKENLOOM_SPEC"
 

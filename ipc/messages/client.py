@@ -236,6 +236,8 @@ class RequestMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     first_token_time: float = 0.0
     finished_time: float = 0.0
     num_preemptions: int = 0
+    num_drafts: int = 0  # guessed tokens that were verified
+    num_accepted_drafts: int = 0  # of them, those that were right
     num_loaded_tokens: dict[PlaceName, int] = {}  # of num_cached_tokens: host, disk, remote, peer; the rest: the pool
 
 

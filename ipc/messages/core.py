@@ -90,6 +90,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     key: int
     reason: FinishReason
     num_preemptions: int = 0
+    num_drafts: int = 0  # guessed tokens that were verified
+    num_accepted_drafts: int = 0
     error: ErrorInfo | None = None
     vector: BulkArray | None = None  # of a request of kind pool
 

@@ -25,12 +25,16 @@ class CloseGrammars(Message, frozen=True, kw_only=True, tag="close_grammars"):
 
 
 class AdvanceGrammars(Message, frozen=True, kw_only=True, tag="advance_grammars"):
-    """Order to advance grammar i by token i, for all i, then make the masks of `mask_ids`; GrammarsAdvanced replies."""
+    """Order to advance grammar i by token i, for all i, then make the masks of `mask_ids`; GrammarsAdvanced replies.
+
+    A grammar with drafts gets a mask after each of them, too, up to the first that it forbids; it does not advance."""
 
     grammar_ids: bytes  # int32 [n]
     token_ids: bytes  # int32 [n]
     serial: int  # repeated in the reply
     mask_ids: bytes = b""  # int32 [m]
+    draft_counts: bytes = b""  # int32 [m]: drafts of each; empty: none
+    draft_ids: bytes = b""  # int32, flat: sum(draft_counts)
 
 
 CoreToGrammar: TypeAlias = OpenGrammar | CloseGrammars | AdvanceGrammars
@@ -52,7 +56,8 @@ class GrammarsAdvanced(Message, frozen=True, kw_only=True, tag="grammars_advance
 
     serial: int
     mask_ids: bytes = b""  # int32 [m]
-    bits: bytes = b""  # uint32 [m, ceil(vocab_size / 32)], as in TokenMask
+    mask_counts: bytes = b""  # int32 [m]: masks of each, as TokenMask.counts; empty: 1
+    bits: bytes = b""  # uint32 [sum(mask_counts), ceil(vocab_size / 32)], as in TokenMask
     jump_counts: bytes = b""  # int32 [m]: number of jump-forward tokens; the mask allows only the first of them
     jump_ids: bytes = b""  # int32, flat: sum(jump_counts)
     complete_ids: bytes = b""  # int32: grammars that allow no further token

@@ -90,6 +90,23 @@ class Reloaded(Message, frozen=True, kw_only=True, tag="reloaded"):
     generation: int
 
 
+class DraftSource(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Totals of the drafts from one source."""
+
+    name: str
+    num_drafted: int
+    num_accepted_by_position: list[int]  # in the draft
+
+
+class SpeculationProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Totals of speculation since the core's start."""
+
+    sources: list[DraftSource] = []
+    num_steps_by_drafts: dict[int, int] = {}  # results of rows, by the number of their drafts
+    num_expected: float = 0.0  # accepted drafts that were expected of those sent
+    num_corpus_tokens: int = 0
+
+
 class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     """The core's state; the supervisor passes it on to the frontends."""
 
@@ -119,6 +136,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     tiers: TiersProgress | None = None  # None: all blocks are in the pool
     adapters: AdaptersProgress | None = None  # None: the engine serves no adapters
     encoder: EncoderProgress | None = None  # None: the model sees no images
+    speculation: SpeculationProgress | None = None  # None: it is off
     num_restarts: int = 0  # this and the following: from the supervisor
     num_http_requests_cut: int = 0  # responses cut off by the loss of a frontend
     worker_memory_bytes: list[int] = []  # resident, by rank

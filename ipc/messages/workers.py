@@ -69,7 +69,9 @@ class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
     blocks and tokens; then computes `counts[i]` tokens of each `rows[i]`. A step that only copies or fills has no rows.
 
     A row continues after the tokens that it has computed. A row that computes its last known token samples one, which
-    becomes its next known token, or returns its embedding.
+    becomes its next known token, or returns its embedding. A row with drafts, which are guesses of the tokens after
+    its last known one, computes these too, samples after each, and keeps the samples up to the first that differs from
+    its draft.
     """
 
     rows: bytes  # int32 [n]
@@ -78,6 +80,7 @@ class SchedulerOutput(StepMessage, frozen=True, kw_only=True, tag="step"):
     new_rows: list[NewRow] = []
     block_appends: bytes = b""  # int32 [m, 3]: row, KV group (0), block id; in table order for each row
     token_appends: bytes = b""  # int32, for each row: row, n, n forced tokens, which follow its sampled ones
+    drafts: bytes = b""  # int32, for each row that has any: row, n, n guesses, the last n of its `counts`
     is_mask_pending: bool = False  # rank 0 waits for this step's TokenMask before it samples
     stores: bytes = b""  # int32 [m, 2]: block, slot of the arena that gets its content
     loads: bytes = b""  # int32 [m, 2]: slot, block that gets its content
@@ -91,7 +94,8 @@ class TokenMask(StepMessage, frozen=True, kw_only=True, tag="mask"):
     """Tokens that rows with a grammar may sample in `step`; rows that have ended meanwhile are left out."""
 
     rows: bytes  # int32 [n]
-    bits: bytes  # uint32 [n, ceil(vocab_size / 32)]: bit t % 32 of word t / 32 is set if token t is allowed
+    bits: bytes  # uint32 [sum(counts), ceil(vocab_size / 32)]: bit t % 32 of word t / 32 is set if token t is allowed
+    counts: bytes = b""  # int32 [n]: masks of each row, for its next token and those after its first drafts; empty: 1
 
 
 class ReloadWeights(StepMessage, frozen=True, kw_only=True, tag="reload_weights"):
@@ -161,7 +165,7 @@ class ModelRunnerOutput(StepMessage, frozen=True, kw_only=True, tag="result"):
     """Result of a step from rank 0: the rows that sampled, in the order of the SchedulerOutput."""
 
     rows: bytes  # int32
-    counts: bytes  # int32: tokens per row; a row with 0 computes its last known token again in its next step
+    counts: bytes  # int32: tokens per row, at most 1 + its drafts; with 0 its next step computes the last known again
     token_ids: bytes  # int32, flat
     execute_s: float = 0.0  # seconds that the step took on this rank
     logprobs: RowLogprobs | None = None  # of sampled tokens

@@ -69,6 +69,7 @@ class Row:
         self.media, self.entries = media, dict[int, int]()  # by index of the span
         self.placeholders = [i for span in media for i in range(span.start, end_of(span)) if known[i] == IMAGE]
         self.tokens, self.num_computed = seen(known, media), new.num_computed_tokens
+        self.drafts: list[int] = []  # of this step
         self.num_prompt_tokens, self.sampling, self.seed = new.num_prompt_tokens, new.sampling, new.sampling.seed
         self.pooling = new.pooling
         is_mean = new.pooling is not None and new.pooling.method == "mean"
@@ -113,6 +114,7 @@ class FakeWorker:
         self.mask: TokenMask | None = None  # of the oldest step that waits for one
         self.num_steps = 0
         self.num_computed_tokens = 0
+        self.num_drafts = self.num_accepted = 0
         self.num_new_tokens: Callable[[], int] = lambda: 1  # that a row without a mask brings when it samples
         self.step_s = self.token_s = 0.0  # that a step, and each token of it, says to have taken
         self.encode_s = 0.0  # likewise for each layer and embedding that is encoded
@@ -169,6 +171,7 @@ class FakeWorker:
         for row_id in rows:
             self.rows[row_id].adapter = self.adapters.digest_in(self.rows[row_id].adapter_slot)
         assert len(set(rows)) == len(rows) and all(count >= 1 for count in counts) and sum(counts) <= self.budget
+        self._take_drafts(output)
         for row_id, count in zip(rows, counts, strict=True):
             self._check_media(self.rows[row_id], count)
         for row_id, count in zip(rows, counts, strict=True):  # all writes of a step come before its reads
@@ -253,34 +256,55 @@ class FakeWorker:
             self.rows[row_id].tokens += undrawn[:count]
             undrawn = undrawn[count:]
 
-    def _write(self, row: Row, count: int) -> None:
-        assert row.num_computed + count <= len(row.tokens), "a token is computed before it is known"
-        for position in range(row.num_computed, row.num_computed + count):
-            self.slots[self._slot(row, position)] = (row.tokens[position], _history(row, position))
+    def _take_drafts(self, output: SchedulerOutput) -> None:
+        for row_id in decode_ids(output.rows):
+            self.rows[row_id].drafts = []
+        frame = list(decode_ids(output.drafts))
+        while frame:
+            row_id, count, *frame = frame
+            assert len(frame) >= count > 0 and not self.rows[row_id].drafts
+            self.rows[row_id].drafts, frame = frame[:count], frame[count:]
+            self.num_drafts += count
 
-    def _take_masks(self) -> dict[int, list[int]]:
-        """The tokens that the mask allows, by row."""
+    def _write(self, row: Row, count: int) -> None:
+        tokens = row.tokens + row.drafts
+        assert row.num_computed + count <= len(tokens), "a token is computed before it is known"
+        assert not row.drafts or row.num_computed + count == len(tokens), "drafts that are not all computed"
+        assert not row.drafts or row.num_computed == len(row.tokens) - 1, "drafts beside a prompt"
+        for position in range(row.num_computed, row.num_computed + count):
+            self.slots[self._slot(row, position)] = (tokens[position], _history(tokens, position, row.adapter))
+
+    def _take_masks(self) -> dict[int, list[list[int]]]:
+        """The tokens that the masks of each row allow, in turn."""
         mask, self.mask = self.mask, None
         if mask is None or not mask.rows:
             return {}
-        rows = decode_ids(mask.rows)
-        bits = np.frombuffer(mask.bits, np.uint8).reshape(len(rows), -1)
-        allowed = np.unpackbits(bits, axis=1, bitorder="little")
-        return {row_id: np.flatnonzero(each).tolist() for row_id, each in zip(rows, allowed, strict=True)}
+        rows, counts = decode_ids(mask.rows), decode_ids(mask.counts) or [1] * len(decode_ids(mask.rows))
+        bits = np.frombuffer(mask.bits, np.uint8).reshape(sum(counts), -1)
+        allowed = [np.flatnonzero(each).tolist() for each in np.unpackbits(bits, axis=1, bitorder="little")]
+        return {row_id: [allowed.pop(0) for _ in range(count)] for row_id, count in zip(rows, counts, strict=True)}
 
-    def _read(self, row: Row, count: int, allowed: list[int] | None) -> list[int] | None:
+    def _read(self, row: Row, count: int, masks: list[list[int]] | None) -> list[int] | None:
         """The new tokens of a row that samples; without any, the row computes its last token again."""
-        end = row.num_computed + count
+        end, tokens = row.num_computed + count, row.tokens + row.drafts
         for position in range(end):
             found = self.slots.get(self._slot(row, position))
-            assert found == (row.tokens[position], _history(row, position)), f"wrong KV at {position}"
+            assert found == (tokens[position], _history(tokens, position, row.adapter)), f"wrong KV at {position}"
         row.num_computed = end
         self.num_computed_tokens += count
         if end < len(row.tokens) or row.pooling is not None:
             return None
-        if allowed is not None:
-            row.tokens.append(masked_token(next_token(row.tokens, row.seed, row.adapter), allowed))
-            return row.tokens[-1:]
+        if row.drafts or masks is not None:
+            num_known = len(row.tokens)
+            for guess in [*row.drafts, None][: None if masks is None else len(masks)]:
+                token = next_token(row.tokens, row.seed, row.adapter)
+                token = token if masks is None else masked_token(token, masks[len(row.tokens) - num_known])
+                row.tokens.append(token)
+                if token != guess:
+                    break
+                self.num_accepted += 1
+            row.num_computed = len(row.tokens) - 1
+            return row.tokens[num_known:]
         num_new = self.num_new_tokens()
         for _ in range(num_new):
             row.tokens.append(next_token(row.tokens, row.seed, row.adapter))
@@ -308,6 +332,6 @@ def _columns(told: list[tuple[int, int, int, int]]) -> RowLogprobs | None:
     )
 
 
-def _history(row: Row, position: int) -> bytes:
-    data = np.asarray(row.tokens[: position + 1], np.int32).tobytes()
-    return hashlib.blake2b(data, digest_size=8, person=row.adapter[:16]).digest()
+def _history(tokens: list[int], position: int, adapter: bytes) -> bytes:
+    data = np.asarray(tokens[: position + 1], np.int32).tobytes()
+    return hashlib.blake2b(data, digest_size=8, person=adapter[:16]).digest()

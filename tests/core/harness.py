@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tokenloom.core.crash_isolation import CRASHES_TO_FAIL
+from tokenloom.core.drafting import Proposer
 from tokenloom.core.engine import BEAT_S, EngineCore, Tiers
 from tokenloom.core.kv.block_record import BlockRecord
 from tokenloom.core.kv.offload.options import OffloadOptions
@@ -36,7 +37,8 @@ from tokenloom.tests.support.engine_specs import new_spec
 
 
 def make_spec(**options: object) -> EngineSpec:
-    return new_spec(vocab_size=997, max_model_len=256, config=EngineConfig(**options))  # type: ignore[arg-type]
+    config = EngineConfig(**{"speculation": "off", **options})  # type: ignore[arg-type]
+    return new_spec(vocab_size=997, max_model_len=256, config=config)
 
 
 TURN_S = 0.01  # that a turn takes by the tiers' clock
@@ -56,14 +58,15 @@ class Harness:
         vision: VisionConfig | None = None,
         encoder_cache: int = 0,
         max_item_embeds: int = 0,
+        proposer: Proposer | None = None,
         **options: object,
     ) -> None:
         """record: the file of the core's BlockRecord, if any. num_new_tokens: draws how many tokens a row brings.
         tiers: places for blocks outside the pool; `seed` of the FakeTier that serves them. vision: the model sees
-        images of up to `max_item_embeds`; workers keep `encoder_cache` embeddings."""
+        images of up to `max_item_embeds`; workers keep `encoder_cache` embeddings. proposer: of drafts."""
         self.tiers, self.arena = tiers, dict[int, tuple[object, ...]]()
         self.tier = FakeTier(self.arena, self._tell, random.Random(seed))
-        self.num_new_tokens = num_new_tokens
+        self.num_new_tokens, self.proposer = num_new_tokens, proposer
         self.awake_clock = AwakeClock(BEAT_S, monotonic)
         spec = make_spec(**options)
         if vision is not None:
@@ -137,6 +140,8 @@ class Harness:
             tiers=tiers,
             clock=self.awake_clock,
         )
+        if self.proposer is not None:
+            self.core.scheduler.drafting.proposer = self.proposer
         self.core.adapters.table.adopt(self.worker.adapters.common())
         if self.core.offload is not None:
             self.core.offload.open("weights")

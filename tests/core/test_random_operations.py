@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from tokenloom.ipc.pooling_params import PoolingParams
+from tokenloom.tests.core.adversary import Adversary
 from tokenloom.tests.core.fake_worker import expected_tokens
 from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
 
 
-def run_random_operations(seed: int, num_operations: int, record: Path, max_new_tokens: int = 1) -> None:
+def run_random_operations(
+    seed: int, num_operations: int, record: Path, max_new_tokens: int = 1, accuracy: float | None = None
+) -> None:
     """Add, abort, resume, answer late or early, lose workers and cores, on pools of random sizes; check the invariants
-    after each operation. A row brings 0 … `max_new_tokens` tokens a step, or exactly one if that is 1."""
+    after each operation. A row brings 0 … `max_new_tokens` tokens a step, or exactly one if that is 1. accuracy: of
+    drafts; None: there are none."""
     rng = random.Random(seed)
     policy = rng.choice(["fcfs", "priority"])
 
@@ -24,6 +28,7 @@ def run_random_operations(seed: int, num_operations: int, record: Path, max_new_
     harness = Harness(
         record=record,
         num_new_tokens=num_new_tokens,
+        proposer=None if accuracy is None else Adversary(rng, accuracy),
         scheduling_policy=policy,
         **random_sizes(rng),  # type: ignore[arg-type]
     )

@@ -12,7 +12,7 @@ from tokenloom.scripts.engine_steps import Calls, CoreSteps
 BLOCK_SIZE = 16
 MAX_ROWS = 256
 MAX_CALLS_PER_STEP = 90  # 77 by Python 3.11, with an update's message to the frontend
-CONFIG = EngineConfig(model=str(DEMO_FOLDER), max_num_seqs=MAX_ROWS, block_size=BLOCK_SIZE)
+CONFIG = EngineConfig(model=str(DEMO_FOLDER), max_num_seqs=MAX_ROWS, block_size=BLOCK_SIZE, speculation="off")
 
 
 def calls_of_steps(num_rows: int, num_steps: int, config: EngineConfig = CONFIG) -> list[int]:

@@ -57,6 +57,7 @@ def message(
     new_rows: list[NewRow] | None = None,
     appends: list[int] | None = None,
     forced: list[int] | None = None,
+    drafts: list[int] | None = None,
 ) -> SchedulerOutput:
     return SchedulerOutput(
         step=1,
@@ -68,11 +69,12 @@ def message(
         new_rows=new_rows or [],
         block_appends=frame(*appends or []),
         token_appends=frame(*forced or []),
+        drafts=frame(*drafts or []),
     )
 
 
 class Sampled(NamedTuple):
-    """A ModelRunnerOutput with rows and tokens as lists."""
+    """A ModelRunnerOutput with rows and tokens as lists; a row with several tokens is repeated."""
 
     rows: list[int]
     token_ids: list[int]
@@ -81,8 +83,8 @@ class Sampled(NamedTuple):
 
 
 def sampled_by(output: ModelRunnerOutput) -> Sampled:
-    rows, token_ids = (np.frombuffer(column, np.int32).tolist() for column in (output.rows, output.token_ids))
-    return Sampled(rows, token_ids, output.logprobs, output.prompt_logprobs)
+    rows, counts, token_ids = (np.frombuffer(each, np.int32) for each in (output.rows, output.counts, output.token_ids))
+    return Sampled(np.repeat(rows, counts).tolist(), token_ids.tolist(), output.logprobs, output.prompt_logprobs)
 
 
 def execute(runner: ModelRunner, step: SchedulerOutput) -> Sampled:
@@ -115,10 +117,12 @@ class Request:
 
 
 class RandomSchedule:
-    """Admits, chunks, interleaves and preempts at random, as a core may."""
+    """Admits, chunks, interleaves and preempts at random, as a core may. A draft is right as often as `accuracy` says;
+    None: there are none."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
+    def __init__(self, seed: int, accuracy: float | None = None) -> None:
+        self.rng, self.accuracy = np.random.default_rng(seed), accuracy
+        self.num_drafts = self.num_accepted = 0
         self.free_blocks = list(range(1, NUM_BLOCKS))
         self.requests = [self._request() for _ in range(20)]
 
@@ -137,17 +141,33 @@ class RandomSchedule:
         freed = self._free()
         new_rows = self._admit()
         running = [request for request in self.open if request.row is not None and self.rng.random() < 0.8]
-        rows, counts, appends = list[int](), list[int](), list[int]()
+        rows, counts, appends, drafts = list[int](), list[int](), list[int](), list[int]()
         for index in self.rng.permutation(len(running)):
             request = running[index]
             count = int(self.rng.integers(1, request.num_tokens - request.num_computed + 1))
+            if request.num_computed + count == request.num_tokens and (guesses := self._guess(request)):
+                drafts += [request.row or 0, len(guesses), *guesses]
+                count += len(guesses)
             while len(request.blocks) * BLOCK_SIZE < request.num_computed + count:
                 request.blocks.append(self.free_blocks.pop(int(self.rng.integers(len(self.free_blocks)))))
                 appends += [request.row or 0, 0, request.blocks[-1]]
             request.num_computed += count
             rows.append(request.row or 0)
             counts.append(count)
-        return message(rows, counts, freed, new_rows, appends)
+        return message(rows, counts, freed, new_rows, appends, drafts=drafts)
+
+    def _guess(self, request: Request) -> list[int]:
+        if self.accuracy is None:
+            return []
+        num_left = request.limit - len(request.outputs) - 1
+        count = min(int(self.rng.integers(0, 6)), num_left)
+        history = [*request.prompt, *request.outputs]
+        right = expected_tokens(history, request.sampling, count)
+        guesses = [t if self.rng.random() < self.accuracy else int(self.rng.integers(VOCAB_SIZE)) for t in right]
+        self.num_drafts += count
+        wrong = [i for i, pair in enumerate(zip(right, guesses, strict=True)) if pair[0] != pair[1]]
+        self.num_accepted += min(wrong, default=count)
+        return guesses
 
     def _free(self) -> list[int]:
         freed = []
@@ -174,6 +194,8 @@ class RandomSchedule:
         by_row = {request.row: request for request in self.requests}
         for row, token in zip(rows, token_ids, strict=True):
             by_row[row].outputs.append(token)
+        for row in set(rows):
+            by_row[row].num_computed = min(by_row[row].num_computed, by_row[row].num_tokens - 1)
 
     def run(self, runner: ModelRunner) -> None:
         """Run steps until all requests have all their tokens."""

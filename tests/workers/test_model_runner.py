@@ -15,8 +15,10 @@ from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,
     RandomSchedule,
+    Sampled,
     execute,
     expected_tokens,
+    frame,
     message,
     new_row,
     new_runner,
@@ -29,6 +31,83 @@ def test_tokens_do_not_depend_on_chunks_batches_or_preemption(seed: int) -> None
     schedule, runner = RandomSchedule(seed), new_runner()
     schedule.run(runner)
     schedule.check()
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_do_not_depend_on_drafts(seed: int, accuracy: float) -> None:
+    schedule, runner = RandomSchedule(seed, accuracy), new_runner()
+    schedule.run(runner)
+    schedule.check()
+    assert schedule.num_drafts > 100
+    assert (schedule.num_accepted > 50) == (accuracy > 0)
+    assert (schedule.num_accepted < schedule.num_drafts) == (accuracy < 1)
+
+
+RULES = {
+    "penalties": RowSampling(temperature=0.9, seed=5, repetition_penalty=1.5, presence_penalty=0.4),
+    "bad words": RowSampling(temperature=0.9, seed=5, bad_words=[frame(3, 4), frame(9)], top_k=40),
+    "min_tokens": RowSampling(temperature=1.5, seed=5, min_tokens=9, stop_token_ids=frame(*range(0, 211, 2))),
+    "trace": RowSampling(temperature=1.5, seed=5, trace_token_ids=frame(*range(40, 52))),
+    "logprobs": RowSampling(temperature=0.9, seed=5, num_logprobs=2),
+    "all": RowSampling(temperature=0.9, seed=5, frequency_penalty=0.3, bad_words=[frame(3, 4)], num_logprobs=1),
+}
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("wrong_at", [None, 0, 3])
+def test_each_draft_is_verified_by_the_rules_after_the_drafts_before_it(rules: str, wrong_at: int | None) -> None:
+    row, blocks = new_row(0, [7, 8, 9], 0, RULES[rules]), [each for block in range(1, 9) for each in (0, 0, block)]
+    first = message([0], [3], new_rows=[row], appends=blocks)
+    plain, drafted = new_runner(), new_runner()
+    expected = [execute(plain, first), *(execute(plain, message([0], [1])) for _ in range(12))]
+    tokens = [each.token_ids[0] for each in expected]
+    execute(drafted, first)
+    found = list[Sampled]()
+    while (start := 1 + sum(len(each.token_ids) for each in found)) < 9:
+        drafts = tokens[start : start + 4]
+        if wrong_at is not None:
+            drafts[wrong_at] = (drafts[wrong_at] + 1) % VOCAB_SIZE
+        found.append(execute(drafted, message([0], [5], drafts=[0, 4, *drafts])))
+        assert len(found[-1].token_ids) == 5 if wrong_at is None else wrong_at + 1
+    told = [token for each in found for token in each.token_ids]
+    assert told == tokens[1 : 1 + len(told)]
+    assert _logprobs(found) == _logprobs(expected[1:])[: len(_logprobs(found))]
+    assert bool(_logprobs(found)) == (RULES[rules].num_logprobs >= 0)
+
+
+def _logprobs(outputs: list[Sampled]) -> list[tuple[bytes, ...]]:
+    """Return position, ranks, ids and logprobs of each token."""
+    found = []
+    for columns in (each.logprobs for each in outputs if each.logprobs is not None):
+        width = int.from_bytes(columns.widths[:4], "little") * 4
+        for i in range(len(columns.rows) // 4):
+            frames = (columns.positions, columns.ranks)
+            own = (columns.token_ids, columns.logprobs)
+            found.append((*(f[4 * i : 4 * i + 4] for f in frames), *(f[width * i : width * (i + 1)] for f in own)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("drafts", "count", "reason"),
+    [
+        ([0, 2, 5], 3, "has 2 drafts, of which there are 1"),
+        ([0, 0], 1, "has 0 drafts"),
+        ([0, 1, VOCAB_SIZE], 2, "ids are"),
+        ([0, 1, -1], 2, "ids are"),
+        ([0, 1, 5, 0, 1, 5], 3, "has 1 drafts"),
+        ([1, 1, 5], 1, "are not in the step"),
+        ([0, 1, 5], 1, "do not follow its last known token"),
+        ([0, 1, 5], 3, "scheduled up to token 6, it has 5 known tokens"),
+        ([0, 9, *range(9)], 10, "it has 12 slots"),
+    ],
+)
+def test_drafts_that_contradict_the_rows_are_refused(drafts: list[int], count: int, reason: str) -> None:
+    runner = new_runner()
+    first = [new_row(0, [1, 2, 3]), new_row(1, [1, 2, 3])]
+    execute(runner, message([0, 1], [3, 3], new_rows=first, appends=[0, 0, 1, 0, 0, 2, 0, 0, 4, 1, 0, 3]))
+    with pytest.raises(ProtocolError, match=reason):
+        runner.execute(message([0], [count], drafts=drafts))
 
 
 def test_forced_tokens_are_computed_in_one_step_and_the_next_token_follows_them() -> None:
@@ -124,6 +203,8 @@ def test_every_rank_stores_the_tokens_that_rank_0_sampled() -> None:
     runners = [new_runner(HistoryModel(), ThreadGroup(0, channel)), new_runner(SilentModel(), ThreadGroup(1, channel))]
     steps = [message([0], [2], new_rows=[new_row(0, [1, 2], sampling=RowSampling(seed=4))], appends=[0, 0, 1])]
     steps += [message([0], [1]), message([0], [1])]
+    right = expected_tokens([1, 2], RowSampling(seed=4), 6)
+    steps += [message([0], [4], drafts=[0, 3, right[3], right[4], right[5] + 1], appends=[0, 0, 2])]
 
     def run(rank: int) -> None:
         for step in steps:
@@ -134,5 +215,5 @@ def test_every_rank_stores_the_tokens_that_rank_0_sampled() -> None:
         thread.start()
     for thread in threads:
         thread.join(timeout=30)
-    expected = [1, 2, *expected_tokens([1, 2], RowSampling(seed=4), 3)]
+    expected = [1, 2, *right]
     assert [runner._batch.token_ids(0) for runner in runners] == [expected, expected]

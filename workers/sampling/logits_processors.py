@@ -55,6 +55,13 @@ class LogitsProcessors:
                 if processors is not None:
                     processors.append(token_id)
 
+    def follow(self, row: int, token_ids: list[int], num_outputs: int) -> None:
+        """Append those of `token_ids`, the last of the row's `num_outputs` output tokens, that its processors lack."""
+        if (processors := self._processors_by_row.get(row)) is not None:
+            num_missing = num_outputs - len(processors.outputs)
+            for token_id in token_ids[len(token_ids) - num_missing :]:
+                processors.append(token_id)
+
     def of(self, rows: I32) -> dict[int, RowProcessors]:
         """Return the processors of these rows by index; rows without any are left out."""
         if not self._processors_by_row:

@@ -20,20 +20,40 @@ from ..input_batch import ids_of
 MaskSource = Callable[[], TokenMask | None]  # waits for the mask; None: nobody needs the step's result any more
 
 
+def mask_counts(mask: TokenMask | None) -> dict[int, int]:
+    """Return the number of masks of each row that `mask` names, in its order. ProtocolError if the counts do not fit
+    the rows."""
+    if mask is None:
+        return {}
+    rows = ids_of(mask.rows).tolist()
+    counts = ids_of(mask.counts).tolist() if mask.counts else [1] * len(rows)
+    if len(counts) != len(rows) or len(set(rows)) != len(rows) or min(counts, default=1) < 1:
+        raise ProtocolError(f"the mask of step {mask.step} has {counts} masks for the rows {rows}")
+    return dict(zip(rows, counts, strict=True))
+
+
 def apply_mask(logits: Tensor, sampled_rows: I32, mask: TokenMask) -> None:
-    """Mask logits [s, vocab] of the rows that `mask` names, in place. sampled_rows: [s], the row of each."""
-    rows, vocab_size = ids_of(mask.rows), logits.shape[1]
+    """Mask logits [s, vocab] of the rows that `mask` names, in place. sampled_rows: [s], the row of each; a row with
+    drafts is repeated, and its masks are for the first of its logits."""
+    vocab_size, counts = logits.shape[1], mask_counts(mask)
     num_words = -(-vocab_size // 32)
-    if len(mask.bits) != 4 * num_words * len(rows):
+    if len(mask.bits) != 4 * num_words * sum(counts.values()):
         raise ProtocolError(
-            f"the mask of step {mask.step} has {len(mask.bits)} bytes for {len(rows)} rows and {vocab_size} tokens"
+            f"the mask of step {mask.step} has {len(mask.bits)} bytes for {sum(counts.values())} masks of "
+            f"{vocab_size} tokens"
         )
-    index_by_row = {row: index for index, row in enumerate(sampled_rows.tolist())}
-    chosen = [i for i, row in enumerate(rows.tolist()) if row in index_by_row]
+    indices_by_row: dict[int, list[int]] = {}
+    for index, row in enumerate(sampled_rows.tolist()):
+        indices_by_row.setdefault(row, []).append(index)
+    chosen, indices, start = list[int](), list[int](), 0
+    for row, count in counts.items():
+        own = indices_by_row.get(row, [])[:count]
+        chosen += range(start, start + len(own))
+        indices += own
+        start += count
     if not chosen:
         return
-    words = np.frombuffer(mask.bits, np.uint8).reshape(len(rows), 4 * num_words)[chosen]
-    indices = [index_by_row[int(rows[i])] for i in chosen]
+    words = np.frombuffer(mask.bits, np.uint8).reshape(-1, 4 * num_words)[chosen]
     if logits.device.type == "cpu":
         forbidden = np.unpackbits(~words, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
         array = logits.numpy()

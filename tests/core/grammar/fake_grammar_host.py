@@ -132,14 +132,22 @@ class FakeGrammarHost:
         if any(self.open_grammars[grammar_id][0].startswith("0,") for grammar_id in mask_ids):
             self.die()
             return
-        masks = np.zeros((len(mask_ids), -(-VOCAB_SIZE // 32) * 32), np.uint8)
-        for i, grammar_id in enumerate(mask_ids):
-            masks[i, allowed_tokens(*self.open_grammars[grammar_id])] = 1
+        drafts, counts = list(decode_ids(message.draft_ids)), decode_ids(message.draft_counts)
+        drafts_of = {}
+        for grammar_id, count in zip(decode_ids(message.mask_ids), counts, strict=False):
+            drafts_of[grammar_id], drafts = drafts[:count], drafts[count:]
+        prefixes = [(i, n) for i in mask_ids for n in range(1 + self._num_allowed(i, drafts_of.get(i, [])))]
+        masks = np.zeros((len(prefixes), -(-VOCAB_SIZE // 32) * 32), np.uint8)
+        for place, (grammar_id, n) in enumerate(prefixes):
+            text, outputs = self.open_grammars[grammar_id]
+            masks[place, allowed_tokens(text, [*outputs, *drafts_of.get(grammar_id, [])[:n]])] = 1
+        num_masks = [sum(each == i for each, _ in prefixes) for i in mask_ids]
         forced = [forced_tokens(*self.open_grammars[grammar_id]) for grammar_id in mask_ids]
         self.outbox.append(
             GrammarsAdvanced(
                 serial=message.serial,
                 mask_ids=encode_ids(mask_ids),
+                mask_counts=encode_ids(num_masks) if len(counts) else b"",
                 bits=np.packbits(masks, axis=1, bitorder="little").tobytes(),
                 jump_counts=encode_ids(len(ids) for ids in forced),
                 jump_ids=encode_ids(token for ids in forced for token in ids),
@@ -147,3 +155,12 @@ class FakeGrammarHost:
                 failures=failures,
             )
         )
+
+    def _num_allowed(self, grammar_id: int, drafts: list[int]) -> int:
+        """The number of drafts that the grammar allows, and after which it goes on."""
+        text, outputs = self.open_grammars[grammar_id]
+        for n, draft in enumerate(drafts):
+            had = [*outputs, *drafts[:n]]
+            if draft not in allowed_tokens(text, had) or is_complete(text, [*had, draft]):
+                return n
+        return len(drafts)

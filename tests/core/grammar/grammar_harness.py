@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from tokenloom.core.request import Request
 from tokenloom.ipc.structured_outputs import StructuredOutputsParams
+from tokenloom.tests.core.adversary import right_tokens
 from tokenloom.tests.core.fake_worker import masked_token, next_token
 from tokenloom.tests.core.grammar.fake_grammar_host import allowed_tokens, is_complete
 from tokenloom.tests.core.harness import Harness
@@ -38,6 +40,17 @@ class GrammarHarness(Harness):
     def ask(self, key: int, prompt: list[int], max_tokens: int, text: str, **more: object) -> None:
         self.texts[key] = text
         self.add(key, prompt, max_tokens, structured_outputs=StructuredOutputsParams(grammar=text), **more)  # type: ignore[arg-type]
+
+    def right_tokens(self, request: Request, tokens: list[int], count: int) -> list[int]:
+        """The tokens that come next, for an Adversary; past the end of a grammar, any."""
+        text, num_prompt = self.texts.get(request.key), request.num_prompt_tokens
+        if text is None:
+            return right_tokens(request, tokens, count)
+        tokens = list(tokens)
+        for _ in range(count):
+            allowed = allowed_tokens(text, tokens[num_prompt:])
+            tokens.append(masked_token(next_token(tokens, request.seed), allowed))
+        return tokens[len(tokens) - count :]
 
     def turn(self, answers: int = 1) -> None:
         self.grammars.work()

@@ -72,3 +72,36 @@ def test_looking_ahead_makes_the_masks_of_a_plain_matcher(compiler: GrammarCompi
         num_single += len(expected) == 1
         assert answer.error is None and answer.has_stopped == plain.is_complete
     assert num_forced == num_single > 20
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_masks_after_drafts_are_those_of_a_plain_matcher_and_end_at_a_forbidden_one(
+    compiler: GrammarCompiler, seed: int
+) -> None:
+    rng, text = random.Random(seed), json.dumps(SCHEMA)
+    plain, answer = compiler.compile("json", text), GrammarCursor(compiler.compile("json", text), VOCAB_SIZE)
+    num_masks = num_broken = num_ended = 0
+    while not plain.is_complete:
+        words = np.zeros(compiler.num_words, np.uint32)
+        if answer.unmasked is not None:
+            answer.unmasked.fill(words)
+        if np.count_nonzero(words) <= 1:
+            answer.finish_mask(words)
+        drafts, expected, walker = list[int](), list[list[int]](), plain.copy()
+        for _ in range(rng.randrange(1, 12)):
+            allowed = plain_mask(compiler, walker)
+            drafts.append(rng.choice(allowed))
+            walker.consume(drafts[-1:])
+            if walker.has_stopped:
+                num_ended += 1
+                break
+            expected.append(plain_mask(compiler, walker))
+        if not walker.has_stopped and rng.random() < 0.5:
+            forbidden = set(range(VOCAB_SIZE)) - set(expected[-1])
+            drafts += [rng.choice(sorted(forbidden)), 5]
+            num_broken += 1
+        assert [bits_of(mask) for mask in answer.draft_masks(words, drafts)] == expected
+        num_masks += len(expected)
+        answer.take(drafts[0])
+        plain.consume(drafts[:1])
+    assert num_masks > 50 and num_broken and num_ended

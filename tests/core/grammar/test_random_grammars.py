@@ -6,14 +6,17 @@ import random
 
 import pytest
 
+from tokenloom.tests.core.adversary import Adversary
 from tokenloom.tests.core.grammar.grammar_harness import GrammarHarness, expected_with_grammar
 from tokenloom.tests.core.harness import prompt_of, random_sizes
 
 
-def run_random_grammars(seed: int, num_operations: int) -> None:
-    """Adds, aborts, late answers, lost hosts and lost workers over pools of random sizes."""
+def run_random_grammars(seed: int, num_operations: int, accuracy: float | None = None) -> GrammarHarness:
+    """Adds, aborts, late answers, lost hosts and lost workers over pools of random sizes. accuracy: of drafts."""
     rng = random.Random(seed)
     harness = GrammarHarness(grammar_timeout_s=600.0, **random_sizes(rng))  # type: ignore[arg-type]
+    if accuracy is not None:
+        harness.proposer = harness.core.scheduler.drafting.proposer = Adversary(rng, accuracy, harness.right_tokens)
     key = num_losses = 0
     for _ in range(num_operations):
         action = rng.random()
@@ -46,6 +49,26 @@ def run_random_grammars(seed: int, num_operations: int) -> None:
         harness.core.scheduler.check_invariants()
     harness.run_to_the_end()
     assert not harness.grammars.open_grammars
+    return harness
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("accuracy", [0.0, 0.8, 1.0])
+def test_random_operations_with_drafts_keep_grammars_in_step_with_tokens(seed: int, accuracy: float) -> None:
+    run_random_grammars(seed, 400, accuracy)
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.9, 1.0])
+def test_a_draft_that_breaks_a_grammar_ends_there(accuracy: float) -> None:
+    harness = GrammarHarness(grammar_timeout_s=600.0, steps_in_flight=1, block_size=4)
+    proposer = Adversary(random.Random(1), accuracy, harness.right_tokens)
+    harness.proposer = harness.core.scheduler.drafting.proposer = proposer
+    for key in range(4):
+        harness.ask(key, [1, 2, key], 40, f"{[3, 50, 7, 20][key]},{[30, 17, 60, 60][key]}")
+    harness.run_to_the_end()
+    worker = harness.worker
+    assert worker.num_drafts > 20 and worker.num_accepted < worker.num_drafts, "a grammar ends within a draft"
+    assert (worker.num_accepted > 10) == (accuracy > 0)
 
 
 @pytest.mark.parametrize("seed", range(8))

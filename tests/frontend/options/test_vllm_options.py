@@ -55,11 +55,14 @@ TAKEN_FLAGS = """
 --moe-backend auto|--optimization-level 2|--performance-mode balanced
 --structured-outputs-config {"backend": "xgrammar"}|--additional-config {}|--disable-log-stats|--enable-log-requests
 --disable-log-requests|--aggregate-engine-logging|--shutdown-timeout 30|--api-server-count 4
+--speculative-config {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+-sc {"method": "suffix", "suffix_decoding_max_tree_depth": 24}
 --enable_chunked_prefill|--max_model_len 4096|--gpu_memory_utilization=0.5
 """
 REFUSED_FLAGS = """
---default-mm-loras {"a": 1}|--enable-prompt-adapter|--speculative-config {"method": "ngram"}|-sc {"method": "ngram"}
---kv-transfer-config {"a": 1}|--kv-events-config {"a": 1}|--pipeline-parallel-size 2|--data-parallel-size 2
+--default-mm-loras {"a": 1}|--enable-prompt-adapter|--speculative-config {"method": "eagle"}|-sc {"method": "mtp"}
+--speculative-model m|--kv-transfer-config {"a": 1}|--kv-events-config {"a": 1}|--pipeline-parallel-size 2
+--data-parallel-size 2
 --nnodes 2|--headless|--cpu-offload-gb 4|--distributed-executor-backend ray|--tokenizer-mode mistral
 --load-format gguf|--logits-processors a:b|--logprobs-mode raw_logits|--tool-parser-plugin x.py|--middleware a.b
 --enable-prompt-embeds|--task classify|--pooler-config {"a": 1}|--worker-cls a.B|--ssl-ciphers AES
@@ -90,7 +93,7 @@ KEYWORDS: dict[str, object] = {  # keywords of LLM with values from scripts; the
     "disable_cascade_attn": True, "long_prefill_token_threshold": 0,
 }  # fmt: skip
 REFUSED_KEYWORDS: dict[str, object] = {
-    "enable_prompt_adapter": True, "speculative_config": {"method": "ngram"},
+    "enable_prompt_adapter": True, "speculative_config": {"method": "eagle3", "model": "m"},
     "kv_transfer_config": {"kv_role": "kv_both"},
     "logits_processors": ["a:b"], "cpu_offload_gb": 2, "pipeline_parallel_size": 2, "runner": "draft",
     "logprobs_mode": "processed_logprobs", "enable_prompt_embeds": True, "worker_extension_cls": "a.B",

@@ -38,7 +38,7 @@ def test_only_masked_rows_change_and_only_where_forbidden(vocab_size: int, devic
 
 def test_a_mask_of_another_width_is_refused() -> None:
     mask = mask_of([0], np.ones((1, 100), np.bool_))
-    with pytest.raises(ProtocolError, match="16 bytes for 1 rows and 200 tokens"):
+    with pytest.raises(ProtocolError, match="16 bytes for 1 masks of 200 tokens"):
         apply_mask(torch.zeros(1, 200), np.array([0], np.int32), mask)
 
 

@@ -1,0 +1,41 @@
+"""MaskFill: the order for the masks that a step waits for, and the parts of the host's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...ipc.codec import decode_ids
+from ...ipc.messages.grammar import GrammarsAdvanced
+
+
+@dataclass
+class MaskFill:
+    """The masks that the oldest step in flight waits for."""
+
+    grammar_ids: list[int]
+    drafts: Mapping[int, list[int]]  # by row of the step
+    is_sent: bool = False
+
+
+class GrammarMasks(NamedTuple):
+    """Masks of one grammar: of its next token, and of those after its first drafts."""
+
+    grammar_id: int
+    bits: bytes
+    num_masks: int
+    jump_ids: list[int]  # jump-forward tokens
+
+
+def masks_in(message: GrammarsAdvanced) -> Iterator[GrammarMasks]:
+    """Yield the masks of each grammar."""
+    ids, jump_counts, jump_ids = (
+        decode_ids(each) for each in (message.mask_ids, message.jump_counts, message.jump_ids)
+    )
+    counts = decode_ids(message.mask_counts) if message.mask_counts else [1] * len(ids)
+    width, place, start = len(message.bits) // max(sum(counts), 1), 0, 0
+    for grammar_id, count, num_jumps in zip(ids, counts, jump_counts, strict=True):
+        end = place + count * width
+        yield GrammarMasks(grammar_id, message.bits[place:end], count, jump_ids[start : start + num_jumps].tolist())
+        place, start = end, start + num_jumps

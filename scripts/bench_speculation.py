@@ -1,0 +1,234 @@
+"""Measure lookup speculation, on and off in turn within one run.
+
+    python scripts/bench_speculation.py 135m --rounds 3
+    python scripts/bench_speculation.py 135m --rounds 20 --cases many
+
+Two engines stay open, one with --speculation lookup and one with off. Answers are real texts, of this repository, and
+forced token by token (trace_decode_token_ids): the answers of random weights repeat themselves, which flatters every
+lookup. Token ids are those of the demo model's tokenizer, whose tokens are shorter than those of a large vocabulary.
+Cases, one request at a time but for `many`:
+
+    rewrite   the next version of a file that is in the prompt
+    code      the rest of a file whose first two thirds, at most 1,500 tokens, are in the prompt
+    prose     the same with documentation
+    random    random ids
+    loops     what random weights answer by themselves
+    many      --many requests at once, of code, prose and random ids in turn
+
+Printed: tokens per second after the first token; the median over the rounds of on / off, and the interval of that
+median (95 %); for `many` also of the 99th percentile between tokens; drafts, accepted ones, and those that were
+expected of the drafts sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from pathlib import Path
+
+from tokenloom import LLM, SamplingParams
+from tokenloom.frontend.client.prompts import new_submit
+from tokenloom.frontend.client.transport import Transport
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.frontend.text.tokenizer import Tokenizer
+from tokenloom.ipc.messages.client import Delta, RequestMetrics
+from tokenloom.ipc.messages.metrics import Counter
+from tokenloom.scripts.bench_contestant import ANSWER_TIMEOUT_S
+from tokenloom.scripts.bench_mixed import Load
+from tokenloom.scripts.bench_report import ROOT, median, percentile
+from tokenloom.scripts.bench_tiers_load import median_interval
+from tokenloom.scripts.bench_workload import Setup, new_model_parser
+
+CODE = ("core/scheduling/rows.py", "workers/sampling/sampler.py", "core/kv/block_pool.py", "frontend/llm.py")
+PROSE = ("docs/tiers.md", "docs/lora.md", "docs/operations.md", "docs/architecture.md")
+REWRITTEN = ("core/scheduling/scheduler.py", "workers/input_batch.py", "core/engine.py", "ipc/messages/workers.py")
+NUM_RANDOM = 4  # requests of the case
+MAX_PROMPT = 1500  # tokens
+CASES = ("rewrite", "code", "prose", "random", "loops", "many")
+WARM_UP_TOKENS = 8
+REPORT_S = 1.2  # until the core has reported all that it has counted
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Task:
+    """A prompt and its forced answer; without one the model answers."""
+
+    prompt: list[int]
+    answer: list[int] | None
+
+
+@dataclass
+class Outcome:
+    """Arrival times of the tokens of each answer, and what their ends report."""
+
+    times: list[list[float]]
+    metrics: list[RequestMetrics] = field(default_factory=list)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens after the first of each answer, for each second until the last one."""
+        if len(self.times) == 1:
+            return (len(self.times[0]) - 1) / (self.times[0][-1] - self.times[0][0])
+        begun, ended = max(each[0] for each in self.times), min(each[-1] for each in self.times)
+        return sum(begun < when <= ended for each in self.times for when in each) / (ended - begun)
+
+    @property
+    def p99_s(self) -> float:
+        """The 99th percentile between arrivals of an answer."""
+        gaps = [later - when for each in self.times for when, later in pairwise(each)]
+        return percentile([gap for gap in gaps if gap > 0], 99)
+
+
+class ForcedLoad(Load):
+    """Requests with forced answers."""
+
+    def __init__(self, transport: Transport) -> None:
+        super().__init__(transport)
+        self.metrics: list[RequestMetrics] = []
+
+    def force(self, task: Task, num_out: int) -> None:
+        index = len(self.times)
+        self.times.append([])
+        self._ids.append(f"forced-{next(_numbers)}")
+        answer = None if task.answer is None else task.answer[:num_out]
+        num_out = num_out if answer is None else len(answer)
+        params = SamplingParams(temperature=0.0, max_tokens=num_out, ignore_eos=True, trace_decode_token_ids=answer)
+        submit = new_submit(self._ids[-1], {"prompt_token_ids": task.prompt}, params)
+        self._transport.submit(submit, lambda update: self._arrivals.put((time.perf_counter(), index, update)))
+
+    def run(self) -> Outcome:
+        num_open = len(self.times)
+        while num_open:
+            when, index, update = self._transport.wait(self._arrivals, ANSWER_TIMEOUT_S)
+            if isinstance(update, Exception):
+                raise update
+            if isinstance(update, Delta):
+                self.times[index] += [when] * (len(update.token_ids) // 4)
+                if update.finish_reason is not None:
+                    num_open -= 1
+                    self.metrics.append(update.metrics or RequestMetrics())
+        return Outcome(self.times, self.metrics)
+
+
+def run(transport: Transport, tasks: Sequence[Task], num_out: int) -> Outcome:
+    load = ForcedLoad(transport)
+    for task in tasks:
+        load.force(task, num_out)
+    return load.run()
+
+
+def tasks_of(case: str, tokenizer: Tokenizer, vocab_size: int, num_many: int) -> list[Task]:
+    """Return the tasks of a case."""
+
+    def ids(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    def rest_of(path: str) -> Task:
+        tokens = ids((ROOT / path).read_text(encoding="utf-8"))
+        start = min(len(tokens) * 2 // 3, MAX_PROMPT)
+        return Task(tokens[:start], tokens[start:])
+
+    if case == "rewrite":
+        return [Task(ids(old)[:MAX_PROMPT], ids(new)) for old, new in map(versions_of, REWRITTEN)]
+    if case in ("code", "prose"):
+        return [rest_of(path) for path in (CODE if case == "code" else PROSE)]
+    draw = random.Random(case)
+    at_random = [
+        Task(draw.choices(range(vocab_size), k=256), draw.choices(range(vocab_size), k=600)) for _ in range(NUM_RANDOM)
+    ]
+    if case == "random":
+        return at_random
+    if case == "loops":
+        return [Task(task.prompt, None) for task in at_random]
+    kinds = [[rest_of(path) for path in CODE], [rest_of(path) for path in PROSE], at_random]
+    return [kinds[number % 3][number // 3 % 4] for number in range(num_many)]
+
+
+def versions_of(path: str) -> tuple[str, str]:
+    """Return a file as it was some changes ago, and as it is."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+    commits = git("log", "-4", "--format=%H", "--", path).split()
+    return git("show", f"{commits[-1]}:{path}"), git("show", f"{commits[0]}:{path}")
+
+
+def measure(setup: Setup, case: str, tasks: list[Task], transports: dict[str, Transport], num_out: int) -> None:
+    """Run a case on both engines in turn and add its row to the report."""
+    rates: dict[str, list[float]] = {name: [] for name in transports}
+    p99s: dict[str, list[float]] = {name: [] for name in transports}
+    metrics: list[RequestMetrics] = []
+    num_tokens = 0
+    groups = [tasks] if case == "many" else [[task] for task in tasks]
+    for number in range(setup.arguments.rounds):
+        for group in groups:
+            names = list(transports) if (number + len(rates["on"])) % 2 else list(transports)[::-1]
+            for name in names:
+                outcome = run(transports[name], group, num_out)
+                rates[name].append(outcome.tokens_per_s)
+                p99s[name].append(outcome.p99_s)
+                if name == "on":
+                    metrics += outcome.metrics
+                    num_tokens += sum(map(len, outcome.times))
+    gains = [on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
+    accepted = sum(each.num_accepted_drafts for each in metrics)
+    setup.report.add(
+        case=case,
+        off_tokens_per_s=median(rates["off"]),
+        on_tokens_per_s=median(rates["on"]),
+        on_of_off=median(gains),
+        drafts=sum(each.num_drafts for each in metrics),
+        accepted=accepted,
+        tokens=num_tokens,
+        tokens_per_row_step=num_tokens / max(num_tokens - accepted, 1),
+    )
+    setup.report.note(f"{case}: on / off, median and its interval", [median(gains), *median_interval(gains)])
+    if case == "many":
+        waits = [on / off for on, off in zip(p99s["on"], p99s["off"], strict=True)]
+        setup.report.note(f"{case}: p99 on / off, median and its interval", [median(waits), *median_interval(waits)])
+
+
+def expected(engine: LLM) -> float:
+    """Return how many accepted drafts the engine has expected so far."""
+    time.sleep(REPORT_S)
+    found = [each for each in engine.get_metrics() if each.name == "tokenloom_spec_expected_total"]
+    return sum(each.value for each in found if isinstance(each, Counter))
+
+
+def main() -> int:
+    parser = new_model_parser(__doc__)
+    parser.add_argument("--cases", default=",".join(CASES), help="cases, with commas between (default all)")
+    parser.add_argument("--num-out", type=int, default=300, help="most tokens of an answer (default 300)")
+    parser.add_argument("--many", type=int, default=32, help="requests of the case many (default 32)")
+    parser.add_argument("--num-out-many", type=int, default=96, help="tokens of each of them (default 96)")
+    setup = Setup("bench_speculation", parser, "cases", "num_out", "many")
+    tokenizer = Tokenizer.load(Path(DEMO_FOLDER), False)
+    lengths = {"max_model_len": MAX_PROMPT + setup.arguments.num_out + 16, "max_num_seqs": setup.arguments.many}
+    with contextlib.ExitStack() as stack:
+        engines: dict[str, LLM] = {}
+        for name, value in (("off", "off"), ("on", "lookup")):
+            options = {**lengths, **setup.options, "speculation": value}
+            engines[name] = stack.enter_context(LLM(setup.folder, **options))
+        transports = {name: engine._transport for name, engine in engines.items()}
+        for case in setup.arguments.cases.split(","):
+            tasks = tasks_of(case, tokenizer, setup.workload.vocab_size, setup.arguments.many)
+            num_out = setup.arguments.num_out_many if case == "many" else setup.arguments.num_out
+            for transport in transports.values():
+                run(transport, tasks[:1], WARM_UP_TOKENS)
+            before = expected(engines["on"])
+            measure(setup, case, tasks, transports, num_out)
+            promised = expected(engines["on"]) - before
+            setup.report.note(f"{case}: accepted that were expected", promised)
+    return setup.publish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

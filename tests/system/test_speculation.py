@@ -1,0 +1,172 @@
+"""Speculation changes no token and no logprob: lookup and an adversary, under every feature and every schedule."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tokenloom import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from tokenloom.core.speculation.step_costs import StepCosts
+from tokenloom.ipc.messages.metrics import Counter
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.system import recorded_drafts
+from tokenloom.tests.system.logprob_oracle import LogprobOracle
+from tokenloom.tests.system.recorded_drafts import MODES
+from tokenloom.tests.system.sampling_engine import VOCAB_SIZE, make_prompts, open_llm, sampling_checkpoint
+from tokenloom.tests.system.test_schedules import FEATURES, SCHEMA, compare
+
+COUNT, MAX_TOKENS = 8, 24
+REPORT_S = 5.0  # until the core has reported what it has counted
+CASES: dict[str, dict[str, object]] = {
+    "plain": {},
+    "logprobs": FEATURES["logprobs"],
+    "penalties": FEATURES["penalties"],
+    "bad words": FEATURES["bad_words"],
+    "min_tokens": {"min_tokens": 9, "stop_token_ids": list(range(0, 256, 5))},
+    "stop strings": FEATURES["stop strings"],
+    "n=4": {"n": 4},
+    "schema": {"structured_outputs": StructuredOutputsParams(json=SCHEMA)},
+    "all": {key: value for name, fields in FEATURES.items() if name != "n=3" for key, value in fields.items()},
+}
+SCHEDULES: dict[str, dict[str, object]] = {
+    "one step": {"steps_in_flight": 1},
+    "two steps": {"steps_in_flight": 2},
+    "preempted": {"num_kv_blocks": 30, "max_num_seqs": 16, "max_num_batched_tokens": 128, "max_model_len": 160},
+    "chunked": {"max_num_batched_tokens": 24, "max_num_seqs": 8},
+}
+PLAIN: dict[str, object] = {"steps_in_flight": 1, "enable_prefix_caching": False, "speculation": "off"}
+
+
+def make_params(case: str) -> list[SamplingParams]:
+    return [
+        SamplingParams(temperature=(0.0, 1.0, 2.5)[i % 3], top_p=0.95, seed=i, max_tokens=MAX_TOKENS, **CASES[case])  # type: ignore[arg-type]
+        for i in range(COUNT)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sampling_checkpoint(tmp_path_factory.mktemp("model") / "m")
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> LogprobOracle:
+    return LogprobOracle(folder)
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path) -> dict[str, list[RequestOutput]]:
+    """The outputs of each case without speculation."""
+    with open_llm(folder, **PLAIN) as llm:
+        return {case: llm.generate(make_prompts(COUNT, 3), make_params(case), use_tqdm=False) for case in CASES}
+
+
+def check(oracle: LogprobOracle, expected: Sequence[RequestOutput], found: Sequence[RequestOutput], case: str) -> None:
+    pairs = zip(expected, found, make_params(case), strict=True)
+    num_excuses = sum(compare(oracle, one, other, params) for one, other, params in pairs)
+    assert num_excuses <= 1
+
+
+def num_drafts(outputs: Sequence[RequestOutput]) -> tuple[int, int]:
+    """Return the drafts that were verified, and the accepted ones."""
+    metrics = [output.metrics for output in outputs if output.metrics is not None]
+    return sum(each.num_drafts for each in metrics), sum(each.num_accepted_drafts for each in metrics)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_adversary_changes_no_token_and_no_logprob(
+    schedule: str,
+    mode: str,
+    folder: Path,
+    oracle: LogprobOracle,
+    answers: dict[str, list[RequestOutput]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "record"
+    recorded_drafts.use(monkeypatch, path)
+    for case in CASES:
+        recorded_drafts.record(path, mode, VOCAB_SIZE, answers[case], make_params(case))
+        with open_llm(folder, **SCHEDULES[schedule]) as llm:
+            found = llm.generate(make_prompts(COUNT, 3), make_params(case), use_tqdm=False)
+        check(oracle, answers[case], found, case)
+        drafted, accepted = num_drafts(found)
+        assert drafted > 20, case
+        assert (accepted > 0) == (mode != "wrong"), case
+        assert accepted < drafted or mode == "right", case
+
+
+@pytest.mark.parametrize("steps_in_flight", [1, 2])
+def test_lookup_changes_no_token(
+    folder: Path, oracle: LogprobOracle, steps_in_flight: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that repeat themselves, and answers that do: greedy ones of random weights fall into loops. Drafts cost
+    nothing here, so that all are sent."""
+    monkeypatch.setattr(StepCosts, "seconds", lambda self, num_rows, most: [1.0] * (most + 1))
+    prompts = [each * 4 for each in make_prompts(6, 9)]
+    params = [SamplingParams(temperature=0.0, max_tokens=120, seed=i, ignore_eos=True) for i in range(6)]
+    with open_llm(folder, **PLAIN, max_model_len=600) as llm:
+        expected = llm.generate(prompts, params, use_tqdm=False)
+    with open_llm(folder, speculation="lookup", steps_in_flight=steps_in_flight, max_model_len=600) as llm:
+        found = llm.generate(prompts, params, use_tqdm=False)
+    pairs = zip(expected, found, params, strict=True)
+    assert sum(compare(oracle, *each) for each in pairs) <= 1
+    drafted, accepted = num_drafts(found)
+    assert drafted > accepted > 50
+
+
+def test_a_deterministic_engine_gives_equal_bits_with_drafts(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=40, logprobs=3, ignore_eos=True) for i in range(6)]
+    prompts = make_prompts(6, 5)
+    with open_llm(folder, deterministic=True, speculation="off") as llm:
+        expected = llm.generate(prompts, params, use_tqdm=False)
+    recorded_drafts.record(tmp_path / "record", "mixed", VOCAB_SIZE, expected, params)
+    recorded_drafts.use(monkeypatch, tmp_path / "record")
+    with open_llm(folder, deterministic=True) as llm:
+        found = llm.generate(prompts, params, use_tqdm=False)
+    for mine, other in zip(expected, found, strict=True):
+        assert mine.outputs[0].token_ids == other.outputs[0].token_ids
+        assert mine.outputs[0].logprobs == other.outputs[0].logprobs
+    drafted, accepted = num_drafts(found)
+    assert drafted > accepted > 20
+
+
+def test_two_ranks_keep_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    folder = tiny_checkpoint(tmp_path / "m", "llama", vocab_size=VOCAB_SIZE, num_hidden_layers=2, **heads)
+    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=30, presence_penalty=0.3 * i) for i in range(4)]
+    prompts = make_prompts(4, 6)
+    options: dict[str, object] = {"num_threads": 1, "max_model_len": 200, "tensor_parallel_size": 2}
+    with LLM(folder, **options, speculation="off") as llm:  # type: ignore[arg-type]
+        expected = llm.generate(prompts, params, use_tqdm=False)
+    recorded_drafts.record(tmp_path / "record", "mixed", VOCAB_SIZE, expected, params)
+    recorded_drafts.use(monkeypatch, tmp_path / "record")
+    with LLM(folder, **options) as llm:  # type: ignore[arg-type]
+        found = llm.generate(prompts, params, use_tqdm=False)
+    assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]
+    drafted, accepted = num_drafts(found)
+    assert drafted > accepted > 20
+
+
+def test_the_processes_report_drafts_in_metrics_and_answers(folder: Path) -> None:
+    """Steps of this model are so short that drafts may not pay: the counters agree, whatever they are."""
+    prompts = [each * 4 for each in make_prompts(4, 9)]
+    params = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
+    with LLM(folder, num_threads=1, max_model_len=600, speculation="lookup") as llm:
+        found = llm.generate(prompts, params, use_tqdm=False)
+        drafted, accepted = num_drafts(found)
+        deadline = time.monotonic() + REPORT_S
+        while (counts := (total(llm, "drafted"), total(llm, "accepted"))) != (drafted, accepted):
+            assert time.monotonic() < deadline, (counts, drafted, accepted)
+            time.sleep(0.05)
+
+
+def total(llm: LLM, name: str) -> int:
+    found = [each for each in llm.get_metrics() if each.name == f"tokenloom_spec_{name}_total"]
+    return int(sum(each.value for each in found if isinstance(each, Counter)))
