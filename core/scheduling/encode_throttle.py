@@ -1,9 +1,9 @@
 """EncodeThrottle: how many pieces of the encoder's work may join a step beside decoding rows.
 
 As with prompts (prefill_throttle.py), they may add half a step's time to it, prompts in the step included; at least one
-piece goes with it. Without decoding rows a medium is encoded at once. So it is in a burst, when more than BURST times as
-many media are wanted as rows decode, with those that were wanted then. Costs are learned from finished steps, by kinds
-of stages.
+piece goes with it. Without decoding rows a medium is encoded at once. So it is in a burst, when more than BURST times
+as many media are wanted as rows decode, with those that were wanted then. Costs are learned from finished steps, by
+kinds of stages.
 """
 
 from __future__ import annotations
