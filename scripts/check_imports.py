@@ -86,10 +86,10 @@ FOLDERS = {
     "frontend/cli": Folder(_frontend("client embedded options"), _CLIENT | _parties("shtab")),
     "frontend/client": Folder(("ipc", "ipc/messages", "ipc/process"), _CLIENT),
     "frontend/client/media": Folder(("ipc", "ipc/messages"), _parties("msgspec")),
+    "frontend/client/offline": Folder(("ipc", "ipc/messages"), _CLIENT | _parties("transformers")),
     "frontend/client/speech": Folder(
         _frontend("client client/media media/audio openai/forms transcriptions"), _parties("msgspec numpy")
     ),
-    "frontend/client/offline": Folder(("ipc", "ipc/messages"), _CLIENT | _parties("transformers")),
     "frontend/embedded": Folder(
         (*_frontend("client requests requests/media supervisor text"), "core", "core/grammar", "core/links", "workers"),
         _parties("msgspec zmq"),
