@@ -155,7 +155,7 @@ def versions_of(path: str) -> tuple[str, str]:
     """Return a file as it was some changes ago, and as it is."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, encoding="utf-8").stdout
 
     commits = git("log", "-4", "--format=%H", "--", path).split()
     return git("show", f"{commits[-1]}:{path}"), git("show", f"{commits[0]}:{path}")

@@ -174,7 +174,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculation: Annotated[
         str | dict[str, Any],
         _scheduling("guess tokens from earlier ones where it pays, which changes no answer: lookup, off or JSON"),
-    ] = "lookup"
+    ] = "off"
     speculation_corpus: Annotated[
         Literal["request", "shared"],
         _scheduling("whose finished answers help others: those of one cache_salt; shared: also all without a salt"),

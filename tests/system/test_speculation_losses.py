@@ -12,7 +12,7 @@ from tokenloom import Client, RequestOutput, SamplingParams
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.system import adapter_engine, image_engine, recorded_drafts
+from tokenloom.tests.system import adapter_engine, media_engine, media_families, recorded_drafts
 from tokenloom.tests.system.launched import serve
 from tokenloom.tests.system.sampling_engine import VOCAB_SIZE, make_prompts, open_llm, sampling_checkpoint
 from tokenloom.tests.system.test_speculation import num_drafts
@@ -71,16 +71,16 @@ def test_drafts_of_rows_with_adapters_change_no_answer(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
 def test_drafts_behind_images_change_no_answer(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows behind images have shifted positions, and their prompts hold placeholders."""
-    models = image_engine.make_models(tmp_path / "m", family)
-    requests = image_engine.make_requests(models.marker, 5, 6)
-    with image_engine.open_llm(models, deterministic=True, speculation="off") as llm:
-        expected = image_engine.run(llm, requests)
+    models = media_families.make_models(tmp_path / "m", family)
+    requests = media_engine.make_requests(models, 5, 6)
+    with media_engine.open_llm(models, deterministic=True, speculation="off") as llm:
+        expected = media_engine.run(llm, requests)
         vocab_size = max(token for each in expected for token in each.outputs[0].token_ids) + 1
     params = [SamplingParams(temperature=0, seed=None)] * len(expected)
     recorded_drafts.record(tmp_path / "record", "mixed", vocab_size, expected, params)
     recorded_drafts.use(monkeypatch, tmp_path / "record")
-    with image_engine.open_llm(models, deterministic=True, max_num_seqs=4) as llm:
-        found = image_engine.run(llm, requests)
+    with media_engine.open_llm(models, deterministic=True, max_num_seqs=4) as llm:
+        found = media_engine.run(llm, requests)
     assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]
     drafted, accepted = num_drafts(found)
     assert drafted > accepted > 10
