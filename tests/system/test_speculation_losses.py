@@ -74,13 +74,13 @@ def test_drafts_behind_images_change_no_answer(family: str, tmp_path: Path, monk
     models = media_families.make_models(tmp_path / "m", family)
     requests = media_engine.make_requests(models, 5, 6)
     with media_engine.open_llm(models, deterministic=True, speculation="off") as llm:
-        expected = media_engine.run(llm, requests)
+        expected = media_engine.run(llm, models, requests)
         vocab_size = max(token for each in expected for token in each.outputs[0].token_ids) + 1
     params = [SamplingParams(temperature=0, seed=None)] * len(expected)
     recorded_drafts.record(tmp_path / "record", "mixed", vocab_size, expected, params)
     recorded_drafts.use(monkeypatch, tmp_path / "record")
     with media_engine.open_llm(models, deterministic=True, max_num_seqs=4) as llm:
-        found = media_engine.run(llm, requests)
+        found = media_engine.run(llm, models, requests)
     assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]
     drafted, accepted = num_drafts(found)
     assert drafted > accepted > 10
