@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 INSTALL_TIMEOUT_S = 1800
 RUN_TIMEOUT_S = 120
-DEMOS = ("", "adapters/json/", "adapters/pirate/", "audio/", "vision/")
+DEMOS = ("model", "adapters/json/adapter_model", "adapters/pirate/adapter_model", "audio/model", "vision/model")
 MIN_LIBRARIES = 8  # levels × element types
 PROGRAM = """
 from tokenloom import LLM, SamplingParams
@@ -45,6 +45,8 @@ def check_wheel(wheel: Path) -> None:
     demand(not tests, f"tests: {tests}")
     libraries = [name for name in names if re.search(r"/prebuilt/[\w-]+\.so$", name)]
     demand(len(libraries) == MIN_LIBRARIES, f"{len(libraries)} prebuilt libraries of {MIN_LIBRARIES}: {libraries}")
+    files = {"tokenloom/demo/audio/clip.wav", *(f"tokenloom/demo/{name}.safetensors" for name in DEMOS)}
+    demand(files <= {*names}, f"the wheel lacks {sorted(files - {*names})}")
     demand("-py3-none-manylinux_" in wheel.name, f"the name lacks the C library's version: {wheel.name}")
     dead = re.findall(r"\]\((?!https?:)[^)]*\)", metadata)
     demand(not dead, f"links in the description that lead nowhere: {dead}")

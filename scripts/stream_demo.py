@@ -1,5 +1,5 @@
 """Run the demo of `scripts/demo`: start the engine, stream answers, print speeds, stop; then show images to the demo
-vision model."""
+vision model, and play a clip to the demo audio model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ PROMPTS = ["The capital of France is", "The capital of Japan is", "3 + 4 =", "Th
 QUESTION = "What is the capital of Norway?"
 ADAPTERS = ("pirate", "json")
 NUM_PICTURES = 3
+CLIP = DEMO_FOLDER / "audio" / "clip.wav"
 
 
 def stream(llm: LLM, prompt: str, max_tokens: int) -> None:
@@ -61,6 +62,15 @@ def show_pictures() -> None:
             print(f"  {question:25} {right:19} answered:  {answers[2 * index + 1]}")
 
 
+def play_clip() -> None:
+    """Let the audio model transcribe the clip that ships with it."""
+    begun = time.perf_counter()
+    with LLM(DEMO_FOLDER / "audio") as llm:
+        print(f"\naudio model ready after {time.perf_counter() - begun:.2f} s")
+        (output,) = llm.transcribe(CLIP, language="en")
+        print(f"  {CLIP.name}, {output.duration_s:.1f} s, transcribed: {output.text}")
+
+
 def text(content: str) -> dict[str, str]:
     return {"type": "text", "text": content}
 
@@ -89,6 +99,7 @@ def main() -> int:
             f"tokens/s, time to first token {firsts[len(firsts) // 2] * 1000:.0f} ms (median)"
         )
     show_pictures()
+    play_clip()
     print("stopped")
     return 0
 

@@ -31,7 +31,7 @@ ROOMS = ("core", "frontend", "ipc", "kernels", "scripts", "workers")
 SOURCES = (".py", ".c", ".h")  # a folder with any of these is a package
 DATA = (".html", ".ico")
 MAX_LIBRARY_BYTES = 100_000  # stripped
-DEMO_FILES = (".json", ".jinja", ".safetensors")
+DEMO_FILES = (".wav", ".json", ".jinja", ".safetensors")
 BUILD_TIMEOUT_S = 100
 COMPILE_TIMEOUT_S = 300
 

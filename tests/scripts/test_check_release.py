@@ -9,14 +9,18 @@ import pytest
 
 from tokenloom.kernels.cpu.compiler import LEVELS
 from tokenloom.kernels.cpu.library_store import prebuilt_name
-from tokenloom.scripts.check_release import MIN_LIBRARIES, check_wheel
+from tokenloom.scripts.check_release import DEMOS, MIN_LIBRARIES, check_wheel
 
 NAME = "tokenloom-1.0-py3-none-manylinux_2_17_x86_64.whl"
 METADATA = "tokenloom-1.0.dist-info/METADATA"
 LIBRARIES = [
     f"tokenloom/kernels/cpu/prebuilt/{prebuilt_name(level, is_bf16)}" for level in LEVELS for is_bf16 in (False, True)
 ]
-GOOD = {METADATA: "Author: us\nClassifier: x\n\n# tokenloom\n[a](https://example.org)", **dict.fromkeys(LIBRARIES, "")}
+DEMO = ["tokenloom/demo/audio/clip.wav", *(f"tokenloom/demo/{name}.safetensors" for name in DEMOS)]
+GOOD = {
+    METADATA: "Author: us\nClassifier: x\n\n# tokenloom\n[a](https://example.org)",
+    **dict.fromkeys([*LIBRARIES, *DEMO], ""),
+}
 
 
 def write(folder: Path, files: dict[str, str], name: str = NAME) -> Path:
@@ -48,6 +52,9 @@ def test_a_wheels_defect_is_named(tmp_path: Path, changed: dict[str, str], reaso
 def test_a_wheel_without_a_library_or_for_any_machine_is_refused(tmp_path: Path) -> None:
     lacking = {name: text for name, text in GOOD.items() if name != LIBRARIES[0]}
     with pytest.raises(SystemExit, match="7 prebuilt libraries of 8"):
+        check_wheel(write(tmp_path, lacking))
+    lacking = {name: text for name, text in GOOD.items() if not name.endswith("/audio/model.safetensors")}
+    with pytest.raises(SystemExit, match=r"the wheel lacks .*demo/audio/model\.safetensors"):
         check_wheel(write(tmp_path, lacking))
     with pytest.raises(SystemExit, match="lacks the C library's version"):
         check_wheel(write(tmp_path, GOOD, "tokenloom-1.0-py3-none-any.whl"))
