@@ -44,8 +44,9 @@ def names(metrics: EngineMetrics) -> list[str]:
 
 def test_names_and_types_equal_the_golden_file() -> None:
     golden = GOLDEN.read_text().split("\n")[:-1]
-    assert names(new_metrics(kv_disk="/disk", enable_lora=True)) == golden
-    optional = (" tokenloom_tier_", " tokenloom_adapter_", " tokenloom_lora_")  # of engines with tiers, with adapters
+    assert names(new_metrics(kv_disk="/disk", enable_lora=True, speculation="lookup")) == golden
+    # of engines with tiers, adapters, speculation
+    optional = (" tokenloom_tier_", " tokenloom_adapter_", " tokenloom_lora_", " tokenloom_spec_")
     assert names(new_metrics()) == [line for line in golden if not any(prefix in line for prefix in optional)]
 
 
