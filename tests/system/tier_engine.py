@@ -14,12 +14,14 @@ from pathlib import Path
 import psutil
 
 from tokenloom import Client, RequestOutput, SamplingParams
+from tokenloom.core.kv.block_hash import KEY_BYTES
 from tokenloom.scripts.engine_process import Engine
 
 DEADLINE_S = 60.0
 BLOCK_SIZE = 16
 CHUNK = 128  # tokens of a lesson: it fits in one step of each engine here
 VOCAB_SIZE = 512
+SLOT_KEYS_START = 8 + KEY_BYTES  # of a BlockRecord, behind generation and namespace
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
 OPTIONS = (
     "--device",
@@ -74,6 +76,20 @@ class TierEngine(Engine):
         deadline = time.monotonic() + DEADLINE_S
         while (found := len(objects(self.kv))) < num_blocks:
             assert time.monotonic() < deadline, f"{found} of {num_blocks} blocks are on the disk:\n{self.log()}"
+            time.sleep(0.01)
+
+    def slot_keys(self) -> set[bytes]:
+        """Return the keys of the blocks in slots, where a core in the place of a lost one finds them."""
+        (record,) = self.runtime.rglob("slots")
+        keys = record.read_bytes()[SLOT_KEYS_START:]
+        return {keys[i : i + KEY_BYTES] for i in range(0, len(keys), KEY_BYTES)} - {bytes(KEY_BYTES)}
+
+    def wait_slots_released(self, others: set[bytes]) -> None:
+        """Wait until slots hold no block but `others`: without a host tier the core forgets a block in a slot once it
+        knows that the disk has it."""
+        deadline = time.monotonic() + DEADLINE_S
+        while found := self.slot_keys() - others:
+            assert time.monotonic() < deadline, f"slots still hold {len(found)} blocks:\n{self.log()}"
             time.sleep(0.01)
 
     def kill_all(self) -> None:
