@@ -1,9 +1,8 @@
 """EncodeThrottle: how many pieces of the encoder's work may join a step beside decoding rows.
 
 As with prompts (prefill_throttle.py), they may add half a step's time to it, prompts in the step included; at least one
-piece goes with it. Without decoding rows a medium is encoded at once. So it is in a burst, when more than BURST times
-as many media are wanted as rows decode, with those that were wanted then. Costs are learned from finished steps, by
-kinds of stages.
+piece goes with it. Without decoding rows a medium is encoded at once, and so it is if more media are wanted than rows
+decode, with those that were wanted then. Costs are learned from finished steps, by kinds of stages.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from typing import NamedTuple
 
 from ...ipc.models.vision_config import Stage
 from .prefill_throttle import SHARE, PrefillThrottle, blend
-
-BURST = 2  # media for each decoding row
 
 
 class StageWork(NamedTuple):
@@ -56,7 +53,7 @@ class EncodeThrottle:
     def share_s(self, num_decodes: int, num_prompt_tokens: int, num_wanted: int) -> float:
         """Return the seconds that the next step may take to encode `num_wanted` media, beside its decoding rows and
         prompts; infinite without a limit, 0 if the costs are unknown. Call it once for a step."""
-        left = num_wanted if num_wanted > BURST * num_decodes else min(self._burst_media, num_wanted)
+        left = num_wanted if num_wanted > num_decodes else min(self._burst_media, num_wanted)
         self._burst_media = max(left - 1, 0)
         if left:
             return math.inf

@@ -152,10 +152,3 @@ def test_a_burst_is_over_once_no_image_is_wanted() -> None:
     assert len(encodes) == 3
     assert not steps.run([], NUM_ROWS)[0]
     assert not is_whole(steps.run([image(9, 256)], NUM_ROWS)[0])
-
-
-@pytest.mark.parametrize(("num_images", "is_burst"), [(8, False), (9, True)])
-def test_more_than_two_images_for_each_decoding_row_are_a_burst(num_images: int, is_burst: bool) -> None:
-    steps = Steps(64, dict.fromkeys(STAGES, 0.01))
-    encodes, _ = steps.run([image(number, 256) for number in range(num_images)], 4)
-    assert is_whole(encodes) == is_burst
