@@ -14,11 +14,7 @@ This file knows nothing of serving. tests/scripts/test_demo_audio.py measures th
 
 from __future__ import annotations
 
-import argparse
-import math
-import shutil
 import tempfile
-import time
 import wave
 from pathlib import Path
 from random import Random
@@ -48,6 +44,8 @@ from tokenloom.scripts.demo_speech import (
     draw_symbols,
     speak,
 )
+from tokenloom.scripts.demo_training import NO_LOSS, HelpedTraining, parse_options
+from tokenloom.scripts.train_demo_model import move_files
 
 END, START, LANGUAGE, BEFORE, NO_TIMES = (
     *("<|endoftext|>", "<|startoftranscript|>", "<|en|>", "<|startofprev|>", "<|notimestamps|>"),
@@ -63,9 +61,7 @@ BATCH = 32
 SPEAKERS, UTTERANCES = 1500, 8  # for training; of each speaker
 MOST_SYMBOLS = 4  # of an utterance
 ENCODER_STEPS = 1400  # first steps, which train the encoder with the helper alone
-PEAK_LEARNING_RATE = 2e-3
 MASKED_BINS = 4  # of some clips, at most, so that no band is needed
-NO_LOSS = -100
 NUM_MEASURED, MAX_ANSWER = 300, 48
 CLIP_SEED = "a clip that ships, 10"
 
@@ -229,14 +225,6 @@ def frames_of(extract: Any, clips: list[Clip]) -> Tensor:
     return cast(Tensor, features.input_features)
 
 
-def learning_rate(step: int, num_steps: int) -> float:
-    """Return a step's learning rate: a linear warm-up, then half a cosine down to zero."""
-    warm_up = min(100, num_steps // 10)
-    if step < warm_up:
-        return PEAK_LEARNING_RATE * (step + 1) / warm_up
-    return PEAK_LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (num_steps - warm_up)))
-
-
 def encode(model: WhisperForConditionalGeneration, frames: Tensor, first_row: int = 0) -> Tensor:
     """Return the encoder's rows [n, rows, HIDDEN] of frames that may be a part of the window, from `first_row` on."""
     encoder = cast(Any, model.model.encoder)
@@ -249,23 +237,14 @@ def encode(model: WhisperForConditionalGeneration, frames: Tensor, first_row: in
     return cast(Tensor, encoder.layer_norm(hidden))
 
 
-class Training:
-    """The model, its helper and the optimizer. `save` and `load` keep all of them between runs."""
+class Training(HelpedTraining):
+    """The training of the encoder and the decoder."""
 
     def __init__(self, model: WhisperForConditionalGeneration, transcripts: Transcripts) -> None:
+        super().__init__(model, torch.nn.Linear(HIDDEN, 1 + len(SYMBOLS)))  # 0: no symbol
         self._model, self._transcripts = model, transcripts
-        self._helper = torch.nn.Linear(HIDDEN, 1 + len(SYMBOLS))  # 0: no symbol
-        self._parameters = [each for each in (*model.parameters(), *self._helper.parameters()) if each.requires_grad]
-        matrices = [each for each in self._parameters if each.dim() >= 2]
-        vectors = [each for each in self._parameters if each.dim() < 2]
-        groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
-        self._optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
-        self.step_number = 0
 
-    def step(self, num_steps: int) -> tuple[float, float]:
-        """Train with one batch; return the loss of the answers and of the helper."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self.step_number, num_steps)
+    def losses(self) -> tuple[Tensor, Tensor]:
         batch, loss = self._transcripts.batch(self.step_number), torch.zeros(())
         with torch.autocast("cpu", torch.bfloat16):
             rows = encode(self._model, batch.frames, batch.first_row)
@@ -274,13 +253,7 @@ class Training:
                 hidden = self._model.model.decoder(batch.ids, encoder_hidden_states=rows).last_hidden_state
                 logits = self._model.proj_out(hidden).float()
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
-        helper_loss = self._helper_loss(named.float(), batch.symbols)
-        torch.autograd.backward(loss + helper_loss)
-        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        self.step_number += 1
-        return loss.item(), helper_loss.item()
+        return loss, self._helper_loss(named.float(), batch.symbols)
 
     def _helper_loss(self, named: Tensor, symbols: list[list[int]]) -> Tensor:
         targets = torch.tensor([each for one in symbols for each in one])
@@ -291,16 +264,6 @@ class Training:
             probabilities, targets, num_rows, lengths, reduction="sum", zero_infinity=True
         )
         return total / len(targets)
-
-    def save(self, file: Path) -> None:
-        states = [self._model.state_dict(), self._helper.state_dict(), self._optimizer.state_dict()]
-        torch.save([self.step_number, *states], file.with_suffix(".new"))
-        file.with_suffix(".new").replace(file)
-
-    def load(self, file: Path) -> None:
-        self.step_number, *states = torch.load(file, weights_only=True)
-        for part, state in zip((self._model, self._helper, self._optimizer), states, strict=True):
-            part.load_state_dict(state)
 
 
 @torch.inference_mode()
@@ -368,37 +331,18 @@ def save(model: WhisperForConditionalGeneration, tokenizer: PreTrainedTokenizerF
         tokenizer.save_pretrained(folder)
         extractor(WINDOW_S).save_pretrained(folder)
         write_clip(Path(folder) / "clip.wav", shipped_clip())
-        for file in Path(folder).iterdir():
-            file.chmod(0o644)
-            shutil.move(file, output / file.name)
+        move_files(Path(folder), output)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the demo audio model from generated speech.")
-    demo = Path(__file__).resolve().parent.parent / "demo"
-    parser.add_argument("--output", type=Path, default=demo / "audio", help="folder (default: demo/audio)")
-    parser.add_argument("--state", type=Path, default=Path("demo_audio.state"), help="folder to go on from")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=6500, help=f"of {BATCH} clips each")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads; another number gives other roundings")
-    arguments = parser.parse_args()
-    torch.manual_seed(arguments.seed)
-    torch.set_num_threads(arguments.threads)
+    description = "Train the demo audio model from generated speech."
+    arguments = parse_options(description, "audio", "folder", 6500, f"{BATCH} clips")
     arguments.state.mkdir(parents=True, exist_ok=True)
     speakers = recorded(arguments.state / "speech.npz", arguments.seed)
-    begun, state = time.process_time(), arguments.state / "training.pt"
     tokenizer = build_tokenizer()
     model = build_model(tokenizer)
     training = Training(model, Transcripts(speakers, tokenizer, arguments.seed))
-    if state.exists():
-        training.load(state)
-    print(f"{model.num_parameters()} parameters, from step {training.step_number}", flush=True)
-    while training.step_number < arguments.steps:
-        loss, helper_loss = training.step(arguments.steps)
-        if training.step_number % 50 == 0 or training.step_number == arguments.steps:
-            training.save(state)
-            seconds = time.process_time() - begun
-            print(f"step {training.step_number} loss {loss:.3f} + {helper_loss:.3f} after {seconds:.0f} s", flush=True)
+    training.run(arguments.state / "training.pt", arguments.steps)
     save(model, tokenizer, arguments.output)
     rng = Random("unseen")
     for name, voices in (("seen", VOICES), ("unseen", UNSEEN_VOICES)):

@@ -311,15 +311,20 @@ def learning_rate(step: int, num_steps: int, peak: float) -> float:
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (num_steps - warm_up)))
 
 
+def new_optimizer(trained: list[torch.nn.Parameter]) -> torch.optim.AdamW:
+    """Return an optimizer that lets only matrices decay."""
+    matrices = [each for each in trained if each.dim() >= 2]
+    vectors = [each for each in trained if each.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
+
+
 def train(
     model: torch.nn.Module, batches: Iterator[Batch], num_steps: int, peak_learning_rate: float = PEAK_LEARNING_RATE
 ) -> None:
     """Train with AdamW under bfloat16 autocast; the master weights stay in float32."""
     trained = [each for each in model.parameters() if each.requires_grad]
-    matrices = [each for each in trained if each.dim() == 2]
-    norms = [each for each in trained if each.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": norms, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
+    optimizer = new_optimizer(trained)
     start = time.monotonic()
     for step in range(num_steps):
         for group in optimizer.param_groups:
@@ -337,7 +342,7 @@ def train(
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
-    """Save both beside `output`, then move file by file into it, so that a reader never sees an incomplete file."""
+    """Save both beside `output`, then move their files into it."""
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         model.save_pretrained(folder)
@@ -347,9 +352,14 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Pa
         # transformers 5 keeps the template in its own file and renamed the class; other readers expect both here.
         settings |= {"chat_template": CHAT_TEMPLATE, "tokenizer_class": "PreTrainedTokenizerFast"}
         settings_file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        for file in Path(folder).iterdir():
-            file.chmod(0o644)
-            shutil.move(file, output / file.name)
+        move_files(Path(folder), output)
+
+
+def move_files(folder: Path, output: Path) -> None:
+    """Move the files of `folder` one by one, so that a reader of `output` never sees an incomplete one."""
+    for file in folder.iterdir():
+        file.chmod(0o644)
+        shutil.move(file, output / file.name)
 
 
 def main() -> None:

@@ -13,12 +13,8 @@ This file knows nothing of serving. tests/scripts/test_demo_vision.py measures t
 
 from __future__ import annotations
 
-import argparse
 import json
-import math
-import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -32,6 +28,8 @@ from torch import Tensor
 from transformers import GenerationConfig, LlavaConfig, LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
 from tokenloom.scripts.demo_pictures import CAPTION_QUESTIONS, Picture, draw_picture
+from tokenloom.scripts.demo_training import NO_LOSS, HelpedTraining, parse_options
+from tokenloom.scripts.train_demo_model import move_files
 
 BOS, EOS, END, PAD, IMAGE = "<|bos|>", "<|eos|>", "<|end|>", "<|pad|>", "<image>"
 SPECIAL_TOKENS = [BOS, EOS, END, PAD, "<|system|>", "<|user|>", "<|assistant|>", IMAGE]
@@ -50,8 +48,6 @@ BATCH = 32
 TURNS = (1, 1, 1, 2)  # of the chats of a batch
 TOWER_STEPS = 2200  # first steps, which train the tower and the projector with the helper alone
 NUM_PICTURES = 12_000
-PEAK_LEARNING_RATE = 2e-3
-NO_LOSS = -100
 
 
 class Sample(NamedTuple):
@@ -198,43 +194,21 @@ class Chats:
         return ids, labels
 
 
-def learning_rate(step: int, num_steps: int) -> float:
-    """Return a step's learning rate: a linear warm-up, then half a cosine down to zero."""
-    warm_up = min(100, num_steps // 10)
-    if step < warm_up:
-        return PEAK_LEARNING_RATE * (step + 1) / warm_up
-    return PEAK_LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (num_steps - warm_up)))
-
-
-class Training:
-    """The model, its helper and the optimizer. `save` and `load` keep all of them between runs."""
+class Training(HelpedTraining):
+    """The training of the tower, the projector and the language model."""
 
     def __init__(self, model: LlavaForConditionalGeneration, chats: Chats) -> None:
+        super().__init__(model, torch.nn.Linear(128, len(chats.captions)))
         self._model, self._chats = model, chats
-        self._helper = torch.nn.Linear(128, len(chats.captions))
-        self._parameters = [*model.parameters(), *self._helper.parameters()]
-        matrices = [each for each in self._parameters if each.dim() >= 2]
-        vectors = [each for each in self._parameters if each.dim() < 2]
-        groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
-        self._optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
-        self.step_number = 0
 
-    def step(self, num_steps: int) -> tuple[float, float]:
-        """Train with one batch; return the loss of the answers and of the helper head."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(self.step_number, num_steps)
+    def losses(self) -> tuple[Tensor, Tensor]:
         pixels, ids, labels, captions = self._chats.batch(self.step_number)
         images = self._encode(pixels)
         helper_loss = torch.nn.functional.cross_entropy(self._helper(images.mean(dim=1)), captions)
         loss = torch.zeros(())
         if self.step_number >= TOWER_STEPS:
             loss = self._answer_loss(images, ids, labels)
-        torch.autograd.backward(loss + helper_loss)
-        torch.nn.utils.clip_grad_norm_(self._parameters, 1.0)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        self.step_number += 1
-        return loss.item(), helper_loss.item()
+        return loss, helper_loss
 
     def _encode(self, pixels: Tensor) -> Tensor:
         """Return the images' embeddings, [BATCH, NUM_PATCHES, hidden size of the language model]."""
@@ -249,16 +223,6 @@ class Training:
         is_learned = labels[:, 1:] != NO_LOSS
         logits = self._model.lm_head(hidden[is_learned])
         return torch.nn.functional.cross_entropy(logits, labels[:, 1:][is_learned])
-
-    def save(self, file: Path) -> None:
-        states = [self._model.state_dict(), self._helper.state_dict(), self._optimizer.state_dict()]
-        torch.save([self.step_number, *states], file.with_suffix(".new"))
-        file.with_suffix(".new").replace(file)
-
-    def load(self, file: Path) -> None:
-        self.step_number, *states = torch.load(file, weights_only=True)
-        for part, state in zip((self._model, self._helper, self._optimizer), states, strict=True):
-            part.load_state_dict(state)
 
 
 def save(model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
@@ -291,36 +255,16 @@ def save(model: LlavaForConditionalGeneration, tokenizer: PreTrainedTokenizerFas
         }
         for name, value in (("preprocessor_config.json", preprocessor), ("processor_config.json", processor)):
             (Path(folder) / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        for file in Path(folder).iterdir():
-            file.chmod(0o644)
-            shutil.move(file, output / file.name)
+        move_files(Path(folder), output)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the demo vision model from generated pictures.")
-    demo = Path(__file__).resolve().parent.parent / "demo"
-    parser.add_argument("--output", type=Path, default=demo / "vision", help="folder (default: demo/vision)")
-    parser.add_argument("--state", type=Path, default=Path("demo_vision.state"), help="file to go on from")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=3600, help=f"of {BATCH} chats each")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads; another number gives other roundings")
-    arguments = parser.parse_args()
-    begun = time.process_time()
-    torch.manual_seed(arguments.seed)
-    torch.set_num_threads(arguments.threads)
+    description = "Train the demo vision model from generated pictures."
+    arguments = parse_options(description, "vision", "file", 3600, f"{BATCH} chats")
     samples = draw_samples(NUM_PICTURES, arguments.seed)
     tokenizer = train_tokenizer(samples)
     model = build_model(tokenizer)
-    training = Training(model, Chats(samples, tokenizer, arguments.seed))
-    if arguments.state.exists():
-        training.load(arguments.state)
-    print(f"{model.num_parameters()} parameters, from step {training.step_number}", flush=True)
-    while training.step_number < arguments.steps:
-        loss, helper_loss = training.step(arguments.steps)
-        if training.step_number % 50 == 0 or training.step_number == arguments.steps:
-            training.save(arguments.state)
-            seconds = time.process_time() - begun
-            print(f"step {training.step_number} loss {loss:.3f} + {helper_loss:.3f} after {seconds:.0f} s", flush=True)
+    Training(model, Chats(samples, tokenizer, arguments.seed)).run(arguments.state, arguments.steps)
     save(model, tokenizer, arguments.output)
     arguments.state.unlink(missing_ok=True)
 
