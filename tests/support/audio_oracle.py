@@ -10,29 +10,23 @@ with others Qwen3-ASR's pads them all to the longest, which changes the last fra
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .media_oracle import Expanded, MediaOracle
+
 Samples: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
 
-NEAR_TIE = 1e-3  # in logits with a standard deviation of about 3
 SAMPLE_RATE = 16_000
 MARK = "<audio>"
 
 
-class Expanded(NamedTuple):
-    """A prompt as transformers takes it: token ids and the arguments of its audio."""
-
-    token_ids: list[int]
-    inputs: dict[str, Tensor]
-
-
-class AudioOracle:
+class AudioOracle(MediaOracle[Samples]):
     """Transformers' model, processor and tokenizer of a checkpoint."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
@@ -48,49 +42,10 @@ class AudioOracle:
         self._processor.audio_token = MARK
         self._kind = str(config["model_type"])
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the prompt of a chat, one marker an audio, without the token that the tokenizer puts first."""
-        text: str = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return text.removeprefix(self.tokenizer.bos_token)
-
-    def generate(self, prompt: str | Sequence[int], clips: Sequence[Samples] = (), max_tokens: int = 12) -> list[int]:
-        """Return greedy tokens without the prompt's. A prompt, text or token ids, holds one placeholder an audio."""
-        expanded = self.expand(prompt, clips)
-        ids = torch.tensor([expanded.token_ids])
-        with torch.inference_mode():
-            output = self.model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                **expanded.inputs,
-                do_sample=False,
-                max_new_tokens=max_tokens,
-                pad_token_id=self.tokenizer.pad_token_id,
-                return_dict_in_generate=False,
-            )
-        return [int(token) for token in output[0, ids.shape[1] :]]
-
-    def check(self, prompt: str | Sequence[int], clips: Sequence[Samples], answer: Sequence[int]) -> None:
-        """Check that each token of the answer has the highest logit given all before it, up to near ties, in one
-        forward pass: the answer is then that of `generate`, by induction."""
-        expanded = self.expand(prompt, clips)
-        ids = torch.tensor([[*expanded.token_ids, *answer]])
-        with torch.inference_mode():
-            logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), **expanded.inputs).logits
-        rows = logits[0, len(expanded.token_ids) - 1 : -1]
-        misses = rows.max(dim=-1).values - rows[torch.arange(len(answer)), torch.tensor(list(answer))]
-        worst = int(misses.argmax())
-        assert misses[worst] <= NEAR_TIE, (
-            f"token {worst} of {len(answer)} misses by {float(misses[worst]):.5f} after {len(clips)} clips: "
-            f"{list(answer)}, {rows.argmax(dim=-1).tolist()} expected given the tokens before"
-        )
-
     @torch.inference_mode()
     def embeds(self, clip: Samples) -> Tensor:
         """Return the embeddings [n, hidden] that the model puts in the place of an audio's placeholders."""
-        expanded, given = (
-            self.expand([self.placeholder_id, 0], [clip]),
-            list[Tensor](),
-        )  # one token is none to Qwen2-Audio
+        expanded, given = self.expand([self.placeholder_id, 0], [clip]), list[Tensor]()  # Qwen2-Audio needs two tokens
         ids = torch.tensor([expanded.token_ids])
         inner = self.model.model.language_model
         hook = inner.register_forward_pre_hook(
@@ -106,13 +61,9 @@ class AudioOracle:
         """Return the number of embeddings of an audio."""
         return self._prepared(clip)[0]
 
-    def span(self, prompt: str, clips: Sequence[Samples]) -> tuple[int, int]:
-        """Return the index of the first placeholder of a prompt and the one behind its last."""
-        (places,) = np.nonzero(np.array(self.expand(prompt, clips).token_ids) == self.placeholder_id)
-        return int(places[0]), int(places[-1]) + 1
-
     def expand(self, prompt: str | Sequence[int], clips: Sequence[Samples]) -> Expanded:
-        """Return the token ids with all placeholders and the inputs of the clips."""
+        """Return the token ids with all placeholders and the inputs of the clips. A prompt, text or token ids, holds
+        one placeholder a clip."""
         ids = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
         assert ids.count(self.placeholder_id) == len(clips), f"{ids} has no marker for each of {len(clips)} clips"
         prepared = [self._prepared(clip) for clip in clips]

@@ -11,28 +11,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
+from .media_oracle import Expanded, MediaOracle
+
 PIL_CLASSES = {"Qwen2VLImageProcessorFast": "Qwen2VLImageProcessor"}
 
 
-NEAR_TIE = 1e-3  # in logits with a standard deviation of about 3
-
-
-class Expanded(NamedTuple):
-    """A prompt as transformers takes it: token ids and the arguments of its images."""
-
-    token_ids: list[int]
-    inputs: dict[str, Any]
-
-
-class VisionOracle:
+class VisionOracle(MediaOracle[Image.Image]):
     """Transformers' model, image processor and tokenizer of a checkpoint."""
 
     def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
@@ -46,28 +38,6 @@ class VisionOracle:
         self.tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
         architecture = getattr(transformers, self._config["architectures"][0])
         self.model = architecture.from_pretrained(folder, dtype=dtype).eval()
-
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the prompt of a chat, one marker an image, without the token that the tokenizer puts first."""
-        text: str = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return text.removeprefix(self.tokenizer.bos_token)
-
-    def generate(self, prompt: str, images: Sequence[Image.Image] = (), max_tokens: int = 12) -> list[int]:
-        """Return greedy tokens without the prompt's. A prompt holds one marker an image, as the chat template writes
-        it."""
-        expanded = self.expand(prompt, images)
-        ids = torch.tensor([expanded.token_ids])
-        with torch.inference_mode():
-            output = self.model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                **expanded.inputs,
-                do_sample=False,
-                max_new_tokens=max_tokens,
-                pad_token_id=self.tokenizer.pad_token_id,
-                return_dict_in_generate=False,
-            )
-        return [int(token) for token in output[0, ids.shape[1] :]]
 
     def generate_batch(
         self, prompts: Sequence[tuple[str, Sequence[Image.Image]]], max_tokens: int = 12, min_tokens: int = 0
@@ -89,34 +59,9 @@ class VisionOracle:
         rows: list[list[int]] = output[:, ids.shape[1] :].tolist()
         return rows
 
-    def check(self, prompt: str, images: Sequence[Image.Image], answer: Sequence[int]) -> None:
-        """Check that each token of the answer has the highest logit given all before it, up to near ties, in one
-        forward pass: the answer is then that of `generate`, by induction."""
-        expanded = self.expand(prompt, images)
-        inputs = dict(expanded.inputs)
-        for name in ("token_type_ids", "mm_token_type_ids"):
-            if name in inputs:
-                zeros = torch.zeros((1, len(answer)), dtype=inputs[name].dtype)
-                inputs[name] = torch.cat([inputs[name], zeros], dim=1)
-        ids = torch.tensor([[*expanded.token_ids, *answer]])
-        with torch.inference_mode():
-            logits = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs).logits
-        rows = logits[0, len(expanded.token_ids) - 1 : -1]
-        misses = rows.max(dim=-1).values - rows[torch.arange(len(answer)), torch.tensor(list(answer))]
-        worst = int(misses.argmax())
-        assert misses[worst] <= NEAR_TIE, (
-            f"token {worst} of {len(answer)} misses by {float(misses[worst]):.5f} after {len(images)} images: "
-            f"{list(answer)}, {rows.argmax(dim=-1).tolist()} expected given the tokens before"
-        )
-
     def num_placeholders(self, image: Image.Image) -> int:
         """Return the number of embeddings of an image."""
-        return self.expand(self._marker(), [image]).token_ids.count(self._placeholder_id())
-
-    def span(self, prompt: str, images: Sequence[Image.Image]) -> tuple[int, int]:
-        """Return the index of the first placeholder of a prompt and the one behind its last."""
-        (places,) = np.nonzero(np.array(self.expand(prompt, images).token_ids) == self._placeholder_id())
-        return int(places[0]), int(places[-1]) + 1
+        return self.expand(self._marker(), [image]).token_ids.count(self.placeholder_id)
 
     def expand(self, prompt: str, images: Sequence[Image.Image]) -> Expanded:
         """Return the token ids with all placeholders and the inputs of the images."""
@@ -133,7 +78,7 @@ class VisionOracle:
         token_ids = self.tokenizer(re.sub(marker, lambda _: next(texts), prompt))["input_ids"]
         for name in ("rows", "cols", "num_patches", "num_crops"):
             inputs.pop(name, None)
-        is_image = (np.array(token_ids) == self._placeholder_id()).astype(int)
+        is_image = (np.array(token_ids) == self.placeholder_id).astype(int)
         if self._is("gemma3"):
             inputs["token_type_ids"] = torch.tensor(is_image)[None]
         elif self._is("qwen2_vl", "qwen2_5_vl", "qwen3_vl"):
@@ -143,13 +88,14 @@ class VisionOracle:
     def _is(self, *model_types: str) -> bool:
         return self._config["model_type"] in model_types
 
-    def _placeholder_id(self) -> int:
+    @property
+    def placeholder_id(self) -> int:
         token_id = self._config.get("image_token_id", self._config.get("image_token_index"))
         assert isinstance(token_id, int)
         return token_id
 
     def _placeholder(self) -> str:
-        return str(self.tokenizer.convert_ids_to_tokens(self._placeholder_id()))
+        return str(self.tokenizer.convert_ids_to_tokens(self.placeholder_id))
 
     def _marker(self) -> str:
         """Return the token that stands for an image before the expansion."""

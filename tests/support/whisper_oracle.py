@@ -22,7 +22,8 @@ from transformers.generation.logits_process import (
 )
 from transformers.modeling_outputs import BaseModelOutput
 
-from .audio_oracle import NEAR_TIE, SAMPLE_RATE, Samples
+from .audio_oracle import SAMPLE_RATE, Samples
+from .media_oracle import NEAR_TIE
 
 
 class WhisperOracle:

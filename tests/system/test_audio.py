@@ -19,7 +19,8 @@ from tokenloom import LLM, RequestError, SamplingParams
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_configs import AUDIO_MODELS
-from tokenloom.tests.support.audio_oracle import NEAR_TIE, SAMPLE_RATE, AudioOracle
+from tokenloom.tests.support.audio_oracle import SAMPLE_RATE, AudioOracle
+from tokenloom.tests.support.media_oracle import NEAR_TIE
 from tokenloom.tests.support.whisper_checkpoints import whisper_checkpoint
 
 MAX_TOKENS = 8
