@@ -1,8 +1,8 @@
-/* Attention of a few query rows per task over the paged cache: decode rows, and without AMX all rows.
+/* Attention of a few query rows per task over the paged cache: decode tokens, and with AVX2 all of them.
  *
  * A task (see plan.c) has up to TASK_ROWS query rows. Its keys are processed CHUNK at a time in float32: scores,
  * weights (an online softmax), weighted values. Memory bandwidth is the limit, so the next chunk's keys are prefetched while
- * values are added. Splits of one decode row store their largest score, sum and weighted values; a second stage merges
+ * values are added. Splits of decode tokens store their largest score, sum and weighted values; a second stage merges
  * them.
  */
 #include "attention.h"
@@ -310,14 +310,15 @@ static void run_task(AttentionPlan *plan, const AttentionTask *task, const eleme
     }
 }
 
-/* Merges the partial results of one decode row and KV head; `task` is the first of its splits. */
+/* Merges the partial results of decode tokens and one KV head; `task` is the first of their splits. */
 static void merge_partials(const AttentionPlan *plan, const AttentionTask *task, const Scoring *scoring,
                            const Rows *out) {
     int64_t size = partial_floats(plan->head_dim);
-    for (int64_t row = 0; row < task->num_heads; row++) {
+    int64_t num_rows = (int64_t)task->num_tokens * task->num_heads, stride = num_rows * size;
+    for (int64_t row = 0; row < num_rows; row++) {
         const float *first = plan->partials + (task->partial + row) * size;
-        int64_t stride = task->num_heads * size;
-        float sink = sink_of(scoring, task->first_head + row), largest = sink, sum = 0;
+        int64_t token = task->token + row / task->num_heads, head = task->first_head + row % task->num_heads;
+        float sink = sink_of(scoring, head), largest = sink, sum = 0;
         for (int64_t i = 0; i < task->num_partials; i++) largest = fmaxf(largest, first[i * stride]);
         if (sink != -INFINITY) sum = first_of(exp2_16(fill16(sink - largest)));
         _Alignas(64) float values[MAX_HEAD_DIM] = {0};
@@ -330,7 +331,7 @@ static void merge_partials(const AttentionPlan *plan, const AttentionTask *task,
                 store_floats(values + d, multiply_add16(alpha, load_floats(partial + 16 + d),
                                                             load_floats(values + d)));
         }
-        write_head(plan, out, task->token, task->first_head + row, values, sum);
+        write_head(plan, out, token, head, values, sum);
     }
 }
 
@@ -341,7 +342,7 @@ void attend(AttentionPlan *plan, const element *query, int64_t query_stride, con
         after = take_piece(team, num_tasks);
         const AttentionTask *task = &plan->tasks[i], *next = after < num_tasks ? &plan->tasks[after] : NULL;
 #ifdef __AVX512F__
-        if (is_prefill(task->num_tokens, task->num_heads, plan->head_dim)) {
+        if (task->is_prefill && fits_prefill(task->num_heads, plan->head_dim)) {
             prefill_task(plan, task, query, query_stride, cache, scoring, out);
             continue;
         }

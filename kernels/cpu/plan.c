@@ -1,9 +1,11 @@
 /* The attention plan: cuts the work of a step into tasks.
  *
- * A task is one KV head, the query heads that read it, and a range of keys. The context of a decode row is cut at
+ * A task is one KV head, the query heads that read it, and a range of keys. The context of a decode token is cut at
  * multiples of CHUNK keys, independent of the rest of the step; if there is more than one split, each gives a partial
- * result. A prefill row is cut into blocks of up to PREFILL_ROWS query rows, those of attention.c of TASK_ROWS. In a
- * batch-invariant plan each token is a decode row, so that chunked prefill does not move the cuts.
+ * result. All tokens of a row with up to DECODE_TOKENS are decode tokens, so that a token that verifies drafts has the
+ * bits that it has alone; those whose cuts are the same share tasks of up to TASK_ROWS query rows. Longer rows are cut
+ * into blocks of up to PREFILL_ROWS query rows, those of attention.c of TASK_ROWS. In a batch-invariant plan each token
+ * is a decode token, so that chunked prefill does not move the cuts.
  */
 #include "attention.h"
 
@@ -21,32 +23,43 @@ static bool add_task(AttentionPlan *plan, AttentionTask task) {
     return true;
 }
 
-/* Adds the tasks of `count` tokens from `position` on for one KV head, `most_heads` query heads at a time. */
-static bool add_head_tasks(AttentionPlan *plan, AttentionTask task, int64_t position, int64_t count,
-                           int64_t most_heads) {
+/* Keys [low, high) that some tokens attend to. */
+typedef struct {
+    int64_t low, high;
+} KeyRange;
+
+static KeyRange keys_of(const AttentionPlan *plan, const AttentionTask *task, int64_t token) {
+    int64_t low = plan->window ? max64(0, task->position + token - plan->window + 1) : 0;
+    return (KeyRange){low, seen_end(plan, task, token)};
+}
+
+static bool has_same_cuts(KeyRange a, KeyRange b) {
+    return a.low / CHUNK == b.low / CHUNK && (a.high - 1) / CHUNK == (b.high - 1) / CHUNK;
+}
+
+/* Adds the tasks of the template's tokens for one KV head, `most_heads` query heads at a time. */
+static bool add_head_tasks(AttentionPlan *plan, AttentionTask task, int64_t most_heads) {
     int64_t group = plan->num_heads / plan->num_kv_heads;
-    task.position = (int32_t)position;
-    task.num_tokens = (int32_t)count;
-    int64_t low = plan->window ? max64(0, position - plan->window + 1) : 0, high = position + count;
-    for (int64_t i = 0; plan->rows.see_until != NULL && i < count; i++) high = max64(high, seen_end(plan, &task, i));
-    bool is_cut = count == 1 && low / CHUNK != (high - 1) / CHUNK;
+    KeyRange keys = keys_of(plan, &task, 0);
+    for (int64_t i = 1; i < task.num_tokens; i++) keys.high = max64(keys.high, keys_of(plan, &task, i).high);
+    bool is_cut = !task.is_prefill && keys.low / CHUNK != (keys.high - 1) / CHUNK;
     for (int64_t head = 0; head < group; head += most_heads) {
         task.first_head = (int32_t)(task.kv_head * group + head);
         task.num_heads = (int32_t)min64(most_heads, group - head);
         task.partial = -1;
         task.num_partials = 0;
-        task.first_key = (int32_t)low;
-        task.end_key = (int32_t)high;
+        task.first_key = (int32_t)keys.low;
+        task.end_key = (int32_t)keys.high;
         if (!is_cut) {
             if (!add_task(plan, task)) return false;
             continue;
         }
         int64_t first_task = plan->num_tasks;
-        for (int64_t key = low; key < high; key = (key / CHUNK + 1) * CHUNK) {
+        for (int64_t key = keys.low; key < keys.high; key = (key / CHUNK + 1) * CHUNK) {
             task.first_key = (int32_t)key;
-            task.end_key = (int32_t)min64(high, (key / CHUNK + 1) * CHUNK);
+            task.end_key = (int32_t)min64(keys.high, (key / CHUNK + 1) * CHUNK);
             task.partial = plan->num_partial_rows;
-            plan->num_partial_rows += task.num_heads;
+            plan->num_partial_rows += task.num_tokens * task.num_heads;
             if (!add_task(plan, task)) return false;
         }
         plan->tasks[first_task].num_partials = (int32_t)(plan->num_tasks - first_task);
@@ -58,18 +71,22 @@ static bool add_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
     int64_t start = rows->query_starts[row], count = rows->query_starts[row + 1] - start;
     int64_t group = plan->num_heads / plan->num_kv_heads;
     int64_t block = max64(1, TASK_ROWS / group), most_heads = min64(group, TASK_ROWS);
-    if (plan->is_batch_invariant) block = 1;
-    else if (is_prefill(count, group, plan->head_dim) && group <= PREFILL_ROWS)
-        block = PREFILL_ROWS / group, most_heads = group;
-    int64_t num_blocks = divide_up(count, block);
-    for (int64_t i = num_blocks - 1; i >= 0; i--) /* longest context first */
-        for (int64_t head = 0; head < plan->num_kv_heads; head++) {
-            int64_t first = i * block;
-            AttentionTask task = {.row = (int32_t)row, .kv_head = (int32_t)head, .token = (int32_t)(start + first)};
-            int64_t position = rows->seq_lens[row] - count + first;
-            int64_t num_tokens = min64(block, count - first), heads = num_tokens == 1 ? min64(group, TASK_ROWS) : most_heads;
-            if (!add_head_tasks(plan, task, position, num_tokens, heads)) return false;
-        }
+    bool is_decode = plan->is_batch_invariant || count <= DECODE_TOKENS;
+    if (!is_decode && fits_prefill(group, plan->head_dim)) block = PREFILL_ROWS / group, most_heads = group;
+    AttentionTask all = {.row = (int32_t)row, .token = (int32_t)start, .is_prefill = !is_decode};
+    all.position = (int32_t)(rows->seq_lens[row] - count);
+    for (int64_t end = count, first; end > 0; end = first) { /* longest context first */
+        first = is_decode ? end - 1 : (end - 1) / block * block;
+        if (is_decode)
+            while (first > max64(0, end - block) && has_same_cuts(keys_of(plan, &all, first - 1), keys_of(plan, &all, first)))
+                first--;
+        AttentionTask task = all;
+        task.token += (int32_t)first;
+        task.position += (int32_t)first;
+        task.num_tokens = (int32_t)(end - first);
+        for (task.kv_head = 0; task.kv_head < plan->num_kv_heads; task.kv_head++)
+            if (!add_head_tasks(plan, task, most_heads)) return false;
+    }
     return true;
 }
 
