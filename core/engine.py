@@ -76,10 +76,11 @@ class EngineCore:
         tiers: Tiers | None = None,
         clock: AwakeClock | None = None,
         asleep: list[MemoryTag] | None = None,
+        has_exact_drafts: bool = False,
     ) -> None:
         """record: file with the keys of the blocks that this generation of workers has computed. tiers: places for
         blocks outside the pool. clock: given if the caller advances it, too. asleep: parts of their memory that the
-        workers do not hold."""
+        workers do not hold. has_exact_drafts: as in Initialize."""
         config = spec.config
         self._config = config
         self._executor = executor
@@ -112,7 +113,7 @@ class EngineCore:
         )
         if self.offload is not None:
             self.offload.connect(self.scheduler.waiting.release, self._enter_namespace)
-        self.speculation = lookup_of(spec)
+        self.speculation = lookup_of(spec, has_exact_drafts=has_exact_drafts)
         self.scheduler.drafting.proposer = proposer_of_environment() or self.speculation
         detector = HangDetector(config.step_timeout_s)
         self.step_timer = StepTimer(self._clock, detector, self.scheduler)

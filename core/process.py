@@ -124,6 +124,7 @@ class CoreProcess:
             tiers=self._tiers_of(message),
             clock=self._clock,
             asleep=self._asleep,
+            has_exact_drafts=message.has_exact_drafts,
         )
         self._engine.adapters.table.adopt(self._workers.slots)
         if self._spec.config.kv_events is not None:

@@ -20,6 +20,7 @@ class BatchInvariantOps(ReferenceOps):
     """Plain torch on the CPU, one token at a time."""
 
     query_chunk_size = 1
+    has_exact_drafts = True
 
     def adapted_linear(self, x: Tensor, packed: PlainLinear, token_slots: Tensor | None) -> Tensor:
         if token_slots is None:

@@ -94,9 +94,10 @@ _SHORT = {"num_requests": "N", "num_in": "in", "num_out": "out"}
 
 
 def engine_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> dict[str, object]:
-    """Return the given engine flags as keywords of LLM."""
+    """Return the given engine flags as keywords of LLM. Speculation is off unless it is given: the answers of random
+    weights repeat themselves, which flatters it."""
     names = {field.name for field in msgspec.structs.fields(EngineConfig)}
-    options = {name: value for name, value in vars(arguments).items() if name in names}
+    options = {"speculation": "off"} | {name: value for name, value in vars(arguments).items() if name in names}
     if "model" in options or arguments.config:
         parser.error("the model is the first argument; --model and --config are not for benchmarks")
     return options

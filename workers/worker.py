@@ -35,7 +35,7 @@ from .adapters.adapter_loader import AdapterLoader
 from .adapters.slot_filler import SlotFiller, adaptable
 from .cpu_threads import num_cpu_threads
 from .device.kv_copies import KVCopies, pin_arena
-from .device_check import check_cpu, check_gpu, check_options, describe_device, select_gpu
+from .device_check import MAX_DETERMINISTIC_RANKS, check_cpu, check_gpu, check_options, describe_device, select_gpu
 from .input_batch import InputBatch
 from .kv_cache import KVCacheSpec
 from .memory import KVCacheLimits, check_adapters, fit_on_cpu, fit_on_gpu
@@ -92,7 +92,7 @@ class Worker:
         max_loras = spec.config.max_loras if spec.config.enable_lora else 0
         self.adapters = AdapterLoader(Rank(0, rank), max_loras) if max_loras else None  # fills slots for adapters
         self._processors: list[CustomLogitsProcessor] = []
-        self._kernels = ""  # names the kernels in logs and metrics
+        self._kernels, self._has_exact_drafts = "", False  # names the kernels in logs and metrics; see Measured
         self._spare_folder = Path(spec.run_directory) / "kernels"  # for compiled code, if the cache cannot be written
         self.recorder = TraceRecorder(spec.profile_folder, rank, self._device)
 
@@ -159,6 +159,7 @@ class Worker:
             block_bytes=limits.block_bytes,
             device=describe_device(self._device),
             kernels=self._kernels,
+            has_exact_drafts=self._has_exact_drafts,
         )
 
     def initialize(self, num_blocks: int, arena: Arena | None = None) -> None:
@@ -224,6 +225,7 @@ class Worker:
 
             options = (self._spec.config, length, self._dtype, device, ops, group)
             return load_borrowed(self._folder, config, *options, is_dummy=is_dummy)
+        self._has_exact_drafts = ops.has_exact_drafts and group.size <= MAX_DETERMINISTIC_RANKS
         adapters = None if self.adapters is None else adaptable(ops, config, self._spec.config)
         place = (length, self._dtype, device, ops, group, on_progress)
         try:

@@ -237,11 +237,14 @@ class LookupProposer:
         self._next_look = self._num_results + min(self._num_idle // IDLE_CHOICES, most)
 
 
-def lookup_of(spec: EngineSpec) -> LookupProposer | None:
+def lookup_of(spec: EngineSpec, *, has_exact_drafts: bool) -> LookupProposer | None:
     """Return the proposer that the options ask for; None: there is none, or the model cannot take drafts back."""
     config, model = spec.config, spec.model
     options = speculation_options(config.speculation)
     if options is None:
+        return None
+    if config.speculation == "auto" and not has_exact_drafts:
+        logger.info("speculation is off: drafts could change rounding here; --speculation lookup allows that")
         return None
     if model.has_state or model.cross is not None:
         what = "keep states" if model.has_state else "attend to a clip"

@@ -11,12 +11,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import msgspec
 import zmq
 
 from ...ipc.channel import Channel
 from ...ipc.messages.supervisor import ChildToSupervisor, Measured, SupervisorToChild
 from ...ipc.sockets import new_socket
-from .launcher import ChildProcess, Launcher, ProcessSpec, Role, Unit
+from .launcher import WORKERS, ChildProcess, Launcher, ProcessSpec, Role, Unit
 
 LAST_MESSAGE_S = 1.0
 
@@ -65,6 +66,18 @@ class Children:
 
     def of(self, unit: Unit) -> list[Child]:
         return [child for child in self.all if child.spec.unit == unit]
+
+    def measured(self) -> Measured | None:
+        """Return what holds for all workers, by what each has measured; None if one has not."""
+        group = [child.measured for child in self.of(WORKERS) if child.measured is not None]
+        if not group or len(group) < len(self.of(WORKERS)):
+            return None
+        return msgspec.structs.replace(
+            group[0],
+            max_blocks=min(each.max_blocks for each in group),
+            kernels=self.kernels(),
+            has_exact_drafts=all(each.has_exact_drafts for each in group),
+        )
 
     def kernels(self) -> str:
         """Return the names of the kernels that the workers have reported, each once, joined by "; "."""

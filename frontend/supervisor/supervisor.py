@@ -224,17 +224,17 @@ class Supervisor:
 
     def _on_measured(self, child: Child, measured: messages.Measured) -> None:
         child.measured = measured
-        group = [each.measured for each in self._children.of(WORKERS)]
-        if any(each is None for each in group):
+        if (group := self._children.measured()) is None:
             return
-        num_blocks = min(each.max_blocks for each in group if each is not None)
         if self._sizes is not None:
-            if num_blocks < (needed := self._sizes.num_blocks):
-                logger.warning("a new worker has room for %d KV blocks, %d are needed", num_blocks, needed)
+            if group.max_blocks < (needed := self._sizes.num_blocks):
+                logger.warning("a new worker has room for %d KV blocks, %d are needed", group.max_blocks, needed)
             self._children.broadcast(self._sizes, "worker")
             return
-        arena, kernels = self._arena.fit(measured, num_blocks), self._children.kernels()
-        self._sizes = messages.Initialize(num_blocks=num_blocks, arena=arena, kernels=kernels)
+        arena = self._arena.fit(group, group.max_blocks)
+        self._sizes = messages.Initialize(
+            num_blocks=group.max_blocks, arena=arena, kernels=group.kernels, has_exact_drafts=group.has_exact_drafts
+        )
         self._report.announce_sizes(self.spec, self._sizes, measured)
         self._children.broadcast(self._sizes)
 

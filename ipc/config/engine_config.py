@@ -173,8 +173,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     steps_in_flight: Annotated[int, _scheduling("steps sent ahead of their results: 1 or 2")] = 2
     speculation: Annotated[
         str | dict[str, Any],
-        _scheduling("guess tokens from earlier ones where it pays, which changes no answer: lookup, off or JSON"),
-    ] = "off"
+        _scheduling("guess tokens from earlier ones where it pays: auto (if no bit changes), lookup, off or JSON"),
+    ] = "auto"
     speculation_corpus: Annotated[
         Literal["request", "shared"],
         _scheduling("whose finished answers help others: those of one cache_salt; shared: also all without a salt"),

@@ -42,7 +42,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 def speculation_options(value: str | dict[str, Any]) -> SpeculationOptions | None:
     """Return the options of speculation, None if it is off. ConfigError for a wrong one."""
-    if value in ("off", "lookup"):
+    if value in ("off", "auto", "lookup"):
         return None if value == "off" else SpeculationOptions()
     fields: object = value
     if isinstance(value, str):
@@ -51,7 +51,7 @@ def speculation_options(value: str | dict[str, Any]) -> SpeculationOptions | Non
         except ValueError:
             fields = None
     if not isinstance(fields, dict):
-        raise ConfigError(f'--speculation must be lookup, off or JSON such as {{"method": "lookup"}}, got {value}')
+        raise ConfigError(f'--speculation must be auto, lookup, off, or JSON as {{"method": "lookup"}}, got {value}')
     try:
         options = msgspec.convert(
             {key: each for key, each in fields.items() if key not in _IGNORED}, SpeculationOptions

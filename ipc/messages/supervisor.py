@@ -39,6 +39,7 @@ class Measured(Message, frozen=True, kw_only=True, tag="measured"):
     block_bytes: int
     device: str
     kernels: str = ""  # for users: "C kernels, AVX2, prebuilt", or "plain torch: " and the reason
+    has_exact_drafts: bool = False  # a token has the same bits alone and with drafts behind it
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):
@@ -169,6 +170,7 @@ class Initialize(Message, frozen=True, kw_only=True, tag="initialize"):
     num_blocks: int
     arena: ArenaShape | None = None  # None: no KV tiers
     kernels: str = ""  # of Measured, without repetitions
+    has_exact_drafts: bool = False  # all ranks have
 
 
 class StartPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

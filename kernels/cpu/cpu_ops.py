@@ -81,6 +81,7 @@ class _Plans:
 class CpuOps(ReferenceOps):
     """The operations in C, else the reference's. Not thread-safe: it owns scratch memory and attention plans."""
 
+    has_exact_drafts = True
     space: CpuAdapterSpace | None = None
 
     def __init__(self, library: c.KernelLibrary, dtype: torch.dtype, is_batch_invariant: bool = False) -> None:

@@ -22,7 +22,7 @@ from .table import PrefillShape
 class BatchInvariantTritonOps(TritonOps):
     """The batch-invariant operations, for head shapes that `supports` accepts."""
 
-    is_batch_invariant = True
+    is_batch_invariant = has_exact_drafts = True
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
         return ReferenceOps.pack_linear(self, weight, bias, activation)  # dequantizes

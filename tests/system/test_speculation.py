@@ -10,7 +10,8 @@ import pytest
 
 from tokenloom import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
 from tokenloom.core.speculation.step_costs import StepCosts
-from tokenloom.ipc.messages.metrics import Counter
+from tokenloom.ipc.messages.metrics import Counter, Gauge
+from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system import recorded_drafts
 from tokenloom.tests.system.logprob_oracle import LogprobOracle
@@ -37,6 +38,7 @@ SCHEDULES: dict[str, dict[str, object]] = {
     "preempted": {"num_kv_blocks": 30, "max_num_seqs": 16, "max_num_batched_tokens": 128, "max_model_len": 160},
     "chunked": {"max_num_batched_tokens": 24, "max_num_seqs": 8},
 }
+needs_kernels = pytest.mark.skipif(not instruction_levels(), reason="the processor has no AVX2")
 PLAIN: dict[str, object] = {"steps_in_flight": 1, "enable_prefix_caching": False, "speculation": "off"}
 
 
@@ -119,16 +121,17 @@ def test_lookup_changes_no_token(
     assert drafted > accepted > 50
 
 
-def test_a_deterministic_engine_gives_equal_bits_with_drafts(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("deterministic", [True, pytest.param(False, marks=needs_kernels)])
+def test_tokens_have_equal_bits_with_drafts_and_without(
+    folder: Path, deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=40, logprobs=3, ignore_eos=True) for i in range(6)]
     prompts = make_prompts(6, 5)
-    with open_llm(folder, deterministic=True, speculation="off") as llm:
+    with open_llm(folder, deterministic=deterministic, speculation="off") as llm:
         expected = llm.generate(prompts, params, use_tqdm=False)
     recorded_drafts.record(tmp_path / "record", "mixed", VOCAB_SIZE, expected, params)
     recorded_drafts.use(monkeypatch, tmp_path / "record")
-    with open_llm(folder, deterministic=True) as llm:
+    with open_llm(folder, deterministic=deterministic) as llm:
         found = llm.generate(prompts, params, use_tqdm=False)
     for mine, other in zip(expected, found, strict=True):
         assert mine.outputs[0].token_ids == other.outputs[0].token_ids
@@ -154,6 +157,17 @@ def test_two_ranks_keep_the_same_tokens(tmp_path: Path, monkeypatch: pytest.Monk
     assert drafted > accepted > 20
 
 
+@needs_kernels
+def test_speculation_is_on_by_default_on_the_cpu(folder: Path) -> None:
+    """The answers of one request with n above 1 help each other: the corpus has them when they have ended."""
+    with LLM(folder, num_threads=1, max_model_len=600) as llm:
+        llm.generate(make_prompts(1, 9), SamplingParams(n=2, max_tokens=60, ignore_eos=True), use_tqdm=False)
+        deadline = time.monotonic() + REPORT_S
+        while gauge(llm, "spec_corpus_tokens") < 120:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
 def test_the_processes_report_drafts_in_metrics_and_answers(folder: Path) -> None:
     """Steps of this model are so short that drafts may not pay: the counters agree, whatever they are."""
     prompts = [each * 4 for each in make_prompts(4, 9)]
@@ -165,6 +179,11 @@ def test_the_processes_report_drafts_in_metrics_and_answers(folder: Path) -> Non
         while (counts := (total(llm, "drafted"), total(llm, "accepted"))) != (drafted, accepted):
             assert time.monotonic() < deadline, (counts, drafted, accepted)
             time.sleep(0.05)
+
+
+def gauge(llm: LLM, name: str) -> float:
+    gauges = [each for each in llm.get_metrics() if isinstance(each, Gauge)]
+    return next(each.value for each in gauges if each.name == f"tokenloom_{name}")
 
 
 def total(llm: LLM, name: str) -> int:

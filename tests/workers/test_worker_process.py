@@ -15,6 +15,7 @@ from tokenloom.ipc.messages.base import Hello, Holding, Rank
 from tokenloom.ipc.messages.supervisor import Failed, Measured, Phase
 from tokenloom.ipc.messages.workers import Probe, ProbeAck, Resend, RowSampling, WorkerError
 from tokenloom.ipc.process.arena import PAGE, Arena, ArenaShape, new_arena
+from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.random_schedule import execute, frame, message, new_row
 from tokenloom.tests.workers.worker_harness import GENERATION, NUM_SLOTS, WorkerHarness, make_spec
@@ -104,6 +105,22 @@ def test_a_worker_copies_again_after_its_cache_slept(checkpoint: Path, tmp_path:
     execute(worker.runner, msgspec.structs.replace(step, stores=frame(9, 2)))
     assert bytes(arena.slot(2)) == bytes([7]) * measured.block_bytes
     os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_exact"),
+    [
+        ({}, bool(instruction_levels())),
+        ({"enforce_reference": True}, False),
+        ({"enforce_reference": True, "deterministic": True}, True),
+    ],
+)
+def test_a_worker_knows_whether_drafts_change_rounding(
+    options: dict[str, int], is_exact: bool, checkpoint: Path, tmp_path: Path
+) -> None:
+    worker = Worker(make_spec(checkpoint, tmp_path, **options), rank=0, generation=0)
+    list(worker.load())
+    assert worker.measure().has_exact_drafts == is_exact
 
 
 @pytest.mark.parametrize("has_tiers", [False, True])
