@@ -1,8 +1,9 @@
 """EncodeThrottle: how many pieces of the encoder's work may join a step beside decoding rows.
 
 As with prompts (prefill_throttle.py), they may add half a step's time to it, prompts in the step included; at least one
-piece goes with it. Without decoding rows a medium is encoded at once, and so it is if more media are wanted than rows
-decode, with those that were wanted then. Costs are learned from finished steps, by kinds of stages.
+piece goes with it. Without decoding rows a medium is encoded at once, and so it is in a burst: if more than two media
+are wanted for each decoding row, with those that were wanted then. Costs are learned from finished steps, by kinds of
+stages.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import NamedTuple
 
 from ...ipc.models.vision_config import Stage
 from .prefill_throttle import SHARE, PrefillThrottle, blend
+
+BURST = 2  # more media for each decoding row are encoded at once
 
 
 class StageWork(NamedTuple):
@@ -53,13 +56,18 @@ class EncodeThrottle:
     def share_s(self, num_decodes: int, num_prompt_tokens: int, num_wanted: int) -> float:
         """Return the seconds that the next step may take to encode `num_wanted` media, beside its decoding rows and
         prompts; infinite without a limit, 0 if the costs are unknown. Call it once for a step."""
-        left = num_wanted if num_wanted > num_decodes else min(self._burst_media, num_wanted)
+        left = num_wanted if num_wanted > BURST * num_decodes else min(self._burst_media, num_wanted)
         self._burst_media = max(left - 1, 0)
         if left:
             return math.inf
         decodes_s = self._prefills.seconds(num_decodes, 0)
         all_s = self._prefills.seconds(num_decodes, num_prompt_tokens)
         return 0.0 if decodes_s is None or all_s is None else max((1 + SHARE) * decodes_s - all_s, 0.0)
+
+    @property
+    def is_burst(self) -> bool:
+        """Whether media of a burst are left after the last step."""
+        return self._burst_media > 0
 
     def end_burst(self) -> None:
         """Note that no media are wanted."""

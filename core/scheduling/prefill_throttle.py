@@ -13,6 +13,7 @@ CROWD = 4  # decoding rows per prompt; with fewer it is a burst of requests, and
 MIN_TOKENS = 6  # every prompt makes progress; with AVX2, 8 tokens beside 16 rows and 2k keys nearly double the step
 MIN_SAMPLE = 128  # prompt tokens in a step to learn their cost from: fewer take little beside the mixed step's own cost
 _WEIGHT = 0.3  # of the newest step in the averages
+_MOST_SLOWER = 1.25  # times the average that count of a slower step
 _SLOWER_WEIGHT = 0.1  # of a decode step above its average, so that this one is not far above an undisturbed step
 
 
@@ -34,8 +35,11 @@ class PrefillThrottle:
         size = num_decodes.bit_length()
         if not num_prompt_tokens:
             known = self._decode_step_s.get(size)
-            is_slower = known is not None and seconds > known  # perhaps for other work on the machine
-            self._decode_step_s[size] = blend(known, seconds, _SLOWER_WEIGHT if is_slower else _WEIGHT)
+            weight = _WEIGHT
+            if known is not None and seconds > known:  # perhaps for other work on the machine
+                weight, most = _SLOWER_WEIGHT, _MOST_SLOWER * known
+                seconds = seconds if seconds < most else most
+            self._decode_step_s[size] = blend(known, seconds, weight)
             return
         if num_decodes and size not in self._decode_step_s:  # prompts may join every step of this size
             if self._prompt_token_s is not None:

@@ -32,7 +32,8 @@ class SpansLeft:
 
 
 class RowMedia:
-    """`left`: the running requests with spans left. Reads the rows; binds to entries of the queue's cache."""
+    """`left`: the running requests with spans left, or with later tokens of such a prompt. Reads the rows; binds to
+    entries of the queue's cache."""
 
     def __init__(self, rows: Rows, encodes: EncodeQueue, throttle: EncodeThrottle, *, is_bidirectional: bool) -> None:
         self.left: dict[Request, SpansLeft] = {}
@@ -75,10 +76,12 @@ class RowMedia:
                 return span.start - start if span.start > start else whole if whole <= most else 0
         return count
 
-    @property
-    def num_blocked(self) -> int:
-        """Number of rows that can compute nothing now, since the next token's medium is not ready."""
-        return sum(self._num_ready(request) == 0 for request in self.left)
+    def num_later(self, num_requests: int) -> int:
+        """Return how many of the requests with media, in rows or waiting, are no prompts of the next step: all but one,
+        since each becomes ready with its medium; in a burst those whose next token's medium is not ready."""
+        if self._throttle.is_burst:
+            return sum(self._num_ready(request) == 0 for request in self.left)
+        return num_requests - 1
 
     def _num_ready(self, request: Request) -> int:
         """Return how many tokens of the request lie before the first span whose medium is not ready."""
@@ -128,7 +131,7 @@ class RowMedia:
                 left.spans.popleft()
                 left.first += 1
                 self.encodes.cache.release(left.bound.popleft())
-            if not left.spans:
+            if not left.spans and end >= request.num_prompt_tokens - 1:
                 del self.left[request]
 
     # ── a step's result is taken in ──────────────────────────────────────────────────────────────────────────────

@@ -201,9 +201,9 @@ class Scheduler:
 
     def _pace(self, budget: int) -> int:
         """Return the part of the budget left that prompts may use without delaying the decoding rows too much."""
-        num_decodes = self._budget - budget
-        num_prompts = self.rows.num_active - num_decodes + len(self.waiting)
-        num_prompts -= self.media.num_blocked if self.media.left else 0
+        num_decodes, num_media = self._budget - budget, len(self.media.left) + self.waiting.num_with_media
+        num_later = self.media.num_later(num_media) if num_media else 0
+        num_prompts = self.rows.num_active - num_decodes + len(self.waiting) - num_later
         return self.prefill_throttle.limit(num_decodes, num_prompts, budget)
 
     def _schedule_decodes(self, ahead: Ids) -> int:

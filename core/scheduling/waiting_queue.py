@@ -22,6 +22,7 @@ class WaitingQueue:
         self._blocked: set[Request] = set()
         self._num_left = 0  # entries in the heap whose request has left
         self.num_tokens = 0
+        self.num_with_media = 0
 
     def __len__(self) -> int:
         return len(self._heap) - self._num_left + len(self._blocked)
@@ -36,8 +37,12 @@ class WaitingQueue:
         queued = (request for _, _, request in self._heap if request.state is State.WAITING)
         return itertools.chain(queued, self._blocked)
 
+    def _count(self, request: Request, sign: int) -> None:
+        self.num_tokens += sign * request.num_tokens
+        self.num_with_media += sign * bool(request.media)
+
     def add(self, request: Request) -> None:
-        self.num_tokens += request.num_tokens
+        self._count(request, 1)
         if request.waits_for:
             self._blocked.add(request)
         else:
@@ -55,14 +60,14 @@ class WaitingQueue:
         while self._heap:
             _, _, request = heapq.heappop(self._heap)
             if request.state is State.WAITING:
-                self.num_tokens -= request.num_tokens
+                self._count(request, -1)
                 return request
             self._num_left -= 1
         return None
 
     def forget(self, request: Request) -> None:
         """Remove a request that finished while it waited here; its heap entry goes when it surfaces or is swept."""
-        self.num_tokens -= request.num_tokens
+        self._count(request, -1)
         if request in self._blocked:
             self._blocked.remove(request)
             return

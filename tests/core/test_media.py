@@ -271,7 +271,26 @@ def test_rows_that_wait_for_images_are_no_burst_of_prompts() -> None:
     assert max(seconds for seconds, _ in turns) <= (1 + SHARE) * decode_s + 19 * worker.encode_s + 0.05
 
 
-def test_an_image_is_encoded_at_once_if_nothing_decodes_or_if_more_images_wait_than_rows_decode() -> None:
+def test_more_images_than_decoding_rows_go_one_by_one_with_their_prompts() -> None:
+    """Up to twice as many: neither the images nor their prompts add more to a step than one of them may."""
+    pace = Pace(num_rows=0, max_num_batched_tokens=512)
+    harness, worker = pace.harness, pace.harness.worker
+    worker.step_s, worker.token_s, worker.encode_s = 0.2, 0.05, 0.001
+    add(harness, 1, TEXT * 5, max_tokens=1)
+    harness.run()  # teaches the cost of prompt tokens
+    for key in range(10, 20):
+        add(harness, key, TEXT[:3], max_tokens=200)
+    for _ in range(5):
+        pace.turn()
+    decode_s = worker.step_s + 10 * worker.token_s
+    for key in range(50, 62):
+        add(harness, key, TEXT[:3], (key, 19), [*TEXT, key], max_tokens=1)
+    seconds = [pace.turn()[0] for _ in range(190)]
+    assert all(harness.tokens[key] for key in range(50, 62))
+    assert max(seconds) <= (1 + SHARE) * decode_s + 19 * worker.encode_s + 0.05
+
+
+def test_an_image_is_encoded_at_once_if_nothing_decodes_or_if_thrice_as_many_images_wait_as_rows_decode() -> None:
     pace = Pace(num_rows=0)
     add(pace.harness, 50, TEXT[:3], (1, 9), TEXT[:3])
     assert pace.turn()[1] == 40

@@ -23,6 +23,20 @@ def test_one_prompt_among_many_streams_at_most_doubles_their_step() -> None:
     assert 30 <= throttle.limit(16, 1, 2048) <= 70
 
 
+def test_a_few_steps_that_other_work_slows_down_hardly_raise_the_share() -> None:
+    throttle = PrefillThrottle()
+    throttle.on_step(0, 512, cost(0, 512))
+    for _ in range(50):
+        throttle.on_step(16, 0, cost(16, 0))
+    before = throttle.limit(16, 1, 2048)
+    for _ in range(2):
+        throttle.on_step(16, 0, 5 * cost(16, 0))
+    assert before <= throttle.limit(16, 1, 2048) <= 1.1 * before
+    for _ in range(100):
+        throttle.on_step(16, 0, 5 * cost(16, 0))
+    assert throttle.limit(16, 1, 2048) > 4.5 * before, "steps that stay slow are learned"
+
+
 def test_many_prompts_for_few_streams_take_the_budget() -> None:
     throttle = PrefillThrottle()
     throttle.on_step(16, 0, 0.010)
