@@ -95,12 +95,12 @@ def tuned_environment(python: str) -> dict[str, str]:
     return {"VLLM_CPU_OMP_THREADS_BIND": f"{cpus[0]}-{cpus[-1]}", "LD_PRELOAD": ":".join(names.values())}
 
 
-def llama_cpp_peer(python: str, folder: Path, threads: int) -> Peer:
+def llama_cpp_peer(python: str, folder: Path, threads: int, *more: str, name: str = "llama.cpp") -> Peer:
     file = folder / "model.gguf"
     if not file.exists():
         convert = [python, str(SCRIPTS / "write_gguf.py"), str(folder), str(file)]
         subprocess.run(convert, check=True, timeout=CONVERT_TIMEOUT_S, stdout=sys.stderr)
-    return Peer("llama.cpp", [python, str(SCRIPTS / "peer_llama_cpp.py"), str(file), "--threads", str(threads)])
+    return Peer(name, [python, str(SCRIPTS / "peer_llama_cpp.py"), str(file), "--threads", str(threads), *more])
 
 
 def compare(results: list[Result], workload: Workload, limits: LimitsPeer, arguments: argparse.Namespace) -> list[Json]:

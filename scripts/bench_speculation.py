@@ -15,6 +15,9 @@ Cases, one request at a time but for `many`:
     loops     what random weights answer by themselves
     many      --many requests at once, of code, prose and random ids in turn
 
+With --vllm and --llama-cpp, Pythons that have them, these engines answer the prompts of `loops`, too, with their lookup
+and without it; forced answers they do not take.
+
 Printed: tokens per second after the first token; the median over the rounds of on / off, and the interval of that
 median (95 %); for `many` also of the 99th percentile between tokens; drafts, accepted ones, and those that were
 expected of the drafts sent.
@@ -39,11 +42,13 @@ from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.messages.client import Delta, RequestMetrics
 from tokenloom.ipc.messages.metrics import Counter
-from tokenloom.scripts.bench_contestant import ANSWER_TIMEOUT_S
+from tokenloom.scripts.bench_compare import llama_cpp_peer, tuned_environment
+from tokenloom.scripts.bench_contestant import ANSWER_TIMEOUT_S, SCRIPTS, Peer
 from tokenloom.scripts.bench_mixed import Load
 from tokenloom.scripts.bench_report import ROOT, median, percentile
 from tokenloom.scripts.bench_tiers_load import median_interval
 from tokenloom.scripts.bench_workload import Setup, new_model_parser
+from tokenloom.workers.cpu_threads import num_cpu_threads
 
 CODE = ("core/scheduling/rows.py", "workers/sampling/sampler.py", "core/kv/block_pool.py", "frontend/llm.py")
 PROSE = ("docs/tiers.md", "docs/lora.md", "docs/operations.md", "docs/architecture.md")
@@ -52,6 +57,7 @@ NUM_RANDOM = 4  # requests of the case
 MAX_PROMPT = 1500  # tokens
 CASES = ("rewrite", "code", "prose", "random", "loops", "many")
 WARM_UP_TOKENS = 8
+PEER_DRAFTS = 10  # tokens at a time; the usual choice of llama.cpp's lookup
 REPORT_S = 1.2  # until the core has reported all that it has counted
 _numbers = count()
 
@@ -196,6 +202,42 @@ def measure(setup: Setup, case: str, tasks: list[Task], transports: dict[str, Tr
         setup.report.note(f"{case}: p99 on / off, median and its interval", [median(waits), *median_interval(waits)])
 
 
+def measure_peer(setup: Setup, name: str, peers: dict[str, Peer], tasks: list[Task], num_out: int) -> None:
+    """Let a peer answer the tasks with drafts and without, in turn, and add its row to the report."""
+    rates: dict[str, list[float]] = {each: [] for each in peers}
+    for peer in peers.values():
+        peer.generate([tasks[0].prompt], WARM_UP_TOKENS)
+    for _ in range(setup.arguments.rounds):
+        for task in tasks:
+            for each, peer in peers.items():
+                first_s = peer.generate([task.prompt], 1)
+                rates[each].append((num_out - 1) / (peer.generate([task.prompt], num_out) - first_s))
+    gains = [on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
+    on, off = median(rates["on"]), median(rates["off"])
+    setup.report.add(case=f"loops, {name}", off_tokens_per_s=off, on_tokens_per_s=on, on_of_off=median(gains))
+
+
+def measure_peers(setup: Setup, tasks: list[Task], num_out: int) -> None:
+    """Measure the peers that the command line names, one after the other."""
+    arguments, folder = setup.arguments, setup.folder
+    drafts = {"off": (), "on": ("--drafts", str(PEER_DRAFTS))}
+    with contextlib.ExitStack() as stack:
+        if arguments.vllm:
+            command = [arguments.vllm, str(SCRIPTS / "peer_vllm.py"), str(folder)]
+            tuned = tuned_environment(arguments.vllm)
+            peers = {name: Peer(f"vLLM, {name}", [*command, *more], tuned) for name, more in drafts.items()}
+            for peer in peers.values():
+                stack.callback(peer.close)
+            measure_peer(setup, "vLLM tuned", peers, tasks, num_out)
+    with contextlib.ExitStack() as stack:
+        if arguments.llama_cpp:
+            place = (arguments.llama_cpp, folder, num_cpu_threads(None, 1))
+            peers = {name: llama_cpp_peer(*place, *more, name=f"llama.cpp, {name}") for name, more in drafts.items()}
+            for peer in peers.values():
+                stack.callback(peer.close)
+            measure_peer(setup, "llama.cpp", peers, tasks, num_out)
+
+
 def expected(engine: LLM) -> float:
     """Return how many accepted drafts the engine has expected so far."""
     time.sleep(REPORT_S)
@@ -209,6 +251,8 @@ def main() -> int:
     parser.add_argument("--num-out", type=int, default=300, help="most tokens of an answer (default 300)")
     parser.add_argument("--many", type=int, default=32, help="requests of the case many (default 32)")
     parser.add_argument("--num-out-many", type=int, default=96, help="tokens of each of them (default 96)")
+    parser.add_argument("--vllm", metavar="PYTHON", help="of an environment with vLLM")
+    parser.add_argument("--llama-cpp", metavar="PYTHON", help="of an environment with llama-cpp-python and gguf")
     setup = Setup("bench_speculation", parser, "cases", "num_out", "many")
     tokenizer = Tokenizer.load(Path(DEMO_FOLDER), False)
     lengths = {"max_model_len": MAX_PROMPT + setup.arguments.num_out + 16, "max_num_seqs": setup.arguments.many}
@@ -227,6 +271,8 @@ def main() -> int:
             measure(setup, case, tasks, transports, num_out)
             promised = expected(engines["on"]) - before
             setup.report.note(f"{case}: accepted that were expected", promised)
+    loops = tasks_of("loops", tokenizer, setup.workload.vocab_size, 0)
+    measure_peers(setup, loops, setup.arguments.num_out)
     return setup.publish()
 
 

@@ -1,6 +1,7 @@
 """llama.cpp as a peer: python peer_llama_cpp.py MODEL.gguf --threads 2, where llama-cpp-python is installed.
 
-Requests run one after the other, as its Python API runs them. write_gguf.py makes the file. See peer_protocol.py.
+Requests run one after the other, as its Python API runs them. --drafts N: its prompt lookup, at most N tokens at a
+time. write_gguf.py makes the file. See peer_protocol.py.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import peer_protocol
 def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Answer]:
     begun = time.perf_counter()
     import llama_cpp
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     llm = llama_cpp.Llama(
         options.model,
         n_ctx=options.max_model_len,
         n_threads=options.threads,
         n_threads_batch=options.threads,
+        draft_model=LlamaPromptLookupDecoding(num_pred_tokens=options.drafts) if options.drafts else None,
         verbose=False,
     )
     facts = {"version": llama_cpp.__version__, "load_s": time.perf_counter() - begun}
@@ -38,4 +41,4 @@ def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Ans
 
 
 if __name__ == "__main__":
-    raise SystemExit(peer_protocol.serve(__doc__, load, threads=2, max_model_len=2048))
+    raise SystemExit(peer_protocol.serve(__doc__, load, threads=2, max_model_len=2048, drafts=0))

@@ -1,8 +1,9 @@
 """vLLM's offline LLM as a peer: python peer_vllm.py MODEL --dtype bfloat16, in an environment where vLLM is installed.
 
 Without tuning its CPU build computes on one core; bench_compare.py sets the environment that tunes it. Prefix caching
-is off, since prompts never repeat. --eager: without compilation, a faster start and slower steps; --separate-worker:
-the worker in its own process, as with several workers. See peer_protocol.py.
+is off, since prompts never repeat. --drafts N: speculation by n-grams, at most N tokens at a time; --eager: without
+compilation, a faster start and slower steps; --separate-worker: the worker in its own process, as with several workers.
+See peer_protocol.py.
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Ans
         enable_prefix_caching=False,
         enforce_eager=options.eager,
         distributed_executor_backend="mp" if options.separate_worker else None,
+        speculative_config=None
+        if not options.drafts
+        else {
+            "method": "ngram",
+            "num_speculative_tokens": options.drafts,
+            "prompt_lookup_min": 2,
+            "prompt_lookup_max": 4,
+        },
     )
     facts = {"version": vllm.__version__, "load_s": time.perf_counter() - begun}
 
@@ -44,5 +53,7 @@ def load(options: argparse.Namespace) -> tuple[dict[str, Any], peer_protocol.Ans
 
 if __name__ == "__main__":
     raise SystemExit(
-        peer_protocol.serve(__doc__, load, dtype="bfloat16", max_model_len=2048, eager=False, separate_worker=False)
+        peer_protocol.serve(
+            __doc__, load, dtype="bfloat16", max_model_len=2048, drafts=0, eager=False, separate_worker=False
+        )
     )

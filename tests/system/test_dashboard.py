@@ -4,6 +4,7 @@ lists the API; each also on a phone and in the dark."""
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -99,6 +100,8 @@ def test_running_requests_are_listed_and_their_buttons_abort_them(browser: Brows
         wait_for(browser, "/ms|s/.test(document.getElementById('ttft').textContent)")
         assert browser.evaluate("document.querySelector('#requests td').textContent") == "cmpl-endless"
         assert browser.evaluate("document.getElementById('ttft-note').textContent").startswith("p99 ")
+        guesses = browser.evaluate("document.getElementById('guesses-note').textContent")
+        assert re.search(r"\d of .*\d.* tokens", guesses)
         browser.evaluate("document.querySelector('#requests button').click()")
         wait_for(browser, "document.querySelectorAll('#requests tr').length === 0")
     assert '"finish_reason":"abort"' in "".join(lines)
