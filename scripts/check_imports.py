@@ -115,6 +115,7 @@ FOLDERS = {
     "frontend/openai/forms": Folder(_frontend("client client/media openai/parsers text"), _ASGI),
     "frontend/openai/parsers": Folder(_frontend("text"), _parties("msgspec")),
     "frontend/options": Folder(IPC, _parties("msgspec yaml")),
+    "frontend/replicas": Folder(),
     "frontend/requests": Folder(_frontend("adapters client intake metrics supervisor text"), _parties("msgspec zmq")),
     "frontend/requests/media": Folder(_frontend("client/media intake media sources text")),
     "frontend/sources": Folder(IPC, _parties("httptools")),

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
-    ("frontend", ".py"): 27_010,
+    ("frontend", ".py"): 27_450,
     ("core", ".py"): 12_400,
     ("workers", ".py"): 12_000,
     ("kernels", ".py"): 7_200,

@@ -1,0 +1,175 @@
+"""Router: the core that is expected to answer a request soonest.
+
+    cost of a core = (prompt tokens that wait there + new ones, which it does not have cached) / its measured rate
+                   + its open answers × the seconds that each adds to an answer
+                   + WASTE × new tokens / the mean rate: they delay others, and evict blocks that others would find
+
+Candidates are the cores that hold the longest prefixes of the prompt and a few random ones, so the work of a choice
+does not grow with the number of cores. Among those within 2 % of the least cost a random one is taken, so that several
+frontends do not all choose the same core. A prompt goes to its prefix, by content: a conversation stays at a core as
+long as that is the cheaper one. Priorities and quotas are the core's.
+
+Pure: knows no sockets and no clock. The same class runs in the frontend and in scripts/simulate_fleet.py.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .core_load import CoreLoad, OthersLoad, Rate
+from .decode_cost import DecodeCost
+from .prefix_index import MAX_ENTRIES, PrefixIndex
+from .prefix_keys import KEY_TOKENS
+
+MAX_HOLDERS = 8  # candidates for their prefixes
+NUM_CANDIDATES = 12  # with random ones
+WASTE = 3.0  # fitted on one trace and checked on another: docs/replicas.md
+TIE = 1.02  # times the least cost: still as good
+FIRST_RATE = 5000.0  # prompt tokens per second, before any is measured
+
+
+@dataclass(slots=True)
+class _Sent:
+    """An open answer, and the cached tokens that were expected of its core."""
+
+    core: int
+    num_tokens: int
+    num_expected: int
+    age: int  # tokens sent to the core since the last use of that prefix; 0: too young to tell anything
+    age_beyond: int  # likewise of the next key, which counted as forgotten
+    first_token_at: float = 0.0
+
+
+class Router:
+    """Owns a CoreLoad for each core, the prefix index and the open answers. A lost or draining core is never picked."""
+
+    def __init__(self, *, key_tokens: int = KEY_TOKENS, max_entries: int = MAX_ENTRIES, seed: int = 0) -> None:
+        self.index = PrefixIndex(max_entries)
+        self.loads: dict[int, CoreLoad] = {}
+        self.open: dict[int, _Sent] = {}
+        self._key_tokens = key_tokens
+        self._random = random.Random(seed)
+        self._pickable: list[int] = []
+        self._oldest: dict[int, int] = {}  # of the pickable cores, for the index
+        self._fleet = Rate(FIRST_RATE)
+        self._decode = DecodeCost()
+
+    # ── cores come and go ────────────────────────────────────────────────────────────────────────────────────────
+
+    def add(self, core: int, capacity_tokens: int | None = None) -> None:
+        """Use a core whose prefix cache is empty. capacity_tokens: how many tokens the cache holds, if known."""
+        before = self.loads.get(core)
+        self.loads[core] = CoreLoad(0 if before is None else before.num_inserted + 1, capacity_tokens)
+        self.resume(core)
+
+    def lose(self, core: int) -> list[int]:
+        """Stop using a core that is gone; return its open answers in the order they were sent."""
+        self.drain(core)
+        lost = [request_id for request_id, sent in self.open.items() if sent.core == core]
+        for request_id in lost:
+            self.on_finished(request_id, 0, 0.0)
+        return lost
+
+    def drain(self, core: int) -> None:
+        """Send nothing new to a core; its answers go on."""
+        if core in self._oldest:
+            self._pickable.remove(core)
+            del self._oldest[core]
+
+    def resume(self, core: int) -> None:
+        """Send to a drained core again."""
+        if core not in self._oldest:
+            self._pickable.append(core)
+            self._oldest[core] = self.loads[core].oldest
+
+    def clear_cache(self, core: int) -> None:
+        """Note that a core has lost its prefix cache, but not its requests: its workers were replaced."""
+        self.loads[core].clear_cache()
+        self._on_aged(core)
+
+    @property
+    def cores(self) -> Sequence[int]:
+        """The cores that may be picked."""
+        return self._pickable
+
+    # ── a request ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def pick(self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1) -> int | None:
+        """Return the core for a prompt of `num_tokens` with these prefix keys, None if there is none. without: a core
+        that must not get it, if another one can."""
+        candidates = self.index.longest(keys, self._oldest, MAX_HOLDERS)
+        candidates.pop(without, None)
+        for core in self._random_cores(candidates, without):
+            candidates[core] = self.index.depth(core, keys, self._oldest[core])
+        costs, fleet = {}, self._fleet.value
+        for core, depth in candidates.items():
+            load = self.loads[core]
+            rest = max(num_tokens - depth * self._key_tokens, 1)
+            num_open = load.num_open + load.others.num_open
+            seconds = load.seconds(rest, now, fleet) + num_open * self._decode.row_s
+            costs[core] = seconds + WASTE * rest / fleet
+        if not costs:
+            return without if without in self._oldest else None
+        most = TIE * min(costs.values())
+        best = [core for core, cost in costs.items() if cost <= most]
+        return best[int(self._random.random() * len(best))] if len(best) > 1 else best[0]
+
+    def _random_cores(self, known: Iterable[int], without: int) -> Iterable[int]:
+        """Return random cores beside the known ones; all others in a small fleet."""
+        cores, known = self._pickable, set(known) | {without}
+        if len(cores) <= NUM_CANDIDATES:
+            return [core for core in cores if core not in known]
+        found = {cores[int(self._random.random() * len(cores))] for _ in range(NUM_CANDIDATES - len(known) + 1)}
+        return found - known
+
+    def on_sent(self, request_id: int, core: int, keys: Sequence[int], num_tokens: int, now: float) -> None:
+        """Note that a request was sent. request_id: of the caller, one for each answer."""
+        load, index, size = self.loads[core], self.index, self._key_tokens
+        oldest = load.oldest
+        depth = index.depth(core, keys, oldest)
+        num_expected = min(depth * size, num_tokens - 1)
+        sent = _Sent(core, num_tokens, num_expected, 0, 0)
+        if depth and (age := load.num_inserted - index.stamp_of(core, keys[depth - 1])) > load.num_waiting_tokens:
+            sent.age = age
+        if depth < len(keys) and 0 <= (stamp := index.stamp_of(core, keys[depth])) < oldest:
+            sent.age_beyond = load.num_inserted - stamp
+        self.open[request_id] = sent
+        load.on_sent(request_id, num_tokens - num_expected, now)
+        self._on_aged(core)
+        index.add(core, keys, load.num_inserted)
+
+    def on_started(self, request_id: int, num_cached_tokens: int) -> None:
+        """Learn how much the core found in its prefix cache, when an answer leaves its waiting queue."""
+        sent = self.open[request_id]
+        load = self.loads[sent.core]
+        load.correct(request_id, sent.num_tokens - min(num_cached_tokens, sent.num_tokens - 1))
+        off_by = num_cached_tokens - sent.num_expected
+        if off_by <= -self._key_tokens and sent.age:
+            load.on_wrong_depth(sent.age, is_missing=True)
+        elif off_by >= self._key_tokens and sent.age_beyond:
+            load.on_wrong_depth(sent.age_beyond, is_missing=False)
+        self._on_aged(sent.core)
+
+    def on_first_token(self, request_id: int, now: float) -> None:
+        sent = self.open[request_id]
+        sent.first_token_at = now
+        self.loads[sent.core].on_first_token(request_id, now, self._fleet)
+
+    def on_finished(self, request_id: int, num_output_tokens: int, now: float) -> None:
+        """Forget an answer that has ended, or goes on elsewhere."""
+        sent = self.open.pop(request_id)
+        load = self.loads[sent.core]
+        if sent.first_token_at:
+            self._decode.on_finished(load.num_open, num_output_tokens, now - sent.first_token_at)
+        load.on_finished(request_id, num_output_tokens)
+        self._on_aged(sent.core)
+
+    def on_load(self, core: int, others: OthersLoad) -> None:
+        """Take a core's report of the work that other frontends have sent it."""
+        self.loads[core].others = others.checked()
+
+    def _on_aged(self, core: int) -> None:
+        if core in self._oldest:
+            self._oldest[core] = self.loads[core].oldest
