@@ -47,6 +47,14 @@ def test_the_engine_is_measured_without_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_the_router_is_measured_by_itself(tmp_path: Path) -> None:
+    document = run_json(tmp_path / "out.json", "bench_router.py", "--cores", "2", "20", "--requests", "50")
+    assert [row["cores"] for row in document["rows"]] == [2, 20]
+    assert all(0 < row["pick_p50_us"] <= row["pick_p99_us"] for row in document["rows"])
+    assert document["notes"]["full index, MB"] < 150
+
+
+@pytest.mark.slow
 def test_throughput_is_compared_with_transformers(tmp_path: Path) -> None:
     arguments = ("demo", "3", "9", "5", "--with-transformers", *SMALL_ENGINE)
     document = run_json(tmp_path / "out.json", "bench_throughput.py", *arguments)
