@@ -1,0 +1,70 @@
+"""Policies of routing for scripts/simulate_fleet.py: the engine's Router, and others that differ in `pick` alone."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+from tokenloom.frontend.replicas.router import Router
+
+MAX_OVER_MEAN = 1.25  # open answers of a core under the bounded hash
+NUM_POINTS = 64  # of each core on the ring of hashes
+NUM_HASHED = 2  # first blocks of a prompt
+
+
+class RandomPolicy(Router):
+    """A random core."""
+
+    def pick(self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1) -> int | None:
+        cores = self.cores
+        if len(cores) <= 1:
+            return cores[0] if cores else None
+        while (core := cores[int(self._random.random() * len(cores))]) == without:
+            pass
+        return core
+
+
+class PowerOfTwo(RandomPolicy):
+    """Of two random cores the one with fewer prompt tokens waiting, then with fewer answers."""
+
+    def pick(self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1) -> int | None:
+        two = [super(PowerOfTwo, self).pick(keys, num_tokens, now, without) for _ in range(2)]
+        found = [core for core in two if core is not None]
+        loads = self.loads
+        return min(found, key=lambda core: (loads[core].num_waiting_tokens, loads[core].num_open), default=None)
+
+
+class BoundedHash(RandomPolicy):
+    """Consistent hashing of the first blocks of the prompt; a core with 1.25 times the mean of open answers is passed
+    over."""
+
+    _ring: list[tuple[int, int]]
+    _ring_of: tuple[int, ...] = ()
+
+    def pick(self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1) -> int | None:
+        if not keys or len(self.cores) <= 1:
+            return super().pick(keys, num_tokens, now, without)
+        if self._ring_of != tuple(self.cores):
+            points = [(_hash(core, point), core) for core in self.cores for point in range(NUM_POINTS)]
+            self._ring, self._ring_of = sorted(points), tuple(self.cores)
+        most = MAX_OVER_MEAN * (len(self.open) + 1) / len(self.cores)
+        start = bisect_left(self._ring, (_hash(*keys[:NUM_HASHED]), -1))
+        for i in range(len(self._ring)):
+            _, core = self._ring[(start + i) % len(self._ring)]
+            if core != without and self.loads[core].num_open + 1 <= max(most, 1):
+                return core
+        return super().pick(keys, num_tokens, now, without)
+
+
+def _hash(*numbers: int) -> int:
+    data = b"".join(number.to_bytes(16, "little") for number in numbers)
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+POLICIES: dict[str, Callable[..., Router]] = {
+    "random": RandomPolicy,
+    "power of two": PowerOfTwo,
+    "bounded hash": BoundedHash,
+    "router": Router,
+}
