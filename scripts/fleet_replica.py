@@ -28,7 +28,8 @@ class Event(NamedTuple):
 
 
 class StepCost(NamedTuple):
-    """Seconds of a step: a fixed part, and for each decoding row, prompt token and token of context that rows read."""
+    """Seconds of a step: a fixed part, and for each decoding row, each prompt token and each token of context, which is
+    all that the step's rows have computed after it."""
 
     base_s: float
     row_s: float
@@ -205,7 +206,8 @@ class FluidReplica:
         num_tokens = sum(count for _, count in step)
         if not step and not self._next_step:
             self._num_jumped = self._decodes[0][0] - self._num_steps
-        context = self._context + num_rows * (self._num_jumped - 1) / 2
+        context = self._context + num_rows * (self._num_jumped + 1) / 2
+        context += sum(prompt.num_computed + count for prompt, count in step)
         self._step_s = self._factor * self._cost.seconds(num_rows, num_tokens, context)
         self.next_at = now + self._num_jumped * self._step_s
 

@@ -24,9 +24,10 @@ from pathlib import Path
 
 from tokenloom.frontend.replicas.prefix_index import MAX_ENTRIES
 from tokenloom.scripts.bench_report import Cell, Report, new_parser, percentile
+from tokenloom.scripts.fleet_exact import ExactReplica, spec_of
 from tokenloom.scripts.fleet_faults import Fault, read_faults
 from tokenloom.scripts.fleet_policies import POLICIES
-from tokenloom.scripts.fleet_replica import LARGE_GPU, FluidReplica, Sizes, StepCost
+from tokenloom.scripts.fleet_replica import LARGE_GPU, FluidReplica, Replica, Sizes, StepCost
 from tokenloom.scripts.fleet_simulation import FleetSimulation
 from tokenloom.scripts.fleet_trace import BLOCK, Entry, Job, jobs_of, read_trace, share_cached_by_one
 
@@ -37,6 +38,7 @@ def add_arguments(parser) -> None:  # type: ignore[no-untyped-def]
     parser.add_argument("trace", type=Path, metavar="TRACE")
     parser.add_argument("--replicas", type=int, nargs="+", default=[8, 64], metavar="N", help="sizes of the fleet")
     parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES), metavar="POLICY")
+    parser.add_argument("--exact", action="store_true", help="the engine's own scheduler in each replica; up to 32")
     parser.add_argument("--load", type=float, default=0.43, help="requests per second and replica (default 0.43)")
     parser.add_argument("--speed", type=float, default=10.0, help="of a tenant, times the trace's (default 10)")
     parser.add_argument("--duration-s", type=float, default=360.0, help="of the arrivals (default 360)")
@@ -61,6 +63,12 @@ class Fleet:
         self._sizes = Sizes(arguments.pool_tokens, arguments.max_num_seqs, arguments.max_num_batched_tokens)
         length_s = trace[-1].at_s - trace[0].at_s + 1.0
         self._rate = arguments.speed * len(trace) / length_s  # of a tenant
+        self._spec = spec_of(self._sizes) if arguments.exact else None
+
+    def _new_replica(self) -> Replica:
+        if self._spec is not None:
+            return ExactReplica(self._cost, self._sizes, self._spec)
+        return FluidReplica(self._cost, self._sizes)
 
     def jobs(self, num_replicas: int) -> list[Job]:
         options = self._arguments
@@ -78,7 +86,7 @@ class Fleet:
         simulation = FleetSimulation(
             self.jobs(num_replicas),
             num_replicas,
-            lambda: FluidReplica(self._cost, self._sizes),
+            self._new_replica,
             router,
             faults=faults,
             capacity_tokens=self._sizes.pool_tokens,
