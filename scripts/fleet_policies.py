@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 
+from tokenloom.frontend.replicas.prefix_index import PrefixIndex
 from tokenloom.frontend.replicas.router import Router
 
 MAX_OVER_MEAN = 1.25  # open answers of a core under the bounded hash
@@ -55,6 +57,23 @@ class BoundedHash(RandomPolicy):
             if core != without and self.loads[core].num_open + 1 <= max(most, 1):
                 return core
         return super().pick(keys, num_tokens, now, without)
+
+
+class LateIndex(PrefixIndex):
+    """An index that learns of each prompt some seconds late, as that of a frontend would from others."""
+
+    def __init__(self, max_entries: int, delay_s: float, clock: Callable[[], float]) -> None:
+        super().__init__(max_entries)
+        self._delay_s, self._clock = delay_s, clock
+        self._late: deque[tuple[float, int, Sequence[int], int]] = deque()
+
+    def add(self, core: int, keys: Sequence[int], stamp: int) -> None:
+        self._late.append((self._clock() + self._delay_s, core, keys, stamp))
+
+    def longest(self, keys: Sequence[int], oldest: Mapping[int, int], limit: int) -> dict[int, int]:
+        while self._late and self._late[0][0] <= self._clock():
+            super().add(*self._late.popleft()[1:])
+        return super().longest(keys, oldest, limit)
 
 
 def _hash(*numbers: int) -> int:

@@ -26,7 +26,7 @@ from tokenloom.frontend.replicas.prefix_index import MAX_ENTRIES
 from tokenloom.scripts.bench_report import Cell, Report, new_parser, percentile
 from tokenloom.scripts.fleet_exact import ExactReplica, spec_of
 from tokenloom.scripts.fleet_faults import Fault, read_faults
-from tokenloom.scripts.fleet_policies import POLICIES
+from tokenloom.scripts.fleet_policies import POLICIES, LateIndex
 from tokenloom.scripts.fleet_replica import LARGE_GPU, FluidReplica, Replica, Sizes, StepCost
 from tokenloom.scripts.fleet_simulation import FleetSimulation
 from tokenloom.scripts.fleet_trace import BLOCK, Entry, Job, jobs_of, read_trace, share_cached_by_one
@@ -49,6 +49,7 @@ def add_arguments(parser) -> None:  # type: ignore[no-untyped-def]
     cost = ",".join(f"{each:.3g}" for each in LARGE_GPU)
     parser.add_argument("--step-cost", default=cost, metavar="A,B,C,D", help=f"seconds (default {cost})")
     parser.add_argument("--index-entries", type=int, default=MAX_ENTRIES, help="limit of the router's index")
+    parser.add_argument("--index-delay-s", type=float, default=0.0, help="until the index knows of a prompt")
     parser.add_argument("--faults", type=read_faults, default=[], metavar="JSON", help="a list of faults, or its file")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the table as CSV")
@@ -93,6 +94,8 @@ class Fleet:
             seed=options.seed,
         )
         begun_at = time.monotonic()
+        if options.index_delay_s:
+            router.index = LateIndex(options.index_entries, options.index_delay_s, lambda: simulation.now)
         simulation.run()
         counted = [job for job in simulation.jobs if job.arrived_at >= options.warm_up * options.duration_s]
         return simulation, figures(counted) | {"run_s": time.monotonic() - begun_at}
