@@ -51,20 +51,33 @@ def tokens_of(job: Job) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return tokens
 
 
+class StepSizes:
+    """Follows the steps of a core, and returns of each the numbers that its seconds depend on."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._num_computed = np.zeros(max_num_seqs, np.int64)
+
+    def of(self, output: SchedulerOutput) -> tuple[int, int, int]:
+        """Return the step's decoding rows, its prompt tokens and the tokens of context, as StepCost takes them."""
+        for new in output.new_rows:
+            self._num_computed[new.row] = new.num_computed_tokens
+        rows, counts = np.frombuffer(output.rows, np.int32), np.frombuffer(output.counts, np.int32)
+        self._num_computed[rows] += counts
+        is_decode = counts == 1
+        return int(is_decode.sum()), int(counts[~is_decode].sum()), int(self._num_computed[rows].sum())
+
+
 class CostedWorker(NullWorker):
     """Answers each step at once, and says how long it would have taken."""
 
     def __init__(self, spec: EngineSpec, cost: StepCost) -> None:
         super().__init__(spec)
         self._cost, self.factor = cost, 1.0
+        self._sizes = StepSizes(spec.config.max_num_seqs)
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        result = super().execute(output)
-        rows, counts = np.frombuffer(output.rows, np.int32), np.frombuffer(output.counts, np.int32)
-        is_decode = counts == 1
-        context = int(self._num_computed[rows].sum())
-        seconds = self._cost.seconds(int(is_decode.sum()), int(counts[~is_decode].sum()), context)
-        return msgspec.structs.replace(result, execute_s=self.factor * seconds)
+        seconds = self.factor * self._cost.seconds(*self._sizes.of(output))
+        return msgspec.structs.replace(super().execute(output), execute_s=seconds)
 
 
 class ExactReplica:
