@@ -57,14 +57,16 @@ class StepSizes:
     def __init__(self, max_num_seqs: int) -> None:
         self._num_computed = np.zeros(max_num_seqs, np.int64)
 
-    def of(self, output: SchedulerOutput) -> tuple[int, int, int]:
-        """Return the step's decoding rows, its prompt tokens and the tokens of context, as StepCost takes them."""
+    def of(self, output: SchedulerOutput) -> tuple[int, int, int, int]:
+        """Return the step's decoding rows, prompt tokens, tokens of context and pairs, as StepCost takes them."""
         for new in output.new_rows:
             self._num_computed[new.row] = new.num_computed_tokens
         rows, counts = np.frombuffer(output.rows, np.int32), np.frombuffer(output.counts, np.int32)
         self._num_computed[rows] += counts
-        is_decode = counts == 1
-        return int(is_decode.sum()), int(counts[~is_decode].sum()), int(self._num_computed[rows].sum())
+        ends, is_prompt = self._num_computed[rows], counts > 1
+        chunks = counts[is_prompt].astype(np.int64)
+        num_pairs = int((chunks * (ends[is_prompt] - chunks // 2)).sum())
+        return int((~is_prompt).sum()), int(chunks.sum()), int(ends.sum()), num_pairs
 
 
 class CostedWorker(NullWorker):

@@ -28,17 +28,20 @@ class Event(NamedTuple):
 
 
 class StepCost(NamedTuple):
-    """Seconds of a step: a fixed part, and for each decoding row, each prompt token and each token of context, which is
-    all that the step's rows have computed after it."""
+    """Seconds of a step: a fixed part, and for each decoding row, prompt token, token of context (all that the step's
+    rows have computed after it) and pair of a prompt token and a token before it."""
 
     base_s: float
     row_s: float
     prompt_token_s: float
     context_token_s: float
+    pair_s: float = 0.0
 
-    def seconds(self, num_rows: int, num_prompt_tokens: float, num_context_tokens: float) -> float:
+    def seconds(
+        self, num_rows: int, num_prompt_tokens: float, num_context_tokens: float, num_pairs: float = 0.0
+    ) -> float:
         rows_s = num_rows * self.row_s + num_context_tokens * self.context_token_s
-        return self.base_s + rows_s + num_prompt_tokens * self.prompt_token_s
+        return self.base_s + rows_s + num_prompt_tokens * self.prompt_token_s + num_pairs * self.pair_s
 
 
 LARGE_GPU = StepCost(6e-3, 2e-5, 1 / 12_000, 4e-8)  # of the size of an 8B model in bf16 on one H100
@@ -208,7 +211,8 @@ class FluidReplica:
             self._num_jumped = self._decodes[0][0] - self._num_steps
         context = self._context + num_rows * (self._num_jumped + 1) / 2
         context += sum(prompt.num_computed + count for prompt, count in step)
-        self._step_s = self._factor * self._cost.seconds(num_rows, num_tokens, context)
+        num_pairs = sum(count * (prompt.num_computed + count / 2) for prompt, count in step)
+        self._step_s = self._factor * self._cost.seconds(num_rows, num_tokens, context, num_pairs)
         self.next_at = now + self._num_jumped * self._step_s
 
     def _plan(self) -> list[tuple[_Prompt, int]]:

@@ -47,7 +47,7 @@ def add_arguments(parser) -> None:  # type: ignore[no-untyped-def]
     parser.add_argument("--max-num-batched-tokens", type=int, default=Sizes().max_num_batched_tokens)
     parser.add_argument("--max-num-seqs", type=int, default=Sizes().max_num_seqs)
     cost = ",".join(f"{each:.3g}" for each in LARGE_GPU)
-    parser.add_argument("--step-cost", default=cost, metavar="A,B,C,D", help=f"seconds (default {cost})")
+    parser.add_argument("--step-cost", default=cost, metavar="A,B,C,D,E", help=f"seconds (default {cost})")
     parser.add_argument("--index-entries", type=int, default=MAX_ENTRIES, help="limit of the router's index")
     parser.add_argument("--index-delay-s", type=float, default=0.0, help="until the index knows of a prompt")
     parser.add_argument("--faults", type=read_faults, default=[], metavar="JSON", help="a list of faults, or its file")

@@ -62,7 +62,7 @@ def share_cached(simulation: FleetSimulation) -> float:
 def test_one_request_takes_its_steps() -> None:
     job = Job(0, 1.0, 5000, 11, list(range(9)))
     simulate([job], 1)
-    a, b, c, d = LARGE_GPU
+    a, b, c, d, _ = LARGE_GPU
     first_token_s = 3 * a + 5000 * c + (2048 + 4096 + 5000) * d  # a lone prompt has the whole budget of 2048
     assert job.first_token_at == pytest.approx(1.0 + first_token_s)
     decode_s = 10 * (a + b) + d * sum(5001 + i for i in range(10))
