@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -50,11 +51,11 @@ class BoundedHash(RandomPolicy):
         if self._ring_of != tuple(self.cores):
             points = [(_hash(core, point), core) for core in self.cores for point in range(NUM_POINTS)]
             self._ring, self._ring_of = sorted(points), tuple(self.cores)
-        most = MAX_OVER_MEAN * (len(self.open) + 1) / len(self.cores)
+        most = math.ceil(MAX_OVER_MEAN * (len(self.open) + 1) / len(self.cores))
         start = bisect_left(self._ring, (_hash(*keys[:NUM_HASHED]), -1))
         for i in range(len(self._ring)):
             _, core = self._ring[(start + i) % len(self._ring)]
-            if core != without and self.loads[core].num_open + 1 <= max(most, 1):
+            if core != without and self.loads[core].num_open < most:
                 return core
         return super().pick(keys, num_tokens, now, without)
 

@@ -21,7 +21,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
-    *(f"docs/{name}.md" for name in ("architecture", "operations", "openai", "conformance", "benchmarks")),
+    *(f"docs/{name}.md" for name in ("architecture", "operations", "openai", "conformance", "benchmarks", "replicas")),
     *(
         f"docs/{name}.md"
         for name in ("quickstart", "models", "lora", "tiers", "troubleshooting", "coming_from_vllm", "glossary")
