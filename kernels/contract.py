@@ -37,6 +37,9 @@ class AttentionMetadata:
     seq_lens_host: list[int]
     cos_sin: Tensor | None = None  # [T, rotated] float32: of this step's tokens, in place of each Rotary's table
     see_until: Tensor | None = None  # [T] int32: last index in its request that a token sees; None: its own
+    has_drafts: Tensor | None = (
+        None  # [R] int32, on the host: not 0 for a known token with drafts; None: no row has any
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,6 +45,7 @@ class StepInputs(NamedTuple):
     token_slots: I32 | None = None  # [T] slot of each token's adapter; None: all 0
     media: MediaInputs | None = None  # None: all tokens have the embeddings and positions of text
     drafts: I32 | None = None  # [s] the draft of each sample; NO_DRAFT: none; None: no row has any
+    has_drafts: I32 | None = None  # [n] not 0 for a known token with drafts; None: no row has any
     decoder: StepInputs | None = None  # the part that passes the layers, of rows that begin with clips; None: all
 
 
@@ -300,6 +301,7 @@ class InputBatch:
             sampled_tokens=sampled_tokens,
             token_slots=layout.token_slots,
             drafts=guesses,
+            has_drafts=None if drafts is None else (drafts.counts > 0).astype(np.int32),
         )
 
     def advance(self, layout: StepLayout) -> None:

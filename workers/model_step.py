@@ -109,4 +109,5 @@ def step_metadata(
         seq_lens_host=seq_lens_host,
         cos_sin=None if media is None else media.cos_sin,
         see_until=None if media is None else media.see_until,
+        has_drafts=None if inputs.has_drafts is None else torch.from_numpy(inputs.has_drafts),
     )

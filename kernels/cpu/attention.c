@@ -342,7 +342,7 @@ void attend(AttentionPlan *plan, const element *query, int64_t query_stride, con
         after = take_piece(team, num_tasks);
         const AttentionTask *task = &plan->tasks[i], *next = after < num_tasks ? &plan->tasks[after] : NULL;
 #ifdef __AVX512F__
-        if (task->is_prefill && fits_prefill(task->num_heads, plan->head_dim)) {
+        if (!task->is_decode && is_prefill(task->num_tokens, task->num_heads, plan->head_dim)) {
             prefill_task(plan, task, query, query_stride, cache, scoring, out);
             continue;
         }

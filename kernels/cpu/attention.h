@@ -9,10 +9,14 @@
 #define CHUNK 256 /* keys of a split of a decode token, and keys per iteration of a task */
 #ifdef __AVX512F__
 #define TASK_ROWS 16 /* query rows of a task of attention.c */
+#ifdef HAS_TILES
+#define FEW_ROWS TASK_ROWS /* query rows of a prefill row that attention.c still computes */
+#else
+#define FEW_ROWS 5
+#endif
 #else
 #define TASK_ROWS 24 /* more rows share the cost of packing a task's keys and values into tiles */
 #endif
-#define DECODE_TOKENS 16 /* of a row, all of them decode tokens: a known one and the most drafts of a row */
 #define PREFILL_ROWS 512 /* query rows of a task of prefill.c */
 #define MAX_HEAD_DIM 512
 #define HEAD_STRIDE (MAX_HEAD_DIM + 16) /* the padding spreads rows over the sets of the cache */
@@ -23,7 +27,7 @@ typedef struct {
     int32_t token, num_tokens; /* the first token's index in the step */
     int32_t position; /* of the first token in its request */
     int32_t first_key, end_key;
-    int32_t is_prefill; /* of a row whose tokens are not decode tokens */
+    int32_t is_decode; /* of decode tokens */
     int32_t num_partials; /* in the first task of split tokens the number of splits, else 0 */
     int64_t partial; /* index of its first partial row; -1: it writes the output itself */
 } AttentionTask;
@@ -46,12 +50,12 @@ INLINE int64_t seen_end(const AttentionPlan *plan, const AttentionTask *task, in
     return 1 + (see_until == NULL ? task->position + index : see_until[task->token + index]);
 }
 
-/* Whether prefill.c can compute tasks of so many query heads of a KV head. */
-INLINE bool fits_prefill(int64_t group, int64_t head_dim) {
+/* Whether prefill.c computes so many tokens of a prefill row, else attention.c. */
+INLINE bool is_prefill(int64_t num_tokens, int64_t num_heads, int64_t head_dim) {
 #ifdef __AVX512F__
-    return head_dim % 16 == 0 && group <= PREFILL_ROWS;
+    return head_dim % 16 == 0 && num_tokens > 1 && num_tokens * num_heads > FEW_ROWS;
 #else
-    (void)group, (void)head_dim;
+    (void)num_tokens, (void)num_heads, (void)head_dim;
     return false;
 #endif
 }

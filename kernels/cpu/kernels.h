@@ -357,6 +357,7 @@ typedef struct {
     const int32_t *query_starts; /* [num_rows + 1] */
     int64_t num_rows;
     const int32_t *see_until; /* by token of the step: the last key that it attends to; NULL: its own */
+    const int32_t *has_drafts; /* [num_rows]: not 0 for a known token and its drafts; NULL: there are none */
 } StepRows;
 
 typedef struct AttentionPlan AttentionPlan;

@@ -82,6 +82,7 @@ def step_rows(metadata: AttentionMetadata) -> Structure:
         metadata.query_starts.data_ptr(),
         len(metadata.seq_lens_host),
         None if metadata.see_until is None else metadata.see_until.data_ptr(),
+        None if metadata.has_drafts is None else metadata.has_drafts.data_ptr(),
     )
 
 

@@ -2,10 +2,10 @@
  *
  * A task is one KV head, the query heads that read it, and a range of keys. The context of a decode token is cut at
  * multiples of CHUNK keys, independent of the rest of the step; if there is more than one split, each gives a partial
- * result. All tokens of a row with up to DECODE_TOKENS are decode tokens, so that a token that verifies drafts has the
- * bits that it has alone; those whose cuts are the same share tasks of up to TASK_ROWS query rows. Longer rows are cut
- * into blocks of up to PREFILL_ROWS query rows, those of attention.c of TASK_ROWS. In a batch-invariant plan each token
- * is a decode token, so that chunked prefill does not move the cuts.
+ * result. A known token and its drafts are decode tokens, so that each has the bits that it has alone; those whose cuts
+ * are the same share tasks of up to TASK_ROWS query rows. A prefill row is cut into blocks of up to PREFILL_ROWS query
+ * rows, those of attention.c of TASK_ROWS. In a batch-invariant plan each token is a decode token, so that chunked prefill
+ * does not move the cuts.
  */
 #include "attention.h"
 
@@ -37,12 +37,12 @@ static bool has_same_cuts(KeyRange a, KeyRange b) {
     return a.low / CHUNK == b.low / CHUNK && (a.high - 1) / CHUNK == (b.high - 1) / CHUNK;
 }
 
-/* Adds the tasks of the template's tokens for one KV head, `most_heads` query heads at a time. */
-static bool add_head_tasks(AttentionPlan *plan, AttentionTask task, int64_t most_heads) {
-    int64_t group = plan->num_heads / plan->num_kv_heads;
+/* Adds the tasks of the template's tokens for one KV head. */
+static bool add_head_tasks(AttentionPlan *plan, AttentionTask task) {
+    int64_t group = plan->num_heads / plan->num_kv_heads, most_heads = task.num_heads;
     KeyRange keys = keys_of(plan, &task, 0);
     for (int64_t i = 1; i < task.num_tokens; i++) keys.high = max64(keys.high, keys_of(plan, &task, i).high);
-    bool is_cut = !task.is_prefill && keys.low / CHUNK != (keys.high - 1) / CHUNK;
+    bool is_cut = task.is_decode && keys.low / CHUNK != (keys.high - 1) / CHUNK;
     for (int64_t head = 0; head < group; head += most_heads) {
         task.first_head = (int32_t)(task.kv_head * group + head);
         task.num_heads = (int32_t)min64(most_heads, group - head);
@@ -71,9 +71,10 @@ static bool add_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
     int64_t start = rows->query_starts[row], count = rows->query_starts[row + 1] - start;
     int64_t group = plan->num_heads / plan->num_kv_heads;
     int64_t block = max64(1, TASK_ROWS / group), most_heads = min64(group, TASK_ROWS);
-    bool is_decode = plan->is_batch_invariant || count <= DECODE_TOKENS;
-    if (!is_decode && fits_prefill(group, plan->head_dim)) block = PREFILL_ROWS / group, most_heads = group;
-    AttentionTask all = {.row = (int32_t)row, .token = (int32_t)start, .is_prefill = !is_decode};
+    bool is_decode = plan->is_batch_invariant || (rows->has_drafts != NULL && rows->has_drafts[row]);
+    if (!is_decode && is_prefill(count, group, plan->head_dim) && group <= PREFILL_ROWS)
+        block = PREFILL_ROWS / group, most_heads = group;
+    AttentionTask all = {.row = (int32_t)row, .token = (int32_t)start};
     all.position = (int32_t)(rows->seq_lens[row] - count);
     for (int64_t end = count, first; end > 0; end = first) { /* longest context first */
         first = is_decode ? end - 1 : (end - 1) / block * block;
@@ -84,8 +85,10 @@ static bool add_row(AttentionPlan *plan, const StepRows *rows, int64_t row) {
         task.token += (int32_t)first;
         task.position += (int32_t)first;
         task.num_tokens = (int32_t)(end - first);
+        task.num_heads = (int32_t)(task.num_tokens == 1 ? min64(group, TASK_ROWS) : most_heads);
+        task.is_decode = is_decode || task.num_tokens == 1;
         for (task.kv_head = 0; task.kv_head < plan->num_kv_heads; task.kv_head++)
-            if (!add_head_tasks(plan, task, most_heads)) return false;
+            if (!add_head_tasks(plan, task)) return false;
     }
     return true;
 }

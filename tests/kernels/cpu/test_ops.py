@@ -260,7 +260,7 @@ def test_a_decode_rows_attention_does_not_depend_on_the_rows_beside_it(ops: CpuO
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(3, 1), (8, 1), (40, 1), (4, 4)])
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("computed", [0, 9, 240, 250, 500, 505, 1017])
-def test_a_token_with_up_to_15_drafts_has_the_bits_that_it_has_alone(
+def test_a_token_with_drafts_has_the_bits_that_it_has_alone(
     ops: CpuOps, num_heads: int, num_kv_heads: int, window: int | None, computed: int
 ) -> None:
     """Contexts are cut every 256 keys: tokens stand on both sides of a cut, and so do the begins of their windows."""
@@ -271,7 +271,10 @@ def test_a_token_with_up_to_15_drafts_has_the_bits_that_it_has_alone(
     spec = AttentionSpec(0.2, window, sinks=torch.randn(num_heads) if computed % 2 else None)
     for count in (2, 5, 16):
         query = torch.randn(count, num_heads, head_dim, dtype=ops.dtype)
-        together = ops.paged_attention(query, kv_cache, 0, make_metadata([(computed, count, blocks)], block_size), spec)
+        metadata = replace(
+            make_metadata([(computed, count, blocks)], block_size), has_drafts=torch.ones(1, dtype=torch.int32)
+        )
+        together = ops.paged_attention(query, kv_cache, 0, metadata, spec)
         for token in range(count):
             alone = make_metadata([(computed + token, 1, blocks)], block_size)
             answer = ops.paged_attention(query[token : token + 1], kv_cache, 0, alone, spec)
