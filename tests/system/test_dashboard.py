@@ -167,7 +167,7 @@ def history(url: str) -> list[dict[str, object]]:
 
 
 def test_an_idle_chart_has_a_readable_axis_and_no_tile_is_alone_in_its_row(browser: Browser, url: str) -> None:
-    for width, columns in ((1400, 6), (900, 3), (400, 2)):
+    for width, columns in ((1400, 4), (900, 4), (400, 2)):
         browser.resize(width, 900, width == 400)
         open_dashboard(browser, url)
         assert (

@@ -92,7 +92,7 @@ def test_a_draining_engine_stops_only_after_a_slow_reader_has_everything(tmp_pat
     num_tokens = 2 * CREDIT_WINDOW
     submit = Submit(request_id="r", params=LONG.replace(max_tokens=num_tokens), prompt="The capital of France is")
     found: list[Delta] = []
-    with LaunchedEngine(tmp_path) as engine:
+    with LaunchedEngine(tmp_path, "--speculation", "off") as engine:  # a delta is a token
         address = engine.wait_ready()
         with Client(address) as watcher, zmq.Context() as context, new_socket(context, zmq.DEALER) as socket:
             socket.connect(address)
