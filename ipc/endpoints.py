@@ -65,6 +65,20 @@ def check_listen(address: str) -> None:
         raise ConfigError(f"--listen {address} must be ipc:///PATH or tcp://HOST:PORT")
 
 
+def split_tcp(address: str) -> tuple[str, int]:
+    """Parse tcp://HOST:PORT into (host without brackets, port); ValueError if it is none."""
+    scheme, _, place = address.partition("://")
+    host, _, port = place.rpartition(":")
+    if scheme != "tcp" or not host or not (port.isdecimal() and int(port) <= 65535):
+        raise ValueError(f"{address} is not of the form tcp://HOST:PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def tcp_address(host: str, port: int | str) -> str:
+    """Return tcp://HOST:PORT, with brackets around an IPv6 address."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
 def joined_http_address(http: str | None, host: str | None, port: int | None) -> str | None:
     """Return [HOST:]PORT from --http, --host and --port, ConfigError if they differ; None if none is given."""
     if host is None and port is None:

@@ -68,6 +68,14 @@ class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         socket.curve_publickey = self.server_public.encode()
         socket.curve_secretkey = self.server_secret.encode()
 
+    def listen(self, socket: zmq.Socket[bytes], zap_domain: bytes, address: str) -> str:
+        """Secure a socket and bind it to a tcp address, beside others that stay as they are; return `address` with the
+        port that was bound."""
+        self.secure_server(socket, zap_domain)
+        socket.bind(address)
+        port = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode().rpartition(":")[2]
+        return f"{address.rpartition(':')[0]}:{port}"
+
     def secure_client(self, socket: zmq.Socket[bytes]) -> None:
         """Configure a client socket before connect: CURVE, with the server's public key and the client's pair."""
         socket.curve_serverkey = self.server_public.encode()

@@ -44,7 +44,7 @@ FOLDERS = {
     "ipc": Folder((), _parties("msgspec zmq")),
     "ipc/adapters": Folder(("ipc/models", "ipc/process"), _parties("msgspec")),
     "ipc/blobs": Folder(("ipc/messages",), _parties("zmq")),
-    "ipc/config": Folder(("ipc/messages", "ipc/models", "ipc/process"), _parties("msgspec")),
+    "ipc/config": Folder(("ipc/messages", "ipc/models", "ipc/process"), _parties("msgspec zmq")),
     "ipc/messages": Folder(("ipc/process",), _parties("msgspec")),
     "ipc/models": Folder((), _parties("msgspec")),
     "ipc/process": Folder((), _parties("msgspec setproctitle")),
@@ -83,7 +83,7 @@ FOLDERS = {
     "frontend/adapters": Folder(_frontend("intake"), _parties("msgspec numpy")),
     "frontend/anthropic": Folder(_frontend("anthropic/forms openai openai/forms"), _ASGI),
     "frontend/anthropic/forms": Folder(_frontend("openai/forms openai/parsers"), _ASGI),
-    "frontend/cli": Folder(_frontend("client embedded options"), _CLIENT | _parties("shtab")),
+    "frontend/cli": Folder(_frontend("client embedded hosts options"), _CLIENT | _parties("shtab")),
     "frontend/client": Folder(("ipc", "ipc/messages", "ipc/process"), _CLIENT),
     "frontend/client/media": Folder(("ipc", "ipc/messages"), _parties("msgspec")),
     "frontend/client/offline": Folder(("ipc", "ipc/messages"), _CLIENT | _parties("transformers")),
@@ -94,6 +94,7 @@ FOLDERS = {
         (*_frontend("client requests requests/media supervisor text"), "core", "core/grammar", "core/links", "workers"),
         _parties("msgspec zmq"),
     ),
+    "frontend/hosts": Folder(_frontend("supervisor"), _parties("msgspec zmq")),
     "frontend/http": Folder(
         _frontend(
             "adapters anthropic anthropic/forms client intake listening metrics openai openai/forms openai/parsers "

@@ -33,9 +33,13 @@ class EventPort:
     """Owns both sockets and the last batches."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], config: EngineConfig, take: Callable[[], Sequence[object]]
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        config: EngineConfig,
+        take: Callable[[], Sequence[object]],
+        zap: ZapHandler | None = None,
     ) -> None:
-        """take: returns the events since its last call."""
+        """take: returns the events since its last call. zap: the handler of the context, if it has one."""
         assert config.kv_events is not None
         self._take = take
         self._encoder = msgspec.msgpack.Encoder()
@@ -51,7 +55,8 @@ class EventPort:
             keys = Keys.load(config.key_file)
             keys.secure_server(self._publisher, DOMAIN)
             keys.secure_server(self._replayer, DOMAIN)
-            self._zap = ZapHandler(context, keys.client_public)
+            self._zap = zap or ZapHandler(context, keys.client_public)
+            self._zap.admit(DOMAIN, keys.client_public)
         for socket, address in zip((self._publisher, self._replayer), addresses, strict=True):
             try:
                 socket.bind(address)

@@ -18,6 +18,7 @@ from ..endpoints import DEFAULT_PORT, check_listen, http_endpoint, joined_http_a
 from ..errors import ConfigError
 from ..messages.media import MediaKind
 from ..process.log import LogLevel
+from .host_places import HostOptions, check_hosts
 from .media_limits import media_limits
 from .option_ranges import AUTO, INT_RANGES, TIMEOUTS
 from .speculation import speculation_options
@@ -84,6 +85,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "none"
     device: Annotated[Literal["auto", "cpu", "cuda"], _devices("auto: cuda where there is one")] = "auto"
     tensor_parallel_size: Annotated[int, _devices("worker processes that share each layer")] = 1
+    hosts: Annotated[int, _devices("machines that share the worker processes; the others run `engine-launch join`")] = 1
+    listen_hosts: Annotated[
+        str | None, _devices("tcp://IP:PORT of this host for the others; its interface carries all between hosts")
+    ] = None
+    hosts_key_file: Annotated[
+        str | None, _devices("keys made by `engine-launch keygen`, equal on all hosts, not those of --key-file")
+    ] = None
     max_model_len: Annotated[int | None, _memory("longest prompt + answer; none: the model's; auto: what fits")] = None
     max_num_seqs: Annotated[int, _scheduling("requests that run at once")] = MAX_NUM_SEQS
     max_num_batched_tokens: Annotated[
@@ -340,6 +348,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     f"--listen {self.listen} would admit anyone: give --key-file (made by `engine-launch keygen "
                     "FILE`) or --insecure"
                 )
+        check_hosts(
+            HostOptions(self.hosts, self.listen_hosts, self.hosts_key_file, self.tensor_parallel_size, self.insecure)
+        )
         check_places(self.kv_remote, self.kv_peers, self.kv_listen, self.kv_key_file is not None)
         if self.kv_events is not None:
             check_events(self.kv_events, has_key=self.key_file is not None, is_insecure=self.insecure)

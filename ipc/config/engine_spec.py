@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import zmq
 
 from ..endpoints import Endpoints
+from ..keys import Keys
 from ..messages.base import PROTOCOL_VERSION, Hello, Rank
 from ..models.model_config import ModelConfig
 from .engine_config import EngineConfig
@@ -42,11 +44,44 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_item_embeds: int = 0  # embeddings of the largest medium that the model takes; 0: it takes text alone
     encoder_cache_tokens: int = 0  # embeddings of media that each worker keeps
+    host_address: str = ""  # IP address of this host, for others; empty: all ranks are on one host
+    group_keys: Keys | None = None  # of sockets between the head and ranks on other hosts
 
     @property
     def fingerprint(self) -> str:
-        """A hash that is equal in all processes of one engine and differs between engines."""
-        return hashlib.sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()[:16]
+        """A hash that is equal in all processes of one engine, on all hosts, and differs between engines."""
+        shared = msgspec.structs.replace(
+            self,
+            run_directory="",
+            model_folder="",
+            tokenizer_folder="",
+            host_address="",
+            endpoints=Endpoints.in_folder(""),
+        )
+        return hashlib.sha256(msgspec.json.encode(shared, order="deterministic")).hexdigest()[:16]
+
+    def on_host(self, host_address: str, run_directory: str, model_folder: str) -> EngineSpec:
+        """Return the specification for the ranks of another host, whose files are in other places. `endpoints.control`
+        stays: the head has given an address that they reach."""
+        endpoints = Endpoints.in_folder(run_directory)
+        return msgspec.structs.replace(
+            self,
+            host_address=host_address,
+            run_directory=run_directory,
+            model_folder=model_folder,
+            tokenizer_folder=model_folder,
+            endpoints=msgspec.structs.replace(endpoints, control=self.endpoints.control),
+        )
+
+    def secure_to_head(self, socket: zmq.Socket[bytes]) -> None:
+        """Give a socket the keys with which ranks on other hosts connect to the head; on the head do nothing."""
+        if self.group_keys is not None and not self.is_on_head:
+            self.group_keys.secure_client(socket)
+
+    @property
+    def is_on_head(self) -> bool:
+        """Whether this process runs on the host of the supervisor, which it reaches without a network."""
+        return self.endpoints.control.startswith("ipc://")
 
     @property
     def hello(self) -> Hello:
@@ -109,6 +144,14 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     def ranks(self) -> list[Rank]:
         """The workers of a group; all are in one pipeline stage."""
         return [Rank(pp=0, tp=tp) for tp in range(self.config.tensor_parallel_size)]
+
+    def host_of(self, rank: Rank) -> int:
+        """Return the number of a rank's host: 0 is the head. Ranks are spread evenly, neighbours together."""
+        return rank.tp * self.config.hosts // self.config.tensor_parallel_size
+
+    def local_ranks(self, rank: Rank) -> list[Rank]:
+        """Return the ranks on the host of `rank`."""
+        return [each for each in self.ranks if self.host_of(each) == self.host_of(rank)]
 
     @property
     def profile_folder(self) -> Path:

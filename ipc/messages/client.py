@@ -293,7 +293,7 @@ class Text(Message, frozen=True, kw_only=True, tag="text"):
 
 class Health(Message, frozen=True, kw_only=True, tag="health_is"):
     """Reply to GetHealth. is_ready: new requests are accepted, and wait while is_paused or is_asleep; is_stalled: there
-    are requests, is_paused and is_asleep are false, and no step finishes."""
+    are requests, is_paused and is_asleep are false, no host is missing, and no step finishes."""
 
     query_id: int
     is_ready: bool

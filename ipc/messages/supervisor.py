@@ -63,6 +63,22 @@ class Drained(Message, frozen=True, kw_only=True, tag="drained"):
     """Reply to Drain: all open requests have finished and all output was sent."""
 
 
+class Meeting(Message, frozen=True, kw_only=True, tag="meeting"):
+    """Address of the store at which the ranks of a group over several hosts meet, from its first rank; the supervisor
+    passes it on to all ranks."""
+
+    generation: int
+    address: str
+
+
+class Listening(Message, frozen=True, kw_only=True, tag="listening"):
+    """Addresses of a core's sockets for ranks on other hosts; the supervisor passes it on to all ranks."""
+
+    generation: int
+    steps: str
+    results: str
+
+
 class ReplaceWorkers(Message, frozen=True, kw_only=True, tag="replace_workers"):
     """Request of the core to replace a failed worker group."""
 
@@ -143,6 +159,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     worker_memory_bytes: list[int] = []  # resident, by rank
     last_failure: str = ""
     is_core_up: bool = True
+    obstacle: str = ""  # what the start of the workers waits for
     is_asleep: bool = False
     is_paused: bool = False
 
@@ -155,6 +172,8 @@ ChildToSupervisor: TypeAlias = (
     | Ready
     | Failed
     | Drained
+    | Meeting
+    | Listening
     | ReplaceWorkers
     | Reloading
     | Reloaded
@@ -241,6 +260,8 @@ class Stop(Message, frozen=True, kw_only=True, tag="stop"):
 
 SupervisorToChild: TypeAlias = (
     Initialize
+    | Meeting
+    | Listening
     | StartPhases
     | WorkersUp
     | WorkersDown

@@ -1,0 +1,38 @@
+"""Which rank runs on which host, and what is equal on all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.engine_spec import EngineSpec
+from tokenloom.ipc.keys import Keys
+from tokenloom.ipc.messages.base import Rank
+from tokenloom.tests.support.engine_specs import new_spec
+
+
+def spread(num_ranks: int, num_hosts: int) -> EngineSpec:
+    options = {} if num_hosts == 1 else {"listen_hosts": "tcp://10.0.0.1:7100", "hosts_key_file": "k"}
+    config = EngineConfig(tensor_parallel_size=num_ranks, hosts=num_hosts, **options)
+    return new_spec(config=config, group_keys=Keys.generate(), host_address="10.0.0.1")
+
+
+@pytest.mark.parametrize(("num_ranks", "num_hosts"), [(1, 1), (4, 1), (2, 2), (4, 2), (4, 3), (8, 3), (8, 5), (7, 7)])
+def test_neighbours_share_a_host_and_no_host_has_two_ranks_more_than_another(num_ranks: int, num_hosts: int) -> None:
+    spec = spread(num_ranks, num_hosts)
+    hosts = [spec.host_of(rank) for rank in spec.ranks]
+    counts = [hosts.count(host) for host in range(num_hosts)]
+    assert hosts == sorted(hosts) and hosts[0] == 0
+    assert max(counts) - min(counts) <= 1 and min(counts) >= 1
+    for rank in spec.ranks:
+        local = spec.local_ranks(rank)
+        assert rank in local and len(local) == counts[spec.host_of(rank)]
+
+
+def test_a_rank_on_another_host_has_the_heads_fingerprint_and_its_control_address() -> None:
+    head = spread(2, 2)
+    other = head.on_host("10.0.0.2", "/run/there", "/models/there")
+    assert other.fingerprint == head.fingerprint and other.endpoints.control == head.endpoints.control
+    assert other.run_directory == "/run/there" and other.model_folder == "/models/there"
+    assert other.local_ranks(Rank(0, 1)) == [Rank(0, 1)]
+    assert spread(2, 2).fingerprint != head.fingerprint, "keys are new for each engine"
