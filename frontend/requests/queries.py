@@ -91,7 +91,7 @@ class QueryProcessor:
         since = now - self._progress_at if self._progress_at else 0.0
         return Health(
             query_id=query_id,
-            is_ready=self._core.is_up and progress.is_core_up and not self.is_draining,
+            is_ready=self._core.is_up and progress.is_core_up and not progress.obstacle and not self.is_draining,
             is_stalled=_is_busy(progress) and not _is_held(progress) and now - self._moved_at > STALL_S,
             step_age_s=progress.step_age_s + since,
             is_draining=self.is_draining,
@@ -142,7 +142,7 @@ def speech_of(model: ModelConfig) -> SpeechModel | None:
 
 
 def _is_held(progress: Progress) -> bool:
-    return progress.is_paused or progress.is_asleep
+    return progress.is_paused or progress.is_asleep or bool(progress.obstacle)
 
 
 def _is_busy(progress: Progress) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -48,10 +48,13 @@ class Children:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = new_socket(self._context, zmq.ROUTER)
         socket.bind(address)
+        launcher.listen(self._context, socket)
         self._control: Channel[ChildToSupervisor, SupervisorToChild] = Channel(socket, ChildToSupervisor, "children")
         self.poller = zmq.Poller()
-        self.poller.register(socket, zmq.POLLIN)
+        for source in (socket, *launcher.wakers):
+            self.poller.register(source, zmq.POLLIN)
         self.all: list[Child] = []
+        self._kept: dict[tuple[type, Role], SupervisorToChild] = {}  # of `announce`
 
     def spawn(self, spec: ProcessSpec) -> None:
         process = self._launcher.spawn(spec)
@@ -63,6 +66,20 @@ class Children:
         """Wait at most `timeout_ms` for an event of `poller`, then forward the children's stderr (Launcher.turn)."""
         self.poller.poll(timeout_ms)
         self._launcher.turn()
+
+    @property
+    def next_at(self) -> float:
+        """When the launcher needs a `poll` at the latest; monotonic seconds."""
+        return self._launcher.next_at
+
+    def obstacle(self, unit: Unit) -> str:
+        """Return what the start of a unit has to wait for, else ""."""
+        return self._launcher.obstacle(unit)
+
+    def late(self, waiting: Iterable[Unit]) -> list[str]:
+        """Return the names of the processes that are not ready, and what the units wait for that cannot be started."""
+        obstacles = filter(None, map(self.obstacle, waiting))
+        return [*(child.spec.name for child in self.all if not child.is_ready), *obstacles]
 
     def of(self, unit: Unit) -> list[Child]:
         return [child for child in self.all if child.spec.unit == unit]
@@ -123,6 +140,17 @@ class Children:
             if not roles or child.spec.unit.role in roles:
                 self.send(child, message)
 
+    def announce(self, message: SupervisorToChild, *roles: Role) -> None:
+        """Broadcast `message` to these roles, and keep it for processes that connect later (`send_kept`)."""
+        self._kept |= {(type(message), role): message for role in roles}
+        self.broadcast(message, *roles)
+
+    def send_kept(self, child: Child) -> None:
+        """Send the last message of each type that was announced to the role of `child`, which has said Hello."""
+        for (_, role), message in self._kept.items():
+            if role == child.spec.unit.role:
+                self.send(child, message)
+
     def send(self, child: Child, message: SupervisorToChild) -> None:
         with contextlib.suppress(zmq.ZMQError):  # not connected yet, or no longer
             self._control.send_to(child.spec.identity, message)
@@ -136,4 +164,5 @@ class Children:
         for child in self.all:
             child.process.close()
         self.all.clear()
+        self._launcher.close()
         self._context.destroy(linger=0)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
+import zmq
+
 from ...ipc.messages.base import Rank
 
 Role: TypeAlias = Literal["worker", "core", "frontend", "tier"]
@@ -31,7 +33,7 @@ class ProcessSpec:
     unit: Unit
     number: int = 0  # a worker's generation, a core's epoch, the count of frontends or tier processes before
     rank: Rank | None = None  # of a worker
-    host: str = ""  # empty: this machine
+    host: int = 0  # of a worker, as EngineSpec.host_of; 0: this machine
     arguments: Sequence[str] = ()
     inherited_fds: Sequence[int] = ()
 
@@ -50,10 +52,14 @@ class ChildProcess(Protocol):
     """Interface of a started process, on this machine or another."""
 
     place: str  # where it runs, for the log
-    wake_fds: Sequence[int]  # readable when it has written to stderr or has ended
+    wake_fds: Sequence[int]  # readable when it has written to stderr or has ended; empty: the launcher's wakers are
 
     @property
     def has_ended(self) -> bool: ...
+
+    @property
+    def is_blameless(self) -> bool:
+        """Whether it has ended only because its host is lost."""
 
     def describe_exit(self) -> str:
         """Name the process and the cause of its end. It must have ended."""
@@ -74,7 +80,22 @@ class ChildProcess(Protocol):
 class Launcher(Protocol):
     """Interface for starting processes, on this machine or another."""
 
+    wakers: Sequence[zmq.Socket[bytes]]  # readable when `turn` has something to do
+
+    @property
+    def next_at(self) -> float:
+        """When `turn` has something to do at the latest; monotonic seconds."""
+
+    def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None:
+        """Let processes on other machines connect to the control socket, which is bound for this one."""
+
+    def obstacle(self, unit: Unit) -> str:
+        """Return what the start of a unit has to wait for; "" if it can be started now."""
+
     def spawn(self, spec: ProcessSpec) -> ChildProcess: ...
 
     def turn(self) -> None:
         """Write the processes' new lines to our stderr, and do other regular work; called in each turn."""
+
+    def close(self) -> None:
+        """Release other machines. All processes are closed."""

@@ -7,6 +7,7 @@ for errors. pids, descriptors and /proc are known only here.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -14,14 +15,16 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
+
+import zmq
 
 from ...ipc.child import spawn_child
 from ...ipc.process.log import write_line
 from ...ipc.process.oom_kills import OomKills
 from ...ipc.process.signals import group_signals_held_back
-from .launcher import ProcessSpec, Role
+from .launcher import ProcessSpec, Role, Unit
 
 NUM_LAST_WORDS = 50
 MIN_RUN_S = 1e-3  # below this CPU time a process counts as not scheduled
@@ -37,13 +40,24 @@ class LocalLauncher:
         "tier": "tokenloom.core.tiers.process",
     }
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
+    wakers: Sequence[zmq.Socket[bytes]] = ()
+    next_at = math.inf
+
+    def __init__(self, environment: Mapping[str, str], write: Callable[[str], None] | None = None) -> None:
+        """`write`: gets each line that a process writes to stderr; default: it goes to our stderr."""
+        self._environment, self._write = environment, write or _write_to_stderr
         self._processes: list[LocalProcess] = []
 
+    def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None:
+        """Do nothing: all processes are on this machine."""
+
+    def obstacle(self, unit: Unit) -> str:
+        return ""
+
     def spawn(self, spec: ProcessSpec) -> LocalProcess:
-        self._processes.append(LocalProcess(spec, self.modules[spec.unit.role], self._environment))
-        return self._processes[-1]
+        process = LocalProcess(spec, self.modules[spec.unit.role], self._environment, self._write)
+        self._processes.append(process)
+        return process
 
     def turn(self) -> None:
         self._processes = [process for process in self._processes if not process.is_closed]
@@ -51,6 +65,9 @@ class LocalLauncher:
             process.forward_stderr()
         if os.getpid() == 1:
             self.reap_orphans()
+
+    def close(self) -> None:
+        """Do nothing: there is no other machine."""
 
     def reap_orphans(self) -> None:
         """Reap ended processes that this launcher has not started. As process 1 of a container the supervisor inherits
@@ -61,11 +78,19 @@ class LocalLauncher:
                 os.waitpid(found.si_pid, 0)
 
 
+def _write_to_stderr(line: str) -> None:
+    write_line(line, sys.stderr)
+
+
 class LocalProcess:
     """Process on this machine, with the write end of its lifeline and the read end of its stderr."""
 
-    def __init__(self, spec: ProcessSpec, module: str, environment: Mapping[str, str]) -> None:
-        self._name, self.is_closed = spec.name, False
+    is_blameless = False
+
+    def __init__(
+        self, spec: ProcessSpec, module: str, environment: Mapping[str, str], write: Callable[[str], None]
+    ) -> None:
+        self._name, self._write, self.is_closed = spec.name, write, False
         self._last_words: deque[str] = deque(maxlen=NUM_LAST_WORDS)
         with group_signals_held_back():
             self._process = spawn_child(
@@ -109,12 +134,12 @@ class LocalProcess:
         return f"{self._name} {how}" + (f": {words.strip()}" if words else "")
 
     def forward_stderr(self) -> None:
-        """Copy its new whole lines to our stderr, and keep the last NUM_LAST_WORDS of them."""
+        """Write its new whole lines, and keep the last NUM_LAST_WORDS of them."""
         with contextlib.suppress(OSError):  # nothing is there, or it is closed
             *lines, self._partial = (self._partial + os.read(self._stderr_fd, 1 << 16)).split(b"\n")
             for line in lines:
                 self._last_words.append(line.decode(errors="replace"))
-                write_line(self._last_words[-1], sys.stderr)
+                self._write(self._last_words[-1])
 
     def wait(self, timeout_s: float) -> None:
         select.select([self._pid_fd], [], [], max(timeout_s, 0))

@@ -21,11 +21,15 @@ class ProcessSpecs:
         """Return the processes to start: all ranks of a worker group, or the one process of another unit. `numbers`: of
         the units to be started or running; `address`: for clients."""
         number, generation = numbers[unit], ["--generation", str(numbers[WORKERS])]
-        held = ["--model-folder", self._holdings.model_folder, "--asleep", *self._holdings.asleep]
+        folder = self._holdings.model_folder
+        reloaded = [] if folder == self._spec.model_folder else ["--model-folder", folder]  # else each host has its own
+        held = [*reloaded, "--asleep", *self._holdings.asleep]
         if unit == WORKERS:
             arguments = [*generation, *self._arena.arguments, *held]
             return [
-                ProcessSpec(unit, number, rank, "", ["--rank", str(rank), *arguments], self._arena.fds)
+                ProcessSpec(
+                    unit, number, rank, self._spec.host_of(rank), ["--rank", str(rank), *arguments], self._arena.fds
+                )
                 for rank in self._spec.ranks
             ]
         if unit == CORE:

@@ -14,9 +14,14 @@ class RestartPolicy:
         self.num_restarts = 0  # ever
         self._num_in_a_row = 0
 
-    def on_failure(self, ran_s: float = 0.0) -> float | None:
+    def on_failure(self, ran_s: float | None = 0.0) -> float | None:
         """Count a failure of a process that ran for `ran_s` and return the seconds to wait before the next start; None:
-        give up."""
+        give up. A loss with its host (`ran_s` None) is a restart but no failure, and excuses the last failure, which
+        may have been its first sign."""
+        if ran_s is None:
+            self.num_restarts += 1
+            self._num_in_a_row = max(self._num_in_a_row - 1, 0)
+            return 0.0
         if self._steady_s is not None and ran_s >= self._steady_s:
             self._num_in_a_row = 0
         if self._num_in_a_row == MAX_FAILURES:

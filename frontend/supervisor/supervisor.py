@@ -80,7 +80,6 @@ class Supervisor:
         self._policy_by_unit = {unit: RestartPolicy(TIER_STEADY_S if unit == TIER else None) for unit in UNITS}
         self._start_at_by_unit: dict[Unit, float] = {}  # monotonic seconds
         self._progress = messages.Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
-        self._log_level = spec.config.log_level
         self._last_failure = ""
         self._failure: TokenloomError | None = None
         self._health = HealthMonitor(self._children, spec.config.hang_timeout_s)
@@ -99,14 +98,14 @@ class Supervisor:
             self._lock_fd = lock_ipc_address(self.spec.config.listen)
         self._signals = SignalWatch()
         self._children.poller.register(self._signals.fd, zmq.POLLIN)
-        for unit in self._units:
-            self._start(unit)
+        self._start_at_by_unit = dict.fromkeys(self._units, self._started_at)
+        self._start_due_units()
         deadline = self._clock.now + self.spec.config.start_timeout_s
-        while not all(child.is_ready for child in self._children.all):
+        while not all(map(self._children.is_up, self._units)):
             self._turn(self._clock.patience_s(deadline))
             if self._signals.stops:
                 raise StartInterrupted(self._signals.stops[0])
-            late = [child.spec.name for child in self._children.all if not child.is_ready]
+            late = self._children.late(self._start_at_by_unit)
             self._report.announce_late(late)
             if self._clock.look() >= deadline:
                 limit_s = self.spec.config.start_timeout_s
@@ -172,16 +171,13 @@ class Supervisor:
 
     def _poll_timeout_ms(self, timeout_s: float) -> int:
         now = time.monotonic()
-        waits = [when - now for when in (*self._startable.values(), self._health.next_at)]
+        waits = [when - now for when in (*self._startable.values(), self._health.next_at, self._children.next_at)]
         return max(int(min(*waits, LONGEST_WAIT_S, timeout_s) * 1000) + 1, 0)
 
     def _on_message(self, child: Child, message: messages.ChildToSupervisor) -> None:
         if isinstance(message, Hello):
             self._check_hello(child, message)
-            if self._log_level != self.spec.config.log_level:
-                self._children.send(child, messages.SetLogLevel(level=self._log_level))
-            if self._sizes is not None and child.spec.unit != WORKERS:
-                self._children.send(child, self._sizes)
+            self._children.send_kept(child)
         elif isinstance(message, messages.Phase):
             self._on_phase(child, message)
         elif isinstance(message, messages.PhaseProgress):
@@ -200,9 +196,10 @@ class Supervisor:
         elif isinstance(message, (messages.Reloading, messages.Reloaded)):
             self._on_reload(child, message)
         elif isinstance(message, messages.SetLogLevel):
-            self._log_level = message.level
             log.set_level(message.level)
-            self._children.broadcast(message)
+            self._children.announce(message, *(unit.role for unit in UNITS))
+        elif isinstance(message, (messages.Meeting, messages.Listening)):
+            self._children.announce(message, "worker")
         elif isinstance(message, messages.Progress):
             self._on_progress(message)
         else:
@@ -218,8 +215,7 @@ class Supervisor:
             )
 
     def _on_phase(self, child: Child, phase: messages.Phase) -> None:
-        if phase.name == "listen":
-            self.address = phase.detail
+        self.address = phase.detail if phase.name == "listen" else self.address
         self._report.announce_phase(child.spec.name, phase)
 
     def _on_measured(self, child: Child, measured: messages.Measured) -> None:
@@ -236,7 +232,8 @@ class Supervisor:
             num_blocks=group.max_blocks, arena=arena, kernels=group.kernels, has_exact_drafts=group.has_exact_drafts
         )
         self._report.announce_sizes(self.spec, self._sizes, measured)
-        self._children.broadcast(self._sizes)
+        self._children.broadcast(self._sizes, "worker")  # later ranks get it when they have measured
+        self._children.announce(self._sizes, "core", "frontend", "tier")
 
     def _on_ready(self, child: Child) -> None:
         child.is_ready = True
@@ -285,7 +282,8 @@ class Supervisor:
         logger.error("%s", reason)
         self._last_failure = reason
         unit, number = child.spec.unit, child.spec.number
-        delay_s = self._policy_by_unit[unit].on_failure(time.monotonic() - child.started_at)
+        ran_s = None if child.process.is_blameless else time.monotonic() - child.started_at
+        delay_s = self._policy_by_unit[unit].on_failure(ran_s)
         if unit == TIER:
             self._lose_tier(number, delay_s)
             return
@@ -327,9 +325,10 @@ class Supervisor:
 
     @property
     def _startable(self) -> dict[Unit, float]:
-        """Start times of the units to start, without the core until the workers are up: it needs workers to probe."""
-        has_workers = self._children.is_up(WORKERS)
-        return {unit: when for unit, when in self._start_at_by_unit.items() if unit != CORE or has_workers}
+        """Start times of the units that can be started. A later core than the first needs workers to probe."""
+        waits = {CORE} if self._is_serving and not self._children.is_up(WORKERS) else set()
+        due = self._start_at_by_unit.items()
+        return {unit: when for unit, when in due if unit not in waits and not self._children.obstacle(unit)}
 
     def _start_due_units(self) -> None:
         for unit, when in self._startable.items():
@@ -357,6 +356,7 @@ class Supervisor:
             worker_memory_bytes=[child.process.resident_bytes() for child in self._children.of(WORKERS)],
             last_failure=self._last_failure,
             is_core_up=self._children.is_up(CORE),
+            obstacle=self._children.obstacle(WORKERS),
             is_asleep=bool(self._holdings.asleep),
         )
 

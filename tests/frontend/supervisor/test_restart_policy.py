@@ -29,3 +29,11 @@ def test_a_process_that_ran_long_enough_resets_the_count_if_steps_say_nothing_ab
         policy.on_progress()
     assert policy.on_failure(29.0) is None
     assert policy.on_failure(30.0) == 0.0
+
+
+def test_a_loss_with_a_host_is_no_failure_and_excuses_the_last_one() -> None:
+    policy = RestartPolicy()
+    for _ in range(3 * MAX_FAILURES):
+        assert policy.on_failure() == 0.0
+        assert policy.on_failure(None) == 0.0
+    assert policy.num_restarts == 6 * MAX_FAILURES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -30,7 +31,10 @@ from tokenloom.ipc.messages.supervisor import (
     Drained,
     Failed,
     Initialize,
+    Listening,
     Measured,
+    Meeting,
+    Progress,
     Ready,
     Stop,
     SupervisorToChild,
@@ -45,12 +49,15 @@ from tokenloom.tests.support.engine_specs import new_spec
 
 DEADLINE_S = 20
 HANG_TIMEOUT_S = 0.5
+LISTENING = Listening(generation=0, steps="tcp://10.0.0.1:7", results="tcp://10.0.0.1:8")
 TIERS = {"kv_host_bytes": 1 << 20, "kv_disk": "/nowhere"}
 WITH_TIERS = pytest.mark.parametrize("launcher", [TIERS], indirect=True)
 
 
 class RemoteProcess:
     """A process of another host, of which only messages and an event descriptor are here."""
+
+    is_blameless = False
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], engine: EngineSpec, spec: ProcessSpec) -> None:
         self.spec, self.place = spec, "pid 7 on host-1"
@@ -111,14 +118,25 @@ class RemoteProcess:
 class RemoteLauncher:
     """Starts RemoteProcesses and runs `script` at every turn of the supervisor."""
 
+    wakers: Sequence[zmq.Socket[bytes]] = ()
+    next_at = math.inf
+
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], engine: EngineSpec) -> None:
         self._context, self._engine = context, engine
         self.processes: list[RemoteProcess] = []
+        self.obstacles: dict[Unit, str] = {}
         self.script: Callable[[], None] = self._finish_start
 
     def _finish_start(self) -> None:
         self.of(FRONTEND)[0].send(Ready())
         self.script = lambda: None
+
+    def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None: ...
+
+    def obstacle(self, unit: Unit) -> str:
+        return self.obstacles.get(unit, "")
+
+    def close(self) -> None: ...
 
     def spawn(self, spec: ProcessSpec) -> RemoteProcess:
         self.processes.append(RemoteProcess(self._context, self._engine, spec))
@@ -242,6 +260,63 @@ def test_a_core_that_was_ready_long_before_the_frontend_does_not_count_as_hung(
     supervisor.start()
     supervisor.run()
     assert [process.spec.number for process in launcher.processes] == [0, 0, 0, 0]
+
+
+def test_workers_start_when_what_they_wait_for_is_there(launcher: RemoteLauncher, supervisor: Supervisor) -> None:
+    launcher.obstacles[WORKERS] = "1 more host of 2"
+
+    def come() -> None:
+        assert [process.spec.unit for process in launcher.processes] == [CORE, FRONTEND]
+        launcher.obstacles.clear()
+        launcher.script = launcher._finish_start
+
+    launcher.script = come
+    supervisor.start()
+    assert len(launcher.of(WORKERS)) == 2
+
+
+def test_a_process_that_is_lost_with_its_host_is_no_failure_and_the_frontends_learn_what_is_missing(
+    launcher: RemoteLauncher, supervisor: Supervisor
+) -> None:
+    supervisor.start()
+    (frontend,) = launcher.of(FRONTEND)
+    seen: list[str] = []
+
+    def lose_the_host() -> bool:
+        process = launcher.of(WORKERS)[-1]
+        if process.spec.number <= MAX_FAILURES and not process.has_ended:
+            launcher.obstacles[WORKERS] = "1 more host of 2"
+            process.is_blameless = True
+            process.end()
+        elif launcher.obstacles:
+            seen.extend(each.obstacle for each in frontend.received if isinstance(each, Progress))
+            launcher.obstacles.clear()
+        return process.spec.number > MAX_FAILURES
+
+    stop_when(launcher, lose_the_host)
+    supervisor.run()
+    assert "1 more host of 2" in seen
+    last = [each for each in frontend.received if isinstance(each, Progress)][-1]
+    assert last.num_restarts == MAX_FAILURES + 1
+
+
+@pytest.mark.parametrize("kind", [Meeting, Listening])
+def test_a_rank_that_connects_late_learns_where_the_others_are(
+    launcher: RemoteLauncher, supervisor: Supervisor, kind: type[Meeting | Listening]
+) -> None:
+    message = Meeting(generation=0, address="tcp://10.0.0.1:9") if kind is Meeting else LISTENING
+    supervisor.start()
+    sender = launcher.of(WORKERS if kind is Meeting else CORE)[0]
+    sender.send(message)
+
+    def is_done() -> bool:
+        last = launcher.of(WORKERS)[-1]
+        if message in last.received and last.spec.number == 0:
+            last.end()
+        return message in last.received and last.spec.number == 1
+
+    stop_when(launcher, is_done)
+    supervisor.run()
 
 
 # ── the tier process ─────────────────────────────────────────────────────────────────────────────────────────────────
