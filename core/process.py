@@ -15,6 +15,7 @@ from pathlib import Path
 import zmq
 
 from ..ipc.child import run_child
+from ..ipc.client_auth import GROUP, ZapHandler
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError
 from ..ipc.messages.base import Holding, MemoryTag
@@ -71,7 +72,10 @@ class CoreProcess:
         step_timeout_s = spec.config.step_timeout_s
         self._clock = AwakeClock(min(BEAT_S, (step_timeout_s or FIRST_LIMIT_S) / BEATS_PER_TIMEOUT))
         self._num_gaps = 0  # of the clock, that the engine knows of
-        self._workers: WorkerGroup | None = WorkerGroup(self._context, spec, core_epoch, generation, self._clock)
+        self._zap: ZapHandler | None = None  # for ranks on other hosts
+        if spec.group_keys is not None:
+            self._zap = ZapHandler(self._context, spec.group_keys.client_public, GROUP)
+        self._workers: WorkerGroup | None = self._open_group(generation)
         self._grammar_host = GrammarProcessHost(self._context, spec, core_epoch)
         self._tier = TierLink(self._context, spec)
         self._events: EventPort | None = None  # with --kv-events
@@ -88,6 +92,7 @@ class CoreProcess:
             wakers = [*self._grammar_host.wakers, *self._tier.wakers]
             sources = [self.supervisor.socket, self._frontends.socket, *wakers, *results]
             sources += [] if self._events is None else self._events.wakers
+            sources += [] if self._zap is None else [self._zap.socket]
             if sources != polled:
                 poller, polled = zmq.Poller(), sources
                 for source in sources:
@@ -129,7 +134,7 @@ class CoreProcess:
         self._engine.adapters.table.adopt(self._workers.slots)
         if self._spec.config.kv_events is not None:
             events = self._engine.scheduler.kv_cache.attach_events()
-            self._events = EventPort(self._context, self._spec.config, events.take)
+            self._events = EventPort(self._context, self._spec.config, events.take, self._zap)
         self._controls = ControlQueue(self._engine, self._frontends.answer, self._ask_to_reload, self._profile)
         self.supervisor.send(Phase(name="workers joined", duration_s=time.monotonic() - begun))
         self.supervisor.send(Ready())
@@ -151,10 +156,15 @@ class CoreProcess:
         of an earlier core. Return the reason of a failure, else None."""
         try:
             timeout_s = self._spec.config.step_timeout_s or FIRST_LIMIT_S
-            workers.probe(timeout_s, lambda: self.supervisor.put_off(workers.generation))
+            workers.probe(timeout_s, lambda: self._wait_for_probe(workers))
         except EngineDead as error:
             return str(error)
         return None
+
+    def _wait_for_probe(self, workers: WorkerGroup) -> None:
+        self.supervisor.put_off(workers.generation)
+        if self._zap is not None:
+            self._zap.answer()
 
     def _patience_ms(self) -> int | None:
         """Return the time to poll, until the next deadline, in ms; None: without a limit."""
@@ -174,6 +184,8 @@ class CoreProcess:
     def turn(self) -> None:
         """Run one turn of the loop: results, requests and controls, steps, outputs."""
         maybe_fail("core.receive")
+        if self._zap is not None:
+            self._zap.answer()
         try:
             now = self._clock.look()
             if self._num_gaps != self._clock.num_gaps:
@@ -285,11 +297,18 @@ class CoreProcess:
                 message.reason
             )  # the supervisor sends Reloaded before WorkersDown, so this reload did not complete
 
+    def _open_group(self, generation: int) -> WorkerGroup:
+        """Open the sockets for a worker group, and tell the supervisor where ranks on other hosts find them."""
+        workers = WorkerGroup(self._context, self._spec, self._core_epoch, generation, self._clock)
+        if workers.listening is not None:
+            self.supervisor.send(workers.listening)
+        return workers
+
     def _gain_workers(self, generation: int) -> None:
         if self._workers is not None:
             self._workers.close()
             self._engine.lose_workers("replaced by the supervisor")
-        self._workers = WorkerGroup(self._context, self._spec, self._core_epoch, generation, self._clock)
+        self._workers = self._open_group(generation)
         self._engine.gain_workers(self._workers, generation)
         failure = self._probe(self._workers)
         if failure is not None:

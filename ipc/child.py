@@ -34,6 +34,7 @@ class SupervisorChannel(Channel[SupervisorToChild, ChildToSupervisor]):
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, identity: bytes) -> None:
         super().__init__(new_socket(context, zmq.DEALER, identity=identity), SupervisorToChild, "supervisor")
+        spec.secure_to_head(self.socket)
         self.socket.connect(spec.endpoints.control)
         self.send(spec.hello)
 

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
     ("frontend", ".py"): 28_410,
-    ("core", ".py"): 12_400,
-    ("workers", ".py"): 12_100,
+    ("core", ".py"): 12_412,
+    ("workers", ".py"): 12_105,
     ("kernels", ".py"): 7_200,
     ("kernels", ".c .h"): 5_200,
     ("ipc", ".py"): 9_450,

@@ -1,20 +1,20 @@
 """ParallelGroup: a tensor-parallel group, with the shard of each rank and the collectives.
 
-gloo on the loopback device for CPUs, NCCL for GPUs, over torch.distributed; the ranks find each other through a file
-in the run directory. A group of one never touches torch.distributed.
+gloo for CPUs, NCCL for GPUs, over torch.distributed, on one network interface. The ranks find each other through a
+store (`rendezvous.py`). A group of one never touches torch.distributed.
 """
 
 from __future__ import annotations
 
 import os
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..ipc.errors import ConfigError
+from .rendezvous import LOOPBACK, Rendezvous
 
 
 class ParallelGroup:
@@ -30,9 +30,9 @@ class ParallelGroup:
 
     @classmethod
     def connect(
-        cls, rank: int, size: int, device: torch.device, store_file: Path, timeout_s: float = 600.0
+        cls, rank: int, size: int, device: torch.device, rendezvous: Rendezvous, timeout_s: float = 600.0
     ) -> ParallelGroup:
-        """Join the group through `store_file`, which must be new for each group; a group of one returns at once.
+        """Join the group through the store of `rendezvous`; a group of one returns at once.
 
         With gloo a collective raises if a rank does not join it within `timeout_s`, and at once if a peer dies; NCCL
         promises neither. A GPU `device` becomes the current one.
@@ -42,11 +42,12 @@ class ParallelGroup:
             return group
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        else:
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the host name, gloo's default, may have no address
+        interface = rendezvous.interface()
+        if device.type == "cpu" or interface != LOOPBACK:  # NCCL chooses by itself on one host
+            os.environ["NCCL_SOCKET_IFNAME" if device.type == "cuda" else "GLOO_SOCKET_IFNAME"] = interface
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=dist.FileStore(str(store_file), size),  # type: ignore[attr-defined]
+            store=rendezvous.store(rank, size, timeout_s),
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=timeout_s),

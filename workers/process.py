@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Never
+from typing import TYPE_CHECKING, Never, TypeVar
 
 import zmq
 
@@ -29,9 +29,10 @@ from ..ipc.child import EXIT_FAULT, SupervisorChannel, exit_code_of, run_child
 from ..ipc.codec import encode
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import ProtocolError
+from ..ipc.keys import Keys
+from ..ipc.messages import supervisor as messages
 from ..ipc.messages.adapter import SlotContent
 from ..ipc.messages.base import MemoryTag, Rank
-from ..ipc.messages.supervisor import Initialize, Phase, PhaseProgress, Ready, Stop
 from ..ipc.messages.workers import (
     ControlAck,
     CoreToWorker,
@@ -55,7 +56,10 @@ from .weights.readahead import start_readahead
 if TYPE_CHECKING:
     from .adapters.adapter_loader import AdapterLoader
     from .model_runner import ModelRunner
+    from .rendezvous import Rendezvous
     from .worker import Worker
+
+MessageT = TypeVar("MessageT")
 
 logger = logging.getLogger("tokenloom.worker")
 
@@ -70,6 +74,10 @@ class StepFailedError(Exception):
     def __init__(self, step: int, stage: str) -> None:
         super().__init__(f"step {step} failed at {stage}")
         self.step, self.stage = step, stage
+
+
+class StoppedError(Exception):
+    """Stop has arrived during the start."""
 
 
 class WorkerProcess:
@@ -87,9 +95,8 @@ class WorkerProcess:
         self._spec = spec
         self._arena_fd = arena_fd
         self._model_folder, self._asleep = model_folder, asleep
-        self._rank = rank
+        self._rank, self._generation = rank, generation
         self._sends_results = rank == spec.ranks[0]
-        self._generation = generation
         self._sequencer = StepSequencer(generation)
         self._backlog: deque[CoreToWorker] = deque()  # messages of the core that are not handled yet
         self._is_stopping = False
@@ -97,12 +104,16 @@ class WorkerProcess:
         self._notifier = CompletionNotifier()
         self._num_stale = 0
         self._adapters: AdapterLoader | None = None  # of the worker
+        self._noted: dict[type, object] = {}  # messages of the supervisor for `_wait_for`, by type
+        self._core = ("", "")  # addresses to which the sockets for steps and results are connected
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorChannel(self._context, spec, f"worker-{rank}-{generation}".encode())
         self._steps: Channel[CoreToWorker, Never] = Channel(
             new_socket(self._context, zmq.SUB), CoreToWorker, "core", self.supervisor.counts
         )
         self._results = new_socket(self._context, zmq.PUSH)
+        for socket in (self._steps.socket, self._results):
+            spec.secure_to_head(socket)
         self._poller = zmq.Poller()
         for source in (self.supervisor.socket, self._steps.socket, self._notifier.fd):
             self._poller.register(source, zmq.POLLIN)
@@ -111,6 +122,8 @@ class WorkerProcess:
         """Start a worker and serve until Stop or a fault; return the exit code."""
         try:
             worker = self._start()
+        except StoppedError:
+            worker = None
         except Exception as error:
             self.supervisor.report(error)
             logger.debug("cannot start", exc_info=True)  # the supervisor logs the reason in one line
@@ -130,35 +143,36 @@ class WorkerProcess:
 
     # ── start ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self) -> Worker | None:
-        """Load a worker and report its phases; return it ready for steps, or None if Stop arrives first."""
+    def _start(self) -> Worker:
+        """Load a worker and report its phases; return it ready for steps. StoppedError if Stop arrives first."""
         if "weights" not in self._asleep:
             start_readahead(self._model_folder)
         start_time = time.monotonic()
         from .worker import Worker
 
-        self.supervisor.send(Phase(name="import torch", duration_s=time.monotonic() - start_time))
+        self.supervisor.send(messages.Phase(name="import torch", duration_s=time.monotonic() - start_time))
         worker = Worker(self._spec, self._rank.tp, self._generation)
+        if self._spec.group_keys is not None:
+            worker.rendezvous = self._network_rendezvous(self._spec.group_keys)
         worker.on_progress, self._progress_time = self._on_progress, time.monotonic()
         for phase in worker.load(self._model_folder, self._asleep):
             self.supervisor.send(phase)
         start_time = time.monotonic()
         measured = worker.measure()
         duration_s = time.monotonic() - start_time
-        self.supervisor.send(Phase(name="measure memory", duration_s=duration_s, detail=measured.device))
+        self.supervisor.send(messages.Phase(name="measure memory", duration_s=duration_s, detail=measured.device))
         self.supervisor.send(measured)
-        sizes = self._wait_for_sizes()
-        if sizes is None:
-            return None
+        sizes = self._wait_for(messages.Initialize)
         start_time = time.monotonic()
         worker.initialize(sizes.num_blocks, self._map_arena(sizes))
-        self.supervisor.send(Phase(name="allocate KV cache", duration_s=time.monotonic() - start_time))
+        self.supervisor.send(messages.Phase(name="allocate KV cache", duration_s=time.monotonic() - start_time))
         self._adapters = worker.adapters
         if self._adapters is not None:
             self._poller.register(self._adapters.fd, zmq.POLLIN)
-        self._steps.socket.connect(self._spec.endpoints.steps_of(self._generation))
-        self._results.connect(self._spec.endpoints.results_of(self._generation))
-        self.supervisor.send(Ready())
+        if self._spec.is_on_head:
+            endpoints = self._spec.endpoints
+            self._connect(endpoints.steps_of(self._generation), endpoints.results_of(self._generation))
+        self.supervisor.send(messages.Ready())
         return worker
 
     def _on_progress(self, num_done: int, num_all: int) -> None:
@@ -166,19 +180,48 @@ class WorkerProcess:
         now = time.monotonic()
         if now - self._progress_time >= PROGRESS_INTERVAL_S:
             self._progress_time = now
-            progress = PhaseProgress(name="load weights", num_done=num_done, num_all=num_all, unit="tensors")
+            progress = messages.PhaseProgress(name="load weights", num_done=num_done, num_all=num_all, unit="tensors")
             self.supervisor.send(progress)
 
-    def _wait_for_sizes(self) -> Initialize | None:
-        """Block until Initialize arrives; return it, or None if Stop arrives first."""
-        while True:
-            message = self.supervisor.wait()
-            if isinstance(message, Initialize):
-                return message
-            if isinstance(message, Stop):
-                return None
+    def _network_rendezvous(self, keys: Keys) -> Rendezvous:
+        from .rendezvous import NetworkRendezvous
 
-    def _map_arena(self, sizes: Initialize) -> Arena | None:
+        def publish(address: str) -> None:
+            self.supervisor.send(messages.Meeting(generation=self._generation, address=address))
+
+        place, secret = self._spec.host_address, f"{keys.client_secret}-{self._generation}"
+        return NetworkRendezvous(place, secret, publish, lambda: self._wait_for(messages.Meeting).address)
+
+    def _wait_for(self, kind: type[MessageT]) -> MessageT:
+        """Block until the supervisor has sent a message of this type. StoppedError if Stop arrives first."""
+        while not isinstance(message := self._noted.get(kind), kind):
+            self._take(self.supervisor.wait())
+            if self._is_stopping:
+                raise StoppedError
+        return message
+
+    def _take(self, message: messages.SupervisorToChild | None) -> None:
+        """Note a message of the supervisor."""
+        if isinstance(message, messages.Stop):
+            self._is_stopping = True
+        elif isinstance(message, messages.Initialize):
+            self._noted[messages.Initialize] = message
+        elif not isinstance(message, (messages.Meeting, messages.Listening)) or message.generation != self._generation:
+            return
+        elif isinstance(message, messages.Meeting):
+            self._noted[messages.Meeting] = message
+        elif not self._spec.is_on_head:
+            self._connect(message.steps, message.results)
+
+    def _connect(self, steps: str, results: str) -> None:
+        """Connect to a core's sockets for steps and results, in place of an earlier core's."""
+        before, self._core = self._core, (steps, results)
+        for socket, new, old in zip((self._steps.socket, self._results), self._core, before, strict=True):
+            socket.connect(new)
+            if old:
+                socket.disconnect(old)
+
+    def _map_arena(self, sizes: messages.Initialize) -> Arena | None:
         if sizes.arena is None:
             return None
         if self._arena_fd is None:
@@ -218,8 +261,8 @@ class WorkerProcess:
     def _receive(self) -> CoreToWorker | None:
         """Block until a message arrives or the device ends a step; return the core's message, if any. Note a Stop."""
         ready = dict(self._poller.poll())
-        if self.supervisor.socket in ready and isinstance(self.supervisor.receive_one(), Stop):
-            self._is_stopping = True
+        if self.supervisor.socket in ready:
+            self._take(self.supervisor.receive_one())
         if self._notifier.fd in ready:
             self._notifier.clear()
         if self._adapters is not None and self._adapters.fd in ready:
@@ -271,8 +314,7 @@ class WorkerProcess:
 
     def _send_results(self, worker: Worker) -> None:
         """Finish the steps whose tokens are on the host; the group's first rank sends their results to the core."""
-        runner = worker.runner
-        if runner is None:
+        if (runner := worker.runner) is None:
             return
         try:
             while runner.is_next_done:
@@ -342,8 +384,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     def new_child(spec: EngineSpec) -> WorkerProcess:
+        if spec.group_keys is not None:
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # c10d warns of hosts without DNS
         if spec.device == "cpu":
-            prepare_openmp(num_cpu_threads(spec.config.num_threads, len(spec.ranks)))
+            prepare_openmp(num_cpu_threads(spec.config.num_threads, len(spec.local_ranks(options.rank))))
         folder = Path(options.model_folder or spec.model_folder)
         return WorkerProcess(spec, options.rank, options.generation, folder, options.asleep, options.arena_fd)
 

@@ -34,8 +34,8 @@ from ..kernels.select import Ops, select_ops
 from .adapters.adapter_loader import AdapterLoader
 from .adapters.slot_filler import SlotFiller, adaptable
 from .cpu_threads import num_cpu_threads
+from .device import device_check
 from .device.kv_copies import KVCopies, pin_arena
-from .device_check import MAX_DETERMINISTIC_RANKS, check_cpu, check_gpu, check_options, describe_device, select_gpu
 from .input_batch import InputBatch
 from .kv_cache import KVCacheSpec
 from .memory import KVCacheLimits, check_adapters, fit_on_cpu, fit_on_gpu
@@ -44,6 +44,7 @@ from .model_step import Model
 from .models.decoder import DecoderModel, load_model
 from .parallel import NullGroup, ParallelGroup
 from .profile import activation_bytes, dummy_step, largest_steps, run_dummy, with_adapters
+from .rendezvous import LocalRendezvous, Rendezvous
 from .sampling.logits_processors import load_processors
 from .sampling.row_processors import CustomLogitsProcessor
 from .sampling.sampler import Sampler, select_sampler
@@ -70,9 +71,12 @@ class Worker:
     def __init__(self, spec: EngineSpec, rank: int, generation: int) -> None:
         self._spec = spec
         self._rank = rank
-        self._generation = generation
         self._size = spec.config.tensor_parallel_size
-        self._device = torch.device("cuda", rank) if spec.device == "cuda" else torch.device("cpu")
+        local_ranks = spec.local_ranks(Rank(0, rank))
+        self._num_local_ranks = len(local_ranks)
+        index = local_ranks.index(Rank(0, rank))
+        self._device = torch.device("cuda", index) if spec.device == "cuda" else torch.device("cpu")
+        self.rendezvous: Rendezvous = LocalRendezvous(Path(spec.run_directory) / f"group-{generation}")
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
         self._has_fp8_cache = spec.config.kv_cache_dtype == "fp8"
         self._kv_dtype = fp8_cache.DTYPE if self._has_fp8_cache else self._dtype
@@ -107,7 +111,8 @@ class Worker:
         self._processors = load_processors(self._spec.config.allowed_logits_processors)
         self._prepare_device()
         if self._size > 1:
-            self._group = self._join_group()
+            place = (self._rank, self._size, self._device, self.rendezvous)
+            self._group = ParallelGroup.connect(*place, self._spec.config.start_timeout_s)
             yield Phase(name="join group", duration_s=time.monotonic() - begun, detail=f"{self._size} ranks")
             begun = time.monotonic()
         if self._rank == 0:
@@ -147,9 +152,9 @@ class Worker:
         taken = self._model.state_bytes * self._spec.config.max_num_seqs + self._adapter_bytes + for_media
         if self._device.type == "cpu":
             config = self._spec.config
-            free_bytes = available_bytes() // self._size
+            free_bytes = available_bytes() // self._num_local_ranks
             check_adapters(self._adapter_bytes, free_bytes, config.max_loras, config.max_lora_rank)
-            max_blocks = fit_on_cpu(limits, self._size, taken * self._size)
+            max_blocks = fit_on_cpu(limits, self._num_local_ranks, taken * self._num_local_ranks)
         else:
             utilization = self._spec.config.gpu_memory_utilization
             taken += self._measure_activations(self._model)
@@ -157,7 +162,7 @@ class Worker:
         return Measured(
             max_blocks=max_blocks,
             block_bytes=limits.block_bytes,
-            device=describe_device(self._device),
+            device=device_check.describe_device(self._device),
             kernels=self._kernels,
             has_exact_drafts=self._has_exact_drafts,
         )
@@ -225,7 +230,7 @@ class Worker:
 
             options = (self._spec.config, length, self._dtype, device, ops, group)
             return load_borrowed(self._folder, config, *options, is_dummy=is_dummy)
-        self._has_exact_drafts = ops.has_exact_drafts and group.size <= MAX_DETERMINISTIC_RANKS
+        self._has_exact_drafts = ops.has_exact_drafts and group.size <= device_check.MAX_DETERMINISTIC_RANKS
         adapters = None if self.adapters is None else adaptable(ops, config, self._spec.config)
         place = (length, self._dtype, device, ops, group, on_progress)
         try:
@@ -368,19 +373,13 @@ class Worker:
 
     def _prepare_device(self) -> None:
         """Check the options, then set torch's CPU threads or select the GPU. ConfigError if the device does not fit."""
-        check_options(self._spec, self._size)
+        device_check.check_options(self._spec, self._size)
         if self._device.type == "cpu":
-            check_cpu(self._spec)
-            torch.set_num_threads(num_cpu_threads(self._spec.config.num_threads, self._size))
+            device_check.check_cpu(self._spec)
+            torch.set_num_threads(num_cpu_threads(self._spec.config.num_threads, self._num_local_ranks))
         else:
-            select_gpu(self._device)
-            check_gpu(self._spec, self._device, has_kernels=self._samples_on_device)
-
-    def _join_group(self) -> ParallelGroup:
-        folder = Path(self._spec.run_directory) / f"group-{self._generation}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        timeout_s = self._spec.config.start_timeout_s
-        return ParallelGroup.connect(self._rank, self._size, self._device, folder / "store", timeout_s)
+            device_check.select_gpu(self._device)
+            device_check.check_gpu(self._spec, self._device, has_kernels=self._samples_on_device)
 
     def _measure_activations(self, model: Model) -> int:
         config = self._spec.config

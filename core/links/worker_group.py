@@ -14,11 +14,14 @@ from typing import Never
 import zmq
 
 from ...ipc.channel import Channel
+from ...ipc.client_auth import GROUP
 from ...ipc.codec import encode
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.endpoints import tcp_address
 from ...ipc.errors import EngineDead
 from ...ipc.messages.adapter import SlotContent
 from ...ipc.messages.base import Holding, Rank
+from ...ipc.messages.supervisor import Listening
 from ...ipc.messages.workers import (
     ControlAck,
     ModelRunnerOutput,
@@ -61,6 +64,11 @@ class WorkerGroup:
         self._publisher.bind(spec.endpoints.steps_of(generation))
         self.results = new_socket(context, zmq.PULL)
         self.results.bind(spec.endpoints.results_of(generation))
+        self.listening: Listening | None = None  # what ranks on other hosts have to know; None: there are none
+        if (keys := spec.group_keys) is not None:
+            place = tcp_address(spec.host_address, "*")
+            steps, results = (keys.listen(socket, GROUP, place) for socket in (self._publisher, self.results))
+            self.listening = Listening(generation=generation, steps=steps, results=results)
         self._channel: Channel[WorkerToCore, Never] = Channel(self.results, WorkerToCore, "workers")
         self._unanswered: deque[tuple[int, bytes]] = deque(maxlen=MAX_UNANSWERED)
         self._order_timeout_s = spec.config.start_timeout_s

@@ -17,6 +17,7 @@ import msgspec
 from ...ipc.addresses import RunDirectory
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.config.host_places import host_address
 from ...ipc.config.option_ranges import AUTO_LENGTH
 from ...ipc.config.weight_files import stored_tensors
 from ...ipc.endpoints import Endpoints
@@ -54,8 +55,9 @@ _STORED_AS = {  # --quantization: layouts of checkpoints in this format
 
 def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     """Make the EngineSpec of a configuration. ConfigError for each failure that is certain before a process starts."""
-    if config.key_file is not None:
-        Keys.load(config.key_file)
+    for key_file in (config.key_file, config.hosts_key_file):
+        if key_file is not None:
+            Keys.load(key_file)
     new_ssl_context(config)
     folder = find_checkpoint(config.model, config.revision, config=config)
     generation = generation_folder(config, folder)
@@ -70,9 +72,11 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     check_parallel(model, config.tensor_parallel_size)
     dtype, device = _dtype(config, model), _device(config)
     if config.load_format != "dummy":
-        check_weights(folder, model, dtype, device)
+        local_share = len(range(0, config.tensor_parallel_size, config.hosts)) / config.tensor_parallel_size
+        check_weights(folder, model, dtype, device, local_share)
     names = config.served_model_name or [config.model or "tokenloom-demo"]
     check_adapter_options(config, model, names)
+    check_one_host(config, model)
     spec = EngineSpec(
         run_id=secrets.token_hex(8),
         run_directory=str(run_directory.path),
@@ -87,6 +91,8 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         dtype=dtype,
         device=device,
         max_model_len=_max_model_len(config, model),
+        host_address="" if config.listen_hosts is None else host_address(config.listen_hosts),
+        group_keys=None if config.hosts == 1 else Keys.generate(),
     )
     if model.encoder is not None:
         spec = _with_encoder_cache(spec, load_processor(folder, model.encoder, config))
@@ -143,6 +149,19 @@ def check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
     option = next((option for option, is_wanted in wanted.items() if is_wanted), None)
     if model.implementation == "transformers" and option is not None:
         raise ConfigError(f"{option}: {model.architecture} runs on transformers' layers, which cannot: leave it out")
+
+
+def check_one_host(config: EngineConfig, model: ModelConfig) -> None:
+    """Raise ConfigError if an option needs files or memory that ranks on other hosts do not have."""
+    wanted = {
+        "--enable-lora": config.enable_lora,
+        "KV tiers (--kv-host-bytes, --kv-disk, --kv-remote, --kv-peers, --kv-listen)": config.has_tiers,
+        f"the media of {model.architecture}": model.encoder is not None,
+    }
+    option = next((option for option, is_wanted in wanted.items() if is_wanted), None)
+    if config.hosts > 1 and option is not None:
+        mend = "give --language-model-only" if model.encoder is not None else "leave it out"
+        raise ConfigError(f"--hosts {config.hosts} serves text from the KV pool alone, without {option}: {mend}")
 
 
 def check_parallel(model: ModelConfig, size: int) -> None:
@@ -229,9 +248,9 @@ def check_gpu() -> None:
         )
 
 
-def check_weights(folder: Path, model: ModelConfig, dtype: str, device: str) -> None:
-    """Raise ConfigError if a weight file is missing, truncated or unreadable, or if the weights of a CPU model need
-    more than the free memory and swap of this machine."""
+def check_weights(folder: Path, model: ModelConfig, dtype: str, device: str, local_share: float = 1.0) -> None:
+    """Raise ConfigError if a weight file is missing, truncated or unreadable, or if `local_share` of the weights, for a
+    CPU, needs more than the free memory and swap of this machine."""
     tensors = stored_tensors(folder)
     if device != "cpu":
         return
@@ -243,7 +262,7 @@ def check_weights(folder: Path, model: ModelConfig, dtype: str, device: str) -> 
     )
     if model.quantization is not None and model.quantization.layout == "mxfp4":  # a byte becomes two floats
         num_bytes += sum(each.num_bytes * (2 * item_bytes - 1) for each in tensors.values() if each.dtype == "U8")
-    free_bytes = available_bytes() + swap_bytes()
+    free_bytes, num_bytes = available_bytes() + swap_bytes(), int(num_bytes * local_share)
     if num_bytes > free_bytes:
         raise ConfigError(
             f"the weights in {folder} take {gib(num_bytes)} as {dtype}, {gib(free_bytes)} of memory can be had here: "

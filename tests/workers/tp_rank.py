@@ -21,6 +21,7 @@ from tokenloom.kernels.select import select_ops
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.workers.model_step import Model
 from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.rendezvous import LocalRendezvous
 
 TIMEOUT_S = 60.0
 
@@ -28,7 +29,7 @@ TIMEOUT_S = 60.0
 def main(plan_file: str, rank: int) -> None:
     plan = json.loads(Path(plan_file).read_text())
     torch.set_num_threads(1)
-    group = ParallelGroup.connect(rank, plan["size"], CPU, Path(plan["store"]), TIMEOUT_S)
+    group = ParallelGroup.connect(rank, plan["size"], CPU, LocalRendezvous(Path(plan["store"])), TIMEOUT_S)
     check_collectives(group)
     if plan["dies"] == rank:
         os._exit(9)

@@ -24,6 +24,7 @@ from tokenloom.workers.device.kv_copies import KVCopies
 from tokenloom.workers.input_batch import InputBatch
 from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.rendezvous import LocalRendezvous
 
 TIMEOUT_S = 60.0
 PATIENCE_S = 0.5  # in which a step that waits for nobody would have ended
@@ -32,7 +33,7 @@ PATIENCE_S = 0.5  # in which a step that waits for nobody would have ended
 def main(plan_file: str, rank: int) -> None:
     plan = json.loads(Path(plan_file).read_text())
     torch.set_num_threads(1)
-    group = ParallelGroup.connect(rank, 2, CPU, Path(plan["store"]), TIMEOUT_S)
+    group = ParallelGroup.connect(rank, 2, CPU, LocalRendezvous(Path(plan["store"])), TIMEOUT_S)
     kv_cache = torch.full((9, 1, 2, 1, 4, 1), rank + 1.0)
     arena = Arena(os.open(plan["arena"], os.O_RDWR), ArenaShape(num_slots=2, slot_bytes=64))
     copies = KVCopies(arena, kv_cache, group)

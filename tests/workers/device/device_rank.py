@@ -18,6 +18,7 @@ from tokenloom.tests.workers.device.fake_device import FakeRecorder, NoWaiting, 
 from tokenloom.tests.workers.paged_run import CPU, load
 from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, NUM_BLOCKS, message, new_row, sampled_by
 from tokenloom.workers.parallel import ParallelGroup
+from tokenloom.workers.rendezvous import LocalRendezvous
 
 TIMEOUT_S = 200.0
 NUM_IN_FLIGHT = 2
@@ -86,7 +87,7 @@ def drive(model_folder: Path, group: ParallelGroup) -> dict[str, list[int]]:
 
 def main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
-    group = ParallelGroup.connect(rank, 2, CPU, folder / "store", TIMEOUT_S)
+    group = ParallelGroup.connect(rank, 2, CPU, LocalRendezvous(folder / "store"), TIMEOUT_S)
     (folder / f"tokens-{rank}.json").write_text(json.dumps(drive(folder / "model", group)))
     group.close()
 

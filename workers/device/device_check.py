@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..ipc.config.engine_spec import EngineSpec
-from ..ipc.errors import ConfigError
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import ConfigError
 
 FP8_CAPABILITY = (8, 9)  # conversion from and to e4m3
 MAX_DETERMINISTIC_RANKS = 2  # a sum of two has one order
@@ -33,7 +33,7 @@ def check_options(spec: EngineSpec, num_ranks: int) -> None:
 
 def check_cpu(spec: EngineSpec) -> None:
     """Raise ConfigError for an instruction level that this processor lacks."""
-    from ..kernels.select import levels_up_to
+    from ...kernels.select import levels_up_to
 
     try:
         levels_up_to(spec.config.cpu_isa)
@@ -55,7 +55,7 @@ def select_gpu(device: torch.device) -> None:
 def check_gpu(spec: EngineSpec, device: torch.device, *, has_kernels: bool) -> None:
     """Raise ConfigError for options that this GPU does not support, and if it has kernels that Triton cannot launch.
     `has_kernels`: steps can sample on the device."""
-    from ..kernels.gpu.load import launch_obstacle
+    from ...kernels.gpu.load import launch_obstacle
 
     if spec.config.deterministic and not has_kernels:
         raise ConfigError(
