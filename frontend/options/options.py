@@ -18,6 +18,8 @@ import msgspec
 
 from ...ipc.config.engine_config import MAX_NUM_SEQS, EngineConfig
 from ...ipc.errors import ConfigError
+from .given import Given as Given
+from .nodes import with_nodes
 from .synonyms import COMMA_LISTS, NAMES, VALUES
 from .vllm_options import VLLM_OPTIONS
 
@@ -102,14 +104,6 @@ def _kind_of(name: str, annotation: object) -> Kind:
 KINDS = {field.name: _kind_of(field.name, field.type) for field in msgspec.structs.fields(EngineConfig)}
 
 
-class Given(NamedTuple):
-    """A value that the user gave for an option, with the option's spelling and place for errors."""
-
-    value: object
-    written: str  # the user's spelling: --max-num-seqs, max-num-seqs, max_num_seqs
-    where: str = ""  # "engine.yaml line 3: "
-
-
 def config_from_keywords(owner: str, model: object, options: Mapping[str, object]) -> EngineConfig:
     """Make the configuration of `owner`(model, **options); None selects the default (log_level: warning).
 
@@ -132,7 +126,7 @@ def new_config(options: Mapping[str, Given]) -> EngineConfig:
     """Make an EngineConfig from options by name or alias; skip ignored ones. ConfigError names option and place. If
     max_num_seqs is not given, it is at most a given max_num_batched_tokens."""
     known: dict[str, Given] = {}
-    for name, given in options.items():
+    for name, given in with_nodes(options).items():
         if (option := VLLM_OPTIONS.get(name)) is not None:
             if option.is_refused(given.value):
                 raise ConfigError(f"{given.where}{given.written} {option.refusal(given.value)}")

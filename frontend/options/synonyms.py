@@ -9,6 +9,8 @@ from ...ipc.config.option_ranges import AUTO_LENGTH
 
 NAMES = {  # alias: option
     "tp": "tensor_parallel_size",
+    "nnodes": "hosts",
+    "n": "hosts",
     "speculative_config": "speculation",
     "sc": "speculation",
     "address": "listen",

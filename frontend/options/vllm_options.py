@@ -33,9 +33,9 @@ IGNORED = {
     "numa_bind_cpus* distributed_timeout_seconds cpu_distributed_timeout_seconds enable_batch_sharded_sampling?",
     "experts are shared like other layers": "enable_expert_parallel? enable_eplb? eplb_config enable_dbo? ubatch_size "
     "dbo_decode_token_threshold dbo_prefill_token_threshold expert_placement_strategy enable_ep_weight_filter?",
-    "ranks are on this machine and find each other": "master_addr master_port data_parallel_address "
-    "data_parallel_rpc_port data_parallel_backend max_parallel_loading_workers ray_workers_use_nsight? "
-    "disable_nccl_for_dp_synchronization? dcp_comm_backend dcp_kv_cache_interleave_size cp_kv_cache_interleave_size",
+    "ranks find each other": "data_parallel_address data_parallel_rpc_port data_parallel_backend "
+    "max_parallel_loading_workers ray_workers_use_nsight? disable_nccl_for_dp_synchronization? dcp_comm_backend "
+    "dcp_kv_cache_interleave_size cp_kv_cache_interleave_size",
     "weights are mapped from safetensors files": "safetensors_load_strategy safetensors_prefetch_num_threads "
     "safetensors_prefetch_block_size model_loader_extra_config ignore_patterns pt_load_map_location "
     "use_tqdm_on_load? allow_deprecated_quantization?",
@@ -72,11 +72,12 @@ IGNORED = {
 }
 REFUSED = {
     "there are no pipeline stages; --tensor-parallel-size shares layers": "pipeline_parallel_size=1 pp=1",
-    "one engine is one group of ranks on one machine; start an engine for each group": "data_parallel_size=1 dp=1 "
-    "data_parallel_size_local=1 data_parallel_rank=0 data_parallel_start_rank=0 nnodes=1 node_rank=0 headless? n=1 r=0 "
+    "one engine is one group of ranks; start an engine for each group": "data_parallel_size=1 dp=1 "
+    "data_parallel_size_local=1 data_parallel_rank=0 data_parallel_start_rank=0 "
     "data_parallel_hybrid_lb? data_parallel_external_lb? data_parallel_multi_port_external_lb? enable_elastic_ep? "
     "enable_fault_tolerance? decode_context_parallel_size=1 dcp=1 prefill_context_parallel_size=1 pcp=1 device_ids*",
-    "ranks are processes of this machine": "distributed_executor_backend=mp|uni|auto worker_use_ray? engine_use_ray? "
+    "they name the place of a host among --nnodes": "node_rank r master_addr master_port headless?",  # see nodes.py
+    "ranks are processes of our own": "distributed_executor_backend=mp|uni|auto worker_use_ray? engine_use_ray? "
     "worker_cls=auto worker_extension_cls scheduler_cls",
     "adapters are LoRA adapters that requests name": "default_mm_loras prompt_adapters* enable_prompt_adapter?",
     "--speculation looks tokens up; there are no draft models": "speculative_model num_speculative_tokens spec_method "
