@@ -25,12 +25,15 @@ from ..ipc.process.lifeline import start_lifeline
 from ..ipc.process.title import set_title
 from ..ipc.version import tokenloom_version
 from .cli.command import ALL_COMMANDS, COMMANDS, SERVE, list_commands, list_examples, load_command, unknown_command
+from .hosts.hosts import Hosts
 from .listening.http_listeners import HttpListeners
 from .options.arguments import add_engine_arguments, given_options
 from .options.help import HelpAction
+from .options.nodes import join_words
 from .options.options import log_ignored, new_config
 from .options.parser import OptionParser
 from .supervisor.hub import is_model_name
+from .supervisor.launcher import Launcher
 from .supervisor.local_launcher import LocalLauncher
 from .supervisor.resolve import resolve
 from .supervisor.signal_watch import StartInterrupted
@@ -118,6 +121,8 @@ def serve(argv: Sequence[str], *, has_http: bool = False) -> int:
     supervisor: Supervisor | None = None
     try:
         options = {} if is_private else given_options(arguments, has_http=has_http)
+        if (words := join_words(options)) is not None:
+            return load_command("join").main(words)
         config = _config_from_environment() if is_private else new_config(options)
         log.configure("supervisor", config.log_level)
         log_ignored(options)
@@ -163,7 +168,9 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
 
             check_template(config)
         spec = resolve(config, run_directory)
-        launcher = LocalLauncher(spec.environment())
+        launcher: Launcher = LocalLauncher(spec.environment())
+        if config.hosts > 1:
+            launcher = Hosts(spec, launcher)
         supervisor = Supervisor(spec, run_directory, listeners, launcher, announce)
     except BaseException:
         listeners.close()

@@ -24,7 +24,16 @@ DOCUMENTS = (
     *(f"docs/{name}.md" for name in ("architecture", "operations", "openai", "conformance", "benchmarks", "replicas")),
     *(
         f"docs/{name}.md"
-        for name in ("quickstart", "models", "lora", "tiers", "troubleshooting", "coming_from_vllm", "glossary")
+        for name in (
+            "quickstart",
+            "models",
+            "lora",
+            "tiers",
+            "scale-out",
+            "troubleshooting",
+            "coming_from_vllm",
+            "glossary",
+        )
     ),
 )
 EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/examples").glob("*.py"))

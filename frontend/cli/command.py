@@ -23,6 +23,7 @@ COMMANDS = {  # description by name
     "batch": "run the requests of an OpenAI batch file",
     "status": "show the model and state of a running engine",
     "bench": "measure throughput, latency, start-up, …",
+    "join": "lend this machine to an engine of several hosts",
     "keygen": "generate the keys of a tcp:// address",
     "completion": "print a completion script for a shell",
 }

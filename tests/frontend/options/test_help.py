@@ -9,7 +9,7 @@ from tokenloom.frontend.cli.command import COMMANDS
 from tokenloom.frontend.options.options import KINDS
 from tokenloom.ipc.config.engine_config import GROUPS
 
-SCREEN = (50, 120)  # lines and columns
+SCREEN = (51, 120)  # lines and columns
 
 
 def help_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

@@ -1,0 +1,279 @@
+"""Hosts: starts the ranks of an engine on several machines, through the agents that have joined it.
+
+Each further host of the engine is a place with a number, which an agent takes. Agents beyond that are spare: one takes
+the place of a host that is lost. An agent that is silent for LEASE_S is lost with its processes, and kills them by
+itself when it has heard nothing for as long. Silence is judged only after all waiting messages are read, since this
+process may have been suspended.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from ...ipc.channel import Channel
+from ...ipc.client_auth import GROUP, HOSTS, ZapHandler
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.endpoints import tcp_address
+from ...ipc.errors import ConfigError, error_info
+from ...ipc.keys import Keys
+from ...ipc.messages.base import LEASE_S, PING_INTERVAL_S, PROTOCOL_VERSION, Ping
+from ...ipc.messages.hosts import (
+    AgentToHead,
+    Ended,
+    HeadToAgent,
+    HostAccepted,
+    HostFailed,
+    HostHello,
+    HostLeaving,
+    HostPrepared,
+    HostRefused,
+    HostReleased,
+    HostReport,
+    HostUnknown,
+    Kill,
+    Spawn,
+    Spawned,
+    Words,
+)
+from ...ipc.process.log import write_line
+from ...ipc.sockets import new_socket
+from ...ipc.version import numerics_digest, tokenloom_version
+from ..supervisor.launcher import ChildProcess, Launcher, ProcessSpec, Unit
+from .checkpoint import checkpoint_digest
+from .remote_process import RemoteProcess
+
+logger = logging.getLogger("tokenloom.supervisor")
+
+FAREWELL_MS = 200  # for the last messages to leave
+
+
+@dataclass(eq=False)
+class Host:
+    """A host whose agent is connected."""
+
+    identity: bytes  # of its agent
+    hello: HostHello
+    is_prepared: bool = False
+    last_sign_at: float = field(default_factory=time.monotonic)
+    processes: dict[str, RemoteProcess] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.hello.address
+
+
+class Hosts:
+    """A Launcher: owns the socket to the agents and their leases; processes of this host are another launcher's."""
+
+    def __init__(self, spec: EngineSpec, local: Launcher) -> None:
+        """ConfigError if the key file or the checkpoint is unusable."""
+        assert spec.config.hosts_key_file is not None and spec.group_keys is not None, "EngineConfig checks it"
+        self._spec, self._local, self._group_keys = spec, local, spec.group_keys
+        self._keys = Keys.load(spec.config.hosts_key_file)
+        self._digest = checkpoint_digest(Path(spec.model_folder))
+        self._sources = (tokenloom_version(), numerics_digest())
+        self._host_by_identity: dict[bytes, Host] = {}
+        self._host_by_place: dict[int, Host] = {}  # from 1; 0 is this host
+        self._refusal_by_address: dict[str, str] = {}  # the last of each
+        self._ping_at = 0.0  # monotonic seconds
+        self._is_complete = False
+        self.wakers: Sequence[zmq.Socket[bytes]] = ()
+
+    # ── sockets ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None:
+        """Open the socket for agents, and bind the control socket for ranks on other hosts, each for keys of its own.
+        ConfigError if --listen-hosts cannot be bound."""
+        config = self._spec.config
+        assert config.listen_hosts is not None
+        self._zap = ZapHandler(context, self._keys.client_public, HOSTS)
+        self._zap.admit(GROUP, self._group_keys.client_public)
+        socket = new_socket(context, zmq.ROUTER)
+        try:
+            self._address = self._keys.listen(socket, HOSTS, config.listen_hosts)
+            control_address = self._group_keys.listen(control, GROUP, tcp_address(self._spec.host_address, "*"))
+        except zmq.ZMQError as error:
+            raise ConfigError(
+                f"cannot listen on --listen-hosts {config.listen_hosts}: {error}: give a free port of this host"
+            ) from None
+        self._channel: Channel[AgentToHead, HeadToAgent] = Channel(socket, AgentToHead, "agents")
+        endpoints = msgspec.structs.replace(self._spec.endpoints, control=control_address)
+        self._accepted = HostAccepted(
+            spec=msgspec.json.encode(msgspec.structs.replace(self._spec, endpoints=endpoints))
+        )
+        self.wakers = (socket, self._zap.socket)
+        logger.info("hosts join with `engine-launch join %s --key-file %s`", self._address, config.hosts_key_file)
+
+    @property
+    def next_at(self) -> float:
+        return self._ping_at if self._host_by_identity else math.inf
+
+    def turn(self) -> None:
+        self._local.turn()
+        self._zap.answer()
+        for identity, message in self._channel.receive_from():
+            self._on_message(identity, message)
+        now = time.monotonic()
+        for host in list(self._host_by_identity.values()):
+            if now - host.last_sign_at > LEASE_S:
+                self._lose(host, f"no sign of life for {now - host.last_sign_at:.1f} s")
+            elif now >= self._ping_at:
+                self._channel.send_to(host.identity, Ping())
+        if now >= self._ping_at:
+            self._ping_at = now + PING_INTERVAL_S
+        self._fill_places()
+
+    def close(self) -> None:
+        """Release all agents, which kill the processes that still run."""
+        for host in self._host_by_identity.values():
+            self._channel.send_to(host.identity, HostReleased())
+        self._channel.socket.close(FAREWELL_MS)
+        self._zap.socket.close()
+        self._local.close()
+
+    # ── agents ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _on_message(self, identity: bytes, message: AgentToHead) -> None:
+        host = self._host_by_identity.get(identity)
+        if isinstance(message, HostHello):
+            self._greet(identity, message)
+        elif host is None:
+            self._channel.send_to(identity, HostUnknown())
+        else:
+            host.last_sign_at = time.monotonic()
+            self._on_news(host, message)
+
+    def _greet(self, identity: bytes, hello: HostHello) -> None:
+        host = Host(identity, hello)
+        if refusal := self._refusal(hello):
+            self._refuse(host, refusal)
+        elif any(each.name == hello.address for each in self._host_by_identity.values()):
+            self._refuse(host, f"a host at {hello.address} has joined already: stop one of its agents", may_retry=True)
+        else:
+            self._host_by_identity[identity] = host
+            self._channel.send_to(identity, self._accepted)
+
+    def _refusal(self, hello: HostHello) -> str:
+        """Return why a host cannot serve, else ""."""
+        if hello.protocol_version != PROTOCOL_VERSION or (hello.version, hello.numerics) != self._sources:
+            return (
+                f"host {hello.address} runs tokenloom {hello.version} ({hello.numerics:.8}, protocol "
+                f"{hello.protocol_version}), the head {self._sources[0]} ({self._sources[1]:.8}, protocol "
+                f"{PROTOCOL_VERSION}): install the same version of tokenloom and torch on all hosts"
+            )
+        config, ranks = self._spec.config, self._spec.ranks
+        num_needed = max(len(self._spec.local_ranks(rank)) for rank in ranks)
+        if self._spec.device == "cuda" and hello.num_gpus < num_needed:
+            return (
+                f"host {hello.address} has {hello.num_gpus} GPUs, --tensor-parallel-size {len(ranks)} over --hosts "
+                f"{config.hosts} needs {num_needed} on a host: lower the first or raise the second"
+            )
+        return ""
+
+    def _refuse(self, host: Host, reason: str, *, may_retry: bool = False) -> None:
+        if self._refusal_by_address.get(host.name) != reason:  # an agent that may retry does so every second
+            logger.warning("%s", reason)
+        self._refusal_by_address[host.name] = reason
+        self._channel.send_to(host.identity, HostRefused(error=error_info(ConfigError(reason)), may_retry=may_retry))
+        self._host_by_identity.pop(host.identity, None)
+
+    def _on_news(self, host: Host, message: AgentToHead) -> None:
+        if isinstance(message, HostPrepared):
+            self._on_prepared(host, message)
+        elif isinstance(message, HostFailed):
+            logger.warning("host %s cannot serve: %s", host.name, message.error.message)
+            self._lose(host, message.error.message)
+        elif isinstance(message, HostLeaving):
+            self._lose(host, "its agent was stopped")
+        elif isinstance(message, HostReport):
+            for use in message.processes:
+                if use.process in host.processes:
+                    host.processes[use.process].on_use(use)
+        elif isinstance(message, Words):
+            for line in message.lines:
+                write_line(line, sys.stderr)
+        elif isinstance(message, Spawned) and message.process in host.processes:
+            host.processes[message.process].on_spawned(message.pid)
+        elif isinstance(message, Ended) and message.process in host.processes:
+            host.processes.pop(message.process).on_ended(message.how)
+
+    def _on_prepared(self, host: Host, message: HostPrepared) -> None:
+        if message.digest != self._digest:
+            self._refuse(
+                host,
+                f"host {host.name} has another checkpoint of {self._spec.config.model or 'demo'} ({message.digest:.8}) "
+                f"than the head ({self._digest:.8}): copy the head's, {self._spec.model_folder}",
+            )
+            return
+        host.is_prepared = True
+        logger.info("host %s has joined: %d CPUs, %d GPUs", host.name, host.hello.num_cpus, host.hello.num_gpus)
+
+    def _lose(self, host: Host, reason: str) -> None:
+        """Forget a host; its processes have ended."""
+        del self._host_by_identity[host.identity]
+        if host.is_prepared:
+            logger.error("host %s is lost: %s", host.name, reason)
+        for process in host.processes.values():
+            process.on_host_lost(reason)
+        self._host_by_place = {place: each for place, each in self._host_by_place.items() if each is not host}
+
+    def _fill_places(self) -> None:
+        """Give each free place to a prepared host without one."""
+        taken = set(self._host_by_place.values())
+        spare = [host for host in self._host_by_identity.values() if host.is_prepared and host not in taken]
+        for place, host in zip(self._free_places, spare, strict=False):
+            self._host_by_place[place] = host
+        was_complete, self._is_complete = self._is_complete, not self._free_places
+        if was_complete and not self._is_complete:
+            logger.error("requests wait for %s", self._missing)
+
+    @property
+    def _free_places(self) -> list[int]:
+        return [place for place in range(1, self._spec.config.hosts) if place not in self._host_by_place]
+
+    @property
+    def _missing(self) -> str:
+        num_missing, num_hosts = len(self._free_places), self._spec.config.hosts
+        hosts = "host" if num_missing == 1 else "hosts"
+        return f"{num_missing} more {hosts} of {num_hosts}: run `engine-launch join {self._address}` there"
+
+    # ── processes ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def obstacle(self, unit: Unit) -> str:
+        return self._missing if unit.role == "worker" and self._free_places else ""
+
+    def spawn(self, spec: ProcessSpec) -> ChildProcess:
+        if spec.host == 0:
+            return self._local.spawn(spec)
+        host = self._host_by_place[spec.host]
+
+        def kill(key: str) -> None:
+            host.processes.pop(key, None)
+            self._channel.send_to(host.identity, Kill(process=key))
+
+        process = RemoteProcess(spec, host.name, self._wait, kill)
+        host.processes[process.key] = process
+        order = Spawn(
+            process=process.key, role="worker", number=spec.number, rank=str(spec.rank), arguments=list(spec.arguments)
+        )
+        self._channel.send_to(host.identity, order)
+        return process
+
+    def _wait(self, process: RemoteProcess, timeout_s: float) -> None:
+        """Take messages until a process has ended, at most `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        poller = zmq.Poller()
+        for waker in self.wakers:
+            poller.register(waker, zmq.POLLIN)
+        while not process.has_ended and (rest_s := deadline - time.monotonic()) > 0:
+            poller.poll(int(min(rest_s, PING_INTERVAL_S) * 1000) + 1)
+            self.turn()

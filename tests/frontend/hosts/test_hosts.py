@@ -1,0 +1,429 @@
+"""The head's Hosts and the HostAgent, each with a scripted peer: admission of hosts, and silences."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from tokenloom.frontend.hosts.checkpoint import checkpoint_digest
+from tokenloom.frontend.hosts.hosts import Hosts
+from tokenloom.frontend.supervisor.launcher import CORE, WORKERS, ProcessSpec
+from tokenloom.frontend.supervisor.local_launcher import LocalLauncher
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.ipc.channel import Channel
+from tokenloom.ipc.client_auth import HOSTS, ZapHandler
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.engine_spec import EngineSpec
+from tokenloom.ipc.errors import ConfigError, error_info
+from tokenloom.ipc.keys import Keys
+from tokenloom.ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Ping, Rank
+from tokenloom.ipc.messages.hosts import (
+    AgentToHead,
+    Ended,
+    HeadToAgent,
+    HostAccepted,
+    HostFailed,
+    HostHello,
+    HostLeaving,
+    HostPrepared,
+    HostRefused,
+    HostReleased,
+    HostReport,
+    HostUnknown,
+    Kill,
+    ProcessUse,
+    Spawn,
+    Spawned,
+)
+from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.version import numerics_digest, tokenloom_version
+from tokenloom.tests.support.engine_specs import new_spec
+
+DEADLINE_S = 20.0
+DIGEST = checkpoint_digest(DEMO_FOLDER)
+
+
+def wait_until(is_done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_done():
+        assert time.monotonic() < deadline, "too late"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    keys = Keys.generate()
+    keys.save(tmp_path / "hosts.key")
+    return keys
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+# ── the head ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Head:
+    """Hosts of an engine of `num_hosts`, without a supervisor."""
+
+    def __init__(
+        self, folder: Path, context: zmq.Context[zmq.Socket[bytes]], num_hosts: int, **changes: object
+    ) -> None:
+        config = EngineConfig(
+            tensor_parallel_size=4,
+            hosts=num_hosts,
+            listen_hosts="tcp://127.0.0.1:0",
+            hosts_key_file=str(folder / "hosts.key"),
+        )
+        fields = {"config": config, "model_folder": str(DEMO_FOLDER), "host_address": "127.0.0.1"} | changes
+        self.spec = new_spec(run_directory=str(folder), group_keys=Keys.generate(), **fields)
+        self.hosts = Hosts(self.spec, LocalLauncher({}))
+        self._control = new_socket(context, zmq.ROUTER)
+        self._control.bind(f"ipc://{folder}/control.sock")
+        self.hosts.listen(context, self._control)
+
+    def close(self) -> None:
+        self.hosts.close()
+        self._control.close()
+
+    def rank(self, rank: int, generation: int = 0) -> ProcessSpec:
+        return ProcessSpec(WORKERS, generation, Rank(0, rank), self.spec.host_of(Rank(0, rank)), ["--rank", str(rank)])
+
+
+@pytest.fixture
+def head(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> Iterator[Head]:
+    head = Head(tmp_path, context, 3)
+    yield head
+    head.close()
+
+
+class ScriptedAgent:
+    """An agent with the messages that a test gives it."""
+
+    def __init__(self, head: Head, keys: Keys, name: str, **changes: object) -> None:
+        self._head, self.received = head, list[HeadToAgent]()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        socket = new_socket(self._context, zmq.DEALER, identity=os.urandom(8))
+        keys.secure_client(socket)
+        socket.connect(head.hosts._address)
+        self._channel: Channel[HeadToAgent, AgentToHead] = Channel(socket, HeadToAgent, "head")
+        fields: dict[str, object] = {"version": tokenloom_version(), "numerics": numerics_digest()}
+        fields |= {"protocol_version": PROTOCOL_VERSION, "address": name, "num_gpus": 0, "num_cpus": 2}
+        self.send(HostHello(**fields | changes))  # type: ignore[arg-type]
+
+    def send(self, message: AgentToHead) -> None:
+        self._channel.send(message)
+
+    def turn(self) -> None:
+        for message in self._channel.receive():
+            self.received.append(message)
+            if isinstance(message, Ping):
+                self.send(HostReport())
+
+    def wait(self, kind: type[HeadToAgent]) -> HeadToAgent:
+        """Let the head work until it has sent a message of this type; return and forget it."""
+
+        def is_done() -> bool:
+            self._head.hosts.turn()
+            self.turn()
+            return any(isinstance(each, kind) for each in self.received)
+
+        wait_until(is_done)
+        found = next(each for each in self.received if isinstance(each, kind))
+        self.received.remove(found)
+        return found
+
+    def join(self, digest: str = DIGEST) -> ScriptedAgent:
+        self.wait(HostAccepted)
+        self.send(HostPrepared(digest=digest))
+        return self
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def new_agent(head: Head, keys: Keys) -> Iterator[Callable[..., ScriptedAgent]]:
+    agents: list[ScriptedAgent] = []
+
+    def new(name: str, **changes: object) -> ScriptedAgent:
+        agents.append(ScriptedAgent(head, keys, name, **changes))
+        return agents[-1]
+
+    yield new
+    for agent in agents:
+        agent.close()
+
+
+def test_ranks_wait_for_all_hosts_and_then_start_where_they_belong(
+    head: Head, new_agent: Callable[..., ScriptedAgent]
+) -> None:
+    assert head.hosts.obstacle(CORE) == ""
+    assert head.hosts.obstacle(WORKERS).startswith("2 more hosts of 3: run `engine-launch join tcp://127.0.0.1:")
+    first, second = new_agent("10.0.0.2").join(), new_agent("10.0.0.3")
+    second.wait(HostAccepted)
+    wait_until(lambda: head.hosts.turn() or head.hosts.obstacle(WORKERS).startswith("1 more host of 3"))
+    second.send(HostPrepared(digest=DIGEST))
+    wait_until(lambda: head.hosts.turn() or not head.hosts.obstacle(WORKERS))
+    assert [head.spec.host_of(rank) for rank in head.spec.ranks] == [0, 0, 1, 2]
+    processes = [head.hosts.spawn(head.rank(rank)) for rank in (2, 3)]
+    orders = [agent.wait(Spawn) for agent in (first, second)]
+    assert [order.arguments for order in orders if isinstance(order, Spawn)] == [["--rank", "2"], ["--rank", "3"]]
+    first.send(Spawned(process="worker-2-0", pid=77))
+    first.send(HostReport(processes=[ProcessUse("worker-2-0", 0.5, 1 << 20)] * 2))
+    second.send(Ended(process="worker-3-0", how="worker 3 exited with code 1: no memory"))
+    wait_until(lambda: head.hosts.turn() or (processes[1].has_ended and processes[0].resident_bytes() > 0))
+    assert processes[0].place == "pid 77 on host 10.0.0.2" and processes[0].take_starved_s() == 1.0
+    assert processes[0].take_starved_s() == 0.0
+    assert processes[1].describe_exit() == "worker 3 exited with code 1: no memory (on host 10.0.0.3)"
+    assert not processes[1].is_blameless
+    processes[0].close()
+    assert first.wait(Kill) == Kill(process="worker-2-0")
+
+
+def test_a_silent_host_is_lost_and_a_spare_one_takes_its_place(
+    head: Head, new_agent: Callable[..., ScriptedAgent], caplog: pytest.LogCaptureFixture
+) -> None:
+    silent, other = new_agent("10.0.0.2").join(), new_agent("10.0.0.3").join()
+    wait_until(lambda: head.hosts.turn() or not head.hosts.obstacle(WORKERS))
+    process = head.hosts.spawn(head.rank(2))
+    begun = time.monotonic()
+    wait_until(lambda: head.hosts.turn() or other.turn() or bool(head.hosts.obstacle(WORKERS)))
+    assert LEASE_S - 1.5 < time.monotonic() - begun < LEASE_S + 1.5
+    assert process.has_ended and process.is_blameless
+    assert process.describe_exit().startswith("worker 2 is lost with host 10.0.0.2: no sign of life for 3.")
+    assert any("requests wait for 1 more host of 3" in line for line in caplog.messages)
+    silent.wait(Spawn)
+    silent.send(HostReport())
+    silent.wait(HostUnknown)  # its message comes too late
+    new_agent("10.0.0.4").join()
+    wait_until(lambda: head.hosts.turn() or other.turn() or not head.hosts.obstacle(WORKERS))
+
+
+def test_a_host_that_leaves_or_fails_is_lost_at_once(
+    head: Head, new_agent: Callable[..., ScriptedAgent], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = new_agent("10.0.0.2").join(), new_agent("10.0.0.3")
+    second.wait(HostAccepted)
+    second.send(HostFailed(error=error_info(ConfigError("--model x is not here"))))
+    first.send(HostLeaving())
+    wait_until(lambda: head.hosts.turn() or len(head.hosts._host_by_identity) == 0)
+    assert "host 10.0.0.3 cannot serve: --model x is not here" in caplog.messages
+    assert "host 10.0.0.2 is lost: its agent was stopped" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"version": "0.0.9"}, "host 10.0.0.2 runs tokenloom 0.0.9"),
+        ({"protocol_version": 99}, "protocol 99"),
+        ({"numerics": "f" * 64}, "(ffffffff"),
+    ],
+)
+def test_another_version_is_refused(
+    new_agent: Callable[..., ScriptedAgent], changes: dict[str, object], text: str
+) -> None:
+    refused = new_agent("10.0.0.2", **changes).wait(HostRefused)
+    assert isinstance(refused, HostRefused) and not refused.may_retry
+    assert text in refused.error.message and "install the same version" in refused.error.message
+
+
+def test_a_host_that_joins_twice_and_one_with_another_checkpoint_are_refused(
+    head: Head, new_agent: Callable[..., ScriptedAgent]
+) -> None:
+    new_agent("10.0.0.2").join()
+    wait_until(lambda: head.hosts.turn() or len(head.hosts._host_by_identity) == 1)
+    again = new_agent("10.0.0.2").wait(HostRefused)
+    assert isinstance(again, HostRefused) and again.may_retry and "has joined already" in again.error.message
+    other = new_agent("10.0.0.3").join(digest="0" * 64).wait(HostRefused)
+    assert isinstance(other, HostRefused) and not other.may_retry
+    assert f"another checkpoint of demo (00000000) than the head ({DIGEST:.8})" in other.error.message
+
+
+def test_a_host_with_too_few_gpus_is_refused(
+    tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]], keys: Keys
+) -> None:
+    head = Head(tmp_path, context, 2, device="cuda")
+    agent = ScriptedAgent(head, keys, "10.0.0.2", num_gpus=1)
+    refused = agent.wait(HostRefused)
+    assert isinstance(refused, HostRefused)
+    assert "has 1 GPUs, --tensor-parallel-size 4 over --hosts 2 needs 2 on a host" in refused.error.message
+    agent.close()
+    head.close()
+
+
+def test_the_key_of_one_ring_opens_no_other(
+    head: Head, context: zmq.Context[zmq.Socket[bytes]], keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert head.spec.group_keys is not None
+    stolen = msgspec.structs.replace(
+        head.spec.group_keys, server_public=keys.server_public, server_secret=keys.server_secret
+    )
+    agent = ScriptedAgent(head, stolen, "10.0.0.2")
+    wait_until(lambda: head.hosts.turn() or any("was refused: it has another key" in line for line in caplog.messages))
+    assert not head.hosts._host_by_identity
+    agent.close()
+
+
+# ── the agent ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ScriptedHead:
+    """A head with the messages that a test gives it."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> None:
+        self.zap = ZapHandler(context, keys.client_public, HOSTS)
+        socket = new_socket(context, zmq.ROUTER)
+        self.address = keys.listen(socket, HOSTS, "tcp://127.0.0.1:0")
+        self.channel: Channel[AgentToHead, HeadToAgent] = Channel(socket, AgentToHead, "agents")
+        self.received: list[tuple[bytes, AgentToHead]] = []
+        self.pings = True
+        self._pinged_at = 0.0
+
+    def turn(self) -> None:
+        self.zap.answer()
+        for identity, message in self.channel.receive_from():
+            self.received.append((identity, message))
+        if self.pings and self.received and time.monotonic() > self._pinged_at + 1:
+            self._pinged_at = time.monotonic()
+            self.channel.send_to(self.received[-1][0], Ping())
+
+    def wait(self, kind: type[AgentToHead]) -> tuple[bytes, AgentToHead]:
+        """Wait for a message of this type; return and forget it with its sender."""
+
+        def is_done() -> bool:
+            self.turn()
+            return any(isinstance(message, kind) for _, message in self.received)
+
+        wait_until(is_done)
+        found = next(each for each in self.received if isinstance(each[1], kind))
+        self.received.remove(found)
+        return found
+
+
+@pytest.fixture
+def peer(context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> ScriptedHead:
+    return ScriptedHead(context, keys)
+
+
+@pytest.fixture
+def join(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    agents: list[subprocess.Popen[str]] = []
+
+    def start(address: str, *options: str) -> subprocess.Popen[str]:
+        words = ["join", address, "--key-file", str(tmp_path / "hosts.key"), *options]
+        command = [sys.executable, "-P", "-m", "tokenloom.frontend.launch", *words]
+        environment = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
+        agents.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd="/", env=environment))
+        return agents[-1]
+
+    yield start
+    for agent in agents:
+        agent.kill()
+        agent.wait()
+        assert agent.stderr is not None
+        agent.stderr.close()
+
+
+def spec_for(peer: ScriptedHead, folder: Path) -> EngineSpec:
+    return new_spec(run_directory=str(folder), model_folder=str(DEMO_FOLDER), group_keys=Keys.generate())
+
+
+def test_an_agent_serves_one_head_after_another_and_leaves_nothing(
+    peer: ScriptedHead, join: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    agent = join(peer.address)
+    identity, hello = peer.wait(HostHello)
+    assert isinstance(hello, HostHello) and (hello.address, hello.version) == ("127.0.0.1", tokenloom_version())
+    peer.channel.send_to(identity, HostAccepted(spec=msgspec.json.encode(spec_for(peer, tmp_path))))
+    assert peer.wait(HostPrepared)[1] == HostPrepared(digest=DIGEST)
+    order = Spawn(process="worker-0-0", role="worker", number=0, rank="0", arguments=["--nonsense"])
+    peer.channel.send_to(identity, order)
+    peer.wait(Spawned)
+    _, ended = peer.wait(Ended)
+    assert isinstance(ended, Ended) and ended.how.startswith("worker 0 exited with code 2: ")
+    assert list((tmp_path / "tokenloom").glob("*/lock"))
+    peer.channel.send_to(identity, HostReleased())
+    again, _ = peer.wait(HostHello)
+    assert again != identity, "an agent that comes back is a new one"
+    assert not list((tmp_path / "tokenloom").glob("*/lock"))
+    agent.send_signal(signal.SIGTERM)
+    peer.wait(HostLeaving)
+    assert agent.wait(DEADLINE_S) == 0
+
+
+def test_an_agent_that_hears_nothing_looks_for_a_head_again(
+    peer: ScriptedHead, join: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    join(peer.address)
+    identity, _ = peer.wait(HostHello)
+    peer.channel.send_to(identity, HostAccepted(spec=msgspec.json.encode(spec_for(peer, tmp_path))))
+    peer.wait(HostPrepared)
+    peer.pings = False
+    begun = time.monotonic()
+    peer.wait(HostHello)
+    assert LEASE_S - 1.5 < time.monotonic() - begun < LEASE_S + 1.5
+
+
+def test_an_agent_that_is_refused_for_good_ends_with_the_reason(
+    peer: ScriptedHead, join: Callable[..., subprocess.Popen[str]]
+) -> None:
+    agent = join(peer.address)
+    identity, _ = peer.wait(HostHello)
+    peer.channel.send_to(identity, HostRefused(error=error_info(ConfigError("busy")), may_retry=True))
+    identity, _ = peer.wait(HostHello)
+    peer.channel.send_to(identity, HostRefused(error=error_info(ConfigError("another version"))))
+    _, errors = agent.communicate(timeout=DEADLINE_S)
+    assert agent.returncode == 2 and "busy; waits for tcp://127.0.0.1:" in errors
+    assert errors.endswith("engine-launch join: another version\n")
+
+
+@pytest.mark.parametrize("which", ["client", "both"])
+def test_an_agent_with_another_key_ends_with_the_reason(
+    peer: ScriptedHead, join: Callable[..., subprocess.Popen[str]], keys: Keys, tmp_path: Path, which: str
+) -> None:
+    other = Keys.generate()
+    if which == "client":
+        other = msgspec.structs.replace(other, server_public=keys.server_public, server_secret=keys.server_secret)
+    other.save(tmp_path / "other.key")
+    agent = join(peer.address, "--key-file", str(tmp_path / "other.key"))
+    wait_until(lambda: peer.turn() or agent.poll() is not None)
+    _, errors = agent.communicate(timeout=DEADLINE_S)
+    assert agent.returncode == 2 and "has other keys than --key-file: give the head's --hosts-key-file" in errors
+    assert not peer.received
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("tcp://127.0.0.1", "is not of the form tcp://HOST:PORT"),
+        ("ipc:///tmp/x", "is not of the form tcp://HOST:PORT"),
+    ],
+)
+def test_an_address_that_is_none_is_an_error(
+    join: Callable[..., subprocess.Popen[str]], keys: Keys, address: str, text: str
+) -> None:
+    agent = join(address)
+    _, errors = agent.communicate(timeout=DEADLINE_S)
+    assert agent.returncode == 2 and text in errors
+
+
+def test_a_name_that_cannot_be_resolved_is_waited_for(join: Callable[..., subprocess.Popen[str]], keys: Keys) -> None:
+    agent = join("tcp://nowhere.invalid:7100")
+    assert agent.stderr is not None
+    line = agent.stderr.readline()
+    assert "nowhere.invalid" in line and "waits for tcp://nowhere.invalid:7100" in line
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(DEADLINE_S) == 0
