@@ -30,12 +30,19 @@ class Engine:
     that no full pipe blocks the engine. Once ready, `address` is the clients' address and `url` that of --http."""
 
     def __init__(
-        self, runtime: Path, arguments: Sequence[str], more: Mapping[str, str] | None = None, *, has_faults: bool = True
+        self,
+        runtime: Path,
+        arguments: Sequence[str],
+        more: Mapping[str, str] | None = None,
+        *,
+        has_faults: bool = True,
+        prefix: Sequence[str] = (),
     ) -> None:
-        """Start the engine; `more` is added to the environment; `has_faults` enables `inject`."""
+        """Start the engine; `more` is added to the environment; `has_faults` enables `inject`; `prefix` is a program
+        that executes the command in its own place."""
         self.runtime, self.faults, self.errors = runtime, runtime / "faults", runtime / "stderr"
         self.faults.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "tokenloom.frontend.launch", *arguments]
+        command = [*prefix, sys.executable, "-m", "tokenloom.frontend.launch", *arguments]
         environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime)} | dict(more or {})
         if has_faults:
             environment["TOKENLOOM_FAULTS"] = str(self.faults)

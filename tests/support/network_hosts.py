@@ -1,0 +1,226 @@
+"""Network namespaces as the hosts of an engine: a bridge, and for each host an interface, /dev/shm and files.
+
+Needs root and iproute2. The head of an engine keeps this machine's files, so that clients outside reach its sockets;
+other hosts do not see its runtime directory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from tokenloom.scripts.engine_process import Engine
+
+PORT = 7100
+DEADLINE_S = 60.0
+_numbers = itertools.count()
+
+
+def obstacle() -> str:
+    """Return why namespaces cannot be made here; "" if they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if shutil.which("ip") is None:
+        return "network namespaces need the command `ip` (iproute2)"
+    probe = subprocess.run(["ip", "netns", "add", f"tokenloom{os.getpid()}"], capture_output=True, text=True)
+    if probe.returncode == 0:
+        _run("ip", "netns", "del", f"tokenloom{os.getpid()}")
+        return ""
+    return f"network namespaces cannot be made here: {probe.stderr.strip()}"
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, timeout=DEADLINE_S)
+
+
+class Network:
+    """`num_hosts` hosts on one bridge; the first is the head. Leaving the `with` kills their agents and removes all."""
+
+    def __init__(self, folder: Path, num_hosts: int) -> None:
+        self._name = f"tl{os.getpid()}x{next(_numbers)}"
+        self._bridge = f"{self._name}-sw"
+        self.folder, self.key_file = folder, folder / "hosts.key"
+        self.agents: list[Agent] = []
+        self._namespaces = [self._bridge]
+        self._new_namespace(self._bridge)
+        _run("ip", "-n", self._bridge, "link", "add", "br0", "type", "bridge")
+        _run("ip", "-n", self._bridge, "link", "set", "br0", "up")
+        self.addresses = [f"10.44.0.{number}" for number in range(1, num_hosts + 1)]
+        for number in range(num_hosts):
+            self._add_host(number)
+        _run(sys.executable, "-P", "-m", "tokenloom.frontend.launch", "keygen", str(self.key_file))
+
+    def _new_namespace(self, name: str) -> None:
+        _run("ip", "netns", "add", name)
+
+    def _add_host(self, number: int) -> None:
+        name = self.namespace(number)
+        self._new_namespace(name)
+        self._namespaces.append(name)
+        port = f"p{number}"
+        _run("ip", "link", "add", "eth9", "netns", name, "type", "veth", "peer", "name", port, "netns", self._bridge)
+        _run("ip", "-n", self._bridge, "link", "set", port, "master", "br0", "up")
+        _run("ip", "-n", name, "addr", "add", f"{self.addresses[number]}/24", "dev", "eth9")
+        for device in ("eth9", "lo"):
+            _run("ip", "-n", name, "link", "set", device, "up")
+
+    def namespace(self, number: int) -> str:
+        return f"{self._name}-{number}"
+
+    @property
+    def head_options(self) -> list[str]:
+        return ["--listen-hosts", f"tcp://{self.addresses[0]}:{PORT}", "--hosts-key-file", str(self.key_file)]
+
+    def prefix(self, number: int, hidden: Sequence[Path] = ()) -> list[str]:
+        """Return the words before a command that runs it on a host, with `hidden` folders and /dev/shm empty."""
+        inside = ["ip", "netns", "exec", self.namespace(number)]
+        if number == 0:
+            return inside
+        mounts = [f"mount -t tmpfs tmpfs {path}" for path in ("/dev/shm", *hidden)]
+        return [*inside, "unshare", "-m", "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh"]
+
+    def cut(self, number: int) -> None:
+        """Cut the link of a host."""
+        _run("ip", "-n", self._bridge, "link", "set", f"p{number}", "down")
+
+    def heal(self, number: int) -> None:
+        _run("ip", "-n", self._bridge, "link", "set", f"p{number}", "up")
+
+    def join(self, number: int, *options: str, key_file: Path | None = None) -> Agent:
+        """Start the agent of a host."""
+        runtime = self.folder / f"host-{number}"
+        runtime.mkdir(exist_ok=True)
+        (self.folder / "head").mkdir(exist_ok=True)
+        command = [sys.executable, "-P", "-m", "tokenloom.frontend.launch", "join", f"tcp://{self.addresses[0]}:{PORT}"]
+        keys = ["--key-file", str(key_file or self.key_file)]
+        agent = Agent(
+            number,
+            self.addresses[number],
+            runtime,
+            [*self.prefix(number, [self.folder / "head"]), *command, *keys, *options],
+        )
+        self.agents.append(agent)
+        return agent
+
+    def __enter__(self) -> Network:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for agent in self.agents:
+            agent.end()
+        for name in self._namespaces:
+            _run("ip", "netns", "del", name)
+
+
+class Agent:
+    """A host's agent, with the processes that it has started."""
+
+    def __init__(self, number: int, address: str, runtime: Path, command: Sequence[str]) -> None:
+        self.number, self.address = number, address
+        self.runtime, self.errors = runtime, runtime / "stderr"
+        self._seen: dict[int, psutil.Process] = {}
+        environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime)}
+        with self.errors.open("a", encoding="utf-8") as errors:
+            self.process = subprocess.Popen(command, stderr=errors, cwd="/", env=environment)
+
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def rank(self) -> psutil.Process | None:
+        """Return a rank that it has started, if there is one now."""
+        ranks = [each for each in self.processes()[1:] if each.name().startswith("tokenloom")]
+        return ranks[0] if ranks else None
+
+    def wait_rank(self) -> psutil.Process:
+        deadline = time.monotonic() + DEADLINE_S
+        while (rank := self.rank()) is None:
+            assert time.monotonic() < deadline, f"no rank: {self.text}"
+            time.sleep(0.01)
+        return rank
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the agent and its descendants, and note them for `leftovers`."""
+        try:
+            agent = psutil.Process(self.process.pid)
+            found = [agent, *agent.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+        self._seen |= {process.pid: process for process in found}
+        return found
+
+    @property
+    def text(self) -> str:
+        """Its stderr so far."""
+        return self.errors.read_text(encoding="utf-8")
+
+    def wait_text(self, text: str, count: int = 1) -> None:
+        """Wait until it has written `text` so often."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self.text.count(text) < count:
+            assert time.monotonic() < deadline, f"not written: {text}\n{self.text}"
+            time.sleep(0.02)
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def alive(self) -> list[str]:
+        """Return those of the noted processes that live, but the agent."""
+        return [str(each) for each in self._seen.values() if each.pid != self.process.pid and _is_alive(each)]
+
+    def files(self) -> list[str]:
+        """Return the files in its folder of run directories. An agent that was killed leaves one to the next agent."""
+        tree = os.walk(self.runtime / "tokenloom")
+        found = (f"{path}/{name}" for path, folders, names in tree for name in (*folders, *names))
+        return [path for path in found if not path.endswith(".lock")]
+
+    def wait_none(self, leftovers: Callable[[], list[str]], within_s: float = 5.0) -> None:
+        """Wait until `alive` or `files` finds nothing."""
+        deadline = time.monotonic() + within_s
+        while found := leftovers():
+            assert time.monotonic() < deadline, f"left behind: {found}"
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        """Kill the agent, if it still runs, and wait for its end."""
+        self.process.kill()
+        self.process.wait()
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class SpreadEngine(Engine):
+    """An engine with its head on the first host of a network."""
+
+    def __init__(self, network: Network, *arguments: str) -> None:
+        runtime = network.folder / "head"
+        runtime.mkdir(exist_ok=True)
+        options = ["--device", "cpu", "--num-threads", "1", *network.head_options, *arguments]
+        super().__init__(runtime, options, prefix=network.prefix(0))
+
+    @property
+    def text(self) -> str:
+        return self.errors.read_text(encoding="utf-8")
+
+    def wait_text(self, text: str, count: int = 1) -> None:
+        """Wait until it has written `text` to stderr so often."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self.text.count(text) < count:
+            assert time.monotonic() < deadline, f"not written: {text}\n{self.text}"
+            time.sleep(0.02)

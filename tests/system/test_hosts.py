@@ -1,0 +1,248 @@
+"""An engine over several hosts, which are network namespaces, answers as one process does, whatever is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom import Client, RequestOutput, SamplingParams
+from tokenloom.ipc.keys import Keys
+from tokenloom.ipc.messages.base import LEASE_S
+from tokenloom.tests.support.chaos_work import Work, difference, make_work
+from tokenloom.tests.support.network_hosts import DEADLINE_S, Agent, Network, SpreadEngine, obstacle
+from tokenloom.tests.system.launched import LaunchedEngine
+
+pytestmark = [
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can"),
+    pytest.mark.timeout(240),
+]
+
+EXACT = ["--dtype", "float32", "--max-num-batched-tokens", "64", "--max-num-seqs", "24"]
+LONG = SamplingParams(temperature=0.8, seed=5, max_tokens=160, ignore_eos=True)
+PROMPT = "The capital of Peru is"
+
+
+@pytest.fixture(scope="module")
+def work() -> list[Work]:
+    return make_work(random.Random(3))
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory, work: list[Work]) -> list[RequestOutput]:
+    """The answers of one process, and last the long one."""
+    with LaunchedEngine(tmp_path_factory.mktemp("calm"), *EXACT) as engine:
+        engine.wait_ready()
+        found = answers(engine.address, work)
+        assert engine.stop() == 0
+    return found
+
+
+def answers(address: str, work: list[Work]) -> list[RequestOutput]:
+    with Client(address) as client:
+        params = [*(each.params for each in work), LONG]
+        return client.generate([*(each.form for each in work), PROMPT], params, use_tqdm=False)
+
+
+def long_text(address: str, fault: Callable[[], None]) -> str:
+    """Return the text of the long answer, during which `fault` strikes."""
+    pieces: list[str] = []
+    with Client(address, reconnect_timeout_s=120) as client:
+        for piece in client.stream(PROMPT, LONG):
+            pieces.append(piece)
+            if len(pieces) == 20:
+                fault()
+    return "".join(pieces)
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    with Network(tmp_path_factory.mktemp("network"), 3) as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def engine(network: Network) -> Iterator[SpreadEngine]:
+    """TP 2 over two hosts; one of the other hosts has joined. Each test leaves it so."""
+    with SpreadEngine(network, *EXACT, "--tp", "2", "--hosts", "2", "--http", "0") as engine:
+        network.join(1)
+        engine.wait_ready()
+        yield engine
+        engine.processes()
+        assert engine.stop() == 0 and not engine.leftovers()
+    for agent in network.agents:
+        agent.wait_none(agent.alive)
+        if agent.is_running():
+            agent.wait_none(agent.files)
+
+
+@pytest.fixture
+def agent(engine: SpreadEngine, network: Network) -> Agent:
+    """The agent that has a rank; the links are there, and an agent runs, whatever the test before has left."""
+    for number in (1, 2):
+        network.heal(number)
+    if not any(agent.is_running() for agent in network.agents):
+        network.join(1)
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        for agent in network.agents:
+            if agent.is_running() and agent.rank() is not None:
+                return agent
+        time.sleep(0.02)
+    raise AssertionError("no agent has a rank")
+
+
+def check_equal(work: list[Work], calm: list[RequestOutput], found: list[RequestOutput]) -> None:
+    names = [*(each.kind for each in work), "long"]
+    pairs = zip(names, calm, found, strict=True)
+    assert not [(name, what) for name, one, other in pairs if (what := difference(one, other))]
+
+
+def is_ready(engine: SpreadEngine) -> bool:
+    with Client(engine.address) as client:
+        return client.health().is_ready
+
+
+def test_two_hosts_answer_as_one_process(engine: SpreadEngine, work: list[Work], calm: list[RequestOutput]) -> None:
+    assert engine.find("worker 1") is None, "the second rank runs on the head"
+    check_equal(work, calm, answers(engine.address, work))
+
+
+def test_a_lost_rank_changes_no_answer(engine: SpreadEngine, agent: Agent, calm: list[RequestOutput]) -> None:
+    rank = agent.wait_rank()
+    assert long_text(engine.address, rank.kill) == calm[-1].outputs[0].text
+    assert agent.wait_rank().pid != rank.pid
+
+
+def test_a_spare_host_takes_the_place_of_one_whose_agent_was_killed(
+    engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
+) -> None:
+    spare = network.join(2)
+    engine.wait_text(f"host {spare.address} has joined")
+
+    def fault() -> None:
+        agent.end()
+        agent.wait_none(agent.alive, 4.0)
+
+    assert long_text(engine.address, fault) == calm[-1].outputs[0].text
+    assert spare.rank() is not None
+    assert f"host {agent.address} is lost: no sign of life for 3." in engine.text
+
+
+def test_a_host_that_is_told_to_stop_is_lost_at_once_and_requests_wait_for_the_next(
+    engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
+) -> None:
+    num_waits = engine.text.count("requests wait for 1 more host of 2")
+
+    def fault() -> None:
+        agent.signal(signal.SIGTERM)
+        assert agent.process.wait(DEADLINE_S) == 0
+        assert not agent.alive() and not agent.files()
+        engine.wait_text("requests wait for 1 more host of 2", num_waits + 1)
+        assert not is_ready(engine)
+        network.join(1)
+
+    assert long_text(engine.address, fault) == calm[-1].outputs[0].text
+    assert is_ready(engine)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [2.0, 8.0])
+def test_a_link_that_is_cut_for_a_while_changes_no_answer(
+    engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput], seconds: float
+) -> None:
+    joined = f"host {agent.address} has joined"
+    num_joined = engine.text.count(joined)
+    rank = agent.wait_rank()
+
+    def fault() -> None:
+        network.cut(agent.number)
+        cut_at = time.monotonic()
+        while time.monotonic() < cut_at + seconds:
+            time.sleep(0.05)
+            if time.monotonic() > cut_at + 4.5:
+                assert not rank.is_running(), "a cut-off rank lives"
+        network.heal(agent.number)
+
+    assert long_text(engine.address, fault) == calm[-1].outputs[0].text
+    assert engine.text.count(joined) == num_joined + (seconds > LEASE_S)
+
+
+@pytest.mark.slow
+def test_requests_wait_for_a_host_that_is_cut_off_for_ever(
+    engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
+) -> None:
+    num_waits = engine.text.count("requests wait for 1 more host of 2")
+
+    def fault() -> None:
+        network.cut(agent.number)
+        engine.wait_text("requests wait for 1 more host of 2", num_waits + 1)
+        agent.wait_none(agent.alive)
+        with Client(engine.address) as client:
+            (late,) = client.generate(PROMPT, SamplingParams(max_tokens=3, timeout_s=1.0), use_tqdm=False)
+        assert late.outputs[0].finish_reason == "timeout"
+        network.join(3 - agent.number)
+
+    assert long_text(engine.address, fault) == calm[-1].outputs[0].text
+    network.heal(agent.number)
+    agent.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["rank", "agent", "head"])
+def test_a_stopped_process_changes_no_answer(
+    engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput], victim: str
+) -> None:
+    process = {"rank": agent.wait_rank().pid, "agent": agent.process.pid, "head": engine.process.pid}[victim]
+    joined = f"host {agent.address} has joined"
+    num_joined = engine.text.count(joined)
+
+    def fault() -> None:
+        os.kill(process, signal.SIGSTOP)
+        if victim == "rank":  # the core finds it hanging, and it is killed
+            return
+        stopped_at = time.monotonic()
+        while time.monotonic() < stopped_at + 6:
+            time.sleep(0.05)
+        os.kill(process, signal.SIGCONT)
+        engine.wait_text(joined, num_joined + 1)
+
+    assert long_text(engine.address, fault) == calm[-1].outputs[0].text
+
+
+@pytest.fixture
+def other_network(tmp_path: Path) -> Iterator[Network]:
+    with Network(tmp_path, 2) as network:
+        yield network
+
+
+@pytest.mark.slow
+def test_when_the_head_is_killed_its_hosts_serve_the_next(
+    other_network: Network, work: list[Work], calm: list[RequestOutput]
+) -> None:
+    options = [*EXACT, "--tp", "2", "--hosts", "2"]
+    agent = other_network.join(1)
+    with SpreadEngine(other_network, *options) as engine:
+        engine.wait_ready()
+        agent.wait_rank()
+        engine.signal(signal.SIGKILL)
+        agent.wait_none(agent.alive)
+    with SpreadEngine(other_network, *options) as engine:
+        engine.wait_ready()
+        check_equal(work, calm, answers(engine.address, work))
+        assert engine.stop() == 0
+
+
+def test_a_host_with_another_key_is_refused(other_network: Network, tmp_path: Path) -> None:
+    Keys.generate().save(tmp_path / "other.key")
+    with SpreadEngine(other_network, "--tp", "2", "--hosts", "2") as engine:
+        engine.wait_text("hosts join with")
+        agent = other_network.join(1, key_file=tmp_path / "other.key")
+        assert agent.process.wait(DEADLINE_S) == 2
+        assert "other keys than --key-file" in agent.text
+        assert "joined" not in engine.text
