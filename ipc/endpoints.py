@@ -28,6 +28,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     results: str  # core, for the workers of generation {}: ModelRunnerOutput
     grammar: str  # grammar process of the core of epoch {}
     tier: str  # tier process number {}, for the core
+    blobs: str = ""  # supervisor, for ranks on other hosts
 
     @classmethod
     def in_folder(cls, folder: str | Path, clients: str | None = None) -> Endpoints:

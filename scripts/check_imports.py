@@ -94,7 +94,7 @@ FOLDERS = {
         (*_frontend("client requests requests/media supervisor text"), "core", "core/grammar", "core/links", "workers"),
         _parties("msgspec zmq"),
     ),
-    "frontend/hosts": Folder(_frontend("supervisor"), _parties("msgspec zmq")),
+    "frontend/hosts": Folder(_frontend("adapters supervisor"), _parties("msgspec zmq")),
     "frontend/http": Folder(
         _frontend(
             "adapters anthropic anthropic/forms client intake listening metrics openai openai/forms openai/parsers "

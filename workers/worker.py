@@ -31,6 +31,7 @@ from ..ipc.process.malloc import trim_heap
 from ..ipc.process.page_supply import PageRange, PageSupply
 from ..kernels import fp8_cache
 from ..kernels.select import Ops, select_ops
+from .adapters.adapter_folders import adapter_folders
 from .adapters.adapter_loader import AdapterLoader
 from .adapters.slot_filler import SlotFiller, adaptable
 from .cpu_threads import num_cpu_threads
@@ -263,7 +264,7 @@ class Worker:
             return DummyCheckpoint(*arguments, {}) if is_dummy else Checkpoint(*arguments)
 
         assert model.adapted is not None
-        return SlotFiller(model.adapted, self._spec.model, self._spec.config, open_base)
+        return SlotFiller(model.adapted, self._spec.model, self._spec.config, open_base, adapter_folders(self._spec))
 
     @property
     def _adapter_bytes(self) -> int:

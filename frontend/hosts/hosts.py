@@ -48,6 +48,7 @@ from ...ipc.process.log import write_line
 from ...ipc.sockets import new_socket
 from ...ipc.version import numerics_digest, tokenloom_version
 from ..supervisor.launcher import ChildProcess, Launcher, ProcessSpec, Unit
+from .blob_thread import BlobThread
 from .checkpoint import checkpoint_digest
 from .remote_process import RemoteProcess
 
@@ -106,7 +107,8 @@ class Hosts:
                 f"cannot listen on --listen-hosts {config.listen_hosts}: {error}: give a free port of this host"
             ) from None
         self._channel: Channel[AgentToHead, HeadToAgent] = Channel(socket, AgentToHead, "agents")
-        endpoints = msgspec.structs.replace(self._spec.endpoints, control=control_address)
+        self._blobs = BlobThread(self._spec, self._group_keys)
+        endpoints = msgspec.structs.replace(self._spec.endpoints, control=control_address, blobs=self._blobs.address)
         self._accepted = HostAccepted(
             spec=msgspec.json.encode(msgspec.structs.replace(self._spec, endpoints=endpoints))
         )
@@ -138,6 +140,7 @@ class Hosts:
             self._channel.send_to(host.identity, HostReleased())
         self._channel.socket.close(FAREWELL_MS)
         self._zap.socket.close()
+        self._blobs.close()
         self._local.close()
 
     # ── agents ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -76,7 +76,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         check_weights(folder, model, dtype, device, local_share)
     names = config.served_model_name or [config.model or "tokenloom-demo"]
     check_adapter_options(config, model, names)
-    check_one_host(config, model)
+    check_one_host(config)
     spec = EngineSpec(
         run_id=secrets.token_hex(8),
         run_directory=str(run_directory.path),
@@ -151,17 +151,13 @@ def check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
         raise ConfigError(f"{option}: {model.architecture} runs on transformers' layers, which cannot: leave it out")
 
 
-def check_one_host(config: EngineConfig, model: ModelConfig) -> None:
-    """Raise ConfigError if an option needs files or memory that ranks on other hosts do not have."""
-    wanted = {
-        "--enable-lora": config.enable_lora,
-        "KV tiers (--kv-host-bytes, --kv-disk, --kv-remote, --kv-peers, --kv-listen)": config.has_tiers,
-        f"the media of {model.architecture}": model.encoder is not None,
-    }
-    option = next((option for option, is_wanted in wanted.items() if is_wanted), None)
-    if config.hosts > 1 and option is not None:
-        mend = "give --language-model-only" if model.encoder is not None else "leave it out"
-        raise ConfigError(f"--hosts {config.hosts} serves text from the KV pool alone, without {option}: {mend}")
+def check_one_host(config: EngineConfig) -> None:
+    """Raise ConfigError if an option needs memory that ranks on other hosts do not share."""
+    if config.hosts > 1 and config.has_tiers:
+        raise ConfigError(
+            f"--hosts {config.hosts} keeps blocks in the KV pool alone: leave out --kv-host-bytes, --kv-disk, "
+            "--kv-remote, --kv-peers and --kv-listen"
+        )
 
 
 def check_parallel(model: ModelConfig, size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from typing import Protocol
 
 import zmq
 
@@ -12,20 +13,34 @@ from ..errors import ProtocolError
 from ..messages.blobs import MAX_CHUNK_BYTES, BlobChunk, BlobReply, GetBlob, NoBlob
 from ..sockets import receive
 from .fetch import BlobFetch
-from .store import BlobStore
 
 LEASE_S = 30.0  # a blob is not evicted this long after a peer's last request
 MAX_LEASES = 64
+
+
+class Blob(Protocol):
+    """Bytes of which parts can be read, such as a memoryview."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: slice, /) -> bytes | memoryview: ...
+
+
+class BlobSource(Protocol):
+    """Interface of a store that blobs are served from."""
+
+    def open(self, digest: bytes) -> Blob | None:
+        """Return an undamaged blob, which stays while it is referenced; None if there is none."""
 
 
 class BlobServer:
     """Replies to peers from a store, and maps blobs that are being fetched. Call it in a thread, since the first
     request for a blob that another process has put hashes it."""
 
-    def __init__(self, store: BlobStore) -> None:
+    def __init__(self, store: BlobSource) -> None:
         self.num_malformed = 0
         self._store = store
-        self._leases: dict[bytes, tuple[memoryview, float]] = {}  # by digest: mapping and end; soonest first
+        self._leases: dict[bytes, tuple[Blob, float]] = {}  # by digest: the blob and the end; soonest first
         self._decoder = Decoder[GetBlob](GetBlob)
 
     def reply(self, request: GetBlob, now: float) -> BlobReply:

@@ -62,7 +62,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def on_host(self, host_address: str, run_directory: str, model_folder: str) -> EngineSpec:
         """Return the specification for the ranks of another host, whose files are in other places. `endpoints.control`
-        stays: the head has given an address that they reach."""
+        and `blobs` stay: the head has given addresses that they reach."""
         endpoints = Endpoints.in_folder(run_directory)
         return msgspec.structs.replace(
             self,
@@ -70,7 +70,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
             run_directory=run_directory,
             model_folder=model_folder,
             tokenizer_folder=model_folder,
-            endpoints=msgspec.structs.replace(endpoints, control=self.endpoints.control),
+            endpoints=msgspec.structs.replace(endpoints, control=self.endpoints.control, blobs=self.endpoints.blobs),
         )
 
     def secure_to_head(self, socket: zmq.Socket[bytes]) -> None:

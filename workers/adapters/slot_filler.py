@@ -16,6 +16,7 @@ from ...ipc.process.pacer import Pause, no_pause
 from ...kernels.select import Ops
 from ..weights.adapted_layers import Adaptable, AdaptedLayers
 from ..weights.checkpoint import Checkpoint
+from .adapter_folders import AdapterFolders, StoredAdapters
 from .adapter_weights import AdapterWeights
 from .base_weights import BaseWeights
 from .tensor_buffer import TensorBuffer
@@ -42,8 +43,10 @@ class SlotFiller:
         model: ModelConfig,
         config: EngineConfig,
         open_base: Callable[[], Checkpoint],
+        folders: AdapterFolders | None = None,
     ) -> None:
-        """open_base: as of BaseWeights."""
+        """open_base: as of BaseWeights. folders: where the adapters are; default: in the engine's store."""
+        self._folders = folders or StoredAdapters()
         self.adapted = adapted
         self._reader = AdapterReader(model, max_rank=config.max_lora_rank, target_modules=config.lora_target_modules)
         self._open_base = open_base
@@ -53,7 +56,11 @@ class SlotFiller:
     def fill(self, order: FillSlot, pause: Pause = no_pause) -> int:
         """Fill every layer of a slot, those without an update with none; return the bytes read. RequestError if the
         folder holds another adapter than ordered, or one that does not fit. `pause` is called between pieces."""
-        folder, is_new = Path(order.folder), order.digest not in self._checked
+        with self._folders.open(order, pause) as folder:
+            return self._fill(order, folder, pause)
+
+    def _fill(self, order: FillSlot, folder: Path, pause: Pause) -> int:
+        is_new = order.digest not in self._checked
         if is_new and adapter_digest(folder, pause, self._buffer.pages) != order.digest:
             raise RequestError(f"{folder} has changed since it was stored: load the adapter again from its own folder")
         file = self._reader.read(folder, pause)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...ipc.blobs.media_file import parse_media_file
 from ...ipc.blobs.store import BlobStore
-from ...ipc.errors import ProtocolError, RequestError
+from ...ipc.errors import ProtocolError, TokenloomError
 from ...ipc.messages.media import A_MEDIUM, Encode, FailedEntry
 from ...ipc.models.model_config import Encoder as EncoderConfig
 from ..encoders.blocks import EncoderState
@@ -111,5 +111,5 @@ class EncodedMedia:
                 return None, f"{medium} is no longer in the engine's store, or damaged there: send it again"
             with content:
                 return self._encoder.begin(parse_media_file(content), order.grid, order.pieces_per_stage), ""
-        except (RequestError, OSError) as error:
+        except (TokenloomError, OSError) as error:
             return None, str(error)

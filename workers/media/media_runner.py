@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...ipc.blobs.fetched_store import FetchedStore, HeadBlobs
 from ...ipc.blobs.store import BlobStore
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ProtocolError
@@ -32,7 +33,16 @@ from .media_rows import MediaRows
 from .span_inputs import SpanInputs
 
 FOLDER = "media"  # of media files, in the run directory
+FETCH_TIMEOUT_S = 4.0  # of a media file from the head; a step waits for it, and counts as hung after 5 s at least
 ACTIVATIONS = 16  # of a layer, in elements for each element of a row: its input, norms, heads and a wide MLP
+
+
+def media_store(spec: EngineSpec) -> BlobStore:
+    """Return the store of decoded media; on another host than the head it fetches them."""
+    folder, limit = Path(spec.run_directory) / FOLDER, spec.config.media_store_bytes
+    if spec.is_on_head:
+        return BlobStore(folder, limit)
+    return FetchedStore(folder, limit, HeadBlobs(spec.endpoints.blobs, spec.secure_to_head), FETCH_TIMEOUT_S)
 
 
 class MediaRunner:
@@ -50,7 +60,7 @@ class MediaRunner:
         config, cross = spec.model.encoder, spec.model.cross
         assert config is not None
         self._device, num_parts = device, 1 + config.num_deepstack
-        store = BlobStore(Path(spec.run_directory) / FOLDER, spec.config.media_store_bytes)
+        store = media_store(spec)
         width = num_parts * spec.model.hidden_size
         self._cache = EncodedMedia(encoder, config, width, store, group)
         self.encoder = encoder

@@ -1,0 +1,75 @@
+"""BlobThread: serves adapters and media of the head to the ranks on other hosts, in a thread of the supervisor.
+
+Hashing and reading release Python's lock, so that the loop of the supervisor goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+import zmq
+
+from ...ipc.adapters.whole_adapter import WholeAdapter
+from ...ipc.blobs.channel import LEASE_S, Blob, BlobServer
+from ...ipc.blobs.store import BlobStore
+from ...ipc.client_auth import GROUP, ZapHandler
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.endpoints import tcp_address
+from ...ipc.errors import RequestError
+from ...ipc.keys import Keys
+from ...ipc.sockets import new_socket
+from ..adapters.store import store_root
+
+STOP = b"stop"
+
+
+class EngineBlobs:
+    """All blobs of an engine: decoded media, and adapters by their digests."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._media = BlobStore(Path(spec.run_directory, "media"), spec.config.media_store_bytes)
+        self._adapters = store_root(spec) if spec.config.enable_lora else None
+
+    def open(self, digest: bytes) -> Blob | None:
+        if (medium := self._media.open(digest)) is not None:
+            return medium
+        if self._adapters is not None:
+            with contextlib.suppress(RequestError):  # there is none
+                return WholeAdapter(self._adapters / digest.hex())
+        return None
+
+
+class BlobThread:
+    """Owns the thread and its sockets. `address` is for ranks on other hosts."""
+
+    def __init__(self, spec: EngineSpec, keys: Keys) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._zap = ZapHandler(self._context, keys.client_public, GROUP)
+        self._socket = new_socket(self._context, zmq.ROUTER)
+        self.address = keys.listen(self._socket, GROUP, tcp_address(spec.host_address, "*"))
+        self._stopper = self._context.socket(zmq.PAIR)
+        self._stopper.bind("inproc://stop")
+        self._server = BlobServer(EngineBlobs(spec))
+        self._thread = threading.Thread(target=self._run, name="blobs", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        with self._context.socket(zmq.PAIR) as stop:
+            stop.connect("inproc://stop")
+            for socket in (stop, self._zap.socket, self._socket):
+                poller.register(socket, zmq.POLLIN)
+            while not stop.poll(0):
+                poller.poll(int(LEASE_S * 1000))
+                self._zap.answer()
+                now = time.monotonic()
+                self._server.answer(self._socket, now)
+                self._server.expire(now)
+
+    def close(self) -> None:
+        self._stopper.send(STOP)
+        self._thread.join()
+        self._context.destroy(linger=0)
