@@ -253,17 +253,23 @@ def test_an_image_whose_layers_take_longer_than_a_step_goes_in_smaller_pieces() 
         assert sum(count == 2 for _, count in turns) >= 25, "the share is used up"
 
 
-def test_rows_that_wait_for_images_are_no_burst_of_prompts() -> None:
+def pace_of(num_rows: int, encode_s: float) -> tuple[Pace, float]:
+    """Return rows that decode with known costs of prompts, and the seconds of their steps."""
     pace = Pace(num_rows=0, max_num_batched_tokens=512)
     harness, worker = pace.harness, pace.harness.worker
-    worker.step_s, worker.token_s = 0.2, 0.05
+    worker.step_s, worker.token_s, worker.encode_s = 0.2, 0.05, encode_s
     add(harness, 1, TEXT * 5, max_tokens=1)
     harness.run()  # teaches the cost of prompt tokens
-    for key in range(10, 26):
+    for key in range(10, 10 + num_rows):
         add(harness, key, TEXT[:3], max_tokens=200)
     for _ in range(5):
         pace.turn()
-    decode_s = worker.step_s + 16 * worker.token_s
+    return pace, worker.step_s + num_rows * worker.token_s
+
+
+def test_rows_that_wait_for_images_are_no_burst_of_prompts() -> None:
+    pace, decode_s = pace_of(16, 0.1 / 9)
+    harness, worker = pace.harness, pace.harness.worker
     for key in range(50, 55):
         add(harness, key, (key, 19), [*TEXT, key])
     turns = [pace.turn() for _ in range(40)]
@@ -273,16 +279,8 @@ def test_rows_that_wait_for_images_are_no_burst_of_prompts() -> None:
 
 def test_more_images_than_decoding_rows_go_one_by_one_with_their_prompts() -> None:
     """Up to twice as many: neither the images nor their prompts add more to a step than one of them may."""
-    pace = Pace(num_rows=0, max_num_batched_tokens=512)
+    pace, decode_s = pace_of(10, 0.001)
     harness, worker = pace.harness, pace.harness.worker
-    worker.step_s, worker.token_s, worker.encode_s = 0.2, 0.05, 0.001
-    add(harness, 1, TEXT * 5, max_tokens=1)
-    harness.run()  # teaches the cost of prompt tokens
-    for key in range(10, 20):
-        add(harness, key, TEXT[:3], max_tokens=200)
-    for _ in range(5):
-        pace.turn()
-    decode_s = worker.step_s + 10 * worker.token_s
     for key in range(50, 62):
         add(harness, key, TEXT[:3], (key, 19), [*TEXT, key], max_tokens=1)
     seconds = [pace.turn()[0] for _ in range(190)]
