@@ -3,7 +3,8 @@
 A worker group may fail for other reasons, so the first crash makes no suspects. When a request was in the crashing
 step twice without a new token in between, the requests of that step become suspects: half of them run alone until
 each has a new token. If the group crashes again, that half is bisected; if all get a token, the other half runs. A
-request fails only after it crashed a group while it was alone in the step.
+request fails only after it crashed a group while it was alone in the step. One that comes from a lost core, or from
+lost workers of another core, brings the number of its crashes with it.
 """
 
 from __future__ import annotations
@@ -55,6 +56,15 @@ class CrashIsolation:
             self._next_suspects += [rest, in_step[middle:]]
             self._suspects = in_step[:middle]
         return None
+
+    def suspect(self, requests: list[Request], num_losses: int) -> None:
+        """Count the losses of cores and workers, elsewhere, while they computed these requests, which have just come.
+        From CRASHES_TO_SUSPECT on each of them is to run alone."""
+        for request in reversed(requests):  # the first one, which may compute the prompt for all, is to run first
+            self._crashes_by_request[request] = request.num_tokens, num_losses
+            if num_losses >= CRASHES_TO_SUSPECT:
+                self._next_suspects.append([request])
+        self._take_next_suspects()
 
     def on_progress(self, num_tokens_of: dict[Request, int]) -> None:
         """Forget the crashes of requests that have a new token or are finished: they are no suspects. num_tokens_of:

@@ -60,8 +60,8 @@ class Executor(Protocol):
 
 
 class EngineCore:
-    """`step` sends steps, `on_result` applies their results, `take_outputs` returns the messages for the frontends.
-    Invariant: each unfinished request is in the table, and in the scheduler."""
+    """`step` sends steps, `on_result` applies results, `take_outputs` returns messages for the frontends. Invariant:
+    each unfinished request is in the table, and in the scheduler."""
 
     def __init__(
         self,
@@ -144,9 +144,12 @@ class EngineCore:
             failed = [Finished(key=child.key, reason="error", error=error_info(error)) for child in message.children]
             self._outbox.of(frontend_id).finished += failed
             return
-        requests = self._admission.requests_of(frontend_id, message)
-        if added := [request for request in requests if self._add_answer(request)]:
+        if added := [*filter(self._add_answer, self._admission.requests_of(frontend_id, message))]:
             self.scheduler.add_requests(added)
+            if message.num_losses:
+                self._crash_isolation.suspect(added, message.num_losses)
+                for running in filter(self._crash_isolation.is_held, self.scheduler.rows.requests()):
+                    self.scheduler.preempt(running)
         self._outbox.of(frontend_id).accepted.append(first)
 
     def _add_answer(self, request: Request) -> bool:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
     ("frontend", ".py"): 28_480,
-    ("core", ".py"): 12_412,
+    ("core", ".py"): 12_421,
     ("workers", ".py"): 12_180,
     ("kernels", ".py"): 7_200,
     ("kernels", ".c .h"): 5_200,

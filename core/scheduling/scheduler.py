@@ -147,7 +147,7 @@ class Scheduler:
         if shares_prompts:
             self.prompt_groups.reunite(running)
         for request in running:
-            self._preempt(request)
+            self.preempt(request)
         if (offload := self.kv_cache.offload) is not None:
             offload.on_steps_lost(entry.copies for entry in self.ledger.entries if entry.copies is not None)
         self.ledger.entries.clear()
@@ -248,13 +248,13 @@ class Scheduler:
         too few blocks even then, and the request itself was preempted."""
         while (blocks := self.kv_cache.allocate_slots(request, num_tokens)) is None:
             victim = self._preemption.cheapest_behind(request) or request
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is request:
                 return False
         self._delta.append_blocks(request.row, self.kv_cache.pool.group, blocks)
         return True
 
-    def _preempt(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
         """Return a running request to the queue. Its tokens are computed again, or found in the prefix cache."""
         self._counts[request.row] = 0
         self.num_recomputed_tokens += int(self.rows.num_scheduled[request.row] - self.rows.num_drafts[request.row])
@@ -298,7 +298,7 @@ class Scheduler:
             num_victims += len(victims)
             for victim in victims:
                 budget += int(self._counts[victim.row])
-                self._preempt(victim)
+                self.preempt(victim)
             count = self._admit(request, budget) if self.rows.has_free else None
             if count is not None:
                 budget -= count

@@ -52,6 +52,7 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     logits_processors: list[int] = []  # indices into --allowed-logits-processors
     thought_markers: list[bytes] = []  # int32: the tokens that begin and end a thought, for thinking_token_budget
     thought_end: bytes = b""  # int32: the grammar applies after these output tokens; empty: from the first token on
+    num_losses: int = 0  # cores and worker groups lost while they computed it, without a new token in between
     num_prompt_logprobs: int = 0  # prompt tokens whose logprobs were delivered; the first, which has none, counts
     adapter: AdapterRef | None = None  # None: the base model
     media: list[MediaSpan] = []  # by rising starts

@@ -219,6 +219,7 @@ class Harness:
         thought_end: bytes = b"",
         adapter: int = 0,
         media: list[MediaSpan] | None = None,
+        num_losses: int = 0,
         **params: object,
     ) -> None:
         self.media[key] = media or []
@@ -242,6 +243,7 @@ class Harness:
             thought_end=thought_end,
             adapter=self.adapters[key],
             media=self.media[key],
+            num_losses=num_losses,
         )
         self.core.add_request(frontend_of(key), self.requests[key])
 
