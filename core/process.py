@@ -10,7 +10,6 @@ import argparse
 import logging
 import sys
 import time
-from pathlib import Path
 
 import zmq
 
@@ -117,7 +116,7 @@ class CoreProcess:
         if self._spec.config.enable_prefix_caching and not self._spec.shares_prefixes:
             logger.info("prefix caching is off: layers of %s keep states", self._spec.model.architecture)
         if self._spec.shares_prefixes:
-            record = BlockRecord(self._folder / "blocks", message.num_blocks, generation)
+            record = BlockRecord(self._spec.own_file("blocks"), message.num_blocks, generation)
         self._engine = EngineCore(
             self._spec,
             message.num_blocks,
@@ -141,14 +140,10 @@ class CoreProcess:
         if failure is not None:
             self._lose_workers(failure)
 
-    @property
-    def _folder(self) -> Path:
-        return Path(self._spec.run_directory)
-
     def _tiers_of(self, message: Initialize) -> Tiers | None:
         if message.arena is None:
             return None
-        record = BlockRecord(self._folder / "slots", message.arena.num_slots + 1, _ONLY_GENERATION)
+        record = BlockRecord(self._spec.own_file("slots"), message.arena.num_slots + 1, _ONLY_GENERATION)
         return Tiers(options_of(self._spec, message.arena, message.kernels), self._tier.send, record)
 
     def _probe(self, workers: WorkerGroup) -> str | None:
@@ -360,12 +355,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenloom.core.process")
     parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--generation", type=int, default=0)
+    parser.add_argument("--replica", type=int, default=0)
     parser.add_argument("--model-folder", default="", help="folder of the weights, if they were reloaded from another")
     parser.add_argument("--asleep", nargs="*", default=[], help="what the workers do not hold in memory")
     arguments = parser.parse_args()
     return_large_blocks()
     options = (arguments.epoch, arguments.generation, arguments.model_folder, arguments.asleep)
-    return run_child("core", lambda spec: CoreProcess(spec, *options))
+    return run_child("core", lambda spec: CoreProcess(spec, *options), replica=arguments.replica)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,10 @@ class FrontendProcess:
         self._clients.setsockopt(zmq.SNDHWM, MAX_UNREAD_MESSAGES)
         self._clients.setsockopt(zmq.RCVHWM, MAX_UNTAKEN_MESSAGES)
         self._zap = self._secure()
-        socket = new_socket(self._context, zmq.DEALER, identity=identity)
-        self._core: Channel[CoreToFrontend, FrontendToCore] = Channel(socket, CoreToFrontend, "core")
+        self._cores: list[Channel[CoreToFrontend, FrontendToCore]] = [
+            Channel(new_socket(self._context, zmq.DEALER, identity=identity), CoreToFrontend, "core")
+            for _ in range(spec.config.data_parallel_size)
+        ]
         self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.is_stopping = False
         self._stop_reason = ""
@@ -75,10 +77,12 @@ class FrontendProcess:
     def run(self) -> None:
         spec = self._spec
         self._frontend = self._load()
-        self._core.counts = self.supervisor.counts = self._frontend.counts
+        self.supervisor.counts = self._frontend.counts
         _tune_garbage_collector()
         self._listen()
-        self._core.socket.connect(spec.endpoints.core)
+        for replica, core in enumerate(self._cores):
+            core.counts = self._frontend.counts
+            core.socket.connect(spec.endpoints.of_replica(replica).core)
         self._frontend.connect()
         self._send()
         if self._http_fds:
@@ -108,7 +112,7 @@ class FrontendProcess:
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
         zap = () if self._zap is None else (self._zap.socket,)
-        return (self.supervisor.socket, self._clients, self._core.socket, *zap)
+        return (self.supervisor.socket, self._clients, *(core.socket for core in self._cores), *zap)
 
     def seconds_to_tick(self, now: float) -> float | None:
         """Return the seconds to the next deadline, None without one; `now` in monotonic seconds."""
@@ -178,8 +182,9 @@ class FrontendProcess:
                 self._frontend.on_control_message(message)
 
     def _receive_from_core(self) -> None:
-        for message in self._core.receive():
-            self._frontend.on_core_message(message)
+        for replica, core in enumerate(self._cores):
+            for message in core.receive():
+                self._frontend.on_core_message(message, replica)
 
     def _receive_from_clients(self) -> bool:
         """Receive from clients for at most INTAKE_S; return whether no message is left."""
@@ -207,9 +212,10 @@ class FrontendProcess:
             if not self._send_to_client(identity, frame):
                 self._frontend.on_client_gone(identity)
         outbox.to_clients.clear()
-        for message in outbox.to_core:
-            self._core.send(message)
-        outbox.to_core.clear()
+        for core, messages in zip(self._cores, outbox.to_cores, strict=True):
+            for message in messages:
+                core.send(message)
+            messages.clear()
         for order in outbox.to_supervisor:
             self.supervisor.send(order)
         outbox.to_supervisor.clear()
@@ -225,7 +231,8 @@ class FrontendProcess:
         return True
 
     def close(self) -> None:
-        self._core.socket.close(linger=0)  # the core is stopped too
+        for core in self._cores:
+            core.socket.close(linger=0)  # the core is stopped too
         self._context.destroy(linger=FAREWELL_MS)
 
 

@@ -13,7 +13,7 @@ from typing import IO, Protocol
 import zmq
 
 from .channel import Channel
-from .config.engine_spec import EngineSpec
+from .config.engine_spec import EngineSpec, process_name
 from .errors import ConfigError, error_info
 from .messages.base import Ping, Pong
 from .messages.supervisor import ChildToSupervisor, Failed, SetLogLevel, SupervisorToChild
@@ -66,15 +66,21 @@ class ChildWork(Protocol):
 
 
 def run_child(
-    name: str, new_child: Callable[[EngineSpec], ChildWork], before_exit: Callable[[EngineSpec], None] | None = None
+    name: str,
+    new_child: Callable[[EngineSpec], ChildWork],
+    before_exit: Callable[[EngineSpec], None] | None = None,
+    *,
+    replica: int = 0,
 ) -> int:
     """Set up this process, run its work and return the exit code. If the work raises, send Failed to the supervisor.
+    `new_child` gets the specification of the replica.
 
     `before_exit` is called when the parent is gone, just before this process exits too.
     """
     ignore_group_signals()
+    name = process_name(name, replica)
     set_title(f"tokenloom {name}")
-    spec = EngineSpec.from_environment()
+    spec = EngineSpec.from_environment().of_replica(replica)
     start_lifeline(None if before_exit is None else partial(before_exit, spec))
     log.configure(name, spec.config.log_level)
     child = new_child(spec)

@@ -38,6 +38,16 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
         addresses = {field: f"ipc://{folder}/{name}.sock" for field, name in names.items()}
         return cls(**addresses | ({} if clients is None else {"clients": clients}))
 
+    def of_replica(self, replica: int) -> Endpoints:
+        """Return these addresses with those of the core and the workers of a replica; the first has the names here."""
+        if replica == 0:
+            return self
+        own = {}
+        for field in ("core", "steps", "results", "grammar", "tier"):
+            folder, slash, name = getattr(self, field).rpartition("/")
+            own[field] = f"{folder}{slash}replica-{replica}-{name}"
+        return msgspec.structs.replace(self, **own)
+
     def steps_of(self, generation: int) -> str:
         return _numbered(self.steps, generation)
 

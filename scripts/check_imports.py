@@ -117,10 +117,15 @@ FOLDERS = {
     "frontend/openai/parsers": Folder(_frontend("text"), _parties("msgspec")),
     "frontend/options": Folder(IPC, _parties("msgspec yaml")),
     "frontend/replicas": Folder(),
-    "frontend/requests": Folder(_frontend("adapters client intake metrics supervisor text"), _parties("msgspec zmq")),
+    "frontend/requests": Folder(
+        _frontend("adapters client intake metrics replicas supervisor text"), _parties("msgspec zmq")
+    ),
     "frontend/requests/media": Folder(_frontend("client/media intake media sources text")),
     "frontend/sources": Folder(IPC, _parties("httptools")),
-    "frontend/supervisor": Folder(_frontend("adapters listening media"), _parties("msgspec zmq tqdm huggingface_hub")),
+    "frontend/supervisor": Folder(
+        _frontend("adapters listening media supervisor/replicas"), _parties("msgspec zmq tqdm huggingface_hub")
+    ),
+    "frontend/supervisor/replicas": Folder(IPC, _parties("msgspec")),
     "frontend/text": Folder(IPC, _parties("msgspec tokenizers transformers jinja2")),
     "frontend/transcriptions": Folder(_frontend("client intake openai openai/forms"), _ASGI),
 }

@@ -127,14 +127,14 @@ def new_frontend(config: EngineConfig) -> tuple[Frontend, EngineSpec]:
     frontend = Frontend(spec, tokenizer, template, lambda: None)
     frontend.connect()
     frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=spec.run_id))
-    frontend.outbox.to_core.clear()
+    frontend.outbox.to_cores[0].clear()
     return frontend, spec
 
 
 def submitted_keys(frontend: Frontend) -> list[int]:
     """Remove the requests waiting for the core and return their keys."""
-    messages = [each for each in frontend.outbox.to_core if isinstance(each, EngineCoreRequest)]
-    frontend.outbox.to_core.clear()
+    messages = [each for each in frontend.outbox.to_cores[0] if isinstance(each, EngineCoreRequest)]
+    frontend.outbox.to_cores[0].clear()
     return [child.key for message in messages for child in message.children]
 
 

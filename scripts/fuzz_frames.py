@@ -201,7 +201,7 @@ def send_to_frontend(count: int, seed: int) -> dict[str, int]:
             frontend.on_wakeup()
             frontend.tick(time.monotonic())
             frontend.outbox.to_clients.clear()
-            frontend.outbox.to_core.clear()
+            frontend.outbox.to_cores[0].clear()
     for last in (Hello(protocol_version=PROTOCOL_VERSION), GetHealth(query_id=1)):
         frontend.on_client_frame(b"last", encode(last))
     frontend.tick(time.monotonic())

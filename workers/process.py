@@ -88,13 +88,13 @@ class WorkerProcess:
         spec: EngineSpec,
         rank: Rank,
         generation: int,
-        model_folder: Path,
+        model_folder: Path | None,
         asleep: list[MemoryTag],
         arena_fd: int | None = None,
     ) -> None:
         self._spec = spec
         self._arena_fd = arena_fd
-        self._model_folder, self._asleep = model_folder, asleep
+        self._model_folder, self._asleep = model_folder or Path(spec.model_folder), asleep
         self._rank, self._generation = rank, generation
         self._sends_results = rank == spec.ranks[0]
         self._sequencer = StepSequencer(generation)
@@ -107,7 +107,7 @@ class WorkerProcess:
         self._noted: dict[type, object] = {}  # messages of the supervisor for `_wait_for`, by type
         self._core = ("", "")  # addresses to which the sockets for steps and results are connected
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.supervisor = SupervisorChannel(self._context, spec, f"worker-{rank}-{generation}".encode())
+        self.supervisor = SupervisorChannel(self._context, spec, spec.identity(f"worker {rank}", generation))
         self._steps: Channel[CoreToWorker, Never] = Channel(
             new_socket(self._context, zmq.SUB), CoreToWorker, "core", self.supervisor.counts
         )
@@ -378,20 +378,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tokenloom worker", description="One rank of an engine; started by it.")
     parser.add_argument("--rank", type=Rank.parse, required=True)
     parser.add_argument("--generation", type=int, required=True)
-    parser.add_argument("--model-folder", help="folder of the weights, if they were reloaded from another one")
+    parser.add_argument("--replica", type=int, default=0)
+    parser.add_argument("--model-folder", type=Path, help="folder of the weights, if they were reloaded")
     parser.add_argument("--asleep", nargs="*", default=[], help="memory that stays empty until it is woken")
     parser.add_argument("--arena-fd", type=int, help="descriptor of the memory for blocks of KV tiers")
-    options = parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
 
     def new_child(spec: EngineSpec) -> WorkerProcess:
         if spec.group_keys is not None:
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # c10d warns of hosts without DNS
         if spec.device == "cpu":
-            prepare_openmp(num_cpu_threads(spec.config.num_threads, len(spec.local_ranks(options.rank))))
-        folder = Path(options.model_folder or spec.model_folder)
-        return WorkerProcess(spec, options.rank, options.generation, folder, options.asleep, options.arena_fd)
+            prepare_openmp(num_cpu_threads(spec.config.num_threads, spec.num_local_workers(given.rank)))
+        return WorkerProcess(spec, given.rank, given.generation, given.model_folder, given.asleep, given.arena_fd)
 
-    return run_child(f"worker {options.rank}", new_child)
+    return run_child(f"worker {given.rank}", new_child, replica=given.replica)
 
 
 if __name__ == "__main__":

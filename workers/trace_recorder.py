@@ -17,8 +17,8 @@ logger = logging.getLogger("tokenloom.worker")
 class TraceRecorder:
     """Holds at most one recording, in memory until it is written. It covers only the thread that switches it on."""
 
-    def __init__(self, folder: Path, rank: int, device: torch.device) -> None:
-        self._folder, self._rank = folder, rank
+    def __init__(self, folder: Path, name: str, device: torch.device) -> None:
+        self._folder, self._name = folder, name
         self._activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             self._activities.append(ProfilerActivity.CUDA)
@@ -57,7 +57,7 @@ class TraceRecorder:
         record.stop()
         now = time.time()
         stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{int(now * 1000) % 1000:03d}"
-        path = self._folder / f"rank-{self._rank}.{stamp}.pt.trace.json"
+        path = self._folder / f"{self._name}.{stamp}.pt.trace.json"
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
             record.export_chrome_trace(str(unfinished))

@@ -74,10 +74,10 @@ class Worker:
         self._rank = rank
         self._size = spec.config.tensor_parallel_size
         local_ranks = spec.local_ranks(Rank(0, rank))
-        self._num_local_ranks = len(local_ranks)
-        index = local_ranks.index(Rank(0, rank))
+        self._num_local_workers = spec.num_local_workers(Rank(0, rank))
+        index = spec.replica * len(local_ranks) + local_ranks.index(Rank(0, rank))
         self._device = torch.device("cuda", index) if spec.device == "cuda" else torch.device("cpu")
-        self.rendezvous: Rendezvous = LocalRendezvous(Path(spec.run_directory) / f"group-{generation}")
+        self.rendezvous: Rendezvous = LocalRendezvous(spec.own_file(f"group-{generation}"))
         self._dtype: torch.dtype = getattr(torch, spec.dtype)
         self._has_fp8_cache = spec.config.kv_cache_dtype == "fp8"
         self._kv_dtype = fp8_cache.DTYPE if self._has_fp8_cache else self._dtype
@@ -99,7 +99,7 @@ class Worker:
         self._processors: list[CustomLogitsProcessor] = []
         self._kernels, self._has_exact_drafts = "", False  # names the kernels in logs and metrics; see Measured
         self._spare_folder = Path(spec.run_directory) / "kernels"  # for compiled code, if the cache cannot be written
-        self.recorder = TraceRecorder(spec.profile_folder, rank, self._device)
+        self.recorder = TraceRecorder(spec.profile_folder, spec.own_file(f"rank-{rank}").name, self._device)
 
     def load(self, folder: Path | None = None, asleep: Sequence[MemoryTag] = ()) -> Iterator[Phase]:
         """Check the device, join the group, read the weights from `folder` (default: the spec's) and compile kernels.
@@ -153,9 +153,9 @@ class Worker:
         taken = self._model.state_bytes * self._spec.config.max_num_seqs + self._adapter_bytes + for_media
         if self._device.type == "cpu":
             config = self._spec.config
-            free_bytes = available_bytes() // self._num_local_ranks
+            free_bytes = available_bytes() // self._num_local_workers
             check_adapters(self._adapter_bytes, free_bytes, config.max_loras, config.max_lora_rank)
-            max_blocks = fit_on_cpu(limits, self._num_local_ranks, taken * self._num_local_ranks)
+            max_blocks = fit_on_cpu(limits, self._num_local_workers, taken * self._num_local_workers)
         else:
             utilization = self._spec.config.gpu_memory_utilization
             taken += self._measure_activations(self._model)
@@ -377,7 +377,7 @@ class Worker:
         device_check.check_options(self._spec, self._size)
         if self._device.type == "cpu":
             device_check.check_cpu(self._spec)
-            torch.set_num_threads(num_cpu_threads(self._spec.config.num_threads, self._num_local_ranks))
+            torch.set_num_threads(num_cpu_threads(self._spec.config.num_threads, self._num_local_workers))
         else:
             device_check.select_gpu(self._device)
             device_check.check_gpu(self._spec, self._device, has_kernels=self._samples_on_device)

@@ -20,7 +20,7 @@ class SupervisorLink(SupervisorChannel):
     """Channel that also owns the messages deferred by `put_off`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, core_epoch: int) -> None:
-        super().__init__(context, spec, b"core-%d" % core_epoch)
+        super().__init__(context, spec, spec.identity("core", core_epoch))
         self._put_off: deque[SupervisorToChild] = deque()
 
     @property

@@ -58,6 +58,10 @@ class InProcessEngine:
     """Engine in the calling thread: frontend, core and one worker. The run directory has only the worker's files."""
 
     def __init__(self, config: EngineConfig) -> None:
+        if config.data_parallel_size != 1:
+            raise ConfigError(
+                f"in_process runs one replica, data_parallel_size is {config.data_parallel_size}: set it to 1"
+            )
         if config.tensor_parallel_size != 1:
             raise ConfigError(
                 f"in_process runs one rank, tensor_parallel_size is {config.tensor_parallel_size}: set it to 1"
@@ -98,7 +102,7 @@ class InProcessEngine:
             raise
         self._to_client: list[FrontendMessage] = []
         self._client = self._frontend.open_local(self._to_client.append).identity
-        self._frontend.on_control_message(Initialize(num_blocks=num_blocks))
+        self._frontend.on_control_message(Initialize(num_blocks=num_blocks, num_all_blocks=num_blocks - 1))
         self._frontend.on_control_message(StartPhases(phases=[], kernels=measured.kernels))
         self._frontend.connect()
         self._deliver()
@@ -114,7 +118,7 @@ class InProcessEngine:
 
         Waits at most `timeout_s`, and only if a thread tokenizes a text or loads an adapter and nothing else can run.
         """
-        if not self._core.num_requests and not self._frontend.outbox.to_core:
+        if not self._core.num_requests and not self._frontend.outbox.to_cores[0]:
             self._wakeup.wait(timeout_s if self._frontend.is_busy else 0)
         if self._wakeup.is_set():
             self._wakeup.clear()
@@ -157,8 +161,10 @@ class InProcessEngine:
     # ── between the parts ────────────────────────────────────────────────────────────────────────────────────────
 
     def _deliver(self) -> None:
-        to_core, self._frontend.outbox.to_core = self._frontend.outbox.to_core, []
-        for message in to_core:
+        to_core = self._frontend.outbox.to_cores[0]
+        messages = to_core.copy()
+        to_core.clear()
+        for message in messages:
             reply: CoreToFrontend | None
             if isinstance(message, Hello):
                 reply = Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id)

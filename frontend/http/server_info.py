@@ -74,7 +74,7 @@ class InfoEndpoints:
         options |= {"served_model_name": spec.served_model_name, "max_model_len": self._frontend.inputs.max_model_len}
         options |= {"max_num_batched_tokens": spec.max_num_batched_tokens, "policy": options.pop("scheduling_policy")}
         options |= {"cache_dtype": options.pop("kv_cache_dtype"), "num_gpu_blocks": metrics.num_kv_blocks}
-        options |= {"pipeline_parallel_size": 1, "data_parallel_size": 1}
+        options |= {"pipeline_parallel_size": 1}
         groups = {group: {name: options.pop(name) for name in names.split()} for group, names in GROUPS.items()}
         return {**groups, "engine_config": options}
 

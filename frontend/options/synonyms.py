@@ -9,6 +9,7 @@ from ...ipc.config.option_ranges import AUTO_LENGTH
 
 NAMES = {  # alias: option
     "tp": "tensor_parallel_size",
+    "dp": "data_parallel_size",
     "nnodes": "hosts",
     "n": "hosts",
     "speculative_config": "speculation",

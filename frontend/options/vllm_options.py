@@ -72,8 +72,8 @@ IGNORED = {
 }
 REFUSED = {
     "there are no pipeline stages; --tensor-parallel-size shares layers": "pipeline_parallel_size=1 pp=1",
-    "one engine is one group of ranks; start an engine for each group": "data_parallel_size=1 dp=1 "
-    "data_parallel_size_local=1 data_parallel_rank=0 data_parallel_start_rank=0 "
+    "all replicas of --data-parallel-size are on one host, behind one frontend": "data_parallel_size_local=1 "
+    "data_parallel_rank=0 data_parallel_start_rank=0 "
     "data_parallel_hybrid_lb? data_parallel_external_lb? data_parallel_multi_port_external_lb? enable_elastic_ep? "
     "enable_fault_tolerance? decode_context_parallel_size=1 dcp=1 prefill_context_parallel_size=1 pcp=1 device_ids*",
     "they name the place of a host among --nnodes": "node_rank r master_addr master_port headless?",  # see nodes.py

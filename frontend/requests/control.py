@@ -22,7 +22,7 @@ from ...ipc.messages.client import Control, Done, Medium, QueryFailed
 from ...ipc.messages.core import ControlDone, EngineControl
 from ...ipc.messages.intake import ReadPrompt
 from ...ipc.messages.media import MediaSpan
-from ...ipc.messages.supervisor import SetLogLevel
+from ...ipc.messages.supervisor import ReplicaDown, SetLogLevel
 from ...ipc.models.model_config import ModelConfig
 from ...ipc.models.model_file import load_model_config
 from ...ipc.process.log import LogLevel
@@ -31,7 +31,8 @@ from ..intake.prompt import Prompt
 from ..intake.prompt_reader import PromptReader
 from ..intake.thread_pool import Then, ThreadPool
 from ..supervisor.hub import find_checkpoint
-from .core_client import CoreClient, FrontendOutbox
+from .core_client import FrontendOutbox
+from .cores import Cores
 
 NO_TIERS = (
     "all KV blocks are in the pool: start the engine with --kv-host-bytes, --kv-disk, --kv-remote or --kv-peers; "
@@ -41,13 +42,22 @@ NO_TIERS = (
 Finish: TypeAlias = Callable[[ErrorInfo | ControlDone | None], None]  # replies to a command: it is done, or has failed
 
 
+class _OpenControl:
+    """A command without a reply yet, and the cores that have not carried it out."""
+
+    def __init__(self, command: EngineControl, finish: Finish, waits: set[int]) -> None:
+        self.command, self.finish, self.waits = command, finish, waits
+        self.num_tokens = 0
+        self.error: ErrorInfo | None = None  # of the first core that refused it
+
+
 class ControlProxy:
     """Forwarder of control commands. Owns those that have no reply yet."""
 
     def __init__(
         self,
         spec: EngineSpec,
-        core: CoreClient,
+        cores: Cores,
         adapters: AdapterDesk,
         thread_pool: ThreadPool,
         prompts: PromptReader,
@@ -56,10 +66,10 @@ class ControlProxy:
     ) -> None:
         """`expand` puts media into a prompt."""
         self._expand = expand
-        self._spec, self._core, self._thread_pool, self._outbox = spec, core, thread_pool, outbox
+        self._spec, self._cores, self._thread_pool, self._outbox = spec, cores, thread_pool, outbox
         self._adapters, self._prompts = adapters, prompts
         self._numbers = itertools.count()
-        self._open: dict[int, tuple[EngineControl, Finish]] = {}  # by control id
+        self._open: dict[int, _OpenControl] = {}  # by control id
         self._level_changes: list[tuple[LogLevel, Finish]] = []
 
     def submit(self, control: Control, send: Callable[[Done | QueryFailed], None]) -> None:
@@ -139,7 +149,7 @@ class ControlProxy:
         adapter_digest: bytes = b"",
         media: Sequence[MediaSpan] = (),
     ) -> None:
-        if not isinstance(folder, TokenloomError) and not self._core.is_up:
+        if not isinstance(folder, TokenloomError) and not self._cores.are_all_up:
             folder = EngineDead("the core is being replaced: try again in a second")
         if isinstance(folder, TokenloomError):
             finish(error_info(folder))
@@ -157,26 +167,44 @@ class ControlProxy:
             adapter_digest=adapter_digest,
             media=[*media],
         )
-        self._open[command.control_id] = (command, finish)
-        self._core.control(command)
+        self._open[command.control_id] = _OpenControl(command, finish, self._cores.numbers)
+        for core in self._cores.numbers:
+            self._cores.control(core, command)
 
-    def on_done(self, done: ControlDone) -> None:
-        """Reply to a command that the core has carried out or refused."""
-        if done.control_id in self._open:
-            _, finish = self._open.pop(done.control_id)
-            finish(done.error or done)
+    def on_done(self, core: int, done: ControlDone) -> None:
+        """Note that a core has carried out a command, or refused it; reply after the last core."""
+        opened = self._open.get(done.control_id)
+        if opened is not None and core in opened.waits:
+            opened.num_tokens += done.num_tokens
+            opened.error = opened.error or done.error
+            self._drop(core, opened)
 
-    def on_core_lost(self) -> None:
+    def _drop(self, core: int, opened: _OpenControl) -> None:
+        """Wait for a core no more; reply if it was the last one."""
+        opened.waits.discard(core)
+        if not opened.waits:
+            control_id = opened.command.control_id
+            del self._open[control_id]
+            opened.finish(opened.error or ControlDone(control_id=control_id, num_tokens=opened.num_tokens))
+
+    def on_core_lost(self, core: int) -> None:
         """Fail open pauses and resumes: the new core starts unpaused."""
-        for control_id, (command, finish) in list(self._open.items()):
-            if command.action in ("pause", "resume"):
+        for control_id, opened in list(self._open.items()):
+            if core in opened.waits and opened.command.action in ("pause", "resume"):
                 del self._open[control_id]
-                finish(ErrorInfo("dead", "the core was replaced: try again"))
+                opened.finish(ErrorInfo("dead", "the core was replaced: try again"))
 
-    def on_core_up(self) -> None:
-        """Send all open commands to the core, which has just welcomed this frontend."""
-        for command, _ in self._open.values():
-            self._core.control(command)
+    def on_core_up(self, core: int) -> None:
+        """Send the open commands that wait for a core to it; it has just welcomed this frontend."""
+        for opened in self._open.values():
+            if core in opened.waits:
+                self._cores.control(core, opened.command)
+
+    def on_down(self, down: ReplicaDown) -> None:
+        """Wait no more for a core that does not come back."""
+        for opened in list(self._open.values()) if down.is_final else ():
+            if down.replica in opened.waits:
+                self._drop(down.replica, opened)
 
 
 def _shape(model: ModelConfig) -> ModelConfig:

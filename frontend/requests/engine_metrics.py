@@ -27,7 +27,7 @@ from ..metrics.registry import Counter, Gauge, Histogram, Metric, Readings, Regi
 from ..metrics.speculation_metrics import SpeculationMetrics
 from ..metrics.tracing import Timeline, Tracing
 from .adapter_metrics import AdapterMetrics
-from .output_processor import AnswerState, RequestState
+from .request_state import AnswerState, RequestState
 from .tier_metrics import TierMetrics
 
 SECONDS = (
@@ -215,6 +215,11 @@ class EngineMetrics:
             self._timelines[answer.key] = timeline
             if answer.finish_reason is not None:
                 self.on_end(answer)
+
+    def on_rekeyed(self, old: int, new: int) -> None:
+        """Note that an answer has another key, since another core computes it."""
+        if (timeline := self._timelines.pop(old, None)) is not None:
+            self._timelines[new] = timeline
 
     def on_outputs(self, all_started: list[Started], answers: list[AnswerState]) -> None:
         """Count the starts and new tokens of one message of the core. Call it before `on_end` of the same answers."""

@@ -47,10 +47,12 @@ from ...ipc.messages.supervisor import (
     Drain,
     Initialize,
     Progress,
+    ReplicaDown,
     SetLogLevel,
     StartPhase,
     StartPhases,
     SupervisorToChild,
+    WorkersUp,
 )
 from ...ipc.process.awake_clock import AwakeClock
 from ..adapters.desk import AdapterDesk
@@ -66,14 +68,16 @@ from ..text.detokenizer import DetokenizerFactory
 from ..text.tokenizer import Tokenizer
 from .client_session import NEVER, LocalSession
 from .control import ControlProxy
-from .core_client import CoreClient, FrontendOutbox
+from .core_client import FrontendOutbox
+from .cores import Cores
 from .engine_metrics import EngineMetrics
 from .large_frame import LARGE_BYTES, check_large_frame, message_id
 from .media.media_desk import MediaDesk
 from .media.media_input import MediaInput, ReadMedium
-from .output_processor import OutputProcessor, RequestState, Session
+from .output_processor import OutputProcessor
 from .queries import QueryProcessor
 from .request_manager import RequestManager
+from .request_state import RequestState, Session
 from .session_table import SessionTable
 
 logger = logging.getLogger("tokenloom.frontend")
@@ -111,14 +115,14 @@ class Frontend:
         self._outputs = outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids)
         self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key))
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
-        self._core = CoreClient(spec, self.outbox)
+        self._cores = Cores(spec, self.outbox, monotonic)
         self._controls = ControlProxy(
-            spec, self._core, self.adapters, self.thread_pool, self.prompts, self.expand, self.outbox
+            spec, self._cores, self.adapters, self.thread_pool, self.prompts, self.expand, self.outbox
         )
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts, self.adapters.names_of)
         self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # read in each turn
-        self._queries = QueryProcessor(spec, self.prompts, self._core, self.metrics, self._awake_clock.look)
+        self._queries = QueryProcessor(spec, self.prompts, self._cores, self.metrics, self._awake_clock.look)
         self._requests = RequestManager(
             self._sessions,
             self.adapters,
@@ -126,7 +130,7 @@ class Frontend:
             None if media is None else media.placeholders,
             self.prompts,
             self._outputs,
-            self._core,
+            self._cores,
             self.metrics,
             self.counts,
             unix_time,
@@ -136,8 +140,8 @@ class Frontend:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the core has welcomed this frontend."""
-        return self._core.is_up
+        """Whether a core has welcomed this frontend."""
+        return self._cores.is_up
 
     @property
     def model_names(self) -> list[str]:
@@ -294,28 +298,28 @@ class Frontend:
     # ── core ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def connect(self) -> None:
-        """Put Hello to the core into the outbox; called at the start."""
-        self._core.connect()
+        """Put Hello to the cores into the outbox; called at the start."""
+        self._cores.connect()
 
-    def on_core_message(self, message: CoreToFrontend) -> None:
-        """Handle a message of the core. Raises the core's error if it refuses this frontend."""
+    def on_core_message(self, message: CoreToFrontend, core: int = 0) -> None:
+        """Handle a message of the core of a replica. Raises the core's error if it refuses this frontend."""
         if isinstance(message, EngineCoreOutputs):
             try:
-                self._requests.on_outputs(message)
+                self._requests.on_outputs(core, message)
             except ProtocolError as error:
                 count_malformed(self.counts, "core", error)
         elif isinstance(message, Welcome):
-            self._core.is_up = True
-            self._requests.resubmit_all()
-            self._controls.on_core_up()
+            self._cores.on_welcome(core)
+            self._requests.resubmit_all(core)
+            self._controls.on_core_up(core)
         elif isinstance(message, Unknown):
-            if self._core.is_up:
+            if self._cores.all[core].is_up:
                 self.counts["core_lost"] += 1
-                self._core.connect()
-                self._controls.on_core_lost()
+                self._cores.all[core].connect()
+                self._controls.on_core_lost(core)
         elif isinstance(message, ControlDone):
             self._sessions.send_updates()  # outputs before this reply are sent before it
-            self._controls.on_done(message)
+            self._controls.on_done(core, message)
         elif isinstance(message, Refused):
             raise message.error.to_exception()
 
@@ -324,7 +328,7 @@ class Frontend:
     def on_control_message(self, message: SupervisorToChild) -> None:
         """Handle a message of the supervisor, except Stop, which is for the process."""
         if isinstance(message, Initialize):
-            self.metrics.num_kv_blocks = message.num_blocks - 1  # one block is the null block
+            self.metrics.num_kv_blocks = message.num_all_blocks
             self.inputs.shorten(self._spec.fitted_model_len(message.num_blocks))
         elif isinstance(message, Progress):
             self._queries.on_progress(message)
@@ -334,8 +338,15 @@ class Frontend:
             self.log_level = message.level
             self._controls.on_log_level(message.level)
         elif isinstance(message, CoreUp):
-            self._core.connect()
-            self._controls.on_core_lost()
+            self._cores.all[message.replica].connect()
+            self._controls.on_core_lost(message.replica)
+        elif isinstance(message, ReplicaDown):
+            if self._cores.on_down(message):
+                self._requests.move_all(message)
+                self._controls.on_down(message)
+        elif isinstance(message, WorkersUp):
+            self._cores.resume(message.replica)
+            self._requests.submit_waiting()
         elif isinstance(message, Drain):
             self._queries.is_draining = self._requests.is_draining = True
             self._drains_at = self._monotonic() + message.clients_return_s
@@ -373,8 +384,8 @@ class Frontend:
         if check_leases and now >= self._sessions.next_lease_end:
             for session in self._sessions.take_expired(now):
                 self._requests.drop(session, "silent")
-        if self._outputs.answer_by_key and now >= self._core.next_ping_at:
-            self._core.keep_alive(now)
+        if self._outputs.answer_by_key and now >= self._cores.next_ping_at:
+            self._cores.keep_alive(now)
         self.thread_pool.expire(now)
         self.adapters.expire(now)
         self._sessions.send_updates()
@@ -384,6 +395,6 @@ class Frontend:
         next_at = min(self._sessions.next_lease_end, self.thread_pool.next_expiry, self.adapters.next_expiry)
         if now < self._drains_at:
             next_at = min(next_at, self._drains_at)
-        if self._outputs.answer_by_key and self._core.is_up:
-            next_at = min(next_at, self._core.next_ping_at)
+        if self._outputs.answer_by_key and self._cores.is_up:
+            next_at = min(next_at, self._cores.next_ping_at)
         return None if next_at == NEVER else min(max(0.0, next_at - now), PING_INTERVAL_S)

@@ -31,7 +31,7 @@ from ...ipc.models.model_config import ModelConfig
 from ...ipc.version import tokenloom_version
 from ..intake.prompt import Prompt
 from ..intake.prompt_reader import PromptReader
-from .core_client import CoreClient
+from .cores import Cores
 from .engine_metrics import EngineMetrics
 
 _PROGRESS_FIELDS = (  # copied from the last Progress to Health
@@ -47,7 +47,7 @@ class QueryProcessor:
 
     _spec: EngineSpec
     _prompts: PromptReader
-    _core: CoreClient
+    _cores: Cores
     _metrics: EngineMetrics
     _awake_time: Callable[[], float]  # seconds without suspensions of the engine (AwakeClock)
     _progress_at: float = 0.0
@@ -91,7 +91,7 @@ class QueryProcessor:
         since = now - self._progress_at if self._progress_at else 0.0
         return Health(
             query_id=query_id,
-            is_ready=self._core.is_up and progress.is_core_up and not progress.obstacle and not self.is_draining,
+            is_ready=self._cores.is_up and progress.is_core_up and not progress.obstacle and not self.is_draining,
             is_stalled=_is_busy(progress) and not _is_held(progress) and now - self._moved_at > STALL_S,
             step_age_s=progress.step_age_s + since,
             is_draining=self.is_draining,

@@ -19,19 +19,22 @@ from ...ipc.messages.base import FinishReason, Refused
 from ...ipc.messages.client import Accepted, Delta, NeedMedia, Submit
 from ...ipc.messages.core import EngineCoreOutputs
 from ...ipc.messages.intake import ReadPrompt
+from ...ipc.messages.supervisor import ReplicaDown
 from ..adapters.desk import AdapterDesk
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS, check_request_id
 from ..intake.prompt import Prompt
 from ..intake.prompt_reader import PromptReader
-from .core_client import CoreClient
+from .cores import NOWHERE, Cores
 from .engine_metrics import EngineMetrics
 from .media.media_desk import MediaDesk
 from .media.media_input import Placeholders, ReadMedium
-from .output_processor import OutputProcessor, RequestState, Session
+from .output_processor import OutputProcessor
+from .request_state import RequestState, Session
 from .session_table import SessionTable
 
 logger = logging.getLogger("tokenloom.frontend")
 
+LOSSES_TO_FAIL = 3  # of cores or worker groups, without a new token in between, as in a core's crash isolation
 MAX_REFUSALS = 1 << 17  # unsent refusals of a client; with more it counts as dead
 
 
@@ -39,7 +42,7 @@ MAX_REFUSALS = 1 << 17  # unsent refusals of a client; with more it counts as de
 class RequestManager:
     """All open requests.
 
-    Invariant: a request is open in exactly one session; its unfinished answers are in `_outputs`; while the core is up,
+    Invariant: a request is open in exactly one session; its unfinished answers are in `_outputs`; while its core is up,
     all of them have been sent to it.
     """
 
@@ -49,7 +52,7 @@ class RequestManager:
     _placeholders: Placeholders | None  # of a model that takes media
     _prompts: PromptReader  # text to tokens
     _outputs: OutputProcessor  # tokens to text
-    _core: CoreClient
+    _cores: Cores
     _metrics: EngineMetrics
     _counts: Counter[str]  # further events, for the metrics
     _unix_time: Callable[[], float]
@@ -191,7 +194,7 @@ class RequestManager:
             del session.request_by_id[request.request_id]
             request.close()
         else:
-            self._core.submit(request.to_core())
+            self._cores.submit(request)
 
     def placed(self, prompt: Prompt, media: list[ReadMedium]) -> Prompt:
         """Put media into a prompt in place of their markers; RequestError unless there are as many."""
@@ -273,7 +276,7 @@ class RequestManager:
         """Remove a request from its session, the thread pool and the core."""
         del request.session.request_by_id[request.request_id]
         self._prompts.cancel(request.tokenizing)
-        self._core.abort(self._outputs.remove(request))
+        self._cores.abort(request.core, self._outputs.remove(request))
 
     def drop(self, session: Session, cause: str) -> None:
         """Remove a client and all its requests, without a message to it. `cause`: gone, silent or slow."""
@@ -288,17 +291,55 @@ class RequestManager:
 
     # ── the core ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def resubmit_all(self) -> None:
-        """Send all tokenized open requests, with their output so far, to a core that does not know this frontend."""
-        for session in self._sessions:
-            for request in session.request_by_id.values():
-                if request.processed is not None:
-                    self._core.submit(request.to_core())
+    def _sent(self) -> list[RequestState]:
+        """Return the open requests that are tokenized."""
+        requests = (request for session in self._sessions for request in session.request_by_id.values())
+        return [request for request in requests if request.processed is not None]
 
-    def on_outputs(self, outputs: EngineCoreOutputs) -> None:
-        """Apply a message of the core. Raises ProtocolError, without any change, if its columns disagree."""
+    def resubmit_all(self, core: int) -> None:
+        """Send its requests, with their output so far, to a core that does not know this frontend, and those that
+        found no core."""
+        for request in self._sent():
+            if request.core == core:
+                self._cores.resubmit(request)
+        self.submit_waiting()
+
+    def submit_waiting(self) -> None:
+        """Send the requests that found no core."""
+        for request in self._sent():
+            if request.core == NOWHERE:
+                self._cores.submit(request)
+
+    def move_all(self, down: ReplicaDown) -> None:
+        """Let the requests of a core that is lost, or has lost its workers, go on at others, in the order of their
+        arrival. One that was computed in LOSSES_TO_FAIL losses, in the last one alone, ends with an error."""
+        requests = [request for request in self._sent() if request.core == down.replica]
+        for request in sorted(requests, key=_arrival):
+            for answer in request.answers:
+                if self._cores.has_started(answer.key):
+                    answer.count_loss()
+            if request.num_losses >= LOSSES_TO_FAIL and request.was_alone:
+                what = f"this request has ended a core or its workers {LOSSES_TO_FAIL} times and was given up"
+                text = f"request {request.request_id}: {what}; last: {down.reason}"
+                self.end(request, "error", ErrorInfo("internal", text))
+            elif self._cores.has_any or not down.has_core:
+                self._move(request)
+
+    def _move(self, request: RequestState) -> None:
+        """Take a request from its core and submit it again."""
+        session, by_old_key = request.session, self._outputs.rekey(request)
+        self._cores.abort(request.core, list(by_old_key))
+        for old, answer in by_old_key.items():
+            self._metrics.on_rekeyed(old, answer.key)
+            if session.unsent.pop(old, None) is not None:
+                session.unsent[answer.key] = answer
+        self._cores.submit(request)
+
+    def on_outputs(self, core: int, outputs: EngineCoreOutputs) -> None:
+        """Apply a message of a core. Raises ProtocolError, without any change, if its columns disagree."""
         result = self._outputs.process(outputs, self._unix_time())
         self._metrics.on_outputs(outputs.started, result.answers)
+        self._cores.on_outputs(outputs.started, result.answers)
         self._counts["gaps"] += result.num_gaps
         for request in result.accepted:
             self._send_accepted(request)
@@ -318,4 +359,8 @@ class RequestManager:
         for request in finished:
             request.close()
         if result.to_abort:
-            self._core.abort(result.to_abort)
+            self._cores.abort(core, result.to_abort)
+
+
+def _arrival(request: RequestState) -> float:
+    return 0.0 if request.processed is None else request.processed.core.arrival_time

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ...ipc.codec import encode
 from ...ipc.messages.client import FrontendMessage
 from .client_session import NEVER, ClientSession
-from .output_processor import Session
+from .request_state import Session
 
 MAX_SESSIONS = 4096  # at this number half of the sessions without open work are evicted, the longest silent first
 

@@ -17,7 +17,7 @@ import zmq
 from ...ipc.channel import Channel
 from ...ipc.messages.supervisor import ChildToSupervisor, Measured, SupervisorToChild
 from ...ipc.sockets import new_socket
-from .launcher import WORKERS, ChildProcess, Launcher, ProcessSpec, Role, Unit
+from .launcher import ChildProcess, Launcher, ProcessSpec, Role, Unit
 
 LAST_MESSAGE_S = 1.0
 
@@ -54,7 +54,7 @@ class Children:
         for source in (socket, *launcher.wakers):
             self.poller.register(source, zmq.POLLIN)
         self.all: list[Child] = []
-        self._kept: dict[tuple[type, Role], SupervisorToChild] = {}  # of `announce`
+        self._kept: dict[tuple[type, Unit], SupervisorToChild] = {}  # of `announce`
 
     def spawn(self, spec: ProcessSpec) -> None:
         process = self._launcher.spawn(spec)
@@ -84,10 +84,10 @@ class Children:
     def of(self, unit: Unit) -> list[Child]:
         return [child for child in self.all if child.spec.unit == unit]
 
-    def measured(self) -> Measured | None:
-        """Return what holds for all workers, by what each has measured; None if one has not."""
-        group = [child.measured for child in self.of(WORKERS) if child.measured is not None]
-        if not group or len(group) < len(self.of(WORKERS)):
+    def measured(self, workers: Unit) -> Measured | None:
+        """Return what holds for all workers of a group, by what each has measured; None if one has not."""
+        group = [child.measured for child in self.of(workers) if child.measured is not None]
+        if not group or len(group) < len(self.of(workers)):
             return None
         return msgspec.structs.replace(
             group[0],
@@ -140,15 +140,21 @@ class Children:
             if not roles or child.spec.unit.role in roles:
                 self.send(child, message)
 
-    def announce(self, message: SupervisorToChild, *roles: Role) -> None:
-        """Broadcast `message` to these roles, and keep it for processes that connect later (`send_kept`)."""
-        self._kept |= {(type(message), role): message for role in roles}
-        self.broadcast(message, *roles)
+    def send_to(self, unit: Unit, message: SupervisorToChild) -> None:
+        """Send `message` to all connected processes of a unit."""
+        for child in self.of(unit):
+            self.send(child, message)
+
+    def announce(self, message: SupervisorToChild, *units: Unit) -> None:
+        """Send `message` to these units, and keep it for processes that connect later (`send_kept`)."""
+        for unit in units:
+            self._kept[type(message), unit] = message
+            self.send_to(unit, message)
 
     def send_kept(self, child: Child) -> None:
-        """Send the last message of each type that was announced to the role of `child`, which has said Hello."""
-        for (_, role), message in self._kept.items():
-            if role == child.spec.unit.role:
+        """Send the last message of each type that was announced to the unit of `child`, which has said Hello."""
+        for (_, unit), message in self._kept.items():
+            if unit == child.spec.unit:
                 self.send(child, message)
 
     def send(self, child: Child, message: SupervisorToChild) -> None:

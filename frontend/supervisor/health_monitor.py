@@ -53,8 +53,7 @@ class HealthMonitor:
         return None
 
     def _is_blocked(self, child: Child) -> bool:
-        """Whether a starting child waits for another: a frontend for the core, a rank for the other ranks."""
-        core = child.spec.unit._replace(role="core")
-        if child.spec.unit.role == "frontend" and not child.is_ready and not self._children.is_up(core):
-            return True
+        """Whether a starting child waits for another: a frontend for a core, a rank for the other ranks."""
+        if child.spec.unit.role == "frontend" and not child.is_ready:
+            return not any(each.is_ready for each in self._children.all if each.spec.unit.role == "core")
         return child.measured is not None and any(each.measured is None for each in self._children.of(child.spec.unit))

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import zmq
 
+from ...ipc.config.engine_spec import identity_of, process_name
 from ...ipc.messages.base import Rank
 
 Role: TypeAlias = Literal["worker", "core", "frontend", "tier"]
@@ -40,12 +41,13 @@ class ProcessSpec:
     @property
     def name(self) -> str:
         """The name in logs and errors, such as "core" or "worker 0"."""
-        return self.unit.role if self.rank is None else f"{self.unit.role} {self.rank}"
+        name = self.unit.role if self.rank is None else f"{self.unit.role} {self.rank}"
+        return process_name(name, self.unit.replica)
 
     @property
     def identity(self) -> bytes:
         """The identity on the sockets to supervisor and core."""
-        return f"{self.name.replace(' ', '-')}-{self.number}".encode()
+        return identity_of(self.name, self.number)
 
 
 class ChildProcess(Protocol):

@@ -73,7 +73,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     dtype, device = _dtype(config, model), _device(config)
     if config.load_format != "dummy":
         local_share = len(range(0, config.tensor_parallel_size, config.hosts)) / config.tensor_parallel_size
-        check_weights(folder, model, dtype, device, local_share)
+        check_weights(folder, model, dtype, device, local_share * config.data_parallel_size)
     names = config.served_model_name or [config.model or "tokenloom-demo"]
     check_adapter_options(config, model, names)
     check_one_host(config)
@@ -245,8 +245,8 @@ def check_gpu() -> None:
 
 
 def check_weights(folder: Path, model: ModelConfig, dtype: str, device: str, local_share: float = 1.0) -> None:
-    """Raise ConfigError if a weight file is missing, truncated or unreadable, or if `local_share` of the weights, for a
-    CPU, needs more than the free memory and swap of this machine."""
+    """Raise ConfigError if a weight file is missing, truncated or unreadable, or if `local_share` × the weights, for a
+    CPU, need more than the free memory and swap of this machine."""
     tensors = stored_tensors(folder)
     if device != "cpu":
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
@@ -34,9 +34,9 @@ class StartReport:
         self._announced_at = self._clock.now
         self._announce(log.info_line(process, text))
 
-    def forget_phases(self, role: str) -> None:
-        """Drop the phases of the processes of a role, which are about to be started anew."""
-        self.phases = [phase for phase in self.phases if not phase.process.startswith(role)]
+    def forget_phases(self, names: Collection[str]) -> None:
+        """Drop the phases of the processes of these names, which are about to be started anew."""
+        self.phases = [phase for phase in self.phases if phase.process not in names]
 
     def announce_phase(self, process: str, phase: Phase) -> None:
         """Keep and announce a phase that has ended now."""

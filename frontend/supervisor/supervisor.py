@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from ...ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
-from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.config.engine_spec import EngineSpec, process_name
 from ...ipc.errors import EngineDead, ProtocolError, TokenloomError
 from ...ipc.messages import supervisor as messages
 from ...ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello, Pong
@@ -30,11 +30,10 @@ from ..listening.http_listeners import HttpListeners
 from .children import Child, Children
 from .engine_state import EngineState, state_lines
 from .health_monitor import HealthMonitor
-from .holdings import Holdings
-from .kv_arena import KVArena
-from .launcher import CORE, FRONTEND, TIER, UNITS, WORKERS, Launcher, Unit
+from .launcher import FRONTEND, Launcher, Unit
 from .process_specs import ProcessSpecs
-from .restart_policy import RestartPolicy
+from .replica import Replica
+from .roster import Roster
 from .signal_watch import SignalWatch, StartInterrupted
 from .start_report import StartReport
 
@@ -44,7 +43,6 @@ LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
 BEAT_S = 1.0  # of the clock that measures start and drain
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
 TIER_REST_S = 60.0  # before the next start of a tier process that was lost too often
-TIER_STEADY_S = 30.0  # other processes are steady once a step has ended, which says nothing about a tier process
 
 
 class Supervisor:
@@ -70,20 +68,12 @@ class Supervisor:
         self._clock = AwakeClock(BEAT_S)
         self._report = StartReport(announce, self._clock)
         self._children = Children(spec.endpoints.control, launcher)
-        self._units = [unit for unit in UNITS if unit != TIER or spec.uses_tiers]
-        self._numbers = dict.fromkeys(UNITS, 0)  # as in ProcessSpec
-        self._arena = KVArena(spec)
-        self._holdings = Holdings(spec.model_folder)
-        self._specs = ProcessSpecs(spec, self._holdings, self._arena, listeners)
-        self._sizes: messages.Initialize | None = None  # None: not measured yet
+        self._roster = Roster(spec, self._children)
+        self._specs = ProcessSpecs(spec, self._roster.replicas, listeners)
         self._is_serving = False
-        self._policy_by_unit = {unit: RestartPolicy(TIER_STEADY_S if unit == TIER else None) for unit in UNITS}
-        self._start_at_by_unit: dict[Unit, float] = {}  # monotonic seconds
-        self._progress = messages.Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self._last_failure = ""
         self._failure: TokenloomError | None = None
         self._health = HealthMonitor(self._children, spec.config.hang_timeout_s)
-        self._progress_at = 0.0  # monotonic seconds
         self._is_draining = self._has_drained = False
         self._frontend_back_at = -LEASE_S  # when the last replacement was ready; monotonic seconds
         self._signals: SignalWatch | None = None  # set by start
@@ -98,14 +88,14 @@ class Supervisor:
             self._lock_fd = lock_ipc_address(self.spec.config.listen)
         self._signals = SignalWatch()
         self._children.poller.register(self._signals.fd, zmq.POLLIN)
-        self._start_at_by_unit = dict.fromkeys(self._units, self._started_at)
+        self._roster.start_at = dict.fromkeys(self._roster.units, self._started_at)
         self._start_due_units()
         deadline = self._clock.now + self.spec.config.start_timeout_s
-        while not all(map(self._children.is_up, self._units)):
+        while not all(map(self._children.is_up, self._roster.units)):
             self._turn(self._clock.patience_s(deadline))
             if self._signals.stops:
                 raise StartInterrupted(self._signals.stops[0])
-            late = self._children.late(self._start_at_by_unit)
+            late = self._children.late(self._roster.start_at)
             self._report.announce_late(late)
             if self._clock.look() >= deadline:
                 limit_s = self.spec.config.start_timeout_s
@@ -119,10 +109,11 @@ class Supervisor:
 
     def _start(self, unit: Unit) -> None:
         """Start the processes of a unit."""
-        self._report.forget_phases(unit.role)
-        if unit == WORKERS:
-            self._holdings.abandon_change()
-        for spec in self._specs.of(unit, self._numbers, self.address):
+        if unit.role == "worker":
+            self._roster.replicas[unit.replica].holdings.abandon_change()
+        specs = self._specs.of(unit, self._roster.numbers, self.address)
+        self._report.forget_phases({spec.name for spec in specs})
+        for spec in specs:
             self._children.spawn(spec)
 
     # ── serve ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -171,7 +162,8 @@ class Supervisor:
 
     def _poll_timeout_ms(self, timeout_s: float) -> int:
         now = time.monotonic()
-        waits = [when - now for when in (*self._startable.values(), self._health.next_at, self._children.next_at)]
+        due = self._roster.startable(is_serving=self._is_serving).values()
+        waits = [when - now for when in (*due, self._health.next_at, self._children.next_at)]
         return max(int(min(*waits, LONGEST_WAIT_S, timeout_s) * 1000) + 1, 0)
 
     def _on_message(self, child: Child, message: messages.ChildToSupervisor) -> None:
@@ -189,19 +181,21 @@ class Supervisor:
         elif isinstance(message, messages.Failed):
             self._on_failed(child, message)
         elif isinstance(message, messages.ReplaceWorkers):
-            if message.generation == self._numbers[WORKERS]:
-                self._on_loss(self._children.of(WORKERS)[0], message.reason)
+            workers = self._roster.replica_of(child).workers
+            if message.generation == self._roster.numbers[workers]:
+                self._on_loss(self._children.of(workers)[0], message.reason)
         elif isinstance(message, messages.Drained):
             self._has_drained = True
         elif isinstance(message, (messages.Reloading, messages.Reloaded)):
             self._on_reload(child, message)
         elif isinstance(message, messages.SetLogLevel):
             log.set_level(message.level)
-            self._children.announce(message, *(unit.role for unit in UNITS))
+            self._children.announce(message, *self._roster.units)
         elif isinstance(message, (messages.Meeting, messages.Listening)):
-            self._children.announce(message, "worker")
+            self._children.announce(message, self._roster.replica_of(child).workers)
         elif isinstance(message, messages.Progress):
-            self._on_progress(message)
+            self._roster.on_progress(child, message)
+            self._publish_progress()
         else:
             assert isinstance(message, Pong)
 
@@ -220,33 +214,29 @@ class Supervisor:
 
     def _on_measured(self, child: Child, measured: messages.Measured) -> None:
         child.measured = measured
-        if (group := self._children.measured()) is None:
-            return
-        if self._sizes is not None:
-            if group.max_blocks < (needed := self._sizes.num_blocks):
-                logger.warning("a new worker has room for %d KV blocks, %d are needed", group.max_blocks, needed)
-            self._children.broadcast(self._sizes, "worker")
-            return
-        arena = self._arena.fit(group, group.max_blocks)
-        self._sizes = messages.Initialize(
-            num_blocks=group.max_blocks, arena=arena, kernels=group.kernels, has_exact_drafts=group.has_exact_drafts
-        )
-        self._report.announce_sizes(self.spec, self._sizes, measured)
-        self._children.broadcast(self._sizes, "worker")  # later ranks get it when they have measured
-        self._children.announce(self._sizes, "core", "frontend", "tier")
+        if (sizes := self._roster.on_measured(self._roster.replica_of(child), measured)) is not None:
+            self._report.announce_sizes(self.spec, sizes, measured)
 
     def _on_ready(self, child: Child) -> None:
         child.is_ready = True
-        if child.spec.unit in (CORE, TIER) and self._children.is_up(CORE) and self._children.is_up(TIER):
-            self._children.broadcast(messages.TierUp(number=self._numbers[TIER]), "core")
-        if not self._is_serving or not self._children.is_up(child.spec.unit):
+        unit, replica = child.spec.unit, self._roster.replica_of(child)
+        is_both_up = self._children.is_up(replica.core) and self._children.is_up(replica.tier)
+        if unit in (replica.core, replica.tier) and is_both_up:
+            self._children.send_to(replica.core, messages.TierUp(number=self._roster.numbers[replica.tier]))
+        if not self._is_serving or not self._children.is_up(unit):
             return
         logger.info("%s is back", child.spec.name)
-        if child.spec.unit.role == "worker":
-            self._children.broadcast(messages.WorkersUp(generation=self._numbers[WORKERS]), "core")
-        elif child.spec.unit.role == "core":
-            self._children.broadcast(messages.CoreUp(core_epoch=self._numbers[CORE]), "frontend")
-        elif child.spec.unit == FRONTEND:
+        if unit.role == "worker":
+            workers_up = messages.WorkersUp(generation=self._roster.numbers[unit], replica=replica.number)
+            self._children.send_to(replica.core, workers_up)
+            self._children.send_to(FRONTEND, workers_up)
+        elif unit.role == "core":
+            core_up = messages.CoreUp(core_epoch=self._roster.numbers[unit], replica=replica.number)
+            self._children.send_to(FRONTEND, core_up)
+        elif unit == FRONTEND:
+            for each in self._roster.replicas:
+                if not (self._children.is_up(each.core) and self._children.is_up(each.workers)):
+                    self._report_loss(each, self._last_failure)
             self._frontend_back_at = time.monotonic()
             if self._is_draining:
                 self._ask_to_drain()
@@ -266,8 +256,9 @@ class Supervisor:
     def _on_reload(self, core: Child, message: messages.Reloading | messages.Reloaded) -> None:
         """Record the begin or end of a reload, sleep or wake-up and confirm it to the core. Do nothing if these workers
         were lost: `_on_loss` has sent the core WorkersDown."""
-        if message.generation == self._numbers[WORKERS]:
-            self._holdings.note(message)
+        replica = self._roster.replica_of(core)
+        if message.generation == self._roster.numbers[replica.workers]:
+            replica.holdings.note(message)
             self._publish_progress()  # before the core answers the client
             self._children.send(core, message)
 
@@ -282,82 +273,83 @@ class Supervisor:
         logger.error("%s", reason)
         self._last_failure = reason
         unit, number = child.spec.unit, child.spec.number
-        ran_s = None if child.process.is_blameless else time.monotonic() - child.started_at
-        delay_s = self._policy_by_unit[unit].on_failure(ran_s)
-        if unit == TIER:
-            self._lose_tier(number, delay_s)
+        delay_s, replica = self._roster.on_failure(child), self._roster.replica_of(child)
+        if unit.role == "tier":
+            self._lose_tier(replica, number, delay_s)
             return
         if delay_s is None:
-            self._failure = EngineDead(f"the {unit.role} cannot be kept alive; last: {reason}")
+            self._give_up(replica, unit, reason)
             return
         self._replace(unit, delay_s)
-        if unit == WORKERS:
-            self._children.broadcast(messages.WorkersDown(generation=number, reason=reason), "core")
-            if any(not core.is_ready for core in self._children.of(CORE)):  # it waits for the old generation
-                self._replace(CORE)
+        if unit.role == "worker":
+            self._children.send_to(replica.core, messages.WorkersDown(generation=number, reason=reason))
+            if any(not core.is_ready for core in self._children.of(replica.core)):  # it waits for the old generation
+                self._replace(replica.core)
         elif unit == FRONTEND:
             identity = child.spec.identity
             self._num_requests_cut += open_requests.take_left(
                 open_requests.path_of(self.spec.run_directory, identity.decode())
             )
             self._children.broadcast(messages.FrontendDown(identity=identity), "core")
-        elif self._holdings.is_changing:  # some ranks may have read the order, others not
-            self._replace(WORKERS)
+        elif replica.holdings.is_changing:  # some ranks may have read the order, others not
+            self._replace(replica.workers)
+        if unit != FRONTEND:
+            self._report_loss(replica, reason)
         self._publish_progress()
 
-    def _lose_tier(self, number: int, delay_s: float | None) -> None:
+    def _report_loss(self, replica: Replica, reason: str) -> None:
+        """Send ReplicaDown for a replica that has lost its core or workers, or was given up."""
+        has_core = self._children.is_up(replica.core)
+        down = messages.ReplicaDown(
+            replica=replica.number, reason=reason, has_core=has_core, is_final=not replica.units
+        )
+        self._children.send_to(FRONTEND, down)
+
+    def _give_up(self, replica: Replica, unit: Unit, reason: str) -> None:
+        """Take a replica off whose unit cannot be kept alive; the engine ends with its last one, or its frontend."""
+        name = process_name(unit.role, unit.replica)
+        if unit == FRONTEND or len(self._roster.alive) == 1:
+            self._failure = EngineDead(f"the {name} cannot be kept alive; last: {reason}")
+            return
+        self._roster.give_up(replica)
+        text = "the %s cannot be kept alive and its replica is taken off: %d of %d go on; last: %s"
+        logger.error(text, name, len(self._roster.alive), len(self._roster.replicas), reason)
+        self._report_loss(replica, reason)
+        self._publish_progress()
+
+    def _lose_tier(self, replica: Replica, number: int, delay_s: float | None) -> None:
         """Replace the tier process after `delay_s`, after TIER_REST_S if that is None; send TierDown to the core."""
         if delay_s is None:
             text = "the tier process ends again and again: the engine goes on without it and starts it again in %.0f s"
             logger.error(text, TIER_REST_S)
-        self._replace(TIER, TIER_REST_S if delay_s is None else delay_s)
-        self._children.broadcast(messages.TierDown(number=number), "core")
+        self._replace(replica.tier, TIER_REST_S if delay_s is None else delay_s)
+        self._children.send_to(replica.core, messages.TierDown(number=number))
         self._publish_progress()
 
     def _replace(self, unit: Unit, delay_s: float = 0.0) -> None:
         """Kill the processes of a unit; their successors start after `delay_s`. A tier process ends before its core,
         whose successor hands out the same slots."""
-        if unit == CORE and TIER in self._units:
-            self._replace(TIER)
-        self._children.remove(unit)
-        self._numbers[unit] += 1
-        self._start_at_by_unit[unit] = time.monotonic() + delay_s
-
-    @property
-    def _startable(self) -> dict[Unit, float]:
-        """Start times of the units that can be started. A later core than the first needs workers to probe."""
-        waits = {CORE} if self._is_serving and not self._children.is_up(WORKERS) else set()
-        due = self._start_at_by_unit.items()
-        return {unit: when for unit, when in due if unit not in waits and not self._children.obstacle(unit)}
+        if unit.role == "core":
+            replica = self._roster.replicas[unit.replica]
+            replica.on_core_lost()
+            if replica.tier in replica.units:
+                self._replace(replica.tier)
+        self._roster.replace(unit, delay_s)
 
     def _start_due_units(self) -> None:
-        for unit, when in self._startable.items():
+        for unit, when in self._roster.startable(is_serving=self._is_serving).items():
             if when <= time.monotonic():
-                del self._start_at_by_unit[unit]
+                del self._roster.start_at[unit]
                 self._start(unit)
-
-    def _on_progress(self, progress: messages.Progress) -> None:
-        if progress.step > self._progress.step:
-            for policy in self._policy_by_unit.values():
-                policy.on_progress()
-        self._progress, self._progress_at = progress, time.monotonic()
-        self._publish_progress()
 
     def _publish_progress(self) -> None:
         """Send the engine's progress and state to the frontends, for /health and metrics."""
         self._children.broadcast(self._full_progress(), "frontend")
 
     def _full_progress(self) -> messages.Progress:
-        """Return the core's last Progress with the fields that the supervisor knows."""
+        """Return the last Progress of the cores, added up, with the fields that the supervisor knows."""
         return msgspec.structs.replace(
-            self._progress,
-            num_restarts=sum(policy.num_restarts for policy in self._policy_by_unit.values()),
-            num_http_requests_cut=self._num_requests_cut,
-            worker_memory_bytes=[child.process.resident_bytes() for child in self._children.of(WORKERS)],
-            last_failure=self._last_failure,
-            is_core_up=self._children.is_up(CORE),
-            obstacle=self._children.obstacle(WORKERS),
-            is_asleep=bool(self._holdings.asleep),
+            self._roster.progress(), num_http_requests_cut=self._num_requests_cut, last_failure=self._last_failure
         )
 
     def _log_state(self) -> None:
@@ -369,9 +361,9 @@ class Supervisor:
             phase="draining" if self._is_draining else "serving" if self._is_serving else "starting",
             children=self._children.all,
             progress=self._full_progress(),
-            progress_age_s=now - self._progress_at,
-            num_blocks=0 if self._sizes is None else self._sizes.num_blocks,
-            num_restarts={unit.role: policy.num_restarts for unit, policy in self._policy_by_unit.items()},
+            progress_age_s=self._roster.progress_age_s,
+            num_blocks=self._roster.num_blocks,
+            num_restarts=self._roster.num_restarts,
         )
         for line in state_lines(state):
             log_always(logger, line)
@@ -387,7 +379,8 @@ class Supervisor:
         """End all children within STOP_TIMEOUT_S, or at once if the engine has not started; close the HTTP sockets and
         remove all files. May be called twice."""
         self._listeners.close()
-        self._arena.close()
+        for replica in self._roster.replicas:
+            replica.arena.close()
         self._children.broadcast(messages.Stop(reason="" if self._failure is None else str(self._failure)))
         self._children.close(STOP_TIMEOUT_S if self._is_serving else 0.0)  # a start has nothing to finish
         self.remove_files()

@@ -22,7 +22,7 @@ from .host_places import HostOptions, check_hosts
 from .media_limits import media_limits
 from .option_ranges import AUTO, INT_RANGES, TIMEOUTS
 from .speculation import speculation_options
-from .tier_places import check_events, check_places
+from .tier_places import TIER_OPTIONS, check_events, check_places
 
 API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # replaces --api-key, which every user of the machine can see in `ps`
 CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # passes the configuration from a program to the engine that it starts
@@ -85,6 +85,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "none"
     device: Annotated[Literal["auto", "cpu", "cuda"], _devices("auto: cuda where there is one")] = "auto"
     tensor_parallel_size: Annotated[int, _devices("worker processes that share each layer")] = 1
+    data_parallel_size: Annotated[
+        int, _devices("replicas of the model: each has a core and workers, a router spreads the requests")
+    ] = 1
     hosts: Annotated[int, _devices("machines that share the worker processes; the others run `engine-launch join`")] = 1
     listen_hosts: Annotated[
         str | None, _devices("tcp://IP:PORT of this host for the others; its interface carries all between hosts")
@@ -298,8 +301,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def has_tiers(self) -> bool:
         """Whether blocks may lie outside the KV pool."""
-        places = (self.kv_host_bytes, self.kv_disk, self.kv_remote, self.kv_peers, self.kv_listen)
-        return any(place is not None for place in places)
+        return any(getattr(self, name) is not None for name in TIER_OPTIONS)
 
     @property
     def max_request_answers(self) -> int:
@@ -351,6 +353,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         check_hosts(
             HostOptions(self.hosts, self.listen_hosts, self.hosts_key_file, self.tensor_parallel_size, self.insecure)
         )
+        if self.data_parallel_size > 1:
+            self._check_replicas()
         check_places(self.kv_remote, self.kv_peers, self.kv_listen, self.kv_key_file is not None)
         if self.kv_events is not None:
             check_events(self.kv_events, has_key=self.key_file is not None, is_insecure=self.insecure)
@@ -359,6 +363,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         self._check_http()
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
             raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")
+
+    def _check_replicas(self) -> None:
+        """Raise ConfigError for an option that replicas do not share yet."""
+        tiers = {name: getattr(self, name) is not None for name in TIER_OPTIONS}
+        for name, is_given in {**tiers, "kv_events": self.kv_events is not None, "hosts": self.hosts > 1}.items():
+            if is_given:
+                raise ConfigError(
+                    f"{_flag(name)} does not go together with --data-parallel-size {self.data_parallel_size} yet: "
+                    "leave one of them out"
+                )
 
     def _check_http(self) -> None:
         """Raise ConfigError for invalid options of the HTTP server."""

@@ -45,6 +45,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_item_embeds: int = 0  # embeddings of the largest medium that the model takes; 0: it takes text alone
     encoder_cache_tokens: int = 0  # embeddings of media that each worker keeps
     host_address: str = ""  # IP address of this host, for others; empty: all ranks are on one host
+    replica: int = 0  # of this process; those of the frontend and of clients are the same for all
     group_keys: Keys | None = None  # of sockets between the head and ranks on other hosts
 
     @property
@@ -56,6 +57,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
             model_folder="",
             tokenizer_folder="",
             host_address="",
+            replica=0,
             endpoints=Endpoints.in_folder(""),
         )
         return hashlib.sha256(msgspec.json.encode(shared, order="deterministic")).hexdigest()[:16]
@@ -72,6 +74,19 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
             tokenizer_folder=model_folder,
             endpoints=msgspec.structs.replace(endpoints, control=self.endpoints.control, blobs=self.endpoints.blobs),
         )
+
+    def of_replica(self, replica: int) -> EngineSpec:
+        """Return the specification for the core and the workers of a replica, which have their own sockets and files
+        in the same run directory."""
+        return msgspec.structs.replace(self, replica=replica, endpoints=self.endpoints.of_replica(replica))
+
+    def own_file(self, name: str) -> Path:
+        """Return the path of a file or folder that each replica has for itself."""
+        return Path(self.run_directory) / (f"replica-{self.replica}-{name}" if self.replica else name)
+
+    def identity(self, name: str, number: int) -> bytes:
+        """Return the identity of a process of this replica on the socket of the supervisor."""
+        return identity_of(process_name(name, self.replica), number)
 
     def secure_to_head(self, socket: zmq.Socket[bytes]) -> None:
         """Give a socket the keys with which ranks on other hosts connect to the head; on the head do nothing."""
@@ -149,6 +164,10 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Return the number of a rank's host: 0 is the head. Ranks are spread evenly, neighbours together."""
         return rank.tp * self.config.hosts // self.config.tensor_parallel_size
 
+    def num_local_workers(self, rank: Rank) -> int:
+        """Return how many workers, of all replicas, share the CPUs and the memory of the host of `rank`."""
+        return len(self.local_ranks(rank)) * self.config.data_parallel_size
+
     def local_ranks(self, rank: Rank) -> list[Rank]:
         """Return the ranks on the host of `rank`."""
         return [each for each in self.ranks if self.host_of(each) == self.host_of(rank)]
@@ -167,3 +186,14 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def from_environment(cls) -> EngineSpec:
         return msgspec.json.decode(os.environ[VARIABLE], type=cls)
+
+
+def process_name(name: str, replica: int) -> str:
+    """Return the name of a process in logs and errors: "core", "worker 0"; after the first replica "core of replica
+    1"."""
+    return f"{name} of replica {replica}" if replica else name
+
+
+def identity_of(process: str, number: int) -> bytes:
+    """Return the identity on the sockets to supervisor and core of the process with this name and number."""
+    return f"{process.replace(' ', '-')}-{number}".encode()

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from ..errors import ConfigError
 
+TIER_OPTIONS = ("kv_host_bytes", "kv_disk", "kv_remote", "kv_peers", "kv_listen")
 REMOTE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
 
 

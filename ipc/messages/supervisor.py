@@ -190,6 +190,7 @@ class Initialize(Message, frozen=True, kw_only=True, tag="initialize"):
     arena: ArenaShape | None = None  # None: no KV tiers
     kernels: str = ""  # of Measured, without repetitions
     has_exact_drafts: bool = False  # all ranks have
+    num_all_blocks: int = 0  # to frontends: those of all replicas that requests can use; num_blocks is the least
 
 
 class StartPhase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -210,9 +211,11 @@ class StartPhases(Message, frozen=True, kw_only=True, tag="start_phases"):
 
 
 class WorkersUp(Message, frozen=True, kw_only=True, tag="workers_up"):
-    """Notice to the core that a new worker group has loaded and connects to its generation's addresses."""
+    """Notice to the core that a new worker group has loaded and connects to its generation's addresses, and to
+    frontends."""
 
     generation: int
+    replica: int = 0
 
 
 class WorkersDown(Message, frozen=True, kw_only=True, tag="workers_down"):
@@ -238,6 +241,17 @@ class CoreUp(Message, frozen=True, kw_only=True, tag="core_up"):
     """Notice to frontends that a new core runs, without requests: they send Hello and resubmit."""
 
     core_epoch: int
+    replica: int = 0
+
+
+class ReplicaDown(Message, frozen=True, kw_only=True, tag="replica_down"):
+    """Notice to frontends that core or workers of a replica have ended: its answers go on at another, if there is one.
+    CoreUp or WorkersUp ends this."""
+
+    replica: int
+    reason: str
+    has_core: bool = False  # only workers have ended: the core keeps its answers until they are aborted
+    is_final: bool = False  # the replica does not come back
 
 
 class FrontendDown(Message, frozen=True, kw_only=True, tag="frontend_down"):
@@ -270,6 +284,7 @@ SupervisorToChild: TypeAlias = (
     | Reloading
     | Reloaded
     | CoreUp
+    | ReplicaDown
     | FrontendDown
     | SetLogLevel
     | Drain

@@ -63,10 +63,10 @@ class Bench:
         self.frontend.tick(self.now)
         for identity, frame in self.frontend.outbox.to_clients:
             self.messages_by_client.setdefault(identity, []).append(self._decoder.decode(frame))
-        self.to_core += [message for message in self.frontend.outbox.to_core if not isinstance(message, Ping)]
-        self.num_core_pings += sum(isinstance(message, Ping) for message in self.frontend.outbox.to_core)
+        self.to_core += [message for message in self.frontend.outbox.to_cores[0] if not isinstance(message, Ping)]
+        self.num_core_pings += sum(isinstance(message, Ping) for message in self.frontend.outbox.to_cores[0])
         self.frontend.outbox.to_clients.clear()
-        self.frontend.outbox.to_core.clear()
+        self.frontend.outbox.to_cores[0].clear()
 
     def wait(self, seconds: float) -> None:
         """Advance the clock in turns of a healthy loop."""

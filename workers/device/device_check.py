@@ -46,8 +46,8 @@ def select_gpu(device: torch.device) -> None:
     rank = device.index or 0
     if rank >= torch.cuda.device_count():
         raise ConfigError(
-            f"rank {rank} has no GPU, {torch.cuda.device_count()} are visible: lower --tensor-parallel-size or give "
-            "--device cpu"
+            f"rank {rank} has no GPU, {torch.cuda.device_count()} are visible: lower --tensor-parallel-size or "
+            "--data-parallel-size, or give --device cpu"
         )
     torch.cuda.set_device(device)
 

@@ -200,11 +200,11 @@ def test_a_request_refused_by_the_core_counts_as_refused_not_as_finished() -> No
     for kind in ("overloaded", "internal"):
         submit = Submit(request_id=kind, params=SamplingParams(n=2), prompt_token_ids=encode_ids([5]))
         frontend.on_message(session, submit)
-        (request,) = [each for each in frontend.outbox.to_core if isinstance(each, EngineCoreRequest)]
+        (request,) = [each for each in frontend.outbox.to_cores[0] if isinstance(each, EngineCoreRequest)]
         error = ErrorInfo(kind, "a test")
         finished = [Finished(key=child.key, reason="error", error=error) for child in request.children]
         frontend.on_core_message(EngineCoreOutputs(finished=finished))
-        frontend.outbox.to_core.clear()
+        frontend.outbox.to_cores[0].clear()
     metrics = frontend.metrics
     assert metrics.refused.get("overloaded") == metrics.refused.sum == 1
     assert metrics.finished.sum == metrics.finished.get("error") == metrics.end_to_end.count == 2
@@ -225,7 +225,7 @@ def test_sums_hold_for_any_traffic_and_any_end_of_answers() -> None:
             params = SamplingParams(max_tokens=200, n=n)
             prompt = encode_ids(range(5, 5 + rng.randrange(1, 9)))
             frontend.on_message(session, Submit(request_id=request_id, params=params, prompt_token_ids=prompt))
-            (request,) = [each for each in frontend.outbox.to_core if isinstance(each, EngineCoreRequest)]
+            (request,) = [each for each in frontend.outbox.to_cores[0] if isinstance(each, EngineCoreRequest)]
             keys = [child.key for child in request.children]
             num_tokens |= dict.fromkeys(keys, 0)
             id_by_key |= dict.fromkeys(keys, request_id)
@@ -252,7 +252,7 @@ def test_sums_hold_for_any_traffic_and_any_end_of_answers() -> None:
         for key in [key for key in num_tokens if key in ended or id_by_key[key] == aborted]:
             del num_tokens[key], id_by_key[key]
         frontend.tick(float(turn))
-        frontend.outbox.to_core.clear()
+        frontend.outbox.to_cores[0].clear()
     metrics = frontend.metrics
     assert metrics.num_open == len(num_tokens) > 0
     frontend.stop("the test is over")

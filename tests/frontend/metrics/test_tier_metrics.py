@@ -77,7 +77,7 @@ def test_prompt_tokens_divide_by_the_place_of_their_blocks_and_the_caller_learns
     frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=""))
     submit = Submit(request_id="r", params=SamplingParams(), prompt_token_ids=encode_ids(range(5, 105)))
     frontend.on_message(session, submit)
-    (request,) = [each for each in frontend.outbox.to_core if isinstance(each, EngineCoreRequest)]
+    (request,) = [each for each in frontend.outbox.to_cores[0] if isinstance(each, EngineCoreRequest)]
     key = request.children[0].key
     started = Started(key=key, num_cached_tokens=80, num_loaded_tokens={"host": 16, "disk": 48})
     frontend.on_core_message(EngineCoreOutputs(accepted=[key], started=[started]))

@@ -108,7 +108,7 @@ def test_a_request_that_is_aborted_while_its_images_are_read_never_reaches_the_c
 def test_a_new_core_gets_the_same_spans(bench: SeeingBench) -> None:
     bench.say(new_submit(prompt=MARKER, media=[bench.put(b"abc")]))
     first = bench.next_request()
-    bench.frontend._requests.resubmit_all()
+    bench.frontend._requests.resubmit_all(0)
     bench.turn()
     assert bench.to_core[-1].media == first.media and bench.reader.reads == {b"abc": 1}
 

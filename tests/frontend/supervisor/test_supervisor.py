@@ -16,7 +16,7 @@ import zmq
 from tokenloom.frontend.listening.http_listeners import HttpListeners
 from tokenloom.frontend.supervisor import supervisor as supervisor_module
 from tokenloom.frontend.supervisor.launcher import CORE, FRONTEND, TIER, WORKERS, ProcessSpec, Unit
-from tokenloom.frontend.supervisor.restart_policy import MAX_FAILURES
+from tokenloom.frontend.supervisor.replicas.restart_policy import MAX_FAILURES
 from tokenloom.frontend.supervisor.signal_watch import STOP_SIGNALS
 from tokenloom.frontend.supervisor.supervisor import Supervisor
 from tokenloom.ipc.addresses import RunDirectory
@@ -36,6 +36,7 @@ from tokenloom.ipc.messages.supervisor import (
     Meeting,
     Progress,
     Ready,
+    ReplicaDown,
     Stop,
     SupervisorToChild,
     TierDown,
@@ -70,9 +71,9 @@ class RemoteProcess:
         self.wake_fds: Sequence[int] = [self._event, int(self._control.getsockopt(zmq.FD))]
         self._decoder: Decoder[SupervisorToChild] = Decoder(SupervisorToChild)
         self.send(engine.hello)
-        if spec.unit == WORKERS:
+        if spec.unit.role == "worker":
             self.send(Measured(max_blocks=9, block_bytes=1, device="none"))
-        elif spec.unit in (CORE, TIER) or spec.number:
+        elif spec.unit.role in ("core", "tier") or spec.number:
             self.send(Ready())
 
     def send(self, message: ChildToSupervisor) -> None:
@@ -83,7 +84,7 @@ class RemoteProcess:
         for (frame,) in receive(self._control):
             message = self._decoder.decode(frame)
             self.received.append(message)
-            if isinstance(message, Initialize) and self.spec.unit == WORKERS:
+            if isinstance(message, Initialize) and self.spec.unit.role == "worker":
                 self.send(Ready())
             elif isinstance(message, Ping) and self.answers_pings:
                 self.send(Pong())
@@ -413,7 +414,7 @@ def test_after_too_many_losses_a_tier_process_rests_before_its_next_start(
     monkeypatch.setattr(supervisor_module, "TIER_REST_S", 0.4)
     supervisor.start()
     for _ in range(MAX_FAILURES):
-        supervisor._policy_by_unit[TIER].on_failure()
+        supervisor._roster.policies[TIER].on_failure()
     (tier,), (core,) = launcher.of(TIER), launcher.of(CORE)
     tier.end()
     ended_at = time.monotonic()
@@ -443,3 +444,35 @@ def test_an_engine_that_uses_no_tiers_has_no_tier_process_and_no_arena(
 def test_an_arena_that_cannot_be_made_ends_the_start(launcher: RemoteLauncher, supervisor: Supervisor) -> None:
     with pytest.raises(ConfigError, match="--kv-host-bytes 4095 holds no KV block, which takes 4096 bytes"):
         supervisor.start()
+
+
+@pytest.mark.parametrize("launcher", [{"tensor_parallel_size": 1, "data_parallel_size": 2}], indirect=True)
+def test_a_replica_that_cannot_be_kept_alive_is_taken_off_and_the_engine_ends_with_its_last(
+    launcher: RemoteLauncher, supervisor: Supervisor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenloom.frontend.supervisor.replicas.restart_policy.DELAYS_S", (0.0,) * MAX_FAILURES)
+    supervisor.start()
+    (frontend,) = launcher.of(FRONTEND)
+    units = [Unit("core", 1), CORE]
+    names = {process.spec.name for process in launcher.processes}
+    assert names == {"worker 0", "core", "worker 0 of replica 1", "core of replica 1", "frontend"}
+    identities = {process.spec.identity for process in launcher.processes}
+    assert {b"worker-0-of-replica-1-0", b"core-of-replica-1-0", b"core-0"} <= identities
+
+    def end_next_core() -> None:
+        for process in launcher.of(units[0]):
+            if not process.is_closed and not process.has_ended:
+                process.end()
+        if any(isinstance(message, ReplicaDown) and message.is_final for message in frontend.received):
+            units[0] = CORE
+
+    launcher.script = end_next_core
+    with pytest.raises(EngineDead, match="the core cannot be kept alive; last: core was lost with host-1"):
+        supervisor.run()
+    downs = [message for message in frontend.received if isinstance(message, ReplicaDown)]
+    assert [down.replica for down in downs[: MAX_FAILURES + 1]] == [1] * (MAX_FAILURES + 1)
+    assert [down for down in downs if down.is_final] == [downs[MAX_FAILURES]]
+    assert all(not process.has_ended for process in launcher.of(FRONTEND)[:1])
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    text = "the core of replica 1 cannot be kept alive and its replica is taken off: 1 of 2 go on; last: "
+    assert f"{text}core of replica 1 was lost with host-1" in lines

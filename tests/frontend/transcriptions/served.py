@@ -155,8 +155,8 @@ class Served:
     def turn(self) -> None:
         self.frontend.on_wakeup()
         self.frontend.tick(self.loop.time())
-        messages = self.frontend.outbox.to_core.copy()
-        self.frontend.outbox.to_core.clear()
+        messages = self.frontend.outbox.to_cores[0].copy()
+        self.frontend.outbox.to_cores[0].clear()
         for message in messages:
             if isinstance(message, EngineCoreRequest):
                 self.requests.append(message)

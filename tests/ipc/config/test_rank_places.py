@@ -6,6 +6,7 @@ import pytest
 
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
+from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.base import Rank
 from tokenloom.tests.support.engine_specs import new_spec
@@ -36,3 +37,22 @@ def test_a_rank_on_another_host_has_the_heads_fingerprint_and_its_control_addres
     assert other.run_directory == "/run/there" and other.model_folder == "/models/there"
     assert other.local_ranks(Rank(0, 1)) == [Rank(0, 1)]
     assert spread(2, 2).fingerprint != head.fingerprint, "keys are new for each engine"
+
+
+def test_replicas_share_nothing_but_the_frontend_and_are_one_engine() -> None:
+    spec = new_spec(config=EngineConfig(data_parallel_size=3))
+    replicas = [spec.of_replica(replica) for replica in range(3)]
+    assert replicas[0] == spec and len({each.fingerprint for each in replicas}) == 1
+    for name in ("core", "steps", "results", "grammar", "tier"):
+        assert len({getattr(each.endpoints, name) for each in replicas}) == 3
+    for name in ("control", "clients"):
+        assert len({getattr(each.endpoints, name) for each in replicas}) == 1
+    assert len({each.own_file("blocks") for each in replicas}) == 3
+    assert len({each.identity("worker 0", 1) for each in replicas}) == 3
+
+
+@pytest.mark.parametrize("option", [{"kv_disk": "/disk"}, {"kv_events": "ipc:///events"}])
+def test_options_that_replicas_do_not_share_are_refused_by_name(option: dict[str, str]) -> None:
+    (name,) = (f"--{name.replace('_', '-')}" for name in option)
+    with pytest.raises(ConfigError, match=f"{name} does not go together with --data-parallel-size 2"):
+        EngineConfig(data_parallel_size=2, **option)  # type: ignore[arg-type]

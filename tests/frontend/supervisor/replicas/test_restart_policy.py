@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from tokenloom.frontend.supervisor.restart_policy import MAX_DELAY_S, MAX_FAILURES, RestartPolicy
+from tokenloom.frontend.supervisor.replicas.restart_policy import MAX_DELAY_S, MAX_FAILURES, RestartPolicy
 
 
 def test_restart_delays_grow_up_to_a_limit_and_end_after_failures_in_a_row() -> None:
@@ -23,12 +23,21 @@ def test_a_finished_step_resets_the_count_of_failures() -> None:
 
 
 def test_a_process_that_ran_long_enough_resets_the_count_if_steps_say_nothing_about_it() -> None:
-    policy = RestartPolicy(steady_s=30.0)
+    policy = RestartPolicy(steady_s=30.0, counts_steps=False)
     for _ in range(MAX_FAILURES):
         assert policy.on_failure(29.0) is not None
         policy.on_progress()
     assert policy.on_failure(29.0) is None
     assert policy.on_failure(30.0) == 0.0
+
+
+def test_a_replica_is_steady_by_its_steps_or_by_its_time_if_it_has_no_work() -> None:
+    policy = RestartPolicy(steady_s=30.0)
+    for _ in range(2 * MAX_FAILURES):
+        assert policy.on_failure(1.0) == 0.0
+        policy.on_progress()
+    for _ in range(2 * MAX_FAILURES):
+        assert policy.on_failure(30.0) == 0.0
 
 
 def test_a_loss_with_a_host_is_no_failure_and_excuses_the_last_one() -> None:

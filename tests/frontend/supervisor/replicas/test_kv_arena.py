@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenloom.frontend.supervisor.kv_arena import KVArena, arena_shape
+from tokenloom.frontend.supervisor.replicas.kv_arena import KVArena, arena_shape
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.messages.supervisor import Measured

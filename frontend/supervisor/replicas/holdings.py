@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from ...ipc.messages.base import Holding, MemoryTag
-from ...ipc.messages.supervisor import Reloaded, Reloading
+from ....ipc.messages.base import Holding, MemoryTag
+from ....ipc.messages.supervisor import Reloaded, Reloading
 
 logger = logging.getLogger("tokenloom.supervisor")
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 
-from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.errors import ConfigError
-from ...ipc.messages.supervisor import Measured
-from ...ipc.process.arena import Arena, ArenaShape, new_arena
-from ...ipc.process.machine_memory import available_bytes, gib
+from ....ipc.config.engine_spec import EngineSpec
+from ....ipc.errors import ConfigError
+from ....ipc.messages.supervisor import Measured
+from ....ipc.process.arena import Arena, ArenaShape, new_arena
+from ....ipc.process.machine_memory import available_bytes, gib
 
 STAGING_BYTES, STAGING_SLOTS = 64 << 20, 64  # at least, for blocks on their way to and from other tiers
 

@@ -1,0 +1,179 @@
+"""Cores: the table of an engine's cores, by replica, and the choice between them.
+
+A request belongs to one core, with all its answers. With a table of one there is no choice, hence no router and no
+work for it. Several cores share nothing, so a lost core's requests can go on at any other one: a request is its
+tokens. Knows no client.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from ...ipc.codec import num_ids
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.messages.base import PING_INTERVAL_S
+from ...ipc.messages.core import EngineControl, EngineCoreRequest, Started
+from ...ipc.messages.supervisor import ReplicaDown
+from ..replicas.prefix_keys import prefix_keys
+from ..replicas.router import Router
+from .core_client import CoreClient, FrontendOutbox
+from .request_state import AnswerState, RequestState
+
+NOWHERE = -1  # the core of a request while none is up
+
+
+class Cores:
+    """Owns a CoreClient for each core, and the router. Answers are known here by their keys."""
+
+    def __init__(
+        self, spec: EngineSpec, outbox: FrontendOutbox, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        num_cores = spec.config.data_parallel_size
+        outbox.to_cores = [[] for _ in range(num_cores)]
+        self.all = [CoreClient(spec.hello, unsent) for unsent in outbox.to_cores]
+        self.given_up: set[int] = set()  # these do not come back
+        self.next_ping_at = 0.0  # monotonic seconds
+        self._router = Router() if num_cores > 1 else None
+        self._started: set[int] = set()  # keys of answers that have left their core's queue; only with a router
+        self._monotonic = monotonic
+
+    @property
+    def is_up(self) -> bool:
+        """Whether any core has welcomed this frontend."""
+        return any(core.is_up for core in self.all)
+
+    @property
+    def are_all_up(self) -> bool:
+        """Whether every core that is not given up has."""
+        return all(core.is_up for number, core in enumerate(self.all) if number not in self.given_up)
+
+    @property
+    def numbers(self) -> set[int]:
+        """The cores that are not given up."""
+        return set(range(len(self.all))) - self.given_up
+
+    # ── cores come and go ────────────────────────────────────────────────────────────────────────────────────────
+
+    def connect(self) -> None:
+        """Queue Hello to all cores; called at the start."""
+        for core in self.all:
+            core.connect()
+
+    def on_welcome(self, number: int) -> None:
+        """Use a core, which has welcomed this frontend and knows none of its requests."""
+        self.all[number].is_up = True
+        self.resume(number)
+
+    def resume(self, number: int) -> None:
+        """Let the router pick a core whose prefix cache is empty: it is new, or its workers are. One that is not up
+        yet waits for its Welcome."""
+        if self._router is not None and self.all[number].is_up:
+            if number in self._router.loads:
+                self._router.lose(number)
+            self._router.add(number)
+
+    def on_down(self, down: ReplicaDown) -> bool:
+        """Pick a core no more that is lost, or has lost its workers. Return whether its requests may go on elsewhere:
+        not in a table of one, where they wait for the next core."""
+        if self._router is None:
+            return False
+        if down.replica in self._router.loads:
+            self._router.lose(down.replica)
+        self.all[down.replica].is_up &= down.has_core
+        if down.is_final:
+            self.given_up.add(down.replica)
+        return True
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, request: RequestState) -> None:
+        """Send a new request to the best core. If none is up, it is sent to the next one that is."""
+        message = request.to_core()
+        if self._router is not None:
+            request.core = self._pick(message, self._router)
+            if request.core == NOWHERE:
+                return
+        self.all[request.core].submit(message)
+
+    def resubmit(self, request: RequestState) -> None:
+        """Send a request again to its core, which does not know it."""
+        message = request.to_core()
+        if self._router is not None:
+            self._note_sent(message, request.core, _keys_of(message), self._router)
+        self.all[request.core].submit(message)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is a core that the router can pick."""
+        return self._router is not None and bool(self._router.cores)
+
+    def _pick(self, message: EngineCoreRequest, router: Router) -> int:
+        keys = _keys_of(message)
+        core = router.pick(keys, num_ids(message.prompt_token_ids), self._monotonic())
+        if core is None:
+            return NOWHERE
+        self._note_sent(message, core, keys, router)
+        return core
+
+    def _note_sent(self, message: EngineCoreRequest, core: int, keys: list[int], router: Router) -> None:
+        if core not in router.loads:
+            return
+        now, num_prompt = self._monotonic(), num_ids(message.prompt_token_ids)
+        for child in message.children:
+            if child.key not in router.open:
+                router.on_sent(child.key, core, keys, num_prompt + num_ids(child.output_token_ids), now)
+
+    def abort(self, number: int, keys: list[int]) -> None:
+        """Abort answers at their core, which have ended here or go on elsewhere."""
+        if number == NOWHERE:
+            return
+        if self._router is not None:
+            for key in keys:
+                self._forget(key, 0, self._router)
+        self.all[number].abort(keys)
+
+    def has_started(self, key: int) -> bool:
+        """Whether a core has begun to compute this answer."""
+        return key in self._started
+
+    def on_outputs(self, all_started: Iterable[Started], answers: Iterable[AnswerState]) -> None:
+        """Learn from one message of a core: started answers, and answers with new tokens or ends."""
+        if (router := self._router) is None:
+            return
+        now = self._monotonic()
+        for started in all_started:
+            if started.key in router.open:
+                self._started.add(started.key)
+                router.on_started(started.key, started.num_cached_tokens)
+        for answer in answers:
+            if answer.finish_reason is not None:
+                self._forget(answer.key, len(answer.token_ids), router)
+            elif (sent := router.open.get(answer.key)) is not None and not sent.first_token_at:
+                router.on_first_token(answer.key, now)
+
+    def _forget(self, key: int, num_tokens: int, router: Router) -> None:
+        self._started.discard(key)
+        if key in router.open:
+            router.on_finished(key, num_tokens, self._monotonic())
+
+    # ── orders and pings ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def control(self, number: int, command: EngineControl) -> None:
+        self.all[number].control(command)
+
+    def keep_alive(self, now: float) -> None:
+        """Ping the cores that are up, and set `next_ping_at`. Call it then, while a core has requests."""
+        if self.is_up:
+            self.next_ping_at = now + PING_INTERVAL_S
+            for core in self.all:
+                core.ping()
+
+
+def _keys_of(message: EngineCoreRequest) -> list[int]:
+    """Return the router's keys of a prompt: prompts with another salt, adapter or other media share no blocks."""
+    others = (message.params.cache_salt, message.adapter, message.media)
+    root = msgspec.msgpack.encode(others) if any(others) else b""
+    return prefix_keys(message.prompt_token_ids, root)

@@ -1,0 +1,66 @@
+"""Replica: what the supervisor knows of one replica: a core with its workers and, with KV tiers, a tier process.
+
+Replicas share nothing but the frontend: each has its own sizes, its own memory and its own units.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.messages.supervisor import Initialize, Measured, Progress
+from .launcher import Unit
+from .replicas.holdings import Holdings
+from .replicas.kv_arena import KVArena
+from .replicas.progress_sum import add_up, totals_of
+
+logger = logging.getLogger("tokenloom.supervisor")
+
+NO_PROGRESS = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
+
+
+class Replica:
+    """State of one replica. `units`: those that are kept alive; none once it has been given up."""
+
+    def __init__(self, spec: EngineSpec, number: int) -> None:
+        self.workers, self.core, self.tier = Unit("worker", number), Unit("core", number), Unit("tier", number)
+        self.units = [self.workers, self.core, *([self.tier] if spec.uses_tiers else [])]
+        self.number = number
+        self._has_others = spec.config.data_parallel_size > 1
+        self.arena = KVArena(spec)
+        self.holdings = Holdings(spec.model_folder)
+        self.sizes: Initialize | None = None  # None: not measured yet
+        self.progress = self._before = NO_PROGRESS  # of its core; totals of the cores before it
+        self.progress_at = 0.0  # monotonic seconds
+
+    def fit(self, group: Measured) -> Initialize:
+        """Decide the sizes, by what holds for all its workers."""
+        arena = self.arena.fit(group, group.max_blocks)
+        self.sizes = Initialize(
+            num_blocks=group.max_blocks, arena=arena, kernels=group.kernels, has_exact_drafts=group.has_exact_drafts
+        )
+        return self.sizes
+
+    def check(self, group: Measured) -> None:
+        """Warn if new workers have less room than their predecessors."""
+        if self.sizes is not None and group.max_blocks < (needed := self.sizes.num_blocks):
+            logger.warning("a new worker has room for %d KV blocks, %d are needed", group.max_blocks, needed)
+
+    def note(self, progress: Progress) -> bool:
+        """Record a report of its core; return whether steps have ended since the last one."""
+        has_moved = progress.step > self.progress.step
+        self.progress, self.progress_at = progress, time.monotonic()
+        return has_moved
+
+    def on_core_lost(self) -> None:
+        """Keep the totals of a core whose successor counts from 0. Frontends notice that by themselves if there is no
+        other core."""
+        if not self._has_others:
+            return
+        self._before = totals_of(add_up([self._before, self.progress]))
+        self.progress = NO_PROGRESS
+
+    def whole_progress(self) -> Progress:
+        """Return the last report, with totals since the engine's start."""
+        return add_up([self._before, self.progress]) if self._has_others else self.progress

@@ -1,0 +1,125 @@
+"""Roster: the units that are kept alive, with their numbers, restart policies and next starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from ...ipc.config.engine_spec import EngineSpec, process_name
+from ...ipc.messages.supervisor import Initialize, Measured, Progress
+from .children import Child, Children
+from .launcher import FRONTEND, Unit
+from .replica import Replica
+from .replicas.progress_sum import add_up
+from .replicas.restart_policy import RestartPolicy
+
+STEADY_S = 30.0  # for a tier process, about which steps say nothing, and for replicas, of which some may have no work
+
+
+class Roster:
+    """Owns the replicas and what is due. `numbers`: of each unit, as in ProcessSpec."""
+
+    def __init__(self, spec: EngineSpec, children: Children) -> None:
+        self._children = children
+        self.replicas = [Replica(spec, number) for number in range(spec.config.data_parallel_size)]
+        self.numbers = dict.fromkeys(self.units, 0)
+        self.start_at: dict[Unit, float] = {}  # of units to be started; monotonic seconds
+        steady_s = STEADY_S if len(self.replicas) > 1 else None
+        self.policies = {
+            unit: RestartPolicy(STEADY_S, counts_steps=False) if unit.role == "tier" else RestartPolicy(steady_s)
+            for unit in self.units
+        }
+
+    @property
+    def units(self) -> list[Unit]:
+        """All units that are kept alive."""
+        return [*(unit for replica in self.replicas for unit in replica.units), FRONTEND]
+
+    @property
+    def alive(self) -> list[Replica]:
+        """The replicas that were not given up."""
+        return [replica for replica in self.replicas if replica.units]
+
+    def replica_of(self, child: Child) -> Replica:
+        return self.replicas[child.spec.unit.replica]
+
+    def on_failure(self, child: Child) -> float | None:
+        """Count the loss of a process; return the delay before the next start of its unit, None: give up."""
+        ran_s = None if child.process.is_blameless else time.monotonic() - child.started_at
+        return self.policies[child.spec.unit].on_failure(ran_s)
+
+    def replace(self, unit: Unit, delay_s: float) -> None:
+        """Kill the processes of a unit; their successors start after `delay_s`."""
+        self._children.remove(unit)
+        self.numbers[unit] += 1
+        self.start_at[unit] = time.monotonic() + delay_s
+
+    def give_up(self, replica: Replica) -> None:
+        """Kill the processes of a replica for good."""
+        for unit in replica.units:
+            self._children.remove(unit)
+            self.start_at.pop(unit, None)
+        replica.units = []
+        replica.on_core_lost()
+
+    def startable(self, *, is_serving: bool) -> dict[Unit, float]:
+        """Return the start times of the units that can be started. A later core than the first needs workers to
+        probe."""
+        waits = {each.core for each in self.replicas if is_serving and not self._children.is_up(each.workers)}
+        due = self.start_at.items()
+        return {unit: when for unit, when in due if unit not in waits and not self._children.obstacle(unit)}
+
+    def on_measured(self, replica: Replica, measured: Measured) -> Initialize | None:
+        """Send the sizes of a replica whose workers have all measured; return them if they are new."""
+        if (group := self._children.measured(replica.workers)) is None:
+            return None
+        if replica.sizes is not None:
+            replica.check(group)
+            self._children.send_to(replica.workers, replica.sizes)
+            return None
+        sizes = replica.fit(group)
+        self._children.send_to(replica.workers, sizes)  # later ranks get it when they have measured
+        self._children.announce(sizes, replica.core, replica.tier)
+        pools = [each.sizes.num_blocks for each in self.replicas if each.sizes is not None]
+        num_all = sum(pools) - len(pools)  # each pool has a null block
+        joint = msgspec.structs.replace(sizes, num_blocks=min(pools), num_all_blocks=num_all)
+        self._children.announce(joint, FRONTEND)
+        return sizes
+
+    def on_progress(self, core: Child, progress: Progress) -> None:
+        """Record a report of a core. If steps have ended, its replica and the frontend count as steady."""
+        if self.replica_of(core).note(progress):
+            for unit, policy in self.policies.items():
+                if unit == FRONTEND or unit.replica == core.spec.unit.replica:
+                    policy.on_progress()
+
+    def progress(self) -> Progress:
+        """Return the last reports of the cores, added up, with the state of their processes."""
+        alive, children = self.alive, self._children
+        obstacles = [children.obstacle(each.workers) for each in alive]
+        workers = [child for each in alive for child in children.of(each.workers)]
+        return msgspec.structs.replace(
+            add_up([each.whole_progress() for each in self.replicas]),
+            num_restarts=sum(policy.num_restarts for policy in self.policies.values()),
+            worker_memory_bytes=[child.process.resident_bytes() for child in workers],
+            is_core_up=any(children.is_up(each.core) for each in alive),
+            obstacle=obstacles[0] if all(obstacles) else "",
+            is_asleep=any(each.holdings.asleep for each in alive),
+        )
+
+    @property
+    def progress_age_s(self) -> float:
+        """Return the age of the oldest last report."""
+        return time.monotonic() - min(each.progress_at for each in self.alive)
+
+    @property
+    def num_blocks(self) -> int:
+        """Return the KV blocks of all pools, 0 before they are measured."""
+        return sum(each.sizes.num_blocks for each in self.alive if each.sizes is not None)
+
+    @property
+    def num_restarts(self) -> Mapping[str, int]:
+        """Return the restarts by the name of the unit."""
+        return {process_name(unit.role, unit.replica): policy.num_restarts for unit, policy in self.policies.items()}

@@ -1,0 +1,276 @@
+"""The Frontend with several cores: where requests go, also after the loss of a core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tokenloom.ipc.codec import decode_ids, encode_ids
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.errors import ErrorInfo
+from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Welcome
+from tokenloom.ipc.messages.client import Control, Done, QueryFailed
+from tokenloom.ipc.messages.core import (
+    AbortRequests,
+    ControlDone,
+    EngineControl,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    Finished,
+    Started,
+)
+from tokenloom.ipc.messages.supervisor import CoreUp, ReplicaDown, WorkersUp
+from tokenloom.tests.frontend.bench import Bench, new_submit
+
+WELCOME = Welcome(protocol_version=PROTOCOL_VERSION, run_id="r")
+LOST = "core of replica was lost"
+
+
+class Fleet(Bench):
+    """A Bench with `num_cores` cores."""
+
+    def __init__(self, num_cores: int = 2) -> None:
+        self.by_core: list[list[Any]] = [[] for _ in range(num_cores)]
+        super().__init__(config=EngineConfig(data_parallel_size=num_cores))
+        for core in range(1, num_cores):
+            self.frontend.on_core_message(WELCOME, core)
+        self.turn()
+        self.clear()
+
+    def turn(self) -> None:
+        sent = [list(messages) for messages in self.frontend.outbox.to_cores]
+        for messages in self.frontend.outbox.to_cores[1:]:
+            messages.clear()
+        super().turn()
+        for messages, new in zip(self.by_core, sent, strict=True):
+            messages += new
+
+    def clear(self) -> None:
+        for messages in self.by_core:
+            messages.clear()
+
+    def send(self, request_id: str, **fields: Any) -> tuple[int, EngineCoreRequest]:
+        """Submit a request; return the core that gets it, and its message."""
+        before = [len(messages) for messages in self.by_core]
+        self.say(new_submit(request_id, **fields))
+        return self.last(before)
+
+    def last(self, before: list[int] | None = None) -> tuple[int, EngineCoreRequest]:
+        found = [
+            (core, message)
+            for core, messages in enumerate(self.by_core)
+            for message in messages[0 if before is None else before[core] :]
+            if isinstance(message, EngineCoreRequest)
+        ]
+        return found[-1]
+
+    def from_core(self, core: int, **columns: Any) -> None:
+        self.frontend.on_core_message(EngineCoreOutputs(**columns), core)
+        self.turn()
+
+    def start(self, core: int, key: int) -> None:
+        self.from_core(core, accepted=[key], started=[Started(key=key)])
+
+    def token(self, core: int, key: int, start: int, token_id: int) -> None:
+        columns = {"keys": key, "starts": start, "counts": 1, "token_ids": token_id}
+        self.from_core(core, **{name: encode_ids([value]) for name, value in columns.items()})
+
+    def lose(self, core: int, **fields: Any) -> None:
+        self.clear()
+        self.frontend.on_control_message(ReplicaDown(replica=core, reason=LOST, **fields))
+        self.turn()
+
+    def welcome(self, core: int) -> None:
+        self.frontend.on_control_message(CoreUp(core_epoch=1, replica=core))
+        self.frontend.on_core_message(WELCOME, core)
+        self.turn()
+
+    def keys(self, core: int) -> list[int]:
+        """The keys of all requests that were sent to a core."""
+        requests = [message for message in self.by_core[core] if isinstance(message, EngineCoreRequest)]
+        return [child.key for request in requests for child in request.children]
+
+    def aborts(self, core: int) -> list[int]:
+        orders = [message for message in self.by_core[core] if isinstance(message, AbortRequests)]
+        return [key for order in orders for key in order.keys]
+
+
+def test_an_answer_of_a_lost_core_goes_on_at_another_with_its_tokens() -> None:
+    fleet = Fleet()
+    first, request = fleet.send("r", params={"seed": 5, "max_tokens": 9})
+    key = request.children[0].key
+    fleet.start(first, key)
+    fleet.token(first, key, 0, 70)
+    fleet.lose(first)
+    second, again = fleet.last()
+    assert second != first and again.num_losses == 1
+    (child,) = again.children
+    assert decode_ids(child.output_token_ids).tolist() == [70] and child.seed == 5
+    fleet.token(second, child.key, 1, 71)
+    fleet.from_core(second, finished=[Finished(key=child.key, reason="length")])
+    deltas = fleet.deltas()
+    assert b"".join(delta.token_ids for delta in deltas) == encode_ids([70, 71])
+    assert deltas[-1].finish_reason == "length"
+
+
+def test_late_columns_of_a_core_that_no_longer_owns_an_answer_change_nothing() -> None:
+    fleet = Fleet()
+    first, request = fleet.send("r")
+    key = request.children[0].key
+    fleet.start(first, key)
+    fleet.lose(first, has_core=True)
+    assert fleet.aborts(first) == [key], "the core lives, so that the answer has to be ended there"
+    fleet.heard()
+    fleet.token(first, key, 0, 70)
+    fleet.from_core(first, finished=[Finished(key=key, reason="error", error=ErrorInfo("internal", "late"))])
+    assert fleet.deltas() == []
+    second, again = fleet.last()
+    fleet.token(second, again.children[0].key, 0, 71)
+    assert [delta.token_ids for delta in fleet.deltas()] == [encode_ids([71])]
+
+
+def test_answers_of_one_request_stay_together() -> None:
+    fleet = Fleet(3)
+    _, request = fleet.send("r", params={"n": 5, "seed": 1})
+    assert len(request.children) == 5 and sum(map(len, map(fleet.keys, range(3)))) == 5
+
+
+def test_prompts_with_a_long_common_beginning_go_to_one_core_and_others_spread() -> None:
+    fleet, common = Fleet(3), "a city in France " * 40
+    homes = []
+    for i in range(6):
+        core, request = fleet.send(f"s{i}", prompt=f"{common}{i}")
+        homes.append(core)
+        key = request.children[0].key
+        fleet.start(core, key)
+        fleet.now += 0.05
+        fleet.token(core, key, 0, 70)
+        fleet.from_core(core, finished=[Finished(key=key, reason="stop")])
+    assert len(set(homes)) == 1
+    others = [fleet.send(f"o{i}", prompt=f"{i} words " * 30)[0] for i in range(12)]
+    assert all(others.count(core) >= 2 for core in range(3)), others
+
+
+def test_a_request_that_ends_three_cores_is_given_up_and_others_go_on() -> None:
+    fleet = Fleet(4)
+    core, request = fleet.send("poison")
+    for num_losses in (1, 2):
+        fleet.start(core, request.children[0].key)
+        fleet.lose(core)
+        core, request = fleet.last()
+        assert request.num_losses == num_losses
+    innocent = next(f"i{i}" for i in range(99) if fleet.send(f"i{i}")[0] == core)  # it waits there
+    fleet.start(core, request.children[0].key)
+    fleet.heard()
+    fleet.lose(core)
+    (delta,) = fleet.deltas()
+    assert delta.request_id == "poison" and delta.error is not None
+    assert "3 times and was given up" in delta.error.message and LOST in delta.error.message
+    (moved,) = [message for messages in fleet.by_core for message in messages if isinstance(message, EngineCoreRequest)]
+    assert moved.num_losses == 0, f"{innocent} was not computed"
+
+
+def test_a_new_token_between_two_losses_clears_an_answer() -> None:
+    fleet = Fleet(3)
+    core, request = fleet.send("r", params={"max_tokens": 99})
+    for i in range(8):
+        key = request.children[0].key
+        fleet.start(core, key)
+        fleet.token(core, key, i, 70)
+        fleet.lose(core)
+        fleet.welcome(core)
+        core, request = fleet.last()
+        assert request.num_losses == 1
+
+
+def test_without_any_core_requests_wait_for_the_first_that_comes_back() -> None:
+    fleet = Fleet()
+    core, request = fleet.send("old")
+    fleet.start(core, request.children[0].key)
+    fleet.lose(core)
+    fleet.lose(1 - core)
+    fleet.say(new_submit("new"))
+    assert fleet.keys(0) == fleet.keys(1) == [] and not fleet.frontend.is_ready
+    fleet.welcome(core)
+    assert len(fleet.keys(core)) == 2 and isinstance(fleet.by_core[core][0], Hello)
+
+
+def test_workers_that_come_back_get_requests_again_and_keep_theirs_if_there_is_no_other_core() -> None:
+    fleet = Fleet()
+    core, request = fleet.send("r")
+    fleet.lose(1 - core)
+    fleet.lose(core, has_core=True)
+    assert fleet.aborts(core) == fleet.keys(core) == [], "its core keeps it until there are workers"
+    fleet.frontend.on_control_message(WorkersUp(generation=1, replica=core))
+    fleet.token(core, request.children[0].key, 0, 70)
+    assert fleet.deltas() and fleet.send("next")[0] == core
+
+
+def test_requests_without_a_core_go_to_the_one_whose_workers_come_back_first() -> None:
+    fleet = Fleet()
+    fleet.lose(1)
+    fleet.lose(0, has_core=True)
+    fleet.say(new_submit("new"))
+    assert fleet.keys(0) == fleet.keys(1) == []
+    fleet.frontend.on_control_message(WorkersUp(generation=1, replica=1))  # its core is not back yet
+    fleet.turn()
+    assert fleet.keys(0) == fleet.keys(1) == []
+    fleet.frontend.on_control_message(WorkersUp(generation=1, replica=0))
+    fleet.turn()
+    assert len(fleet.keys(0)) == 1 and fleet.keys(1) == []
+
+
+def test_an_aborted_request_is_aborted_at_its_own_core() -> None:
+    fleet = Fleet()
+    core, request = fleet.send("r")
+    fleet.frontend.abort_answer(request.children[0].key)
+    fleet.turn()
+    assert fleet.aborts(core) == [request.children[0].key] and fleet.aborts(1 - core) == []
+
+
+def control(fleet: Fleet, query_id: int, action: Any) -> int:
+    """Send a command; return its id at the cores, which all get it."""
+    fleet.clear()
+    fleet.say(Control(query_id=query_id, action=action))
+    found = [[each for each in messages if isinstance(each, EngineControl)] for messages in fleet.by_core]
+    (control_id,) = {each.control_id for messages in found for each in messages}
+    assert [len(messages) for messages in found] == [1] * len(found)
+    return control_id
+
+
+def test_a_command_is_for_all_cores_and_done_when_all_have_carried_it_out() -> None:
+    fleet = Fleet(3)
+    control_id = control(fleet, 1, "reset_prefix_cache")
+    for core in range(3):
+        assert fleet.heard() == []
+        fleet.frontend.on_core_message(ControlDone(control_id=control_id), core)
+        fleet.turn()
+    (done,) = fleet.heard()
+    assert isinstance(done, Done) and done.query_id == 1
+    control_id = control(fleet, 2, "sleep")
+    for core in range(3):
+        error = ErrorInfo("request", "it cannot") if core == 1 else None
+        fleet.frontend.on_core_message(ControlDone(control_id=control_id, error=error), core)
+    fleet.turn()
+    (failed,) = fleet.heard()
+    assert isinstance(failed, QueryFailed) and failed.error.message == "it cannot"
+
+
+@pytest.mark.parametrize("is_final", [False, True])
+def test_a_command_waits_for_a_new_core_but_not_for_one_that_is_given_up(is_final: bool) -> None:
+    fleet = Fleet()
+    control_id = control(fleet, 1, "reset_prefix_cache")
+    fleet.frontend.on_core_message(ControlDone(control_id=control_id), 0)
+    fleet.lose(1, is_final=is_final)
+    if not is_final:
+        assert fleet.heard() == []
+        fleet.welcome(1)
+        assert any(isinstance(message, EngineControl) for message in fleet.by_core[1])
+        fleet.frontend.on_core_message(ControlDone(control_id=control_id), 1)
+        fleet.turn()
+    (done,) = fleet.heard()
+    assert isinstance(done, Done)
+    if is_final:
+        fleet.say(Control(query_id=2, action="reset_prefix_cache"))
+        assert fleet.heard() == [] and any(isinstance(message, EngineControl) for message in fleet.by_core[0])
