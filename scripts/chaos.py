@@ -96,7 +96,10 @@ def run(arguments: argparse.Namespace, engine: Engine, adapters: list[Path]) -> 
         model = Path(arguments.model or DEMO_FOLDER)
         adapter = adapters[-1] if adapters else None
         num_ranks, has_images = arguments.tensor_parallel_size, arguments.images
-        faults = Faults(engine, clients, rng, num_ranks, model, disk, adapter, has_images=has_images)
+        num_replicas = arguments.data_parallel_size
+        faults = Faults(
+            engine, clients, rng, num_ranks, model, disk, adapter, has_images=has_images, num_replicas=num_replicas
+        )
         counts, recovery = inflict(arguments.faults, faults, rng, clients, watch)
     finally:
         is_hung = clients.stop()
@@ -185,6 +188,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", help="default: the demo model")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--data-parallel-size", type=int, default=1)
     parser.add_argument("--adapters", type=int, default=0, help=f"LoRA adapters, over {ADAPTER_SLOTS} slots")
     parser.add_argument("--images", action="store_true", help="serve a model that sees images, and send some")
     parser.add_argument("--kv-disk", help="folder for KV blocks; the tier process joins the victims")
@@ -192,6 +196,7 @@ def main(argv: list[str] | None = None) -> int:
     options = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32"]
     options += ["--step-timeout-s", "1.5", "--hang-timeout-s", "1.5", "--max-num-seqs", "16"]
     options += ["--tensor-parallel-size", str(arguments.tensor_parallel_size)]
+    options += ["--data-parallel-size", str(arguments.data_parallel_size)]
     if arguments.kv_disk:
         options += ["--kv-disk", arguments.kv_disk, *TIER_OPTIONS]
     with tempfile.TemporaryDirectory() as runtime:

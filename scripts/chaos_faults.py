@@ -17,6 +17,7 @@ import zmq
 
 from tokenloom import Client, EngineDead, InternalError, SamplingParams
 from tokenloom.ipc.codec import encode, encode_ids
+from tokenloom.ipc.config.engine_spec import process_name
 from tokenloom.ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello
 from tokenloom.ipc.messages.client import Submit
 from tokenloom.ipc.process.faults import POINTS
@@ -58,13 +59,15 @@ class Faults:
         adapter: Path | None = None,
         *,
         has_images: bool = False,
+        num_replicas: int = 1,
     ) -> None:
         """`model` is the folder of the weights that are served; `disk`: of the tier process, if there is one;
         `adapter`: the folder of an adapter that no request names, if adapters are served; has_images: in requests."""
         self._engine, self._clients, self._rng, self._model = engine, clients, rng, model
-        workers = [f"worker {rank}" for rank in range(num_ranks)]
+        processes = [*(f"worker {rank}" for rank in range(num_ranks)), "core"]
+        processes += [process_name(name, replica) for replica in range(1, num_replicas) for name in processes]
         optional = [*(["tier"] if disk else []), *(["media"] if has_images else [])]
-        self._roles = [*workers, "core", "frontend", *optional, "grammar"]
+        self._roles = [*processes, "frontend", *optional, "grammar"]
         self._num_ranks = num_ranks
         others = (*NOT_PASSED, *OF_ADAPTERS, *(() if disk else OF_TIERS))
         self._points = [point for point in POINTS if point not in others]
