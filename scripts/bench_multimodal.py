@@ -334,7 +334,7 @@ def measure_audio(report: Report, arguments: argparse.Namespace) -> None:
 def open_engine(folder: Path, arguments: argparse.Namespace, runtime: Path, *more: str) -> Engine:
     rows = max(32, arguments.rows + (arguments.clips if arguments.audio else 8))
     options = ["--model", str(folder), "--device", "cpu", "--max-num-seqs", str(rows)]
-    options += ["--num-threads", str(arguments.threads), *more]
+    options += ["--num-threads", str(arguments.threads), "--speculation", "off", *more]  # rows go on side by side
     if not arguments.audio:  # Whisper takes 448 tokens
         options += ["--max-model-len", str(arguments.max_model_len)]
     return Engine(runtime, options, has_faults=False)
