@@ -167,10 +167,7 @@ class Agent:
 
     def wait_text(self, text: str, count: int = 1) -> None:
         """Wait until it has written `text` so often."""
-        deadline = time.monotonic() + DEADLINE_S
-        while self.text.count(text) < count:
-            assert time.monotonic() < deadline, f"not written: {text}\n{self.text}"
-            time.sleep(0.02)
+        _wait_written(self.errors, text, count)
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -198,6 +195,14 @@ class Agent:
         self.process.wait()
 
 
+def _wait_written(file: Path, text: str, count: int) -> None:
+    """Wait until a file has `text` so often."""
+    deadline = time.monotonic() + DEADLINE_S
+    while (found := file.read_text(encoding="utf-8")).count(text) < count:
+        assert time.monotonic() < deadline, f"not written: {text}\n{found}"
+        time.sleep(0.02)
+
+
 def _is_alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -220,7 +225,4 @@ class SpreadEngine(Engine):
 
     def wait_text(self, text: str, count: int = 1) -> None:
         """Wait until it has written `text` to stderr so often."""
-        deadline = time.monotonic() + DEADLINE_S
-        while self.text.count(text) < count:
-            assert time.monotonic() < deadline, f"not written: {text}\n{self.text}"
-            time.sleep(0.02)
+        _wait_written(self.errors, text, count)
