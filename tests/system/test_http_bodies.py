@@ -70,8 +70,8 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
-    with LaunchedEngine(tmp_path_factory.mktemp("http"), "--http", "0") as engine:
-        engine.wait_http()
+    with LaunchedEngine(tmp_path_factory.mktemp("http"), "--http", "0", "--speculation", "off") as engine:
+        engine.wait_http()  # usage would count the guessed tokens, of which a repeated request has more
         yield engine
 
 
