@@ -16,7 +16,7 @@ from collections.abc import Callable
 from ...ipc.channel import count_malformed
 from ...ipc.codec import Decoder
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.errors import ErrorInfo, ProtocolError, TokenloomError
+from ...ipc.errors import ErrorInfo, ProtocolError
 from ...ipc.messages.base import (
     LEASE_S,
     PING_INTERVAL_S,
@@ -36,7 +36,6 @@ from ...ipc.messages.client import (
     Credit,
     FrontendMessage,
     Health,
-    Medium,
     PutMedium,
     QueryFailed,
     Submit,
@@ -59,9 +58,8 @@ from ..adapters.desk import AdapterDesk
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
 from ..intake.host import IntakeHost
 from ..intake.input_processor import InputProcessor
-from ..intake.prompt import Prompt
 from ..intake.prompt_reader import PromptReader
-from ..intake.thread_pool import Then, ThreadPool
+from ..intake.thread_pool import ThreadPool
 from ..metrics.tracing import new_tracing
 from ..text.chat_template import ChatTemplate
 from ..text.detokenizer import DetokenizerFactory
@@ -72,8 +70,9 @@ from .core_client import FrontendOutbox
 from .cores import Cores
 from .engine_metrics import EngineMetrics
 from .large_frame import LARGE_BYTES, check_large_frame, message_id
+from .media.expansion import MediaExpansion
 from .media.media_desk import MediaDesk
-from .media.media_input import MediaInput, ReadMedium
+from .media.media_input import MediaInput
 from .output_processor import OutputProcessor
 from .queries import QueryProcessor
 from .request_manager import RequestManager
@@ -116,9 +115,6 @@ class Frontend:
         self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key))
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._cores = Cores(spec, self.outbox, monotonic)
-        self._controls = ControlProxy(
-            spec, self._cores, self.adapters, self.thread_pool, self.prompts, self.expand, self.outbox
-        )
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts, self.adapters.names_of)
         self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # read in each turn
@@ -134,6 +130,10 @@ class Frontend:
             self.metrics,
             self.counts,
             unix_time,
+        )
+        self.expand = MediaExpansion(self.media, self.inputs.media_limits, self._requests.placed).expand
+        self._controls = ControlProxy(
+            spec, self._cores, self.adapters, self.thread_pool, self.prompts, self.expand, self.outbox
         )
         self._ticked_at = 0.0  # monotonic seconds
         self._drains_at = NEVER  # earliest time at which draining may end; monotonic seconds
@@ -273,27 +273,6 @@ class Frontend:
     def _may_refuse(self, session: Session, request_id: str) -> bool:
         """Whether a malformed Submit of this id may be answered as a failed request: the id is valid and not open."""
         return 0 < len(request_id) <= MAX_REQUEST_ID_CHARACTERS and request_id not in session.request_by_id
-
-    def expand(self, token_ids: bytes, media: list[Medium], then: Then[Prompt]) -> None:
-        """Call `then` with a prompt and the tokens of its media in it, or with an error."""
-
-        def on_read(read: list[ReadMedium] | TokenloomError) -> None:
-            self.media.release(job)
-            try:
-                if isinstance(read, TokenloomError):
-                    raise read
-                prompt = self._requests.placed(Prompt(token_ids, None), read)
-            except TokenloomError as error:
-                then(error)
-            else:
-                then(prompt)
-
-        try:
-            self.inputs.media_limits.check_media(media)
-        except TokenloomError as error:
-            then(error)
-        else:
-            job = self.media.read(media, on_read)
 
     # ── core ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
