@@ -133,7 +133,7 @@ class CoreProcess:
         self._engine.adapters.table.adopt(self._workers.slots)
         if self._spec.config.kv_events is not None:
             events = self._engine.scheduler.kv_cache.attach_events()
-            self._events = EventPort(self._context, self._spec.config, events.take, self._zap)
+            self._events = EventPort(self._context, self._spec.config, events.take, self._zap, self._spec.replica)
         self._controls = ControlQueue(self._engine, self._frontends.answer, self._ask_to_reload, self._profile)
         self.supervisor.send(Phase(name="workers joined", duration_s=time.monotonic() - begun))
         self.supervisor.send(Ready())

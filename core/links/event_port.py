@@ -1,10 +1,10 @@
 """EventPort: publishes KV events to any number of subscribers, and repeats those that a subscriber has missed.
 
-    PUB:    [topic "", number u64 big-endian, msgpack of [unix seconds, [events], 0]]
+    PUB:    [topic "", number u64 big-endian, msgpack of [unix seconds, [events], replica]]
     ROUTER: ["", first number u64 big-endian] → ["", number, msgpack] …, then ["", 2^64 - 1, ""]      vLLM's form
 
-The ROUTER has the next port of a tcp address, or -replay after the path of an ipc one. Numbers begin at 0 with each
-core; the first event of a core is AllBlocksCleared.
+The ROUTER has the next port of a tcp address, or -replay after the path of an ipc one. Each replica has addresses of
+its own. Numbers begin at 0 with each core; the first event of a core is AllBlocksCleared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import zmq
 
 from ...ipc.client_auth import DOMAIN, ZapHandler
 from ...ipc.config.engine_config import EngineConfig
-from ...ipc.config.tier_places import replay_address
+from ...ipc.config.tier_places import events_address_of, replay_address
 from ...ipc.errors import ConfigError
 from ...ipc.keys import Keys
 from ...ipc.sockets import new_socket, receive
@@ -38,10 +38,11 @@ class EventPort:
         config: EngineConfig,
         take: Callable[[], Sequence[object]],
         zap: ZapHandler | None = None,
+        replica: int = 0,
     ) -> None:
         """take: returns the events since its last call. zap: the handler of the context, if it has one."""
         assert config.kv_events is not None
-        self._take = take
+        self._take, self._replica = take, replica
         self._encoder = msgspec.msgpack.Encoder()
         self._number = 0
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=NUM_KEPT)
@@ -50,8 +51,9 @@ class EventPort:
         self._publisher, self._replayer = new_socket(context, zmq.PUB), new_socket(context, zmq.ROUTER)
         self._publisher.setsockopt(zmq.SNDHWM, MAX_UNSENT)
         self._replayer.setsockopt(zmq.SNDHWM, 4 * REPLAYS_PER_TURN)
-        addresses = (config.kv_events, replay_address(config.kv_events))
-        if config.key_file is not None and config.kv_events.startswith("tcp://"):
+        address = events_address_of(config.kv_events, replica)
+        addresses = (address, replay_address(address))
+        if config.key_file is not None and address.startswith("tcp://"):
             keys = Keys.load(config.key_file)
             keys.secure_server(self._publisher, DOMAIN)
             keys.secure_server(self._replayer, DOMAIN)
@@ -76,7 +78,7 @@ class EventPort:
         if self._zap is not None:
             self._zap.answer()
         if events := self._take():
-            batch = self._encoder.encode([time.time(), events, 0])
+            batch = self._encoder.encode([time.time(), events, self._replica])
             self._publisher.send_multipart([b"", self._number.to_bytes(8, "big"), batch])
             self._kept.append((self._number, batch))
             self._number += 1

@@ -1,4 +1,4 @@
-"""The tier process: python -m tokenloom.core.tiers.process --number N --arena-fd F
+"""The tier process: python -m tokenloom.core.tiers.process --number N --replica R --arena-fd F
 
 Finds, loads and stores KV blocks for the core: on a disk, in a remote store and in other engines. A child of the
 supervisor. One loop receives orders and sends reports; all that may block runs in threads. Knows slots, never blocks of
@@ -23,7 +23,7 @@ from ...ipc.channel import Channel
 from ...ipc.child import SupervisorChannel, run_child
 from ...ipc.codec import decode_ids
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.config.tier_places import peer_addresses
+from ...ipc.config.tier_places import listen_address_of, peer_addresses
 from ...ipc.errors import ConfigError, ProtocolError
 from ...ipc.messages.supervisor import Initialize, Ready, Stop
 from ...ipc.messages.tier import (
@@ -78,7 +78,7 @@ class TierProcess:
     def __init__(self, spec: EngineSpec, number: int, arena_fd: int) -> None:
         self._spec, self._number, self._arena_fd = spec, number, arena_fd
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.supervisor = SupervisorChannel(self._context, spec, b"tier-%d" % number)
+        self.supervisor = SupervisorChannel(self._context, spec, spec.identity("tier", number))
         self._reports = Reports()
         self._pins = Pins(self._reports.put)
         self._peer_server: PeerServer | None = None
@@ -104,7 +104,7 @@ class TierProcess:
         self._sources = _new_sources(self._spec, self._reports)
         self._lanes = {number: Lane(source, 1 << number) for number, source in self._sources.items()}
         self._finder = Finder(self._sources, self._reports.put)
-        if (address := self._spec.config.kv_listen) is not None:
+        if (address := _listen_address(self._spec)) is not None:
             disk = self._sources.get(SOURCES.index("disk"))
             self._peer_server = PeerServer(address, self._secret, self._pins, self._arena.slot, disk)
         socket = new_socket(self._context, zmq.DEALER)
@@ -297,20 +297,30 @@ def _new_sources(spec: EngineSpec, reports: Reports) -> dict[int, Source]:
     """Make the configured sources, by their index in SOURCES; looked up in this order."""
     config, sources = spec.config, list[Source]()
     if config.kv_disk is not None:
-        sources.append(DiskSource(Path(config.kv_disk), config.kv_disk_bytes, config.kv_quota, reports.touch))
+        folder, max_bytes = Path(config.kv_disk), config.kv_disk_bytes // config.data_parallel_size
+        folder = folder / f"replica-{spec.replica}" if spec.replica else folder  # each folder has one writer
+        sources.append(DiskSource(folder, max_bytes, config.kv_quota, reports.touch))
     if config.kv_remote is not None:
         sources.append(RemoteSource(config.kv_remote, reports.touch))
-    if peers := [address for address in peer_addresses(config.kv_peers) if address != config.kv_listen]:
+    if peers := [address for address in peer_addresses(config.kv_peers) if address != _listen_address(spec)]:
         sources.append(PeerSource(peers, reports.touch))
     return {SOURCES.index(source.name): source for source in sources}
+
+
+def _listen_address(spec: EngineSpec) -> str | None:
+    """Return where other engines load the blocks of this replica."""
+    address = spec.config.kv_listen
+    return None if address is None else listen_address_of(address, spec.replica)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenloom tier", description="Moves KV blocks; started by the supervisor.")
     parser.add_argument("--number", type=int, required=True)
+    parser.add_argument("--replica", type=int, default=0)
     parser.add_argument("--arena-fd", type=int, required=True)
     arguments = parser.parse_args()
-    return run_child("tier", lambda spec: TierProcess(spec, arguments.number, arguments.arena_fd))
+    options = (arguments.number, arguments.arena_fd)
+    return run_child("tier", lambda spec: TierProcess(spec, *options), replica=arguments.replica)
 
 
 if __name__ == "__main__":

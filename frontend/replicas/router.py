@@ -140,6 +140,10 @@ class Router:
         self._on_aged(core)
         index.add(core, keys, load.num_inserted)
 
+    def on_prefetched(self, core: int, keys: Sequence[int]) -> None:
+        """Note that a core has loaded the KV blocks of a prompt, without a request."""
+        self.index.add(core, keys, self.loads[core].num_inserted)
+
     def on_started(self, request_id: int, num_cached_tokens: int) -> None:
         """Learn how much the core found in its prefix cache, when an answer leaves its waiting queue."""
         sent = self.open[request_id]

@@ -167,8 +167,10 @@ class ControlProxy:
             adapter_digest=adapter_digest,
             media=[*media],
         )
-        self._open[command.control_id] = _OpenControl(command, finish, self._cores.numbers)
-        for core in self._cores.numbers:
+        is_for_one = command.action == "prefetch_kv"
+        cores = {self._cores.pick_for_prefetch(command)} if is_for_one else self._cores.numbers
+        self._open[command.control_id] = _OpenControl(command, finish, set(cores))
+        for core in cores:
             self._cores.control(core, command)
 
     def on_done(self, core: int, done: ControlDone) -> None:

@@ -16,6 +16,7 @@ from ...ipc.codec import num_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.base import PING_INTERVAL_S
 from ...ipc.messages.core import EngineControl, EngineCoreRequest, Started
+from ...ipc.messages.media import MediaSpan
 from ...ipc.messages.supervisor import ReplicaDown
 from ..replicas.prefix_keys import prefix_keys
 from ..replicas.router import Router
@@ -118,6 +119,19 @@ class Cores:
         self._note_sent(message, core, keys, router)
         return core
 
+    def pick_for_prefetch(self, command: EngineControl) -> int:
+        """Return the core that is to load a prompt's blocks, and send requests that begin like it there, too. All
+        cores are up."""
+        if (router := self._router) is None:
+            return 0
+        prompt = command.prompt_token_ids
+        keys = _keys(prompt, command.cache_salt, command.adapter_digest, command.media)
+        core = router.pick(keys, num_ids(prompt), self._monotonic())
+        if core is None:  # all workers are being replaced
+            return min(self.numbers)
+        router.on_prefetched(core, keys)
+        return core
+
     def _note_sent(self, message: EngineCoreRequest, core: int, keys: list[int], router: Router) -> None:
         if core not in router.loads:
             return
@@ -173,7 +187,12 @@ class Cores:
 
 
 def _keys_of(message: EngineCoreRequest) -> list[int]:
+    """Return the router's keys of a request's prompt."""
+    digest = b"" if message.adapter is None else message.adapter.digest
+    return _keys(message.prompt_token_ids, message.params.cache_salt, digest, message.media)
+
+
+def _keys(prompt: bytes, cache_salt: str | None, adapter_digest: bytes, media: list[MediaSpan]) -> list[int]:
     """Return the router's keys of a prompt: prompts with another salt, adapter or other media share no blocks."""
-    others = (message.params.cache_salt, message.adapter, message.media)
-    root = msgspec.msgpack.encode(others) if any(others) else b""
-    return prefix_keys(message.prompt_token_ids, root)
+    others = (cache_salt, adapter_digest, media)
+    return prefix_keys(prompt, msgspec.msgpack.encode(others) if any(others) else b"")

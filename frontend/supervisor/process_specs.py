@@ -34,7 +34,7 @@ class ProcessSpecs:
         if unit.role == "core":
             return [ProcessSpec(unit, number, arguments=["--epoch", str(number), *generation, *held])]
         if unit.role == "tier":
-            arguments = [f"--number={number}", *arena.arguments]
+            arguments = [f"--number={number}", f"--replica={replica.number}", *arena.arguments]
             return [ProcessSpec(unit, number, arguments=arguments, inherited_fds=arena.fds)]
         fds = self._listeners.fds
         arguments = [f"--identity=frontend-{number}", f"--address={address}", *(f"--http-fd={fd}" for fd in fds)]

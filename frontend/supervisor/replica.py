@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+
+import msgspec
 
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.supervisor import Initialize, Measured, Progress
+from ...ipc.messages.tier import TiersProgress
+from ...ipc.process.machine_memory import available_bytes
 from .launcher import Unit
 from .replicas.holdings import Holdings
 from .replicas.kv_arena import KVArena
@@ -23,12 +28,13 @@ NO_PROGRESS = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
 class Replica:
     """State of one replica. `units`: those that are kept alive; none once it has been given up."""
 
-    def __init__(self, spec: EngineSpec, number: int) -> None:
+    def __init__(self, spec: EngineSpec, number: int, free_bytes: Callable[[], int] = available_bytes) -> None:
+        """free_bytes: as of KVArena."""
         self.workers, self.core, self.tier = Unit("worker", number), Unit("core", number), Unit("tier", number)
         self.units = [self.workers, self.core, *([self.tier] if spec.uses_tiers else [])]
         self.number = number
         self._has_others = spec.config.data_parallel_size > 1
-        self.arena = KVArena(spec)
+        self.arena = KVArena(spec, free_bytes)
         self.holdings = Holdings(spec.model_folder)
         self.sizes: Initialize | None = None  # None: not measured yet
         self.progress = self._before = NO_PROGRESS  # of its core; totals of the cores before it
@@ -60,6 +66,17 @@ class Replica:
             return
         self._before = totals_of(add_up([self._before, self.progress]))
         self.progress = NO_PROGRESS
+
+    def on_tier_lost(self) -> None:
+        """Keep the totals of a tier process whose successor counts from 0, while its core goes on."""
+        if self._has_others and (tiers := self.progress.tiers) is not None:
+            gone = [source for source in tiers.sources if source.name != "host"]
+            others = msgspec.structs.replace(tiers, sources=[each for each in tiers.sources if each not in gone])
+            only_gone = TiersProgress(
+                num_tokens_by_place=[], num_slots=0, num_filled_slots=0, num_used_slots=0, sources=gone
+            )
+            before = add_up([self._before, msgspec.structs.replace(NO_PROGRESS, tiers=only_gone)])
+            self._before, self.progress = totals_of(before), msgspec.structs.replace(self.progress, tiers=others)
 
     def whole_progress(self) -> Progress:
         """Return the last report, with totals since the engine's start."""

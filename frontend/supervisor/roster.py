@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import cache
 
 import msgspec
 
 from ...ipc.config.engine_spec import EngineSpec, process_name
 from ...ipc.messages.supervisor import Initialize, Measured, Progress
+from ...ipc.process.machine_memory import available_bytes
 from .children import Child, Children
 from .launcher import FRONTEND, Unit
 from .replica import Replica
@@ -23,7 +25,9 @@ class Roster:
 
     def __init__(self, spec: EngineSpec, children: Children) -> None:
         self._children = children
-        self.replicas = [Replica(spec, number) for number in range(spec.config.data_parallel_size)]
+        num_replicas = spec.config.data_parallel_size
+        share = cache(lambda: available_bytes() // num_replicas)  # by the first: later ones would find its memory taken
+        self.replicas = [Replica(spec, number, share) for number in range(num_replicas)]
         self.numbers = dict.fromkeys(self.units, 0)
         self.start_at: dict[Unit, float] = {}  # of units to be started; monotonic seconds
         steady_s = STEADY_S if len(self.replicas) > 1 else None

@@ -322,6 +322,7 @@ class Supervisor:
         if delay_s is None:
             text = "the tier process ends again and again: the engine goes on without it and starts it again in %.0f s"
             logger.error(text, TIER_REST_S)
+        replica.on_tier_lost()
         self._replace(replica.tier, TIER_REST_S if delay_s is None else delay_s)
         self._children.send_to(replica.core, messages.TierDown(number=number))
         self._publish_progress()

@@ -22,7 +22,7 @@ from .host_places import HostOptions, check_hosts
 from .media_limits import media_limits
 from .option_ranges import AUTO, INT_RANGES, TIMEOUTS
 from .speculation import speculation_options
-from .tier_places import TIER_OPTIONS, check_events, check_places
+from .tier_places import TIER_OPTIONS, check_events, check_places, check_replica_ports
 
 API_KEY_VARIABLE = "TOKENLOOM_API_KEY"  # replaces --api-key, which every user of the machine can see in `ps`
 CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # passes the configuration from a program to the engine that it starts
@@ -353,11 +353,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         check_hosts(
             HostOptions(self.hosts, self.listen_hosts, self.hosts_key_file, self.tensor_parallel_size, self.insecure)
         )
-        if self.data_parallel_size > 1:
-            self._check_replicas()
         check_places(self.kv_remote, self.kv_peers, self.kv_listen, self.kv_key_file is not None)
         if self.kv_events is not None:
             check_events(self.kv_events, has_key=self.key_file is not None, is_insecure=self.insecure)
+        if self.data_parallel_size > 1:
+            self._check_replicas()
         media_limits(self.limit_mm_per_prompt)
         speculation_options(self.speculation)
         self._check_http()
@@ -365,14 +365,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")
 
     def _check_replicas(self) -> None:
-        """Raise ConfigError for an option that replicas do not share yet."""
-        tiers = {name: getattr(self, name) is not None for name in TIER_OPTIONS}
-        for name, is_given in {**tiers, "kv_events": self.kv_events is not None, "hosts": self.hosts > 1}.items():
-            if is_given:
-                raise ConfigError(
-                    f"{_flag(name)} does not go together with --data-parallel-size {self.data_parallel_size} yet: "
-                    "leave one of them out"
-                )
+        """Raise ConfigError for what replicas cannot have."""
+        if self.hosts > 1:
+            raise ConfigError(
+                f"--hosts does not go together with --data-parallel-size {self.data_parallel_size} yet: leave one of "
+                "them out"
+            )
+        check_replica_ports(self.data_parallel_size, self.kv_listen, self.kv_events)
 
     def _check_http(self) -> None:
         """Raise ConfigError for invalid options of the HTTP server."""

@@ -43,6 +43,37 @@ def check_events(address: str, *, has_key: bool, is_insecure: bool) -> None:
         )
 
 
+def check_replica_ports(num_replicas: int, listen: str | None, events: str | None) -> None:
+    """Raise ConfigError if a replica's ports of --kv-listen or --kv-events would be above 65535."""
+    ports = {"--kv-listen": (listen, num_replicas - 1), "--kv-events": (events, 2 * num_replicas - 1)}
+    for option, (address, num_more) in ports.items():
+        if address is not None and address.startswith("tcp://") and (port := _port(address)) + num_more > 65535:
+            raise ConfigError(
+                f"{option} {address}: {num_replicas} replicas take the ports {port} to {port + num_more}: give a lower "
+                "one"
+            )
+
+
+def listen_address_of(address: str, replica: int) -> str:
+    """Return the address of --kv-listen of a replica: each has the next port of a tcp one, 0 is any free one."""
+    return _moved(address, replica, replica if address.startswith("tcp://") and _port(address) else 0)
+
+
+def events_address_of(address: str, replica: int) -> str:
+    """Return the address of --kv-events of a replica: each has the next two ports of a tcp one."""
+    return _moved(address, replica, 2 * replica)
+
+
+def _moved(address: str, replica: int, num_ports: int) -> str:
+    if address.startswith("ipc://"):
+        return f"{address}-replica-{replica}" if replica else address
+    return f"{address.rpartition(':')[0]}:{_port(address) + num_ports}"
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
 def replay_address(address: str) -> str:
     """Return the address that repeats the events of --kv-events."""
     if address.startswith("ipc://"):

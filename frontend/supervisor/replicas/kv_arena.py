@@ -7,6 +7,7 @@ slots again. An engine without tiers has none.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from ....ipc.config.engine_spec import EngineSpec
 from ....ipc.errors import ConfigError
@@ -20,8 +21,9 @@ STAGING_BYTES, STAGING_SLOTS = 64 << 20, 64  # at least, for blocks on their way
 class KVArena:
     """Owns the descriptor and decides the size."""
 
-    def __init__(self, spec: EngineSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: EngineSpec, free_bytes: Callable[[], int] = available_bytes) -> None:
+        """free_bytes: returns the free memory of this machine that is for this replica."""
+        self._spec, self._free_bytes = spec, free_bytes
         self.fds = [new_arena()] if spec.uses_tiers else []
         self.arguments = [f"--arena-fd={fd}" for fd in self.fds]
 
@@ -32,7 +34,7 @@ class KVArena:
             return None
         num_ranks = len(self._spec.ranks)
         pool_bytes = num_ranks * num_blocks * measured.block_bytes if self._spec.device == "cpu" else 0
-        free_bytes = max(available_bytes() - pool_bytes, 0)  # a CPU's pool takes memory only when it is written
+        free_bytes = max(self._free_bytes() - pool_bytes, 0)  # a CPU's pool takes memory only when it is written
         shape = arena_shape(num_ranks * measured.block_bytes, self._spec.config.kv_host_bytes, free_bytes)
         Arena.resize(self.fds[0], shape)
         return shape

@@ -9,11 +9,14 @@ from typing import Any
 import msgspec
 
 from ....ipc.messages.supervisor import DraftSource, Progress
+from ....ipc.messages.tier import SourceState
 
 _NOW = (  # fields that are no totals: they are of a core that runs
     *("step_age_s", "num_running", "num_waiting", "num_deferred", "num_free_blocks", "kv_map", "num_steps_in_flight"),
     *("is_paused", "is_asleep", "num_slots", "num_ready", "num_filling", "running", "waiting", "capacity"),
     *("num_entries", "num_used_embeds", "num_corpus_tokens"),
+    *("num_filled_slots", "num_used_slots", "is_open", "is_broken", "error"),
+    *("num_objects", "held_bytes", "max_bytes", "queued_bytes"),
 )
 
 
@@ -48,6 +51,8 @@ def _without_now(struct: Any) -> Any:
             changes[field.name] = type(value)()
         elif isinstance(value, msgspec.Struct):
             changes[field.name] = _without_now(value)
+        elif isinstance(value, list) and value and isinstance(value[0], SourceState):
+            changes[field.name] = [_without_now(each) for each in value]
     return msgspec.structs.replace(struct, **changes)
 
 
@@ -60,8 +65,8 @@ def _add(one: Any, other: Any) -> Any:
         num_drafted = one.num_drafted + other.num_drafted
         return DraftSource(name=one.name, num_drafted=num_drafted, num_accepted_by_position=accepted)
     if isinstance(one, msgspec.Struct):
-        names = one.__struct_fields__
-        return type(one)(**{name: _add(getattr(one, name), getattr(other, name)) for name in names})
+        names = [name for name in one.__struct_fields__ if name != "name"]
+        return msgspec.structs.replace(one, **{name: _add(getattr(one, name), getattr(other, name)) for name in names})
     if isinstance(one, (bool, str)):
         return one or other
     if isinstance(one, dict):
@@ -72,12 +77,12 @@ def _add(one: Any, other: Any) -> Any:
 
 
 def _add_lists(one: list[Any], other: list[Any]) -> list[Any]:
-    """Add histograms number by number, and the sources of drafts by their names; join lists of digests."""
+    """Add histograms number by number, and the sources of drafts and tiers by their names; join lists of digests."""
     values = [*one, *other]
     if values and isinstance(values[0], bytes):
         return list(dict.fromkeys(values))
-    if values and isinstance(values[0], DraftSource):
-        by_name: dict[str, DraftSource] = {}
+    if values and isinstance(values[0], (DraftSource, SourceState)):
+        by_name: dict[str, DraftSource | SourceState] = {}
         for source in values:
             known = by_name.get(source.name)
             by_name[source.name] = source if known is None else _add(known, source)

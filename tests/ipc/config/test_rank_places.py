@@ -51,8 +51,7 @@ def test_replicas_share_nothing_but_the_frontend_and_are_one_engine() -> None:
     assert len({each.identity("worker 0", 1) for each in replicas}) == 3
 
 
-@pytest.mark.parametrize("option", [{"kv_disk": "/disk"}, {"kv_events": "ipc:///events"}])
-def test_options_that_replicas_do_not_share_are_refused_by_name(option: dict[str, str]) -> None:
-    (name,) = (f"--{name.replace('_', '-')}" for name in option)
-    with pytest.raises(ConfigError, match=f"{name} does not go together with --data-parallel-size 2"):
-        EngineConfig(data_parallel_size=2, **option)  # type: ignore[arg-type]
+def test_several_hosts_are_refused_by_name() -> None:
+    hosts = {"hosts": 2, "tensor_parallel_size": 2, "listen_hosts": "tcp://10.0.0.1:7100", "hosts_key_file": "keys"}
+    with pytest.raises(ConfigError, match="--hosts does not go together with --data-parallel-size 2"):
+        EngineConfig(data_parallel_size=2, **hosts)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.tier_places import events_address_of, listen_address_of, replay_address
 from tokenloom.ipc.errors import ConfigError
 
 
@@ -48,3 +49,21 @@ def test_invalid_or_open_addresses_are_refused(options: dict[str, str], message:
     with pytest.raises(ConfigError) as caught:
         EngineConfig(**options)
     assert message in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_each_replica_has_addresses_of_its_own() -> None:
+    events, listen = "tcp://127.0.0.1:5557", "tcp://127.0.0.1:7100"
+    all_events = [events_address_of(events, replica) for replica in range(3)]
+    ports = [address.rpartition(":")[2] for place in all_events for address in (place, replay_address(place))]
+    assert ports == ["5557", "5558", "5559", "5560", "5561", "5562"]
+    assert [listen_address_of(listen, replica) for replica in (0, 2)] == [listen, "tcp://127.0.0.1:7102"]
+    assert listen_address_of("tcp://127.0.0.1:0", 1) == "tcp://127.0.0.1:0"
+    for of in (events_address_of, listen_address_of):
+        assert [of("ipc:///a", replica) for replica in (0, 1)] == ["ipc:///a", "ipc:///a-replica-1"]
+
+
+@pytest.mark.parametrize("option", [{"kv_events": "tcp://127.0.0.1:65531"}, {"kv_listen": "tcp://127.0.0.1:65533"}])
+def test_replicas_whose_ports_would_be_too_high_are_refused_with_the_ports(option: dict[str, str]) -> None:
+    EngineConfig(data_parallel_size=2, **option)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"4 replicas take the ports 6553\d to 6553[68]: give a lower one"):
+        EngineConfig(data_parallel_size=4, **option)  # type: ignore[arg-type]
