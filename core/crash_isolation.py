@@ -9,6 +9,8 @@ lost workers of another core, brings the number of its crashes with it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .request import Request, State
 
 CRASHES_TO_SUSPECT = 2
@@ -82,6 +84,18 @@ class CrashIsolation:
         self._suspects = _unfinished(self._suspects)
         while not self._suspects and self._next_suspects:
             self._suspects = _unfinished(self._next_suspects.pop())
+
+
+def noting(is_held: Callable[[Request], bool], note: Callable[[Request], None]) -> Callable[[Request], bool]:
+    """Return `is_held`, which then calls `note` with each request that is not held and about to be admitted."""
+
+    def check(request: Request) -> bool:
+        if is_held(request):
+            return True
+        note(request)
+        return False
+
+    return check
 
 
 def _unfinished(requests: list[Request]) -> list[Request]:

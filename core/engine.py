@@ -21,7 +21,7 @@ from ..ipc.messages.tier import CoreToTier
 from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
 from ..ipc.process.awake_clock import AwakeClock
 from .admission import Admission, reason_to_stop
-from .crash_isolation import CRASHES_TO_FAIL, CrashIsolation
+from .crash_isolation import CRASHES_TO_FAIL, CrashIsolation, noting
 from .deadlines import Deadlines
 from .drafting import proposer_of_environment
 from .grammar.host import GrammarHost
@@ -77,10 +77,12 @@ class EngineCore:
         clock: AwakeClock | None = None,
         asleep: list[MemoryTag] | None = None,
         has_exact_drafts: bool = False,
+        on_admission: Callable[[Request], None] | None = None,
     ) -> None:
         """record: file with the keys of the blocks that this generation of workers has computed. tiers: places for
         blocks outside the pool. clock: given if the caller advances it, too. asleep: parts of their memory that the
-        workers do not hold. has_exact_drafts: as in Initialize."""
+        workers do not hold. has_exact_drafts: as in Initialize. on_admission: is called before a request is
+        admitted to a step."""
         config = spec.config
         self._config = config
         self._executor = executor
@@ -107,7 +109,7 @@ class EngineCore:
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             core_epoch=core_epoch,
             generation=generation,
-            is_held=self._is_held,
+            is_held=self._is_held if on_admission is None else noting(self._is_held, on_admission),
             preempts_for_waiting=config.scheduling_policy == "priority",
             are_spans_bidirectional=spec.model.encoder is not None and spec.model.encoder.is_bidirectional,
         )
@@ -308,11 +310,8 @@ class EngineCore:
         for new_row in output.new_rows:
             request = self.scheduler.rows.request(new_row.row)
             if request.num_preemptions == 0:
-                started = Started(
-                    key=request.key,
-                    num_cached_tokens=request.num_cached_tokens,
-                    num_loaded_tokens=request.num_loaded_tokens,
-                )
+                cached, loaded = request.num_cached_tokens, request.num_loaded_tokens
+                started = Started(key=request.key, num_cached_tokens=cached, num_loaded_tokens=loaded)
                 self._outbox.of(request.frontend_id).started.append(started)
 
     def on_result(self, output: ModelRunnerOutput) -> None:

@@ -32,6 +32,7 @@ from ..ipc.messages.supervisor import (
     WorkersDown,
     WorkersUp,
 )
+from ..ipc.messages.touched import TouchedAnswers
 from ..ipc.messages.workers import ReloadWeights, SlotFilled
 from ..ipc.process.awake_clock import AwakeClock
 from ..ipc.process.faults import maybe_fail
@@ -67,7 +68,8 @@ class CoreProcess:
         self._model_folder = model_folder or spec.model_folder
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorLink(self._context, spec, core_epoch)
-        self._frontends = FrontendPort(self._context, spec)
+        self._touched = TouchedAnswers(spec.own_file("touched"))
+        self._frontends = FrontendPort(self._context, spec, self._touched)
         step_timeout_s = spec.config.step_timeout_s
         self._clock = AwakeClock(min(BEAT_S, (step_timeout_s or FIRST_LIMIT_S) / BEATS_PER_TIMEOUT))
         self._num_gaps = 0  # of the clock, that the engine knows of
@@ -129,6 +131,7 @@ class CoreProcess:
             clock=self._clock,
             asleep=self._asleep,
             has_exact_drafts=message.has_exact_drafts,
+            on_admission=self._frontends.note_admission,
         )
         self._engine.adapters.table.adopt(self._workers.slots)
         if self._spec.config.kv_events is not None:
@@ -197,6 +200,7 @@ class CoreProcess:
             self._check_overdue(now)
             self._go_on_with_controls()
             if self._workers is not None:
+                self._touched.forget_admitted()
                 self._engine.step()
         except EngineDead as error:
             self._lose_workers(str(error))

@@ -158,8 +158,8 @@ class FrontendProcess:
         maybe_fail("frontend.receive")
         if self._zap is not None:
             self._zap.answer()
+        self._receive_from_core()  # first: the supervisor may report the loss of a core that has sent more
         self._receive_from_supervisor()
-        self._receive_from_core()
         has_read_all = self._receive_from_clients()
         self._finish_jobs()
         self._frontend.tick(time.monotonic(), check_leases=has_read_all)

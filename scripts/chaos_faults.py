@@ -31,7 +31,10 @@ STRIKE_S = 3.0  # longest wait for a process to pass the point where a fault is 
 TIER_STEADY_S = 31.0  # a tier process that is lost more often than this rests a minute after seven times
 RELOAD_S = 60.0  # longest reload, with the replacement of a lost process
 # by the requests of these runs
-NOT_PASSED = ("worker.load", "worker.reload", "worker.profile", "intake.read", "media.read")
+NOT_PASSED = (
+    *("worker.load", "worker.reload", "worker.profile", "intake.read", "media.read"),
+    *("core.add", "core.admit"),  # of a request with a certain number of tokens
+)
 OF_ADAPTERS = ("adapter.store", "worker.fill")  # an error there ends requests, so that processes are killed there
 OF_TIERS = ("worker.copy blocks", "tier.receive", "tier.load", "tier.store")
 

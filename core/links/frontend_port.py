@@ -11,12 +11,16 @@ import logging
 import zmq
 
 from ...ipc.channel import Channel
+from ...ipc.codec import num_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ProtocolError, error_info
 from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Pong, Refused, Unknown, Welcome
 from ...ipc.messages.core import AbortRequests, CoreToFrontend, EngineControl, EngineCoreRequest, FrontendToCore
+from ...ipc.messages.touched import TouchedAnswers
+from ...ipc.process.faults import maybe_fail
 from ...ipc.sockets import new_socket
 from ..engine import EngineCore
+from ..request import Request
 from .control_queue import ControlQueue
 
 logger = logging.getLogger("tokenloom.core")
@@ -28,11 +32,11 @@ class FrontendPort:
     """Socket to the frontends, bound at once: they may connect at any time. `frontend_id` numbers those that have sent
     Hello."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, touched: TouchedAnswers) -> None:
         socket = new_socket(context, zmq.ROUTER)
         socket.bind(spec.endpoints.core)
         self._channel: Channel[FrontendToCore, CoreToFrontend] = Channel(socket, FrontendToCore, "frontends")
-        self._spec = spec
+        self._spec, self._touched = spec, touched
         self._frontend_by_identity: dict[bytes, int] = {}
         self._identity_by_frontend: dict[int, bytes] = {}
         self._num_greeted = 0
@@ -55,6 +59,11 @@ class FrontendPort:
             self._greet(identity, message, engine)
         elif frontend_id is None:
             self._channel.send_to(identity, Unknown())
+        elif isinstance(message, EngineCoreRequest):
+            self._touched.begin_adding(identity, message.children[0].key)
+            maybe_fail("core.add", num_ids(message.prompt_token_ids))
+            handle(frontend_id, message, engine, controls)
+            self._touched.end_adding()
         elif (reply := handle(frontend_id, message, engine, controls)) is not None:
             self._channel.send_to(identity, reply)
 
@@ -74,6 +83,12 @@ class FrontendPort:
             self._identity_by_frontend[self._num_greeted] = identity
             self._num_greeted += 1
         self._channel.send_to(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
+
+    def note_admission(self, request: Request) -> None:
+        """Note that a request is about to be admitted to a step, until `TouchedAnswers.forget_admitted`."""
+        if (identity := self._identity_by_frontend.get(request.frontend_id)) is not None:
+            self._touched.admit(identity, request.key)
+        maybe_fail("core.admit", request.num_tokens)
 
     def send_outputs(self, engine: EngineCore) -> None:
         """Send the outputs of the engine; the requests of a frontend that is gone end."""

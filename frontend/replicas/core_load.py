@@ -107,10 +107,14 @@ class CoreLoad:
         self.num_waiting_tokens -= num_tokens or 0
         return num_tokens
 
+    def tokens_per_s(self, now: float, fleet: float) -> float:
+        """Return its measured rate; that of the mean core, if it was measured too long ago."""
+        return self.rate.value if now - self._measured_at < TRUST_S else fleet
+
     def seconds(self, num_tokens: int, now: float, fleet: float) -> float:
         """Return how long `num_tokens` of a new prompt take here, with all that waits before them. fleet: rate of the
         mean core, tokens per second."""
-        rate = self.rate.value if now - self._measured_at < TRUST_S else fleet
+        rate = self.tokens_per_s(now, fleet)
         ahead = self.num_waiting_tokens + self.others.waiting_tokens
         seconds = (ahead + num_tokens) / rate
         if self.waiting:  # a part of the first one is computed by now

@@ -94,6 +94,10 @@ class Router:
         """The cores that may be picked."""
         return self._pickable
 
+    def tokens_per_s(self, core: int, now: float) -> float:
+        """Return the measured rate of a core, in prompt tokens."""
+        return self.loads[core].tokens_per_s(now, self._fleet.value)
+
     # ── a request ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def pick(self, keys: Sequence[int], num_tokens: int, now: float, without: int = -1) -> int | None:

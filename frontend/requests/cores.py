@@ -7,6 +7,7 @@ tokens. Knows no client.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 
@@ -19,6 +20,7 @@ from ...ipc.messages.core import EngineControl, EngineCoreRequest, Started
 from ...ipc.messages.media import MediaSpan
 from ...ipc.messages.supervisor import ReplicaDown
 from ..replicas.prefix_keys import prefix_keys
+from ..replicas.resume_pacer import ResumePacer
 from ..replicas.router import Router
 from .core_client import CoreClient, FrontendOutbox
 from .request_state import AnswerState, RequestState
@@ -38,6 +40,7 @@ class Cores:
         self.given_up: set[int] = set()  # these do not come back
         self.next_ping_at = 0.0  # monotonic seconds
         self._router = Router() if num_cores > 1 else None
+        self._pacer = ResumePacer()
         self._started: set[int] = set()  # keys of answers that have left their core's queue; only with a router
         self._monotonic = monotonic
 
@@ -75,6 +78,7 @@ class Cores:
             if number in self._router.loads:
                 self._router.lose(number)
             self._router.add(number)
+            self._pacer.forget(number)
 
     def on_down(self, down: ReplicaDown) -> bool:
         """Pick a core no more that is lost, or has lost its workers. Return whether its requests may go on elsewhere:
@@ -98,6 +102,25 @@ class Cores:
             if request.core == NOWHERE:
                 return
         self.all[request.core].submit(message)
+
+    def try_resume(self, request: RequestState) -> float | None:
+        """Send a request that has lost its core, or found none, to the best one. None if it is sent; else when to try
+        again, monotonic seconds: that core has got enough, or there is none."""
+        router, now = self._router, self._monotonic()
+        assert router is not None, "with one core requests wait for it"
+        message = request.to_core()
+        keys, num_prompt = _keys_of(message), num_ids(message.prompt_token_ids)
+        core = router.pick(keys, num_prompt, now)
+        if core is None:
+            return math.inf
+        if (next_at := self._pacer.next_at(core, router.tokens_per_s(core, now), now)) > now:
+            return next_at
+        self._note_sent(message, core, keys, router)
+        num_tokens = num_prompt + sum(num_ids(child.output_token_ids) for child in message.children)
+        self._pacer.on_resumed(core, num_tokens, now)
+        request.core = core
+        self.all[core].submit(message)
+        return None
 
     def resubmit(self, request: RequestState) -> None:
         """Send a request again to its core, which does not know it."""
@@ -149,9 +172,9 @@ class Cores:
                 self._forget(key, 0, self._router)
         self.all[number].abort(keys)
 
-    def has_started(self, key: int) -> bool:
-        """Whether a core has begun to compute this answer."""
-        return key in self._started
+    def was_in_work(self, key: int, down: ReplicaDown) -> bool:
+        """Whether a lost core had begun to compute this answer, or was about to."""
+        return key in self._started or key in down.touched
 
     def on_outputs(self, all_started: Iterable[Started], answers: Iterable[AnswerState]) -> None:
         """Learn from one message of a core: started answers, and answers with new tokens or ends."""

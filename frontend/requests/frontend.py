@@ -320,12 +320,15 @@ class Frontend:
             self._cores.all[message.replica].connect()
             self._controls.on_core_lost(message.replica)
         elif isinstance(message, ReplicaDown):
-            if self._cores.on_down(message):
+            goes_on_elsewhere = self._cores.on_down(message)
+            if goes_on_elsewhere or not message.has_core:  # else the core counts the losses of its workers
+                self._requests.count_losses(message)
+            if goes_on_elsewhere:
                 self._requests.move_all(message)
                 self._controls.on_down(message)
         elif isinstance(message, WorkersUp):
             self._cores.resume(message.replica)
-            self._requests.submit_waiting()
+            self._requests.resume_waiting()
         elif isinstance(message, Drain):
             self._queries.is_draining = self._requests.is_draining = True
             self._drains_at = self._monotonic() + message.clients_return_s
@@ -365,6 +368,8 @@ class Frontend:
                 self._requests.drop(session, "silent")
         if self._outputs.answer_by_key and now >= self._cores.next_ping_at:
             self._cores.keep_alive(now)
+        if now >= self._requests.next_resume_at:
+            self._requests.resume_waiting()
         self.thread_pool.expire(now)
         self.adapters.expire(now)
         self._sessions.send_updates()
@@ -372,6 +377,7 @@ class Frontend:
     def seconds_to_tick(self, now: float) -> float | None:
         """Return the seconds for which the loop may sleep without new messages; None: no limit."""
         next_at = min(self._sessions.next_lease_end, self.thread_pool.next_expiry, self.adapters.next_expiry)
+        next_at = min(next_at, self._requests.next_resume_at)
         if now < self._drains_at:
             next_at = min(next_at, self._drains_at)
         if self._outputs.answer_by_key and self._cores.is_up:

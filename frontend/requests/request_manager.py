@@ -7,9 +7,10 @@ unsent updates of the client's session. Knows no frames and no sockets.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from ...ipc.codec import decode_ids, encode_ids
@@ -24,6 +25,7 @@ from ..adapters.desk import AdapterDesk
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS, check_request_id
 from ..intake.prompt import Prompt
 from ..intake.prompt_reader import PromptReader
+from ..replicas.resume_queue import ResumeQueue
 from .cores import NOWHERE, Cores
 from .engine_metrics import EngineMetrics
 from .media.media_desk import MediaDesk
@@ -57,6 +59,8 @@ class RequestManager:
     _counts: Counter[str]  # further events, for the metrics
     _unix_time: Callable[[], float]
     is_draining: bool = False  # refuse new requests, finish open ones
+    next_resume_at: float = math.inf  # when to call `resume_waiting`; monotonic seconds
+    _resumes: ResumeQueue[RequestState] = field(default_factory=lambda: ResumeQueue(_waits_for_core))
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -195,6 +199,8 @@ class RequestManager:
             request.close()
         else:
             self._cores.submit(request)
+            if request.core == NOWHERE:
+                self._wait_for_core(request)
 
     def placed(self, prompt: Prompt, media: list[ReadMedium]) -> Prompt:
         """Put media into a prompt in place of their markers; RequestError unless there are as many."""
@@ -302,38 +308,56 @@ class RequestManager:
         for request in self._sent():
             if request.core == core:
                 self._cores.resubmit(request)
-        self.submit_waiting()
+        self.resume_waiting()
 
-    def submit_waiting(self) -> None:
-        """Send the requests that found no core."""
-        for request in self._sent():
-            if request.core == NOWHERE:
-                self._cores.submit(request)
+    def resume_waiting(self) -> None:
+        """Send requests that wait for a core to the best ones, in the order of their arrival, as fast as these get on.
+        Call it again at `next_resume_at`."""
+        self.next_resume_at = math.inf
+        while (request := self._resumes.first) is not None:
+            if (next_at := self._cores.try_resume(request)) is not None:
+                self.next_resume_at = next_at
+                return
+            self._resumes.pop()
 
-    def move_all(self, down: ReplicaDown) -> None:
-        """Let the requests of a core that is lost, or has lost its workers, go on at others, in the order of their
-        arrival. One that was computed in LOSSES_TO_FAIL losses, in the last one alone, ends with an error."""
+    def count_losses(self, down: ReplicaDown) -> None:
+        """Count the loss of a core or its workers for the requests that were in work there. One that was in
+        LOSSES_TO_FAIL losses, in the last one alone, ends with an error. If the core was about to start one alone, no
+        other counts: it had a token by then, which may have been lost on its way."""
         requests = [request for request in self._sent() if request.core == down.replica]
-        for request in sorted(requests, key=_arrival):
+        touched = {answer.request for key in down.touched if (answer := self._outputs.answer_by_key.get(key))}
+        alone = [request for request in requests if request in touched and request.was_alone]
+        for request in alone or requests:
             for answer in request.answers:
-                if self._cores.has_started(answer.key):
+                if self._cores.was_in_work(answer.key, down):
                     answer.count_loss()
             if request.num_losses >= LOSSES_TO_FAIL and request.was_alone:
                 what = f"this request has ended a core or its workers {LOSSES_TO_FAIL} times and was given up"
                 text = f"request {request.request_id}: {what}; last: {down.reason}"
                 self.end(request, "error", ErrorInfo("internal", text))
-            elif self._cores.has_any or not down.has_core:
-                self._move(request)
 
-    def _move(self, request: RequestState) -> None:
-        """Take a request from its core and submit it again."""
+    def move_all(self, down: ReplicaDown) -> None:
+        """Let the requests of a core that is lost, or has lost its workers, go on at others, in the order of their
+        arrival."""
+        if self._cores.has_any or not down.has_core:
+            for request in [request for request in self._sent() if request.core == down.replica]:
+                self._take_back(request)
+            self.resume_waiting()
+
+    def _take_back(self, request: RequestState) -> None:
+        """Take a request from its core, for `resume_waiting`."""
         session, by_old_key = request.session, self._outputs.rekey(request)
         self._cores.abort(request.core, list(by_old_key))
         for old, answer in by_old_key.items():
             self._metrics.on_rekeyed(old, answer.key)
             if session.unsent.pop(old, None) is not None:
                 session.unsent[answer.key] = answer
-        self._cores.submit(request)
+        self._wait_for_core(request)
+
+    def _wait_for_core(self, request: RequestState) -> None:
+        assert request.processed is not None, "it is tokenized"
+        request.core = NOWHERE
+        self._resumes.add(request.processed.core.arrival_time, request)
 
     def on_outputs(self, core: int, outputs: EngineCoreOutputs) -> None:
         """Apply a message of a core. Raises ProtocolError, without any change, if its columns disagree."""
@@ -362,5 +386,5 @@ class RequestManager:
             self._cores.abort(core, result.to_abort)
 
 
-def _arrival(request: RequestState) -> float:
-    return 0.0 if request.processed is None else request.processed.core.arrival_time
+def _waits_for_core(request: RequestState) -> bool:
+    return request.core == NOWHERE and bool(request.answers)

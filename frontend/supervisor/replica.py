@@ -14,6 +14,7 @@ import msgspec
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.supervisor import Initialize, Measured, Progress
 from ...ipc.messages.tier import TiersProgress
+from ...ipc.messages.touched import Touched, read_touched
 from ...ipc.process.machine_memory import available_bytes
 from .launcher import Unit
 from .replicas.holdings import Holdings
@@ -33,6 +34,7 @@ class Replica:
         self.workers, self.core, self.tier = Unit("worker", number), Unit("core", number), Unit("tier", number)
         self.units = [self.workers, self.core, *([self.tier] if spec.uses_tiers else [])]
         self.number = number
+        self._touched = spec.of_replica(number).own_file("touched")
         self._has_others = spec.config.data_parallel_size > 1
         self.arena = KVArena(spec, free_bytes)
         self.holdings = Holdings(spec.model_folder)
@@ -77,6 +79,10 @@ class Replica:
             )
             before = add_up([self._before, msgspec.structs.replace(NO_PROGRESS, tiers=only_gone)])
             self._before, self.progress = totals_of(before), msgspec.structs.replace(self.progress, tiers=others)
+
+    def read_touched(self) -> list[Touched]:
+        """Return the answers that its core, lost or not, touched last."""
+        return read_touched(self._touched)
 
     def whole_progress(self) -> Progress:
         """Return the last report, with totals since the engine's start."""

@@ -299,11 +299,16 @@ class Supervisor:
 
     def _report_loss(self, replica: Replica, reason: str) -> None:
         """Send ReplicaDown for a replica that has lost its core or workers, or was given up."""
-        has_core = self._children.is_up(replica.core)
-        down = messages.ReplicaDown(
-            replica=replica.number, reason=reason, has_core=has_core, is_final=not replica.units
-        )
-        self._children.send_to(FRONTEND, down)
+        has_core, touched = self._children.is_up(replica.core), replica.read_touched()
+        for frontend in self._children.of(FRONTEND):
+            down = messages.ReplicaDown(
+                replica=replica.number,
+                reason=reason,
+                has_core=has_core,
+                is_final=not replica.units,
+                touched=[each.key for each in touched if each.identity == frontend.spec.identity],
+            )
+            self._children.send(frontend, down)
 
     def _give_up(self, replica: Replica, unit: Unit, reason: str) -> None:
         """Take a replica off whose unit cannot be kept alive; the engine ends with its last one, or its frontend."""

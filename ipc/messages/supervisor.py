@@ -252,6 +252,7 @@ class ReplicaDown(Message, frozen=True, kw_only=True, tag="replica_down"):
     reason: str
     has_core: bool = False  # only workers have ended: the core keeps its answers until they are aborted
     is_final: bool = False  # the replica does not come back
+    touched: list[int] = []  # keys of answers that the core touched last, whose start it may not have announced
 
 
 class FrontendDown(Message, frozen=True, kw_only=True, tag="frontend_down"):

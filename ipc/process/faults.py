@@ -1,14 +1,15 @@
 """Fault injection for tests and the chaos harness: TOKENLOOM_FAULTS=FOLDER.
 
 Code marks fault points (`maybe_fail("core.schedule")`). A file of that name in the folder (in a worker
-`worker.forward.RANK`) contains the fault: `error`, `memory`, `device`, `hang`, or `delay SECONDS`. The first process at
-the point removes the file, so that each fault occurs once; `always` after the fault keeps it. Without the variable a
-fault point costs one comparison.
+`worker.forward.RANK`, at core.add and core.admit with the number of tokens) contains the fault: `error`, `memory`,
+`device`, `hang`, `kill`, or `delay SECONDS`. The first process at the point removes the file, so that each fault occurs
+once; `always` after the fault keeps it. Without the variable a fault point costs one comparison.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ FOLDER = os.environ.get("TOKENLOOM_FAULTS")
 POINTS = (
     *("worker.load", "worker.update rows", "worker.prepare inputs", "worker.forward", "worker.sample", "worker.send"),
     *("worker.reload", "worker.profile", "worker.copy blocks", "worker.fill"),
-    *("core.receive", "core.schedule", "core.send"),
+    *("core.receive", "core.add", "core.admit", "core.schedule", "core.send"),
     *("frontend.receive", "frontend.send"),
     "grammar.advance",
     *("tier.receive", "tier.load", "tier.store"),
@@ -35,10 +36,10 @@ class DeviceFault(RuntimeError):
     """A stand-in for torch's error of a failed GPU."""
 
 
-def maybe_fail(point: str, rank: int | None = None) -> None:
-    """Cause the fault that a file requests at this point (of `rank`), if there is one."""
+def maybe_fail(point: str, number: int | None = None) -> None:
+    """Cause the fault that a file requests at this point (of this rank or number), if there is one."""
     if FOLDER is not None:
-        _strike(Path(FOLDER), point, point if rank is None else f"{point}.{rank}")
+        _strike(Path(FOLDER), point, point if number is None else f"{point}.{number}")
 
 
 def _strike(folder: Path, point: str, name: str) -> None:
@@ -53,6 +54,8 @@ def _strike(folder: Path, point: str, name: str) -> None:
         time.sleep(float(words[0]))
     elif kind == "hang":
         threading.Event().wait()
+    elif kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     elif kind == "memory":
         raise MemoryError(f"injected at {point}")
     elif kind == "device":

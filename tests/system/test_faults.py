@@ -51,7 +51,8 @@ SCHEMA = SamplingParams(
 )
 WORDS = {"error": "InjectedFault", "memory": "MemoryError", "device": "DeviceFault: CUDA error", "hang": "hang"}
 
-SINGLE = [point for point in POINTS if point.startswith(("core.", "frontend."))]
+OF_A_LENGTH = ("core.add", "core.admit")  # struck only by requests of one length
+SINGLE = [point for point in POINTS if point.startswith(("core.", "frontend.")) and point not in OF_A_LENGTH]
 
 # Point, kind, rank, and the expected words in health: process and rank, phase, cause.
 CASES = [

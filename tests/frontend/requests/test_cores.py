@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from tokenloom.frontend.replicas.resume_pacer import FACTOR
+from tokenloom.frontend.replicas.router import FIRST_RATE
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ErrorInfo
@@ -39,12 +41,12 @@ class Fleet(Bench):
         self.clear()
 
     def turn(self) -> None:
-        sent = [list(messages) for messages in self.frontend.outbox.to_cores]
-        for messages in self.frontend.outbox.to_cores[1:]:
-            messages.clear()
+        num_before = len(self.to_core)
         super().turn()
-        for messages, new in zip(self.by_core, sent, strict=True):
+        self.by_core[0] += self.to_core[num_before:]
+        for messages, new in zip(self.by_core[1:], self.frontend.outbox.to_cores[1:], strict=True):
             messages += new
+            new.clear()
 
     def clear(self) -> None:
         for messages in self.by_core:
@@ -171,6 +173,47 @@ def test_a_request_that_ends_three_cores_is_given_up_and_others_go_on() -> None:
     assert moved.num_losses == 0, f"{innocent} was not computed"
 
 
+@pytest.mark.parametrize("num_cores", [1, 4])
+def test_a_request_that_a_core_was_about_to_take_in_counts_as_in_work(num_cores: int) -> None:
+    fleet = Fleet(num_cores)
+    core, request = fleet.send("poison")
+    other, _ = fleet.send("other")
+    for num_losses in (1, 2):
+        fleet.lose(core, touched=[request.children[0].key, 10_000])
+        if num_cores == 1:
+            fleet.welcome(core)
+        requests = [
+            message for messages in fleet.by_core for message in messages if isinstance(message, EngineCoreRequest)
+        ]
+        assert sorted(each.num_losses for each in requests) == [0, num_losses] if core == other else [num_losses]
+        request = max(requests, key=lambda each: each.num_losses)
+        core = next(i for i, messages in enumerate(fleet.by_core) if request in messages)
+        other = core if num_cores == 1 else -1
+    fleet.heard()
+    fleet.lose(core, touched=[request.children[0].key])
+    (delta,) = fleet.deltas()
+    assert delta.request_id == "poison" and delta.error is not None
+    assert "3 times and was given up" in delta.error.message
+
+
+def test_a_request_that_ran_alone_before_the_one_that_ends_the_core_is_not_given_up() -> None:
+    fleet = Fleet()
+    fleet.lose(1)
+    poison, innocent = (fleet.send(request_id)[1] for request_id in ("poison", "innocent"))
+    for num_losses in (1, 2, 3):
+        fleet.start(0, innocent.children[0].key)  # at last alone; its token is lost with the core
+        fleet.heard()
+        fleet.lose(0, touched=[poison.children[0].key])
+        ended = fleet.deltas()
+        fleet.welcome(0)
+        sent = [each for each in fleet.by_core[0] if isinstance(each, EngineCoreRequest)]
+        if num_losses < 3:
+            assert ended == [] and [each.num_losses for each in sent] == [num_losses] * 2
+            poison, innocent = sent
+    assert [(delta.request_id, delta.finish_reason) for delta in ended] == [("poison", "error")]
+    assert [each.num_losses for each in sent] == [2]
+
+
 def test_a_new_token_between_two_losses_clears_an_answer() -> None:
     fleet = Fleet(3)
     core, request = fleet.send("r", params={"max_tokens": 99})
@@ -194,6 +237,40 @@ def test_without_any_core_requests_wait_for_the_first_that_comes_back() -> None:
     assert fleet.keys(0) == fleet.keys(1) == [] and not fleet.frontend.is_ready
     fleet.welcome(core)
     assert len(fleet.keys(core)) == 2 and isinstance(fleet.by_core[core][0], Hello)
+
+
+def test_requests_of_a_lost_core_are_resumed_in_the_order_of_their_arrival_as_fast_as_another_computes_them() -> None:
+    fleet, sent = Fleet(), list[str]()
+    fleet.lose(1)
+    for i in range(60):
+        fleet.now += 0.01
+        fleet.say(new_submit(f"r{i}", prompt=None, prompt_token_ids=encode_ids([i + 1] * 400)))
+        sent.append(fleet.last()[1].prompt_token_ids.hex())
+    num_tokens = len(sent[0]) // 8
+    fleet.welcome(1)
+    fleet.lose(0)
+    resumed: list[int] = []
+    for _ in range(28):
+        fleet.turn()
+        resumed.append(len(fleet.keys(1)))
+        fleet.now += 0.1
+    most = FACTOR * FIRST_RATE / num_tokens + 1
+    assert 1 <= resumed[0] <= most < 60
+    for i in range(len(resumed) - 10):
+        assert resumed[i + 10] - resumed[i] <= most
+    assert resumed[-1] == 60
+    requests = [message for message in fleet.by_core[1] if isinstance(message, EngineCoreRequest)]
+    assert [request.prompt_token_ids.hex() for request in requests] == sent
+
+
+def test_a_request_that_ends_while_it_waits_to_be_resumed_is_sent_nowhere() -> None:
+    fleet = Fleet()
+    core, _ = fleet.send("r")
+    fleet.lose(1 - core)
+    fleet.lose(core)
+    fleet.frontend.abort_answer(next(iter(fleet.frontend._outputs.answer_by_key)))
+    fleet.welcome(core)
+    assert fleet.keys(core) == []
 
 
 def test_workers_that_come_back_get_requests_again_and_keep_theirs_if_there_is_no_other_core() -> None:

@@ -1,0 +1,34 @@
+"""ResumeQueue: requests that have lost their core, or found none, in the order of their arrival."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+RequestT = TypeVar("RequestT")
+
+
+class ResumeQueue(Generic[RequestT]):
+    """A heap with lazy removal: a request that does not wait any more is skipped when it surfaces."""
+
+    def __init__(self, waits: Callable[[RequestT], bool]) -> None:
+        """waits: whether a request still waits for a core; not if it has ended, or has one."""
+        self._waits = waits
+        self._heap: list[tuple[float, int, RequestT]] = []
+        self._tie = itertools.count()
+
+    def add(self, arrived_at: float, request: RequestT) -> None:
+        heapq.heappush(self._heap, (arrived_at, next(self._tie), request))
+
+    @property
+    def first(self) -> RequestT | None:
+        """The request that came first, None without any."""
+        while self._heap and not self._waits(self._heap[0][2]):
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def pop(self) -> None:
+        """Remove `first`."""
+        heapq.heappop(self._heap)
