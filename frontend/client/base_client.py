@@ -170,6 +170,11 @@ class BaseClient(Generic[DoneT]):
         """
         return self._control(partial(Control, action="stop_profile"))
 
+    def restart_replicas(self, replica: int | None = None) -> DoneT:
+        """Start a replica's processes anew, or those of all replicas, one after the other. First its open answers
+        finish, for --drain-timeout-s at most; then they go on at another replica. RequestError if there is none."""
+        return self._control(partial(Control, action="restart_replicas", replica=replica))
+
     def set_log_level(self, level: LogLevel) -> DoneT:
         """Set the log level of every process of the engine, also of processes that start later."""
         if level not in get_args(LogLevel):

@@ -21,7 +21,7 @@ from ...ipc.errors import ConfigError
 from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Holding, Welcome
 from ...ipc.messages.client import ClientMessage, FrontendMessage
 from ...ipc.messages.core import CoreToFrontend
-from ...ipc.messages.supervisor import Initialize, StartPhases
+from ...ipc.messages.supervisor import Initialize, SetLogLevel, StartPhases
 from ...ipc.messages.workers import SchedulerOutput, TokenMask
 from ...ipc.process import log
 from ...ipc.process.awake_clock import AwakeClock
@@ -174,6 +174,7 @@ class InProcessEngine:
                 self._frontend.on_core_message(reply)
         to_supervisor, self._frontend.outbox.to_supervisor = self._frontend.outbox.to_supervisor, []
         for order in to_supervisor:
+            assert isinstance(order, SetLogLevel), "there is one replica, which is not restarted"
             log.set_level(order.level)
             self._frontend.on_control_message(order)
 

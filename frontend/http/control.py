@@ -45,6 +45,12 @@ class ReloadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
 
 
+class RestartRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Number of the replica to restart; none: all, one after the other."""
+
+    replica: int | None = None
+
+
 class LogLevelRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Lowest log level that all processes of the engine write."""
 
@@ -91,6 +97,7 @@ class ControlEndpoints:
             Endpoint("/sleep", self.sleep, "Free memory until /wake_up: ?level=1 or 2", empty),
             Endpoint("/wake_up", self.wake_up, "Allocate it again, all or the tags in the query", empty),
             Endpoint("/is_sleeping", self.is_sleeping, "Whether memory has been freed by /sleep"),
+            self._command("restart_replicas", "Restart a replica, or one after the other", RestartRequest, fields),
             self._command("reset_prefix_cache", "Empty the prefix cache", empty, lambda _: {"success": True}),
             Endpoint("/kv", self.kv, "KV blocks in the pool and in each tier, with the tiers' errors"),
             Endpoint("/kv/clear", self.clear_kv, "Remove all KV blocks from the pool and all tiers", empty),

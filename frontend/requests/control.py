@@ -1,6 +1,7 @@
 """ControlProxy: checks control commands of clients, forwards them, and returns the replies.
 
-Most commands go to the core. A new log level goes to the supervisor, which broadcasts it; the broadcast is the reply.
+Most commands go to the cores. A new log level and a restart of replicas go to the supervisor; its broadcast is the
+reply.
 
 A thread finds and reads the checkpoint of a reload, because a hub id may need a download. If the core is lost, open
 commands are sent to the next core, except pause and resume, which fail.
@@ -22,7 +23,7 @@ from ...ipc.messages.client import Control, Done, Medium, QueryFailed
 from ...ipc.messages.core import ControlDone, EngineControl
 from ...ipc.messages.intake import ReadPrompt
 from ...ipc.messages.media import MediaSpan
-from ...ipc.messages.supervisor import ReplicaDown, SetLogLevel
+from ...ipc.messages.supervisor import ReplicaDown, ReplicasRestarted, RestartReplicas, SetLogLevel
 from ...ipc.models.model_config import ModelConfig
 from ...ipc.models.model_file import load_model_config
 from ...ipc.process.log import LogLevel
@@ -39,6 +40,10 @@ NO_TIERS = (
     "reset_prefix_cache empties the pool"
 )
 
+ONE_REPLICA = (
+    "there is no other replica to answer meanwhile: start the engine with --data-parallel-size 2, or start it again"
+)
+
 Finish: TypeAlias = Callable[[ErrorInfo | ControlDone | None], None]  # replies to a command: it is done, or has failed
 
 
@@ -47,8 +52,21 @@ class _OpenControl:
 
     def __init__(self, command: EngineControl, finish: Finish, waits: set[int]) -> None:
         self.command, self.finish, self.waits = command, finish, waits
-        self.num_tokens = 0
-        self.error: ErrorInfo | None = None  # of the first core that refused it
+        self.num_cores, self.num_tokens = len(waits), 0
+        self.errors: dict[int, ErrorInfo] = {}  # of the cores that refused it, or failed
+
+    def result(self) -> ErrorInfo | ControlDone:
+        """Return the reply: an error if any core had one, which names these cores unless all had."""
+        if not self.errors:
+            return ControlDone(control_id=self.command.control_id, num_tokens=self.num_tokens)
+        error = next(iter(self.errors.values()))
+        if len(self.errors) == self.num_cores:
+            return error
+        where = ", ".join(map(str, sorted(self.errors)))
+        what = f"{self.command.action} failed at replica {where} of {self.num_cores}, which is as it was before"
+        return msgspec.structs.replace(
+            error, message=f"{what}; the others have carried it out: repeat it, or undo it there. {error.message}"
+        )
 
 
 class ControlProxy:
@@ -71,6 +89,7 @@ class ControlProxy:
         self._numbers = itertools.count()
         self._open: dict[int, _OpenControl] = {}  # by control id
         self._level_changes: list[tuple[LogLevel, Finish]] = []
+        self._restarts: list[tuple[int | None, Finish]] = []
 
     def submit(self, control: Control, send: Callable[[Done | QueryFailed], None]) -> None:
         """Forward a command. `send` is called once with its reply, in the frontend's thread."""
@@ -89,6 +108,11 @@ class ControlProxy:
         elif control.action == "log_level":
             self._level_changes.append((control.level, finish))
             self._outbox.to_supervisor.append(SetLogLevel(level=control.level))
+        elif control.action == "restart_replicas" and self._spec.config.data_parallel_size == 1:
+            finish(error_info(RequestError(ONE_REPLICA)))
+        elif control.action == "restart_replicas":
+            self._restarts.append((control.replica, finish))
+            self._outbox.to_supervisor.append(RestartReplicas(replica=control.replica))
         elif control.action == "reload":
             self._thread_pool.run(
                 lambda: self._find_checkpoint(control.model), lambda folder: self._forward(control, folder, finish)
@@ -102,6 +126,13 @@ class ControlProxy:
         for asked, finish in changes:
             if asked == level:
                 finish(None)
+
+    def on_restarted(self, done: ReplicasRestarted) -> None:
+        """Reply to the orders to restart these replicas."""
+        restarts, self._restarts = self._restarts, [each for each in self._restarts if each[0] != done.replica]
+        for replica, finish in restarts:
+            if replica == done.replica:
+                finish(done.error)
 
     def _find_checkpoint(self, model: str) -> str:
         """Find or download a checkpoint and return its folder; RequestError if it cannot replace the served one."""
@@ -154,7 +185,7 @@ class ControlProxy:
         if isinstance(folder, TokenloomError):
             finish(error_info(folder))
             return
-        assert control.action != "log_level"
+        assert control.action != "log_level" and control.action != "restart_replicas"
         command = EngineControl(
             control_id=next(self._numbers),
             action=control.action,
@@ -178,16 +209,16 @@ class ControlProxy:
         opened = self._open.get(done.control_id)
         if opened is not None and core in opened.waits:
             opened.num_tokens += done.num_tokens
-            opened.error = opened.error or done.error
+            if done.error is not None:
+                opened.errors[core] = done.error
             self._drop(core, opened)
 
     def _drop(self, core: int, opened: _OpenControl) -> None:
         """Wait for a core no more; reply if it was the last one."""
         opened.waits.discard(core)
         if not opened.waits:
-            control_id = opened.command.control_id
-            del self._open[control_id]
-            opened.finish(opened.error or ControlDone(control_id=control_id, num_tokens=opened.num_tokens))
+            del self._open[opened.command.control_id]
+            opened.finish(opened.result())
 
     def on_core_lost(self, core: int) -> None:
         """Fail open pauses and resumes: the new core starts unpaused."""

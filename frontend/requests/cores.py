@@ -41,6 +41,7 @@ class Cores:
         self.next_ping_at = 0.0  # monotonic seconds
         self._router = Router() if num_cores > 1 else None
         self._pacer = ResumePacer()
+        self._drains_until: dict[int, float] = {}  # cores that drain, with monotonic times; only with a router
         self._started: set[int] = set()  # keys of answers that have left their core's queue; only with a router
         self._monotonic = monotonic
 
@@ -66,6 +67,11 @@ class Cores:
         for core in self.all:
             core.connect()
 
+    def on_core_up(self, number: int) -> None:
+        """Greet a new core."""
+        self._drains_until.pop(number, None)
+        self.all[number].connect()
+
     def on_welcome(self, number: int) -> None:
         """Use a core, which has welcomed this frontend and knows none of its requests."""
         self.all[number].is_up = True
@@ -79,6 +85,8 @@ class Cores:
                 self._router.lose(number)
             self._router.add(number)
             self._pacer.forget(number)
+            if number in self._drains_until:
+                self._router.drain(number)
 
     def on_down(self, down: ReplicaDown) -> bool:
         """Pick a core no more that is lost, or has lost its workers. Return whether its requests may go on elsewhere:
@@ -91,6 +99,30 @@ class Cores:
         if down.is_final:
             self.given_up.add(down.replica)
         return True
+
+    # ── drains ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def drain(self, number: int, limit_s: float) -> None:
+        """Send nothing new to a core until `on_core_up`; its answers may go on for `limit_s`."""
+        if self._router is not None:
+            self._router.drain(number)
+            self._drains_until[number] = self._monotonic() + limit_s
+
+    @property
+    def next_drain_end(self) -> float:
+        """When the first of the cores that drain is to be left by its answers; monotonic seconds."""
+        return min(self._drains_until.values(), default=math.inf)
+
+    def drains_over(self, now: float) -> list[int]:
+        """Return the cores that are to be left by their answers now."""
+        return [number for number, until in self._drains_until.items() if until <= now]
+
+    def take_drained(self, busy: set[int]) -> list[int]:
+        """Return the cores that have drained since the last call. busy: those that have answers."""
+        drained = [number for number in self._drains_until if number not in busy]
+        for number in drained:
+            del self._drains_until[number]
+        return drained
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -44,9 +44,12 @@ from ...ipc.messages.core import ControlDone, CoreToFrontend, EngineCoreOutputs
 from ...ipc.messages.supervisor import (
     CoreUp,
     Drain,
+    DrainReplica,
     Initialize,
     Progress,
     ReplicaDown,
+    ReplicaDrained,
+    ReplicasRestarted,
     SetLogLevel,
     StartPhase,
     StartPhases,
@@ -317,7 +320,7 @@ class Frontend:
             self.log_level = message.level
             self._controls.on_log_level(message.level)
         elif isinstance(message, CoreUp):
-            self._cores.all[message.replica].connect()
+            self._cores.on_core_up(message.replica)
             self._controls.on_core_lost(message.replica)
         elif isinstance(message, ReplicaDown):
             goes_on_elsewhere = self._cores.on_down(message)
@@ -329,6 +332,10 @@ class Frontend:
         elif isinstance(message, WorkersUp):
             self._cores.resume(message.replica)
             self._requests.resume_waiting()
+        elif isinstance(message, DrainReplica):
+            self._cores.drain(message.replica, message.limit_s)
+        elif isinstance(message, ReplicasRestarted):
+            self._controls.on_restarted(message)
         elif isinstance(message, Drain):
             self._queries.is_draining = self._requests.is_draining = True
             self._drains_at = self._monotonic() + message.clients_return_s
@@ -370,6 +377,8 @@ class Frontend:
             self._cores.keep_alive(now)
         if now >= self._requests.next_resume_at:
             self._requests.resume_waiting()
+        for replica in self._requests.take_drained(now):
+            self.outbox.to_supervisor.append(ReplicaDrained(replica=replica))
         self.thread_pool.expire(now)
         self.adapters.expire(now)
         self._sessions.send_updates()
@@ -377,7 +386,7 @@ class Frontend:
     def seconds_to_tick(self, now: float) -> float | None:
         """Return the seconds for which the loop may sleep without new messages; None: no limit."""
         next_at = min(self._sessions.next_lease_end, self.thread_pool.next_expiry, self.adapters.next_expiry)
-        next_at = min(next_at, self._requests.next_resume_at)
+        next_at = min(next_at, self._requests.next_resume_at, self._cores.next_drain_end)
         if now < self._drains_at:
             next_at = min(next_at, self._drains_at)
         if self._outputs.answer_by_key and self._cores.is_up:

@@ -340,9 +340,21 @@ class RequestManager:
         """Let the requests of a core that is lost, or has lost its workers, go on at others, in the order of their
         arrival."""
         if self._cores.has_any or not down.has_core:
-            for request in [request for request in self._sent() if request.core == down.replica]:
-                self._take_back(request)
-            self.resume_waiting()
+            self._move_from(down.replica)
+
+    def _move_from(self, core: int) -> None:
+        for request in [request for request in self._sent() if request.core == core]:
+            self._take_back(request)
+        self.resume_waiting()
+
+    def take_drained(self, now: float) -> list[int]:
+        """Let the answers of cores go on at others whose time to drain is over at `now`, in monotonic seconds. Return
+        the cores that have drained."""
+        if self._cores.next_drain_end == math.inf:
+            return []
+        for core in self._cores.drains_over(now):
+            self._move_from(core)
+        return self._cores.take_drained({request.core for request in self._sent()})
 
     def _take_back(self, request: RequestState) -> None:
         """Take a request from its core, for `resume_waiting`."""

@@ -12,6 +12,7 @@ from ...ipc.config.engine_spec import EngineSpec, process_name
 from ...ipc.messages.supervisor import Initialize, Measured, Progress
 from ...ipc.process.machine_memory import available_bytes
 from .children import Child, Children
+from .engine_state import EngineState
 from .launcher import FRONTEND, Unit
 from .replica import Replica
 from .replicas.progress_sum import add_up
@@ -111,6 +112,19 @@ class Roster:
             is_core_up=any(children.is_up(each.core) for each in alive),
             obstacle=obstacles[0] if all(obstacles) else "",
             is_asleep=any(each.holdings.asleep for each in alive),
+        )
+
+    def state(self, places: list[str], uptime_s: float, phase: str, progress: Progress) -> EngineState:
+        """Return the state for the operator."""
+        return EngineState(
+            places=places,
+            uptime_s=uptime_s,
+            phase=phase,
+            children=self._children.all,
+            progress=progress,
+            progress_age_s=self.progress_age_s,
+            num_blocks=self.num_blocks,
+            num_restarts=self.num_restarts,
         )
 
     @property

@@ -28,11 +28,12 @@ from ...ipc.process.service_manager import READY, STOPPING, notify
 from ..listening import open_requests
 from ..listening.http_listeners import HttpListeners
 from .children import Child, Children
-from .engine_state import EngineState, state_lines
+from .engine_state import state_lines
 from .health_monitor import HealthMonitor
 from .launcher import FRONTEND, Launcher, Unit
 from .process_specs import ProcessSpecs
 from .replica import Replica
+from .rolling_restart import RollingRestart
 from .roster import Roster
 from .signal_watch import SignalWatch, StartInterrupted
 from .start_report import StartReport
@@ -70,6 +71,7 @@ class Supervisor:
         self._children = Children(spec.endpoints.control, launcher)
         self._roster = Roster(spec, self._children)
         self._specs = ProcessSpecs(spec, self._roster.replicas, listeners)
+        self._rolling = RollingRestart(spec, self._roster, self._children, self._replace, self._report_loss)
         self._is_serving = False
         self._last_failure = ""
         self._failure: TokenloomError | None = None
@@ -186,6 +188,8 @@ class Supervisor:
                 self._on_loss(self._children.of(workers)[0], message.reason)
         elif isinstance(message, messages.Drained):
             self._has_drained = True
+        elif isinstance(message, (messages.RestartReplicas, messages.ReplicaDrained)):
+            self._rolling.on_message(child, message)
         elif isinstance(message, (messages.Reloading, messages.Reloaded)):
             self._on_reload(child, message)
         elif isinstance(message, messages.SetLogLevel):
@@ -238,10 +242,12 @@ class Supervisor:
                 if not (self._children.is_up(each.core) and self._children.is_up(each.workers)):
                     self._report_loss(each, self._last_failure)
             self._frontend_back_at = time.monotonic()
+            self._rolling.on_frontend_ready(child)
             if self._is_draining:
                 self._ask_to_drain()
         self._publish_start()
         self._publish_progress()
+        self._rolling.on_changed()
 
     def _publish_start(self) -> None:
         phases = messages.StartPhases(phases=self._report.phases, kernels=self._children.kernels())
@@ -291,6 +297,7 @@ class Supervisor:
                 open_requests.path_of(self.spec.run_directory, identity.decode())
             )
             self._children.broadcast(messages.FrontendDown(identity=identity), "core")
+            self._rolling.on_drained(identity)
         elif replica.holdings.is_changing:  # some ranks may have read the order, others not
             self._replace(replica.workers)
         if unit != FRONTEND:
@@ -320,6 +327,7 @@ class Supervisor:
         text = "the %s cannot be kept alive and its replica is taken off: %d of %d go on; last: %s"
         logger.error(text, name, len(self._roster.alive), len(self._roster.replicas), reason)
         self._report_loss(replica, reason)
+        self._rolling.on_changed()
         self._publish_progress()
 
     def _lose_tier(self, replica: Replica, number: int, delay_s: float | None) -> None:
@@ -361,17 +369,9 @@ class Supervisor:
     def _log_state(self) -> None:
         """Log the engine's state at any log level, since the operator asked for it."""
         now = time.monotonic()
-        state = EngineState(
-            places=self._places if self._is_serving else [],
-            uptime_s=now - self._started_at,
-            phase="draining" if self._is_draining else "serving" if self._is_serving else "starting",
-            children=self._children.all,
-            progress=self._full_progress(),
-            progress_age_s=self._roster.progress_age_s,
-            num_blocks=self._roster.num_blocks,
-            num_restarts=self._roster.num_restarts,
-        )
-        for line in state_lines(state):
+        phase = "draining" if self._is_draining else "serving" if self._is_serving else "starting"
+        places = self._places if self._is_serving else []
+        for line in state_lines(self._roster.state(places, now - self._started_at, phase, self._full_progress())):
             log_always(logger, line)
 
     @property

@@ -29,7 +29,7 @@ from .media import MediaKind
 from .metrics import Metric
 from .tier import PlaceName
 
-ControlAction: TypeAlias = EngineAction | Literal["log_level"]
+ControlAction: TypeAlias = EngineAction | Literal["log_level", "restart_replicas"]
 PauseMode: TypeAlias = Literal["keep", "wait", "abort"]  # running requests stop and stay, finish first, or end
 
 
@@ -163,8 +163,8 @@ class GetMetrics(Message, frozen=True, kw_only=True, tag="get_metrics"):
 
 
 class Control(Message, frozen=True, kw_only=True, tag="control"):
-    """Order to pause, resume, reload weights, sleep, wake up, clear caches, load KV blocks, profile or set the
-    log level.
+    """Order to pause, resume, reload weights, sleep, wake up, clear caches, load KV blocks, profile, set the log level
+    or restart replicas.
     Done replies after the action is complete."""
 
     query_id: int
@@ -179,6 +179,7 @@ class Control(Message, frozen=True, kw_only=True, tag="control"):
     adapter: str = ""  # for prefetch_kv: as in Submit
     media: list[Medium] = []  # for prefetch_kv: as in Submit
     level: LogLevel = "info"  # for log_level: the lowest level that processes log
+    replica: int | None = None  # for restart_replicas: its number; nil: all, one after the other
 
 
 class LoadAdapter(Message, frozen=True, kw_only=True, tag="load_adapter"):

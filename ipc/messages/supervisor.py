@@ -59,6 +59,19 @@ class SetLogLevel(Message, frozen=True, kw_only=True, tag="set_log_level"):
     level: LogLevel
 
 
+class RestartReplicas(Message, frozen=True, kw_only=True, tag="restart_replicas"):
+    """Order of a client, sent by a frontend, to drain and restart a replica, or all one after the other.
+    ReplicasRestarted replies."""
+
+    replica: int | None = None  # None: all
+
+
+class ReplicaDrained(Message, frozen=True, kw_only=True, tag="replica_drained"):
+    """Reply to DrainReplica: this frontend has no answers at the replica."""
+
+    replica: int
+
+
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
     """Reply to Drain: all open requests have finished and all output was sent."""
 
@@ -178,6 +191,8 @@ ChildToSupervisor: TypeAlias = (
     | Reloading
     | Reloaded
     | SetLogLevel
+    | RestartReplicas
+    | ReplicaDrained
     | Progress
     | Pong
 )
@@ -255,6 +270,21 @@ class ReplicaDown(Message, frozen=True, kw_only=True, tag="replica_down"):
     touched: list[int] = []  # keys of answers that the core touched last, whose start it may not have announced
 
 
+class DrainReplica(Message, frozen=True, kw_only=True, tag="drain_replica"):
+    """Order to frontends to send a replica nothing new, and to let its answers go on at others after `limit_s`.
+    ReplicaDrained replies; CoreUp ends this."""
+
+    replica: int
+    limit_s: float
+
+
+class ReplicasRestarted(Message, frozen=True, kw_only=True, tag="replicas_restarted"):
+    """Reply to RestartReplicas, to all frontends."""
+
+    replica: int | None = None
+    error: ErrorInfo | None = None
+
+
 class FrontendDown(Message, frozen=True, kw_only=True, tag="frontend_down"):
     """Notice to the core that a frontend has ended; its clients resubmit through the next one."""
 
@@ -286,6 +316,8 @@ SupervisorToChild: TypeAlias = (
     | Reloaded
     | CoreUp
     | ReplicaDown
+    | DrainReplica
+    | ReplicasRestarted
     | FrontendDown
     | SetLogLevel
     | Drain

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
 
 import pytest
 
-from tokenloom import Client, InternalError, RequestOutput, SamplingParams
+from tokenloom import Client, InternalError, RequestError, RequestOutput, SamplingParams
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.adapters import write_adapters
@@ -22,7 +24,7 @@ from tokenloom.tests.system.launched import serve
 
 DEADLINE_S = 60.0
 OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--num-kv-blocks", "256"]
-LIMITS = ["--step-timeout-s", "1", "--hang-timeout-s", "2"]
+LIMITS = ["--step-timeout-s", "1", "--hang-timeout-s", "2", "--drain-timeout-s", "0.5"]
 PROCESSES = ["core", "core of replica 1", "worker 0", "worker 0 of replica 1"]
 KILLER = "tokenloom.tests.system.test_replicas:end_the_worker"
 
@@ -158,6 +160,55 @@ def test_orders_are_carried_out_by_all_replicas_and_hold_for_the_workers_that_re
             assert difference(expected, future.result(timeout=DEADLINE_S)) is None
 
 
+def pids(engine: Engine, names: Sequence[str] = PROCESSES) -> list[int]:
+    return [engine.child(name).pid for name in names]
+
+
+@pytest.mark.timeout(120)
+def test_a_rolling_restart_replaces_all_processes_and_changes_no_answer(
+    engine: Engine, work: list[Work], calm: list[RequestOutput]
+) -> None:
+    with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
+        before, health = pids(engine), client.health()
+        futures = [future for _ in range(3) for future in submitted(client, work)]
+        client.restart_replicas()
+        after = pids(engine)
+        assert not set(before) & set(after)
+        for expected, future in zip([*calm, *calm, *calm], futures, strict=True):
+            assert difference(expected, future.result(timeout=DEADLINE_S)) is None
+        client.restart_replicas(1)
+        assert [one == other for one, other in zip(after, pids(engine), strict=True)] == [True, False, True, False]
+        for expected, found in zip(calm, answers_of(client, work), strict=True):
+            assert difference(expected, found) is None
+        assert (client.health().num_restarts, client.health().last_failure) == (
+            health.num_restarts,
+            health.last_failure,
+        )
+        with pytest.raises(RequestError, match="there is no replica 2: replicas 0, 1 run"):
+            client.restart_replicas(2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ["frontend", "core of replica 1", "worker 0"])
+def test_a_process_lost_during_a_rolling_restart_changes_no_answer(
+    engine: Engine, work: list[Work], calm: list[RequestOutput], name: str
+) -> None:
+    with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
+        for delay_s in (0.0, 0.3, 1.0):
+            before = pids(engine)
+            futures = submitted(client, work)
+            with ThreadPoolExecutor(1) as pool:
+                restart = pool.submit(client.restart_replicas)
+                with contextlib.suppress(FutureTimeoutError):
+                    restart.result(delay_s)
+                engine.child(name).kill()
+                restart.result(DEADLINE_S)
+            for expected, future in zip(calm, futures, strict=True):
+                assert difference(expected, future.result(timeout=DEADLINE_S)) is None
+            assert not set(before) & set(pids(engine))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -170,18 +221,45 @@ def test_every_process_may_be_lost_at_any_point(
         check_loss(engine, work, calm, name, number, rng.randrange(1, 150))
 
 
+@pytest.fixture(scope="module")
+def three(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine with three replicas, which may meet requests that kill."""
+    more = ["--dp", "3", "--allowed-logits-processors", KILLER]
+    yield from serve(Engine(tmp_path_factory.mktemp("three"), [*options, *LIMITS, *more]))
+
+
+def check_poison(
+    engine: Engine, work: list[Work], calm: list[RequestOutput], form: Any, params: SamplingParams, message: str
+) -> None:
+    """Check that a request is given up after at most three losses, with this message, and that others complete."""
+    with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
+        before = client.health().num_restarts
+        futures = submitted(client, work)
+        with pytest.raises(InternalError, match=message) as caught:
+            client.submit(form, params, request_id="poison").result(timeout=DEADLINE_S)
+        assert re.search("request poison: ", str(caught.value))
+        for expected, future in zip(calm, futures, strict=True):
+            assert difference(expected, future.result(timeout=DEADLINE_S)) is None
+        assert client.health().num_restarts - before <= 3
+
+
 @pytest.mark.timeout(150)
 def test_a_request_that_ends_workers_is_given_up_after_three_losses_and_others_complete(
-    tmp_path: Path, options: list[str], work: list[Work], calm: list[RequestOutput]
+    three: Engine, work: list[Work], calm: list[RequestOutput]
 ) -> None:
-    with Engine(tmp_path, [*options, *LIMITS, "--dp", "3", "--allowed-logits-processors", KILLER]) as engine:
-        engine.wait_ready()
-        with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
-            futures = submitted(client, work)
-            poison = SamplingParams(max_tokens=5, logits_processors=[KILLER])
-            with pytest.raises(InternalError, match="3 times and was given up; last: worker 0") as caught:
-                client.submit("The capital of France is", poison, request_id="poison").result(timeout=DEADLINE_S)
-            assert re.search("request poison: ", str(caught.value))
-            for expected, future in zip(calm, futures, strict=True):
-                assert difference(expected, future.result(timeout=DEADLINE_S)) is None
-            assert client.health().num_restarts <= 3
+    poison = SamplingParams(max_tokens=5, logits_processors=[KILLER])
+    check_poison(three, work, calm, "The capital of France is", poison, "3 times and was given up; last: worker 0")
+
+
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("point", ["core.add", "core.admit"])
+def test_a_request_that_ends_a_core_before_its_start_is_announced_is_given_up_after_three_losses(
+    three: Engine, work: list[Work], calm: list[RequestOutput], point: str
+) -> None:
+    prompt = [7] * 333  # no other prompt has this length
+    fault = three.faults / f"{point}.{len(prompt)}"
+    fault.write_text("kill always")
+    try:
+        check_poison(three, work, calm, prompt, SamplingParams(max_tokens=5), "3 times and was given up; last: core")
+    finally:
+        fault.unlink()

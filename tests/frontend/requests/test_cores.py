@@ -22,7 +22,15 @@ from tokenloom.ipc.messages.core import (
     Finished,
     Started,
 )
-from tokenloom.ipc.messages.supervisor import CoreUp, ReplicaDown, WorkersUp
+from tokenloom.ipc.messages.supervisor import (
+    CoreUp,
+    DrainReplica,
+    ReplicaDown,
+    ReplicaDrained,
+    ReplicasRestarted,
+    RestartReplicas,
+    WorkersUp,
+)
 from tokenloom.tests.frontend.bench import Bench, new_submit
 
 WELCOME = Welcome(protocol_version=PROTOCOL_VERSION, run_id="r")
@@ -331,7 +339,89 @@ def test_a_command_is_for_all_cores_and_done_when_all_have_carried_it_out() -> N
         fleet.frontend.on_core_message(ControlDone(control_id=control_id, error=error), core)
     fleet.turn()
     (failed,) = fleet.heard()
-    assert isinstance(failed, QueryFailed) and failed.error.message == "it cannot"
+    assert isinstance(failed, QueryFailed)
+    assert "sleep failed at replica 1 of 3, which is as it was before; the others have" in failed.error.message
+    assert failed.error.message.endswith(". it cannot")
+
+
+def test_a_reload_that_fails_everywhere_has_the_error_of_a_replica() -> None:
+    fleet = Fleet(2)
+    control_id = control(fleet, 1, "wake_up")
+    for core in range(2):
+        error = ErrorInfo("request", f"it cannot at {core}")
+        fleet.frontend.on_core_message(ControlDone(control_id=control_id, error=error), core)
+    fleet.turn()
+    (failed,) = fleet.heard()
+    assert isinstance(failed, QueryFailed) and failed.error.message == "it cannot at 0"
+
+
+def drained(fleet: Fleet) -> list[int]:
+    """Take the replicas that the frontend has reported as drained."""
+    reports = fleet.frontend.outbox.to_supervisor
+    found = [each.replica for each in reports if isinstance(each, ReplicaDrained)]
+    reports.clear()
+    return found
+
+
+def test_a_replica_that_drains_gets_nothing_new_and_keeps_its_answers_until_its_time_is_over() -> None:
+    fleet = Fleet()
+    core, request = fleet.send("r", params={"max_tokens": 9})
+    key = request.children[0].key
+    fleet.start(core, key)
+    fleet.token(core, key, 0, 70)
+    fleet.frontend.on_control_message(DrainReplica(replica=core, limit_s=2.0))
+    assert all(fleet.send(f"n{i}")[0] != core for i in range(8))
+    fleet.frontend.on_control_message(WorkersUp(generation=1, replica=core))  # they were lost and are back
+    assert all(fleet.send(f"m{i}")[0] != core for i in range(8))
+    fleet.token(core, key, 1, 71)
+    assert drained(fleet) == []
+    fleet.clear()
+    fleet.now += 2.0
+    fleet.turn()
+    fleet.turn()
+    assert drained(fleet) == [core] and fleet.aborts(core) == [key]
+    elsewhere, again = fleet.last()
+    assert elsewhere != core and decode_ids(again.children[0].output_token_ids).tolist() == [70, 71]
+    assert again.num_losses == 0
+    fleet.lose(core)
+    assert fleet.keys(1 - core) == [], "nothing was left there"
+    fleet.welcome(core)
+    assert core in {fleet.send(f"o{i}")[0] for i in range(8)}
+
+
+def test_a_replica_without_answers_has_drained_at_once_and_one_whose_last_answer_ends_then() -> None:
+    fleet = Fleet()
+    core, request = fleet.send("r")
+    for replica in range(2):
+        fleet.frontend.on_control_message(DrainReplica(replica=replica, limit_s=9.0))
+    fleet.turn()
+    assert drained(fleet) == [1 - core]
+    fleet.start(core, request.children[0].key)
+    fleet.from_core(core, finished=[Finished(key=request.children[0].key, reason="stop")])
+    fleet.turn()
+    assert drained(fleet) == [core]
+
+
+def test_an_order_to_restart_replicas_is_answered_by_the_supervisor() -> None:
+    fleet = Fleet()
+    for query_id, replica in ((1, None), (2, 1)):
+        fleet.say(Control(query_id=query_id, action="restart_replicas", replica=replica))
+    orders = [each for each in fleet.frontend.outbox.to_supervisor if isinstance(each, RestartReplicas)]
+    assert [order.replica for order in orders] == [None, 1] and fleet.heard() == []
+    fleet.frontend.on_control_message(ReplicasRestarted(replica=1, error=ErrorInfo("request", "it cannot")))
+    fleet.turn()
+    (failed,) = fleet.heard()
+    assert isinstance(failed, QueryFailed) and failed.query_id == 2
+    fleet.frontend.on_control_message(ReplicasRestarted())
+    fleet.turn()
+    (done,) = fleet.heard()
+    assert isinstance(done, Done) and done.query_id == 1
+
+
+def test_one_replica_alone_is_not_restarted() -> None:
+    fleet = Fleet(1)
+    (failed,) = fleet.say(Control(query_id=1, action="restart_replicas"))
+    assert isinstance(failed, QueryFailed) and "--data-parallel-size 2" in failed.error.message
 
 
 @pytest.mark.parametrize("is_final", [False, True])
