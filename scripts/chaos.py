@@ -96,9 +96,11 @@ def run(arguments: argparse.Namespace, engine: Engine, adapters: list[Path]) -> 
         model = Path(arguments.model or DEMO_FOLDER)
         adapter = adapters[-1] if adapters else None
         num_ranks, has_images = arguments.tensor_parallel_size, arguments.images
-        num_replicas = arguments.data_parallel_size
         faults = Faults(
-            engine, clients, rng, num_ranks, model, disk, adapter, has_images=has_images, num_replicas=num_replicas
+            *(engine, clients, rng, num_ranks, model, disk, adapter),
+            has_images=has_images,
+            num_replicas=arguments.data_parallel_size,
+            only_signals=arguments.only_signals,
         )
         counts, recovery = inflict(arguments.faults, faults, rng, clients, watch)
     finally:
@@ -191,6 +193,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data-parallel-size", type=int, default=1)
     parser.add_argument("--adapters", type=int, default=0, help=f"LoRA adapters, over {ADAPTER_SLOTS} slots")
     parser.add_argument("--images", action="store_true", help="serve a model that sees images, and send some")
+    parser.add_argument("--only-signals", action="store_true", help="only SIGKILL and SIGSTOP of random processes")
     parser.add_argument("--kv-disk", help="folder for KV blocks; the tier process joins the victims")
     arguments = parser.parse_args(argv)
     options = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32"]

@@ -63,9 +63,11 @@ class Faults:
         *,
         has_images: bool = False,
         num_replicas: int = 1,
+        only_signals: bool = False,
     ) -> None:
         """`model` is the folder of the weights that are served; `disk`: of the tier process, if there is one;
-        `adapter`: the folder of an adapter that no request names, if adapters are served; has_images: in requests."""
+        `adapter`: the folder of an adapter that no request names, if adapters are served; has_images: in requests;
+        only_signals: SIGKILL and SIGSTOP, nothing else."""
         self._engine, self._clients, self._rng, self._model = engine, clients, rng, model
         processes = [*(f"worker {rank}" for rank in range(num_ranks)), "core"]
         processes += [process_name(name, replica) for replica in range(1, num_replicas) for name in processes]
@@ -88,6 +90,9 @@ class Faults:
             self._client_reconnects,
             self._client_dies,
         ]
+        if only_signals:
+            self._draws = self._draws[:2]
+            return
         if disk is not None:
             self._draws += [lambda: self._damage(disk), lambda: self._fill(disk), self._lose_tier]
 

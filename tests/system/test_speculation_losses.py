@@ -20,9 +20,18 @@ from tokenloom.tests.system.test_speculation import num_drafts
 RECOVERY_S = 60.0
 
 
-@pytest.mark.parametrize("role", ["worker 0", "core", "frontend"])
+@pytest.mark.parametrize(
+    ("role", "num_replicas"),
+    [
+        ("worker 0", 1),
+        ("core", 1),
+        ("frontend", 1),
+        pytest.param("core", 2, marks=pytest.mark.slow),
+        pytest.param("core of replica 1", 2, marks=pytest.mark.slow),
+    ],
+)
 def test_a_process_killed_between_drafts_and_their_result_changes_no_answer(
-    role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    role: str, num_replicas: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = sampling_checkpoint(tmp_path / "m")
     prompts = make_prompts(24, 8)
@@ -32,6 +41,7 @@ def test_a_process_killed_between_drafts_and_their_result_changes_no_answer(
     recorded_drafts.record(tmp_path / "record", "mixed", VOCAB_SIZE, expected, params)
     recorded_drafts.use(monkeypatch, tmp_path / "record")
     flags = "--deterministic --num-threads 1 --max-model-len 400 --block-size 8 --max-num-seqs 8"
+    flags += f" --data-parallel-size {num_replicas}"
     outputs: list[RequestOutput] = []
     for engine in serve(Engine(tmp_path, ["--model", str(folder), *flags.split()])):
         with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
@@ -48,6 +58,33 @@ def test_a_process_killed_between_drafts_and_their_result_changes_no_answer(
     assert [each.outputs[0].token_ids for each in outputs] == [each.outputs[0].token_ids for each in expected]
     drafted, accepted = num_drafts(outputs)
     assert drafted > accepted > 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+@pytest.mark.parametrize("role", ["core", "core of replica 1"])
+def test_a_core_of_several_replicas_killed_while_it_verifies_lookups_changes_no_answer(
+    role: str, tmp_path: Path
+) -> None:
+    folder = sampling_checkpoint(tmp_path / "m")
+    prompts = [prompt * 2 for prompt in make_prompts(24, 8)]  # what repeats is found and guessed
+    params = [SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)] * len(prompts)
+    with open_llm(folder, deterministic=True, speculation="off") as llm:
+        expected = llm.generate(prompts, params, use_tqdm=False)
+    flags = "--deterministic --num-threads 1 --max-model-len 400 --block-size 8 --max-num-seqs 8 --speculation lookup"
+    for engine in serve(Engine(tmp_path, ["--model", str(folder), *flags.split(), "--data-parallel-size", "2"])):
+        with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
+            futures = [client.submit(prompt, param) for prompt, param in zip(prompts, params, strict=True)]
+            deadline = time.monotonic() + RECOVERY_S
+            while client.health().step < 60:
+                assert time.monotonic() < deadline, "no steps"
+                time.sleep(0.002)
+            engine.child(role).kill()
+            assert not all(future.done() for future in futures), "the requests ended before the process"
+            outputs = [future.result(timeout=RECOVERY_S) for future in futures]
+    assert [each.outputs[0].token_ids for each in outputs] == [each.outputs[0].token_ids for each in expected]
+    drafted, accepted = num_drafts(outputs)
+    assert drafted >= accepted > 100
 
 
 def test_drafts_of_rows_with_adapters_change_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
