@@ -55,6 +55,14 @@ def test_the_router_is_measured_by_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_replicas_are_compared_with_one_engine(tmp_path: Path) -> None:
+    arguments = ("demo", "--rows", "2", "3", "--in", "9", "--out", "5", *SMALL_ENGINE)
+    document = run_json(tmp_path / "out.json", "bench_replicas.py", *arguments)
+    assert [row.get("2 rows a replica") for row in document["rows"][:4]] == ["2 replicas", "one engine"] * 2
+    assert all(document["notes"][f"throughput relative to one engine, {rows} rows a replica"] > 0 for rows in (2, 3))
+
+
+@pytest.mark.slow
 def test_throughput_is_compared_with_transformers(tmp_path: Path) -> None:
     arguments = ("demo", "3", "9", "5", "--with-transformers", *SMALL_ENGINE)
     document = run_json(tmp_path / "out.json", "bench_throughput.py", *arguments)

@@ -1,0 +1,48 @@
+"""Measure what replicas cost on one machine: an engine of --replicas replicas beside one replica with all threads.
+
+    python scripts/bench_replicas.py 135m --rows 16 64
+
+Both engines run all the time and are measured in turn (A B A B), so that one of them is always idle: replicas × ROWS
+requests of --in random prompt tokens and --out answer tokens, all submitted at once. A replica has --threads threads,
+the other engine as many as all replicas together. Printed: tokens/s, and the ratio of the two as the median of the
+rounds. It costs the second reading of the weights and the router; it is worth the failover. All flags of engine-launch
+are taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+from tokenloom import LLM
+from tokenloom.scripts.bench_contestant import Contestant, Ours, measure_in_turn, median_ratio
+from tokenloom.scripts.bench_workload import Setup, Workload, new_model_parser
+
+
+def main() -> int:
+    parser = new_model_parser(__doc__)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1, help="of a replica (default 1)")
+    parser.add_argument("--rows", type=int, nargs="+", default=[16, 64], help="requests of a replica (default 16 64)")
+    parser.add_argument("--in", dest="num_in", type=int, default=128, help="prompt tokens (default 128)")
+    parser.add_argument("--out", dest="num_out", type=int, default=64, help="answer tokens (default 64)")
+    setup = Setup("replicas", parser, "replicas", "threads", dtype="bfloat16")
+    asked = setup.arguments
+    names = (f"{asked.replicas} replicas", "one engine")
+    shapes = (
+        {"data_parallel_size": asked.replicas, "num_threads": asked.threads},
+        {"num_threads": asked.replicas * asked.threads},
+    )
+    with contextlib.ExitStack() as stack:
+        engines = [stack.enter_context(LLM(setup.folder, **setup.options, **shape)) for shape in shapes]
+        contestants: list[Contestant] = [Ours(llm, name) for llm, name in zip(engines, names, strict=True)]
+        for rows in asked.rows:
+            workload = Workload(asked.replicas * rows, asked.num_in, asked.num_out, setup.workload.vocab_size)
+            seconds = measure_in_turn(contestants, workload, asked.rounds, setup.report, f"{rows} rows a replica")
+            ratio = median_ratio(seconds[names[1]], seconds[names[0]])
+            setup.report.note(f"throughput relative to one engine, {rows} rows a replica", ratio)
+    return setup.publish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
