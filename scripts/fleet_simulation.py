@@ -1,7 +1,8 @@
 """FleetSimulation: requests, a router, replicas and faults in virtual time.
 
 One heap of events. The router is the engine's own class and gets only the notices of a frontend: those of its answers,
-and that a replica is gone. A request on a lost replica is routed again with its tokens. The results are the jobs.
+and that a replica is gone. A request on a lost replica is routed again with its tokens, as fast as the engine's
+ResumePacer lets it. The results are the jobs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
 
+from tokenloom.frontend.replicas.resume_pacer import ResumePacer
+from tokenloom.frontend.replicas.resume_queue import ResumeQueue
 from tokenloom.frontend.replicas.router import Router
 from tokenloom.scripts.fleet_faults import Fault, Kill, Partition, Poison, RollingRestart, Slow
 from tokenloom.scripts.fleet_replica import NEVER, Event, Replica
@@ -42,7 +45,8 @@ class FleetSimulation:
         self._replicas: dict[int, Replica] = {}
         self._open: dict[int, Job] = {}
         self._cut_off: set[int] = set()  # cores whose notices do not arrive
-        self._parked: list[Job] = []  # no core can be picked
+        self._resumes = ResumeQueue[Job](lambda job: job.finished_at < 0)
+        self._pacer = ResumePacer(router)
         self._random = random.Random(seed)
         self._has_poison = False
         self._poison_at: list[float] = sorted(fault.at_s for fault in faults if isinstance(fault, Poison))
@@ -62,7 +66,7 @@ class FleetSimulation:
 
     @property
     def num_unfinished(self) -> int:
-        return len(self._open) + len(self._parked)
+        return sum(job.finished_at < 0 for job in self.jobs)
 
     def _at(self, time: float, action: Callable[..., None], *arguments: object) -> None:
         heapq.heappush(self._heap, (time, next(self._tie), action, arguments))
@@ -81,11 +85,25 @@ class FleetSimulation:
         self._submit(job)
         self._next_arrival()
 
-    def _submit(self, job: Job, without: int = -1) -> None:
-        core = self._router.pick(job.keys, job.num_tokens, self.now, without)
+    def _submit(self, job: Job) -> None:
+        core = self._router.pick(job.keys, job.num_tokens, self.now)
         if core is None:
-            self._parked.append(job)
-            return
+            self._resumes.add(job.arrived_at, job)
+        else:
+            self._send(job, core)
+
+    def _resume_waiting(self) -> None:
+        """Send jobs that have lost their core, or found none, as fast as the others get on."""
+        while (job := self._resumes.first) is not None:
+            core = self._pacer.pick(job.keys, job.num_tokens, job.num_tokens, self.now)
+            if core is None:
+                break
+            self._resumes.pop()
+            self._send(job, core)
+        if (next_at := self._pacer.end()) < NEVER and self._resumes.first is not None:
+            self._at(next_at, self._resume_waiting)
+
+    def _send(self, job: Job, core: int) -> None:
         self._open[job.number] = job
         job.core = core
         self._router.on_sent(job.number, core, job.keys, job.num_tokens, self.now)
@@ -185,7 +203,8 @@ class FleetSimulation:
                 job.finished_at = self.now
                 continue
             self.num_lost_tokens += job.num_tokens
-            self._submit(job, without=core)
+            self._resumes.add(job.arrived_at, job)
+        self._resume_waiting()
 
     def _bring_up(self, core: int) -> None:
         self._replicas[core] = self._new_replica()
@@ -194,9 +213,8 @@ class FleetSimulation:
 
     def _return(self, core: int) -> None:
         self._router.add(core, self._capacity)
-        parked, self._parked = self._parked, []
-        for job in parked:
-            self._submit(job)
+        self._pacer.forget(core)
+        self._resume_waiting()
 
     def _give_up(self, core: int, replica: Replica) -> None:
         """The leases of a cut connection end: the frontend goes on elsewhere, the replica ends its zombies."""

@@ -21,6 +21,7 @@ from ...ipc.messages.media import MediaSpan
 from ...ipc.messages.supervisor import ReplicaDown
 from ..replicas.prefix_keys import prefix_keys
 from ..replicas.resume_pacer import ResumePacer
+from ..replicas.resume_queue import ResumeQueue
 from ..replicas.router import Router
 from .core_client import CoreClient, FrontendOutbox
 from .request_state import AnswerState, RequestState
@@ -40,7 +41,7 @@ class Cores:
         self.given_up: set[int] = set()  # these do not come back
         self.next_ping_at = 0.0  # monotonic seconds
         self._router = Router() if num_cores > 1 else None
-        self._pacer = ResumePacer()
+        self._pacer = None if self._router is None else ResumePacer(self._router)
         self._drains_until: dict[int, float] = {}  # cores that drain, with monotonic times; only with a router
         self._started: set[int] = set()  # keys of answers that have left their core's queue; only with a router
         self._monotonic = monotonic
@@ -80,7 +81,7 @@ class Cores:
     def resume(self, number: int) -> None:
         """Let the router pick a core whose prefix cache is empty: it is new, or its workers are. One that is not up
         yet waits for its Welcome."""
-        if self._router is not None and self.all[number].is_up:
+        if self._router is not None and self._pacer is not None and self.all[number].is_up:
             if number in self._router.loads:
                 self._router.lose(number)
             self._router.add(number)
@@ -135,24 +136,23 @@ class Cores:
                 return
         self.all[request.core].submit(message)
 
-    def try_resume(self, request: RequestState) -> float | None:
-        """Send a request that has lost its core, or found none, to the best one. None if it is sent; else when to try
-        again, monotonic seconds: that core has got enough, or there is none."""
-        router, now = self._router, self._monotonic()
-        assert router is not None, "with one core requests wait for it"
-        message = request.to_core()
-        keys, num_prompt = _keys_of(message), num_ids(message.prompt_token_ids)
-        core = router.pick(keys, num_prompt, now)
-        if core is None:
+    def resume_waiting(self, waiting: ResumeQueue[RequestState]) -> float:
+        """Send requests that have lost their core, or found none, to the best ones, in their order, until all cores
+        have got enough. Return when to call again for those that are left, monotonic seconds."""
+        router, pacer, now = self._router, self._pacer, self._monotonic()
+        if router is None or pacer is None:  # with one core requests wait for it
             return math.inf
-        if (next_at := self._pacer.next_at(core, router.tokens_per_s(core, now), now)) > now:
-            return next_at
-        self._note_sent(message, core, keys, router)
-        num_tokens = num_prompt + sum(num_ids(child.output_token_ids) for child in message.children)
-        self._pacer.on_resumed(core, num_tokens, now)
-        request.core = core
-        self.all[core].submit(message)
-        return None
+        while (request := waiting.first) is not None:
+            message = request.to_core()
+            keys, num_prompt = _keys_of(message), num_ids(message.prompt_token_ids)
+            num_tokens = num_prompt + sum(num_ids(child.output_token_ids) for child in message.children)
+            if (core := pacer.pick(keys, num_prompt, num_tokens, now)) is None:
+                break
+            waiting.pop()
+            request.core = core
+            self._note_sent(message, core, keys, router)
+            self.all[core].submit(message)
+        return pacer.end()
 
     def resubmit(self, request: RequestState) -> None:
         """Send a request again to its core, which does not know it."""

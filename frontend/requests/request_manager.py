@@ -313,12 +313,7 @@ class RequestManager:
     def resume_waiting(self) -> None:
         """Send requests that wait for a core to the best ones, in the order of their arrival, as fast as these get on.
         Call it again at `next_resume_at`."""
-        self.next_resume_at = math.inf
-        while (request := self._resumes.first) is not None:
-            if (next_at := self._cores.try_resume(request)) is not None:
-                self.next_resume_at = next_at
-                return
-            self._resumes.pop()
+        self.next_resume_at = self._cores.resume_waiting(self._resumes)
 
     def count_losses(self, down: ReplicaDown) -> None:
         """Count the loss of a core or its workers for the requests that were in work there. One that was in
