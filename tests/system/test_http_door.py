@@ -123,6 +123,7 @@ def test_a_killed_frontend_refuses_no_connection_and_cut_ones_are_counted(
 def test_admin_endpoints_do_the_same_as_the_library_calls(
     engine: LaunchedEngine, http: httpx2.Client, tmp_path: Path
 ) -> None:
+    assert "--data-parallel-size 2" in http.post("/restart_replicas").json()["error"]["message"]
     assert http.post("/pause", json={"mode": "wait"}).json() == {"paused": "wait"}
     wait_status(http, "paused")
     with Client(engine.address) as client:
@@ -165,6 +166,7 @@ def test_vllms_endpoints_sleep_wake_and_reset_the_prefix_cache(http: httpx2.Clie
 def test_without_a_key_web_pages_cannot_call_admin_endpoints(http: httpx2.Client) -> None:
     for method, path in (
         ("POST", "/pause"),
+        ("POST", "/restart_replicas"),
         ("POST", "/resume"),
         ("POST", "/reload"),
         ("POST", "/sleep"),
