@@ -388,7 +388,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if spec.group_keys is not None:
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # c10d warns of hosts without DNS
         if spec.device == "cpu":
-            prepare_openmp(num_cpu_threads(spec.config.num_threads, spec.num_local_workers(given.rank)))
+            prepare_openmp(num_cpu_threads(spec.config.num_threads, len(spec.local_workers(given.rank))))
         return WorkerProcess(spec, given.rank, given.generation, given.model_folder, given.asleep, given.arena_fd)
 
     return run_child(f"worker {given.rank}", new_child, replica=given.replica)

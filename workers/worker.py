@@ -73,9 +73,8 @@ class Worker:
         self._spec = spec
         self._rank = rank
         self._size = spec.config.tensor_parallel_size
-        local_ranks = spec.local_ranks(Rank(0, rank))
-        self._num_local_workers = spec.num_local_workers(Rank(0, rank))
-        index = spec.replica * len(local_ranks) + local_ranks.index(Rank(0, rank))
+        self._num_local_workers = len(spec.local_workers(Rank(0, rank)))
+        index = spec.local_number(Rank(0, rank))
         self._device = torch.device("cuda", index) if spec.device == "cuda" else torch.device("cpu")
         self.rendezvous: Rendezvous = LocalRendezvous(spec.own_file(f"group-{generation}"))
         self._dtype: torch.dtype = getattr(torch, spec.dtype)

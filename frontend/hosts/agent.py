@@ -222,7 +222,7 @@ class HostProcesses:
     def spawn(self, order: Spawn) -> None:
         if self._launcher is None:
             raise HeadLostError("the head starts a process before this host has its checkpoint")
-        unit = Unit(order.role)
+        unit = Unit(order.role, order.replica)
         process = self._launcher.spawn(
             ProcessSpec(unit, order.number, Rank.parse(order.rank), arguments=order.arguments)
         )

@@ -84,6 +84,8 @@ class Hosts:
         self._sources = (tokenloom_version(), numerics_digest())
         self._host_by_identity: dict[bytes, Host] = {}
         self._host_by_place: dict[int, Host] = {}  # from 1; 0 is this host
+        replicas = map(spec.of_replica, range(spec.config.data_parallel_size))
+        self._places = {each.replica: {each.host_of(rank) for rank in each.ranks} for each in replicas}
         self._refusal_by_address: dict[str, str] = {}  # the last of each
         self._ping_at = 0.0  # monotonic seconds
         self._is_complete = False
@@ -173,12 +175,14 @@ class Hosts:
                 f"{hello.protocol_version}), the head {self._sources[0]} ({self._sources[1]:.8}, protocol "
                 f"{PROTOCOL_VERSION}): install the same version of tokenloom and torch on all hosts"
             )
-        config, ranks = self._spec.config, self._spec.ranks
-        num_needed = max(len(self._spec.local_ranks(rank)) for rank in ranks)
+        config = self._spec.config
+        num_ranks, num_replicas = config.tensor_parallel_size, config.data_parallel_size
+        num_needed = -(-num_ranks * num_replicas // config.hosts)
         if self._spec.device == "cuda" and hello.num_gpus < num_needed:
+            replicas = f" × --data-parallel-size {num_replicas}" if num_replicas > 1 else ""
             return (
-                f"host {hello.address} has {hello.num_gpus} GPUs, --tensor-parallel-size {len(ranks)} over --hosts "
-                f"{config.hosts} needs {num_needed} on a host: lower the first or raise the second"
+                f"host {hello.address} has {hello.num_gpus} GPUs, --tensor-parallel-size {num_ranks}{replicas} over "
+                f"--hosts {config.hosts} needs {num_needed} on a host: lower the first or raise the second"
             )
         return ""
 
@@ -237,7 +241,9 @@ class Hosts:
             self._host_by_place[place] = host
         was_complete, self._is_complete = self._is_complete, not self._free_places
         if was_complete and not self._is_complete:
-            logger.error("requests wait for %s", self._missing)
+            waiting = [number for number in self._places if self._has_free_place(number)]
+            who = "requests wait" if len(waiting) == len(self._places) else f"replicas {waiting} wait"
+            logger.error("%s for %s", who, self._missing)
 
     @property
     def _free_places(self) -> list[int]:
@@ -252,7 +258,11 @@ class Hosts:
     # ── processes ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def obstacle(self, unit: Unit) -> str:
-        return self._missing if unit.role == "worker" and self._free_places else ""
+        return self._missing if unit.role == "worker" and self._has_free_place(unit.replica) else ""
+
+    def _has_free_place(self, replica: int) -> bool:
+        """Whether a host is missing that workers of a replica run on."""
+        return not self._places[replica].isdisjoint(self._free_places)
 
     def spawn(self, spec: ProcessSpec) -> ChildProcess:
         if spec.host == 0:
@@ -266,7 +276,12 @@ class Hosts:
         process = RemoteProcess(spec, host.name, self._wait, kill)
         host.processes[process.key] = process
         order = Spawn(
-            process=process.key, role="worker", number=spec.number, rank=str(spec.rank), arguments=list(spec.arguments)
+            process=process.key,
+            role="worker",
+            replica=spec.unit.replica,
+            number=spec.number,
+            rank=str(spec.rank),
+            arguments=list(spec.arguments),
         )
         self._channel.send_to(host.identity, order)
         return process

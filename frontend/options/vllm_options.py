@@ -72,7 +72,7 @@ IGNORED = {
 }
 REFUSED = {
     "there are no pipeline stages; --tensor-parallel-size shares layers": "pipeline_parallel_size=1 pp=1",
-    "all replicas of --data-parallel-size are on one host, behind one frontend": "data_parallel_size_local=1 "
+    "replicas of --data-parallel-size are spread evenly over --hosts": "data_parallel_size_local=1 "
     "data_parallel_rank=0 data_parallel_start_rank=0 "
     "data_parallel_hybrid_lb? data_parallel_external_lb? data_parallel_multi_port_external_lb? enable_elastic_ep? "
     "enable_fault_tolerance? decode_context_parallel_size=1 dcp=1 prefill_context_parallel_size=1 pcp=1 device_ids*",

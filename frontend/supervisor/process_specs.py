@@ -27,9 +27,10 @@ class ProcessSpecs:
         held = [*reloaded, "--asleep", *holdings.asleep]
         if unit.role == "worker":
             arguments = [*generation, *arena.arguments, *held]
+            spec = self._spec.of_replica(unit.replica)
             return [
-                ProcessSpec(unit, number, rank, self._spec.host_of(rank), ["--rank", str(rank), *arguments], arena.fds)
-                for rank in self._spec.ranks
+                ProcessSpec(unit, number, rank, spec.host_of(rank), ["--rank", str(rank), *arguments], arena.fds)
+                for rank in spec.ranks
             ]
         if unit.role == "core":
             return [ProcessSpec(unit, number, arguments=["--epoch", str(number), *generation, *held])]

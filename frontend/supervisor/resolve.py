@@ -72,8 +72,9 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     check_parallel(model, config.tensor_parallel_size)
     dtype, device = _dtype(config, model), _device(config)
     if config.load_format != "dummy":
-        local_share = len(range(0, config.tensor_parallel_size, config.hosts)) / config.tensor_parallel_size
-        check_weights(folder, model, dtype, device, local_share * config.data_parallel_size)
+        num_ranks = config.tensor_parallel_size
+        num_local = len(range(0, num_ranks * config.data_parallel_size, config.hosts))
+        check_weights(folder, model, dtype, device, num_local / num_ranks)
     names = config.served_model_name or [config.model or "tokenloom-demo"]
     check_adapter_options(config, model, names)
     check_one_host(config)

@@ -350,28 +350,18 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     f"--listen {self.listen} would admit anyone: give --key-file (made by `engine-launch keygen "
                     "FILE`) or --insecure"
                 )
-        check_hosts(
-            HostOptions(self.hosts, self.listen_hosts, self.hosts_key_file, self.tensor_parallel_size, self.insecure)
-        )
+        sizes = self.tensor_parallel_size, self.data_parallel_size
+        check_hosts(HostOptions(self.hosts, self.listen_hosts, self.hosts_key_file, *sizes, self.insecure))
         check_places(self.kv_remote, self.kv_peers, self.kv_listen, self.kv_key_file is not None)
         if self.kv_events is not None:
             check_events(self.kv_events, has_key=self.key_file is not None, is_insecure=self.insecure)
         if self.data_parallel_size > 1:
-            self._check_replicas()
+            check_replica_ports(self.data_parallel_size, self.kv_listen, self.kv_events)
         media_limits(self.limit_mm_per_prompt)
         speculation_options(self.speculation)
         self._check_http()
         if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
             raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")
-
-    def _check_replicas(self) -> None:
-        """Raise ConfigError for what replicas cannot have."""
-        if self.hosts > 1:
-            raise ConfigError(
-                f"--hosts does not go together with --data-parallel-size {self.data_parallel_size} yet: leave one of "
-                "them out"
-            )
-        check_replica_ports(self.data_parallel_size, self.kv_listen, self.kv_events)
 
     def _check_http(self) -> None:
         """Raise ConfigError for invalid options of the HTTP server."""

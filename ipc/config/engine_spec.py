@@ -161,16 +161,28 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return [Rank(pp=0, tp=tp) for tp in range(self.config.tensor_parallel_size)]
 
     def host_of(self, rank: Rank) -> int:
-        """Return the number of a rank's host: 0 is the head. Ranks are spread evenly, neighbours together."""
-        return rank.tp * self.config.hosts // self.config.tensor_parallel_size
+        """Return the number of the host of a rank of this replica: 0 is the head."""
+        return self._host_of(self._place_of(rank))
 
-    def num_local_workers(self, rank: Rank) -> int:
-        """Return how many workers, of all replicas, share the CPUs and the memory of the host of `rank`."""
-        return len(self.local_ranks(rank)) * self.config.data_parallel_size
+    def local_workers(self, rank: Rank) -> range:
+        """Return the places of the workers, of all replicas, that share CPUs, GPUs and memory with a rank of this
+        replica."""
+        host = self.host_of(rank)
+        places = range(self.config.data_parallel_size * self.config.tensor_parallel_size)
+        first = next(place for place in places if self._host_of(place) == host)
+        return range(first, first + sum(self._host_of(place) == host for place in places))
 
-    def local_ranks(self, rank: Rank) -> list[Rank]:
-        """Return the ranks on the host of `rank`."""
-        return [each for each in self.ranks if self.host_of(each) == self.host_of(rank)]
+    def local_number(self, rank: Rank) -> int:
+        """Return the number of a rank of this replica among the workers of its host: that of its GPU."""
+        return self._place_of(rank) - self.local_workers(rank).start
+
+    def _place_of(self, rank: Rank) -> int:
+        """Return the number of a rank of this replica among all workers."""
+        return self.replica * self.config.tensor_parallel_size + rank.tp
+
+    def _host_of(self, place: int) -> int:
+        """Workers are spread evenly over the hosts, neighbours together."""
+        return place * self.config.hosts // (self.config.data_parallel_size * self.config.tensor_parallel_size)
 
     @property
     def profile_folder(self) -> Path:

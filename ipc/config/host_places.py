@@ -15,7 +15,8 @@ class HostOptions(NamedTuple):
     hosts: int
     listen_hosts: str | None
     hosts_key_file: str | None
-    num_ranks: int
+    num_ranks: int  # of each replica
+    num_replicas: int
     is_insecure: bool
 
 
@@ -25,10 +26,11 @@ def check_hosts(options: HostOptions) -> None:
         if options.listen_hosts is not None:
             raise ConfigError(f"--listen-hosts {options.listen_hosts} is for --hosts above 1: give both, or neither")
         return
-    if options.hosts > options.num_ranks:
+    if options.hosts > options.num_ranks * options.num_replicas:
+        replicas = f" × --data-parallel-size {options.num_replicas}" if options.num_replicas > 1 else ""
         raise ConfigError(
-            f"--hosts {options.hosts} is above --tensor-parallel-size {options.num_ranks}: each host needs a rank, "
-            "lower the first or raise the second"
+            f"--hosts {options.hosts} is above --tensor-parallel-size {options.num_ranks}{replicas}: each host needs a "
+            "rank, lower the first or raise the second"
         )
     if options.listen_hosts is None:
         raise ConfigError(

@@ -104,6 +104,7 @@ class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
 
     process: str
     role: Literal["worker"]  # an agent starts nothing else
+    replica: int = 0
     number: int  # as in ProcessSpec
     rank: str
     arguments: list[str]

@@ -52,6 +52,10 @@ def test_a_node_without_a_head_is_an_error(options: dict[str, object], message: 
     [
         ({"node_rank": 1, **HEAD}, "node rank 1 is no engine of its own: run `engine-launch join` there"),
         ({"hosts": 2}, "--hosts 2 is above --tensor-parallel-size 1"),
+        (
+            {"hosts": 5, "tensor_parallel_size": 2, "data_parallel_size": 2},
+            "size 2 × --data-parallel-size 2: each host",
+        ),
         ({"hosts": 2, "tensor_parallel_size": 2}, "--hosts 2 needs --listen-hosts tcp://IP:PORT"),
         ({"listen_hosts": "tcp://10.0.0.1:7100"}, "--listen-hosts tcp://10.0.0.1:7100 is for --hosts above 1"),
         ({**HEAD, "hosts_key_file": None}, "--nnodes 2 needs --hosts-key-file"),

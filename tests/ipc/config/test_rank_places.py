@@ -6,28 +6,36 @@ import pytest
 
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.base import Rank
 from tokenloom.tests.support.engine_specs import new_spec
 
 
-def spread(num_ranks: int, num_hosts: int) -> EngineSpec:
+def spread(num_ranks: int, num_hosts: int, num_replicas: int = 1) -> EngineSpec:
     options = {} if num_hosts == 1 else {"listen_hosts": "tcp://10.0.0.1:7100", "hosts_key_file": "k"}
-    config = EngineConfig(tensor_parallel_size=num_ranks, hosts=num_hosts, **options)
+    config = EngineConfig(tensor_parallel_size=num_ranks, data_parallel_size=num_replicas, hosts=num_hosts, **options)
     return new_spec(config=config, group_keys=Keys.generate(), host_address="10.0.0.1")
 
 
+@pytest.mark.parametrize("num_replicas", [1, 2, 3])
 @pytest.mark.parametrize(("num_ranks", "num_hosts"), [(1, 1), (4, 1), (2, 2), (4, 2), (4, 3), (8, 3), (8, 5), (7, 7)])
-def test_neighbours_share_a_host_and_no_host_has_two_ranks_more_than_another(num_ranks: int, num_hosts: int) -> None:
-    spec = spread(num_ranks, num_hosts)
-    hosts = [spec.host_of(rank) for rank in spec.ranks]
+def test_neighbours_share_a_host_and_no_host_has_two_workers_more_than_another(
+    num_ranks: int, num_hosts: int, num_replicas: int
+) -> None:
+    spec = spread(num_ranks, num_hosts, num_replicas)
+    workers = [(spec.of_replica(replica), rank) for replica in range(num_replicas) for rank in spec.ranks]
+    hosts = [replica.host_of(rank) for replica, rank in workers]
     counts = [hosts.count(host) for host in range(num_hosts)]
     assert hosts == sorted(hosts) and hosts[0] == 0
     assert max(counts) - min(counts) <= 1 and min(counts) >= 1
-    for rank in spec.ranks:
-        local = spec.local_ranks(rank)
-        assert rank in local and len(local) == counts[spec.host_of(rank)]
+    numbers = [replica.local_number(rank) for replica, rank in workers]
+    assert numbers == [number for count in counts for number in range(count)]
+    assert [len(replica.local_workers(rank)) for replica, rank in workers] == [counts[host] for host in hosts]
+
+
+def test_replicas_may_be_on_hosts_of_their_own() -> None:
+    spec = spread(1, 3, 3)
+    assert [spec.of_replica(replica).host_of(Rank(0, 0)) for replica in range(3)] == [0, 1, 2]
 
 
 def test_a_rank_on_another_host_has_the_heads_fingerprint_and_its_control_address() -> None:
@@ -35,7 +43,7 @@ def test_a_rank_on_another_host_has_the_heads_fingerprint_and_its_control_addres
     other = head.on_host("10.0.0.2", "/run/there", "/models/there")
     assert other.fingerprint == head.fingerprint and other.endpoints.control == head.endpoints.control
     assert other.run_directory == "/run/there" and other.model_folder == "/models/there"
-    assert other.local_ranks(Rank(0, 1)) == [Rank(0, 1)]
+    assert other.host_of(Rank(0, 1)) == 1 and other.local_number(Rank(0, 1)) == 0
     assert spread(2, 2).fingerprint != head.fingerprint, "keys are new for each engine"
 
 
@@ -49,9 +57,3 @@ def test_replicas_share_nothing_but_the_frontend_and_are_one_engine() -> None:
         assert len({getattr(each.endpoints, name) for each in replicas}) == 1
     assert len({each.own_file("blocks") for each in replicas}) == 3
     assert len({each.identity("worker 0", 1) for each in replicas}) == 3
-
-
-def test_several_hosts_are_refused_by_name() -> None:
-    hosts = {"hosts": 2, "tensor_parallel_size": 2, "listen_hosts": "tcp://10.0.0.1:7100", "hosts_key_file": "keys"}
-    with pytest.raises(ConfigError, match="--hosts does not go together with --data-parallel-size 2"):
-        EngineConfig(data_parallel_size=2, **hosts)  # type: ignore[arg-type]
