@@ -67,7 +67,7 @@ def test_blocks_come_back_from_the_slots_of_the_replica_that_computed_them(
 
 @pytest.mark.timeout(120)
 def test_a_prefetch_goes_to_the_replica_that_keeps_the_blocks(client: Client, computed: list[RequestOutput]) -> None:
-    client.reset_prefix_cache()  # what was only in a pool is nowhere now
+    client.reset_prefix_cache()  # blocks that were only in a pool are nowhere now
     found = [client.prefetch_kv(prompt) for prompt in PROMPTS]
     outputs = ask(client, PROMPTS)
     assert found.count(LENGTH) >= 4

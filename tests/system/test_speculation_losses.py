@@ -67,7 +67,7 @@ def test_a_core_of_several_replicas_killed_while_it_verifies_lookups_changes_no_
     role: str, tmp_path: Path
 ) -> None:
     folder = sampling_checkpoint(tmp_path / "m")
-    prompts = [prompt * 2 for prompt in make_prompts(24, 8)]  # what repeats is found and guessed
+    prompts = [prompt * 2 for prompt in make_prompts(24, 8)]  # repeated tokens are found and guessed
     params = [SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)] * len(prompts)
     with open_llm(folder, deterministic=True, speculation="off") as llm:
         expected = llm.generate(prompts, params, use_tqdm=False)

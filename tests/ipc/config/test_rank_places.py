@@ -1,4 +1,4 @@
-"""Which rank runs on which host, and what is equal on all of them."""
+"""The host of each rank, and the fields that are equal on all hosts."""
 
 from __future__ import annotations
 
