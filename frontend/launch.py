@@ -184,7 +184,7 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
         supervisor.stop()
         raise
     if is_private:
-        _print_start_result({"address": supervisor.address, "http_address": supervisor.http_address})
+        _print_start_result({"addresses": supervisor.addresses, "http_address": supervisor.http_address})
     return supervisor
 
 

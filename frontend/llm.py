@@ -44,7 +44,7 @@ def open_private(config: EngineConfig) -> tuple[Transport, Callable[[], None]]:
     """Start an engine in separate processes; return a transport to it and a function that ends both."""
     engine = ChildEngine(config)
     try:
-        transport = ZmqTransport(engine.address, connect_timeout_s=START_TIMEOUT_S)
+        transport = ZmqTransport(engine.addresses, connect_timeout_s=START_TIMEOUT_S)
     except BaseException:
         engine.stop()
         raise

@@ -22,11 +22,11 @@ from ..ipc.addresses import unlink_ipc_address
 from ..ipc.channel import Channel
 from ..ipc.child import SupervisorChannel, run_child
 from ..ipc.client_auth import DOMAIN, ZapHandler
-from ..ipc.config.engine_spec import EngineSpec
+from ..ipc.config.engine_spec import EngineSpec, frontend_name, identity_of
 from ..ipc.errors import ConfigError
 from ..ipc.keys import Keys
 from ..ipc.messages.core import CoreToFrontend, FrontendToCore
-from ..ipc.messages.supervisor import Drained, Phase, Ready, Stop
+from ..ipc.messages.supervisor import Drain, Drained, Phase, Ready, Stop
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.malloc import return_large_blocks
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive_uncopied
@@ -45,10 +45,13 @@ FAREWELL_MS = 800  # to send the last messages; with the HTTP server's 2 s less 
 class FrontendProcess:
     """The frontend's sockets and loop; `run` serves until the supervisor sends Stop."""
 
-    def __init__(self, spec: EngineSpec, identity: bytes, address: str, http_fds: Sequence[int] = ()) -> None:
-        """`identity`: ZeroMQ identity towards supervisor and core. `address`: where to listen for clients. `http_fds`:
-        inherited descriptors of listening HTTP sockets; without any there is no HTTP server."""
-        self._spec, self._identity, self._address, self._http_fds = spec, identity, address, http_fds
+    def __init__(
+        self, spec: EngineSpec, address: str, http_fds: Sequence[int] = (), *, index: int = 0, number: int = 0
+    ) -> None:
+        """`address`: where to listen for clients. `http_fds`: inherited descriptors of listening HTTP sockets; without
+        any there is no HTTP server. `index`, `number`: of this frontend, and of those before it with the same index."""
+        self._spec, self._address, self._http_fds, self._index = spec, address, http_fds, index
+        self._identity = identity = identity_of(frontend_name(index), number)  # towards supervisor and core
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorChannel(self._context, spec, identity)
         self._clients = new_socket(self._context, zmq.ROUTER, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES)
@@ -107,7 +110,7 @@ class FrontendProcess:
 
         open_requests = OpenRequests(path_of(self._spec.run_directory, self._identity.decode()))
         self.supervisor.send(Phase(name="http", duration_s=time.monotonic() - begun))
-        run_with_http(self, self._frontend, self._spec, self._http_fds, open_requests)
+        run_with_http(self, self._frontend, self._spec, self._http_fds, open_requests, self._index)
 
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
@@ -130,7 +133,9 @@ class FrontendProcess:
         media = MediaInput.load(spec, tokenizer)
         marker = NO_MEDIA if media is None else media.placeholders.marker
         chat_template = ChatTemplate.of(spec, tokenizer, marker)
-        frontend = Frontend(spec, tokenizer, chat_template, self._wake, media)
+        frontend = Frontend(
+            spec, tokenizer, chat_template, self._wake, media, identity=self._identity, index=self._index
+        )
         detail = "none: token ids only" if tokenizer is None else f"{tokenizer.size} tokens"
         self.supervisor.send(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))
         begun = time.monotonic()
@@ -179,6 +184,8 @@ class FrontendProcess:
             if isinstance(message, Stop):
                 self.is_stopping, self._stop_reason = True, message.reason
             else:
+                if isinstance(message, Drain):
+                    self._has_sent_drained = False
                 self._frontend.on_control_message(message)
 
     def _receive_from_core(self) -> None:
@@ -257,23 +264,25 @@ def _tune_garbage_collector() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenloom.frontend.process")
-    parser.add_argument("--identity", default="frontend-0")
+    parser.add_argument("--index", type=int, default=0, help="of the frontend among those of the engine")
+    parser.add_argument("--number", type=int, default=0, help="of frontends with this index before it")
     parser.add_argument("--address", help="where to listen, if not the spec's client address")
     parser.add_argument("--http-fd", type=int, action="append", default=[], help="a socket that listens for HTTP")
     arguments = parser.parse_args()
     return_large_blocks()
 
     def new_child(spec: EngineSpec) -> FrontendProcess:
-        address = arguments.address or spec.endpoints.clients
-        return FrontendProcess(spec, arguments.identity.encode(), address, arguments.http_fd)
+        index, number = arguments.index, arguments.number
+        address = arguments.address or spec.endpoints.clients_of(index)
+        return FrontendProcess(spec, address, arguments.http_fd, index=index, number=number)
 
-    return run_child("frontend", new_child, before_exit=_remove_files)
+    return run_child(frontend_name(arguments.index), new_child, before_exit=_remove_files)
 
 
 def _remove_files(spec: EngineSpec) -> None:
     """Remove the files that a killed supervisor left: its run directory and the sockets outside of it."""
     shutil.rmtree(spec.run_directory, ignore_errors=True)
-    addresses = [spec.endpoints.clients] if spec.endpoints.clients.startswith("ipc://") else []
+    addresses = [address for address in spec.client_addresses if address.startswith("ipc://")]
     addresses += [f"ipc://{spec.config.uds}"] if spec.config.uds is not None else []
     for address in addresses:
         with contextlib.suppress(OSError):

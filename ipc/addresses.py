@@ -1,8 +1,9 @@
 """The run directory of an engine: socket paths, ownership by a lock, removal of dead engines' directories.
 
-Layout: <base>/<8 hex>/{lock,blocks,responses.sqlite,frontend-N.requests,group-G,kernels/,blobs/} and the sockets
-{core,control,client,workers-G,results-G,grammar-K}.sock; base is $XDG_RUNTIME_DIR/tokenloom or a per-user folder in the
-temp directory. Mode 0700. The owner holds a flock on `lock` while it lives; if the lock is free, the engine is dead.
+Layout: <base>/<8 hex>/{lock,blocks,responses.sqlite,frontend-N.requests,frontend-N.counts,group-G,kernels/,blobs/} and
+the sockets {core,control,client,http-N,workers-G,results-G,grammar-K}.sock; base is $XDG_RUNTIME_DIR/tokenloom or a
+per-user folder in the temp directory. Mode 0700. The owner holds a flock on `lock` while it lives; if the lock is free,
+the engine is dead.
 """
 
 from __future__ import annotations

@@ -48,6 +48,18 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
             own[field] = f"{folder}{slash}replica-{replica}-{name}"
         return msgspec.structs.replace(self, **own)
 
+    def clients_of(self, frontend: int) -> str:
+        """Return the address of a frontend for clients. Those after the first have the next ports, any free ones if the
+        port is 0, or a number behind the name of the socket."""
+        address = self.clients
+        if frontend == 0:
+            return address
+        if address.startswith("tcp://"):
+            host, _, port = address.rpartition(":")
+            return f"{host}:{int(port) + frontend}" if port not in ("0", "*") else address
+        stem, dot, suffix = address.rpartition(".sock")
+        return f"{stem}-{frontend}{dot}" if dot and not suffix else f"{address}-{frontend}"
+
     def steps_of(self, generation: int) -> str:
         return _numbered(self.steps, generation)
 
@@ -74,6 +86,15 @@ def check_listen(address: str) -> None:
             raise ConfigError(f"--listen {address}: the port must be in [0, 65535] (0: any free one), got {port!r}")
     elif not address.startswith("ipc:///"):
         raise ConfigError(f"--listen {address} must be ipc:///PATH or tcp://HOST:PORT")
+
+
+def check_ports(listen: str, num_frontends: int) -> None:
+    """Raise ConfigError if a valid tcp address has fewer ports from its own on than there are frontends."""
+    port = listen.rpartition(":")[2] if listen.startswith("tcp://") else "*"
+    if port not in ("0", "*") and int(port) + num_frontends - 1 > 65535:
+        raise ConfigError(
+            f"--listen {listen}: {num_frontends} frontends take as many ports, and the last is 65535: lower it"
+        )
 
 
 def split_tcp(address: str) -> tuple[str, int]:

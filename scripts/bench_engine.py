@@ -41,7 +41,7 @@ def measure_cpu(config: EngineConfig, workload: Workload, rounds: int, peer: Pee
     with contextlib.ExitStack() as stack:
         handle = ChildEngine(config, NULL_ENGINE)
         stack.callback(handle.stop)
-        ours = Ours(stack.enter_context(Client(handle.address)))
+        ours = Ours(stack.enter_context(Client(handle.addresses)))
         processes = find_roles(handle.pid)
         ours.generate(workload.prompts("warm-up"), workload.num_out)
         for number in range(rounds):

@@ -143,7 +143,7 @@ class _Engine:
     """A child engine that `closing` can stop."""
 
     def __init__(self, engine: ChildEngine) -> None:
-        self.address, self.close = engine.address, engine.stop
+        self.address, self.close = engine.addresses[0], engine.stop
 
 
 if __name__ == "__main__":

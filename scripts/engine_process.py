@@ -27,7 +27,8 @@ STOP_S = 60.0
 
 class Engine:
     """Owns the engine's process and kills it at the end of a `with`. A thread reads stdout and a file takes stderr, so
-    that no full pipe blocks the engine. Once ready, `address` is the clients' address and `url` that of --http."""
+    that no full pipe blocks the engine. Once ready, `addresses` are for clients, one of each frontend, `address` is the
+    first of them and `url` that of --http."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class Engine:
             )
         self.lines: list[str] = []  # of stdout
         self.address = self.url = ""
+        self.addresses: list[str] = []
         self._unheard: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # for wait_line; None: end of stdout
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -79,7 +81,8 @@ class Engine:
     def wait_ready(self, timeout_s: float = START_S) -> str:
         """Wait for the ready line, set `address` and `url` from it, and return the clients' address."""
         places = [word for word in self.wait_line("Ready", timeout_s).split() if "://" in word]
-        self.address, self.url = places[0], "".join(places[1:])
+        self.addresses = [place for place in places if not place.startswith("http")]
+        self.address, self.url = self.addresses[0], "".join(place for place in places if place.startswith("http"))
         self.processes()
         return self.address
 

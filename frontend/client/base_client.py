@@ -39,7 +39,7 @@ class BaseClient(Generic[DoneT]):
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         *,
         connect_timeout_s: float = 10.0,
         reconnect_timeout_s: float = 30.0,
@@ -49,7 +49,8 @@ class BaseClient(Generic[DoneT]):
 
         If no engine answers within `connect_timeout_s`, EngineDead is raised: by this constructor in a Client, by the
         first request or by `async with` in an AsyncClient. If the frontend process dies later, open requests resume
-        with its replacement, or fail with EngineDead after `reconnect_timeout_s`.
+        with its replacement, or fail with EngineDead after `reconnect_timeout_s`. Of several addresses, one of each
+        frontend, the client uses one, and resumes at the next.
         """
         transport = ZmqTransport(address, connect_timeout_s, reconnect_timeout_s, key_file)
         self._attach(transport, transport.close)

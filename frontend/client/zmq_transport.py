@@ -2,7 +2,8 @@
 
 Callers queue commands and wake the thread through an eventfd; the thread blocks in poll, without a timeout while
 nothing is open. Knows sockets, threads and time; ClientProtocol decides about messages. The socket's monitor detects a
-lost frontend; a new socket of the same identity replaces the old one, so that no stale message is sent.
+lost frontend; a new socket of the same identity replaces the old one, so that no stale message is sent. Of several
+addresses it uses one, and goes to the next when it loses that.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import zmq
 
@@ -35,6 +36,7 @@ T = TypeVar("T")
 LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
 MAX_MESSAGES_PER_TURN = 256  # received before commands and pings are handled
 BEAT_S = 1.0  # beat of the clock that measures the engine's silence
+FIRST_HOP_S = 0.2
 REOPEN_INTERVAL_S = 0.1  # minimum between reconnects to a peer that accepts and disconnects at once
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
@@ -44,7 +46,7 @@ class ZmqTransport(Transport):
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         connect_timeout_s: float = 10.0,
         reconnect_timeout_s: float = 30.0,
         key_file: str | os.PathLike[str] | None = None,
@@ -52,8 +54,11 @@ class ZmqTransport(Transport):
         for name, timeout_s in (("connect_timeout_s", connect_timeout_s), ("reconnect_timeout_s", reconnect_timeout_s)):
             TIMEOUT_S.check(name, timeout_s)
         self._keys = None if key_file is None else Keys.load(os.fspath(key_file))
-        self.address = _check_address(address)
-        super().__init__(ClientProtocol(address, self._send, connect_timeout_s, reconnect_timeout_s))
+        self.addresses = _check_addresses(address)
+        places = " or ".join(self.addresses)
+        super().__init__(ClientProtocol(places, self._send, connect_timeout_s, reconnect_timeout_s))
+        self._place = secrets.randbelow(len(self.addresses))  # so that clients spread over the frontends
+        self._hop_s, self._hop_at = FIRST_HOP_S, math.inf  # time to go on to the next address while nobody answers
         self._identity = secrets.token_bytes(16)
         self._decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
         self._callbacks = CallbackThread("tokenloom callbacks")
@@ -75,7 +80,7 @@ class ZmqTransport(Transport):
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             os.close(self._wake_fd)
-            raise ConfigError(f"cannot connect to {address}: {error.strerror}") from None
+            raise ConfigError(f"cannot connect to {places}: {error.strerror}") from None
         self._thread = threading.Thread(target=self._run, name="tokenloom connection", daemon=True)
         self._thread.start()
 
@@ -154,16 +159,31 @@ class ZmqTransport(Transport):
         next_due = protocol.tick(now)
         if protocol.state == "ended" or (protocol.state == "lost" and not protocol.needs_reconnect):
             self._close_sockets()
-        elif is_disconnected or protocol.needs_reconnect:
+        elif is_disconnected or protocol.needs_reconnect or self._must_hop(now):
             reopen_at = self._opened_at + REOPEN_INTERVAL_S
             if now >= reopen_at:
+                self._place = (self._place + 1) % len(self.addresses)
                 self._open(now)
                 return 0.0
             protocol.needs_reconnect = True
             next_due = reopen_at if next_due is None else min(next_due, reopen_at)
+        elif self._hop_at < math.inf:
+            next_due = self._hop_at if next_due is None else min(next_due, self._hop_at)
         if has_more:
             return 0.0
         return None if next_due is None else self._clock.patience_s(next_due)
+
+    def _must_hop(self, now: float) -> bool:
+        """Whether to try the next address, since nobody has answered at this one; each time after twice as long, so
+        that frontends under load are not left before they can answer."""
+        if self._protocol.state != "greeting" or len(self.addresses) == 1:
+            self._hop_s, self._hop_at = FIRST_HOP_S, math.inf
+        elif self._hop_at == math.inf:
+            self._hop_at = now + self._hop_s
+        elif now >= self._hop_at:
+            self._hop_s, self._hop_at = 2 * self._hop_s, math.inf
+            return True
+        return False
 
     def _wait(self, timeout_s: float | None) -> dict[object, int]:
         """Poll for at most `timeout_s` (None: no limit); return the ready sockets and descriptors with their events."""
@@ -220,7 +240,7 @@ class ZmqTransport(Transport):
         self._make_poller()
         self._has_shaken_hands = False
         self._opened_at = now
-        socket.connect(self.address)
+        socket.connect(self.addresses[self._place])
         self._protocol.greet(now)
 
     def _close_sockets(self) -> None:
@@ -240,7 +260,11 @@ class ZmqTransport(Transport):
                 self._poller.register(socket, zmq.POLLIN)
 
 
-def _check_address(address: object) -> str:
-    if not isinstance(address, str) or not address.startswith(("ipc://", "tcp://")):
-        raise ConfigError(f"address {address!r} must begin with ipc:// or tcp://, as engine-launch prints it")
-    return address
+def _check_addresses(given: Any) -> list[str]:
+    addresses: list[str] = list(given) if isinstance(given, list | tuple) else [given]
+    if not addresses:
+        raise ConfigError("no address is given: give those that engine-launch prints")
+    for address in addresses:
+        if not isinstance(address, str) or not address.startswith(("ipc://", "tcp://")):
+            raise ConfigError(f"address {address!r} must begin with ipc:// or tcp://, as engine-launch prints it")
+    return addresses

@@ -39,13 +39,13 @@ COMMAND = (sys.executable, "-P", "-m", "tokenloom.frontend.launch")  # -P: keep 
 class _StartResult(msgspec.Struct, frozen=True):
     """Line on the engine's standard output after its start: addresses or an error."""
 
-    address: str = ""
+    addresses: list[str] = []
     http_address: str | None = None
     error: ErrorInfo | None = None
 
 
 class ChildEngine:
-    """Private engine as a child process. It serves at `address`, with --http also at `http_address`.
+    """Private engine as a child process. It serves clients at `addresses`, with --http also at `http_address`.
 
     Any thread may call `stop`.
     """
@@ -66,7 +66,7 @@ class ChildEngine:
         self._watcher = _start_thread("tokenloom engine watch", self._watch)
         try:
             with self._process.stdout as ready:
-                self.address, self.http_address = self._wait_ready(ready, config.start_timeout_s)
+                self.addresses, self.http_address = self._wait_ready(ready, config.start_timeout_s)
         except BaseException:
             self.stop()
             raise
@@ -97,7 +97,7 @@ class ChildEngine:
         self._watcher.join(TERMINATE_TIMEOUT_S)
         self._reader.join(LAST_LINES_TIMEOUT_S)
 
-    def _wait_ready(self, ready: IO[bytes], timeout_s: float) -> tuple[str, str | None]:
+    def _wait_ready(self, ready: IO[bytes], timeout_s: float) -> tuple[list[str], str | None]:
         clock, poller, line = AwakeClock(BEAT_S), select.poll(), b""
         poller.register(ready, select.POLLIN)
         deadline = clock.now + timeout_s
@@ -117,7 +117,7 @@ class ChildEngine:
         result = msgspec.json.decode(line, type=_StartResult)
         if result.error is not None:
             raise result.error.to_exception()
-        return result.address, result.http_address
+        return result.addresses, result.http_address
 
     def _read_stderr(self) -> None:
         """Copy the engine's standard error to that of this process, and keep its last lines for errors."""

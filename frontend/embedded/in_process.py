@@ -62,6 +62,8 @@ class InProcessEngine:
             raise ConfigError(
                 f"in_process runs one replica, data_parallel_size is {config.data_parallel_size}: set it to 1"
             )
+        if config.api_server_count != 1:
+            raise ConfigError(f"in_process is one frontend, api_server_count is {config.api_server_count}: set it to 1")
         if config.tensor_parallel_size != 1:
             raise ConfigError(
                 f"in_process runs one rank, tensor_parallel_size is {config.tensor_parallel_size}: set it to 1"

@@ -258,7 +258,7 @@ class Hosts:
     # ── processes ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def obstacle(self, unit: Unit) -> str:
-        return self._missing if unit.role == "worker" and self._has_free_place(unit.replica) else ""
+        return self._missing if unit.role == "worker" and self._has_free_place(unit.place) else ""
 
     def _has_free_place(self, replica: int) -> bool:
         """Whether a host is missing that workers of a replica run on."""
@@ -278,7 +278,7 @@ class Hosts:
         order = Spawn(
             process=process.key,
             role="worker",
-            replica=spec.unit.replica,
+            replica=spec.unit.place,
             number=spec.number,
             rank=str(spec.rank),
             arguments=list(spec.arguments),

@@ -18,6 +18,7 @@ from ..openai.local_engine import LocalEngine
 from ..openai.slices import in_slices
 from ..requests.frontend import Frontend
 from .endpoint import AnyBody, Endpoint
+from .peers import Peers
 
 PIECE_BYTES = 1 << 16  # of token ids, encoded without yielding to the event loop
 
@@ -25,8 +26,9 @@ PIECE_BYTES = 1 << 16  # of token ids, encoded without yielding to the event loo
 class AdminEndpoints:
     """Handlers that answer without waiting for the core."""
 
-    def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> None:
+    def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec, peers: Peers) -> None:
         self._engine = engine
+        self._peers = peers
         self._frontend = frontend
         self._spec = spec
         self._begun = int(time.time())
@@ -101,6 +103,8 @@ class AdminEndpoints:
     async def abort(self, request: Request) -> Response:
         body = (await self._engine.bodies.read(request, AbortRequest)).body
         num_aborted = self._engine.abort(body.request_id)
+        if not num_aborted and (answer := await self._peers.ask_all(request, encode_json(body))) is not None:
+            return answer
         if not num_aborted:
             raise HttpError(404, f"no request {body.request_id!r:.200} is open", param="request_id")
         return json_response({"request_id": body.request_id, "aborted": num_aborted})
@@ -127,7 +131,9 @@ class AdminEndpoints:
 
     async def load(self, request: Request) -> Response:
         """Return the number of open requests, for load balancers, under vLLM's name."""
-        return json_response({"server_load": self._frontend.num_open_requests})
+        num_open = self._frontend.num_open_requests
+        num_open += sum(each.num_open_requests for each in self._frontend.shared.others)
+        return json_response({"server_load": num_open})
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics in Prometheus' text format. No key is needed, as scrapers expect."""

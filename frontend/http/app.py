@@ -59,6 +59,7 @@ from .load_report import FORMAT_HEADER, load_headers
 from .middleware import HttpMiddleware
 from .openapi import document
 from .pages import PageEndpoints
+from .peers import Peers
 from .responses import ResponseEndpoints
 from .server_info import InfoEndpoints
 
@@ -70,8 +71,10 @@ Work: TypeAlias = Streamed | Whole  # a checked request
 class GeneratingEndpoints:
     """Endpoints that generate or embed, from completions to Anthropic's messages."""
 
-    def __init__(self, engine: LocalEngine, metrics: EngineMetrics, spec: EngineSpec, store: ResponseStore) -> None:
-        self._engine, self._metrics = engine, metrics
+    def __init__(
+        self, engine: LocalEngine, metrics: EngineMetrics, spec: EngineSpec, store: ResponseStore, peers: Peers
+    ) -> None:
+        self._engine, self._metrics, self._peers = engine, metrics, peers
         self._spec = spec
         self.responses = StoredResponses(engine, store, self._chat_of)
         template = "" if engine.inputs.chat_template is None else engine.inputs.chat_template.source
@@ -91,7 +94,7 @@ class GeneratingEndpoints:
 
     def endpoints(self) -> list[Endpoint]:
         engine = self._engine
-        stored = ResponseEndpoints(engine, self.responses)
+        stored = ResponseEndpoints(engine, self.responses, self._peers)
         chats = partial(ChatBatch.start_all, engine, reasoning_parser=self._reasoning_parser)
         embed, score = partial(Embeddings.start, engine), partial(GenerativeScoring.start, engine)
         return [
@@ -193,15 +196,16 @@ def new_app(
     frontend: Frontend,
     spec: EngineSpec,
     generating: list[Endpoint],
+    peers: Peers,
     open_requests: OpenRequests | None = None,
 ) -> ASGIApp:
     """Build the ASGI app: routes, HttpMiddleware around them, CORS, if set, outermost, so that errors have it too."""
     template = engine.inputs.chat_template
     others = (
-        AdminEndpoints(engine, frontend, spec),
+        AdminEndpoints(engine, frontend, spec, peers),
         ControlEndpoints(engine, frontend, spec),
         InfoEndpoints(frontend, spec, None if template is None else template.source),
-        PageEndpoints(engine, frontend, spec),
+        PageEndpoints(engine, frontend, spec, peers),
         Invocations(generating),
     )
     endpoints = [*generating, *(each for group in others for each in group.endpoints())]

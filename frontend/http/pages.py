@@ -18,14 +18,15 @@ from starlette.responses import RedirectResponse, Response
 from ...ipc.codec import JsonObject
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.version import tokenloom_version
-from ..openai.forms.errors import HttpError, json_response
+from ..metrics.shared_counts import MAX_SHOWN
+from ..openai.forms.errors import HttpError, encode_json, json_response
 from ..openai.local_engine import LocalEngine
 from ..requests.engine_metrics import SECONDS
 from ..requests.frontend import Frontend
 from .endpoint import Endpoint
+from .peers import Peers
 
 FOLDER = Path(__file__).resolve().parent / "static"
-MAX_SHOWN = 100  # open answers in the dashboard's table
 
 _HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -44,8 +45,8 @@ class AbortAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PageEndpoints:
     """Handlers of the pages. Files are read once; the dashboard's data are collected for each poll."""
 
-    def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> None:
-        self._engine, self._frontend, self._spec = engine, frontend, spec
+    def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec, peers: Peers) -> None:
+        self._engine, self._frontend, self._spec, self._peers = engine, frontend, spec, peers
         self._begun_at = time.monotonic()
 
     def endpoints(self) -> list[Endpoint]:
@@ -72,7 +73,8 @@ class PageEndpoints:
     async def data(self, request: Request) -> Response:
         """Return the dashboard's data; with `?history` also the samples of the last two minutes."""
         health = self._frontend.health()
-        metrics = self._frontend.metrics
+        metrics, others = self._frontend.metrics, self._frontend.shared.others
+        joined = metrics.registry.joined
         body: JsonObject = {
             "model": self._spec.served_model_name,
             "version": tokenloom_version(),
@@ -92,17 +94,19 @@ class PageEndpoints:
             "speculation": None if metrics.speculation is None else metrics.speculation.summary(),
             "phases": self._frontend.start_phases,
             "totals": {
-                "generation_tokens": metrics.generation_tokens.sum,
-                "prompt_tokens": metrics.prompt_tokens.sum,
+                "generation_tokens": joined(metrics.generation_tokens).sum,
+                "prompt_tokens": joined(metrics.prompt_tokens).sum,
                 "prefix_cache_queries": metrics.cache_queries.sum,
                 "prefix_cache_hits": metrics.cache_hits.sum,
                 "preemptions": metrics.preemptions.sum,
             },
-            "ended": {reason: count for (reason,), count in metrics.finished.totals.items()},
+            "ended": {reason: count for (reason,), count in joined(metrics.finished).totals.items()},
             "bounds": SECONDS,
             "histograms": metrics.latencies(),
-            "num_open": metrics.num_open,
-            "open": metrics.open_answers(MAX_SHOWN),
+            "num_open": metrics.num_open + sum(len(each.open_answers) for each in others),
+            "open": [*metrics.open_answers(MAX_SHOWN), *(one for each in others for one in each.open_answers)][
+                :MAX_SHOWN
+            ],
         }
         if "history" in request.query_params:
             body["history"] = [{"uptime_s": at - self._begun_at, **sample} for at, sample in metrics.history]
@@ -111,6 +115,8 @@ class PageEndpoints:
     async def abort_answer(self, request: Request) -> Response:
         body = (await self._engine.bodies.read(request, AbortAnswer)).body
         if not self._frontend.abort_answer(body.key):
+            if (answer := await self._peers.ask_all(request, encode_json(body))) is not None:
+                return answer
             raise HttpError(404, f"no answer {body.key} is open", param="key")
         self._engine.wake()
         return json_response({"key": body.key, "aborted": 1})

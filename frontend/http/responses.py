@@ -15,8 +15,10 @@ from ..openai.forms.errors import json_response
 from ..openai.forms.messages import with_allowed_tools
 from ..openai.forms.response_body import ResponsesRequest, chat_request
 from ..openai.local_engine import LocalEngine
+from ..openai.response_store import Record
 from ..openai.stored_responses import StoredResponses
 from .endpoint import AnyBody, Endpoint
+from .peers import PASSED_ON, Peers
 
 MAX_LISTED = 100  # items per page, as at OpenAI
 
@@ -24,8 +26,8 @@ MAX_LISTED = 100  # items per page, as at OpenAI
 class ResponseEndpoints:
     """Endpoints of stored responses."""
 
-    def __init__(self, engine: LocalEngine, responses: StoredResponses) -> None:
-        self._engine, self._responses = engine, responses
+    def __init__(self, engine: LocalEngine, responses: StoredResponses, peers: Peers) -> None:
+        self._engine, self._responses, self._peers = engine, responses, peers
 
     def endpoints(self) -> list[Endpoint]:
         one = "/v1/responses/{response_id}"
@@ -42,16 +44,27 @@ class ResponseEndpoints:
         if request.query_params.get("stream", "false").lower() != "true":
             return Response(record.response, media_type="application/json")
         after = _number(request, "starting_after", -1)
+        if self._is_elsewhere(record, request):
+            return await self._peers.ask(request, record.owner)
         return EventStream(await self._responses.follow(record, after), b"")
 
     async def delete(self, request: Request) -> Response:
         response_id = request.path_params["response_id"]
+        record = await self._responses.find(response_id)
+        if self._is_elsewhere(record, request):
+            return await self._peers.ask(request, record.owner)
         await self._responses.delete(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
-        cancelled = await self._responses.cancel(request.path_params["response_id"])
-        return Response(cancelled, media_type="application/json")
+        record = await self._responses.find(request.path_params["response_id"])
+        if self._is_elsewhere(record, request):
+            return await self._peers.ask(request, record.owner)
+        return Response(await self._responses.cancel(record.id), media_type="application/json")
+
+    def _is_elsewhere(self, record: Record, request: Request) -> bool:
+        """Whether another frontend is making a response in the background."""
+        return record.is_open and record.owner != self._peers.index and PASSED_ON not in request.headers
 
     async def list_items(self, request: Request) -> Response:
         """List one page of a response's input items, newest first unless `order` is asc."""

@@ -37,6 +37,7 @@ from .acceptor import Acceptor
 from .access_log import AccessLog
 from .app import GeneratingEndpoints, new_app
 from .connections import Connections, HttpConnection, connection_limit
+from .peers import Peers
 
 IDLE_S = 75  # keep-alive time of a connection without a request
 FAREWELL_S = 2  # for unfinished answers when the engine stops
@@ -67,14 +68,21 @@ class TurnTaker(Protocol):
 
 
 def run_with_http(
-    process: TurnTaker, frontend: Frontend, spec: EngineSpec, fds: Sequence[int], open_requests: OpenRequests
+    process: TurnTaker,
+    frontend: Frontend,
+    spec: EngineSpec,
+    fds: Sequence[int],
+    open_requests: OpenRequests,
+    index: int = 0,
 ) -> None:
-    """Serve HTTP on `fds`, listening sockets inherited from the supervisor, until the process is stopping."""
+    """Serve HTTP on `fds`, listening sockets inherited from the supervisor, until the process is stopping. `index`: of
+    this frontend."""
     listeners = [socket.socket(fileno=fd) for fd in fds]
     for each in listeners:
         each.set_inheritable(False)  # child processes must not inherit them
         each.setblocking(False)
-    uvloop.run(_serve(process, frontend, spec, listeners, open_requests))
+    peers = Peers(spec, index)
+    uvloop.run(_serve(process, frontend, spec, [*listeners, *peers.listen()], open_requests, peers))
 
 
 async def _serve(
@@ -83,6 +91,7 @@ async def _serve(
     spec: EngineSpec,
     listeners: Sequence[socket.socket],
     open_requests: OpenRequests,
+    peers: Peers,
 ) -> None:
     turns = TurnLoop(process)
     engine = LocalEngine(
@@ -91,9 +100,9 @@ async def _serve(
         has_strict_fields=spec.config.strict_fields,
         has_timings=spec.config.enable_per_request_metrics,
     )
-    store = ResponseStore(spec)
-    generating = GeneratingEndpoints(engine, frontend.metrics, spec, store)
-    app = new_app(engine, frontend, spec, generating.endpoints(), open_requests)
+    store = ResponseStore(spec, peers.index)
+    generating = GeneratingEndpoints(engine, frontend.metrics, spec, store, peers)
+    app = new_app(engine, frontend, spec, generating.endpoints(), peers, open_requests)
     log = None if spec.config.access_log == "off" else AccessLog(app, has_all=spec.config.access_log == "all")
 
     def on_refused(connection: HttpConnection, error: HttpError, why: str) -> None:

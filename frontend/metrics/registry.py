@@ -9,9 +9,11 @@ listens, as a scrape must not need a free descriptor.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar, cast
+
+import msgspec
 
 from ...ipc.messages import metrics as messages
 
@@ -20,6 +22,14 @@ if TYPE_CHECKING:
 
 Labels: TypeAlias = dict[str, str]
 Readings: TypeAlias = list[tuple[Labels, float]]  # a gauge's values by their labels
+
+
+class MetricState(msgspec.Struct, frozen=True, array_like=True):
+    """The numbers of a metric, for the same one in another frontend."""
+
+    values: list[tuple[tuple[str, ...], float]] = []  # of a counter by label values, of a gauge by names and values
+    counts: list[int] = []  # of a histogram, in each bucket alone
+    sum: float = 0.0  # of its observations
 
 
 class Counter:
@@ -45,6 +55,19 @@ class Counter:
     def sum(self) -> float:
         return sum(self.totals.values())
 
+    @property
+    def state(self) -> MetricState:
+        return MetricState(values=list(self.totals.items()))
+
+    def add_state(self, state: MetricState) -> None:
+        for label_values, total in state.values:
+            self.add(total, *label_values)
+
+    def copy(self) -> Self:
+        counter = type(self)(self.name, self.help, self._label_names)
+        counter.totals = dict(self.totals)
+        return counter
+
     def read(self, name: str, labels: Labels) -> list[messages.Counter]:
         return [
             messages.Counter(
@@ -57,14 +80,45 @@ class Counter:
 class Gauge:
     """Metric with the result of `read` at the scrape: a number, or one for each set of labels."""
 
-    def __init__(self, name: str, help: str, read: Callable[[], float | Readings]) -> None:
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        read: Callable[[], float | Readings],
+        read_own: Callable[[], float | Readings] | None = None,
+    ) -> None:
+        """`read_own`: the part that is of this process alone, if not all."""
         self.name, self.help = name, help
-        self._read = read
+        self._read, self._read_own = read, read_own or read
+        self._added: list[MetricState] = []
+
+    @property
+    def state(self) -> MetricState:
+        return MetricState(
+            values=[(tuple(chain(*labels.items())), value) for labels, value in _readings(self._read_own)]
+        )
+
+    def add_state(self, state: MetricState) -> None:
+        self._added.append(state)
+
+    def copy(self) -> Self:
+        return type(self)(self.name, self.help, self._read, self._read_own)
 
     def read(self, name: str, labels: Labels) -> list[messages.Gauge]:
-        found = self._read()
-        values = found if isinstance(found, list) else [({}, found)]
-        return [messages.Gauge(name=name, labels=labels | own, value=float(value)) for own, value in values]
+        more = dict[tuple[str, ...], float]()
+        for key, value in (each for state in self._added for each in state.values):
+            more[key] = more.get(key, 0.0) + value
+        return [
+            messages.Gauge(
+                name=name, labels=labels | own, value=float(value) + more.get(tuple(chain(*own.items())), 0.0)
+            )
+            for own, value in _readings(self._read)
+        ]
+
+
+def _readings(read: Callable[[], float | Readings]) -> Readings:
+    found = read()
+    return found if isinstance(found, list) else [({}, found)]
 
 
 class Histogram:
@@ -87,6 +141,18 @@ class Histogram:
         self.sum += sum
 
     @property
+    def state(self) -> MetricState:
+        return MetricState(counts=list(self._counts), sum=self.sum)
+
+    def add_state(self, state: MetricState) -> None:
+        self.add_counts(state.counts, state.sum)
+
+    def copy(self) -> Self:
+        histogram = type(self)(self.name, self.help, self._bounds)
+        histogram.add_state(self.state)
+        return histogram
+
+    @property
     def count(self) -> int:
         return sum(self._counts)
 
@@ -106,20 +172,39 @@ class Histogram:
 
 
 Metric: TypeAlias = Counter | Gauge | Histogram  # one family: a name and its samples
+MetricT = TypeVar("MetricT", bound=Counter | Gauge | Histogram)
 
 
 class Registry:
     """Metrics in the order of their addition, with a common name prefix and common labels; a collector of
-    prometheus_client."""
+    prometheus_client.
+
+    `own`: those that count in this process what others of the engine count too. All reads show the sums, with the
+    states that `others` returns, by the names of metrics. Each process knows the remaining metrics as a whole."""
 
     def __init__(self, prefix: str, labels: Labels) -> None:
         self._prefix = prefix
         self._labels = labels
         self.metrics: list[Metric] = []
+        self.own: list[Metric] = []
+        self.others: Callable[[], Sequence[Mapping[str, MetricState]]] = tuple
+
+    def joined(self, metric: MetricT) -> MetricT:
+        """Return a metric with the sums of all processes of the engine."""
+        states = [found[metric.name] for found in self.others() if metric.name in found]
+        if not states or not any(each is metric for each in self.own):
+            return metric
+        joined = cast(MetricT, metric.copy())
+        for state in states:
+            joined.add_state(state)
+        return joined
+
+    def _joined_all(self) -> list[Metric]:
+        return [self.joined(metric) for metric in self.metrics]
 
     def read(self) -> list[messages.Metric]:
         """Read all metrics as messages for clients, with prefix and common labels."""
-        return [each for metric in self.metrics for each in metric.read(self._prefix + metric.name, self._labels)]
+        return [each for metric in self._joined_all() for each in metric.read(self._prefix + metric.name, self._labels)]
 
     def render(self) -> str:
         """Format all metrics in Prometheus's text format 0.0.4."""
@@ -131,7 +216,7 @@ class Registry:
         """Yield a family of prometheus_client for each metric, also for one without samples."""
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        for metric in self.metrics:
+        for metric in self._joined_all():
             name = self._prefix + metric.name
             if isinstance(metric, Histogram):
                 histogram = HistogramMetricFamily(name, metric.help, labels=list(self._labels))

@@ -1,4 +1,4 @@
-"""Store responses for later reads, in one SQLite file of the engine's run directory.
+"""Store responses for later reads, in one SQLite file of the engine's run directory, which all frontends share.
 
 A thread of its own executes the SQL. The file outlives the frontend, and ends with the engine. Writes are not synced to
 the disk: the kernel keeps the commits of a killed process.
@@ -22,13 +22,15 @@ from ..client.prompts import id_is_open
 T = TypeVar("T")
 
 FILE = "responses.sqlite"
+LOCK_S = 30.0  # longest wait for the transactions of other frontends
 MAX_RECORD_BYTES = 4 << 20  # of a stored conversation: the event loop reads its top-level fields, at 1 ms per MiB
 _SCHEMA = """
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = OFF;
 PRAGMA foreign_keys = ON;
 CREATE TABLE IF NOT EXISTS responses (
-    id TEXT PRIMARY KEY, created REAL, is_open INT, is_background INT, items BLOB, request BLOB, response BLOB,
+    id TEXT PRIMARY KEY, created REAL, owner INT, is_open INT, is_background INT,
+    items BLOB, request BLOB, response BLOB,
     event_bytes INT DEFAULT 0,
     num_bytes INT AS (length(items) + length(request) + length(response) + event_bytes) STORED
 );
@@ -37,7 +39,7 @@ CREATE TABLE IF NOT EXISTS events (
     id TEXT REFERENCES responses ON DELETE CASCADE, sequence INT, event BLOB, PRIMARY KEY (id, sequence)
 );
 """
-_FIELDS = "id, is_open, is_background, items, request, response"
+_FIELDS = "id, is_open, is_background, items, request, response, owner"
 
 
 class Record(NamedTuple):
@@ -49,6 +51,7 @@ class Record(NamedTuple):
     items: bytes  # JSON list: the input, earlier turns included
     request: bytes  # the other fields of the body; empty unless is_background
     response: bytes
+    owner: int = 0  # index of the frontend that made it, or is making it
 
     @property
     def num_bytes(self) -> int:
@@ -61,7 +64,9 @@ class ResponseStore:
     Invariant after each call: count and bytes are within their limits, except for bytes that open responses have added.
     """
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, owner: int = 0) -> None:
+        """`owner`: index of this frontend."""
+        self._owner = owner
         self.path = Path(spec.run_directory) / FILE
         config = spec.config
         self._max_bytes, self._max_count = config.response_store_bytes, config.response_store_count
@@ -80,10 +85,9 @@ class ResponseStore:
                 raise id_is_open(record.id[:200])
             if not self._make_room(database, record.num_bytes):
                 raise Overloaded("all responses that are kept are still being made: ask again later", retry_after_s=5)
-            marks = "?, ?, ?, ?, ?, ?, ?"
-            database.execute(
-                f"INSERT OR REPLACE INTO responses ({_FIELDS}, created) VALUES ({marks})", (*record, time.time())
-            )
+            marks = "?, ?, ?, ?, ?, ?, ?, ?"
+            values = (*record._replace(owner=self._owner), time.time())
+            database.execute(f"INSERT OR REPLACE INTO responses ({_FIELDS}, created) VALUES ({marks})", values)
 
         await self._do(work)
 
@@ -121,9 +125,10 @@ class ResponseStore:
         return row and Record(*row)
 
     async def open_records(self) -> list[Record]:
-        """Return the open responses, oldest first."""
-        query = f"SELECT {_FIELDS} FROM responses WHERE is_open ORDER BY created"
-        return [Record(*row) for row in await self._do(lambda database: database.execute(query).fetchall())]
+        """Return the open responses of this frontend, and of those with its index before it, oldest first."""
+        query, owner = f"SELECT {_FIELDS} FROM responses WHERE is_open AND owner = ? ORDER BY created", self._owner
+        rows = await self._do(lambda database: database.execute(query, (owner,)).fetchall())
+        return [Record(*row) for row in rows]
 
     async def events(self, response_id: str) -> list[bytes]:
         query = "SELECT event FROM events WHERE id = ? ORDER BY sequence"
@@ -150,7 +155,7 @@ class ResponseStore:
     def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             if self._database is None:
-                self._database = sqlite3.connect(self.path)
+                self._database = sqlite3.connect(self.path, LOCK_S, isolation_level="IMMEDIATE")
                 self._database.executescript(_SCHEMA)
             with self._database:
                 return work(self._database)

@@ -10,6 +10,8 @@ from ...ipc.config.option_ranges import AUTO_LENGTH
 NAMES = {  # alias: option
     "tp": "tensor_parallel_size",
     "dp": "data_parallel_size",
+    "frontends": "api_server_count",
+    "asc": "api_server_count",
     "nnodes": "hosts",
     "n": "hosts",
     "speculative_config": "speculation",

@@ -64,7 +64,6 @@ IGNORED = {
     "enable_layerwise_nvtx_tracing? enable_logging_iteration_details? profiler_config",
     "it is always so": "enable_prompt_tokens_details? enable_request_id_headers? enable_server_load_tracking? "
     "disable_fastapi_docs? enable_offline_docs? disable_frontend_multiprocessing? enable_trace_replay?",
-    "one frontend serves all connections": "api_server_count asc",
     "CORS allows GET and POST with any header": "allowed_methods allowed_headers",
     "certificates are read at the start": "enable_ssl_refresh?",
     "answers have no fingerprint": "fingerprint_mode fingerprint_value",

@@ -22,13 +22,15 @@ from ...ipc.config.speculation import speculation_options
 from ...ipc.messages import metrics as messages
 from ...ipc.messages.core import Started
 from ...ipc.messages.supervisor import Progress
+from ..metrics.adapter_metrics import AdapterMetrics
 from ..metrics.encoder_metrics import EncoderMetrics
-from ..metrics.registry import Counter, Gauge, Histogram, Metric, Readings, Registry
+from ..metrics.registry import Counter, Gauge, Histogram, Metric, Registry
+from ..metrics.shared_counts import MAX_SHOWN, FrontendCounts, SharedCounts
 from ..metrics.speculation_metrics import SpeculationMetrics
+from ..metrics.tier_metrics import TierMetrics
 from ..metrics.tracing import Timeline, Tracing
-from .adapter_metrics import AdapterMetrics
+from .engine_gauges import OWN_GAUGES, new_gauges
 from .request_state import AnswerState, RequestState
-from .tier_metrics import TierMetrics
 
 SECONDS = (
     *(0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3),
@@ -75,9 +77,8 @@ class EngineMetrics:
         self.events = Counter("frontend_events_total", "Other events of the frontend.", ["event"])
         self.first_token = Histogram("time_to_first_token_seconds", "From arrival to the first token.", SECONDS)
         self.inter_token = Histogram("inter_token_latency_seconds", "Between tokens of an answer.", SECONDS)
-        self.per_token = Histogram(
-            "request_time_per_output_token_seconds", "Mean time per token after the first.", SECONDS
-        )
+        name, about = "request_time_per_output_token_seconds", "Mean time per token after the first."
+        self.per_token = Histogram(name, about, SECONDS)
         self.end_to_end = Histogram("e2e_request_latency_seconds", "From arrival to the end.", SECONDS)
         self.queue = Histogram("request_queue_time_seconds", "From arrival to the first step.", SECONDS)
         self.inference = Histogram("request_inference_time_seconds", "From the first step to the end.", SECONDS)
@@ -96,7 +97,7 @@ class EngineMetrics:
         )
         self.rejections = Counter("admission_rejections_total", "Requests refused by a full queue.", ["reason"])
         self._counts = {} if counts is None else counts
-        self._queue_depths = queue_depths
+        self.queue_depths = queue_depths
         self._tracing = tracing
         self.progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self.num_kv_blocks = 0
@@ -120,54 +121,46 @@ class EngineMetrics:
         )
         parts = (self.tiers, self.adapters, self.encoder, self.speculation)
         self.registry.metrics += [
-            *self._gauges(spec.max_model_len),
+            *new_gauges(self, spec),
             *(each for each in vars(self).values() if isinstance(each, (Counter, Histogram))),
             *(each for some in parts if some is not None for each in some.metrics),
         ]
+        self.registry.own = self._own_metrics()
 
-    def _gauges(self, max_model_len: int) -> list[Metric]:
-        def memory() -> Readings:
-            return [({"rank": str(rank)}, size) for rank, size in enumerate(self.progress.worker_memory_bytes)]
+    def _own_metrics(self) -> list[Metric]:
+        """Return the metrics that are counted here, not those that follow from Progress, which every frontend gets."""
+        cache = (self.cache_queries, self.cache_hits, self.rejections, self.preemptions, self.recomputed)
+        steps = (self.steps, self.scheduled_tokens, self.step_seconds, self.batch, self.step_tokens)
+        of_the_engine = {id(each) for each in (*cache, *steps, self.restarts, self.requests_cut)}
+        counted = (each for each in vars(self).values() if isinstance(each, (Counter, Histogram)))
+        own_gauges = (each for each in self.registry.metrics if each.name in OWN_GAUGES)
+        return [*(each for each in counted if id(each) not in of_the_engine), *own_gauges]
 
-        def depths() -> Readings:
-            by_socket = {**self._queue_depths(), "workers": self.progress.num_steps_in_flight}
-            return [({"socket": socket}, depth) for socket, depth in by_socket.items()]
+    def _own_counts(self, identity: str, num_open_requests: int) -> FrontendCounts:
+        """Return what the other frontends of the engine need to show sums."""
+        self._take_counts()
+        return FrontendCounts(
+            identity=identity,
+            totals={each.name: each.state for each in self.registry.own if not isinstance(each, Gauge)},
+            gauges={each.name: each.state for each in self.registry.own if isinstance(each, Gauge)},
+            num_open_requests=num_open_requests,
+            open_answers=self.open_answers(MAX_SHOWN),
+        )
 
-        def kernels() -> Readings:
-            return [({"kernels": self.kernels}, 1)] if self.kernels else []
-
-        def by_reason() -> Readings:
-            num_deferred = self.progress.num_deferred
-            num_by_reason = {"capacity": self.progress.num_waiting - num_deferred, "deferred": num_deferred}
-            return [({"reason": reason}, num) for reason, num in num_by_reason.items()]
-
-        def cache_config() -> Readings:
-            names = ("block_size", "enable_prefix_caching", "gpu_memory_utilization", "kv_cache_memory_bytes")
-            size = self.num_kv_blocks * self._config.block_size
-            labels = {
-                **{name: getattr(self._config, name) for name in names},
-                "cache_dtype": self._config.kv_cache_dtype,
-                "num_gpu_blocks": self.num_kv_blocks,
-                "num_cpu_blocks": None,
-                "kv_cache_size_tokens": size,
-                "kv_cache_max_concurrency": round(size / max_model_len, 2),
-            }
-            return [({name: str(value) for name, value in labels.items()}, 1)]
-
-        return [
-            Gauge("num_requests_running", "Requests in the running batch.", lambda: self.progress.num_running),
-            Gauge("num_requests_waiting", "Requests waiting to be scheduled.", lambda: self.progress.num_waiting),
-            Gauge("num_requests_waiting_by_reason", "Waiting requests by reason.", by_reason),
-            Gauge("kv_cache_usage_perc", "Share of the KV blocks in use, 1 = all.", lambda: self.kv_use),
-            Gauge("kv_cache_blocks", "KV blocks in the pool.", lambda: self.num_kv_blocks),
-            Gauge("cache_config_info", "1, with the KV cache's configuration as labels.", cache_config),
-            Gauge("kernels_info", "1, with the kernels in use as label.", kernels),
-            Gauge("step_age_seconds", "Seconds since the last step ended.", lambda: self.step_age_s),
-            Gauge("engine_up", "1 while the core is up.", lambda: self.progress.is_core_up),
-            Gauge("num_open_answers", "Open answers.", lambda: self.num_open),
-            Gauge("worker_memory_bytes", "Resident memory of a worker.", memory),
-            Gauge("socket_queue_depth", "Messages sent and not answered, by receiver.", depths),
-        ]
+    def share(self, spec: EngineSpec, index: int, identity: str, num_open_requests: Callable[[], int]) -> SharedCounts:
+        """Show the sums of all frontends from now on, and continue the totals of the one before this."""
+        shared = SharedCounts(
+            spec,
+            index,
+            lambda: self._own_counts(identity, num_open_requests()),
+            lambda other: other in self.progress.frontends,
+        )
+        self.registry.others = shared.states
+        if (before := shared.predecessor()) is not None:
+            for metric in self.registry.own:
+                if not isinstance(metric, Gauge) and metric.name in before.totals:
+                    metric.add_state(before.totals[metric.name])
+        return shared
 
     @property
     def kv_use(self) -> float:
@@ -202,7 +195,7 @@ class EngineMetrics:
         """Return the cumulative counts of four latency histograms, ttft, itl, queue and e2e: at each bound of SECONDS,
         and last of all."""
         shown = {"ttft": self.first_token, "itl": self.inter_token, "queue": self.queue, "e2e": self.end_to_end}
-        return {name: histogram.cumulative for name, histogram in shown.items()}
+        return {name: self.registry.joined(histogram).cumulative for name, histogram in shown.items()}
 
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -348,11 +341,12 @@ class EngineMetrics:
         is_recent = bool(self.history) and now - self.history[-1][0] < 1.0
         if is_recent and (not is_idle or not self.history[-1][1]["running"]):
             return
+        totals = {"generation_tokens": self.generation_tokens, "prompt_tokens": self.prompt_tokens}
         sample: JsonObject = {
             "running": progress.num_running,
             "waiting": progress.num_waiting,
             "kv_use": self.kv_use,
-            "totals": {"generation_tokens": self.generation_tokens.sum, "prompt_tokens": self.prompt_tokens.sum},
+            "totals": {name: self.registry.joined(each).sum for name, each in totals.items()},
             "histograms": self.latencies(),
         }
         self.history.append((now, sample))
@@ -379,4 +373,4 @@ class EngineMetrics:
 
     def _take_counts(self) -> None:
         for event, count in self._counts.items():
-            self.events.raise_to(count, event)
+            self.events.add(self._increase(("event", event), count), event)

@@ -96,6 +96,8 @@ class Frontend:
         wake: Callable[[], None],
         media: MediaInput | None = None,
         *,
+        identity: bytes = b"",
+        index: int = 0,
         monotonic: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
@@ -114,12 +116,14 @@ class Frontend:
         self.prompts = PromptReader(self.inputs, self.thread_pool)
         self.media = MediaDesk(spec, wake, media)
         detokenizers = None if tokenizer is None else DetokenizerFactory(tokenizer)
-        self._outputs = outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids)
+        num_frontends = spec.config.api_server_count
+        self._outputs = outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids, index, num_frontends)
         self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key))
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._cores = Cores(spec, self.outbox, monotonic)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts, self.adapters.names_of)
+        self.shared = self.metrics.share(spec, index, identity.decode(), lambda: self.num_open_requests)
         self._awake_clock = AwakeClock(PING_INTERVAL_S, monotonic)  # read in each turn
         self._queries = QueryProcessor(spec, self.prompts, self._cores, self.metrics, self._awake_clock.look)
         self._requests = RequestManager(
@@ -381,12 +385,13 @@ class Frontend:
             self.outbox.to_supervisor.append(ReplicaDrained(replica=replica))
         self.thread_pool.expire(now)
         self.adapters.expire(now)
+        self.shared.tick(now)
         self._sessions.send_updates()
 
     def seconds_to_tick(self, now: float) -> float | None:
         """Return the seconds for which the loop may sleep without new messages; None: no limit."""
         next_at = min(self._sessions.next_lease_end, self.thread_pool.next_expiry, self.adapters.next_expiry)
-        next_at = min(next_at, self._requests.next_resume_at, self._cores.next_drain_end)
+        next_at = min(next_at, self._requests.next_resume_at, self._cores.next_drain_end, self.shared.next_at)
         if now < self._drains_at:
             next_at = min(next_at, self._drains_at)
         if self._outputs.answer_by_key and self._cores.is_up:

@@ -18,6 +18,8 @@ from ..text.detokenizer import DetokenizerFactory
 from .logprob_buffer import runs_of
 from .request_state import AnswerState, RequestState
 
+NUM_KEYS = 1 << 31
+
 
 @dataclass(slots=True)
 class ProcessedOutputs:
@@ -32,11 +34,18 @@ class ProcessedOutputs:
 class OutputProcessor:
     """Open answers by key. Outputs of unknown keys are ignored: their answers ended here before the core could know."""
 
-    def __init__(self, detokenizers: DetokenizerFactory | None, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        detokenizers: DetokenizerFactory | None,
+        eos_token_ids: frozenset[int],
+        first_key: int = 0,
+        key_step: int = 1,
+    ) -> None:
+        """Keys are `first_key` and those that follow it in steps: frontends of one engine have different ones."""
         self._detokenizers = detokenizers
         self._texts = None if detokenizers is None else detokenizers.texts
         self._eos_token_ids = eos_token_ids
-        self._next_key = 0
+        self._next_key, self._key_step = first_key, key_step
         self.answer_by_key: dict[int, AnswerState] = {}
 
     def add(self, request: RequestState, processed: ProcessedRequest, now: float) -> list[AnswerState]:
@@ -149,9 +158,10 @@ class OutputProcessor:
 
     def _new_key(self) -> int:
         """Return an unused key in [0, 2^31)."""
+        num_keys = NUM_KEYS // self._key_step * self._key_step
         while self._next_key in self.answer_by_key:
-            self._next_key = (self._next_key + 1) & 0x7FFFFFFF
-        key, self._next_key = self._next_key, (self._next_key + 1) & 0x7FFFFFFF
+            self._next_key = (self._next_key + self._key_step) % num_keys
+        key, self._next_key = self._next_key, (self._next_key + self._key_step) % num_keys
         return key
 
 

@@ -10,18 +10,23 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import zmq
 
-from ...ipc.config.engine_spec import identity_of, process_name
+from ...ipc.config.engine_spec import frontend_name, identity_of, process_name
 from ...ipc.messages.base import Rank
 
 Role: TypeAlias = Literal["worker", "core", "frontend", "tier"]
 
 
 class Unit(NamedTuple):
-    """The processes that are started and replaced together: a worker group, a core, a frontend or a tier process
-    of one replica."""
+    """The processes that are started and replaced together: a worker group, a core or a tier process of one replica, or
+    one of the frontends, which serve all replicas."""
 
     role: Role
-    replica: int = 0
+    place: int = 0  # of the replica among all; of a frontend its own
+
+    @property
+    def name(self) -> str:
+        """The name in logs and errors, such as "core" or "frontend 1"."""
+        return frontend_name(self.place) if self.role == "frontend" else process_name(self.role, self.place)
 
 
 WORKERS, CORE, FRONTEND, TIER = UNITS = Unit("worker"), Unit("core"), Unit("frontend"), Unit("tier")
@@ -41,8 +46,7 @@ class ProcessSpec:
     @property
     def name(self) -> str:
         """The name in logs and errors, such as "core" or "worker 0"."""
-        name = self.unit.role if self.rank is None else f"{self.unit.role} {self.rank}"
-        return process_name(name, self.unit.replica)
+        return self.unit.name if self.rank is None else process_name(f"worker {self.rank}", self.unit.place)
 
     @property
     def identity(self) -> bytes:

@@ -16,10 +16,13 @@ class ProcessSpecs:
     def __init__(self, spec: EngineSpec, replicas: Sequence[Replica], listeners: HttpListeners) -> None:
         self._spec, self._replicas, self._listeners = spec, replicas, listeners
 
-    def of(self, unit: Unit, numbers: Mapping[Unit, int], address: str) -> list[ProcessSpec]:
+    def of(self, unit: Unit, numbers: Mapping[Unit, int], addresses: Sequence[str]) -> list[ProcessSpec]:
         """Return the processes to start: all ranks of a worker group, or the one process of another unit. `numbers`: of
-        the units to be started or running; `address`: for clients."""
-        number, replica = numbers[unit], self._replicas[unit.replica]
+        the units to be started or running; `addresses`: for clients, by frontend."""
+        number = numbers[unit]
+        if unit.role == "frontend":
+            return [self._frontend(unit, number, addresses[unit.place])]
+        replica = self._replicas[unit.place]
         holdings, arena = replica.holdings, replica.arena
         generation = ["--generation", str(numbers[replica.workers]), "--replica", str(replica.number)]
         folder = holdings.model_folder
@@ -27,16 +30,18 @@ class ProcessSpecs:
         held = [*reloaded, "--asleep", *holdings.asleep]
         if unit.role == "worker":
             arguments = [*generation, *arena.arguments, *held]
-            spec = self._spec.of_replica(unit.replica)
+            spec = self._spec.of_replica(unit.place)
             return [
                 ProcessSpec(unit, number, rank, spec.host_of(rank), ["--rank", str(rank), *arguments], arena.fds)
                 for rank in spec.ranks
             ]
         if unit.role == "core":
             return [ProcessSpec(unit, number, arguments=["--epoch", str(number), *generation, *held])]
-        if unit.role == "tier":
-            arguments = [f"--number={number}", f"--replica={replica.number}", *arena.arguments]
-            return [ProcessSpec(unit, number, arguments=arguments, inherited_fds=arena.fds)]
+        arguments = [f"--number={number}", f"--replica={replica.number}", *arena.arguments]  # of the tier process
+        return [ProcessSpec(unit, number, arguments=arguments, inherited_fds=arena.fds)]
+
+    def _frontend(self, unit: Unit, number: int, address: str) -> ProcessSpec:
         fds = self._listeners.fds
-        arguments = [f"--identity=frontend-{number}", f"--address={address}", *(f"--http-fd={fd}" for fd in fds)]
-        return [ProcessSpec(unit, number, arguments=arguments, inherited_fds=fds)]
+        arguments = [f"--index={unit.place}", f"--number={number}", f"--address={address}"]
+        arguments += [f"--http-fd={fd}" for fd in fds]
+        return ProcessSpec(unit, number, arguments=arguments, inherited_fds=fds)

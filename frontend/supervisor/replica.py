@@ -35,7 +35,7 @@ class Replica:
         self.units = [self.workers, self.core, *([self.tier] if spec.uses_tiers else [])]
         self.number = number
         self._touched = spec.of_replica(number).own_file("touched")
-        self._has_others = spec.config.data_parallel_size > 1
+        self._is_only_one = spec.config.data_parallel_size == spec.config.api_server_count == 1
         self.arena = KVArena(spec, free_bytes)
         self.holdings = Holdings(spec.model_folder)
         self.sizes: Initialize | None = None  # None: not measured yet
@@ -62,16 +62,16 @@ class Replica:
         return has_moved
 
     def on_core_lost(self) -> None:
-        """Keep the totals of a core whose successor counts from 0. Frontends notice that by themselves if there is no
-        other core."""
-        if not self._has_others:
+        """Keep the totals of a core whose successor counts from 0. The only frontend of an only core notices that by
+        itself; several would differ, since they do not all start with the engine."""
+        if self._is_only_one:
             return
         self._before = totals_of(add_up([self._before, self.progress]))
         self.progress = NO_PROGRESS
 
     def on_tier_lost(self) -> None:
         """Keep the totals of a tier process whose successor counts from 0, while its core goes on."""
-        if self._has_others and (tiers := self.progress.tiers) is not None:
+        if not self._is_only_one and (tiers := self.progress.tiers) is not None:
             gone = [source for source in tiers.sources if source.name != "host"]
             others = msgspec.structs.replace(tiers, sources=[each for each in tiers.sources if each not in gone])
             only_gone = TiersProgress(
@@ -86,4 +86,4 @@ class Replica:
 
     def whole_progress(self) -> Progress:
         """Return the last report, with totals since the engine's start."""
-        return add_up([self._before, self.progress]) if self._has_others else self.progress
+        return self.progress if self._is_only_one else add_up([self._before, self.progress])

@@ -15,7 +15,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ErrorInfo
 from ...ipc.messages.supervisor import DrainReplica, ReplicaDrained, ReplicasRestarted, RestartReplicas
 from .children import Child, Children
-from .launcher import FRONTEND, Unit
+from .launcher import Unit
 from .replica import Replica
 from .roster import Roster
 
@@ -72,7 +72,7 @@ class RollingRestart:
             self._end_order(f"no other replica serves, which replica {replica.number} needs: try again in a second")
             return
         logger.info("replica %d drains, at most %g s, to be restarted", replica.number, self._drain_s)
-        frontends = self._children.of(FRONTEND)
+        frontends = self._roster.frontend_children
         self._drains = {child.spec.identity for child in frontends}
         for child in frontends:
             self._tell(child)

@@ -8,12 +8,12 @@ from functools import cache
 
 import msgspec
 
-from ...ipc.config.engine_spec import EngineSpec, process_name
+from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.supervisor import Initialize, Measured, Progress
 from ...ipc.process.machine_memory import available_bytes
 from .children import Child, Children
 from .engine_state import EngineState
-from .launcher import FRONTEND, Unit
+from .launcher import Unit
 from .replica import Replica
 from .replicas.progress_sum import add_up
 from .replicas.restart_policy import RestartPolicy
@@ -29,18 +29,26 @@ class Roster:
         num_replicas = spec.config.data_parallel_size
         share = cache(lambda: available_bytes() // num_replicas)  # by the first: later ones would find its memory taken
         self.replicas = [Replica(spec, number, share) for number in range(num_replicas)]
+        self.frontends = [Unit("frontend", place) for place in range(spec.config.api_server_count)]
         self.numbers = dict.fromkeys(self.units, 0)
         self.start_at: dict[Unit, float] = {}  # of units to be started; monotonic seconds
-        steady_s = STEADY_S if len(self.replicas) > 1 else None
-        self.policies = {
-            unit: RestartPolicy(STEADY_S, counts_steps=False) if unit.role == "tier" else RestartPolicy(steady_s)
-            for unit in self.units
-        }
+        self.policies = {unit: self._new_policy(unit) for unit in self.units}
+
+    def _new_policy(self, unit: Unit) -> RestartPolicy:
+        is_one_of_many = unit.role == "frontend" and len(self.frontends) > 1  # steps go on without it
+        if unit.role == "tier" or is_one_of_many:
+            return RestartPolicy(STEADY_S, counts_steps=False)
+        return RestartPolicy(STEADY_S if len(self.replicas) > 1 else None)
 
     @property
     def units(self) -> list[Unit]:
         """All units that are kept alive."""
-        return [*(unit for replica in self.replicas for unit in replica.units), FRONTEND]
+        return [*(unit for replica in self.replicas for unit in replica.units), *self.frontends]
+
+    @property
+    def frontend_children(self) -> list[Child]:
+        """The processes of all frontends, ready or not."""
+        return [child for unit in self.frontends for child in self._children.of(unit)]
 
     @property
     def alive(self) -> list[Replica]:
@@ -48,7 +56,9 @@ class Roster:
         return [replica for replica in self.replicas if replica.units]
 
     def replica_of(self, child: Child) -> Replica:
-        return self.replicas[child.spec.unit.replica]
+        """Return the replica of a process that is no frontend."""
+        assert child.spec.unit.role != "frontend"
+        return self.replicas[child.spec.unit.place]
 
     def on_failure(self, child: Child) -> float | None:
         """Count the loss of a process; return the delay before the next start of its unit, None: give up."""
@@ -90,14 +100,14 @@ class Roster:
         pools = [each.sizes.num_blocks for each in self.replicas if each.sizes is not None]
         num_all = sum(pools) - len(pools)  # each pool has a null block
         joint = msgspec.structs.replace(sizes, num_blocks=min(pools), num_all_blocks=num_all)
-        self._children.announce(joint, FRONTEND)
+        self._children.announce(joint, *self.frontends)
         return sizes
 
     def on_progress(self, core: Child, progress: Progress) -> None:
-        """Record a report of a core. If steps have ended, its replica and the frontend count as steady."""
+        """Record a report of a core. If steps have ended, its replica and the frontends count as steady."""
         if self.replica_of(core).note(progress):
             for unit, policy in self.policies.items():
-                if unit == FRONTEND or unit.replica == core.spec.unit.replica:
+                if unit.role == "frontend" or unit.place == core.spec.unit.place:
                     policy.on_progress()
 
     def progress(self) -> Progress:
@@ -109,6 +119,9 @@ class Roster:
             add_up([each.whole_progress() for each in self.replicas]),
             num_restarts=sum(policy.num_restarts for policy in self.policies.values()),
             worker_memory_bytes=[child.process.resident_bytes() for child in workers],
+            frontends=[
+                each.spec.identity.decode() for unit in self.frontends for each in children.of(unit) if each.is_ready
+            ],
             is_core_up=any(children.is_up(each.core) for each in alive),
             obstacle=obstacles[0] if all(obstacles) else "",
             is_asleep=any(each.holdings.asleep for each in alive),
@@ -140,4 +153,4 @@ class Roster:
     @property
     def num_restarts(self) -> Mapping[str, int]:
         """Return the restarts by the name of the unit."""
-        return {process_name(unit.role, unit.replica): policy.num_restarts for unit, policy in self.policies.items()}
+        return {unit.name: policy.num_restarts for unit, policy in self.policies.items()}

@@ -1,8 +1,8 @@
-"""Supervisor: starts, watches, replaces and stops frontend, core and workers. No request passes through it.
+"""Supervisor: starts, watches, replaces and stops frontends, cores and workers. No request passes through it.
 
 Start: every rank sends Measured → all get the least number of blocks in Initialize → every child sends Ready.
 Losses: if one worker ends, the whole group is replaced by a new generation, while core and frontend keep running. A
-lost core restarts beside the workers, a lost frontend at the same address. Requests resume from their tokens. A tier
+lost core restarts beside the workers, a lost frontend at its address. Requests resume from their tokens. A tier
 process ends with its core, which has told it where to write; without it the engine goes on. The loop waits on one
 poller; its only periodic timer is the HealthMonitor's.
 """
@@ -17,10 +17,10 @@ import msgspec
 import zmq
 
 from ...ipc.addresses import RunDirectory, lock_ipc_address, unlink_ipc_address
-from ...ipc.config.engine_spec import EngineSpec, process_name
+from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import EngineDead, ProtocolError, TokenloomError
 from ...ipc.messages import supervisor as messages
-from ...ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello, Pong
+from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Pong
 from ...ipc.process import log
 from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.process.log import log_always
@@ -30,9 +30,10 @@ from ..listening.http_listeners import HttpListeners
 from .children import Child, Children
 from .engine_state import state_lines
 from .health_monitor import HealthMonitor
-from .launcher import FRONTEND, Launcher, Unit
+from .launcher import Launcher, Unit
 from .process_specs import ProcessSpecs
 from .replica import Replica
+from .replicas.drain import DrainWatch
 from .rolling_restart import RollingRestart
 from .roster import Roster
 from .signal_watch import SignalWatch, StartInterrupted
@@ -43,7 +44,7 @@ logger = logging.getLogger("tokenloom.supervisor")
 LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
 BEAT_S = 1.0  # of the clock that measures start and drain
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
-TIER_REST_S = 60.0  # before the next start of a tier process that was lost too often
+REST_S = 60.0  # before the next start of a tier process, or one of several frontends, that was lost too often
 
 
 class Supervisor:
@@ -59,7 +60,7 @@ class Supervisor:
     ) -> None:
         """`stop` closes `listeners` and removes `run_directory`. `announce` gets the lines of start and drain."""
         self.spec = spec
-        self.address = spec.endpoints.clients
+        self.addresses = spec.client_addresses  # by frontend
         self.http_address = next(iter(listeners.addresses), None)
         self._listeners = listeners
         self._num_requests_cut = 0  # HTTP requests that lost frontends left unfinished
@@ -76,10 +77,9 @@ class Supervisor:
         self._last_failure = ""
         self._failure: TokenloomError | None = None
         self._health = HealthMonitor(self._children, spec.config.hang_timeout_s)
-        self._is_draining = self._has_drained = False
-        self._frontend_back_at = -LEASE_S  # when the last replacement was ready; monotonic seconds
+        self._drain = DrainWatch(self._children, self._roster.frontends)
         self._signals: SignalWatch | None = None  # set by start
-        self._lock_fd: int | None = None
+        self._lock_fds: list[int] = []  # of --listen
 
     # ── start ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -87,7 +87,8 @@ class Supervisor:
         """Start all children and wait until they are ready. Raises the error of a child's Failed, StartInterrupted for
         a stop signal, and EngineDead otherwise."""
         if self.spec.config.listen and self.spec.config.listen.startswith("ipc://"):
-            self._lock_fd = lock_ipc_address(self.spec.config.listen)
+            for address in self.addresses:
+                self._lock_fds.append(lock_ipc_address(address))
         self._signals = SignalWatch()
         self._children.poller.register(self._signals.fd, zmq.POLLIN)
         self._roster.start_at = dict.fromkeys(self._roster.units, self._started_at)
@@ -112,8 +113,8 @@ class Supervisor:
     def _start(self, unit: Unit) -> None:
         """Start the processes of a unit."""
         if unit.role == "worker":
-            self._roster.replicas[unit.replica].holdings.abandon_change()
-        specs = self._specs.of(unit, self._roster.numbers, self.address)
+            self._roster.replicas[unit.place].holdings.abandon_change()
+        specs = self._specs.of(unit, self._roster.numbers, self.addresses)
         self._report.forget_phases({spec.name for spec in specs})
         for spec in specs:
             self._children.spawn(spec)
@@ -125,24 +126,15 @@ class Supervisor:
         assert self._signals is not None, "start comes before run"
         while not self._signals.stops:
             self._turn(LONGEST_WAIT_S)
-        self._drain(self._signals)
+        self._finish(self._signals)
 
-    def _drain(self, signals: SignalWatch) -> None:
+    def _finish(self, signals: SignalWatch) -> None:
         deadline = self._clock.look() + self.spec.config.drain_timeout_s
-        self._is_draining = True
-        self._ask_to_drain()
+        self._drain.begin()
         self._announce("Draining: running requests finish, new ones are refused; another signal aborts")
         notify(STOPPING, "drains: running requests finish, new ones are refused")
-        while not self._has_drained and len(signals.stops) < 2 and self._clock.look() < deadline:
+        while not self._drain.is_over and len(signals.stops) < 2 and self._clock.look() < deadline:
             self._turn(self._clock.patience_s(deadline))
-
-    def _ask_to_drain(self) -> None:
-        """Send Drain to the frontend, if it is ready. A replacement waits for the clients of its predecessor to
-        reconnect, until LEASE_S after it was ready."""
-        returns_s = max(self._frontend_back_at + LEASE_S - time.monotonic(), 0.0)
-        for child in self._children.of(FRONTEND):
-            if child.is_ready:
-                self._children.send(child, messages.Drain(clients_return_s=returns_s))
 
     def _turn(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` for an event, then handle all there are. Raises the error that ends the engine."""
@@ -187,7 +179,7 @@ class Supervisor:
             if message.generation == self._roster.numbers[workers]:
                 self._on_loss(self._children.of(workers)[0], message.reason)
         elif isinstance(message, messages.Drained):
-            self._has_drained = True
+            self._drain.on_drained(child)
         elif isinstance(message, (messages.RestartReplicas, messages.ReplicaDrained)):
             self._rolling.on_message(child, message)
         elif isinstance(message, (messages.Reloading, messages.Reloaded)):
@@ -213,7 +205,8 @@ class Supervisor:
             )
 
     def _on_phase(self, child: Child, phase: messages.Phase) -> None:
-        self.address = phase.detail if phase.name == "listen" else self.address
+        if phase.name == "listen":
+            self.addresses[child.spec.unit.place] = phase.detail
         self._report.announce_phase(child.spec.name, phase)
 
     def _on_measured(self, child: Child, measured: messages.Measured) -> None:
@@ -223,28 +216,27 @@ class Supervisor:
 
     def _on_ready(self, child: Child) -> None:
         child.is_ready = True
-        unit, replica = child.spec.unit, self._roster.replica_of(child)
-        is_both_up = self._children.is_up(replica.core) and self._children.is_up(replica.tier)
-        if unit in (replica.core, replica.tier) and is_both_up:
-            self._children.send_to(replica.core, messages.TierUp(number=self._roster.numbers[replica.tier]))
+        unit = child.spec.unit
+        if unit.role in ("core", "tier"):
+            replica = self._roster.replica_of(child)
+            if self._children.is_up(replica.core) and self._children.is_up(replica.tier):
+                self._children.send_to(replica.core, messages.TierUp(number=self._roster.numbers[replica.tier]))
         if not self._is_serving or not self._children.is_up(unit):
             return
         logger.info("%s is back", child.spec.name)
         if unit.role == "worker":
-            workers_up = messages.WorkersUp(generation=self._roster.numbers[unit], replica=replica.number)
-            self._children.send_to(replica.core, workers_up)
-            self._children.send_to(FRONTEND, workers_up)
+            workers_up = messages.WorkersUp(generation=self._roster.numbers[unit], replica=unit.place)
+            self._children.send_to(self._roster.replica_of(child).core, workers_up)
+            self._children.broadcast(workers_up, "frontend")
         elif unit.role == "core":
-            core_up = messages.CoreUp(core_epoch=self._roster.numbers[unit], replica=replica.number)
-            self._children.send_to(FRONTEND, core_up)
-        elif unit == FRONTEND:
+            core_up = messages.CoreUp(core_epoch=self._roster.numbers[unit], replica=unit.place)
+            self._children.broadcast(core_up, "frontend")
+        elif unit.role == "frontend":
             for each in self._roster.replicas:
                 if not (self._children.is_up(each.core) and self._children.is_up(each.workers)):
-                    self._report_loss(each, self._last_failure)
-            self._frontend_back_at = time.monotonic()
+                    self._report_loss(each, self._last_failure, child)
             self._rolling.on_frontend_ready(child)
-            if self._is_draining:
-                self._ask_to_drain()
+            self._drain.on_frontend_lost_or_back()
         self._publish_start()
         self._publish_progress()
         self._rolling.on_changed()
@@ -279,7 +271,11 @@ class Supervisor:
         logger.error("%s", reason)
         self._last_failure = reason
         unit, number = child.spec.unit, child.spec.number
-        delay_s, replica = self._roster.on_failure(child), self._roster.replica_of(child)
+        delay_s = self._roster.on_failure(child)
+        if unit.role == "frontend":
+            self._lose_frontend(child, delay_s, reason)
+            return
+        replica = self._roster.replica_of(child)
         if unit.role == "tier":
             self._lose_tier(replica, number, delay_s)
             return
@@ -291,52 +287,57 @@ class Supervisor:
             self._children.send_to(replica.core, messages.WorkersDown(generation=number, reason=reason))
             if any(not core.is_ready for core in self._children.of(replica.core)):  # it waits for the old generation
                 self._replace(replica.core)
-        elif unit == FRONTEND:
-            identity = child.spec.identity
-            self._num_requests_cut += open_requests.take_left(
-                open_requests.path_of(self.spec.run_directory, identity.decode())
-            )
-            self._children.broadcast(messages.FrontendDown(identity=identity), "core")
-            self._rolling.on_drained(identity)
         elif replica.holdings.is_changing:  # some ranks may have read the order, others not
             self._replace(replica.workers)
-        if unit != FRONTEND:
-            self._report_loss(replica, reason)
+        self._report_loss(replica, reason)
         self._publish_progress()
 
-    def _report_loss(self, replica: Replica, reason: str) -> None:
-        """Send ReplicaDown for a replica that has lost its core or workers, or was given up."""
+    def _report_loss(self, replica: Replica, reason: str, *frontends: Child) -> None:
+        """Send ReplicaDown for a replica that has lost core or workers, or was given up, to these frontends or to all."""
         has_core, touched = self._children.is_up(replica.core), replica.read_touched()
-        for frontend in self._children.of(FRONTEND):
+        for frontend in frontends or self._roster.frontend_children:
+            keys = [each.key for each in touched if each.identity == frontend.spec.identity]
             down = messages.ReplicaDown(
-                replica=replica.number,
-                reason=reason,
-                has_core=has_core,
-                is_final=not replica.units,
-                touched=[each.key for each in touched if each.identity == frontend.spec.identity],
+                replica=replica.number, reason=reason, has_core=has_core, is_final=not replica.units, touched=keys
             )
             self._children.send(frontend, down)
 
+    def _lose_frontend(self, child: Child, delay_s: float | None, reason: str) -> None:
+        """Replace a frontend after `delay_s`; if that is None, after REST_S, unless no other one is up."""
+        unit, identity = child.spec.unit, child.spec.identity
+        if delay_s is None:
+            if not any(self._children.is_up(each) for each in self._roster.frontends if each != unit):
+                self._failure = EngineDead(f"the {unit.name} cannot be kept alive; last: {reason}")
+                return
+            text = "the %s ends again and again: the others go on without it, and it is started again in %.0f s"
+            logger.error(text, unit.name, REST_S)
+        self._replace(unit, REST_S if delay_s is None else delay_s)
+        counts = open_requests.path_of(self.spec.run_directory, identity.decode())
+        self._num_requests_cut += open_requests.take_left(counts)
+        self._children.broadcast(messages.FrontendDown(identity=identity), "core")
+        self._rolling.on_drained(identity)
+        self._drain.on_frontend_lost_or_back()
+        self._publish_progress()
+
     def _give_up(self, replica: Replica, unit: Unit, reason: str) -> None:
-        """Take a replica off whose unit cannot be kept alive; the engine ends with its last one, or its frontend."""
-        name = process_name(unit.role, unit.replica)
-        if unit == FRONTEND or len(self._roster.alive) == 1:
-            self._failure = EngineDead(f"the {name} cannot be kept alive; last: {reason}")
+        """Take a replica off whose unit cannot be kept alive; the engine ends with its last one."""
+        if len(self._roster.alive) == 1:
+            self._failure = EngineDead(f"the {unit.name} cannot be kept alive; last: {reason}")
             return
         self._roster.give_up(replica)
         text = "the %s cannot be kept alive and its replica is taken off: %d of %d go on; last: %s"
-        logger.error(text, name, len(self._roster.alive), len(self._roster.replicas), reason)
+        logger.error(text, unit.name, len(self._roster.alive), len(self._roster.replicas), reason)
         self._report_loss(replica, reason)
         self._rolling.on_changed()
         self._publish_progress()
 
     def _lose_tier(self, replica: Replica, number: int, delay_s: float | None) -> None:
-        """Replace the tier process after `delay_s`, after TIER_REST_S if that is None; send TierDown to the core."""
+        """Replace the tier process after `delay_s`, after REST_S if that is None; send TierDown to the core."""
         if delay_s is None:
             text = "the tier process ends again and again: the engine goes on without it and starts it again in %.0f s"
-            logger.error(text, TIER_REST_S)
+            logger.error(text, REST_S)
         replica.on_tier_lost()
-        self._replace(replica.tier, TIER_REST_S if delay_s is None else delay_s)
+        self._replace(replica.tier, REST_S if delay_s is None else delay_s)
         self._children.send_to(replica.core, messages.TierDown(number=number))
         self._publish_progress()
 
@@ -344,7 +345,7 @@ class Supervisor:
         """Kill the processes of a unit; their successors start after `delay_s`. A tier process ends before its core,
         whose successor hands out the same slots."""
         if unit.role == "core":
-            replica = self._roster.replicas[unit.replica]
+            replica = self._roster.replicas[unit.place]
             replica.on_core_lost()
             if replica.tier in replica.units:
                 self._replace(replica.tier)
@@ -369,7 +370,7 @@ class Supervisor:
     def _log_state(self) -> None:
         """Log the engine's state at any log level, since the operator asked for it."""
         now = time.monotonic()
-        phase = "draining" if self._is_draining else "serving" if self._is_serving else "starting"
+        phase = "draining" if self._drain.is_on else "serving" if self._is_serving else "starting"
         places = self._places if self._is_serving else []
         for line in state_lines(self._roster.state(places, now - self._started_at, phase, self._full_progress())):
             log_always(logger, line)
@@ -377,7 +378,7 @@ class Supervisor:
     @property
     def _places(self) -> list[str]:
         """All addresses that the engine serves."""
-        return [self.address, *self._listeners.addresses]
+        return [*self.addresses, *self._listeners.addresses]
 
     # ── stop ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -395,5 +396,5 @@ class Supervisor:
         """Remove the run directory and the sockets of --listen and --uds."""
         self._run_directory.remove()
         self._listeners.remove_files()
-        if self._lock_fd is not None and self.spec.config.listen is not None:
-            unlink_ipc_address(self.spec.config.listen)
+        for address, _ in zip(self.addresses, self._lock_fds, strict=False):
+            unlink_ipc_address(address)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ..endpoints import DEFAULT_PORT, check_listen, http_endpoint, joined_http_address
+from ..endpoints import DEFAULT_PORT, check_listen, check_ports, http_endpoint, joined_http_address
 from ..errors import ConfigError
 from ..messages.media import MediaKind
 from ..process.log import LogLevel
@@ -88,6 +88,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     data_parallel_size: Annotated[
         int, _devices("replicas of the model: each has a core and workers, a router spreads the requests")
     ] = 1
+    api_server_count: Annotated[int, _clients("frontend processes, each with an address; they share --http")] = 1
     hosts: Annotated[int, _devices("machines that share the worker processes; the others run `engine-launch join`")] = 1
     listen_hosts: Annotated[
         str | None, _devices("tcp://IP:PORT of this host for the others; its interface carries all between hosts")
@@ -345,6 +346,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.listen is not None:
             check_listen(self.listen)
+            check_ports(self.listen, self.api_server_count)
             if self.listen.startswith("tcp://") and self.key_file is None and not self.insecure:
                 raise ConfigError(
                     f"--listen {self.listen} would admit anyone: give --key-file (made by `engine-launch keygen "
@@ -352,6 +354,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 )
         sizes = self.tensor_parallel_size, self.data_parallel_size
         check_hosts(HostOptions(self.hosts, self.listen_hosts, self.hosts_key_file, *sizes, self.insecure))
+        if self.api_server_count > 1 and self.enable_lora:
+            raise ConfigError(
+                f"--enable-lora does not go together with --api-server-count {self.api_server_count} yet: leave one out"
+            )
         check_places(self.kv_remote, self.kv_peers, self.kv_listen, self.kv_key_file is not None)
         if self.kv_events is not None:
             check_events(self.kv_events, has_key=self.key_file is not None, is_insecure=self.insecure)

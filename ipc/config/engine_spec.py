@@ -80,6 +80,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         in the same run directory."""
         return msgspec.structs.replace(self, replica=replica, endpoints=self.endpoints.of_replica(replica))
 
+    @property
+    def client_addresses(self) -> list[str]:
+        """The addresses for clients: one of each frontend."""
+        return [self.endpoints.clients_of(index) for index in range(self.config.api_server_count)]
+
     def own_file(self, name: str) -> Path:
         """Return the path of a file or folder that each replica has for itself."""
         return Path(self.run_directory) / (f"replica-{self.replica}-{name}" if self.replica else name)
@@ -204,6 +209,11 @@ def process_name(name: str, replica: int) -> str:
     """Return the name of a process in logs and errors: "core", "worker 0"; after the first replica "core of replica
     1"."""
     return f"{name} of replica {replica}" if replica else name
+
+
+def frontend_name(index: int) -> str:
+    """Return the name of a frontend in logs and errors: "frontend"; after the first "frontend 1"."""
+    return f"frontend {index}" if index else "frontend"
 
 
 def identity_of(process: str, number: int) -> bytes:

@@ -13,6 +13,7 @@ AUTO = {"max_model_len": AUTO_LENGTH}  # a value beyond the range
 INT_RANGES = (
     ("tensor_parallel_size", 1, 64),
     ("data_parallel_size", 1, 64),
+    ("api_server_count", 1, 64),
     ("hosts", 1, 64),
     ("max_model_len", 1, 1 << 24),
     ("max_num_seqs", 1, 16384),

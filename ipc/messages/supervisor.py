@@ -168,6 +168,7 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     encoder: EncoderProgress | None = None  # None: the model sees no images
     speculation: SpeculationProgress | None = None  # None: it is off
     num_restarts: int = 0  # this and the following: from the supervisor
+    frontends: list[str] = []  # identities of those that are ready
     num_http_requests_cut: int = 0  # responses cut off by the loss of a frontend
     worker_memory_bytes: list[int] = []  # resident, by rank
     last_failure: str = ""

@@ -39,7 +39,7 @@ def tell(answer):
     os.close(1)
 
 def serve():
-    tell({"address": "ipc://" + json.loads(config)["model"]})
+    tell({"addresses": ["ipc://" + json.loads(config)["model"]]})
     while os.read(0, 1):
         pass
 """
@@ -73,13 +73,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., ChildEngine]]:
 
 def test_the_command_line_contains_no_key(start: Callable[..., ChildEngine]) -> None:
     handle = start("serves", api_key="for our eyes only")
-    assert handle.address == "ipc://x"
+    assert handle.addresses == ["ipc://x"]
     assert b"only" not in Path(f"/proc/{handle.pid}/cmdline").read_bytes()
 
 
 def test_an_engine_reports_its_address_and_ends_with_its_lifeline(start: Callable[..., ChildEngine]) -> None:
     handle = start("serves")
-    assert handle.address == "ipc://x"
+    assert handle.addresses == ["ipc://x"]
     assert os.getsid(handle.pid) == handle.pid, "Ctrl-C in the terminal is the program's, not the engine's"
     handle.stop()
     assert not Path(f"/proc/{handle.pid}").exists()
@@ -96,7 +96,7 @@ def test_a_program_without_standard_streams_can_start_an_engine(tmp_path: Path) 
         "from tokenloom.frontend.embedded.child_engine import ChildEngine\n"
         "from tokenloom.ipc.config.engine_config import EngineConfig\n"
         f"handle = ChildEngine(EngineConfig(model='x'), [sys.executable, {str(script)!r}])\n"
-        f"open({str(answer)!r}, 'w').write(handle.address)\n"
+        f"open({str(answer)!r}, 'w').write(handle.addresses[0])\n"
         "handle.stop()\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=DEADLINE_S, cwd="/").returncode == 0

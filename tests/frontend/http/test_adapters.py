@@ -19,6 +19,7 @@ import pytest
 
 from tokenloom.frontend.http.access_log import AccessLog
 from tokenloom.frontend.http.app import GeneratingEndpoints, new_app
+from tokenloom.frontend.http.peers import Peers
 from tokenloom.frontend.openai.local_engine import LocalEngine
 from tokenloom.frontend.openai.response_store import ResponseStore
 from tokenloom.frontend.requests.frontend import Frontend
@@ -49,8 +50,9 @@ class Served:
         self.frontend.connect()
         self.frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=spec.run_id))
         engine = LocalEngine(self.frontend, lambda: self.loop.call_soon(self.turn))
-        self.generating = GeneratingEndpoints(engine, self.frontend.metrics, spec, ResponseStore(spec))
-        self.app = AccessLog(new_app(engine, self.frontend, spec, self.generating.endpoints()), has_all=True)
+        peers = Peers(spec, 0)
+        self.generating = GeneratingEndpoints(engine, self.frontend.metrics, spec, ResponseStore(spec), peers)
+        self.app = AccessLog(new_app(engine, self.frontend, spec, self.generating.endpoints(), peers), has_all=True)
         self.is_held = False
         self.requests: list[EngineCoreRequest] = []
         self.digests: list[bytes] = [b""]

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from tokenloom.frontend.cli.status import lines
-from tokenloom.frontend.requests import adapter_metrics as module
-from tokenloom.frontend.requests.adapter_metrics import OTHER, AdapterMetrics
+from tokenloom.frontend.metrics import adapter_metrics as module
+from tokenloom.frontend.metrics.adapter_metrics import OTHER, AdapterMetrics
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.adapter import AdaptersProgress
 from tokenloom.ipc.messages.client import GetInfo, Health, Info

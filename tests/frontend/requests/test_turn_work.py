@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tokenloom.frontend.http.app import GeneratingEndpoints, new_app
+from tokenloom.frontend.http.peers import Peers
 from tokenloom.frontend.openai.local_engine import RUNS_PER_GROUP, LocalEngine
 from tokenloom.frontend.openai.response_store import ResponseStore
 from tokenloom.frontend.requests.frontend import Frontend
@@ -88,9 +89,9 @@ async def _open_streams(num_streams: int) -> AsyncGenerator[tuple[Frontend, _Str
     """Open streams without tokens yet; yields frontend, streams and the keys of their answers."""
     frontend, spec = new_frontend(CONFIG)
     engine = LocalEngine(frontend, lambda: None)
-    app = new_app(
-        engine, frontend, spec, GeneratingEndpoints(engine, frontend.metrics, spec, ResponseStore(spec)).endpoints()
-    )
+    peers = Peers(spec, 0)
+    generating = GeneratingEndpoints(engine, frontend.metrics, spec, ResponseStore(spec), peers)
+    app = new_app(engine, frontend, spec, generating.endpoints(), peers)
     streams = _Streams()
     request = {"prompt": [7, 8, 9], "max_tokens": 100, "ignore_eos": True, "stream": True}
     body = json.dumps(request).encode()

@@ -30,6 +30,7 @@ from tokenloom.ipc.messages.supervisor import (
     Drain,
     Drained,
     Failed,
+    FrontendDown,
     Initialize,
     Listening,
     Measured,
@@ -194,7 +195,7 @@ def test_a_lost_remote_worker_replaces_its_group_and_the_others_stay(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     supervisor.start()
-    places = " and ".join([supervisor.address, *listeners.addresses])
+    places = " and ".join([supervisor.addresses[0], *listeners.addresses])
     assert "http://" in places and "unix:" in places
     launcher.processes[1].end()
 
@@ -411,7 +412,7 @@ def test_a_tier_process_ends_before_the_next_core_starts(launcher: RemoteLaunche
 def test_after_too_many_losses_a_tier_process_rests_before_its_next_start(
     launcher: RemoteLauncher, supervisor: Supervisor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "TIER_REST_S", 0.4)
+    monkeypatch.setattr(supervisor_module, "REST_S", 0.4)
     supervisor.start()
     for _ in range(MAX_FAILURES):
         supervisor._roster.policies[TIER].on_failure()
@@ -476,3 +477,81 @@ def test_a_replica_that_cannot_be_kept_alive_is_taken_off_and_the_engine_ends_wi
     lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     text = "the core of replica 1 cannot be kept alive and its replica is taken off: 1 of 2 go on; last: "
     assert f"{text}core of replica 1 was lost with host-1" in lines
+
+
+TWO_FRONTENDS = pytest.mark.parametrize("launcher", [{"tensor_parallel_size": 1, "api_server_count": 2}], indirect=True)
+
+
+def start_all(launcher: RemoteLauncher, supervisor: Supervisor) -> list[RemoteProcess]:
+    """Start an engine of two frontends; return them."""
+
+    def finish() -> None:
+        frontends = [*launcher.of(FRONTEND), *launcher.of(Unit("frontend", 1))]
+        if len(frontends) == 2:
+            for frontend in frontends:
+                frontend.send(Ready())
+            launcher.script = lambda: None
+
+    launcher.script = finish
+    supervisor.start()
+    return [*launcher.of(FRONTEND), *launcher.of(Unit("frontend", 1))]
+
+
+@TWO_FRONTENDS
+def test_a_lost_frontend_is_replaced_alone_and_drain_waits_for_all(
+    launcher: RemoteLauncher, supervisor: Supervisor
+) -> None:
+    one, other = start_all(launcher, supervisor)
+    assert [process.spec.name for process in (one, other)] == ["frontend", "frontend 1"]
+    assert [process.spec.identity for process in (one, other)] == [b"frontend-0", b"frontend-1-0"]
+    addresses = [next(word for word in each.spec.arguments if "--address" in word) for each in (one, other)]
+    assert addresses[0].endswith("client.sock") and addresses[1].endswith("client-1.sock")
+    other.end()
+    stop_when(launcher, lambda: len(launcher.of(Unit("frontend", 1))) == 2)
+    supervisor.run()
+    (core,) = launcher.of(CORE)
+    assert FrontendDown(identity=b"frontend-1-0") in core.received
+    successor = launcher.of(Unit("frontend", 1))[1]
+    assert successor.spec.identity == b"frontend-1-1" and not one.has_ended
+    assert [word for word in successor.spec.arguments if "--address" in word] == [addresses[1]]
+    assert any(isinstance(message, Drain) for message in one.received)
+    assert any(isinstance(message, Drain) for message in successor.received)
+
+
+@TWO_FRONTENDS
+def test_a_frontend_that_ends_again_and_again_rests_while_the_others_serve(
+    launcher: RemoteLauncher, supervisor: Supervisor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "REST_S", 0.4)
+    one, other = start_all(launcher, supervisor)
+    for _ in range(MAX_FAILURES):
+        supervisor._roster.policies[Unit("frontend", 1)].on_failure()
+    (core,) = launcher.of(CORE)
+    core.send(Progress(step=1, step_age_s=0.0, num_running=0, num_waiting=0))  # says nothing about the other frontend
+
+    def end_after_the_step() -> None:
+        if any(isinstance(each, Progress) and each.step for each in one.received):
+            other.end()
+            stop_when(launcher, lambda: len(launcher.of(Unit("frontend", 1))) == 2)
+
+    launcher.script = end_after_the_step
+    ended_at = time.monotonic()
+    supervisor.run()
+    assert time.monotonic() - ended_at >= 0.4 and not one.has_ended
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert lines == [
+        "frontend 1 was lost with host-1",
+        "the frontend 1 ends again and again: the others go on without it, and it is started again in 0 s",
+    ]
+
+
+@TWO_FRONTENDS
+def test_the_engine_ends_with_its_last_frontend(launcher: RemoteLauncher, supervisor: Supervisor) -> None:
+    one, other = start_all(launcher, supervisor)
+    for unit in (FRONTEND, Unit("frontend", 1)):
+        for _ in range(MAX_FAILURES):
+            supervisor._roster.policies[unit].on_failure()
+    one.end()
+    other.end()
+    with pytest.raises(EngineDead, match="the frontend 1 cannot be kept alive; last: frontend 1 was lost with host-1"):
+        supervisor.run()

@@ -16,6 +16,7 @@ import openai
 from starlette.types import ASGIApp, Message
 
 from tokenloom.frontend.http.app import GeneratingEndpoints, new_app
+from tokenloom.frontend.http.peers import Peers
 from tokenloom.frontend.media.clip_head import ClipHead
 from tokenloom.frontend.openai.local_engine import LocalEngine
 from tokenloom.frontend.openai.response_store import ResponseStore
@@ -137,8 +138,11 @@ class Served:
         self.frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id))
         strict = bool(options.get("strict_fields"))
         engine = LocalEngine(self.frontend, lambda: self.loop.call_soon(self.turn), has_strict_fields=strict)
-        generating = GeneratingEndpoints(engine, self.frontend.metrics, self.spec, ResponseStore(self.spec)).endpoints()
-        self.app = new_app(engine, self.frontend, self.spec, generating)
+        peers = Peers(self.spec, 0)
+        generating = GeneratingEndpoints(
+            engine, self.frontend.metrics, self.spec, ResponseStore(self.spec), peers
+        ).endpoints()
+        self.app = new_app(engine, self.frontend, self.spec, generating, peers)
         self.requests: list[EngineCoreRequest] = []  # all so far
         self.aborted: list[str] = []  # texts of pieces
         self.held: set[str] = set()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 
 from ...ipc.codec import JsonObject
 from ...ipc.messages.tier import PLACES, SourceState, TiersProgress
-from ..metrics.registry import Counter, Gauge, Metric, Readings
+from .registry import Counter, Gauge, Metric, Readings
 
 
 class TierMetrics:

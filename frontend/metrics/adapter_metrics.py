@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 
 from ...ipc.codec import JsonObject
 from ...ipc.messages.adapter import AdaptersProgress
-from ..metrics.registry import Counter, Gauge, Metric, Readings
+from .registry import Counter, Gauge, Metric, Readings
 
 MAX_NAMES = 100
 MAX_SHOWN = 20  # on the dashboard
