@@ -93,6 +93,7 @@ class EngineCore:
         self._crash_isolation = CrashIsolation()
         self._clock = clock or AwakeClock(BEAT_S)
         self._request_by_id: dict[tuple[int, int], Request] = {}
+        self.open_requests = self._request_by_id.values()  # a view
         self.stats = CoreStats()
         kv_cache = KVCacheManager(num_blocks, config.block_size, spec.shares_prefixes, record)
         self.offload = None if tiers is None else kv_cache.attach_tiers(*tiers)
@@ -206,7 +207,7 @@ class EngineCore:
 
     def drop_frontend(self, frontend_id: int) -> int:
         """End all requests of a frontend that has gone, and drop its outputs; return the number of requests."""
-        requests = [request for (of, _), request in self._request_by_id.items() if of == frontend_id]
+        requests = [request for request in self.open_requests if request.frontend_id == frontend_id]
         for request in requests:
             self._end(request, "abort")
         self._outbox.drop(frontend_id)
@@ -228,9 +229,8 @@ class EngineCore:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether a pause is complete: no step is in flight and, in mode wait, every request that has run is
-        finished."""
-        if self._pause_mode == "wait" and any(r.num_cached_tokens >= 0 for r in self._request_by_id.values()):
+        """Whether a pause is complete: no step is in flight and, in mode wait, no request is left that has run."""
+        if self._pause_mode == "wait" and any(r.num_cached_tokens >= 0 for r in self.open_requests):
             return False
         return len(self.scheduler.ledger) == 0
 

@@ -14,9 +14,10 @@ import time
 import zmq
 
 from ..ipc.child import run_child
-from ..ipc.client_auth import GROUP, ZapHandler
+from ..ipc.client_auth import CORES, GROUP, ZapHandler
 from ..ipc.config.engine_spec import EngineSpec
 from ..ipc.errors import EngineDead, ProtocolError
+from ..ipc.keys import Keys
 from ..ipc.messages.base import Holding, MemoryTag
 from ..ipc.messages.supervisor import (
     FrontendDown,
@@ -26,6 +27,7 @@ from ..ipc.messages.supervisor import (
     Reloaded,
     Reloading,
     ReplaceWorkers,
+    ReplicaDown,
     Stop,
     TierDown,
     TierUp,
@@ -69,13 +71,11 @@ class CoreProcess:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorLink(self._context, spec, core_epoch)
         self._touched = TouchedAnswers(spec.own_file("touched"))
-        self._frontends = FrontendPort(self._context, spec, self._touched)
         step_timeout_s = spec.config.step_timeout_s
         self._clock = AwakeClock(min(BEAT_S, (step_timeout_s or FIRST_LIMIT_S) / BEATS_PER_TIMEOUT))
         self._num_gaps = 0  # of the clock, that the engine knows of
-        self._zap: ZapHandler | None = None  # for ranks on other hosts
-        if spec.group_keys is not None:
-            self._zap = ZapHandler(self._context, spec.group_keys.client_public, GROUP)
+        self._zap = _new_zap(self._context, spec)
+        self._frontends = FrontendPort(self._context, spec, self._touched)
         self._workers: WorkerGroup | None = self._open_group(generation)
         self._grammar_host = GrammarProcessHost(self._context, spec, core_epoch)
         self._tier = TierLink(self._context, spec)
@@ -133,6 +133,7 @@ class CoreProcess:
             has_exact_drafts=message.has_exact_drafts,
             on_admission=self._frontends.note_admission,
         )
+        self._frontends.num_blocks = message.num_blocks
         self._engine.adapters.table.adopt(self._workers.slots)
         if self._spec.config.kv_events is not None:
             events = self._engine.scheduler.kv_cache.attach_events()
@@ -173,6 +174,8 @@ class CoreProcess:
             waits.append(deadline - time.time())
         if self._engine.offload is not None and (due := self._engine.offload.next_deadline) is not None:
             waits.append(due - time.monotonic())
+        if (next_at := self._frontends.next_at) is not None:
+            waits.append(next_at - time.monotonic())
         limits = [self._engine.grammars.next_deadline, self._engine.adapters.next_deadline]
         if self._workers is not None:
             limits += [self._engine.overdue_at, self._workers.order_overdue_at]
@@ -191,6 +194,7 @@ class CoreProcess:
                 self._engine.on_suspended()
             self._take_results()
             self._frontends.receive(self._engine, self._controls)
+            self._frontends.judge(self._engine, time.monotonic())
             self._take_orders()
             self._engine.grammars.take()
             self._take_blocks()
@@ -206,6 +210,7 @@ class CoreProcess:
             self._lose_workers(str(error))
         maybe_fail("core.send")
         self._frontends.send_outputs(self._engine)
+        self._frontends.tell_loads(self._engine, time.monotonic())
         if self._events is not None:
             self._events.turn()
         self._report_progress()
@@ -281,6 +286,7 @@ class CoreProcess:
         self._workers.close()
         self._workers = None
         self._engine.lose_workers(reason)
+        self._tell_loss(reason)
         self.supervisor.send(ReplaceWorkers(generation=generation, reason=reason))
 
     def _on_workers_down(self, message: WorkersDown) -> None:
@@ -291,10 +297,15 @@ class CoreProcess:
             self._workers.close()
             self._workers = None
             self._engine.lose_workers(message.reason)
+            self._tell_loss(message.reason)
         if self._workers is None:
             self._controls.on_workers_lost(
                 message.reason
             )  # the supervisor sends Reloaded before WorkersDown, so this reload did not complete
+
+    def _tell_loss(self, reason: str) -> None:
+        """Let gateways send the requests of this core elsewhere until it has workers again."""
+        self._frontends.tell_gateways(ReplicaDown(replica=0, reason=reason, has_core=True))
 
     def _open_group(self, generation: int) -> WorkerGroup:
         """Open the sockets for a worker group, and tell the supervisor where ranks on other hosts find them."""
@@ -312,6 +323,8 @@ class CoreProcess:
         failure = self._probe(self._workers)
         if failure is not None:
             self._lose_workers(failure)
+        else:
+            self._frontends.tell_gateways(WorkersUp(generation=generation))
 
     # ── supervisor ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -346,6 +359,7 @@ class CoreProcess:
         progress = engine.progress(now)
         if progress is not None:
             self.supervisor.send(progress)
+            self._frontends.tell_gateways(progress)
             line = engine.stats.log_line(engine.scheduler, now)
             if line and not self._spec.config.disable_log_stats:
                 logger.info("%s", line)
@@ -353,6 +367,20 @@ class CoreProcess:
     def close(self) -> None:
         self._grammar_host.stop()
         self._context.destroy(linger=200)
+
+
+def _new_zap(context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec) -> ZapHandler | None:
+    """Return the checker of the keys of gateways and of ranks on other hosts; None without either."""
+    key_by_domain = {} if spec.group_keys is None else {GROUP: spec.group_keys.client_public}
+    if spec.core_listen is not None and spec.config.hosts_key_file is not None:
+        key_by_domain[CORES] = Keys.load(spec.config.hosts_key_file).client_public
+    if not key_by_domain:
+        return None
+    first, *others = key_by_domain.items()
+    zap = ZapHandler(context, first[1], first[0])
+    for domain, key in others:
+        zap.admit(domain, key)
+    return zap
 
 
 def main() -> int:

@@ -24,7 +24,16 @@ from ..ipc.process.descriptors import raise_descriptor_limit
 from ..ipc.process.lifeline import start_lifeline
 from ..ipc.process.title import set_title
 from ..ipc.version import tokenloom_version
-from .cli.command import ALL_COMMANDS, COMMANDS, SERVE, list_commands, list_examples, load_command, unknown_command
+from .cli.command import (
+    ALL_COMMANDS,
+    COMMANDS,
+    GATEWAY,
+    SERVE,
+    list_commands,
+    list_examples,
+    load_command,
+    unknown_command,
+)
 from .hosts.hosts import Hosts
 from .listening.http_listeners import HttpListeners
 from .options.arguments import add_engine_arguments, given_options
@@ -40,7 +49,7 @@ from .supervisor.signal_watch import StartInterrupted
 from .supervisor.start_report import ThrottledWriter, write_to_stderr
 from .supervisor.supervisor import Supervisor
 
-_WORDS = {SERVE: [], "version": ["--version"], "help": ["--help"]}  # first words, with their flags
+_WORDS = {SERVE: [], GATEWAY: [], "version": ["--version"], "help": ["--help"]}  # first words, with their flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if first in COMMANDS:
         return load_command(first).main(argv[1:])
     if first in _WORDS:
-        return serve([*_WORDS[first], *argv[1:]], has_http=first == SERVE)
+        has_http, is_gateway = first in (SERVE, GATEWAY), first == GATEWAY
+        return serve([*_WORDS[first], *argv[1:]], has_http=has_http, is_gateway=is_gateway)
     if first and not first.startswith("-") and not is_model_name(first):
         print(f"engine-launch: {unknown_command(first)}", file=sys.stderr)
         return 2
@@ -104,9 +114,10 @@ def new_serve_parser(*, takes_model: bool = True) -> OptionParser:
     return parser
 
 
-def serve(argv: Sequence[str], *, has_http: bool = False) -> int:
+def serve(argv: Sequence[str], *, has_http: bool = False, is_gateway: bool = False) -> int:
     """Run an engine until it ends and return the exit code. If a program set the configuration in the environment, the
-    options of `argv` do not count. `has_http`: serve HTTP even if no option names an address."""
+    options of `argv` do not count. `has_http`: serve HTTP even if no option names an address. `is_gateway`: --cores is
+    required."""
     parser = new_serve_parser()
     arguments = parser.parse(argv)
     if (named := arguments.named_model) is not None:
@@ -124,6 +135,8 @@ def serve(argv: Sequence[str], *, has_http: bool = False) -> int:
         if (words := join_words(options)) is not None:
             return load_command("join").main(words)
         config = _config_from_environment() if is_private else new_config(options)
+        if is_gateway and config.cores is None:
+            raise ConfigError("a gateway needs --cores: the --core-listen addresses of its engines")
         log.configure("supervisor", config.log_level)
         log_ignored(options)
         supervisor = _start(config, is_private)

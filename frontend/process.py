@@ -19,17 +19,28 @@ from pathlib import Path
 import zmq
 
 from ..ipc.addresses import unlink_ipc_address
-from ..ipc.channel import Channel
 from ..ipc.child import SupervisorChannel, run_child
 from ..ipc.client_auth import DOMAIN, ZapHandler
 from ..ipc.config.engine_spec import EngineSpec, frontend_name, identity_of
 from ..ipc.errors import ConfigError
 from ..ipc.keys import Keys
-from ..ipc.messages.core import CoreToFrontend, FrontendToCore
-from ..ipc.messages.supervisor import Drain, Drained, Phase, Ready, Stop
+from ..ipc.messages.supervisor import (
+    CoreUp,
+    Drain,
+    Drained,
+    Initialize,
+    Phase,
+    Progress,
+    Ready,
+    ReplicaDown,
+    Stop,
+    WorkersUp,
+)
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.malloc import return_large_blocks
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive_uncopied
+from .cores.local_cores import NEVER, LocalCores
+from .cores.remote_cores import RemoteCores
 from .listening.open_requests import OpenRequests, path_of
 from .requests.frontend import Frontend
 from .requests.media.media_input import MediaInput
@@ -45,6 +56,9 @@ FAREWELL_MS = 800  # to send the last messages; with the HTTP server's 2 s less 
 class FrontendProcess:
     """The frontend's sockets and loop; `run` serves until the supervisor sends Stop."""
 
+    _cores: LocalCores | RemoteCores  # both from `run` on
+    _frontend: Frontend
+
     def __init__(
         self, spec: EngineSpec, address: str, http_fds: Sequence[int] = (), *, index: int = 0, number: int = 0
     ) -> None:
@@ -58,10 +72,6 @@ class FrontendProcess:
         self._clients.setsockopt(zmq.SNDHWM, MAX_UNREAD_MESSAGES)
         self._clients.setsockopt(zmq.RCVHWM, MAX_UNTAKEN_MESSAGES)
         self._zap = self._secure()
-        self._cores: list[Channel[CoreToFrontend, FrontendToCore]] = [
-            Channel(new_socket(self._context, zmq.DEALER, identity=identity), CoreToFrontend, "core")
-            for _ in range(spec.config.data_parallel_size)
-        ]
         self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.is_stopping = False
         self._stop_reason = ""
@@ -83,10 +93,10 @@ class FrontendProcess:
         self.supervisor.counts = self._frontend.counts
         _tune_garbage_collector()
         self._listen()
-        for replica, core in enumerate(self._cores):
-            core.counts = self._frontend.counts
-            core.socket.connect(spec.endpoints.of_replica(replica).core)
-        self._frontend.connect()
+        new_cores = RemoteCores if spec.remote_cores else LocalCores
+        self._cores = new_cores(self._context, spec, self._identity, self._frontend.counts)
+        if not spec.remote_cores:  # each gets a Hello when it is there
+            self._frontend.connect()
         self._send()
         if self._http_fds:
             self._serve_http()
@@ -94,10 +104,12 @@ class FrontendProcess:
             self._serve()
 
     def _serve(self) -> None:
-        poller = zmq.Poller()
-        for source in (*self.sockets, self.wakeup_fd):
-            poller.register(source, zmq.POLLIN)
+        poller, polled = zmq.Poller(), tuple[zmq.Socket[bytes], ...]()
         while not self.is_stopping:
+            if (sources := self.sockets) != polled:
+                poller, polled = zmq.Poller(), sources
+                for source in (*sources, self.wakeup_fd):
+                    poller.register(source, zmq.POLLIN)
             timeout_s = self.seconds_to_tick(time.monotonic())
             poller.poll(None if timeout_s is None else int(timeout_s * 1000) + 1)
             self.turn()
@@ -115,11 +127,12 @@ class FrontendProcess:
     @property
     def sockets(self) -> tuple[zmq.Socket[bytes], ...]:
         zap = () if self._zap is None else (self._zap.socket,)
-        return (self.supervisor.socket, self._clients, *(core.socket for core in self._cores), *zap)
+        return (self.supervisor.socket, self._clients, *self._cores.sockets, *zap)
 
     def seconds_to_tick(self, now: float) -> float | None:
         """Return the seconds to the next deadline, None without one; `now` in monotonic seconds."""
-        return self._frontend.seconds_to_tick(now)
+        wait_s, cores_s = self._frontend.seconds_to_tick(now), max(self._cores.next_at - now, 0.0)
+        return wait_s if cores_s == NEVER else min(cores_s, NEVER if wait_s is None else wait_s)
 
     def stop(self) -> None:
         """End all open requests with an error and send their last messages."""
@@ -170,7 +183,8 @@ class FrontendProcess:
         self._frontend.tick(time.monotonic(), check_leases=has_read_all)
         maybe_fail("frontend.send")
         self._send()
-        if self._frontend.is_ready and not self._has_sent_ready:
+        may_serve = self._frontend.is_ready or self._cores.may_begin(time.monotonic())
+        if may_serve and not self._has_sent_ready:
             self._has_sent_ready = True
             self.supervisor.send(Ready())
         if self._frontend.is_drained and not self._has_sent_drained:  # after `_send`: Stop may follow
@@ -186,12 +200,16 @@ class FrontendProcess:
             else:
                 if isinstance(message, Drain):
                     self._has_sent_drained = False
+                elif isinstance(message, Progress):
+                    message = self._cores.complete(message)
                 self._frontend.on_control_message(message)
 
     def _receive_from_core(self) -> None:
-        for replica, core in enumerate(self._cores):
-            for message in core.receive():
-                self._frontend.on_core_message(message, replica)
+        for core, message in self._cores.receive(time.monotonic()):
+            if isinstance(message, (Progress, ReplicaDown, WorkersUp, CoreUp, Initialize)):  # of a remote core
+                self._frontend.on_control_message(message)
+            else:
+                self._frontend.on_core_message(message, core)
 
     def _receive_from_clients(self) -> bool:
         """Receive from clients for at most INTAKE_S; return whether no message is left."""
@@ -219,10 +237,7 @@ class FrontendProcess:
             if not self._send_to_client(identity, frame):
                 self._frontend.on_client_gone(identity)
         outbox.to_clients.clear()
-        for core, messages in zip(self._cores, outbox.to_cores, strict=True):
-            for message in messages:
-                core.send(message)
-            messages.clear()
+        self._cores.send(outbox.to_cores)
         for order in outbox.to_supervisor:
             self.supervisor.send(order)
         outbox.to_supervisor.clear()
@@ -238,8 +253,8 @@ class FrontendProcess:
         return True
 
     def close(self) -> None:
-        for core in self._cores:
-            core.socket.close(linger=0)  # the core is stopped too
+        if hasattr(self, "_cores"):  # else the start has failed
+            self._cores.close()
         self._context.destroy(linger=FAREWELL_MS)
 
 

@@ -12,11 +12,14 @@ import logging
 import zmq
 from zmq.utils import z85
 
+from .process.log import is_worth_a_line
+
 logger = logging.getLogger("tokenloom")
 
 ADDRESS = "inproc://zeromq.zap.01"
 DOMAIN = b"tokenloom"  # clients, and engines that exchange KV blocks; keys in the file of --key-file
 HOSTS = b"tokenloom-hosts"  # the head and the agents of its hosts; keys in the file of --hosts-key-file
+CORES = b"tokenloom-cores"  # gateways and the cores of engines; keys in the same file
 GROUP = b"tokenloom-group"  # the head and the ranks on other hosts; keys that are new for each engine
 
 
@@ -26,6 +29,7 @@ class ZapHandler:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], client_public: str, domain: bytes = DOMAIN) -> None:
         """`client_public`: the only key that `domain` admits."""
         self._key_by_domain: dict[bytes, bytes] = {}
+        self._num_refused = 0
         self.admit(domain, client_public)
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -49,5 +53,8 @@ class ZapHandler:
         known = self._key_by_domain.get(domain)
         if known is not None and (version, mechanism, credentials) == (b"1.0", b"CURVE", [known]):
             return [b"1.0", request_id, b"200", b"OK", b"client", b""]
-        logger.warning("a client at %s was refused: it has another key", address.decode(errors="replace"))
+        self._num_refused += 1
+        if is_worth_a_line(self._num_refused):
+            place, count = address.decode(errors="replace"), self._num_refused
+            logger.warning("a client at %s was refused: it has another key (refusal %d)", place, count)
         return [b"1.0", request_id, b"400", b"this key is not admitted", b"", b""]

@@ -88,13 +88,11 @@ def check_listen(address: str) -> None:
         raise ConfigError(f"--listen {address} must be ipc:///PATH or tcp://HOST:PORT")
 
 
-def check_ports(listen: str, num_frontends: int) -> None:
-    """Raise ConfigError if a valid tcp address has fewer ports from its own on than there are frontends."""
-    port = listen.rpartition(":")[2] if listen.startswith("tcp://") else "*"
-    if port not in ("0", "*") and int(port) + num_frontends - 1 > 65535:
-        raise ConfigError(
-            f"--listen {listen}: {num_frontends} frontends take as many ports, and the last is 65535: lower it"
-        )
+def check_ports(option: str, address: str, num: int, processes: str) -> None:
+    """Raise ConfigError if a valid tcp address has fewer ports from its own on than there are `processes`."""
+    port = address.rpartition(":")[2] if address.startswith("tcp://") else "*"
+    if port not in ("0", "*") and int(port) + num - 1 > 65535:
+        raise ConfigError(f"{option} {address}: {num} {processes} take as many ports, and the last is 65535: lower it")
 
 
 def split_tcp(address: str) -> tuple[str, int]:

@@ -90,6 +90,7 @@ FOLDERS = {
     "frontend/client/speech": Folder(
         _frontend("client client/media media/audio openai/forms transcriptions"), _parties("msgspec numpy")
     ),
+    "frontend/cores": Folder(_frontend("supervisor/replicas"), _parties("msgspec zmq")),
     "frontend/embedded": Folder(
         (*_frontend("client requests requests/media supervisor text"), "core", "core/grammar", "core/links", "workers"),
         _parties("msgspec zmq"),

@@ -22,6 +22,7 @@ DOCUMENTS = (
     "CHANGELOG.md",
     "SECURITY.md",
     *(f"docs/{name}.md" for name in ("architecture", "operations", "openai", "conformance", "benchmarks", "replicas")),
+    "docs/gateway.md",
     *(
         f"docs/{name}.md"
         for name in (
@@ -60,7 +61,7 @@ def test_every_link_has_a_target(text: str, request: pytest.FixtureRequest) -> N
 
 def test_every_documented_option_exists() -> None:
     known = known_flags()
-    pages = ("operations", "architecture", "quickstart", "lora", "images", "audio")
+    pages = ("operations", "architecture", "gateway", "quickstart", "lora", "images", "audio")
     for name in (f"docs/{page}.md" for page in pages):
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / name).read_text()))
         assert named <= known, f"{name}: {named - known}"
@@ -72,7 +73,7 @@ def known_flags() -> set[str]:
     return {flag for action in parser._actions for flag in action.option_strings} | OTHERS_FLAGS
 
 
-@pytest.mark.parametrize("name", ["tokenloom.service", "kubernetes.yaml"])
+@pytest.mark.parametrize("name", ["tokenloom.service", "kubernetes.yaml", "inference-pool.yaml"])
 def test_the_systemd_unit_and_the_manifest_use_existing_options(name: str) -> None:
     text = (ROOT / "docs/deploy" / name).read_text()
     assert set(re.findall(r"(?<![\w-])--(?!from-literal)[a-z][a-z-]+", text)) <= known_flags()

@@ -1,27 +1,51 @@
-"""FrontendPort: the socket to the frontends, and a number for each.
+"""FrontendPort: the socket to the frontends of this engine and of gateways, and a number for each.
 
 Requests, aborts and controls come in, output columns go out. Never waits for a frontend: if one is gone its requests
-end, and it submits them again when it is back.
+end, and it submits them again when it is back. The supervisor says when a frontend of this engine is gone; one of a
+gateway has a lease.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 
 import zmq
 
 from ...ipc.channel import Channel
+from ...ipc.client_auth import CORES
 from ...ipc.codec import num_ids
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.errors import ProtocolError, error_info
-from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Pong, Refused, Unknown, Welcome
-from ...ipc.messages.core import AbortRequests, CoreToFrontend, EngineControl, EngineCoreRequest, FrontendToCore
+from ...ipc.errors import ConfigError, ProtocolError, error_info
+from ...ipc.keys import Keys
+from ...ipc.messages.base import (
+    LEASE_S,
+    PING_INTERVAL_S,
+    PROTOCOL_VERSION,
+    Hello,
+    Ping,
+    Pong,
+    Refused,
+    Unknown,
+    Welcome,
+)
+from ...ipc.messages.core import (
+    AbortRequests,
+    CoreToFrontend,
+    EngineControl,
+    EngineCoreRequest,
+    FrontendToCore,
+    GatewayHello,
+    GatewayWelcome,
+)
+from ...ipc.messages.supervisor import Progress, ReplicaDown, WorkersUp
 from ...ipc.messages.touched import TouchedAnswers
 from ...ipc.process.faults import maybe_fail
 from ...ipc.sockets import new_socket
 from ..engine import EngineCore
 from ..request import Request
 from .control_queue import ControlQueue
+from .frontend_loads import FrontendLoads
 
 logger = logging.getLogger("tokenloom.core")
 
@@ -35,11 +59,18 @@ class FrontendPort:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, touched: TouchedAnswers) -> None:
         socket = new_socket(context, zmq.ROUTER)
         socket.bind(spec.endpoints.core)
+        if spec.core_listen is not None:
+            _listen_for_gateways(socket, spec, spec.core_listen)
         self._channel: Channel[FrontendToCore, CoreToFrontend] = Channel(socket, FrontendToCore, "frontends")
         self._spec, self._touched = spec, touched
         self._frontend_by_identity: dict[bytes, int] = {}
         self._identity_by_frontend: dict[int, bytes] = {}
         self._num_greeted = 0
+        self._heard_at: dict[bytes, float] = {}  # of gateways' frontends, monotonic seconds
+        self._judged_at = 0.0
+        self._loads = FrontendLoads()
+        self._has_routers = spec.config.data_parallel_size > 1 or spec.core_listen is not None
+        self.num_blocks = 0  # of the KV pool
 
     @property
     def socket(self) -> zmq.Socket[bytes]:
@@ -55,8 +86,12 @@ class FrontendPort:
 
     def _on_message(self, identity: bytes, message: FrontendToCore, engine: EngineCore, controls: ControlQueue) -> None:
         frontend_id = self._frontend_by_identity.get(identity)
+        if identity in self._heard_at:
+            self._heard_at[identity] = time.monotonic()
         if isinstance(message, Hello):
             self._greet(identity, message, engine)
+        elif isinstance(message, GatewayHello):
+            self._greet_gateway(identity, message, engine)
         elif frontend_id is None:
             self._channel.send_to(identity, Unknown())
         elif isinstance(message, EngineCoreRequest):
@@ -76,13 +111,67 @@ class FrontendPort:
             )
             self._channel.send_to(identity, Refused(error=error_info(error)))
             return
+        self._register(identity, engine)
+        self._channel.send_to(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
+
+    def _greet_gateway(self, identity: bytes, hello: GatewayHello, engine: EngineCore) -> None:
+        if self._spec.digest is None:
+            error = ProtocolError("this engine takes no gateways: start it with --core-listen")
+        elif hello.protocol_version != PROTOCOL_VERSION:
+            versions = f"protocol {hello.protocol_version}, this engine {PROTOCOL_VERSION}"
+            error = ProtocolError(f"the gateway speaks {versions}: use the same release")
+        elif difference := hello.model.difference(self._spec.digest):
+            error = ProtocolError(f"the engine serves another model than the gateway: {difference}")
+        else:
+            self._register(identity, engine)
+            self._judged_at = self._heard_at[identity] = time.monotonic()
+            welcome = GatewayWelcome(model=self._spec.digest, num_blocks=self.num_blocks)
+            self._channel.send_to(identity, welcome)
+            return
+        self._channel.send_to(identity, Refused(error=error_info(error)))
+
+    def _register(self, identity: bytes, engine: EngineCore) -> None:
         if (known := self._frontend_by_identity.get(identity)) is not None:
             engine.drop_frontend(known)  # it has reconnected and submits its requests again
         else:
             self._frontend_by_identity[identity] = self._num_greeted
             self._identity_by_frontend[self._num_greeted] = identity
             self._num_greeted += 1
-        self._channel.send_to(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
+
+    # ── gateways ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def next_at(self) -> float | None:
+        """When to call `judge` and `tell_loads` next; None without gateways and routers. Monotonic seconds."""
+        judged_at = self._judged_at + PING_INTERVAL_S if self._heard_at else None
+        times = [when for when in (judged_at, self._loads.next_at) if when is not None]
+        return min(times, default=None)
+
+    def judge(self, engine: EngineCore, now: float) -> None:
+        """Lose the frontends of gateways that have been silent for a lease. All leases restart if this loop itself was
+        stopped; nobody is judged while messages wait."""
+        if not self._heard_at:
+            return
+        if now - self._judged_at > LEASE_S / 2:
+            self._heard_at = dict.fromkeys(self._heard_at, now)
+        self._judged_at = now
+        if int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            return
+        for identity in [identity for identity, at in self._heard_at.items() if now - at > LEASE_S]:
+            self.lose(identity, engine)
+
+    def tell_gateways(self, message: Progress | ReplicaDown | WorkersUp) -> None:
+        for identity in self._heard_at:
+            self._channel.send_to(identity, message)
+
+    # ── outputs ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def tell_loads(self, engine: EngineCore, now: float) -> None:
+        """Tell each frontend about the work of the others, if they have routers."""
+        if self._has_routers:
+            changed = self._loads.changed(engine.open_requests, self._identity_by_frontend.keys(), now)
+            for frontend_id, load in changed.items():
+                self.answer(frontend_id, load)
 
     def note_admission(self, request: Request) -> None:
         """Note that a request is about to be admitted to a step, until `TouchedAnswers.forget_admitted`."""
@@ -105,9 +194,18 @@ class FrontendPort:
     def lose(self, identity: bytes, engine: EngineCore) -> None:
         """Forget a frontend that is gone, and end its requests."""
         frontend_id = self._frontend_by_identity.pop(identity, None)
+        self._heard_at.pop(identity, None)
         if frontend_id is not None:
             del self._identity_by_frontend[frontend_id]
             logger.warning("a frontend is gone: its %d requests end", engine.drop_frontend(frontend_id))
+
+
+def _listen_for_gateways(socket: zmq.Socket[bytes], spec: EngineSpec, address: str) -> None:
+    assert spec.config.hosts_key_file is not None, "EngineConfig checks it"
+    try:
+        Keys.load(spec.config.hosts_key_file).listen(socket, CORES, address)
+    except zmq.ZMQError as error:
+        raise ConfigError(f"cannot listen on --core-listen {address}: {error.strerror}; choose another") from None
 
 
 def handle(frontend_id: int, message: FrontendToCore, engine: EngineCore, controls: ControlQueue) -> Pong | None:

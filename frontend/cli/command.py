@@ -28,7 +28,12 @@ COMMANDS = {  # description by name
     "completion": "print a completion script for a shell",
 }
 SERVE = "serve"  # the command that may be left out
-ALL_COMMANDS = {SERVE: "serve a model, by default over HTTP on port 8000", **COMMANDS}
+GATEWAY = "gateway"  # serve without a model of its own
+ALL_COMMANDS = {
+    SERVE: "serve a model, by default over HTTP on port 8000",
+    GATEWAY: "serve the model of engines elsewhere: --cores",
+    **COMMANDS,
+}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import shtab
 
 from ..launch import new_serve_parser
 from ..options.arguments import add_engine_arguments
-from .command import ALL_COMMANDS, COMMANDS, SERVE, load_command
+from .command import ALL_COMMANDS, COMMANDS, GATEWAY, SERVE, load_command
 
 DESCRIPTION = "Print a completion script; the examples write it where the shell loads it at its start."
 EXAMPLES = [
@@ -34,7 +34,8 @@ def _whole_parser() -> argparse.ArgumentParser:
     """Build one parser with the engine's options and all commands, and mark arguments that are files or folders."""
     parser = new_serve_parser(takes_model=False)
     commands = parser.add_subparsers()
-    add_engine_arguments(commands.add_parser(SERVE, help=ALL_COMMANDS[SERVE]))
+    for name in (SERVE, GATEWAY):
+        add_engine_arguments(commands.add_parser(name, help=ALL_COMMANDS[name]))
     for name, text in COMMANDS.items():
         load_command(name).configure(commands.add_parser(name, help=text))
     for each in (parser, *commands.choices.values()):

@@ -5,7 +5,7 @@
 
 The owner passes it messages and the time, sends its messages, and opens a new connection when `needs_reconnect` is
 set. Each return to `ready` resubmits every open request with the tokens delivered so far. If another engine answers,
-requests that have tokens fail instead.
+and may serve another model, requests that have tokens fail instead.
 
 The route of a request from any caller to the engine, and of its updates back:
 
@@ -80,6 +80,7 @@ class ClientProtocol:
         self._unsent_aborts: list[str] = []  # of requests that the engine may still run after a reconnect
         self._num_uncredited = 0  # Deltas messages since the last Credit
         self._run_id: str | None = None
+        self._model_digest = ""
         self._greet_deadline = 0.0
         self.state: State = "lost"
         self.error: TokenloomError | None = None  # reason of the end, or of the last failed greeting
@@ -213,8 +214,9 @@ class ClientProtocol:
         self.error = None
         self._greet_timeout_s = self._reconnect_timeout_s
         self._num_uncredited = 0
-        is_other_engine = self._run_id is not None and self._run_id != welcome.run_id
-        self._run_id = welcome.run_id
+        is_same_model = bool(welcome.model_digest) and welcome.model_digest == self._model_digest
+        is_other_engine = self._run_id is not None and self._run_id != welcome.run_id and not is_same_model
+        self._run_id, self._model_digest = welcome.run_id, welcome.model_digest
         for request in list(self._requests.values()):
             if request.is_aborted:
                 self._unsent_aborts.append(request.request_id)

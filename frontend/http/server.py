@@ -172,6 +172,8 @@ class TurnLoop:
         self._loop = asyncio.get_running_loop()
         self._is_pending = False
         self._timer: asyncio.TimerHandle | None = None
+        self._sockets: Sequence[zmq.Socket[bytes]] = ()  # whose descriptors are watched
+        self._fds: list[int] = []
         self._end: asyncio.Future[None] = self._loop.create_future()
 
     def wake(self) -> None:
@@ -182,15 +184,12 @@ class TurnLoop:
 
     async def run(self) -> None:
         """Run turns until the process is stopping. Raises the exception of a turn."""
-        fds = [int(each.getsockopt(zmq.FD)) for each in self._process.sockets]
-        fds.append(self._process.wakeup_fd)
-        for fd in fds:
-            self._loop.add_reader(fd, self.wake)
+        self._loop.add_reader(self._process.wakeup_fd, self.wake)
         self.wake()
         try:
             await self._end
         finally:
-            for fd in fds:
+            for fd in (*self._fds, self._process.wakeup_fd):
                 self._loop.remove_reader(fd)
             if self._timer is not None:
                 self._timer.cancel()
@@ -201,15 +200,26 @@ class TurnLoop:
             return
         try:
             self._process.turn()
+            self._watch(self._process.sockets)
         except Exception as error:
             self._end.set_exception(error)
             return
         if self._process.is_stopping:
             self._end.set_result(None)
-        elif any(int(each.getsockopt(zmq.EVENTS)) & zmq.POLLIN for each in self._process.sockets):
+        elif any(int(each.getsockopt(zmq.EVENTS)) & zmq.POLLIN for each in self._sockets):
             self.wake()
         else:
             self._set_timer()
+
+    def _watch(self, sockets: Sequence[zmq.Socket[bytes]]) -> None:
+        """Let the descriptors of these sockets cause turns, instead of those before; some may have been replaced."""
+        if sockets == self._sockets:
+            return
+        for fd in self._fds:
+            self._loop.remove_reader(fd)
+        self._sockets, self._fds = sockets, [int(each.getsockopt(zmq.FD)) for each in sockets]
+        for fd in self._fds:
+            self._loop.add_reader(fd, self.wake)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -13,7 +13,8 @@ from typing import Any
 
 import msgspec
 
-from ...ipc.config.engine_config import API_KEY_VARIABLE, GROUPS, EngineConfig
+from ...ipc.config.engine_config import API_KEY_VARIABLE, EngineConfig
+from ...ipc.config.option_groups import GROUPS
 from ...ipc.endpoints import DEFAULT_PORT
 from .config_file import read_config_file
 from .options import KINDS, Given, Kind

@@ -103,6 +103,8 @@ class ControlProxy:
 
         if control.action in ("clear_kv_cache", "prefetch_kv") and not self._spec.config.has_tiers:
             finish(error_info(RequestError(NO_TIERS)))
+        elif control.action == "reload" and self._spec.remote_cores:
+            finish(error_info(RequestError("a gateway reloads no weights: restart its engines with others")))
         elif control.action == "prefetch_kv":
             self._adapters.find(control.adapter, lambda info: self._read_prompt(control, info, finish))
         elif control.action == "log_level":

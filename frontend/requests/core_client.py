@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...ipc.messages.base import Hello, Ping
-from ...ipc.messages.core import AbortRequests, EngineControl, EngineCoreRequest, FrontendToCore
+from ...ipc.messages.core import AbortRequests, EngineControl, EngineCoreRequest, FrontendToCore, GatewayHello
 from ...ipc.messages.supervisor import ReplicaDrained, RestartReplicas, SetLogLevel
 
 
@@ -27,7 +27,7 @@ class CoreClient:
     """Messages to a core, put into its part of the outbox. While it is not up, submits, aborts and pings are
     dropped."""
 
-    def __init__(self, hello: Hello, unsent: list[FrontendToCore]) -> None:
+    def __init__(self, hello: Hello | GatewayHello, unsent: list[FrontendToCore]) -> None:
         self._hello, self._unsent = hello, unsent
         self.is_up = False  # Frontend sets it on Welcome
 

@@ -16,9 +16,10 @@ import msgspec
 from ...ipc.codec import num_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.base import PING_INTERVAL_S
-from ...ipc.messages.core import EngineControl, EngineCoreRequest, Started
+from ...ipc.messages.core import EngineControl, EngineCoreRequest, Load, Started
 from ...ipc.messages.media import MediaSpan
 from ...ipc.messages.supervisor import ReplicaDown
+from ..replicas.core_load import OthersLoad
 from ..replicas.prefix_keys import prefix_keys
 from ..replicas.resume_pacer import ResumePacer
 from ..replicas.resume_queue import ResumeQueue
@@ -35,12 +36,13 @@ class Cores:
     def __init__(
         self, spec: EngineSpec, outbox: FrontendOutbox, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        num_cores = spec.config.data_parallel_size
+        num_cores = spec.num_cores
         outbox.to_cores = [[] for _ in range(num_cores)]
-        self.all = [CoreClient(spec.hello, unsent) for unsent in outbox.to_cores]
+        self.all = [CoreClient(spec.hello_to_core, unsent) for unsent in outbox.to_cores]
         self.given_up: set[int] = set()  # these do not come back
         self.next_ping_at = 0.0  # monotonic seconds
-        self._router = Router() if num_cores > 1 else None
+        self.are_remote = bool(spec.remote_cores)  # of a gateway; they may all be away
+        self._router = Router() if num_cores > 1 or self.are_remote else None
         self._pacer = None if self._router is None else ResumePacer(self._router)
         self._drains_until: dict[int, float] = {}  # cores that drain, with monotonic times; only with a router
         self._started: set[int] = set()  # keys of answers that have left their core's queue; only with a router
@@ -222,6 +224,11 @@ class Cores:
                 self._forget(answer.key, len(answer.token_ids), router)
             elif (sent := router.open.get(answer.key)) is not None and not sent.first_token_at:
                 router.on_first_token(answer.key, now)
+
+    def on_load(self, number: int, load: Load) -> None:
+        """Learn what other frontends have sent a core."""
+        if self._router is not None and number in self._router.loads:
+            self._router.on_load(number, OthersLoad(load.waiting_tokens, load.num_open))
 
     def _forget(self, key: int, num_tokens: int, router: Router) -> None:
         self._started.discard(key)

@@ -40,7 +40,7 @@ from ...ipc.messages.client import (
     QueryFailed,
     Submit,
 )
-from ...ipc.messages.core import ControlDone, CoreToFrontend, EngineCoreOutputs
+from ...ipc.messages.core import ControlDone, CoreToFrontend, EngineCoreOutputs, Load
 from ...ipc.messages.supervisor import (
     CoreUp,
     Drain,
@@ -108,16 +108,15 @@ class Frontend:
         self.counts: Counter[str] = Counter()
         self.start_phases: list[StartPhase] = []
         self.log_level = spec.config.log_level  # of all processes; set by the supervisor
-        self._spec = spec
-        self._monotonic = monotonic
+        self._spec, self._monotonic = spec, monotonic
         prepare = str if media is None else media.placeholders.before_tokenization
         self.inputs = InputProcessor(spec, tokenizer, chat_template, prepare)
         self.thread_pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic)
         self.prompts = PromptReader(self.inputs, self.thread_pool)
         self.media = MediaDesk(spec, wake, media)
         detokenizers = None if tokenizer is None else DetokenizerFactory(tokenizer)
-        num_frontends = spec.config.api_server_count
-        self._outputs = outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids, index, num_frontends)
+        keys = index, spec.config.api_server_count
+        self._outputs = outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids, *keys)
         self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key))
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._cores = Cores(spec, self.outbox, monotonic)
@@ -264,7 +263,7 @@ class Frontend:
         else:
             session.reset_credits()
             self._sessions.mark(session)
-        self._sessions.send(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
+        self._sessions.send(identity, self._spec.welcome)
 
     def _on_malformed(self, identity: bytes, session: Session | None, frame: bytes | memoryview, reason: str) -> None:
         """Answer a malformed frame under the id of its Submit or query if that can be read, else with Refused."""
@@ -303,6 +302,8 @@ class Frontend:
                 self.counts["core_lost"] += 1
                 self._cores.all[core].connect()
                 self._controls.on_core_lost(core)
+        elif isinstance(message, Load):
+            self._cores.on_load(core, message)
         elif isinstance(message, ControlDone):
             self._sessions.send_updates()  # outputs before this reply are sent before it
             self._controls.on_done(core, message)

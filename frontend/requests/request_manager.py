@@ -36,6 +36,7 @@ from .session_table import SessionTable
 
 logger = logging.getLogger("tokenloom.frontend")
 
+RETRY_S = 2.0  # after a refusal by a gateway without an engine: as long as a quick restart takes
 LOSSES_TO_FAIL = 3  # of cores or worker groups, without a new token in between, as in a core's crash isolation
 MAX_REFUSALS = 1 << 17  # unsent refusals of a client; with more it counts as dead
 
@@ -134,9 +135,11 @@ class RequestManager:
             self._tokenize(request, read)
 
     def _check_new(self, submit: Submit) -> None:
-        """Raise Draining for a first attempt while the engine shuts down, RequestError for too large an n."""
+        """Raise an error for a first attempt if the engine shuts down or a gateway has none, and for too large an n."""
         if self.is_draining and submit.attempt == 0:
             raise Draining("the engine is shutting down and accepts no new requests: use another engine", 5.0)
+        if self._cores.are_remote and not self._cores.is_up and submit.attempt == 0:
+            raise Overloaded("no engine of this gateway is there: ask again later", RETRY_S)
         self._prompts.inputs.limits.check_share(1, submit.params.n)
 
     def _tokenize(self, request: RequestState, media: list[ReadMedium]) -> None:

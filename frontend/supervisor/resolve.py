@@ -6,6 +6,7 @@ fit in memory. Needs neither torch nor transformers.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import secrets
@@ -15,6 +16,7 @@ from typing import Literal, cast, get_args
 import msgspec
 
 from ...ipc.addresses import RunDirectory
+from ...ipc.config.checkpoint_digest import checkpoint_digest, tokenizer_digest
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.host_places import host_address
@@ -23,6 +25,7 @@ from ...ipc.config.weight_files import stored_tensors
 from ...ipc.endpoints import Endpoints
 from ...ipc.errors import ConfigError
 from ...ipc.keys import Keys
+from ...ipc.messages.core import ModelDigest
 from ...ipc.messages.media import MediaKind
 from ...ipc.models.model_config import ModelConfig
 from ...ipc.models.model_file import load_model_config
@@ -71,13 +74,16 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     model = _with_whole_clips(config, model)
     check_parallel(model, config.tensor_parallel_size)
     dtype, device = _dtype(config, model), _device(config)
-    if config.load_format != "dummy":
+    if config.cores is not None:
+        _check_gateway_model(model)
+    elif config.load_format != "dummy":
         num_ranks = config.tensor_parallel_size
         num_local = len(range(0, num_ranks * config.data_parallel_size, config.hosts))
         check_weights(folder, model, dtype, device, num_local / num_ranks)
     names = config.served_model_name or [config.model or "tokenloom-demo"]
     check_adapter_options(config, model, names)
     check_one_host(config)
+    tokenizer, max_model_len = _tokenizer_folder(config, folder), _max_model_len(config, model)
     spec = EngineSpec(
         run_id=secrets.token_hex(8),
         run_directory=str(run_directory.path),
@@ -85,14 +91,15 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         config=config,
         model=model,
         model_folder=str(folder),
-        tokenizer_folder=str(_tokenizer_folder(config, folder)),
+        tokenizer_folder=str(tokenizer),
         served_model_name=names[0],
         model_aliases=names[1:],
         default_sampling_params=default_sampling_params(config, generation),
         dtype=dtype,
         device=device,
-        max_model_len=_max_model_len(config, model),
+        max_model_len=max_model_len,
         host_address="" if config.listen_hosts is None else host_address(config.listen_hosts),
+        digest=_digest(config, model, folder, tokenizer, dtype, max_model_len),
         group_keys=None if config.hosts == 1 else Keys.generate(),
     )
     if model.encoder is not None:
@@ -101,6 +108,32 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         why = f"layers of {model.architecture} keep states" if model.has_state else "prefix caching is off"
         logger.warning("no KV tiers: %s, so that no block is found again", why)
     return spec
+
+
+def _check_gateway_model(model: ModelConfig) -> None:
+    if model.encoder is not None:
+        raise ConfigError(
+            f"a gateway takes no media yet, and {model.architecture} does: give --language-model-only to serve its text"
+        )
+
+
+def _digest(
+    config: EngineConfig, model: ModelConfig, folder: Path, tokenizer: Path, dtype: DType, max_model_len: int
+) -> ModelDigest | None:
+    """Return what gateways and engines compare; None for an engine that no gateway reaches."""
+    if config.cores is None and config.core_listen is None:
+        return None
+    shape = msgspec.json.encode(msgspec.structs.replace(model, vision=None, audio=None), order="deterministic")
+    weights = checkpoint_digest(folder) if any(folder.glob("*.safetensors")) else ""
+    return ModelDigest(
+        weights="dummy" if config.load_format == "dummy" else weights,
+        model=hashlib.sha256(shape).hexdigest(),
+        tokenizer=tokenizer_digest(tokenizer),
+        dtype=dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+    )
 
 
 def _with_whole_clips(config: EngineConfig, model: ModelConfig) -> ModelConfig:
@@ -216,6 +249,8 @@ def _dtype(config: EngineConfig, model: ModelConfig) -> DType:
 
 
 def _device(config: EngineConfig) -> Literal["cpu", "cuda"]:
+    if config.cores is not None:  # a gateway computes nothing
+        return "cpu"
     if config.device == "auto":
         return "cuda" if os.path.exists("/dev/nvidiactl") else "cpu"
     if config.device == "cuda":

@@ -14,7 +14,7 @@ from ...ipc.process.machine_memory import available_bytes
 from .children import Child, Children
 from .engine_state import EngineState
 from .launcher import Unit
-from .replica import Replica
+from .replica import NO_PROGRESS, Replica
 from .replicas.progress_sum import add_up
 from .replicas.restart_policy import RestartPolicy
 
@@ -26,7 +26,7 @@ class Roster:
 
     def __init__(self, spec: EngineSpec, children: Children) -> None:
         self._children = children
-        num_replicas = spec.config.data_parallel_size
+        num_replicas = 0 if spec.remote_cores else spec.config.data_parallel_size  # a gateway starts no core
         share = cache(lambda: available_bytes() // num_replicas)  # by the first: later ones would find its memory taken
         self.replicas = [Replica(spec, number, share) for number in range(num_replicas)]
         self.frontends = [Unit("frontend", place) for place in range(spec.config.api_server_count)]
@@ -116,14 +116,14 @@ class Roster:
         obstacles = [children.obstacle(each.workers) for each in alive]
         workers = [child for each in alive for child in children.of(each.workers)]
         return msgspec.structs.replace(
-            add_up([each.whole_progress() for each in self.replicas]),
+            add_up([each.whole_progress() for each in self.replicas] or [NO_PROGRESS]),
             num_restarts=sum(policy.num_restarts for policy in self.policies.values()),
             worker_memory_bytes=[child.process.resident_bytes() for child in workers],
             frontends=[
                 each.spec.identity.decode() for unit in self.frontends for each in children.of(unit) if each.is_ready
             ],
             is_core_up=any(children.is_up(each.core) for each in alive),
-            obstacle=obstacles[0] if all(obstacles) else "",
+            obstacle=obstacles[0] if obstacles and all(obstacles) else "",
             is_asleep=any(each.holdings.asleep for each in alive),
         )
 
@@ -143,7 +143,7 @@ class Roster:
     @property
     def progress_age_s(self) -> float:
         """Return the age of the oldest last report."""
-        return time.monotonic() - min(each.progress_at for each in self.alive)
+        return time.monotonic() - min((each.progress_at for each in self.alive), default=time.monotonic())
 
     @property
     def num_blocks(self) -> int:

@@ -293,7 +293,7 @@ class Supervisor:
         self._publish_progress()
 
     def _report_loss(self, replica: Replica, reason: str, *frontends: Child) -> None:
-        """Send ReplicaDown for a replica that has lost core or workers, or was given up, to these frontends or to all."""
+        """Send ReplicaDown for a replica that has lost something, or was given up, to these frontends or to all."""
         has_core, touched = self._children.is_up(replica.core), replica.read_touched()
         for frontend in frontends or self._roster.frontend_children:
             keys = [each.key for each in touched if each.identity == frontend.spec.identity]

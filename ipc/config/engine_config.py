@@ -8,18 +8,18 @@ never writes them back.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
 
 from ..endpoints import DEFAULT_PORT, check_listen, check_ports, http_endpoint, joined_http_address
 from ..errors import ConfigError
 from ..messages.media import MediaKind
 from ..process.log import LogLevel
+from .gateway_places import GatewayOptions, check_gateway
 from .host_places import HostOptions, check_hosts
 from .media_limits import media_limits
+from .option_groups import GROUPS, in_group
 from .option_ranges import AUTO, INT_RANGES, TIMEOUTS
 from .speculation import speculation_options
 from .tier_places import TIER_OPTIONS, check_events, check_places, check_replica_ports
@@ -29,29 +29,8 @@ CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # passes the configuration from a program 
 
 
 MAX_NUM_SEQS = 256  # the default
-GROUPS = {  # of options in --help
-    "model": "the model and its files",
-    "answers": "templates, defaults and parsers of answers",
-    "devices": "devices, threads and kernels",
-    "memory": "lengths and the KV cache",
-    "tiers": "KV blocks outside the pool: host memory, disk, Redis, other engines",
-    "adapters": "LoRA adapters",
-    "media": "images and audio in prompts",
-    "scheduling": "how much a step computes",
-    "http": "the HTTP server with OpenAI's API",
-    "clients": "the address of Client and AsyncClient",
-    "limits": "queues and times",
-    "logging": "log, metrics and spans",
-}
-
-
-def _in(group: str) -> Callable[[str], Meta]:
-    """Return a function from an option's help text to its metadata, for options of `group`."""
-    return lambda text: Meta(description=text, extra={"group": group})
-
-
 _model, _answers, _devices, _memory, _tiers, _adapters, _media, _scheduling, _http, _clients, _limits, _logging = map(
-    _in, GROUPS
+    in_group, GROUPS
 )
 
 
@@ -94,7 +73,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         str | None, _devices("tcp://IP:PORT of this host for the others; its interface carries all between hosts")
     ] = None
     hosts_key_file: Annotated[
-        str | None, _devices("keys made by `engine-launch keygen`, equal on all hosts, not those of --key-file")
+        str | None,
+        _devices("keys made by `engine-launch keygen`, equal on all hosts and gateways, not those of --key-file"),
+    ] = None
+    core_listen: Annotated[
+        str | None, _devices("tcp://IP:PORT at which gateways reach the core; of further replicas the next ports")
+    ] = None
+    cores: Annotated[
+        str | None, _devices("of a gateway: the --core-listen addresses of its engines, with commas between")
     ] = None
     max_model_len: Annotated[int | None, _memory("longest prompt + answer; none: the model's; auto: what fits")] = None
     max_num_seqs: Annotated[int, _scheduling("requests that run at once")] = MAX_NUM_SEQS
@@ -346,7 +332,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.listen is not None:
             check_listen(self.listen)
-            check_ports(self.listen, self.api_server_count)
+            check_ports("--listen", self.listen, self.api_server_count, "frontends")
             if self.listen.startswith("tcp://") and self.key_file is None and not self.insecure:
                 raise ConfigError(
                     f"--listen {self.listen} would admit anyone: give --key-file (made by `engine-launch keygen "
@@ -354,6 +340,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 )
         sizes = self.tensor_parallel_size, self.data_parallel_size
         check_hosts(HostOptions(self.hosts, self.listen_hosts, self.hosts_key_file, *sizes, self.insecure))
+        places = (self.core_listen, self.cores, self.hosts_key_file, self.data_parallel_size)
+        check_gateway(GatewayOptions(*places, self.enable_lora, self.insecure))
         if self.api_server_count > 1 and self.enable_lora:
             raise ConfigError(
                 f"--enable-lora does not go together with --api-server-count {self.api_server_count} yet: leave one out"

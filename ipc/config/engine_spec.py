@@ -16,9 +16,11 @@ import zmq
 
 from ..endpoints import Endpoints
 from ..keys import Keys
-from ..messages.base import PROTOCOL_VERSION, Hello, Rank
+from ..messages.base import PROTOCOL_VERSION, Hello, Rank, Welcome
+from ..messages.core import GatewayHello, ModelDigest
 from ..models.model_config import ModelConfig
 from .engine_config import EngineConfig
+from .gateway_places import core_addresses
 from .option_ranges import AUTO_LENGTH
 
 VARIABLE = "TOKENLOOM_SPEC"
@@ -46,6 +48,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     encoder_cache_tokens: int = 0  # embeddings of media that each worker keeps
     host_address: str = ""  # IP address of this host, for others; empty: all ranks are on one host
     replica: int = 0  # of this process; those of the frontend and of clients are the same for all
+    digest: ModelDigest | None = None  # of gateways, and of engines behind them
     group_keys: Keys | None = None  # of sockets between the head and ranks on other hosts
 
     @property
@@ -85,6 +88,23 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         """The addresses for clients: one of each frontend."""
         return [self.endpoints.clients_of(index) for index in range(self.config.api_server_count)]
 
+    @property
+    def remote_cores(self) -> list[str]:
+        """The addresses of a gateway's cores; none for an engine."""
+        return [] if self.config.cores is None else core_addresses(self.config.cores)
+
+    @property
+    def num_cores(self) -> int:
+        return len(self.remote_cores) or self.config.data_parallel_size
+
+    @property
+    def core_listen(self) -> str | None:
+        """The address of this replica's core for gateways; None without one."""
+        if self.config.core_listen is None:
+            return None
+        host, _, port = self.config.core_listen.rpartition(":")
+        return f"{host}:{int(port) + self.replica}"
+
     def own_file(self, name: str) -> Path:
         """Return the path of a file or folder that each replica has for itself."""
         return Path(self.run_directory) / (f"replica-{self.replica}-{name}" if self.replica else name)
@@ -102,6 +122,20 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     def is_on_head(self) -> bool:
         """Whether this process runs on the host of the supervisor, which it reaches without a network."""
         return self.endpoints.control.startswith("ipc://")
+
+    @property
+    def hello_to_core(self) -> Hello | GatewayHello:
+        """The first message of a frontend to a core."""
+        if not self.remote_cores:
+            return self.hello
+        assert self.digest is not None
+        return GatewayHello(protocol_version=PROTOCOL_VERSION, model=self.digest)
+
+    @property
+    def welcome(self) -> Welcome:
+        """The reply to the Hello of a client."""
+        digest = "" if self.digest is None else self.digest.text
+        return Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.run_id, model_digest=digest)
 
     @property
     def hello(self) -> Hello:

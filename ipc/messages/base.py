@@ -54,6 +54,7 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
 
     protocol_version: int
     run_id: str
+    model_digest: str = ""  # to clients: equal at engines and gateways whose answers are the same; empty: not known
 
 
 class Refused(Message, frozen=True, kw_only=True, tag="refused"):

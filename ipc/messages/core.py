@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Literal, Self, TypeAlias
 
@@ -26,7 +27,47 @@ from .base import (
 )
 from .client import PauseMode
 from .media import MediaSpan
+from .supervisor import Progress, ReplicaDown, WorkersUp
 from .tier import PlaceName
+
+
+class ModelDigest(msgspec.Struct, frozen=True, kw_only=True):
+    """The properties of an engine that must be equal at another one whose answers are to be the same."""
+
+    weights: str  # digest of the checkpoint; empty: not known, as to a gateway that has only config and tokenizer
+    model: str  # digest of the shape, quantization included
+    tokenizer: str  # digest of its files
+    dtype: str
+    kv_cache_dtype: str
+    block_size: int
+    max_model_len: int
+
+    @property
+    def text(self) -> str:
+        """A digest of all fields, in hex; empty while the weights are not known."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest() if self.weights else ""
+
+    def difference(self, other: ModelDigest) -> str:
+        """Name the first field that differs, with both values; "" if there is none. Unknown weights equal any."""
+        for name in self.__struct_fields__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs and not (name == "weights" and "" in (mine, theirs)):
+                return f"its {name} is {theirs!s:.16}, not {mine!s:.16}"
+        return ""
+
+
+class GatewayHello(Message, frozen=True, kw_only=True, tag="gateway_hello"):
+    """First message of a gateway's frontend after each connect. GatewayWelcome or Refused replies."""
+
+    protocol_version: int
+    model: ModelDigest
+
+
+class GatewayWelcome(Message, frozen=True, kw_only=True, tag="gateway_welcome"):
+    """Reply to a GatewayHello of an equal model: the core knows no requests of this frontend."""
+
+    model: ModelDigest
+    num_blocks: int  # of the KV pool, with the null block
 
 
 class CoreChild(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -84,7 +125,7 @@ class AbortRequests(Message, frozen=True, kw_only=True, tag="abort_requests"):
     keys: list[int]
 
 
-FrontendToCore: TypeAlias = Hello | EngineCoreRequest | AbortRequests | EngineControl | Ping
+FrontendToCore: TypeAlias = Hello | GatewayHello | EngineCoreRequest | AbortRequests | EngineControl | Ping
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -157,4 +198,23 @@ class ControlDone(Message, frozen=True, kw_only=True, tag="control_done"):
     error: ErrorInfo | None = None
 
 
-CoreToFrontend: TypeAlias = Welcome | Refused | Unknown | EngineCoreOutputs | ControlDone | Pong
+class Load(Message, frozen=True, kw_only=True, tag="load"):
+    """The work that other frontends have given a core, for the router of this one."""
+
+    waiting_tokens: int = 0  # of prompts that do not run yet
+    num_open: int = 0  # answers
+
+
+CoreToFrontend: TypeAlias = (
+    Welcome
+    | GatewayWelcome
+    | Refused
+    | Unknown
+    | EngineCoreOutputs
+    | ControlDone
+    | Load
+    | Pong
+    | Progress  # this and the following: to gateways, which have no supervisor beside the core
+    | ReplicaDown
+    | WorkersUp
+)

@@ -100,6 +100,7 @@ class FakeService:
 
     def __init__(self) -> None:
         self.run_id = "run-1"
+        self.model_digest = ""  # not known
         self.defaults: dict[str, int | float] = {}  # default SamplingParams in Info
         self.version = PROTOCOL_VERSION
         self.is_mute = False  # sends no messages
@@ -144,7 +145,9 @@ class FakeService:
                 self.send(identity, Refused(error=ErrorInfo("protocol", text)))
                 return
             self.sessions.setdefault(identity, FakeSession()).num_in_flight = 0
-            self.send(identity, Welcome(protocol_version=self.version, run_id=self.run_id))
+            self.send(
+                identity, Welcome(protocol_version=self.version, run_id=self.run_id, model_digest=self.model_digest)
+            )
         elif session is None:
             self.send(identity, Unknown())
         elif isinstance(message, Submit):

@@ -42,3 +42,20 @@ def test_a_rank_has_a_name_from_which_its_process_reads_it(rank: Rank, name: str
 def test_a_group_has_one_worker_for_each_tensor_parallel_rank() -> None:
     spec = new_spec(config=EngineConfig(tensor_parallel_size=3))
     assert [str(rank) for rank in spec.ranks] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("clients", "second"),
+    [
+        (None, "ipc:///run/client-1.sock"),
+        ("ipc:///tmp/engine", "ipc:///tmp/engine-1"),
+        ("ipc:///tmp/engine.sock", "ipc:///tmp/engine-1.sock"),
+        ("tcp://127.0.0.1:5555", "tcp://127.0.0.1:5556"),
+        ("tcp://[::1]:5555", "tcp://[::1]:5556"),
+        ("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"),
+    ],
+)
+def test_each_frontend_has_an_address_of_its_own(clients: str | None, second: str) -> None:
+    endpoints = Endpoints.in_folder("/run", clients)
+    assert endpoints.clients_of(0) == endpoints.clients
+    assert endpoints.clients_of(1) == second

@@ -322,6 +322,20 @@ def test_another_engine_does_not_continue_the_tokens_of_the_first() -> None:
     check_answer(fresh, rig.updates["fresh"])
 
 
+def test_another_engine_of_the_same_model_goes_on_with_the_tokens_of_the_first() -> None:
+    rig = Rig()
+    rig.service.model_digest = "m"
+    rig.service.max_deltas = 1
+    begun = rig.submit("begun", max_tokens=20)
+    rig.settle()
+    rig.service.sessions.clear()
+    rig.service.run_id = "run-2"
+    rig.reopen()
+    rig.service.is_paused, rig.service.max_deltas = False, None
+    rig.settle()
+    check_answer(begun, rig.updates["begun"])
+
+
 @pytest.mark.parametrize("was_sent", [False, True])
 def test_an_abort_ends_a_request_at_once_if_no_frontend_has_it(was_sent: bool) -> None:
     rig = Rig()

@@ -51,6 +51,20 @@ def test_names_and_types_equal_the_golden_file() -> None:
     assert names(new_metrics(speculation="off")) == plain
 
 
+def test_an_endpoint_picker_finds_what_it_reads_under_vllms_names() -> None:
+    metrics = new_metrics(metrics_names="vllm", block_size=32)
+    metrics.num_kv_blocks = 100
+    metrics.on_progress(Progress(step=1, step_age_s=0.0, num_running=1, num_waiting=7, num_free_blocks=25))
+    found = {
+        sample.name: sample for family in text_string_to_metric_families(metrics.render()) for sample in family.samples
+    }
+    assert found["vllm:num_requests_waiting"].value == 7
+    assert found["vllm:num_requests_running"].value == 1
+    assert found["vllm:kv_cache_usage_perc"].value == 0.75
+    labels = found["vllm:cache_config_info"].labels
+    assert (labels["block_size"], labels["num_gpu_blocks"]) == ("32", "100")
+
+
 def test_metrics_names_changes_the_prefix_and_one_name_that_promtool_rejects() -> None:
     ours, theirs = new_metrics().render(), new_metrics(metrics_names="vllm").render()
     samples = [line for line in ours.splitlines() if "step_age" not in line]

@@ -7,7 +7,7 @@ import pytest
 from tokenloom.frontend import launch
 from tokenloom.frontend.cli.command import COMMANDS
 from tokenloom.frontend.options.options import KINDS
-from tokenloom.ipc.config.engine_config import GROUPS
+from tokenloom.ipc.config.option_groups import GROUPS
 
 SCREEN = (51, 120)  # lines and columns
 

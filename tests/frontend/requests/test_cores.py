@@ -20,6 +20,7 @@ from tokenloom.ipc.messages.core import (
     EngineCoreOutputs,
     EngineCoreRequest,
     Finished,
+    Load,
     Started,
 )
 from tokenloom.ipc.messages.supervisor import (
@@ -441,3 +442,14 @@ def test_a_command_waits_for_a_new_core_but_not_for_one_that_is_given_up(is_fina
     if is_final:
         fleet.say(Control(query_id=2, action="reset_prefix_cache"))
         assert fleet.heard() == [] and any(isinstance(message, EngineControl) for message in fleet.by_core[0])
+
+
+def test_the_work_of_other_frontends_at_a_core_counts_until_it_is_done() -> None:
+    fleet = Fleet()
+    for busy in (0, 1):
+        fleet.frontend.on_core_message(Load(waiting_tokens=1_000_000, num_open=50), busy)
+        cores = [fleet.send(f"r{busy}-{number}", prompt_token_ids=encode_ids([busy, number]))[0] for number in range(6)]
+        assert set(cores) == {1 - busy}
+        fleet.frontend.on_core_message(Load(), busy)
+    cores = [fleet.send(f"last-{number}", prompt_token_ids=encode_ids([3, number]))[0] for number in range(12)]
+    assert set(cores) == {0, 1}

@@ -1,0 +1,182 @@
+"""A gateway's connections: cores come and go, silent ones are lost, and their totals never fall."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from tokenloom.frontend.cores.remote_cores import RemoteCores
+from tokenloom.ipc.client_auth import CORES, ZapHandler
+from tokenloom.ipc.codec import Decoder, encode
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.engine_spec import EngineSpec
+from tokenloom.ipc.errors import ErrorInfo
+from tokenloom.ipc.keys import Keys
+from tokenloom.ipc.messages.base import Ping, Pong, Refused, Welcome
+from tokenloom.ipc.messages.core import CoreToFrontend, FrontendToCore, GatewayHello, GatewayWelcome, ModelDigest
+from tokenloom.ipc.messages.supervisor import CoreUp, Initialize, Progress, ReplicaDown, WorkersUp
+from tokenloom.ipc.sockets import new_socket
+from tokenloom.tests.support.engine_specs import new_spec
+
+DEADLINE_S = 10.0
+MODEL = ModelDigest(
+    weights="", model="m", tokenizer="t", dtype="float32", kv_cache_dtype="auto", block_size=16, max_model_len=512
+)
+
+
+class FakeCore:
+    """The core of an engine, as far as a gateway sees it."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys, address: str) -> None:
+        self._context, self._keys, self.address = context, keys, address
+        self.received: list[FrontendToCore] = []
+        self._identity = b""
+        self._decoder: Decoder[FrontendToCore] = Decoder(FrontendToCore)
+        self.start()
+
+    def start(self) -> None:
+        self.socket = new_socket(self._context, zmq.ROUTER)
+        self.address = self._keys.listen(self.socket, CORES, self.address)
+
+    def stop(self) -> None:
+        self.socket.close(linger=0)
+
+    def turn(self) -> None:
+        while not self.socket.closed and self.socket.poll(0):
+            self._identity, frame = self.socket.recv_multipart()
+            self.received.append(self._decoder.decode(frame))
+
+    def send(self, message: CoreToFrontend) -> None:
+        self.socket.send_multipart([self._identity, encode(message)])
+
+
+class Rig:
+    """Two cores, and the connections of a gateway's frontend to them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        Keys.generate().save(folder / "key")
+        keys = Keys.load(folder / "key")
+        self._zap = ZapHandler(self.context, keys.client_public, CORES)
+        self.cores = [FakeCore(self.context, keys, "tcp://127.0.0.1:*") for _ in range(2)]
+        config = EngineConfig(cores=",".join(core.address for core in self.cores), hosts_key_file=str(folder / "key"))
+        self.spec: EngineSpec = new_spec(run_directory=str(folder), config=config, digest=MODEL)
+        self.links = RemoteCores(self.context, self.spec, b"frontend-0", Counter())
+        self.news: list[tuple[int, object]] = []
+
+    def until(self, condition: Callable[[], object], offset_s: float = 0.0) -> None:
+        """Turn until a condition holds; `offset_s` is added to the clock of the links."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, self.news
+            self._zap.answer()
+            for core in self.cores:
+                core.turn()
+            self.news += self.links.receive(time.monotonic() + offset_s)
+            time.sleep(0.002)
+
+    def greet(self, number: int, weights: str = "w", num_blocks: int = 9) -> None:
+        """Let a core welcome the gateway, as a Frontend that says Hello to it would see it."""
+        self.until(lambda: self.has(number, CoreUp))
+        self.links.send([[self.spec.hello_to_core] if each == number else [] for each in range(2)])
+        core = self.cores[number]
+        self.until(lambda: any(isinstance(each, GatewayHello) for each in core.received))
+        core.send(GatewayWelcome(model=msgspec.structs.replace(MODEL, weights=weights), num_blocks=num_blocks))
+
+    def has(self, number: int, kind: type) -> bool:
+        return any(of == number and isinstance(each, kind) for of, each in self.news)
+
+    def last(self, kind: type) -> object:
+        return [each for _, each in self.news if isinstance(each, kind)][-1]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    rig = Rig(tmp_path)
+    yield rig
+    rig.links.close()
+    rig.context.destroy(linger=0)
+
+
+def test_cores_join_and_their_pools_and_totals_add_up(rig: Rig) -> None:
+    rig.greet(0)
+    rig.greet(1, num_blocks=5)
+    rig.until(lambda: rig.has(0, Welcome) and rig.has(1, Welcome))
+    assert rig.last(Initialize) == Initialize(num_blocks=5, num_all_blocks=12)
+    rig.links.complete(Progress(step=0, step_age_s=0, num_running=0, num_waiting=0, num_restarts=2, frontends=["f"]))
+    for core, step in zip(rig.cores, (3, 4), strict=True):
+        core.send(Progress(step=step, step_age_s=0.0, num_running=1, num_waiting=0))
+    rig.until(lambda: rig.has(0, Progress) and getattr(rig.last(Progress), "step", 0) == 7)
+    found = rig.last(Progress)
+    assert isinstance(found, Progress)
+    assert (found.num_running, found.num_restarts, found.frontends, found.is_core_up) == (2, 2, ["f"], True)
+    rig.cores[1].send(ReplicaDown(replica=0, reason="its workers", has_core=True))
+    rig.cores[1].send(WorkersUp(generation=1))
+    rig.until(lambda: rig.has(1, WorkersUp))
+    assert (rig.last(ReplicaDown), rig.last(WorkersUp)) == (
+        ReplicaDown(replica=1, reason="its workers", has_core=True),
+        WorkersUp(generation=1, replica=1),
+    )
+
+
+def test_a_core_that_ends_is_lost_at_once_and_comes_back_with_its_totals(rig: Rig) -> None:
+    rig.greet(0)
+    rig.until(lambda: rig.has(0, Welcome))
+    rig.cores[0].send(Progress(step=8, step_age_s=0.0, num_running=3, num_waiting=0))
+    rig.until(lambda: getattr(rig.last(Progress), "step", 0) == 8)
+    rig.cores[0].stop()
+    begun = time.monotonic()
+    rig.until(lambda: rig.has(0, ReplicaDown))
+    assert time.monotonic() - begun < 1.0
+    found = rig.last(Progress)
+    assert isinstance(found, Progress)
+    assert (found.step, found.num_running, found.is_core_up) == (8, 0, False)
+    rig.news.clear()
+    rig.cores[0].received.clear()
+    rig.cores[0].start()
+    rig.greet(0)
+    rig.until(lambda: rig.has(0, Welcome))
+    rig.cores[0].send(Progress(step=2, step_age_s=0.0, num_running=1, num_waiting=0))
+    rig.until(lambda: getattr(rig.last(Progress), "step", 0) == 10)
+
+
+def test_a_silent_core_is_lost_after_its_lease_but_not_by_a_loop_that_was_stopped(rig: Rig) -> None:
+    rig.greet(0)
+    rig.until(lambda: rig.has(0, Welcome))
+    rig.until(lambda: any(isinstance(each, Ping) for each in rig.cores[0].received))
+    rig.cores[0].send(Pong())
+    rig.news += rig.links.receive(time.monotonic() + 100)
+    assert not rig.has(0, ReplicaDown), "the loop itself stood still"
+    begun = time.monotonic()
+    rig.until(lambda: rig.has(0, ReplicaDown), offset_s=100)
+    assert 2.5 < time.monotonic() - begun < 4.0
+    assert "silent for 3 s" in str(rig.last(ReplicaDown))
+
+
+def test_cores_of_other_weights_and_refusals_are_one_line_each(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, logger="tokenloom"):
+        rig.greet(0, weights="one")
+        rig.until(lambda: rig.has(0, Welcome))
+        rig.greet(1, weights="other")
+        rig.until(lambda: caplog.records)
+        assert not rig.has(1, Welcome)
+        assert "another model than the gateway: its weights is other, not one" in caplog.text
+        for _ in range(2):
+            rig.cores[1].received.clear()
+            rig.links.send([[], [rig.spec.hello_to_core]])
+            rig.until(lambda: rig.cores[1].received)
+            rig.cores[1].send(Refused(error=ErrorInfo("protocol", "no")))
+        rig.until(lambda: len(caplog.records) > 1)
+        assert [record.getMessage().partition("used: ")[2] for record in caplog.records[1:]] == ["no"]
+
+
+def test_without_a_core_the_gateway_begins_after_a_while(rig: Rig) -> None:
+    now = time.monotonic()
+    assert not rig.links.may_begin(now) and rig.links.may_begin(now + 3.1)
