@@ -94,7 +94,6 @@ def new_serve_parser(*, takes_model: bool = True) -> OptionParser:
             (
                 "engine-launch",
                 "engine-launch serve Qwen/Qwen3-0.6B",
-                "engine-launch ./Qwen3-0.6B --http 8000",
                 "engine-launch ./Qwen3-0.6B --tp 2 --listen tcp://0.0.0.0:5555 --key-file engine.key",
             )
         ),
