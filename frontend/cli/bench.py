@@ -26,6 +26,7 @@ BENCHMARKS = {  # description by name; the script is scripts/bench_NAME.py
     "multimodal": "requests with images: encodes, first token, the stall of others, throughput, memory",
     "uploads": "how long images of 20 MB hold the frontend's loop",
     "router": "the choice between cores: seconds by their number, and memory of the index",
+    "replicas": "two replicas with a thread each beside one engine with two threads",
     "gateway": "what a gateway adds to the first token, and the gap of a stream whose core is killed",
     "tiers": "the first token of a prompt whose KV blocks lie in each tier",
     "tiers_load": "requests with and without a disk tier that takes every block",
