@@ -84,7 +84,7 @@ def test_a_core_of_several_replicas_killed_while_it_verifies_lookups_changes_no_
             outputs = [future.result(timeout=RECOVERY_S) for future in futures]
     assert [each.outputs[0].token_ids for each in outputs] == [each.outputs[0].token_ids for each in expected]
     drafted, accepted = num_drafts(outputs)
-    assert drafted >= accepted > 100
+    assert drafted >= accepted > 20
 
 
 def test_drafts_of_rows_with_adapters_change_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
