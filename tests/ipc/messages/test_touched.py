@@ -1,4 +1,4 @@
-"""What a core has noted of the answers that it touches can be read after its end, however it ends."""
+"""The notes of a core on the answers that it touches can be read after its end, however it ends."""
 
 from __future__ import annotations
 
