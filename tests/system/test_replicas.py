@@ -122,6 +122,9 @@ def check_loss(
         os.kill(engine.child(name).pid, number)
         for expected, future in zip(calm, futures, strict=True):
             assert difference(expected, future.result(timeout=DEADLINE_S)) is None
+        if number == signal.SIGSTOP:  # a stopped worker whose replica was idle is noticed by its next step
+            for expected, found in zip(calm, answers_of(client, work), strict=True):
+                assert difference(expected, found) is None
         wait_back(engine, name, count + 1)
         for expected, found in zip(calm, answers_of(client, work), strict=True):
             assert difference(expected, found) is None
