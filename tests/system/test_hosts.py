@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,18 +14,14 @@ import pytest
 from tokenloom import Client, RequestOutput, SamplingParams
 from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.base import LEASE_S
-from tokenloom.tests.support.chaos_work import Work, difference, make_work
+from tokenloom.tests.support.chaos_work import Work, make_work
 from tokenloom.tests.support.network_hosts import DEADLINE_S, Agent, Network, SpreadEngine, obstacle
-from tokenloom.tests.system.launched import LaunchedEngine
+from tokenloom.tests.system.spread_work import EXACT, PROMPT, answers, calm_answers, check_equal, is_ready, long_text
 
 pytestmark = [
     pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can"),
     pytest.mark.timeout(240),
 ]
-
-EXACT = ["--dtype", "float32", "--max-num-batched-tokens", "64", "--max-num-seqs", "24"]
-LONG = SamplingParams(temperature=0.8, seed=5, max_tokens=160, ignore_eos=True)
-PROMPT = "The capital of Peru is"
 
 
 @pytest.fixture(scope="module")
@@ -35,29 +31,7 @@ def work() -> list[Work]:
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory, work: list[Work]) -> list[RequestOutput]:
-    """The answers of one process, and last the long one."""
-    with LaunchedEngine(tmp_path_factory.mktemp("calm"), *EXACT) as engine:
-        engine.wait_ready()
-        found = answers(engine.address, work)
-        assert engine.stop() == 0
-    return found
-
-
-def answers(address: str, work: list[Work]) -> list[RequestOutput]:
-    with Client(address) as client:
-        params = [*(each.params for each in work), LONG]
-        return client.generate([*(each.form for each in work), PROMPT], params, use_tqdm=False)
-
-
-def long_text(address: str, fault: Callable[[], None]) -> str:
-    """Return the text of the long answer, during which `fault` strikes."""
-    pieces: list[str] = []
-    with Client(address, reconnect_timeout_s=120) as client:
-        for piece in client.stream(PROMPT, LONG):
-            pieces.append(piece)
-            if len(pieces) == 20:
-                fault()
-    return "".join(pieces)
+    return calm_answers(tmp_path_factory.mktemp("calm"), work)
 
 
 @pytest.fixture(scope="module")
@@ -95,17 +69,6 @@ def agent(engine: SpreadEngine, network: Network) -> Agent:
                 return agent
         time.sleep(0.02)
     raise AssertionError("no agent has a rank")
-
-
-def check_equal(work: list[Work], calm: list[RequestOutput], found: list[RequestOutput]) -> None:
-    names = [*(each.kind for each in work), "long"]
-    pairs = zip(names, calm, found, strict=True)
-    assert not [(name, what) for name, one, other in pairs if (what := difference(one, other))]
-
-
-def is_ready(engine: SpreadEngine) -> bool:
-    with Client(engine.address) as client:
-        return client.health().is_ready
 
 
 def test_two_hosts_answer_as_one_process(engine: SpreadEngine, work: list[Work], calm: list[RequestOutput]) -> None:

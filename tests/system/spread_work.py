@@ -1,0 +1,52 @@
+"""The work of engines over several hosts, and the comparison with the answers of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenloom import Client, RequestOutput, SamplingParams
+from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.chaos_work import Work, difference
+from tokenloom.tests.system.launched import LaunchedEngine
+
+EXACT = ["--dtype", "float32", "--max-num-batched-tokens", "64", "--max-num-seqs", "24"]
+LONG = SamplingParams(temperature=0.8, seed=5, max_tokens=160, ignore_eos=True)
+PROMPT = "The capital of Peru is"
+
+
+def calm_answers(folder: Path, work: list[Work]) -> list[RequestOutput]:
+    """Return the answers of one process, and last the long one."""
+    with LaunchedEngine(folder, *EXACT) as engine:
+        engine.wait_ready()
+        found = answers(engine.address, work)
+        assert engine.stop() == 0
+    return found
+
+
+def answers(address: str, work: list[Work]) -> list[RequestOutput]:
+    with Client(address) as client:
+        params = [*(each.params for each in work), LONG]
+        return client.generate([*(each.form for each in work), PROMPT], params, use_tqdm=False)
+
+
+def long_text(address: str, fault: Callable[[], None]) -> str:
+    """Return the text of the long answer, during which `fault` strikes."""
+    pieces: list[str] = []
+    with Client(address, reconnect_timeout_s=120) as client:
+        for piece in client.stream(PROMPT, LONG):
+            pieces.append(piece)
+            if len(pieces) == 20:
+                fault()
+    return "".join(pieces)
+
+
+def check_equal(work: list[Work], calm: list[RequestOutput], found: list[RequestOutput]) -> None:
+    names = [*(each.kind for each in work), "long"]
+    pairs = zip(names, calm, found, strict=True)
+    assert not [(name, what) for name, one, other in pairs if (what := difference(one, other))]
+
+
+def is_ready(engine: Engine) -> bool:
+    with Client(engine.address) as client:
+        return client.health().is_ready
