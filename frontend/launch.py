@@ -180,7 +180,8 @@ def _start(config: EngineConfig, is_private: bool) -> Supervisor:
 
             check_template(config)
         spec = resolve(config, run_directory)
-        launcher: Launcher = LocalLauncher(spec.environment())
+        is_placed = config.distributed_executor_backend == "ray"
+        launcher: Launcher = LocalLauncher(spec.environment(), is_placed=is_placed)
         if config.hosts > 1:
             launcher = Hosts(spec, launcher)
         supervisor = Supervisor(spec, run_directory, listeners, launcher, announce)

@@ -6,6 +6,7 @@ inherits its socket.
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import msgspec
@@ -29,6 +30,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str  # grammar process of the core of epoch {}
     tier: str  # tier process number {}, for the core
     blobs: str = ""  # supervisor, for ranks on other hosts
+    agents: str = ""  # supervisor, for agents of other hosts
 
     @classmethod
     def in_folder(cls, folder: str | Path, clients: str | None = None) -> Endpoints:
@@ -102,6 +104,14 @@ def split_tcp(address: str) -> tuple[str, int]:
     if scheme != "tcp" or not host or not (port.isdecimal() and int(port) <= 65535):
         raise ValueError(f"{address} is not of the form tcp://HOST:PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def route_to(host: str, port: int) -> tuple[str, str]:
+    """Return the IP address of a host, and ours on the way to it; OSError if there is no way. Sends nothing."""
+    family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(place)
+        return str(place[0]), str(probe.getsockname()[0])
 
 
 def tcp_address(host: str, port: int | str) -> str:

@@ -117,6 +117,7 @@ FOLDERS = {
     "frontend/openai/forms": Folder(_frontend("client client/media openai/parsers text"), _ASGI),
     "frontend/openai/parsers": Folder(_frontend("text"), _parties("msgspec")),
     "frontend/options": Folder(IPC, _parties("msgspec yaml")),
+    "frontend/ray": Folder(_frontend("hosts"), _parties("msgspec ray zmq")),
     "frontend/replicas": Folder(),
     "frontend/requests": Folder(
         _frontend("adapters client intake metrics replicas supervisor text"), _parties("msgspec zmq")

@@ -16,12 +16,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
-    ("frontend", ".py"): 30_900,
+    ("frontend", ".py"): 31_600,
     ("core", ".py"): 12_800,
     ("workers", ".py"): 12_180,
     ("kernels", ".py"): 7_200,
     ("kernels", ".c .h"): 5_200,
-    ("ipc", ".py"): 10_250,
+    ("ipc", ".py"): 10_350,
 }
 MAX_FILES = 16  # of a folder
 MAX_FILE_LINES = 400

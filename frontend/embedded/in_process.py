@@ -68,6 +68,8 @@ class InProcessEngine:
             raise ConfigError(
                 f"in_process runs one rank, tensor_parallel_size is {config.tensor_parallel_size}: set it to 1"
             )
+        if config.distributed_executor_backend == "ray":
+            raise ConfigError("in_process starts no process that Ray could place: leave one of them out")
         if config.http_address is not None or config.uds is not None:
             raise ConfigError("in_process serves no HTTP: leave http and uds out, or in_process")
         if config.has_tiers:

@@ -59,8 +59,9 @@ class HeadLostError(Exception):
 class HostAgent:
     """Serves one head after the other."""
 
-    def __init__(self, address: HeadAddress, keys: Keys) -> None:
-        self._address, self._keys = address, keys
+    def __init__(self, address: HeadAddress, keys: Keys, placement: str = "") -> None:
+        """`placement`: its name at the launcher that placed it."""
+        self._address, self._keys, self._placement = address, keys, placement
         self._signals = SignalWatch()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._last_obstacle = ""
@@ -80,7 +81,7 @@ class HostAgent:
     def _serve(self) -> None:
         """Serve the next head until a stop signal. HeadLostError or OSError if there is none, or no longer."""
         try:
-            link = HeadLink(self._context, self._address, self._keys)
+            link = HeadLink(self._context, self._address, self._keys, self._placement)
         except OSError:
             self._rest()
             raise

@@ -11,7 +11,6 @@ import glob
 import itertools
 import os
 import secrets
-import socket as sockets
 import time
 from collections.abc import Iterator
 
@@ -19,7 +18,7 @@ import zmq
 
 from ...ipc.channel import Channel
 from ...ipc.codec import encode
-from ...ipc.endpoints import split_tcp, tcp_address
+from ...ipc.endpoints import route_to, split_tcp, tcp_address
 from ...ipc.errors import ConfigError
 from ...ipc.keys import Keys
 from ...ipc.messages.base import LEASE_S, PROTOCOL_VERSION
@@ -51,19 +50,17 @@ class HeadAddress:
 
     def resolve(self) -> tuple[str, str]:
         """Return the head's IP address and ours on the way to it; OSError if there is no way."""
-        family, _, _, _, place = sockets.getaddrinfo(self.host, self.port, type=sockets.SOCK_DGRAM)[0]
-        if self._own is not None:
-            return str(place[0]), self._own
-        with sockets.socket(family, sockets.SOCK_DGRAM) as probe:  # sends nothing
-            probe.connect(place)
-            return str(place[0]), str(probe.getsockname()[0])
+        head, own = route_to(self.host, self.port)
+        return head, self._own or own
 
 
 class HeadLink:
     """Owns the socket. `own` is this host's IP address."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: HeadAddress, keys: Keys) -> None:
-        """Connect and say HostHello. OSError if there is no way to the head."""
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: HeadAddress, keys: Keys, placement: str = ""
+    ) -> None:
+        """Connect and say HostHello, with `placement`. OSError if there is no way to the head."""
         head, self.own = address.resolve()
         self._place = address.head
         self.socket = new_socket(context, zmq.DEALER, identity=b"host-" + secrets.token_hex(8).encode())
@@ -83,6 +80,7 @@ class HeadLink:
                 address=self.own,
                 num_gpus=_num_gpus(),
                 num_cpus=len(os.sched_getaffinity(0)),
+                placement=placement,
             )
         )
 

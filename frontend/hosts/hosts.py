@@ -13,7 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -44,10 +44,11 @@ from ...ipc.messages.hosts import (
     Spawned,
     Words,
 )
+from ...ipc.messages.supervisor import HostGone, HostPlaced, PlacesTaken
 from ...ipc.process.log import write_line
 from ...ipc.sockets import new_socket
 from ...ipc.version import numerics_digest, tokenloom_version
-from ..supervisor.launcher import ChildProcess, Launcher, ProcessSpec, Unit
+from ..supervisor.launcher import LAUNCHER, ChildProcess, Launcher, ProcessSpec, Unit
 from .blob_thread import BlobThread
 from .checkpoint import checkpoint_digest
 from .remote_process import RemoteProcess
@@ -77,9 +78,10 @@ class Hosts:
 
     def __init__(self, spec: EngineSpec, local: Launcher) -> None:
         """ConfigError if the key file or the checkpoint is unusable."""
-        assert spec.config.hosts_key_file is not None and spec.group_keys is not None, "EngineConfig checks it"
+        assert spec.group_keys is not None, "resolve makes them"
         self._spec, self._local, self._group_keys = spec, local, spec.group_keys
-        self._keys = Keys.load(spec.config.hosts_key_file)
+        self._keys = Keys.load(spec.hosts_key_file)
+        self._has_ray = spec.config.distributed_executor_backend == "ray"
         self._digest = checkpoint_digest(Path(spec.model_folder))
         self._sources = (tokenloom_version(), numerics_digest())
         self._host_by_identity: dict[bytes, Host] = {}
@@ -96,17 +98,16 @@ class Hosts:
     def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None:
         """Open the socket for agents, and bind the control socket for ranks on other hosts, each for keys of its own.
         ConfigError if --listen-hosts cannot be bound."""
-        config = self._spec.config
-        assert config.listen_hosts is not None
+        listen = self._spec.endpoints.agents
         self._zap = ZapHandler(context, self._keys.client_public, HOSTS)
         self._zap.admit(GROUP, self._group_keys.client_public)
         socket = new_socket(context, zmq.ROUTER)
         try:
-            self._address = self._keys.listen(socket, HOSTS, config.listen_hosts)
+            self._address = self._keys.listen(socket, HOSTS, listen)
             control_address = self._group_keys.listen(control, GROUP, tcp_address(self._spec.host_address, "*"))
         except zmq.ZMQError as error:
             raise ConfigError(
-                f"cannot listen on --listen-hosts {config.listen_hosts}: {error}: give a free port of this host"
+                f"cannot listen on --listen-hosts {listen}: {error}: give a free port of this host"
             ) from None
         self._channel: Channel[AgentToHead, HeadToAgent] = Channel(socket, AgentToHead, "agents")
         self._blobs = BlobThread(self._spec, self._group_keys)
@@ -115,7 +116,9 @@ class Hosts:
             spec=msgspec.json.encode(msgspec.structs.replace(self._spec, endpoints=endpoints))
         )
         self.wakers = (socket, self._zap.socket)
-        logger.info("hosts join with `engine-launch join %s --key-file %s`", self._address, config.hosts_key_file)
+        if not self._has_ray:
+            key_file = self._spec.hosts_key_file
+            logger.info("hosts join with `engine-launch join %s --key-file %s`", self._address, key_file)
 
     @property
     def next_at(self) -> float:
@@ -252,19 +255,36 @@ class Hosts:
     @property
     def _missing(self) -> str:
         num_missing, num_hosts = len(self._free_places), self._spec.config.hosts
-        hosts = "host" if num_missing == 1 else "hosts"
-        return f"{num_missing} more {hosts} of {num_hosts}: run `engine-launch join {self._address}` there"
+        hosts = f"{num_missing} more {'host' if num_missing == 1 else 'hosts'} of {num_hosts}"
+        if self._has_ray:
+            return f"{hosts}: Ray places it on the next free node"
+        return f"{hosts}: run `engine-launch join {self._address}` there"
 
     # ── processes ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def obstacle(self, unit: Unit) -> str:
-        return self._missing if unit.role == "worker" and self._has_free_place(unit.place) else ""
+        missing = self._missing if unit.role == "worker" and self._has_free_place(unit.place) else ""
+        return self._local.obstacle(unit) or missing
 
     def _has_free_place(self, replica: int) -> bool:
         """Whether a host is missing that workers of a replica run on."""
         return not self._places[replica].isdisjoint(self._free_places)
 
+    def on_placement(self, news: HostPlaced | HostGone) -> None:
+        self._local.on_placement(news)
+        if isinstance(news, HostPlaced) and news.placement:
+            logger.info("Ray has started an agent on %s", news.address)
+        for host in list(self._host_by_identity.values()):
+            if isinstance(news, HostGone) and host.hello.placement == news.placement:
+                self._lose(host, news.reason)
+
+    @property
+    def places_taken(self) -> PlacesTaken:
+        return PlacesTaken(placements=[host.hello.placement for host in self._host_by_place.values()])
+
     def spawn(self, spec: ProcessSpec) -> ChildProcess:
+        if spec.unit == LAUNCHER:
+            spec = replace(spec, arguments=[*spec.arguments, f"--agents={self._address}"])
         if spec.host == 0:
             return self._local.spawn(spec)
         host = self._host_by_place[spec.host]

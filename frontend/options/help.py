@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from .options import suggestion
 from .vllm_options import VLLM_OPTIONS
 
-WIDTH = 110
+WIDTH = 119
 HINT = "--help=GROUP explains its options, --help=WORD those with a word, --help=all all of them"
 
 

@@ -37,6 +37,7 @@ TOOL_PARSERS = {  # alias of --tool-call-parser: parser
 _THINK = ("glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2", "nemotron_v3", "olmo3", "qwen3")
 REASONING_PARSERS = dict.fromkeys(_THINK, "think")  # alias of --reasoning-parser: parser
 VALUES: dict[str, Mapping[Any, Any]] = {  # option: {alias: value}
+    "distributed_executor_backend": {"auto": "mp"},
     "dtype": {"half": "float16", "float": "float32"},
     "kv_cache_dtype": {"fp8_e4m3": "fp8"},
     "max_model_len": {"auto": AUTO_LENGTH},

@@ -76,7 +76,7 @@ REFUSED = {
     "data_parallel_hybrid_lb? data_parallel_external_lb? data_parallel_multi_port_external_lb? enable_elastic_ep? "
     "enable_fault_tolerance? decode_context_parallel_size=1 dcp=1 prefill_context_parallel_size=1 pcp=1 device_ids*",
     "they name the place of a host among --nnodes": "node_rank r master_addr master_port headless?",  # see nodes.py
-    "ranks are processes of our own": "distributed_executor_backend=mp|uni|auto worker_use_ray? engine_use_ray? "
+    "ranks are processes of our own": "worker_use_ray? engine_use_ray? "
     "worker_cls=auto worker_extension_cls scheduler_cls",
     "adapters are LoRA adapters that requests name": "default_mm_loras prompt_adapters* enable_prompt_adapter?",
     "--speculation looks tokens up; there are no draft models": "speculative_model num_speculative_tokens spec_method "

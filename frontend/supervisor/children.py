@@ -15,9 +15,9 @@ import msgspec
 import zmq
 
 from ...ipc.channel import Channel
-from ...ipc.messages.supervisor import ChildToSupervisor, Measured, SupervisorToChild
+from ...ipc.messages.supervisor import ChildToSupervisor, HostGone, HostPlaced, Measured, SupervisorToChild
 from ...ipc.sockets import new_socket
-from .launcher import ChildProcess, Launcher, ProcessSpec, Role, Unit
+from .launcher import LAUNCHER, ChildProcess, Launcher, ProcessSpec, Role, Unit
 
 LAST_MESSAGE_S = 1.0
 
@@ -55,6 +55,7 @@ class Children:
             self.poller.register(source, zmq.POLLIN)
         self.all: list[Child] = []
         self._kept: dict[tuple[type, Unit], SupervisorToChild] = {}  # of `announce`
+        self._places_taken = launcher.places_taken  # as the launcher process knows them
 
     def spawn(self, spec: ProcessSpec) -> None:
         process = self._launcher.spawn(spec)
@@ -66,6 +67,13 @@ class Children:
         """Wait at most `timeout_ms` for an event of `poller`, then forward the children's stderr (Launcher.turn)."""
         self.poller.poll(timeout_ms)
         self._launcher.turn()
+        if self._launcher.places_taken != self._places_taken:
+            self._places_taken = self._launcher.places_taken
+            self.announce(self._places_taken, LAUNCHER)
+
+    def on_placement(self, news: HostPlaced | HostGone) -> None:
+        """Pass news of the launcher process on to the launcher of all processes."""
+        self._launcher.on_placement(news)
 
     @property
     def next_at(self) -> float:
@@ -165,7 +173,8 @@ class Children:
         """Wait at most `timeout_s` for the children to end, kill the others, and close all sockets and descriptors."""
         deadline = time.monotonic() + timeout_s
         for child in self.all:
-            child.process.wait(deadline - time.monotonic())
+            if child.spec.unit != LAUNCHER:  # it has nothing to finish, and its end would be that of other hosts
+                child.process.wait(deadline - time.monotonic())
         self._launcher.turn()
         for child in self.all:
             child.process.close()

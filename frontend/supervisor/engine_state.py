@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ...ipc.messages.supervisor import Progress
 from .children import Child
 
-_NUMBERS = {"worker": "generation", "core": "epoch", "frontend": "number", "tier": "number"}
+_NUMBERS = {"worker": "generation", "core": "epoch", "frontend": "number", "tier": "number", "launcher": "number"}
 
 
 class EngineState(NamedTuple):

@@ -12,13 +12,14 @@ import zmq
 
 from ...ipc.config.engine_spec import frontend_name, identity_of, process_name
 from ...ipc.messages.base import Rank
+from ...ipc.messages.supervisor import HostGone, HostPlaced, PlacesTaken
 
-Role: TypeAlias = Literal["worker", "core", "frontend", "tier"]
+Role: TypeAlias = Literal["worker", "core", "frontend", "tier", "launcher"]
 
 
 class Unit(NamedTuple):
-    """The processes that are started and replaced together: a worker group, a core or a tier process of one replica, or
-    one of the frontends, which serve all replicas."""
+    """The processes that are started and replaced together: a worker group, a core or a tier process of one replica,
+    one of the frontends, which serve all replicas, or the launcher, which has Ray place hosts."""
 
     role: Role
     place: int = 0  # of the replica among all; of a frontend its own
@@ -28,8 +29,14 @@ class Unit(NamedTuple):
         """The name in logs and errors, such as "core" or "frontend 1"."""
         return frontend_name(self.place) if self.role == "frontend" else process_name(self.role, self.place)
 
+    @property
+    def is_optional(self) -> bool:
+        """Whether a running engine goes on without it."""
+        return self.role in ("tier", "launcher")
+
 
 WORKERS, CORE, FRONTEND, TIER = UNITS = Unit("worker"), Unit("core"), Unit("frontend"), Unit("tier")
+LAUNCHER = Unit("launcher")
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class ProcessSpec:
     """One process to start."""
 
     unit: Unit
-    number: int = 0  # a worker's generation, a core's epoch, the count of frontends or tier processes before
+    number: int = 0  # a worker's generation, a core's epoch, for others the count of predecessors
     rank: Rank | None = None  # of a worker
     host: int = 0  # of a worker, as EngineSpec.host_of; 0: this machine
     arguments: Sequence[str] = ()
@@ -99,6 +106,13 @@ class Launcher(Protocol):
         """Return what the start of a unit has to wait for; "" if it can be started now."""
 
     def spawn(self, spec: ProcessSpec) -> ChildProcess: ...
+
+    def on_placement(self, news: HostPlaced | HostGone) -> None:
+        """Take news of the launcher process."""
+
+    @property
+    def places_taken(self) -> PlacesTaken:
+        """The other hosts that have a place, for the launcher process."""
 
     def turn(self) -> None:
         """Write the processes' new lines to our stderr, and do other regular work; called in each turn."""

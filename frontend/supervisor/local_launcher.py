@@ -21,6 +21,7 @@ from typing import ClassVar, NamedTuple
 import zmq
 
 from ...ipc.child import spawn_child
+from ...ipc.messages.supervisor import HostGone, HostPlaced, PlacesTaken
 from ...ipc.process.log import write_line
 from ...ipc.process.oom_kills import OomKills
 from ...ipc.process.signals import group_signals_held_back
@@ -38,24 +39,41 @@ class LocalLauncher:
         "core": "tokenloom.core.process",
         "frontend": "tokenloom.frontend.process",
         "tier": "tokenloom.core.tiers.process",
+        "launcher": "tokenloom.frontend.ray.process",
     }
 
     wakers: Sequence[zmq.Socket[bytes]] = ()
     next_at = math.inf
 
-    def __init__(self, environment: Mapping[str, str], write: Callable[[str], None] | None = None) -> None:
-        """`write`: gets each line that a process writes to stderr; default: it goes to our stderr."""
+    places_taken = PlacesTaken(placements=[])
+
+    def __init__(
+        self, environment: Mapping[str, str], write: Callable[[str], None] | None = None, *, is_placed: bool = False
+    ) -> None:
+        """`write`: gets each line that a process writes to stderr; default: it goes to our stderr. `is_placed`: the
+        workers wait until Ray has reserved devices for them."""
         self._environment, self._write = environment, write or _write_to_stderr
+        self._awaits_devices = is_placed
+        self._devices: dict[str, str] = {}  # in the environment of the workers
         self._processes: list[LocalProcess] = []
 
     def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None:
         """Do nothing: all processes are on this machine."""
 
     def obstacle(self, unit: Unit) -> str:
-        return ""
+        is_waiting = unit.role == "worker" and self._awaits_devices
+        return "devices of this host, which Ray has not reserved yet" if is_waiting else ""
+
+    def on_placement(self, news: HostPlaced | HostGone) -> None:
+        """Give the next workers the devices that Ray has reserved on this host."""
+        if isinstance(news, HostPlaced) and not news.placement:
+            self._awaits_devices = False
+            self._devices = {} if news.visible_devices is None else {"CUDA_VISIBLE_DEVICES": news.visible_devices}
 
     def spawn(self, spec: ProcessSpec) -> LocalProcess:
-        process = LocalProcess(spec, self.modules[spec.unit.role], self._environment, self._write)
+        devices = self._devices if spec.unit.role == "worker" else {}
+        environment = {**self._environment, **devices}
+        process = LocalProcess(spec, self.modules[spec.unit.role], environment, self._write)
         self._processes.append(process)
         return process
 

@@ -35,6 +35,8 @@ class ProcessSpecs:
                 ProcessSpec(unit, number, rank, spec.host_of(rank), ["--rank", str(rank), *arguments], arena.fds)
                 for rank in spec.ranks
             ]
+        if unit.role == "launcher":
+            return [ProcessSpec(unit, number, arguments=[f"--number={number}"])]
         if unit.role == "core":
             return [ProcessSpec(unit, number, arguments=["--epoch", str(number), *generation, *held])]
         arguments = [f"--number={number}", f"--replica={replica.number}", *arena.arguments]  # of the tier process

@@ -7,6 +7,7 @@ fit in memory. Needs neither torch nor transformers.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import logging
 import os
 import secrets
@@ -19,7 +20,7 @@ from ...ipc.addresses import RunDirectory
 from ...ipc.config.checkpoint_digest import checkpoint_digest, tokenizer_digest
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.config.host_places import host_address
+from ...ipc.config.host_places import check_private, host_address, ray_listen_address
 from ...ipc.config.option_ranges import AUTO_LENGTH
 from ...ipc.config.weight_files import stored_tensors
 from ...ipc.endpoints import Endpoints
@@ -62,6 +63,8 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         if key_file is not None:
             Keys.load(key_file)
     new_ssl_context(config)
+    if config.distributed_executor_backend == "ray":
+        check_ray()
     folder = find_checkpoint(config.model, config.revision, config=config)
     generation = generation_folder(config, folder)
     model = load_model_config(folder, config.hf_overrides, generation, config.model_impl)
@@ -84,10 +87,11 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     check_adapter_options(config, model, names)
     check_one_host(config)
     tokenizer, max_model_len = _tokenizer_folder(config, folder), _max_model_len(config, model)
+    agents = _agents_address(config)
     spec = EngineSpec(
         run_id=secrets.token_hex(8),
         run_directory=str(run_directory.path),
-        endpoints=Endpoints.in_folder(run_directory.path, config.listen),
+        endpoints=msgspec.structs.replace(Endpoints.in_folder(run_directory.path, config.listen), agents=agents),
         config=config,
         model=model,
         model_folder=str(folder),
@@ -98,10 +102,12 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         dtype=dtype,
         device=device,
         max_model_len=max_model_len,
-        host_address="" if config.listen_hosts is None else host_address(config.listen_hosts),
+        host_address=host_address(agents) if agents else "",
         digest=_digest(config, model, folder, tokenizer, dtype, max_model_len),
         group_keys=None if config.hosts == 1 else Keys.generate(),
     )
+    if config.hosts > 1 and config.hosts_key_file is None:
+        Keys.generate().save(spec.hosts_key_file)
     if model.encoder is not None:
         spec = _with_encoder_cache(spec, load_processor(folder, model.encoder, config))
     if config.has_tiers and not spec.uses_tiers:
@@ -192,6 +198,23 @@ def check_one_host(config: EngineConfig) -> None:
             f"--hosts {config.hosts} keeps blocks in the KV pool alone: leave out --kv-host-bytes, --kv-disk, "
             "--kv-remote, --kv-peers and --kv-listen"
         )
+
+
+def check_ray() -> None:
+    """Raise ConfigError if Ray is not installed. Imports nothing of it."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            "--distributed-executor-backend ray: Ray is not installed for this Python: pip install 'tokenloom[ray]'"
+        )
+
+
+def _agents_address(config: EngineConfig) -> str:
+    """Return where agents of other hosts reach this one; empty if there are none."""
+    if config.hosts == 1 or config.listen_hosts is not None:
+        return config.listen_hosts or ""
+    address = ray_listen_address()
+    check_private(address, config.insecure)
+    return address
 
 
 def check_parallel(model: ModelConfig, size: int) -> None:

@@ -13,12 +13,12 @@ from ...ipc.messages.supervisor import Initialize, Measured, Progress
 from ...ipc.process.machine_memory import available_bytes
 from .children import Child, Children
 from .engine_state import EngineState
-from .launcher import Unit
+from .launcher import LAUNCHER, Unit
 from .replica import NO_PROGRESS, Replica
 from .replicas.progress_sum import add_up
 from .replicas.restart_policy import RestartPolicy
 
-STEADY_S = 30.0  # for a tier process, about which steps say nothing, and for replicas, of which some may have no work
+STEADY_S = 30.0  # for processes about which steps say nothing, and for replicas, of which some may have no work
 
 
 class Roster:
@@ -30,20 +30,21 @@ class Roster:
         share = cache(lambda: available_bytes() // num_replicas)  # by the first: later ones would find its memory taken
         self.replicas = [Replica(spec, number, share) for number in range(num_replicas)]
         self.frontends = [Unit("frontend", place) for place in range(spec.config.api_server_count)]
+        self._launchers = [LAUNCHER] if spec.config.distributed_executor_backend == "ray" else []
         self.numbers = dict.fromkeys(self.units, 0)
         self.start_at: dict[Unit, float] = {}  # of units to be started; monotonic seconds
         self.policies = {unit: self._new_policy(unit) for unit in self.units}
 
     def _new_policy(self, unit: Unit) -> RestartPolicy:
         is_one_of_many = unit.role == "frontend" and len(self.frontends) > 1  # steps go on without it
-        if unit.role == "tier" or is_one_of_many:
+        if unit.is_optional or is_one_of_many:
             return RestartPolicy(STEADY_S, counts_steps=False)
         return RestartPolicy(STEADY_S if len(self.replicas) > 1 else None)
 
     @property
     def units(self) -> list[Unit]:
         """All units that are kept alive."""
-        return [*(unit for replica in self.replicas for unit in replica.units), *self.frontends]
+        return [*(unit for replica in self.replicas for unit in replica.units), *self.frontends, *self._launchers]
 
     @property
     def frontend_children(self) -> list[Child]:

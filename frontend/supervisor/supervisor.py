@@ -25,8 +25,8 @@ from ...ipc.process import log
 from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.process.log import log_always
 from ...ipc.process.service_manager import READY, STOPPING, notify
-from ..listening import open_requests
 from ..listening.http_listeners import HttpListeners
+from ..listening.open_requests import path_of, take_left
 from .children import Child, Children
 from .engine_state import state_lines
 from .health_monitor import HealthMonitor
@@ -44,7 +44,7 @@ logger = logging.getLogger("tokenloom.supervisor")
 LONGEST_WAIT_S = 86400.0  # a poller's milliseconds have 31 bits
 BEAT_S = 1.0  # of the clock that measures start and drain
 STOP_TIMEOUT_S = 3.0  # from Stop to SIGKILL
-REST_S = 60.0  # before the next start of a tier process, or one of several frontends, that was lost too often
+REST_S = 60.0  # before the next start of an optional process, or one of several frontends, that was lost too often
 
 
 class Supervisor:
@@ -87,8 +87,7 @@ class Supervisor:
         """Start all children and wait until they are ready. Raises the error of a child's Failed, StartInterrupted for
         a stop signal, and EngineDead otherwise."""
         if self.spec.config.listen and self.spec.config.listen.startswith("ipc://"):
-            for address in self.addresses:
-                self._lock_fds.append(lock_ipc_address(address))
+            self._lock_fds += map(lock_ipc_address, self.addresses)
         self._signals = SignalWatch()
         self._children.poller.register(self._signals.fd, zmq.POLLIN)
         self._roster.start_at = dict.fromkeys(self._roster.units, self._started_at)
@@ -165,7 +164,9 @@ class Supervisor:
             self._check_hello(child, message)
             self._children.send_kept(child)
         elif isinstance(message, messages.Phase):
-            self._on_phase(child, message)
+            if message.name == "listen":
+                self.addresses[child.spec.unit.place] = message.detail
+            self._report.announce_phase(child.spec.name, message)
         elif isinstance(message, messages.PhaseProgress):
             self._report.announce_progress(child.spec.name, message)
         elif isinstance(message, messages.Measured):
@@ -189,6 +190,8 @@ class Supervisor:
             self._children.announce(message, *self._roster.units)
         elif isinstance(message, (messages.Meeting, messages.Listening)):
             self._children.announce(message, self._roster.replica_of(child).workers)
+        elif isinstance(message, (messages.HostPlaced, messages.HostGone)):
+            self._children.on_placement(message)
         elif isinstance(message, messages.Progress):
             self._roster.on_progress(child, message)
             self._publish_progress()
@@ -203,11 +206,6 @@ class Supervisor:
                 f"{child.spec.name} speaks protocol {hello.protocol_version} of run {hello.run_id}, "
                 f"this is protocol {PROTOCOL_VERSION} of run {self.spec.run_id}"
             )
-
-    def _on_phase(self, child: Child, phase: messages.Phase) -> None:
-        if phase.name == "listen":
-            self.addresses[child.spec.unit.place] = phase.detail
-        self._report.announce_phase(child.spec.name, phase)
 
     def _on_measured(self, child: Child, measured: messages.Measured) -> None:
         child.measured = measured
@@ -270,21 +268,22 @@ class Supervisor:
             return
         logger.error("%s", reason)
         self._last_failure = reason
-        unit, number = child.spec.unit, child.spec.number
-        delay_s = self._roster.on_failure(child)
+        unit, delay_s = child.spec.unit, self._roster.on_failure(child)
         if unit.role == "frontend":
             self._lose_frontend(child, delay_s, reason)
-            return
-        replica = self._roster.replica_of(child)
-        if unit.role == "tier":
-            self._lose_tier(replica, number, delay_s)
-            return
-        if delay_s is None:
-            self._give_up(replica, unit, reason)
-            return
+        elif unit.is_optional:
+            self._lose_optional(child, delay_s)
+        elif delay_s is None:
+            self._give_up(self._roster.replica_of(child), unit, reason)
+        else:
+            self._lose_vital(child, delay_s, reason)
+
+    def _lose_vital(self, child: Child, delay_s: float, reason: str) -> None:
+        """Replace a core or a worker group after `delay_s`."""
+        unit, replica = child.spec.unit, self._roster.replica_of(child)
         self._replace(unit, delay_s)
         if unit.role == "worker":
-            self._children.send_to(replica.core, messages.WorkersDown(generation=number, reason=reason))
+            self._children.send_to(replica.core, messages.WorkersDown(generation=child.spec.number, reason=reason))
             if any(not core.is_ready for core in self._children.of(replica.core)):  # it waits for the old generation
                 self._replace(replica.core)
         elif replica.holdings.is_changing:  # some ranks may have read the order, others not
@@ -312,8 +311,7 @@ class Supervisor:
             text = "the %s ends again and again: the others go on without it, and it is started again in %.0f s"
             logger.error(text, unit.name, REST_S)
         self._replace(unit, REST_S if delay_s is None else delay_s)
-        counts = open_requests.path_of(self.spec.run_directory, identity.decode())
-        self._num_requests_cut += open_requests.take_left(counts)
+        self._num_requests_cut += take_left(path_of(self.spec.run_directory, identity.decode()))
         self._children.broadcast(messages.FrontendDown(identity=identity), "core")
         self._rolling.on_drained(identity)
         self._drain.on_frontend_lost_or_back()
@@ -331,14 +329,16 @@ class Supervisor:
         self._rolling.on_changed()
         self._publish_progress()
 
-    def _lose_tier(self, replica: Replica, number: int, delay_s: float | None) -> None:
-        """Replace the tier process after `delay_s`, after REST_S if that is None; send TierDown to the core."""
+    def _lose_optional(self, child: Child, delay_s: float | None) -> None:
+        """Replace the tier or launcher process after `delay_s`, None: after REST_S; send TierDown to its core."""
+        unit, replica = child.spec.unit, self._roster.replica_of(child)
         if delay_s is None:
-            text = "the tier process ends again and again: the engine goes on without it and starts it again in %.0f s"
-            logger.error(text, REST_S)
-        replica.on_tier_lost()
-        self._replace(replica.tier, REST_S if delay_s is None else delay_s)
-        self._children.send_to(replica.core, messages.TierDown(number=number))
+            text = "the %s process ends again and again: the engine goes on without it and starts it again in %.0f s"
+            logger.error(text, child.spec.name, REST_S)
+        self._replace(unit, REST_S if delay_s is None else delay_s)
+        if unit == replica.tier:
+            replica.on_tier_lost()
+            self._children.send_to(replica.core, messages.TierDown(number=child.spec.number))
         self._publish_progress()
 
     def _replace(self, unit: Unit, delay_s: float = 0.0) -> None:

@@ -17,7 +17,7 @@ from ..errors import ConfigError
 from ..messages.media import MediaKind
 from ..process.log import LogLevel
 from .gateway_places import GatewayOptions, check_gateway
-from .host_places import HostOptions, check_hosts
+from .host_places import check_hosts
 from .media_limits import media_limits
 from .option_groups import GROUPS, in_group
 from .option_ranges import AUTO, INT_RANGES, TIMEOUTS
@@ -68,6 +68,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int, _devices("replicas of the model: each has a core and workers, a router spreads the requests")
     ] = 1
     api_server_count: Annotated[int, _clients("frontend processes, each with an address; they share --http")] = 1
+    distributed_executor_backend: Annotated[
+        Literal["mp", "uni", "ray"],
+        _devices("who starts the worker processes: mp, uni (for one rank): this command; ray: Ray, on --hosts nodes"),
+    ] = "mp"
     hosts: Annotated[int, _devices("machines that share the worker processes; the others run `engine-launch join`")] = 1
     listen_hosts: Annotated[
         str | None, _devices("tcp://IP:PORT of this host for the others; its interface carries all between hosts")
@@ -338,8 +342,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                     f"--listen {self.listen} would admit anyone: give --key-file (made by `engine-launch keygen "
                     "FILE`) or --insecure"
                 )
-        sizes = self.tensor_parallel_size, self.data_parallel_size
-        check_hosts(HostOptions(self.hosts, self.listen_hosts, self.hosts_key_file, *sizes, self.insecure))
+        check_hosts(self)
         places = (self.core_listen, self.cores, self.hosts_key_file, self.data_parallel_size)
         check_gateway(GatewayOptions(*places, self.enable_lora, self.insecure))
         if self.api_server_count > 1 and self.enable_lora:

@@ -215,6 +215,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Return the number of a rank of this replica among the workers of its host: that of its GPU."""
         return self._place_of(rank) - self.local_workers(rank).start
 
+    def num_workers_on(self, host: int) -> int:
+        """Return how many workers, of all replicas, run on a host."""
+        places = range(self.config.data_parallel_size * self.config.tensor_parallel_size)
+        return sum(self._host_of(place) == host for place in places)
+
     def _place_of(self, rank: Rank) -> int:
         """Return the number of a rank of this replica among all workers."""
         return self.replica * self.config.tensor_parallel_size + rank.tp
@@ -222,6 +227,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     def _host_of(self, place: int) -> int:
         """Workers are spread evenly over the hosts, neighbours together."""
         return place * self.config.hosts // (self.config.data_parallel_size * self.config.tensor_parallel_size)
+
+    @property
+    def hosts_key_file(self) -> Path:
+        """The keys of agents: as given, or those that this engine has made for agents that Ray places."""
+        return Path(self.config.hosts_key_file or Path(self.run_directory) / "hosts.key")
 
     @property
     def profile_folder(self) -> Path:

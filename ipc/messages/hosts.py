@@ -23,6 +23,7 @@ class HostHello(Message, frozen=True, kw_only=True, tag="host_hello"):
     address: str  # its IP address, at which other hosts reach it
     num_gpus: int
     num_cpus: int
+    placement: str = ""  # its name at the launcher that placed it; empty: it was started by hand
 
 
 class HostPrepared(Message, frozen=True, kw_only=True, tag="host_prepared"):

@@ -92,6 +92,21 @@ class Listening(Message, frozen=True, kw_only=True, tag="listening"):
     results: str
 
 
+class HostPlaced(Message, frozen=True, kw_only=True, tag="host_placed"):
+    """News of the launcher: Ray has started an agent on another host, or has reserved devices of this one."""
+
+    placement: str  # of the agent's HostHello; empty: this host
+    address: str  # of the host
+    visible_devices: str | None = None  # for CUDA_VISIBLE_DEVICES on this host; None: as they are
+
+
+class HostGone(Message, frozen=True, kw_only=True, tag="host_gone"):
+    """News of the launcher: an agent has ended, or the node that it was on."""
+
+    placement: str
+    reason: str
+
+
 class ReplaceWorkers(Message, frozen=True, kw_only=True, tag="replace_workers"):
     """Request of the core to replace a failed worker group."""
 
@@ -188,6 +203,8 @@ ChildToSupervisor: TypeAlias = (
     | Drained
     | Meeting
     | Listening
+    | HostPlaced
+    | HostGone
     | ReplaceWorkers
     | Reloading
     | Reloaded
@@ -224,6 +241,12 @@ class StartPhases(Message, frozen=True, kw_only=True, tag="start_phases"):
 
     phases: list[StartPhase]
     kernels: str = ""  # of Measured, without repetitions
+
+
+class PlacesTaken(Message, frozen=True, kw_only=True, tag="places_taken"):
+    """Notice to the launcher of the hosts that have a place now, each by its placement; empty: started by hand."""
+
+    placements: list[str]
 
 
 class WorkersUp(Message, frozen=True, kw_only=True, tag="workers_up"):
@@ -309,6 +332,7 @@ SupervisorToChild: TypeAlias = (
     | Meeting
     | Listening
     | StartPhases
+    | PlacesTaken
     | WorkersUp
     | WorkersDown
     | TierUp

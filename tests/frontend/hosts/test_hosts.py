@@ -23,6 +23,7 @@ from tokenloom.ipc.channel import Channel
 from tokenloom.ipc.client_auth import HOSTS, ZapHandler
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
+from tokenloom.ipc.endpoints import Endpoints
 from tokenloom.ipc.errors import ConfigError, error_info
 from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Ping, Rank
@@ -44,6 +45,7 @@ from tokenloom.ipc.messages.hosts import (
     Spawn,
     Spawned,
 )
+from tokenloom.ipc.messages.supervisor import HostGone, HostPlaced
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.ipc.version import numerics_digest, tokenloom_version
 from tokenloom.tests.support.engine_specs import new_spec
@@ -88,7 +90,9 @@ class Head:
             hosts_key_file=str(folder / "hosts.key"),
         )
         fields = {"config": config, "model_folder": str(DEMO_FOLDER), "host_address": "127.0.0.1"} | changes
-        self.spec = new_spec(run_directory=str(folder), group_keys=Keys.generate(), **fields)
+        endpoints = msgspec.structs.replace(Endpoints.in_folder(folder), agents="tcp://127.0.0.1:0")
+        keys = Keys.generate()
+        self.spec = new_spec(run_directory=str(folder), group_keys=keys, endpoints=endpoints, **fields)
         self.hosts = Hosts(self.spec, LocalLauncher({}))
         self._control = new_socket(context, zmq.ROUTER)
         self._control.bind(f"ipc://{folder}/control.sock")
@@ -191,6 +195,25 @@ def test_ranks_wait_for_all_hosts_and_then_start_where_they_belong(
     assert not processes[1].is_blameless
     processes[0].close()
     assert first.wait(Kill) == Kill(process="worker-2-0")
+
+
+def test_a_host_that_ray_says_is_gone_is_lost_at_once_and_no_other(
+    head: Head, new_agent: Callable[..., ScriptedAgent]
+) -> None:
+    for name in ("one", "two"):
+        head.hosts.on_placement(HostPlaced(placement=name, address="10.0.0.2"))
+    first = new_agent("10.0.0.2", placement="one").join()
+    wait_until(lambda: head.hosts.turn() or head.hosts.places_taken.placements == ["one"])
+    head.hosts.on_placement(HostGone(placement="two", reason="never came"))
+    assert head.hosts.places_taken.placements == ["one"]
+    new_agent("10.0.0.3").join()
+    wait_until(lambda: head.hosts.turn() or len(head.hosts.places_taken.placements) == 2)
+    process = head.hosts.spawn(head.rank(2))
+    head.hosts.on_placement(HostGone(placement="one", reason="it was killed"))
+    assert process.has_ended and process.is_blameless and "it was killed" in process.describe_exit()
+    assert head.hosts.places_taken.placements == [""]
+    first.send(HostReport())
+    assert first.wait(HostUnknown)
 
 
 def test_a_silent_host_is_lost_and_a_spare_one_takes_its_place(

@@ -62,7 +62,7 @@ TAKEN_FLAGS = """
 REFUSED_FLAGS = """
 --default-mm-loras {"a": 1}|--enable-prompt-adapter|--speculative-config {"method": "eagle"}|-sc {"method": "mtp"}
 --speculative-model m|--kv-transfer-config {"a": 1}|--kv-events-config {"a": 1}|--pipeline-parallel-size 2
---headless|--cpu-offload-gb 4|--distributed-executor-backend ray|--tokenizer-mode mistral
+--headless|--cpu-offload-gb 4|--distributed-executor-backend external_launcher|--tokenizer-mode mistral
 --load-format gguf|--logits-processors a:b|--logprobs-mode raw_logits|--tool-parser-plugin x.py|--middleware a.b
 --enable-prompt-embeds|--task classify|--pooler-config {"a": 1}|--worker-cls a.B|--ssl-ciphers AES
 --response-role bot|--chat-template-content-format openai

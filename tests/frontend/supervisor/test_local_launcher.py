@@ -1,4 +1,4 @@
-"""LocalLauncher reaps orphaned processes."""
+"""LocalLauncher reaps orphaned processes, and gives workers the devices that Ray reserves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import pytest
 
-from tokenloom.frontend.supervisor.launcher import ProcessSpec, Unit
+from tokenloom.frontend.supervisor.launcher import CORE, WORKERS, ProcessSpec, Unit
 from tokenloom.frontend.supervisor.local_launcher import LocalLauncher
+from tokenloom.ipc.messages.supervisor import HostPlaced
 
 DEADLINE_S = 30.0
 
@@ -48,3 +49,25 @@ def test_descriptors_of_a_closed_process_are_not_read_by_their_next_owner() -> N
         os.close(write_fd)
         with open(read_fd, "rb") as file:
             assert file.read() == b"kept\n"
+
+
+class PrintingLauncher(LocalLauncher):
+    """Its processes print their environment to stderr."""
+
+    modules: ClassVar = dict.fromkeys(LocalLauncher.modules, "tokenloom.tests.support.print_environment")
+
+
+def test_workers_wait_for_the_devices_that_ray_reserves_and_alone_get_them() -> None:
+    lines: list[str] = []
+    launcher = PrintingLauncher({**os.environ, "CUDA_VISIBLE_DEVICES": "7"}, lines.append, is_placed=True)
+    assert launcher.obstacle(WORKERS) and not launcher.obstacle(CORE)
+    launcher.on_placement(HostPlaced(placement="other", address="10.0.0.2"))
+    assert launcher.obstacle(WORKERS), "the devices of another host"
+    launcher.on_placement(HostPlaced(placement="", address="10.0.0.1", visible_devices="2,3"))
+    assert not launcher.obstacle(WORKERS)
+    for unit, devices in ((WORKERS, "2,3"), (CORE, "7")):
+        process = launcher.spawn(ProcessSpec(unit))
+        process.wait(DEADLINE_S)
+        process.forward_stderr()
+        process.close()
+        assert lines.pop() == f"CUDA_VISIBLE_DEVICES={devices}"

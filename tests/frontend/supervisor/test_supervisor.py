@@ -15,7 +15,7 @@ import zmq
 
 from tokenloom.frontend.listening.http_listeners import HttpListeners
 from tokenloom.frontend.supervisor import supervisor as supervisor_module
-from tokenloom.frontend.supervisor.launcher import CORE, FRONTEND, TIER, WORKERS, ProcessSpec, Unit
+from tokenloom.frontend.supervisor.launcher import CORE, FRONTEND, LAUNCHER, TIER, WORKERS, ProcessSpec, Unit
 from tokenloom.frontend.supervisor.replicas.restart_policy import MAX_FAILURES
 from tokenloom.frontend.supervisor.signal_watch import STOP_SIGNALS
 from tokenloom.frontend.supervisor.supervisor import Supervisor
@@ -31,10 +31,13 @@ from tokenloom.ipc.messages.supervisor import (
     Drained,
     Failed,
     FrontendDown,
+    HostGone,
+    HostPlaced,
     Initialize,
     Listening,
     Measured,
     Meeting,
+    PlacesTaken,
     Progress,
     Ready,
     ReplicaDown,
@@ -74,7 +77,7 @@ class RemoteProcess:
         self.send(engine.hello)
         if spec.unit.role == "worker":
             self.send(Measured(max_blocks=9, block_bytes=1, device="none"))
-        elif spec.unit.role in ("core", "tier") or spec.number:
+        elif spec.unit.role in ("core", "tier", "launcher") or spec.number:
             self.send(Ready())
 
     def send(self, message: ChildToSupervisor) -> None:
@@ -127,6 +130,8 @@ class RemoteLauncher:
         self._context, self._engine = context, engine
         self.processes: list[RemoteProcess] = []
         self.obstacles: dict[Unit, str] = {}
+        self.places_taken = PlacesTaken(placements=[])
+        self.news: list[HostPlaced | HostGone] = []
         self.script: Callable[[], None] = self._finish_start
 
     def _finish_start(self) -> None:
@@ -137,6 +142,9 @@ class RemoteLauncher:
 
     def obstacle(self, unit: Unit) -> str:
         return self.obstacles.get(unit, "")
+
+    def on_placement(self, news: HostPlaced | HostGone) -> None:
+        self.news.append(news)
 
     def close(self) -> None: ...
 
@@ -428,6 +436,31 @@ def test_after_too_many_losses_a_tier_process_rests_before_its_next_start(
     ]
     assert tier_notices(core) == [TierUp(number=0), TierDown(number=0), TierUp(number=1)]
     assert time.monotonic() - ended_at >= 0.4 and not core.has_ended
+
+
+@pytest.mark.parametrize("launcher", [{"distributed_executor_backend": "ray"}], indirect=True)
+def test_a_lost_launcher_is_replaced_alone_and_learns_of_the_places(
+    launcher: RemoteLauncher, supervisor: Supervisor
+) -> None:
+    supervisor.start()
+    (first,) = launcher.of(LAUNCHER)
+    launcher.places_taken = PlacesTaken(placements=["one"])
+    first.send(HostPlaced(placement="one", address="10.0.0.2"))
+
+    def has_next_been_told() -> bool:
+        return any(launcher.places_taken in each.received for each in launcher.of(LAUNCHER)[1:])
+
+    def script() -> None:
+        if launcher.places_taken in first.received and launcher.news:
+            first.end()
+            stop_when(launcher, has_next_been_told)
+
+    launcher.script = script
+    supervisor.run()
+    assert launcher.news == [HostPlaced(placement="one", address="10.0.0.2")]
+    assert len(launcher.of(LAUNCHER)) == 2 and supervisor._roster.num_restarts["launcher"] == 1
+    assert not any(isinstance(each, ReplicaDown) for each in launcher.of(FRONTEND)[0].received)
+    assert [len(launcher.of(unit)) for unit in (WORKERS, CORE, FRONTEND)] == [2, 1, 1]
 
 
 @pytest.mark.parametrize("launcher", [{}, TIERS | {"enable_prefix_caching": False}], indirect=True)

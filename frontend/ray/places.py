@@ -1,0 +1,123 @@
+"""Places: which hosts are to be placed, given those that have a place in the engine and the news of Ray.
+
+Ray places one host after the other: each on a node of its own, since a host is a machine to the engine. A host is
+replaced when Ray says that it is gone, and also when the head has lost it, which is long before Ray notices a link
+that is cut. The lost one stays until there are hosts for all places: its link may heal first. Knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import secrets
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+
+logger = logging.getLogger("tokenloom.launcher")
+
+REST_S = 60.0  # before a node is tried again whose agent could not serve
+DELAYS_S = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # before the next host, after so many failures in a row
+
+
+class Reservation(Protocol):
+    """Resources that Ray keeps for a host."""
+
+    def release(self) -> None:
+        """Give them back, and end the agent there."""
+
+
+@dataclass(eq=False)
+class Placement:
+    """A host that is or was placed."""
+
+    excluded: frozenset[str]  # nodes that it may not be on
+    name: str = field(default_factory=lambda: secrets.token_hex(4))
+    reservation: Reservation | None = None
+    node: str = ""  # empty: Ray has not placed it yet
+    is_taken: bool = False  # it has a place in the engine
+    is_lost: bool = False  # it had one
+
+
+class Places:
+    """Owns the placements. `reserve` has Ray place a host; the answer is `on_placed` or `on_gone`. Times are monotonic
+    seconds."""
+
+    def __init__(self, num_places: int, own_node: str, reserve: Callable[[Placement], Reservation]) -> None:
+        self._num_places, self._own_node, self._reserve = num_places, own_node, reserve
+        self.all: list[Placement] = []
+        self._num_by_hand = 0  # places of hosts that were started by hand
+        self._rests: dict[str, tuple[float, str]] = {}  # of nodes: until when, and why
+        self._num_failures, self._next_at = 0, -math.inf
+
+    def on_placed(self, placement: Placement, node: str) -> None:
+        placement.node = node
+
+    def on_gone(self, placement: Placement, reason: str, now: float, *, may_retry: bool) -> None:
+        """Note an end. `may_retry`: the node is not to blame."""
+        if placement not in self.all:  # released meanwhile
+            return
+        self._num_failures += 1
+        self._next_at = now + DELAYS_S[min(self._num_failures, len(DELAYS_S)) - 1]
+        if placement.node and not may_retry:
+            self._rests[placement.node] = (now + REST_S, reason)
+        self._release(placement)
+
+    def on_taken(self, names: Collection[str]) -> None:
+        """Note the hosts that have a place: the names of placements, also of past launchers, and "" by hand."""
+        self._num_by_hand = sum(name == "" for name in names)
+        for placement in self.all:
+            was_taken, placement.is_taken = placement.is_taken, placement.name in names
+            placement.is_lost = (was_taken or placement.is_lost) and not placement.is_taken
+
+    def arrange(self, now: float) -> None:
+        """Reserve and release hosts until each place has one."""
+        num_taken = sum(placement.is_taken for placement in self.all)
+        if num_taken >= self.num_wanted:
+            self._num_failures = 0
+            for placement in [each for each in self.all if not each.is_taken]:
+                self._release(placement)
+            return
+        self._rests = {node: rest for node, rest in self._rests.items() if rest[0] > now}
+        for placement in [each for each in self.all if not each.node and each.excluded != self._excluded(each)]:
+            self._release(placement)
+        if now < self._next_at or any(not placement.node for placement in self.all):
+            return
+        if sum(not placement.is_lost for placement in self.all) < self.num_wanted:
+            placement = Placement(self._excluded())
+            self.all.append(placement)
+            placement.reservation = self._reserve(placement)
+
+    def _excluded(self, placement: Placement | None = None) -> frozenset[str]:
+        """Return the nodes that have a host, or may not have one."""
+        others = (each.node for each in self.all if each.node and each is not placement)
+        return frozenset(itertools.chain([self._own_node], others, self._rests))
+
+    def _release(self, placement: Placement) -> None:
+        self.all.remove(placement)
+        if placement.reservation is not None:
+            placement.reservation.release()
+
+    @property
+    def num_wanted(self) -> int:
+        return max(self._num_places - self._num_by_hand, 0)
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether each place has a host, or one that starts."""
+        return sum(bool(each.node) and not each.is_lost for each in self.all) >= self.num_wanted
+
+    @property
+    def next_at(self) -> float:
+        """When `arrange` has something to do at the latest, if there is no news."""
+        if sum(placement.is_taken for placement in self.all) >= self.num_wanted:
+            return math.inf
+        ends = [until for until, _ in self._rests.values()]
+        is_waiting = all(placement.node for placement in self.all)
+        return min([*ends, *([self._next_at] if is_waiting and not self.is_placed else [])], default=math.inf)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Return why nodes are not used now, by node."""
+        return {node: why for node, (_, why) in self._rests.items()}

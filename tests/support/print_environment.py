@@ -1,0 +1,8 @@
+"""A program that prints the GPUs that it may use, and ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+print(f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}", file=sys.stderr)

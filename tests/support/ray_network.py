@@ -1,0 +1,169 @@
+"""Hosts that are nodes of a Ray cluster: network namespaces with a raylet in each, and an engine on the first.
+
+Nothing of Ray's touches this machine's own: token, session folders and the address of the cluster are in a folder of
+the network, which has a short path, since Ray makes sockets below it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support import network_hosts
+from tokenloom.tests.support.network_hosts import DEADLINE_S, Network
+
+RAY_PORT = 6379
+STORE_BYTES = 80_000_000
+_numbers = itertools.count()
+
+
+def obstacle() -> str:
+    """Return why there can be no such cluster here; "" if there can."""
+    return network_hosts.obstacle() if importlib.util.find_spec("ray") is not None else "ray is not installed"
+
+
+class RayNetwork(Network):
+    """`num_hosts` hosts; those numbers below `num_nodes` begin as nodes of the cluster. Leaving the `with` ends all."""
+
+    def __init__(self, num_hosts: int, num_nodes: int | None = None) -> None:
+        super().__init__(Path(tempfile.mkdtemp(prefix="ray")), num_hosts)
+        self._commands: list[subprocess.Popen[bytes]] = []
+        self.ray_address = f"{self.addresses[0]}:{RAY_PORT}"
+        home = self.folder / "home"
+        (home / ".ray").mkdir(parents=True)
+        token = home / ".ray" / "auth_token"
+        token.touch(0o600)
+        token.write_text(secrets.token_hex(16), encoding="utf-8")
+        cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        self.environment = {
+            "HOME": str(home),
+            "XDG_CACHE_HOME": cache,  # with the kernels that are compiled already
+            "RAY_AUTH_MODE": "token",
+            "RAY_ADDRESS": self.ray_address,
+            "RAY_TMPDIR": str(self.folder),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        for number in range(num_hosts if num_nodes is None else num_nodes):
+            self.start_node(number)
+
+    def start_node(self, number: int) -> None:
+        """Start a raylet that claims two CPUs and two GPUs. The first host has the head of the cluster, which is waited
+        for; on the others Ray leaves CUDA_VISIBLE_DEVICES alone."""
+        node, head = self.folder / f"{number}", self.folder / "head"
+        node.mkdir(exist_ok=True)
+        head.mkdir(exist_ok=True)
+        place = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"] if number == 0 else []
+        place = place or [f"--address={self.ray_address}"]
+        own = [f"--node-ip-address={self.addresses[number]}", f"--temp-dir={node}", "--num-cpus=2", "--num-gpus=2"]
+        ray = [str(Path(sys.executable).parent / "ray"), "start", *place, *own, "--block", "--disable-usage-stats"]
+        command = [*self.prefix(number, [head]), *ray, f"--object-store-memory={STORE_BYTES}"]
+        named = ["unshare", "-u", "sh", "-c", f'hostname host{number} && exec "$@"', "sh", *command]
+        environment = os.environ | self.environment | {"XDG_RUNTIME_DIR": str(node)}
+        del environment["RAY_ADDRESS"]
+        if number > 0:
+            environment["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
+        with (node / "log").open("ab") as log:
+            place = {"cwd": "/", "env": environment}
+            self._commands.append(subprocess.Popen(named, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **place))
+        if number == 0:
+            self._wait_head()
+
+    def _wait_head(self) -> None:
+        probe = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 1)"
+        command = [*self.prefix(0), sys.executable, "-c", probe, self.addresses[0], str(RAY_PORT)]
+        deadline = time.monotonic() + DEADLINE_S
+        while subprocess.run(command, capture_output=True).returncode:
+            assert time.monotonic() < deadline, (self.folder / "0" / "log").read_text(encoding="utf-8")
+
+    def processes(self, number: int, name: str = "") -> list[psutil.Process]:
+        """Return the processes of a host with a title that begins with `name`, or with a program of that name."""
+        listed = subprocess.run(["ip", "netns", "pids", self.namespace(number)], capture_output=True, text=True)
+        found = []
+        for pid in listed.stdout.split():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(int(pid))
+                words = process.cmdline()  # none of a zombie
+                if words and (" ".join(words).startswith(name) or words[0].endswith(f"/{name}")):
+                    found.append(process)
+        return found
+
+    def wait_process(self, number: int, name: str) -> psutil.Process:
+        deadline = time.monotonic() + DEADLINE_S
+        while not (found := self.processes(number, name)):
+            assert time.monotonic() < deadline, f"host {number} has no {name}"
+            time.sleep(0.02)
+        return found[0]
+
+    def wait_none(self, number: int, name: str, within_s: float) -> None:
+        deadline = time.monotonic() + within_s
+        while found := self.processes(number, name):
+            assert time.monotonic() < deadline, f"still on host {number}: {found}"
+            time.sleep(0.02)
+
+    def run_program(self, text: str, *arguments: str, timeout_s: float = DEADLINE_S) -> str:
+        """Run a program on the first host, which may join the cluster at its first argument; return its stdout."""
+        settings = [f"{name}={value}" for name, value in self.environment.items()]
+        program = [sys.executable, "-P", "-c", text, self.ray_address, *arguments]
+        command = [*self.prefix(0), "env", *settings, *program]
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=timeout_s)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    def end_node(self, number: int) -> None:
+        """Kill all processes of a host."""
+        while found := self.processes(number):
+            for process in found:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(found, DEADLINE_S)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for number in reversed(range(len(self.addresses))):
+            self.end_node(number)
+        for command in self._commands:
+            command.wait(DEADLINE_S)
+        super().__exit__(kind, error, traceback)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class RayEngine(Engine):
+    """An engine on the first host. Ray places its ranks."""
+
+    def __init__(self, network: RayNetwork, *arguments: str, changes: Sequence[tuple[str, str]] = ()) -> None:
+        runtime = network.folder / "head" / f"{next(_numbers)}"
+        runtime.mkdir(parents=True)
+        options = ["--device", "cpu", "--num-threads", "1", "--distributed-executor-backend", "ray", *arguments]
+        super().__init__(runtime, options, network.environment | dict(changes), prefix=network.prefix(0))
+
+    @property
+    def text(self) -> str:
+        """Its stderr so far."""
+        return self.errors.read_text(encoding="utf-8")
+
+    def wait_text(self, text: str, count: int = 1) -> None:
+        """Wait until it has written `text` to stderr so often."""
+        deadline = time.monotonic() + DEADLINE_S
+        while (found := self.text).count(text) < count:
+            assert time.monotonic() < deadline, f"not written: {text}\n{found}"
+            time.sleep(0.02)
+
+    def refusal(self) -> str:
+        """Wait until its start has failed for its configuration and return its last line."""
+        assert self.wait_exit() == 2, self.text
+        return self.text.strip().splitlines()[-1]

@@ -1,0 +1,236 @@
+"""Answers stay those of one process when parts of a Ray cluster end or are cut off, and others take their places."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tokenloom import Client, RequestOutput
+from tokenloom.tests.support.chaos_work import Work, make_work
+from tokenloom.tests.support.network_hosts import DEADLINE_S
+from tokenloom.tests.support.ray_network import RayEngine, RayNetwork, obstacle
+from tokenloom.tests.system.spread_work import (
+    EXACT,
+    LONG,
+    PROMPT,
+    answers,
+    calm_answers,
+    check_equal,
+    is_ready,
+    long_text,
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "there can be a cluster"),
+    pytest.mark.timeout(280),
+]
+TITLE = "tokenloom host"
+DETECTION_S = 100.0  # Ray's own, by default: 62.6 s measured
+WATCH = """
+import sys, time, ray
+ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False)
+print("watches", flush=True)
+while any(node["Alive"] for node in ray.nodes() if node["NodeManagerAddress"] == sys.argv[2]):
+    time.sleep(0.05)
+print("dead", flush=True)
+"""
+WAIT_NODES = """
+import sys, time, ray
+ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False)
+while len({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}) < 3:
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture(scope="module")
+def work() -> list[Work]:
+    return make_work(random.Random(3))
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory, work: list[Work]) -> list[RequestOutput]:
+    return calm_answers(tmp_path_factory.mktemp("calm"), work)
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[RayNetwork]:
+    with RayNetwork(3) as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def engine(network: RayNetwork) -> Iterator[RayEngine]:
+    with RayEngine(network, *EXACT, "--tp", "2", "--hosts", "2") as engine:
+        engine.wait_ready()
+        yield engine
+        engine.processes()
+        assert engine.stop() == 0 and not engine.leftovers()
+        for number in (1, 2):
+            network.wait_none(number, "tokenloom", 5.0)
+
+
+@pytest.fixture
+def host(engine: RayEngine, network: RayNetwork) -> int:
+    """The host with the second rank. Before, links and nodes that the last test took are given back."""
+    for number in (1, 2):
+        network.heal(number)
+        if not network.processes(number, "raylet"):
+            network.end_node(number)
+            network.start_node(number)
+    network.run_program(WAIT_NODES)
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        found = [number for number in (1, 2) if network.processes(number, "tokenloom worker 1")]
+        if len(found) == 1 and is_ready(engine):
+            return found[0]
+        time.sleep(0.05)
+    raise AssertionError("no host has a rank")
+
+
+@pytest.mark.parametrize("victim", ["tokenloom worker 1", TITLE, "ray::AgentActor"])
+def test_a_killed_process_of_a_host_changes_no_answer(
+    engine: RayEngine, network: RayNetwork, host: int, calm: list[RequestOutput], victim: str
+) -> None:
+    found = network.wait_process(host, victim)
+    assert long_text(engine.address, found.kill) == calm[-1].outputs[0].text
+    assert not found.is_running()
+
+
+def test_a_killed_raylet_gives_its_place_to_another_node(
+    engine: RayEngine, network: RayNetwork, host: int, calm: list[RequestOutput]
+) -> None:
+    raylet = network.wait_process(host, "raylet")
+
+    def fault() -> None:
+        raylet.kill()
+        network.wait_none(host, "tokenloom", 10.0)
+
+    assert long_text(engine.address, fault) == calm[-1].outputs[0].text
+    assert network.processes(3 - host, "tokenloom worker 1")
+
+
+def test_a_killed_launcher_takes_its_agents_along_and_the_next_places_new_ones(
+    engine: RayEngine, network: RayNetwork, host: int, calm: list[RequestOutput]
+) -> None:
+    launcher, agent = engine.child("launcher"), network.wait_process(host, TITLE)
+    assert long_text(engine.address, launcher.kill) == calm[-1].outputs[0].text
+    assert engine.child("launcher").pid != launcher.pid and not agent.is_running()
+
+
+def test_a_stopped_agent_is_replaced_and_does_not_outlive_its_place(
+    engine: RayEngine, network: RayNetwork, host: int, calm: list[RequestOutput]
+) -> None:
+    agent = network.wait_process(host, TITLE)
+
+    def fault() -> None:
+        agent.send_signal(signal.SIGSTOP)
+        network.wait_process(3 - host, TITLE)
+
+    assert long_text(engine.address, fault) == calm[-1].outputs[0].text
+    network.wait_none(host, "tokenloom", 4.0)
+
+
+def test_a_cut_link_is_noticed_long_before_ray_does(
+    engine: RayEngine, network: RayNetwork, host: int, calm: list[RequestOutput], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = [f"{name}={value}" for name, value in network.environment.items()]
+    command = [*network.prefix(0), "env", *settings, sys.executable, "-c", WATCH, network.ray_address]
+    watch = subprocess.Popen([*command, network.addresses[host]], stdout=subprocess.PIPE, encoding="utf-8")
+    assert watch.stdout is not None and watch.stdout.readline() == "watches\n"
+    ranks = network.processes(host, "tokenloom worker")
+    times: list[float] = []
+    with Client(engine.address) as client:
+        pieces: list[str] = []
+        for piece in client.stream(PROMPT, LONG):
+            pieces.append(piece)
+            times.append(time.monotonic())
+            if len(pieces) == 20:
+                network.cut(host)
+                cut_at = time.monotonic()
+    assert "".join(pieces) == calm[-1].outputs[0].text
+    network.wait_none(host, "tokenloom worker", 4.0)
+    assert ranks and network.processes(3 - host, "tokenloom worker 1")
+    gap_s = next(at for last, at in itertools.pairwise(times) if at > cut_at and at - last > 1.0) - cut_at
+    assert watch.poll() is None, "Ray has noticed it before"
+    assert watch.wait(DETECTION_S) == 0
+    with capsys.disabled():
+        print(f"\nnext token {gap_s:.1f} s after the cut, Ray's own detection {time.monotonic() - cut_at:.1f} s")
+    watch.stdout.close()
+    network.end_node(host)
+
+
+def test_a_link_that_heals_gives_the_place_back_if_there_is_no_other_node(
+    engine: RayEngine, network: RayNetwork, host: int, work: list[Work], calm: list[RequestOutput]
+) -> None:
+    network.end_node(3 - host)
+    waits = "requests wait for 1 more host of 2"
+    num_waits = engine.text.count(waits)
+
+    def fault() -> None:
+        network.cut(host)
+        engine.wait_text(waits, num_waits + 1)
+        network.heal(host)
+
+    assert long_text(engine.address, fault) == calm[-1].outputs[0].text
+    check_equal(work, calm, answers(engine.address, work))
+
+
+def test_an_engine_of_one_host_reserves_its_cpus_in_ray(
+    network: RayNetwork, host: int, work: list[Work], calm: list[RequestOutput]
+) -> None:
+    with RayEngine(network, *EXACT) as other:
+        other.wait_ready()
+        check_equal(work, calm, answers(other.address, work))
+        with RayEngine(network, "--start-timeout-s", "10") as third:
+            assert "Ray has not placed hosts with CPU 1," in third.refusal()
+        launcher = other.child("launcher")
+        assert long_text(other.address, launcher.kill) == calm[-1].outputs[0].text
+        other.wait_text("launcher is back")
+        other.processes()
+        assert other.stop() == 0 and not other.leftovers()
+
+
+def test_a_cluster_that_ends_and_begins_again_gets_its_requests_back(
+    engine: RayEngine, network: RayNetwork, host: int, calm: list[RequestOutput]
+) -> None:
+    waits = "requests wait for 1 more host of 2: Ray places it on the next free node"
+    num_waits = engine.text.count(waits)
+
+    def fault() -> None:
+        for each in (*network.processes(0, "raylet"), *network.processes(0, "gcs_server")):
+            each.kill()
+        engine.wait_text(waits, num_waits + 1)
+        for number in (1, 2):
+            network.end_node(number)
+        network.wait_none(0, "raylet", DEADLINE_S)
+        network.wait_none(0, "gcs_server", DEADLINE_S)
+        for number in range(3):
+            network.start_node(number)
+
+    assert long_text(engine.address, fault) == calm[-1].outputs[0].text
+    assert engine.text.count("no Ray cluster at 10.44.0.1:6379") <= 1, "said once"
+
+
+def test_a_node_that_is_added_after_a_loss_takes_the_place(
+    engine: RayEngine, network: RayNetwork, host: int, calm: list[RequestOutput]
+) -> None:
+    network.end_node(3 - host)
+    waits = "requests wait for 1 more host of 2: Ray places it on the next free node"
+    num_waits = engine.text.count(waits)
+
+    def fault() -> None:
+        network.end_node(host)
+        engine.wait_text(waits, num_waits + 1)
+        assert not is_ready(engine)
+        network.start_node(3 - host)
+
+    assert long_text(engine.address, fault) == calm[-1].outputs[0].text
+    assert network.processes(3 - host, "tokenloom worker 1")
