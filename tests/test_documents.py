@@ -73,10 +73,24 @@ def known_flags() -> set[str]:
     return {flag for action in parser._actions for flag in action.option_strings} | OTHERS_FLAGS
 
 
-@pytest.mark.parametrize("name", ["tokenloom.service", "kubernetes.yaml", "inference-pool.yaml"])
-def test_the_systemd_unit_and_the_manifest_use_existing_options(name: str) -> None:
+RAY_FLAGS = {"--head", "--node-ip-address", "--port", "--autoscaling-config", "--address"}  # of `ray start`
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenloom.service", "kubernetes.yaml", "inference-pool.yaml", "kuberay.yaml", "ray-cluster.yaml"]
+)
+def test_the_systemd_unit_and_the_manifests_use_existing_options(name: str) -> None:
     text = (ROOT / "docs/deploy" / name).read_text()
-    assert set(re.findall(r"(?<![\w-])--(?!from-literal)[a-z][a-z-]+", text)) <= known_flags()
+    flags = set(re.findall(r"(?<![\w-])--(?!from-literal|from-file)[a-z][a-z-]+", text))
+    assert flags <= known_flags() | (RAY_FLAGS if name == "ray-cluster.yaml" else set())
+    assert all(yaml.safe_load_all(text)) if name.endswith("yaml") else True
+
+
+@pytest.mark.parametrize("name", ["kuberay.yaml", "ray-cluster.yaml"])
+def test_the_ray_clusters_have_the_version_of_the_pins(name: str) -> None:
+    text = (ROOT / "docs/deploy" / name).read_text()
+    (pin,) = re.findall(r"^ray==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert set(re.findall(r"2\.\d\d\.\d", text)) == {pin}
 
 
 def test_the_systemd_unit_allows_time_to_drain_and_only_writable_folders() -> None:
