@@ -25,6 +25,7 @@ BENCHMARKS = {  # description by name; the script is scripts/bench_NAME.py
     "speculation": "lookup speculation on and off, with texts of this repository: needs a checkout",
     "multimodal": "requests with images: encodes, first token, the stall of others, throughput, memory",
     "uploads": "how long images of 20 MB hold the frontend's loop",
+    "scale": "an engine on Ray beside one of --hosts: needs a checkout, root and Ray",
     "router": "the choice between cores: seconds by their number, and memory of the index",
     "replicas": "two replicas with a thread each beside one engine with two threads",
     "gateway": "what a gateway adds to the first token, and the gap of a stream whose core is killed",
