@@ -198,27 +198,6 @@ def test_an_engine_of_one_host_reserves_its_cpus_in_ray(
         assert other.stop() == 0 and not other.leftovers()
 
 
-def test_a_cluster_that_ends_and_begins_again_gets_its_requests_back(
-    engine: RayEngine, network: RayNetwork, host: int, calm: list[RequestOutput]
-) -> None:
-    waits = "requests wait for 1 more host of 2: Ray places it on the next free node"
-    num_waits = engine.text.count(waits)
-
-    def fault() -> None:
-        for each in (*network.processes(0, "raylet"), *network.processes(0, "gcs_server")):
-            each.kill()
-        engine.wait_text(waits, num_waits + 1)
-        for number in (1, 2):
-            network.end_node(number)
-        network.wait_none(0, "raylet", DEADLINE_S)
-        network.wait_none(0, "gcs_server", DEADLINE_S)
-        for number in range(3):
-            network.start_node(number)
-
-    assert long_text(engine.address, fault) == calm[-1].outputs[0].text
-    assert engine.text.count("no Ray cluster at 10.44.0.1:6379") <= 1, "said once"
-
-
 def test_a_node_that_is_added_after_a_loss_takes_the_place(
     engine: RayEngine, network: RayNetwork, host: int, calm: list[RequestOutput]
 ) -> None:
