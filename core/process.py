@@ -20,6 +20,7 @@ from ..ipc.errors import EngineDead, ProtocolError
 from ..ipc.keys import Keys
 from ..ipc.messages.base import Holding, MemoryTag
 from ..ipc.messages.supervisor import (
+    ArenaLost,
     FrontendDown,
     Initialize,
     Phase,
@@ -53,7 +54,6 @@ from .links.worker_group import WorkerGroup
 
 logger = logging.getLogger("tokenloom.core")
 
-_ONLY_GENERATION = 1  # of the slots: they outlive workers and cores
 BEATS_PER_TIMEOUT = 8  # at least: an undetected suspension takes up to 2 beats
 
 
@@ -64,7 +64,7 @@ class CoreProcess:
     _controls: ControlQueue
 
     def __init__(
-        self, spec: EngineSpec, core_epoch: int, generation: int, model_folder: str, asleep: list[MemoryTag]
+        self, spec: EngineSpec, core_epoch: int, generation: int, arena: int, model_folder: str, asleep: list[MemoryTag]
     ) -> None:
         self._spec, self._core_epoch, self._asleep = spec, core_epoch, asleep
         self._model_folder = model_folder or spec.model_folder
@@ -78,7 +78,7 @@ class CoreProcess:
         self._frontends = FrontendPort(self._context, spec, self._touched)
         self._workers: WorkerGroup | None = self._open_group(generation)
         self._grammar_host = GrammarProcessHost(self._context, spec, core_epoch)
-        self._tier = TierLink(self._context, spec)
+        self._tier = TierLink(self._context, spec, arena)
         self._events: EventPort | None = None  # with --kv-events
         self._is_stopping = False
 
@@ -107,6 +107,8 @@ class CoreProcess:
             if isinstance(message, Initialize):
                 self._start(message)
                 return True
+            if isinstance(message, ArenaLost):
+                self._tier.on_notice(message, None, self._model_folder)
         return False
 
     def _start(self, message: Initialize) -> None:
@@ -147,7 +149,7 @@ class CoreProcess:
     def _tiers_of(self, message: Initialize) -> Tiers | None:
         if message.arena is None:
             return None
-        record = BlockRecord(self._spec.own_file("slots"), message.arena.num_slots + 1, _ONLY_GENERATION)
+        record = BlockRecord(self._spec.own_file("slots"), message.arena.num_slots + 1, self._tier.arena)
         return Tiers(options_of(self._spec, message.arena, message.kernels), self._tier.send, record)
 
     def _probe(self, workers: WorkerGroup) -> str | None:
@@ -342,17 +344,9 @@ class CoreProcess:
                 self._reload(message)
             elif isinstance(message, Reloaded):
                 self._controls.on_reloaded()
-                self._open_tiers()
-            elif isinstance(message, TierUp):
-                self._tier.connect(message.number)
-                self._open_tiers()
-            elif isinstance(message, TierDown) and self._engine.offload is not None:
-                self._tier.close()
-                self._engine.offload.on_tier_lost()
-
-    def _open_tiers(self) -> None:
-        if self._engine.offload is not None and self._tier.wakers:
-            self._engine.offload.open(self._model_folder)
+                self._tier.open(self._engine.offload, self._model_folder)
+            elif isinstance(message, (TierUp, TierDown, ArenaLost)):
+                self._tier.on_notice(message, self._engine.offload, self._model_folder)
 
     def _report_progress(self) -> None:
         engine, now = self._engine, time.monotonic()
@@ -387,12 +381,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenloom.core.process")
     parser.add_argument("--epoch", type=int, default=0)
     parser.add_argument("--generation", type=int, default=0)
+    parser.add_argument("--arena", type=int, default=0, help="number of the memory for blocks of KV tiers")
     parser.add_argument("--replica", type=int, default=0)
     parser.add_argument("--model-folder", default="", help="folder of the weights, if they were reloaded from another")
     parser.add_argument("--asleep", nargs="*", default=[], help="what the workers do not hold in memory")
     arguments = parser.parse_args()
     return_large_blocks()
-    options = (arguments.epoch, arguments.generation, arguments.model_folder, arguments.asleep)
+    numbers = (arguments.epoch, arguments.generation, arguments.arena)
+    options = (*numbers, arguments.model_folder, arguments.asleep)
     return run_child("core", lambda spec: CoreProcess(spec, *options), replica=arguments.replica)
 
 

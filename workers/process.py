@@ -92,8 +92,7 @@ class WorkerProcess:
         asleep: list[MemoryTag],
         arena_fd: int | None = None,
     ) -> None:
-        self._spec = spec
-        self._arena_fd = arena_fd
+        self._spec, self._arena_fd = spec, arena_fd
         self._model_folder, self._asleep = model_folder or Path(spec.model_folder), asleep
         self._rank, self._generation = rank, generation
         self._sends_results = rank == spec.ranks[0]
@@ -226,7 +225,8 @@ class WorkerProcess:
             return None
         if self._arena_fd is None:
             raise ProtocolError("the supervisor has sized an arena that this worker has not inherited")
-        return Arena(self._arena_fd, sizes.arena)
+        num_local = len(self._spec.ranks_on(self._spec.host_of(self._rank)))
+        return Arena.sized(self._arena_fd, sizes.arena.share(num_local, self._spec.config.tensor_parallel_size))
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────────────────────
 

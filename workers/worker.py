@@ -71,8 +71,8 @@ class Worker:
 
     def __init__(self, spec: EngineSpec, rank: int, generation: int) -> None:
         self._spec = spec
-        self._rank = rank
-        self._size = spec.config.tensor_parallel_size
+        self._rank, self._size = rank, spec.config.tensor_parallel_size
+        self._local_ranks = [each.tp for each in spec.ranks_on(spec.host_of(Rank(0, rank)))]
         self._num_local_workers = len(spec.local_workers(Rank(0, rank)))
         index = spec.local_number(Rank(0, rank))
         self._device = torch.device("cuda", index) if spec.device == "cuda" else torch.device("cpu")
@@ -165,6 +165,7 @@ class Worker:
             device=device_check.describe_device(self._device),
             kernels=self._kernels,
             has_exact_drafts=self._has_exact_drafts,
+            free_bytes=available_bytes() * len(self._local_ranks) // self._num_local_workers,
         )
 
     def initialize(self, num_blocks: int, arena: Arena | None = None) -> None:
@@ -211,7 +212,7 @@ class Worker:
             place = (*limits, self._group, recorder)
             device_runner = DeviceRunner(model, kv_cache, *place, has_adapters=config.enable_lora, shifts=shifts)
         trace = self.recorder.step
-        copies = None if self._arena is None else KVCopies(self._arena, kv_cache, self._group)
+        copies = None if self._arena is None else KVCopies(self._arena, kv_cache, self._group, self._local_ranks)
         helpers = (device_runner, self._sampler, trace, copies, self.adapters, self._media)
         return ModelRunner(model, batch, kv_cache, self._group, vocab_size, *helpers)
 

@@ -214,7 +214,9 @@ class KVCacheManager:
         self.pool.clear_index()
 
     def begin_generation(self, generation: int) -> None:
-        """Note that the blocks belong to a new worker group, after `reset`."""
+        """Note that the blocks belong to a new worker group, after `reset` and the end of the workers before."""
+        if self.offload is not None:
+            self.offload.on_workers_ended()
         if self._record is not None:
             self._record.begin_generation(generation)
 

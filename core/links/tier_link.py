@@ -1,46 +1,91 @@
-"""TierLink: the core's socket to the tier process, while there is one."""
+"""TierLink: the core's sockets to the tier processes, one on each host, while there are any."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import zmq
 
 from ...ipc.channel import Channel
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.messages.tier import CoreToTier, TierToCore
+from ...ipc.messages.supervisor import ArenaLost, TierDown, TierUp
+from ...ipc.messages.tier import CoreToTier, PinnedBlocks, TierToCore
 from ...ipc.sockets import new_socket
+from .tier_answers import TierAnswers
+
+
+class Offload(Protocol):
+    """The user of the tier processes and of the arena's slots."""
+
+    def open(self, model_folder: str) -> None: ...
+
+    def on_tier_lost(self) -> None: ...
+
+    def lose_slots(self, arena: int) -> None: ...
 
 
 class TierLink:
-    """Connects to each new tier process; a message is dropped while there is none."""
+    """Connects to each new set of tier processes; a message is dropped while there is none. `arena`: its number, since
+    the slots outlive workers and cores, but no host."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec) -> None:
-        self._context, self._spec = context, spec
-        self._channel: Channel[TierToCore, CoreToTier] | None = None
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, arena: int) -> None:
+        self._context, self._spec, self.arena = context, spec, arena
+        self._channels: list[Channel[TierToCore, CoreToTier]] = []  # by host
+        self._answers = TierAnswers(1)
 
     @property
     def wakers(self) -> list[zmq.Socket[bytes]]:
-        """The socket to poll, if there is one."""
-        return [] if self._channel is None else [self._channel.socket]
+        """The sockets to poll."""
+        return [channel.socket for channel in self._channels]
 
-    def connect(self, number: int) -> None:
-        """Connect to tier process `number`."""
+    def on_notice(self, message: TierUp | TierDown | ArenaLost, offload: Offload | None, model_folder: str) -> None:
+        """Apply a notice of the supervisor; offload: None before it is known. model_folder: of the weights in use."""
+        if isinstance(message, ArenaLost):
+            if message.arena > self.arena and offload is not None:
+                offload.lose_slots(message.arena)
+            self.arena = max(self.arena, message.arena)
+        elif isinstance(message, TierUp):
+            self.connect(message.number, message.others)
+            self.open(offload, model_folder)
+        elif offload is not None:
+            self.close()
+            offload.on_tier_lost()
+
+    def open(self, offload: Offload | None, model_folder: str) -> None:
+        """Let an offload use the tier processes, if there are any, for the weights in use."""
+        if offload is not None and self._channels:
+            offload.open("" if model_folder == self._spec.model_folder else model_folder)
+
+    def connect(self, number: int, others: Sequence[str] = ()) -> None:
+        """Connect to tier process `number` of this host, if it has ranks, and to those of other hosts."""
         self.close()
-        socket = new_socket(self._context, zmq.DEALER)
-        socket.connect(self._spec.endpoints.tier_of(number))
-        self._channel = Channel(socket, TierToCore, "tier process")
+        here = [self._spec.endpoints.tier_of(number)] if 0 in self._spec.hosts else []
+        for address in (*here, *others):
+            socket = new_socket(self._context, zmq.DEALER)
+            if address in others and self._spec.group_keys is not None:
+                self._spec.group_keys.secure_client(socket)
+            socket.connect(address)
+            self._channels.append(Channel(socket, TierToCore, "tier process"))
+        self._answers = TierAnswers(len(self._channels))
 
     def send(self, message: CoreToTier) -> None:
-        if self._channel is not None:
-            self._channel.send(message)
+        if isinstance(message, PinnedBlocks) and self._channels:
+            host, message = self._answers.place_of(message)
+            self._channels[host].send(message)
+            return
+        self._answers.expect(message)
+        for channel in self._channels:
+            channel.send(message)
 
     def receive(self) -> Iterator[TierToCore]:
-        if self._channel is not None:
-            yield from self._channel.receive()
+        """Yield the answers that all hosts have given."""
+        for host, channel in enumerate(self._channels):
+            for message in channel.receive():
+                yield from self._answers.take(host, message)
 
     def close(self) -> None:
-        """Drop the connection and all messages in it."""
-        if self._channel is not None:
-            self._channel.socket.close(linger=0)
-            self._channel = None
+        """Drop the connections and all messages in them."""
+        for channel in self._channels:
+            channel.socket.close(linger=0)
+        self._channels = []

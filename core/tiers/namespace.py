@@ -16,6 +16,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.weight_files import file_by_tensor
 from ...ipc.errors import ConfigError
 from ...ipc.keys import read_private
+from ...ipc.messages.base import Rank
 from .object_format import VERSION
 
 MIN_SECRET_BYTES = 16
@@ -38,6 +40,14 @@ def new_namespace(weights: bytes, facts: bytes, secret: bytes) -> bytes:
     """Return the namespace, 32 bytes; `weights`: their digest, 32 bytes."""
     content = VERSION.to_bytes(4, "little") + weights + facts
     return hmac.digest(secret, content, "sha256") if secret else hashlib.sha256(content).digest()
+
+
+def namespace_of_parts(namespace: bytes, ranks: Sequence[Rank], num_ranks: int) -> bytes:
+    """Return the namespace of objects that hold the parts of `ranks` alone, since other hosts store the other parts
+    under the same keys. Objects of all ranks have that of the blocks."""
+    if len(ranks) == num_ranks:
+        return namespace
+    return hashlib.sha256(namespace + " ".join(map(str, ranks)).encode()).digest()
 
 
 def read_secret(path: str | None) -> bytes:

@@ -1,8 +1,8 @@
 """The tier process: python -m tokenloom.core.tiers.process --number N --replica R --arena-fd F
 
-Finds, loads and stores KV blocks for the core: on a disk, in a remote store and in other engines. A child of the
-supervisor. One loop receives orders and sends reports; all that may block runs in threads. Knows slots, never blocks of
-the pool or requests.
+Finds, loads and stores KV blocks for the core: on a disk, in a remote store and in other engines. There is one on each
+host, for the parts of the ranks there: a child of the supervisor, or of the agent of another host. One loop receives
+orders and sends reports; all that may block runs in threads. Knows slots, never blocks of the pool or requests.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ import zmq
 
 from ...ipc.channel import Channel
 from ...ipc.child import SupervisorChannel, run_child
+from ...ipc.client_auth import GROUP, ZapHandler
 from ...ipc.codec import decode_ids
-from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.config.engine_spec import EngineSpec, host_process_name
 from ...ipc.config.tier_places import listen_address_of, peer_addresses
+from ...ipc.endpoints import tcp_address
 from ...ipc.errors import ConfigError, ProtocolError
-from ...ipc.messages.supervisor import Initialize, Ready, Stop
+from ...ipc.messages.supervisor import Initialize, Ready, Stop, TierListening
 from ...ipc.messages.tier import (
     SOURCES,
     BlocksLoaded,
@@ -53,7 +55,7 @@ from ..kv.block_hash import KEY_BYTES
 from .disk import DiskSource
 from .finder import Finder
 from .lane import Lane, SlotItem
-from .namespace import digest_weights, new_namespace, read_secret
+from .namespace import digest_weights, namespace_of_parts, new_namespace, read_secret
 from .network.peer import PeerSource
 from .network.peer_server import PeerServer
 from .network.remote import RemoteSource
@@ -75,10 +77,12 @@ class TierProcess:
 
     _arena: Arena  # from Initialize on
 
-    def __init__(self, spec: EngineSpec, number: int, arena_fd: int) -> None:
-        self._spec, self._number, self._arena_fd = spec, number, arena_fd
+    def __init__(self, spec: EngineSpec, number: int, host: int, arena_fd: int) -> None:
+        self._spec, self._number, self._host, self._arena_fd = spec, number, host, arena_fd
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.supervisor = SupervisorChannel(self._context, spec, spec.identity("tier", number))
+        self.supervisor = SupervisorChannel(self._context, spec, spec.identity(host_process_name("tier", host), number))
+        self._zap: ZapHandler | None = None  # for the core, on another host
+        self._has_core = False  # it has sent its first order
         self._reports = Reports()
         self._pins = Pins(self._reports.put)
         self._peer_server: PeerServer | None = None
@@ -107,17 +111,21 @@ class TierProcess:
         if (address := _listen_address(self._spec)) is not None:
             disk = self._sources.get(SOURCES.index("disk"))
             self._peer_server = PeerServer(address, self._secret, self._pins, self._arena.slot, disk)
-        socket = new_socket(self._context, zmq.DEALER)
-        socket.bind(self._spec.endpoints.tier_of(self._number))
+        socket = self._listen()
         self._core: Channel[CoreToTier, TierToCore] = Channel(socket, CoreToTier, "core")
         self.supervisor.send(Ready())
         poller = zmq.Poller()
-        for source in (self.supervisor.socket, socket, self._reports.wake_fd):
+        for source in (self.supervisor.socket, socket, *([] if self._zap is None else [self._zap.socket])):
             poller.register(source, zmq.POLLIN)
         while not any(isinstance(message, Stop) for message in self.supervisor.receive()):
+            if self._zap is not None:
+                self._zap.answer()
             for order in self._core.receive():
+                self._has_core = True
                 self._obey(order)
-            self._send()
+            if self._has_core:  # to send before the core has connected would block, and nobody would admit its key
+                poller.register(self._reports.wake_fd, zmq.POLLIN)
+                self._send()
             poller.poll(self._patience_ms())
         deadline = time.monotonic() + FLUSH_S
         for lane in self._lanes.values():
@@ -129,9 +137,21 @@ class TierProcess:
             if isinstance(message, Initialize):
                 if message.arena is None:
                     raise ProtocolError("Initialize has no arena, but a tier process was started")
-                self._arena = Arena(self._arena_fd, message.arena)
+                shape = message.arena.share(len(self._spec.ranks_on(self._host)), len(self._spec.ranks))
+                self._arena = Arena.sized(self._arena_fd, shape)
                 return True
         return False
+
+    def _listen(self) -> zmq.Socket[bytes]:
+        """Open the socket for the core; tell the supervisor its address if that is on another host."""
+        socket = new_socket(self._context, zmq.DEALER)
+        if self._spec.is_on_head or self._spec.group_keys is None:
+            socket.bind(self._spec.endpoints.tier_of(self._number))
+            return socket
+        self._zap = ZapHandler(self._context, self._spec.group_keys.client_public, GROUP)
+        place = tcp_address(self._spec.host_address, "*")
+        self.supervisor.send(TierListening(address=self._spec.group_keys.listen(socket, GROUP, place)))
+        return socket
 
     def close(self) -> None:
         if self._peer_server is not None:
@@ -142,6 +162,8 @@ class TierProcess:
 
     def _patience_ms(self) -> int | None:
         """Return the time to poll, in ms; None: until a message or a report."""
+        if not self._has_core:
+            return None
         now = time.monotonic()
         waits = [] if self._reports.due is None else [self._reports.due - now]
         if self._states() != self._sent:
@@ -262,7 +284,8 @@ class TierProcess:
         begun = time.monotonic()
         try:
             with ThreadPoolExecutor(1, "digest", _yield_to_others) as background:
-                weights = background.submit(digest_weights, self._spec, order.model_folder).result()
+                folder = order.model_folder or self._spec.model_folder
+                weights = background.submit(digest_weights, self._spec, folder).result()
             digest = new_namespace(weights, order.facts, self._secret)
         except ConfigError as error:
             logger.error("the KV tiers stay closed: %s", error)
@@ -273,7 +296,8 @@ class TierProcess:
             if order.serial != self._open_serial:
                 return
             self._error = ""
-            namespace = Namespace(digest, self._secret, self._arena.shape.slot_bytes)
+            of_parts = namespace_of_parts(digest, self._spec.ranks_on(self._host), len(self._spec.ranks))
+            namespace = Namespace(of_parts, self._secret, self._arena.shape.slot_bytes)
             for source in self._sources.values():
                 source.open(namespace)
             if self._peer_server is not None:
@@ -317,10 +341,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenloom tier", description="Moves KV blocks; started by the supervisor.")
     parser.add_argument("--number", type=int, required=True)
     parser.add_argument("--replica", type=int, default=0)
+    parser.add_argument("--host", type=int, default=0)
     parser.add_argument("--arena-fd", type=int, required=True)
-    arguments = parser.parse_args()
-    options = (arguments.number, arguments.arena_fd)
-    return run_child("tier", lambda spec: TierProcess(spec, *options), replica=arguments.replica)
+    given = parser.parse_args()
+    options = (given.number, given.host, given.arena_fd)
+    name = host_process_name("tier", given.host)
+    return run_child(name, lambda spec: TierProcess(spec, *options), replica=given.replica)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 A daemon: it waits for a head, serves it, and waits again. The head sends a sign of life every second; after LEASE_S of
 silence, and whenever it loses the head in another way, the agent kills its processes before it looks for a head again.
-So a host that was cut off holds no memory and no GPU for a group that is lost. It starts nothing but workers,
-for a head that has its key, its version and its checkpoint.
+So a host that was cut off holds no memory and no GPU for a group that is lost. It starts nothing but workers and a
+tier process, for a head that has its key, its version and its checkpoint.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from ...ipc.messages.hosts import (
     Spawned,
     Words,
 )
+from ...ipc.process.arena import new_arena
 from ...ipc.process.log import write_line
 from ...ipc.process.service_manager import READY, notify
 from ..supervisor.launcher import ProcessSpec, Unit
@@ -153,6 +154,7 @@ class HostProcesses:
         self._run_directory: RunDirectory | None = None
         self._launcher: LocalLauncher | None = None
         self._process_by_key: dict[str, LocalProcess] = {}
+        self._arena_fds: list[int] = []  # of the arena of each replica on this host, with KV tiers
         self._lines: list[str] = []  # of stderr, that the head has not got yet
         self._prepared_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._preparation: tuple[EngineSpec, str] | ErrorInfo | None = None  # with the checkpoint's digest
@@ -166,6 +168,7 @@ class HostProcesses:
         """Find the engine's checkpoint in a thread, since it may have to be downloaded."""
         self._run_directory = RunDirectory.create()
         engine, folder = msgspec.json.decode(spec, type=EngineSpec), str(self._run_directory.path)
+        self._arena_fds = [new_arena() for _ in range(engine.config.data_parallel_size) if engine.uses_tiers]
 
         def find() -> None:
             try:
@@ -223,17 +226,18 @@ class HostProcesses:
     def spawn(self, order: Spawn) -> None:
         if self._launcher is None:
             raise HeadLostError("the head starts a process before this host has its checkpoint")
-        unit = Unit(order.role, order.replica)
-        process = self._launcher.spawn(
-            ProcessSpec(unit, order.number, Rank.parse(order.rank), arguments=order.arguments)
-        )
+        unit, rank = Unit(order.role, order.replica), Rank.parse(order.rank) if order.rank else None
+        fds = [self._arena_fds[order.replica]] if self._arena_fds else []
+        arguments = [*order.arguments, *(f"--arena-fd={fd}" for fd in fds)]
+        process = self._launcher.spawn(ProcessSpec(unit, order.number, rank, order.host, arguments, fds))
         self._process_by_key[order.process] = process
         self._link.send(Spawned(process=order.process, pid=process.pid))
 
     def kill(self, key: str) -> None:
-        """Kill a process and wait for its end."""
+        """Kill a process, wait for its end and report it."""
         if (process := self._process_by_key.pop(key, None)) is not None:
             process.close()
+            self._link.send(Ended(process=key, how=process.describe_exit()))
 
     def close(self) -> None:
         """Kill all processes and remove their files."""
@@ -242,4 +246,6 @@ class HostProcesses:
         self._process_by_key.clear()
         if self._run_directory is not None:
             self._run_directory.remove()
+        while self._arena_fds:
+            os.close(self._arena_fds.pop())
         os.close(self._prepared_fd)

@@ -12,6 +12,7 @@ import logging
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -92,6 +93,7 @@ class Hosts:
         self._ping_at = 0.0  # monotonic seconds
         self._is_complete = False
         self.wakers: Sequence[zmq.Socket[bytes]] = ()
+        self._num_lost_by_place: Counter[int] = Counter()
 
     # ── sockets ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -234,7 +236,10 @@ class Hosts:
             logger.error("host %s is lost: %s", host.name, reason)
         for process in host.processes.values():
             process.on_host_lost(reason)
-        self._host_by_place = {place: each for place, each in self._host_by_place.items() if each is not host}
+        places = [place for place, each in self._host_by_place.items() if each is host]
+        self._num_lost_by_place.update(places)
+        for place in places:
+            del self._host_by_place[place]
 
     def _fill_places(self) -> None:
         """Give each free place to a prepared host without one."""
@@ -263,12 +268,16 @@ class Hosts:
     # ── processes ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def obstacle(self, unit: Unit) -> str:
-        missing = self._missing if unit.role == "worker" and self._has_free_place(unit.place) else ""
+        is_of_host = unit.role in ("worker", "tier")
+        missing = self._missing if is_of_host and self._has_free_place(unit.place) else ""
         return self._local.obstacle(unit) or missing
 
     def _has_free_place(self, replica: int) -> bool:
         """Whether a host is missing that workers of a replica run on."""
         return not self._places[replica].isdisjoint(self._free_places)
+
+    def num_hosts_lost(self, replica: int) -> int:
+        return sum(self._num_lost_by_place[place] for place in self._places[replica])
 
     def on_placement(self, news: HostPlaced | HostGone) -> None:
         self._local.on_placement(news)
@@ -290,17 +299,18 @@ class Hosts:
         host = self._host_by_place[spec.host]
 
         def kill(key: str) -> None:
-            host.processes.pop(key, None)
             self._channel.send_to(host.identity, Kill(process=key))
 
         process = RemoteProcess(spec, host.name, self._wait, kill)
         host.processes[process.key] = process
+        assert spec.unit.role == "worker" or spec.unit.role == "tier", "other processes run on the head"
         order = Spawn(
             process=process.key,
-            role="worker",
+            role=spec.unit.role,
             replica=spec.unit.place,
             number=spec.number,
-            rank=str(spec.rank),
+            host=spec.host,
+            rank="" if spec.rank is None else str(spec.rank),
             arguments=list(spec.arguments),
         )
         self._channel.send_to(host.identity, order)

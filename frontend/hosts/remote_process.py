@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ...ipc.messages.base import LEASE_S
 from ...ipc.messages.hosts import ProcessUse
 from ..supervisor.launcher import ProcessSpec
 
@@ -16,7 +17,8 @@ class RemoteProcess:
     def __init__(
         self, spec: ProcessSpec, host: str, wait: Callable[[RemoteProcess, float], None], kill: Callable[[str], None]
     ) -> None:
-        """`wait` takes messages until the process has ended or the seconds are over; `kill` orders its end."""
+        """`wait` takes messages until the process has ended or the seconds are over; `kill` orders its end, which is
+        reported as any other."""
         self.key = spec.identity.decode()
         self._name, self._host, self._wait, self._kill = spec.name, host, wait, kill
         self.place = f"host {host}"
@@ -55,7 +57,9 @@ class RemoteProcess:
         self._wait(self, timeout_s)
 
     def close(self) -> None:
-        """Order its end, if it still runs. Its host reaps it before it starts another process for us."""
+        """Order its end, if it still runs, and wait for it: until then it may write slots of the arena. A host that
+        does not reap it is lost with it."""
         if not self.has_ended:
-            self._end = f"{self._name} was killed"
             self._kill(self.key)
+        while not self.has_ended:
+            self.wait(LEASE_S)

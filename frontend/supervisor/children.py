@@ -33,6 +33,7 @@ class Child:
     started_at: float = field(default_factory=time.monotonic)
     last_sign_at: float = field(default_factory=time.monotonic)  # last message; the time without a CPU is added
     failure: str = ""  # message of its Failed
+    address: str = ""  # of a tier process on another host, for the core
 
     def describe_end(self) -> str:
         """Name the process and the cause of its end. It must have ended, or have sent Failed."""
@@ -80,6 +81,10 @@ class Children:
         """When the launcher needs a `poll` at the latest; monotonic seconds."""
         return self._launcher.next_at
 
+    def num_hosts_lost(self, replica: int) -> int:
+        """Return how many hosts of a replica were lost so far, each with its part of the arena."""
+        return self._launcher.num_hosts_lost(replica)
+
     def obstacle(self, unit: Unit) -> str:
         """Return what the start of a unit has to wait for, else ""."""
         return self._launcher.obstacle(unit)
@@ -102,6 +107,7 @@ class Children:
             max_blocks=min(each.max_blocks for each in group),
             kernels=self.kernels(),
             has_exact_drafts=all(each.has_exact_drafts for each in group),
+            free_bytes=min(each.free_bytes for each in group),
         )
 
     def kernels(self) -> str:

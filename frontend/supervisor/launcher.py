@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import zmq
 
-from ...ipc.config.engine_spec import frontend_name, identity_of, process_name
+from ...ipc.config.engine_spec import frontend_name, host_process_name, identity_of, process_name
 from ...ipc.messages.base import Rank
 from ...ipc.messages.supervisor import HostGone, HostPlaced, PlacesTaken
 
@@ -46,14 +46,18 @@ class ProcessSpec:
     unit: Unit
     number: int = 0  # a worker's generation, a core's epoch, for others the count of predecessors
     rank: Rank | None = None  # of a worker
-    host: int = 0  # of a worker, as EngineSpec.host_of; 0: this machine
+    host: int = 0  # as EngineSpec.host_of; 0: this machine
     arguments: Sequence[str] = ()
     inherited_fds: Sequence[int] = ()
 
     @property
     def name(self) -> str:
         """The name in logs and errors, such as "core" or "worker 0"."""
-        return self.unit.name if self.rank is None else process_name(f"worker {self.rank}", self.unit.place)
+        if self.rank is not None:
+            return process_name(f"worker {self.rank}", self.unit.place)
+        return (
+            process_name(host_process_name(self.unit.role, self.host), self.unit.place) if self.host else self.unit.name
+        )
 
     @property
     def identity(self) -> bytes:
@@ -104,6 +108,9 @@ class Launcher(Protocol):
 
     def obstacle(self, unit: Unit) -> str:
         """Return what the start of a unit has to wait for; "" if it can be started now."""
+
+    def num_hosts_lost(self, replica: int) -> int:
+        """Return how often other machines were lost that were to run processes of a replica."""
 
     def spawn(self, spec: ProcessSpec) -> ChildProcess: ...
 

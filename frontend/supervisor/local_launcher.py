@@ -70,6 +70,9 @@ class LocalLauncher:
             self._awaits_devices = False
             self._devices = {} if news.visible_devices is None else {"CUDA_VISIBLE_DEVICES": news.visible_devices}
 
+    def num_hosts_lost(self, replica: int) -> int:
+        return 0
+
     def spawn(self, spec: ProcessSpec) -> LocalProcess:
         devices = self._devices if spec.unit.role == "worker" else {}
         environment = {**self._environment, **devices}

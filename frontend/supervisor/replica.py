@@ -34,9 +34,10 @@ class Replica:
         self.workers, self.core, self.tier = Unit("worker", number), Unit("core", number), Unit("tier", number)
         self.units = [self.workers, self.core, *([self.tier] if spec.uses_tiers else [])]
         self.number = number
+        self.num_hosts_lost = 0  # as its core knows: the number of its arena
         self._touched = spec.of_replica(number).own_file("touched")
         self._is_only_one = spec.config.data_parallel_size == spec.config.api_server_count == 1
-        self.arena = KVArena(spec, free_bytes)
+        self.arena = KVArena(spec.of_replica(number), free_bytes)
         self.holdings = Holdings(spec.model_folder)
         self.sizes: Initialize | None = None  # None: not measured yet
         self.progress = self._before = NO_PROGRESS  # of its core; totals of the cores before it

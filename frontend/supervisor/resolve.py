@@ -85,7 +85,6 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         check_weights(folder, model, dtype, device, num_local / num_ranks)
     names = config.served_model_name or [config.model or "tokenloom-demo"]
     check_adapter_options(config, model, names)
-    check_one_host(config)
     tokenizer, max_model_len = _tokenizer_folder(config, folder), _max_model_len(config, model)
     agents = _agents_address(config)
     spec = EngineSpec(
@@ -189,15 +188,6 @@ def check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
     option = next((option for option, is_wanted in wanted.items() if is_wanted), None)
     if model.implementation == "transformers" and option is not None:
         raise ConfigError(f"{option}: {model.architecture} runs on transformers' layers, which cannot: leave it out")
-
-
-def check_one_host(config: EngineConfig) -> None:
-    """Raise ConfigError if an option needs memory that ranks on other hosts do not share."""
-    if config.hosts > 1 and config.has_tiers:
-        raise ConfigError(
-            f"--hosts {config.hosts} keeps blocks in the KV pool alone: leave out --kv-host-bytes, --kv-disk, "
-            "--kv-remote, --kv-peers and --kv-listen"
-        )
 
 
 def check_ray() -> None:

@@ -9,7 +9,7 @@ from functools import cache
 import msgspec
 
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.messages.supervisor import Initialize, Measured, Progress
+from ...ipc.messages.supervisor import ArenaLost, Initialize, Measured, Progress, TierUp
 from ...ipc.process.machine_memory import available_bytes
 from .children import Child, Children
 from .engine_state import EngineState
@@ -86,6 +86,19 @@ class Roster:
         waits = {each.core for each in self.replicas if is_serving and not self._children.is_up(each.workers)}
         due = self.start_at.items()
         return {unit: when for unit, when in due if unit not in waits and not self._children.obstacle(unit)}
+
+    def report_tiers(self, replica: Replica) -> None:
+        """Send TierUp to a core if it and its tier processes are up."""
+        if self._children.is_up(replica.core) and self._children.is_up(replica.tier):
+            others = tuple(each.address for each in self._children.of(replica.tier) if each.address)
+            self._children.send_to(replica.core, TierUp(number=self.numbers[replica.tier], others=others))
+
+    def report_lost_arenas(self) -> None:
+        """Send ArenaLost to cores with ranks on a host that was lost, before anything of its successor reaches them."""
+        for replica in self.replicas:
+            if replica.tier in replica.units and self._children.num_hosts_lost(replica.number) > replica.num_hosts_lost:
+                replica.num_hosts_lost = self._children.num_hosts_lost(replica.number)
+                self._children.announce(ArenaLost(arena=replica.num_hosts_lost), replica.core)
 
     def on_measured(self, replica: Replica, measured: Measured) -> Initialize | None:
         """Send the sizes of a replica whose workers have all measured; return them if they are new."""

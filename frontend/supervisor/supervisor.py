@@ -140,6 +140,7 @@ class Supervisor:
         self._children.poll(self._poll_timeout_ms(timeout_s))
         if self._signals is not None and self._signals.take_state_request():
             self._log_state()
+        self._roster.report_lost_arenas()
         for child, message in self._children.receive():
             self._on_message(child, message)
         for child in self._children.ended():
@@ -188,6 +189,8 @@ class Supervisor:
         elif isinstance(message, messages.SetLogLevel):
             log.set_level(message.level)
             self._children.announce(message, *self._roster.units)
+        elif isinstance(message, messages.TierListening):
+            child.address = message.address
         elif isinstance(message, (messages.Meeting, messages.Listening)):
             self._children.announce(message, self._roster.replica_of(child).workers)
         elif isinstance(message, (messages.HostPlaced, messages.HostGone)):
@@ -213,12 +216,9 @@ class Supervisor:
             self._report.announce_sizes(self.spec, sizes, measured)
 
     def _on_ready(self, child: Child) -> None:
-        child.is_ready = True
-        unit = child.spec.unit
+        child.is_ready, unit = True, child.spec.unit
         if unit.role in ("core", "tier"):
-            replica = self._roster.replica_of(child)
-            if self._children.is_up(replica.core) and self._children.is_up(replica.tier):
-                self._children.send_to(replica.core, messages.TierUp(number=self._roster.numbers[replica.tier]))
+            self._roster.report_tiers(self._roster.replica_of(child))
         if not self._is_serving or not self._children.is_up(unit):
             return
         logger.info("%s is back", child.spec.name)

@@ -234,6 +234,15 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return Path(self.config.hosts_key_file or Path(self.run_directory) / "hosts.key")
 
     @property
+    def hosts(self) -> list[int]:
+        """The numbers of the hosts with ranks of this replica."""
+        return sorted({self.host_of(rank) for rank in self.ranks})
+
+    def ranks_on(self, host: int) -> list[Rank]:
+        """Return the ranks of this replica on a host."""
+        return [rank for rank in self.ranks if self.host_of(rank) == host]
+
+    @property
     def profile_folder(self) -> Path:
         """The folder for the traces of start_profile."""
         return Path(self.config.profile_dir or Path(self.run_directory) / "profiles").absolute()
@@ -258,6 +267,11 @@ def process_name(name: str, replica: int) -> str:
 def frontend_name(index: int) -> str:
     """Return the name of a frontend in logs and errors: "frontend"; after the first "frontend 1"."""
     return f"frontend {index}" if index else "frontend"
+
+
+def host_process_name(name: str, host: int) -> str:
+    """Return the name of a process of which each host has one: "tier"; on other hosts "tier of host 1"."""
+    return f"{name} of host {host}" if host else name
 
 
 def identity_of(process: str, number: int) -> bytes:

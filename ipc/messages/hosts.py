@@ -70,7 +70,7 @@ class Spawned(Message, frozen=True, kw_only=True, tag="spawned"):
 
 
 class Ended(Message, frozen=True, kw_only=True, tag="ended"):
-    """A process has ended by itself."""
+    """A process has ended, by itself or by a Kill."""
 
     process: str
     how: str  # as ChildProcess.describe_exit
@@ -104,15 +104,16 @@ class Spawn(Message, frozen=True, kw_only=True, tag="spawn"):
     """Order to start a process. Those that were killed before have ended by then."""
 
     process: str
-    role: Literal["worker"]  # an agent starts nothing else
+    role: Literal["worker", "tier"]  # an agent starts nothing else
     replica: int = 0
     number: int  # as in ProcessSpec
-    rank: str
+    host: int = 0  # likewise
+    rank: str = ""  # of a worker
     arguments: list[str]
 
 
 class Kill(Message, frozen=True, kw_only=True, tag="kill"):
-    """Order to kill a process, if it still runs, and wait for its end; there is no reply."""
+    """Order to kill a process, if it still runs, and to wait for its end; Ended replies, or is on its way."""
 
     process: str
 

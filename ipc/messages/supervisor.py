@@ -40,6 +40,7 @@ class Measured(Message, frozen=True, kw_only=True, tag="measured"):
     device: str
     kernels: str = ""  # for users: "C kernels, AVX2, prebuilt", or "plain torch: " and the reason
     has_exact_drafts: bool = False  # a token has the same bits alone and with drafts behind it
+    free_bytes: int = 0  # memory that its host has free for this replica, beside the weights
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready"):
@@ -193,6 +194,12 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     is_paused: bool = False
 
 
+class TierListening(Message, frozen=True, kw_only=True, tag="tier_listening"):
+    """Address of a tier process on another host for the core, before its Ready; TierUp passes it on."""
+
+    address: str
+
+
 ChildToSupervisor: TypeAlias = (
     Hello
     | Phase
@@ -205,6 +212,7 @@ ChildToSupervisor: TypeAlias = (
     | Listening
     | HostPlaced
     | HostGone
+    | TierListening
     | ReplaceWorkers
     | Reloading
     | Reloaded
@@ -265,15 +273,23 @@ class WorkersDown(Message, frozen=True, kw_only=True, tag="workers_down"):
 
 
 class TierUp(Message, frozen=True, kw_only=True, tag="tier_up"):
-    """Notice to the core that a new tier process runs at its number's address."""
+    """Notice to the core that new tier processes run, one on each host with ranks: here at their number's address."""
 
     number: int
+    others: tuple[str, ...] = ()  # addresses of those on other hosts, in their order
 
 
 class TierDown(Message, frozen=True, kw_only=True, tag="tier_down"):
-    """Notice to the core that the tier process has ended and been reaped: no slot is written any more."""
+    """Notice to the core that the tier processes have ended and been reaped: no slot is written any more."""
 
     number: int
+
+
+class ArenaLost(Message, frozen=True, kw_only=True, tag="arena_lost"):
+    """Notice to the core that a host is lost, and with it a part of every slot: none has content. It comes before the
+    TierUp and WorkersUp of those that share the next arena."""
+
+    arena: int  # number of the next one
 
 
 class CoreUp(Message, frozen=True, kw_only=True, tag="core_up"):
@@ -337,6 +353,7 @@ SupervisorToChild: TypeAlias = (
     | WorkersDown
     | TierUp
     | TierDown
+    | ArenaLost
     | Reloading
     | Reloaded
     | CoreUp

@@ -1,9 +1,10 @@
 """core ⇄ tier process, DEALER/DEALER: blocks of the KV cache are found, loaded into slots and stored from slots.
 
-A slot is a place in the arena (process/arena.py) for one block: the parts of all ranks of this host, side by side. The
-core hands out the slots and alone decides which content goes where; the tier process reads and writes disks and
-networks. From LoadBlocks until the last BlocksLoaded, and from StoreBlocks until BlocksStored, the slots belong to the
-tier process. Blocks are named by their keys (core/kv/block_hash.py), 32 bytes each. A source is given by its index in
+A slot is a place in the arena (process/arena.py) for one block: on each host the parts of its ranks, side by side. The
+core hands out the slots and alone decides which content goes where; the tier process of a host reads and writes disks
+and networks. Each order goes to the tier processes of all hosts, whose answers become one (core/links/tier_answers.py).
+From LoadBlocks until the last BlocksLoaded, and from StoreBlocks until BlocksStored, the slots belong to the tier
+process. Blocks are named by their keys (core/kv/block_hash.py), 32 bytes each. A source is given by its index in
 SOURCES.
 """
 
@@ -28,7 +29,7 @@ class OpenTier(Message, frozen=True, kw_only=True, tag="open_tier"):
     replies. It replaces the namespace that was open before."""
 
     serial: int
-    model_folder: str
+    model_folder: str  # empty: that of the start, which each host has in a place of its own
     facts: bytes  # JSON: all but the weights that decides about the bytes of a block
 
 

@@ -1,7 +1,8 @@
 """Arena: shared memory for KV blocks on their way between the pool, this host's tiers and other places.
 
-One memfd, which the supervisor makes and workers and tier process inherit: nothing of it is left when all have ended.
-It is divided into slots, numbered from 1. A slot holds one block: the parts of all ranks of this host, side by side.
+One memfd on each host, which the supervisor or the agent makes and workers and tier process inherit: nothing of it is
+left when all have ended. It is divided into slots, numbered from 1. A slot holds one block: the parts of all ranks,
+each on its host, side by side there.
 The core decides which process may write a slot (core/kv/offload/); nothing here is locked.
 """
 
@@ -19,7 +20,7 @@ class ArenaShape(msgspec.Struct, frozen=True):
     """Number and size of the slots."""
 
     num_slots: int
-    slot_bytes: int  # of the content: all ranks' parts
+    slot_bytes: int  # of the content: the parts of all ranks, or of those on one host
 
     @property
     def stride(self) -> int:
@@ -29,6 +30,10 @@ class ArenaShape(msgspec.Struct, frozen=True):
     @property
     def num_bytes(self) -> int:
         return self.num_slots * self.stride
+
+    def share(self, num_ranks: int, num_all: int) -> ArenaShape:
+        """Return the shape of the arena of a host with `num_ranks` of all ranks."""
+        return ArenaShape(self.num_slots, self.slot_bytes * num_ranks // num_all)
 
 
 def new_arena() -> int:
@@ -53,6 +58,12 @@ class Arena:
     def resize(fd: int, shape: ArenaShape) -> None:
         """Give an arena its size; memory is taken when a page is first written, or by a PageSupply."""
         os.ftruncate(fd, shape.num_bytes)
+
+    @classmethod
+    def sized(cls, fd: int, shape: ArenaShape) -> Arena:
+        """Give an arena its size, unless another process has, and map it: an agent does not know the size."""
+        cls.resize(fd, shape)
+        return cls(fd, shape)
 
     def close(self) -> None:
         """Unmap it; every view of a slot must be gone."""

@@ -77,7 +77,7 @@ class Harness:
         self.media: dict[int, list[MediaSpan]] = {}
         self.broken, self.damaged = set[bytes](), set[bytes]()  # media without files, and with bad ones
         self.grammars = FakeGrammarHost()
-        self.core_epoch = self.generation = 0
+        self.core_epoch = self.generation = self.num_arenas = 0
         self.renew_worker()
         self.renew_core()
         self.requests: dict[int, EngineCoreRequest] = {}
@@ -120,13 +120,23 @@ class Harness:
         self.core.offload.on_tier_lost()
         self.core.offload.open("weights")
 
+    def lose_host(self) -> None:
+        """A host ends with its ranks, its tier process and its part of every slot; another one takes its place."""
+        assert self.core.offload is not None
+        for slot in range(1, self.core.offload.slots.num_blocks):
+            self.arena[slot] = ("lost", slot)
+        self.num_arenas += 1
+        self.core.offload.lose_slots(self.num_arenas)
+        self.lose_tier()
+        self.lose_worker()
+
     def renew_core(self) -> None:
         self.tier.die()
         tiers = None
         if self.tiers is not None:
             of_slots = None
             if self.record is not None:
-                of_slots = BlockRecord(self.record.with_suffix(".slots"), self.tiers.num_slots + 1, 0)
+                of_slots = BlockRecord(self.record.with_suffix(".slots"), self.tiers.num_slots + 1, self.num_arenas)
             tiers = Tiers(self.tiers, self.tier.send, of_slots, lambda: self.now)
         record = None if self.record is None else BlockRecord(self.record, self.num_blocks, self.generation)
         self.core = EngineCore(
@@ -155,9 +165,24 @@ class Harness:
         self.lonely.update(computed if len(computed) == 1 else ())
         self.core.lose_workers("a test")
         self.core.scheduler.check_invariants()
+        self._copy_late()
         self.renew_worker()
         self.generation += 1
         self.core.gain_workers(self.worker, self.generation)
+
+    def _copy_late(self) -> None:
+        """Lost workers that have not ended copy once more into the slots of their steps, while the tiers go on."""
+        if self.core.offload is None:
+            return
+        for _ in range(4):
+            self.tier.act()
+            self.now += TURN_S
+            self.core.offload.tick(is_idle=True)
+        for message in self.worker.queue:
+            for slot in decode_ids(message.stores)[1::2]:
+                assert slot not in self.tier.owned_slots, "lost workers write a slot of the tier process"
+                assert self.core.offload.slots.ref_count(slot), "a slot is free that lost workers write"
+                self.arena[slot] = ("late", slot)
 
     def lose_core(self, num_done: int, *, with_worker: bool = False) -> None:
         """Of the steps in flight the worker ends `num_done`, which nobody hears, and the others have never come. The

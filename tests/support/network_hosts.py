@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -51,6 +51,7 @@ class Network:
         self._bridge = f"{self._name}-sw"
         self.folder, self.key_file = folder, folder / "hosts.key"
         self.agents: list[Agent] = []
+        self.private: list[Path] = []  # folders of which each host has its own
         self._namespaces = [self._bridge]
         self._new_namespace(self._bridge)
         _run("ip", "-n", self._bridge, "link", "add", "br0", "type", "bridge")
@@ -82,11 +83,17 @@ class Network:
         return ["--listen-hosts", f"tcp://{self.addresses[0]}:{PORT}", "--hosts-key-file", str(self.key_file)]
 
     def prefix(self, number: int, hidden: Sequence[Path] = ()) -> list[str]:
-        """Return the words before a command that runs it on a host, with `hidden` folders and /dev/shm empty."""
+        """Return the words before a command that runs it on a host, with `hidden` folders and /dev/shm empty, and the
+        host's own `private` folders."""
         inside = ["ip", "netns", "exec", self.namespace(number)]
         if number == 0:
             return inside
         mounts = [f"mount -t tmpfs tmpfs {path}" for path in ("/dev/shm", *hidden)]
+        for path in self.private:
+            own = path.with_name(f"{path.name}-{number}")
+            for folder in (path, own):
+                folder.mkdir(exist_ok=True)
+            mounts.append(f"mount --bind {own} {path}")
         return [*inside, "unshare", "-m", "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh"]
 
     def cut(self, number: int) -> None:
@@ -95,6 +102,13 @@ class Network:
 
     def heal(self, number: int) -> None:
         _run("ip", "-n", self._bridge, "link", "set", f"p{number}", "up")
+
+    def listening(self, number: int) -> list[str]:
+        """Return the tcp sockets of a host that listen."""
+        command = ["ip", "netns", "exec", self.namespace(number), "cat", "/proc/net/tcp", "/proc/net/tcp6"]
+        lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
+        fields = [line.split() for line in lines.splitlines()]
+        return [f"{self.addresses[number]}: {each[1]}" for each in fields if each[3] == "0A"]
 
     def join(self, number: int, *options: str, key_file: Path | None = None) -> Agent:
         """Start the agent of a host."""
@@ -140,7 +154,7 @@ class Agent:
 
     def rank(self) -> psutil.Process | None:
         """Return a rank that it has started, if there is one now."""
-        ranks = [each for each in self.processes()[1:] if each.name().startswith("tokenloom")]
+        ranks = [each for each in self.processes()[1:] if each.name().startswith("tokenloom w")]
         return ranks[0] if ranks else None
 
     def wait_rank(self) -> psutil.Process:
@@ -213,11 +227,11 @@ def _is_alive(process: psutil.Process) -> bool:
 class SpreadEngine(Engine):
     """An engine with its head on the first host of a network."""
 
-    def __init__(self, network: Network, *arguments: str) -> None:
+    def __init__(self, network: Network, *arguments: str, more: Mapping[str, str] | None = None) -> None:
         runtime = network.folder / "head"
         runtime.mkdir(exist_ok=True)
         options = ["--device", "cpu", "--num-threads", "1", *network.head_options, *arguments]
-        super().__init__(runtime, options, prefix=network.prefix(0))
+        super().__init__(runtime, options, more, prefix=network.prefix(0))
 
     @property
     def text(self) -> str:

@@ -1,8 +1,9 @@
 """KVCopies: copies blocks between a rank's KV cache and its part of the arena's slots, as a step orders.
 
-A slot holds the parts of all ranks side by side; a block is opaque bytes. Stores come first, then loads, in the order
-of the message, and all of them before the step changes or computes anything. On a GPU they run on the stream that
-computes: a copy must follow the steps before it and precede this one, so a second stream would overlap nothing.
+A slot holds the parts of all ranks of this host side by side; a block is opaque bytes. Stores come first, then loads,
+in the order of the message, and all of them before the step changes or computes anything. On a GPU they run on the
+stream that computes: a copy must follow the steps before it and precede this one, so a second stream would overlap
+nothing.
 
 A step's result says that the copies of all ranks are done, after which the core may give their slots away. In a step
 with rows the model's collectives see to it, since a rank joins them after its copies. In a step that only copies, the
@@ -10,6 +11,8 @@ ranks meet in a collective of no other use.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -39,15 +42,18 @@ def pin_arena(arena: Arena) -> None:
 class KVCopies:
     """Views of the cache's blocks and of this rank's part of each slot; it owns neither memory."""
 
-    def __init__(self, arena: Arena, kv_cache: Tensor, group: ParallelGroup) -> None:
-        """kv_cache: as in KVCacheSpec.shape. ProtocolError if the arena was made for other blocks."""
+    def __init__(self, arena: Arena, kv_cache: Tensor, group: ParallelGroup, local_ranks: Sequence[int]) -> None:
+        """kv_cache: as in KVCacheSpec.shape; local_ranks: of this host, in order. ProtocolError if the arena was made
+        for other blocks."""
         self._blocks = kv_cache.view(torch.uint8).flatten(1)  # [num_blocks, block_bytes]
         shape, block_bytes = arena.shape, self._blocks.shape[1]
-        if shape.slot_bytes != block_bytes * group.size:
-            raise ProtocolError(f"{group.size} blocks of {block_bytes} bytes are no slot of {shape.slot_bytes}")
+        if shape.slot_bytes != block_bytes * len(local_ranks):
+            raise ProtocolError(f"{len(local_ranks)} blocks of {block_bytes} bytes are no slot of {shape.slot_bytes}")
         memory = torch.frombuffer(arena.memory, dtype=torch.uint8)
         size, strides = (shape.num_slots, block_bytes), (shape.stride, 1)
-        self._slots = memory.as_strided(size, strides, group.rank * block_bytes)  # slot n in row n - 1
+        self._slots = memory.as_strided(
+            size, strides, local_ranks.index(group.rank) * block_bytes
+        )  # slot n in row n - 1
         self._group, self._device = group, kv_cache.device
 
     def start(self, step: SchedulerOutput) -> PendingCopy | None:

@@ -4,8 +4,7 @@ Copies between pool and slots are part of the steps (step_copies.py); the tier p
 disk, remote and peers (fetches.py, write_behind.py). Here both meet the pool and the requests. With a host tier, a
 block that the pool evicts is stored in a slot; a slot that is found at an admission is loaded.
 
-No content is found under the wrong name: until the tier process has told the namespace of the weights, and after its
-loss, nothing is asked for and nothing written. Knows no sockets and no steps.
+Knows no sockets and no steps.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ from ....ipc.messages.tier import (
     BlocksFound,
     BlocksLoaded,
     BlocksStored,
-    ClearTier,
     CoreToTier,
-    OpenTier,
     PinBlocks,
     SourceState,
     TierCleared,
@@ -40,6 +37,7 @@ from ..block_record import BlockRecord
 from .costs import ComputeCost
 from .fetches import Fetches
 from .hits import HOST, POOL
+from .opening import Opening
 from .options import OffloadOptions
 from .peer_pins import PeerPins
 from .slots import Slots, owner_of
@@ -64,6 +62,7 @@ class Offload:
         """key: returns the key of a request's block i, for -1 their root. record: file with the content of the slots,
         from the core before this one and for the next."""
         observers, known = ([], None) if record is None else ([record], record.key_by_block)
+        self._record = record
         self.slots = Slots(options.num_slots, observers, known, options.quota)
         self.plan = CopyPlan(self.slots)
         self.compute = ComputeCost(options.token_s)
@@ -82,11 +81,8 @@ class Offload:
         self._max_loads = max(COPY_BYTES[options.device] // options.slot_bytes, 1)
         self._release: Callable[[Request, WaitReason], None] = lambda request, reason: None
         self._change_namespace: Callable[[bytes], None] = lambda namespace: None
-        self._num_opens = 0
-        self._is_open = self._has_process = False
+        self._opening = Opening(options.facts, send)
         self._pins = PeerPins(self.slots)
-        self._clears: dict[int, Callable[[], None]] = {}
-        self._num_clears = 0
 
     def connect(
         self, release: Callable[[Request, WaitReason], None], change_namespace: Callable[[bytes], None]
@@ -99,32 +95,26 @@ class Offload:
     @property
     def is_open(self) -> bool:
         """Whether content can be found and written under its name."""
-        return self._is_open
+        return self._opening.is_open
 
     def open(self, model_folder: str) -> None:
         """Begin to use the tier process, for the weights in `model_folder`. A host tier alone needs none."""
-        if not self._options.uses_process:
-            return
-        self._has_process = True
-        self._num_opens += 1
-        self._send(OpenTier(serial=self._num_opens, model_folder=model_folder, facts=self._options.facts))
+        if self._options.uses_process:
+            self._opening.ask(model_folder)
 
     def close(self) -> None:
         """Ask for nothing and write nothing until `open` is answered: the weights are about to change."""
-        self._is_open = False
+        self._opening.close()
         self.writes.targets = 0
         self.writes.forget()
 
     def on_tier_lost(self) -> None:
         """Note that the tier process has ended: it touches no slot any more."""
         self.close()
-        self._has_process = False
         self.writes.on_tier_lost()
         self.fetches.on_tier_lost()
         self._pins.clear()
-        for done in self._clears.values():
-            done()
-        self._clears.clear()
+        self._opening.on_lost()
         self.sources = []
 
     def on_message(self, message: TierToCore) -> None:
@@ -143,13 +133,12 @@ class Offload:
             self._send(self._pins.pin(message))
         elif isinstance(message, UnpinSlots):
             self._pins.unpin(message.slots)
-        elif isinstance(message, TierCleared) and (done := self._clears.pop(message.serial, None)) is not None:
-            done()
+        elif isinstance(message, TierCleared):
+            self._opening.on_cleared(message.serial)
 
     def _on_opened(self, message: TierOpened) -> None:
-        if message.serial == self._num_opens and self._has_process:
+        if self._opening.take(message):
             self._change_namespace(message.namespace)
-            self._is_open = True
             self.writes.targets = self._options.sources
 
     def clear(self, done: Callable[[], None]) -> None:
@@ -157,12 +146,15 @@ class Offload:
         self.fetches.void()
         self.slots.forget_all()
         self.writes.forget()
-        if not self._is_open:
-            done()
-            return
-        self._num_clears += 1
-        self._clears[self._num_clears] = done
-        self._send(ClearTier(serial=self._num_clears))
+        self._opening.clear(done)
+
+    def lose_slots(self, arena: int) -> None:
+        """Forget what the slots hold: a host with a part of each is lost, and with it arena `arena` - 1."""
+        self.fetches.void()
+        self.slots.forget_all()
+        self.writes.forget()
+        if self._record is not None:
+            self._record.begin_generation(arena)
 
     # ── the pool's content ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -212,7 +204,7 @@ class Offload:
         """Look for blocks of a request, once after each time that it ran; True: it waits (WaitReason.TIER) for them.
 
         num_usable: its first blocks that may be read from a cache."""
-        if request.is_looked_up or not self._is_open or not self._options.has_sources:
+        if request.is_looked_up or not self.is_open or not self._options.has_sources:
             return False
         request.is_looked_up = True
         start = next((i for i in range(num_usable) if not self._is_here(self._key(request, i))), num_usable)
@@ -235,7 +227,7 @@ class Offload:
         """Load blocks of a prompt into slots, then call `done` with the number of first blocks in the pool or a slot.
         keys: the root, and the key of each block of `tokens`."""
         start = self._num_here(keys)
-        if start + 1 >= len(keys) or not self._is_open or not self._options.has_sources:
+        if start + 1 >= len(keys) or not self.is_open or not self._options.has_sources:
             done(start)
             return
         owner, size = owner_of(salt), 4 * self._options.block_size
@@ -356,10 +348,13 @@ class Offload:
 
     def on_steps_lost(self, steps: Iterable[StepCopies]) -> None:
         """Note that steps in flight, and copies that wait for one, may not happen."""
-        waiting = self.plan.take()
-        for copies in [*steps, *([] if waiting is None else [waiting])]:
-            self.plan.lost(copies)
-            self.writes.on_steps_lost(copies.writes)
+        self.writes.on_steps_lost(self.plan.drop())
+        for copies in steps:
+            self.writes.on_steps_lost(self.plan.lost(copies))
+
+    def on_workers_ended(self) -> None:
+        """Note that workers whose steps were lost have ended: the slots of these steps may be used again."""
+        self.plan.release_lost()
 
     def on_prompts(self, ends: Ids, counts: Ids, seconds: float) -> None:
         """Learn the cost of prompt tokens from a finished step, which has computed `counts` tokens of each row, up to
@@ -373,7 +368,7 @@ class Offload:
         """Send the orders that are due, and end waits that are too long; is_idle: no row decodes."""
         now = self._clock()
         self.fetches.tick(now)
-        if self._has_process and (order := self.writes.take(now, is_idle=is_idle)) is not None:
+        if self._opening.has_process and (order := self.writes.take(now, is_idle=is_idle)) is not None:
             self._send(order)
 
     @property

@@ -3,7 +3,7 @@
 Workers run the copies of a step before anything else of it, stores first, and steps in order. So a block may be
 overwritten by the step that stores it, and a slot may be loaded from in the step that fills it or any later one. Only
 the tier process works outside this order: it gets a slot when no step in flight refers to it. Invariant: a slot has a
-reference for each step in flight that refers to it.
+reference for each step that refers to it, in flight or lost: workers may copy until they have ended.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class CopyPlan:
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
+        self._lost: list[StepCopies] = []  # that workers may be making still
         self._clear()
 
     def _clear(self) -> None:
@@ -77,7 +78,8 @@ class CopyPlan:
 
     def references(self) -> list[int]:
         """Return the slots that it refers to, once for each reference."""
-        return [*self._used, *(write.slot for write in self._writes)]
+        lost = [slot for copies in self._lost for slot in copies.slots]
+        return [*self._used, *(write.slot for write in self._writes), *lost]
 
     def take(self) -> StepCopies | None:
         """Return the copies for the next step and forget them; None if there are none."""
@@ -93,8 +95,27 @@ class CopyPlan:
         self._slots.mark_written(copies.filled)
         self._slots.free(copies.slots)
 
-    def lost(self, copies: StepCopies) -> None:
-        """Note that a step may not have copied: nobody shall find the slots that it fills."""
-        self._slots.forget(slot for slot, key in copies.filled if self._slots.holds(slot, key))
+    def drop(self) -> list[Write]:
+        """Forget the copies of the next step, which is not sent; return its writes, which have no slots any more."""
+        if (copies := self.take()) is None:
+            return []
+        self._forget(copies)
         self._slots.free(copies.slots)
+        return copies.writes
+
+    def lost(self, copies: StepCopies) -> list[Write]:
+        """Note that a sent step may not have copied, or may copy late; return its writes as `drop`."""
+        self._forget(copies)
+        self._lost.append(copies)
+        return copies.writes
+
+    def _forget(self, copies: StepCopies) -> None:
+        """Let nobody find the slots that a step fills, nor write them."""
+        self._slots.forget(slot for slot, key in copies.filled if self._slots.holds(slot, key))
         self._slots.free(write.slot for write in copies.writes)
+
+    def release_lost(self) -> None:
+        """Release the slots of lost steps: nobody copies any more."""
+        for copies in self._lost:
+            self._slots.free(copies.slots)
+        self._lost = []

@@ -1,7 +1,7 @@
 """KVArena: the memory of the KV tiers, from the engine's start to its end.
 
 Workers and tier process inherit its descriptor; it outlives all of them, so that a new core finds the content of its
-slots again. An engine without tiers has none.
+slots again. An engine without tiers has none. On other hosts their agents make it, and end with it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,27 @@ class KVArena:
         """free_bytes: returns the free memory of this machine that is for this replica."""
         self._spec, self._free_bytes = spec, free_bytes
         self.fds = [new_arena()] if spec.uses_tiers else []
-        self.arguments = [f"--arena-fd={fd}" for fd in self.fds]
+
+    def fds_on(self, host: int) -> list[int]:
+        """Return the descriptors for processes on a host, which its agent adds for another one than this."""
+        return self.fds if host == 0 else []
+
+    def arguments_on(self, host: int) -> list[str]:
+        return [f"--arena-fd={fd}" for fd in self.fds_on(host)]
 
     def fit(self, measured: Measured, num_blocks: int) -> ArenaShape | None:
-        """Size the arena for the blocks of all ranks, beside a pool of `num_blocks` on each; None without tiers.
-        ConfigError if --kv-host-bytes holds no slot or exceeds the free memory."""
+        """Return the shape for the blocks of all ranks, beside a pool of `num_blocks` on each, and size the arena of
+        this host; None without tiers. ConfigError if --kv-host-bytes holds no slot or exceeds the memory that is free
+        on a host."""
         if not self.fds:
             return None
-        num_ranks = len(self._spec.ranks)
-        pool_bytes = num_ranks * num_blocks * measured.block_bytes if self._spec.device == "cpu" else 0
-        free_bytes = max(self._free_bytes() - pool_bytes, 0)  # a CPU's pool takes memory only when it is written
-        shape = arena_shape(num_ranks * measured.block_bytes, self._spec.config.kv_host_bytes, free_bytes)
-        Arena.resize(self.fds[0], shape)
+        num_ranks, local = len(self._spec.ranks), [len(self._spec.ranks_on(host)) for host in self._spec.hosts]
+        pool_bytes = max(local) * num_blocks * measured.block_bytes if self._spec.device == "cpu" else 0
+        free_bytes = min(self._free_bytes(), measured.free_bytes or self._free_bytes())
+        rest_bytes = max(free_bytes - pool_bytes, 0)  # a CPU's pool takes memory only when it is written
+        largest = arena_shape(max(local) * measured.block_bytes, self._spec.config.kv_host_bytes, rest_bytes)
+        shape = ArenaShape(num_slots=largest.num_slots, slot_bytes=num_ranks * measured.block_bytes)
+        Arena.resize(self.fds[0], shape.share(len(self._spec.ranks_on(0)), num_ranks))
         return shape
 
     def close(self) -> None:

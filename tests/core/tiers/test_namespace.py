@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from tokenloom.core.tiers import namespace
-from tokenloom.core.tiers.namespace import digest_weights, new_namespace, read_secret
+from tokenloom.core.tiers.namespace import digest_weights, namespace_of_parts, new_namespace, read_secret
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.messages.base import Rank
 from tokenloom.tests.support.engine_specs import new_spec
 
 SPEC = new_spec()
@@ -159,3 +160,10 @@ def test_a_secret_is_long_and_private(tmp_path: Path) -> None:
         read_secret(str(path))
     with pytest.raises(ConfigError, match="No such file"):
         read_secret(str(tmp_path / "none"))
+
+
+def test_the_parts_of_a_block_on_each_host_have_names_of_their_own() -> None:
+    whole, ranks = new_namespace(bytes(32), b"{}", b""), [Rank(pp=0, tp=tp) for tp in range(4)]
+    assert namespace_of_parts(whole, ranks, 4) == whole, "blocks of one host keep their names"
+    parts = [ranks[:2], ranks[2:], ranks[:1], ranks[1:2]]
+    assert len({whole, *(namespace_of_parts(whole, part, 4) for part in parts)}) == 5

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 import zmq
 
 from tokenloom.frontend.hosts.checkpoint import checkpoint_digest
 from tokenloom.frontend.hosts.hosts import Hosts
-from tokenloom.frontend.supervisor.launcher import CORE, WORKERS, ProcessSpec
+from tokenloom.frontend.supervisor.launcher import CORE, TIER, WORKERS, ProcessSpec
 from tokenloom.frontend.supervisor.local_launcher import LocalLauncher
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.channel import Channel
@@ -193,8 +194,22 @@ def test_ranks_wait_for_all_hosts_and_then_start_where_they_belong(
     assert processes[0].take_starved_s() == 0.0
     assert processes[1].describe_exit() == "worker 3 exited with code 1: no memory (on host 10.0.0.3)"
     assert not processes[1].is_blameless
+    first.send(Ended(process="worker-2-0", how="worker 2 was killed by SIGKILL"))  # it crosses the order
     processes[0].close()
-    assert first.wait(Kill) == Kill(process="worker-2-0")
+    assert processes[0].has_ended and first.wait(Kill) == Kill(process="worker-2-0")
+
+
+def test_a_process_that_a_stopped_agent_does_not_kill_has_ended_when_its_host_is_lost(
+    head: Head, new_agent: Callable[..., ScriptedAgent]
+) -> None:
+    new_agent("10.0.0.2").join()
+    new_agent("10.0.0.3").join()
+    wait_until(lambda: head.hosts.turn() or not head.hosts.obstacle(WORKERS))
+    process = head.hosts.spawn(head.rank(2))
+    begun = time.monotonic()
+    process.close()
+    assert LEASE_S - 1.5 < time.monotonic() - begun < LEASE_S + 1.5
+    assert process.is_blameless and process.describe_exit().startswith("worker 2 is lost with host 10.0.0.2")
 
 
 def test_a_host_that_ray_says_is_gone_is_lost_at_once_and_no_other(
@@ -233,6 +248,33 @@ def test_a_silent_host_is_lost_and_a_spare_one_takes_its_place(
     silent.wait(HostUnknown)  # its message comes too late
     new_agent("10.0.0.4").join()
     wait_until(lambda: head.hosts.turn() or other.turn() or not head.hosts.obstacle(WORKERS))
+
+
+def test_each_host_has_a_tier_process_and_only_the_loss_of_one_with_a_place_loses_an_arena(
+    head: Head, new_agent: Callable[..., ScriptedAgent]
+) -> None:
+    first, second = new_agent("10.0.0.2").join(), new_agent("10.0.0.3").join()
+    assert head.hosts.obstacle(TIER)
+    wait_until(lambda: head.hosts.turn() or not head.hosts.obstacle(TIER))
+    specs = [ProcessSpec(TIER, 3, host=host, arguments=["--number=3"]) for host in (1, 2)]
+    processes = [head.hosts.spawn(spec) for spec in specs]
+    assert [spec.identity for spec in specs] == [b"tier-of-host-1-3", b"tier-of-host-2-3"]
+    for host, agent in enumerate((first, second), 1):
+        order = agent.wait(Spawn)
+        assert order == Spawn(
+            process=f"tier-of-host-{host}-3", role="tier", number=3, host=host, arguments=["--number=3"]
+        )
+    spare = new_agent("10.0.0.4").join()
+    spare.send(HostReport())
+    wait_until(
+        lambda: head.hosts.turn() or sum(each.is_prepared for each in head.hosts._host_by_identity.values()) == 3
+    )
+    spare.send(HostLeaving())
+    wait_until(lambda: head.hosts.turn() or len(head.hosts._host_by_identity) == 2)
+    assert head.hosts.num_hosts_lost(0) == 0 and not processes[0].has_ended
+    first.send(HostLeaving())
+    wait_until(lambda: head.hosts.turn() or processes[0].has_ended)
+    assert head.hosts.num_hosts_lost(0) == 1 and processes[0].is_blameless and not processes[1].has_ended
 
 
 def test_a_host_that_leaves_or_fails_is_lost_at_once(
@@ -385,6 +427,21 @@ def test_an_agent_serves_one_head_after_another_and_leaves_nothing(
     agent.send_signal(signal.SIGTERM)
     peer.wait(HostLeaving)
     assert agent.wait(DEADLINE_S) == 0
+
+
+def test_an_agent_reports_a_process_when_it_has_reaped_it(
+    peer: ScriptedHead, join: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    join(peer.address)
+    identity, _ = peer.wait(HostHello)
+    peer.channel.send_to(identity, HostAccepted(spec=msgspec.json.encode(spec_for(peer, tmp_path))))
+    peer.wait(HostPrepared)
+    arguments = ["--rank", "0", "--generation", "0"]
+    peer.channel.send_to(identity, Spawn(process="x", role="worker", number=0, rank="0", arguments=arguments))
+    _, spawned = peer.wait(Spawned)
+    peer.channel.send_to(identity, Kill(process="x"))
+    assert peer.wait(Ended)[1] == Ended(process="x", how="worker 0 was killed by SIGKILL")
+    assert isinstance(spawned, Spawned) and not psutil.pid_exists(spawned.pid)
 
 
 def test_an_agent_that_hears_nothing_looks_for_a_head_again(

@@ -26,6 +26,7 @@ from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import ConfigError, EngineDead, error_info
 from tokenloom.ipc.messages.base import Ping, Pong, Rank
 from tokenloom.ipc.messages.supervisor import (
+    ArenaLost,
     ChildToSupervisor,
     Drain,
     Drained,
@@ -44,6 +45,7 @@ from tokenloom.ipc.messages.supervisor import (
     Stop,
     SupervisorToChild,
     TierDown,
+    TierListening,
     TierUp,
     WorkersDown,
     WorkersUp,
@@ -55,6 +57,7 @@ from tokenloom.tests.support.engine_specs import new_spec
 DEADLINE_S = 20
 HANG_TIMEOUT_S = 0.5
 LISTENING = Listening(generation=0, steps="tcp://10.0.0.1:7", results="tcp://10.0.0.1:8")
+TWO_HOSTS = {"hosts": 2, "listen_hosts": "tcp://10.0.0.9:7100", "hosts_key_file": "hosts.key"}
 TIERS = {"kv_host_bytes": 1 << 20, "kv_disk": "/nowhere"}
 WITH_TIERS = pytest.mark.parametrize("launcher", [TIERS], indirect=True)
 
@@ -78,6 +81,8 @@ class RemoteProcess:
         if spec.unit.role == "worker":
             self.send(Measured(max_blocks=9, block_bytes=1, device="none"))
         elif spec.unit.role in ("core", "tier", "launcher") or spec.number:
+            if spec.host:
+                self.send(TierListening(address=f"tcp://10.0.0.{spec.host}:{9 + spec.number}"))
             self.send(Ready())
 
     def send(self, message: ChildToSupervisor) -> None:
@@ -132,6 +137,7 @@ class RemoteLauncher:
         self.obstacles: dict[Unit, str] = {}
         self.places_taken = PlacesTaken(placements=[])
         self.news: list[HostPlaced | HostGone] = []
+        self.num_lost = 0
         self.script: Callable[[], None] = self._finish_start
 
     def _finish_start(self) -> None:
@@ -139,6 +145,9 @@ class RemoteLauncher:
         self.script = lambda: None
 
     def listen(self, context: zmq.Context[zmq.Socket[bytes]], control: zmq.Socket[bytes]) -> None: ...
+
+    def num_hosts_lost(self, replica: int) -> int:
+        return self.num_lost
 
     def obstacle(self, unit: Unit) -> str:
         return self.obstacles.get(unit, "")
@@ -394,6 +403,51 @@ def test_the_core_learns_of_a_lost_tier_process_after_its_end(
     assert is_reaped and all(is_reaped)
     assert tier_notices(core) == [TierUp(number=0), TierDown(number=0), TierUp(number=1)]
     assert [process.spec.number for process in launcher.processes] == [0, 0, 0, 0, 0, 1]
+
+
+@WITH_TIERS
+def test_the_core_learns_of_a_lost_arena_before_the_next_tier_process(
+    launcher: RemoteLauncher, supervisor: Supervisor
+) -> None:
+    supervisor.start()
+    (core,) = launcher.of(CORE)
+    launcher.num_lost = 1
+    launcher.of(TIER)[0].end()
+    stop_when(launcher, lambda: TierUp(number=1) in core.received)
+    supervisor.run()
+    notices = [each for each in core.received if isinstance(each, (TierUp, TierDown, ArenaLost))]
+    assert notices == [TierUp(number=0), ArenaLost(arena=1), TierDown(number=0), TierUp(number=1)]
+
+
+@WITH_TIERS
+def test_a_later_core_begins_with_the_number_of_the_arena(launcher: RemoteLauncher, supervisor: Supervisor) -> None:
+    supervisor.start()
+    launcher.num_lost = 2
+    launcher.of(CORE)[0].end()
+    stop_when(launcher, lambda: len(launcher.of(CORE)) == 2 and TierUp(number=1) in launcher.of(CORE)[1].received)
+    supervisor.run()
+    arguments = [list(core.spec.arguments) for core in launcher.of(CORE)]
+    assert [words[words.index("--arena") + 1] for words in arguments] == ["0", "2"]
+
+
+@pytest.mark.parametrize("launcher", [TIERS | TWO_HOSTS], indirect=True)
+def test_each_host_has_a_tier_process_and_all_are_replaced_together(
+    launcher: RemoteLauncher, supervisor: Supervisor
+) -> None:
+    supervisor.start()
+    (core,) = launcher.of(CORE)
+    launcher.of(TIER)[1].end()
+    stop_when(launcher, lambda: TierUp(number=1, others=("tcp://10.0.0.1:10",)) in core.received)
+    supervisor.run()
+    assert [(process.spec.host, process.spec.number) for process in launcher.of(TIER)] == [
+        (0, 0),
+        (1, 0),
+        (0, 1),
+        (1, 1),
+    ]
+    assert all(bool(process.spec.inherited_fds) == (process.spec.host == 0) for process in launcher.of(TIER))
+    ups = [TierUp(number=number, others=(f"tcp://10.0.0.1:{9 + number}",)) for number in (0, 1)]
+    assert tier_notices(core) == [ups[0], TierDown(number=0), ups[1]]
 
 
 @WITH_TIERS

@@ -36,7 +36,7 @@ def main(plan_file: str, rank: int) -> None:
     group = ParallelGroup.connect(rank, 2, CPU, LocalRendezvous(Path(plan["store"])), TIMEOUT_S)
     kv_cache = torch.full((9, 1, 2, 1, 4, 1), rank + 1.0)
     arena = Arena(os.open(plan["arena"], os.O_RDWR), ArenaShape(num_slots=2, slot_bytes=64))
-    copies = KVCopies(arena, kv_cache, group)
+    copies = KVCopies(arena, kv_cache, group, range(group.size))
     runner = ModelRunner(HistoryModel(), InputBatch(2, 8, 4, 9), kv_cache, group, copies=copies)
     step = msgspec.structs.replace(message(), stores=frame(3, 1))
     group.broadcast(torch.zeros(1))  # both are here

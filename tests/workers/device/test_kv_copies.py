@@ -63,16 +63,17 @@ def kv_cache(request: pytest.FixtureRequest) -> torch.Tensor:
     return cache
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_random_copies_equal_those_of_numpy_arrays(kv_cache: torch.Tensor, rank: int) -> None:
+@pytest.mark.parametrize(("rank", "local_ranks"), [(0, [0, 1]), (1, [0, 1]), (3, [2, 3])])
+def test_random_copies_equal_those_of_numpy_arrays(kv_cache: torch.Tensor, rank: int, local_ranks: list[int]) -> None:
     rng = np.random.default_rng(rank)
     block_bytes = kv_cache[0].numel() * kv_cache.itemsize
     arena = new_arena_of(2 * block_bytes)
-    copies = KVCopies(arena, kv_cache, NullGroup(rank, 2))
+    copies = KVCopies(arena, kv_cache, NullGroup(rank, 4), local_ranks)
     bytes_of_cache = kv_cache.view(torch.uint8).flatten(1).numpy()
     blocks = bytes_of_cache.copy()
     slots = np.zeros((NUM_SLOTS, 2 * block_bytes), np.uint8)
-    mine = slice(rank * block_bytes, (rank + 1) * block_bytes)
+    place = local_ranks.index(rank)
+    mine = slice(place * block_bytes, (place + 1) * block_bytes)
     for _ in range(60):
         computed = int(rng.integers(1, 9))  # as a step's forward pass writes
         bytes_of_cache[computed] = blocks[computed] = rng.integers(0, 256, block_bytes)
@@ -105,13 +106,13 @@ def test_a_step_with_an_id_out_of_range_copies_nothing(stores: list[int], loads:
     cache = torch.ones(9, 1, 2, 1, 4, 1)
     arena = new_arena_of(cache[0].numel() * 4)
     with pytest.raises(ProtocolError, match=words):
-        KVCopies(arena, cache, ParallelGroup()).start(copies_of(stores, loads))
+        KVCopies(arena, cache, ParallelGroup(), [0]).start(copies_of(stores, loads))
     assert cache.eq(1).all() and not np.frombuffer(arena.memory, np.uint8).any()
 
 
 def test_an_arena_for_other_blocks_is_refused() -> None:
     with pytest.raises(ProtocolError, match="1 blocks of 32 bytes are no slot of 64"):
-        KVCopies(new_arena_of(64), torch.ones(9, 1, 2, 1, 4, 1), ParallelGroup())
+        KVCopies(new_arena_of(64), torch.ones(9, 1, 2, 1, 4, 1), ParallelGroup(), [0])
 
 
 class Runner(ModelRunner):
@@ -125,7 +126,7 @@ class Runner(ModelRunner):
         if has_device:
             limits = (MAX_NUM_SEQS, MAX_MODEL_LEN)
             device = DeviceRunner(model, self.cache, *limits, group, FakeRecorder(), sizes_at_start=(1,))
-        copies = LateCopies(new_arena_of(2 * BLOCK_SIZE * 4), self.cache, group)
+        copies = LateCopies(new_arena_of(2 * BLOCK_SIZE * 4), self.cache, group, [0])
         copies.pending = pending
         super().__init__(model, batch, self.cache, group, device_runner=device, copies=copies)
 

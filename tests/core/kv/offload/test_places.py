@@ -97,6 +97,22 @@ def test_a_host_tier_keeps_contexts_when_the_workers_are_lost() -> None:
     assert ask(harness, 1, prompt) == at(HOST, 40)
 
 
+def test_when_a_host_is_replaced_no_slot_is_found_and_nothing_of_it_is_written() -> None:
+    harness, rng = new_harness(STORE_ON_DISK, num_slots=200), random.Random(0)
+    prompt = prompt_of(rng, LENGTH)
+    ask(harness, 0, prompt)
+    harness.tier.objects.clear()
+    harness.add(1, prompt_of(rng, LENGTH), 3)
+    harness.core.step()
+    harness.lose_host()
+    assert harness.core.offload is not None and harness.core.offload.slots.num_cached == 0
+    harness.run()
+    harness.check(1)
+    settle(harness)
+    assert not any("lost" in content for content in harness.tier.objects.values()), "a lost slot was written"
+    assert ask(harness, 2, prompt) == [0] * 5
+
+
 @pytest.mark.parametrize("num_slots", [60, 8])
 def test_blocks_come_back_from_the_disk_through_few_slots_too(num_slots: int) -> None:
     harness, rng = new_harness(STORE_ON_DISK, num_slots), random.Random(0)

@@ -62,8 +62,10 @@ def run_random_operations(seed: int, num_operations: int, folder: Path) -> Count
         elif action < 0.19:
             harness.lose_core(rng.randrange(3), with_worker=rng.random() < 0.2)
             make_slow(harness, 1.0)
-        elif action < 0.195:
+        elif action < 0.193:
             harness.lose_tier()
+        elif action < 0.195:
+            harness.lose_host()
         elif action < 0.2:
             harness.core.reset_prefix_cache()
         elif action < 0.5:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tokenloom.frontend.supervisor.replicas.kv_arena import KVArena, arena_shape
@@ -64,4 +66,31 @@ def test_the_memory_is_made_once_and_any_process_with_the_descriptor_maps_it() -
     one.slot(64)[:3] = b"end"
     assert bytes(other.slot(64)[:3]) == b"end"
     arena.close()
+    arena.close()
+
+
+def test_each_host_has_the_parts_of_its_ranks_and_the_smallest_memory_counts() -> None:
+    options = {"tensor_parallel_size": 3, "hosts": 2, "listen_hosts": "tcp://10.0.0.1:7100", "hosts_key_file": "k"}
+    spec = new_spec(config=EngineConfig(kv_host_bytes=64 * MIB, **options), device="cuda")  # type: ignore[arg-type]
+    arena = KVArena(spec)
+    try:
+        measured = Measured(max_blocks=9, block_bytes=MIB, device="cuda", free_bytes=64 * MIB)
+        shape = arena.fit(measured, 9)
+        assert shape == ArenaShape(num_slots=32, slot_bytes=3 * MIB)
+        assert [shape.share(len(spec.ranks_on(host)), 3).slot_bytes for host in (0, 1)] == [2 * MIB, MIB]
+        assert os.fstat(arena.fds[0]).st_size == 64 * MIB
+        assert arena.fds_on(1) == [] and arena.arguments_on(0) == [f"--arena-fd={arena.fds[0]}"]
+        with pytest.raises(ConfigError, match=r"asks for 64.0 MiB, 63.0 MiB of memory is free"):
+            arena.fit(Measured(max_blocks=9, block_bytes=MIB, device="cuda", free_bytes=63 * MIB), 9)
+    finally:
+        arena.close()
+
+
+def test_a_replica_without_ranks_here_takes_no_memory_here() -> None:
+    options = {"data_parallel_size": 2, "hosts": 2, "listen_hosts": "tcp://10.0.0.1:7100", "hosts_key_file": "k"}
+    spec = new_spec(config=EngineConfig(kv_host_bytes=4 * MIB, **options), device="cuda").of_replica(1)  # type: ignore[arg-type]
+    assert spec.hosts == [1]
+    arena = KVArena(spec)
+    assert arena.fit(Measured(max_blocks=9, block_bytes=MIB, device="cuda"), 9) == ArenaShape(4, MIB)
+    assert os.fstat(arena.fds[0]).st_size == 0
     arena.close()

@@ -1,0 +1,59 @@
+"""Opening: whether blocks have the names of the weights, and the orders that clear the tiers.
+
+Until the tier process has told the namespace of the weights, and after its loss, nothing is asked for and nothing
+written: no content is found under the wrong name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+
+from ....ipc.messages.tier import ClearTier, CoreToTier, OpenTier, TierOpened
+
+
+class Opening:
+    """Owns the state of the tier process as the core knows it."""
+
+    def __init__(self, facts: bytes, send: Callable[[CoreToTier], None]) -> None:
+        self._facts, self._send = facts, send
+        self.is_open = self.has_process = False
+        self._num_opens = 0
+        self._clears: dict[int, Callable[[], None]] = {}
+        self._serials = count(1)
+
+    def ask(self, model_folder: str) -> None:
+        """Ask a tier process for the namespace of the weights in `model_folder`."""
+        self.has_process = True
+        self._num_opens += 1
+        self._send(OpenTier(serial=self._num_opens, model_folder=model_folder, facts=self._facts))
+
+    def take(self, message: TierOpened) -> bool:
+        """Open the tiers and return True if this answers the last question."""
+        is_last = message.serial == self._num_opens and self.has_process
+        self.is_open |= is_last
+        return is_last
+
+    def close(self) -> None:
+        """Wait for the answer to the next question: the weights are about to change."""
+        self.is_open = False
+
+    def clear(self, done: Callable[[], None]) -> None:
+        """Remove all objects from disk and remote; call `done` then."""
+        if not self.is_open:
+            done()
+            return
+        serial = next(self._serials)
+        self._clears[serial] = done
+        self._send(ClearTier(serial=serial))
+
+    def on_cleared(self, serial: int) -> None:
+        if (done := self._clears.pop(serial, None)) is not None:
+            done()
+
+    def on_lost(self) -> None:
+        """Note that the tier process has ended: what it was to clear counts as done."""
+        self.is_open = self.has_process = False
+        clears, self._clears = self._clears, {}
+        for done in clears.values():
+            done()

@@ -1,0 +1,167 @@
+"""TierAnswers: one answer to each order out of those of the tier processes on all hosts.
+
+A block is there only if the part of every host is: it is found as far as all have found it, good if all have loaded
+theirs, and kept where all keep theirs. A slot belongs to the core again when no host works on it any more. What answers
+no open order, or comes twice, is dropped. One object serves one set of tier processes, so that nothing of an earlier
+one counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from ...ipc.codec import decode_ids, encode_ids
+from ...ipc.messages.tier import (
+    BlocksFound,
+    BlocksLoaded,
+    BlocksStored,
+    ClearTier,
+    CoreToTier,
+    FindBlocks,
+    FlushTier,
+    LoadBlocks,
+    OpenTier,
+    PinBlocks,
+    PinnedBlocks,
+    SourceState,
+    StoreBlocks,
+    TierCleared,
+    TierFlushed,
+    TierOpened,
+    TierState,
+    TierToCore,
+)
+
+logger = logging.getLogger("tokenloom.core")
+
+
+@dataclass
+class _Job:
+    """Slots of a load or a store, on all hosts."""
+
+    left: list[set[int]]  # of each host: the slots that it works on
+    result: dict[int, int]  # of each slot that some host works on; for a load 1: good, for a store: bits of targets
+
+    def end(self, host: int, results: dict[int, int], *, is_last: bool) -> dict[int, int]:
+        """Note the slots that a host has ended; return those that no host works on any more."""
+        mine = self.left[host]
+        known = {slot: result for slot, result in results.items() if slot in mine}
+        if is_last:
+            known |= dict.fromkeys(mine - known.keys(), 0)
+        for slot, result in known.items():
+            self.result[slot] &= result
+        mine.difference_update(known)
+        return {slot: self.result.pop(slot) for slot in known if not any(slot in left for left in self.left)}
+
+
+class TierAnswers:
+    """Owns the open orders. With one host every answer passes unchanged."""
+
+    def __init__(self, num_hosts: int) -> None:
+        self._num_hosts = num_hosts
+        self._jobs: dict[int, _Job] = {}
+        self._open: dict[tuple[type, int], dict[int, TierToCore]] = {}  # by kind of answer and serial: by host
+        self._states: dict[int, list[SourceState]] = {}
+
+    def expect(self, order: CoreToTier) -> None:
+        """Note an order that goes to all hosts."""
+        if self._num_hosts == 1:
+            return
+        if isinstance(order, (LoadBlocks, StoreBlocks)):
+            slots = list(decode_ids(order.slots))
+            bits = [1] * len(slots) if isinstance(order, LoadBlocks) else order.targets
+            result = dict(zip(slots, bits, strict=True))
+            self._jobs[order.job] = _Job([set(slots) for _ in range(self._num_hosts)], result)
+        elif isinstance(order, OpenTier):
+            self._open = {key: answers for key, answers in self._open.items() if key[0] is not TierOpened}
+            self._open[TierOpened, order.serial] = {}
+        elif isinstance(order, FindBlocks):
+            self._open[BlocksFound, order.serial] = {}
+        elif isinstance(order, ClearTier):
+            self._open[TierCleared, order.serial] = {}
+        elif isinstance(order, FlushTier):
+            self._open[TierFlushed, order.serial] = {}
+
+    def place_of(self, order: PinnedBlocks) -> tuple[int, PinnedBlocks]:
+        """Return the host that has asked, and its answer."""
+        serial, host = divmod(order.serial, self._num_hosts)
+        return host, msgspec.structs.replace(order, serial=serial)
+
+    def take(self, host: int, message: TierToCore) -> Iterator[TierToCore]:
+        """Yield what the message of a host makes known of all."""
+        if self._num_hosts == 1:
+            yield message
+        elif isinstance(message, BlocksLoaded):
+            results = dict.fromkeys(decode_ids(message.slots), 1) | dict.fromkeys(decode_ids(message.bad_slots), 0)
+            if (ended := self._end(host, message, results)) is not None:
+                good, bad = ([slot for slot, is_good in ended[0].items() if is_good == wanted] for wanted in (1, 0))
+                yield BlocksLoaded(job=message.job, slots=encode_ids(good), bad_slots=encode_ids(bad), is_last=ended[1])
+        elif isinstance(message, BlocksStored):
+            results = dict(zip(decode_ids(message.slots), message.targets, strict=False))
+            if (ended := self._end(host, message, results)) is not None:
+                slots, targets = encode_ids(ended[0]), bytes(ended[0].values())
+                yield BlocksStored(job=message.job, slots=slots, targets=targets, is_last=ended[1])
+        elif isinstance(message, TierState):
+            self._states[host] = message.sources
+            if len(self._states) == self._num_hosts:
+                yield TierState(sources=[_sum(parts) for parts in zip(*self._states.values(), strict=True)])
+        elif isinstance(message, PinBlocks):
+            yield msgspec.structs.replace(message, serial=message.serial * self._num_hosts + host)
+        elif isinstance(message, (TierOpened, BlocksFound, TierCleared, TierFlushed)):
+            yield from self._join(host, message)
+        else:
+            yield message
+
+    def _end(
+        self, host: int, message: BlocksLoaded | BlocksStored, results: dict[int, int]
+    ) -> tuple[dict[int, int], bool] | None:
+        """Return the slots that have ended with their results, and whether the job has; None: nothing is new."""
+        job = self._jobs.get(message.job)
+        if job is None:
+            return None
+        ended = job.end(host, results, is_last=message.is_last)
+        is_over = not any(job.left)
+        if is_over:
+            del self._jobs[message.job]
+        return (ended, is_over) if ended or is_over else None
+
+    def _join(self, host: int, message: TierOpened | BlocksFound | TierCleared | TierFlushed) -> Iterator[TierToCore]:
+        answers = self._open.get((type(message), message.serial))
+        if answers is None:
+            return
+        answers.setdefault(host, message)
+        if len(answers) < self._num_hosts:
+            return
+        del self._open[type(message), message.serial]
+        if isinstance(message, BlocksFound):
+            columns = zip(*(each.sources for each in answers.values() if isinstance(each, BlocksFound)), strict=False)
+            yield BlocksFound(serial=message.serial, sources=bytes(map(max, columns)))
+        elif isinstance(message, TierOpened) and len({msgspec.structs.astuple(each) for each in answers.values()}) > 1:
+            logger.error(
+                "the KV tiers stay closed: the hosts have different weights or keys of --kv-key-file: make both equal"
+            )
+        else:
+            yield message
+
+
+def _sum(parts: Sequence[SourceState]) -> SourceState:
+    """Add up the states of one source on all hosts. It is open if all are, and the first error counts."""
+    first, *others = parts
+    for part in others:
+        changes: dict[str, object] = {}
+        for name in first.__struct_fields__:
+            one, other = getattr(first, name), getattr(part, name)
+            if name == "is_open":
+                changes[name] = one and other
+            elif name == "rejected":
+                changes[name] = {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
+            elif isinstance(one, (bool, str)):
+                changes[name] = one or other
+            else:
+                changes[name] = one + other
+        first = msgspec.structs.replace(first, **changes)
+    return first

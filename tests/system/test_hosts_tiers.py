@@ -1,0 +1,150 @@
+"""KV tiers of an engine over several hosts, each with an arena and a disk of its own: hits give the computed tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom import Client, RequestOutput
+from tokenloom.tests.support.network_hosts import Agent, Network, SpreadEngine, obstacle
+from tokenloom.tests.system.tier_engine import (
+    BLOCK_SIZE,
+    CHUNK,
+    DEADLINE_S,
+    GREEDY,
+    TierEngine,
+    ask,
+    check_equal,
+    new_prompts,
+    num_readable,
+    objects,
+)
+
+pytestmark = [
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can"),
+    pytest.mark.timeout(240),
+]
+
+PROMPTS = new_prompts(4, 500, seed=21)
+EQUAL = 1e-4  # of logprobs: two ranks add up in another order than one
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> list[RequestOutput]:
+    """The answers of one process without tiers."""
+    with TierEngine(tmp_path_factory.mktemp("calm"), None, "--num-kv-blocks", "65") as engine:
+        engine.wait_ready()
+        with Client(engine.address) as client:
+            found = ask(client, PROMPTS)
+        engine.end()
+    return found
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    with Network(tmp_path_factory.mktemp("network"), 3) as network:
+        network.private.append(network.folder / "kv")
+        yield network
+
+
+@pytest.fixture(scope="module")
+def engine(network: Network) -> Iterator[SpreadEngine]:
+    options = ["--tp", "2", "--hosts", "2", "--max-model-len", "1000", "--dtype", "float32"]
+    options += ["--num-kv-blocks", "65"]  # a pool for two prompts, so that the others go to slots
+    tiers = ["--kv-host-bytes", "16M", "--kv-disk", str(network.folder / "kv"), "--step-timeout-s", "60"]
+    with SpreadEngine(network, *options, *tiers) as engine:
+        network.join(1)
+        engine.wait_ready()
+        engine.wait_text("KV tiers opened", 2)
+        yield engine
+        engine.processes()
+        assert engine.stop() == 0 and not engine.leftovers()
+    for agent in network.agents:
+        agent.wait_none(agent.alive)
+
+
+@pytest.fixture
+def agent(engine: SpreadEngine, network: Network) -> Agent:
+    """The agent that has a rank."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (found := [each for each in network.agents if each.is_running() and each.rank() is not None]):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found[0]
+
+
+def loaded(outputs: list[RequestOutput], place: str) -> int:
+    return sum(output.metrics.num_loaded_tokens.get(place, 0) for output in outputs)
+
+
+def test_evicted_blocks_come_back_from_the_slots_of_both_hosts(engine: SpreadEngine, calm: list[RequestOutput]) -> None:
+    with Client(engine.address) as client:
+        check_equal(calm, ask(client, PROMPTS), EQUAL)
+        outputs = ask(client, PROMPTS)
+    check_equal(calm, outputs, EQUAL)
+    assert loaded(outputs, "host") >= num_readable(PROMPTS[0]) * 3
+
+
+def test_when_a_host_is_replaced_its_slots_are_computed_again(
+    engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
+) -> None:
+    spare = network.join(3 - agent.number)
+    engine.wait_text(f"host {spare.address} has joined")
+    agent.end()
+    agent.wait_none(agent.alive)
+    engine.wait_text(f"host {agent.address} is lost")
+    with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
+        outputs = ask(client, PROMPTS)
+        assert spare.rank() is not None
+        assert [output.num_cached_tokens for output in outputs] == [0] * len(PROMPTS), "the lost host had a part of all"
+        check_equal(calm, outputs, EQUAL)
+        check_equal(calm, again := ask(client, PROMPTS), EQUAL)
+    assert loaded(again, "host") > 0
+
+
+def test_a_host_that_comes_back_has_its_part_of_the_blocks_on_its_own_disk(
+    engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
+) -> None:
+    num_blocks = len(PROMPTS) * (num_readable(PROMPTS[0]) // BLOCK_SIZE)
+    disks, deadline = [network.folder / "kv", network.folder / f"kv-{agent.number}"], time.monotonic() + DEADLINE_S
+    while min(len(objects(disk)) for disk in disks) < num_blocks:
+        assert time.monotonic() < deadline, [len(objects(disk)) for disk in disks]
+        time.sleep(0.02)
+    num_lost = engine.text.count(f"host {agent.address} is lost")
+    num_opened = engine.text.count("KV tiers opened")
+    agent.end()
+    engine.wait_text(f"host {agent.address} is lost", num_lost + 1)
+    again = network.join(agent.number)
+    engine.wait_text("KV tiers opened", num_opened + 2)
+    again.wait_rank()
+    with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
+        (engine.faults / "worker.forward.0").write_text("delay 2")  # from now on loads seem worth it
+        ask(client, new_prompts(1, CHUNK, seed=22), GREEDY.replace(max_tokens=1))
+        outputs = ask(client, PROMPTS)
+    check_equal(calm, outputs, EQUAL)
+    assert loaded(outputs, "disk") > 0
+
+
+@pytest.mark.slow
+def test_a_replica_on_another_host_has_its_tiers_there(tmp_path: Path, calm: list[RequestOutput]) -> None:
+    options = ["--dp", "2", "--hosts", "2", "--max-model-len", "600", "--dtype", "float32", "--num-kv-blocks", "41"]
+    with Network(tmp_path, 2) as network:
+        network.private.append(tmp_path / "kv")
+        tiers = ["--kv-host-bytes", "16M", "--kv-disk", str(tmp_path / "kv")]
+        with SpreadEngine(network, *options, *tiers, "--step-timeout-s", "60") as engine:
+            agent = network.join(1)
+            engine.wait_ready()
+            engine.wait_text("KV tiers opened", 2)
+            titles = [" ".join(each.cmdline()).strip() for each in agent.processes()]
+            assert "tokenloom tier of host 1 of replica 1" in titles and engine.find("tier of replica 1") is None
+            with Client(engine.address) as client:
+                for _ in range(2):  # all at once, so that each replica gets some
+                    outputs = client.generate(PROMPTS, GREEDY, use_tqdm=False)
+                    check_equal(calm, outputs, EQUAL)
+            assert loaded(outputs, "host") > 0
+            assert objects(tmp_path / "kv-1" / "replica-1")
+            assert engine.stop() == 0
+        agent.wait_none(agent.alive)
