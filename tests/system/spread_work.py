@@ -25,7 +25,7 @@ def calm_answers(folder: Path, work: list[Work]) -> list[RequestOutput]:
 
 
 def answers(address: str, work: list[Work]) -> list[RequestOutput]:
-    with Client(address) as client:
+    with Client(address, reconnect_timeout_s=120) as client:
         params = [*(each.params for each in work), LONG]
         return client.generate([*(each.form for each in work), PROMPT], params, use_tqdm=False)
 

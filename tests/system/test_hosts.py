@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -199,6 +201,50 @@ def test_when_the_head_is_killed_its_hosts_serve_the_next(
         engine.wait_ready()
         check_equal(work, calm, answers(engine.address, work))
         assert engine.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_spare", [0, 1])
+def test_a_rolling_restart_of_all_hosts_loses_and_changes_no_answer(
+    tmp_path: Path, work: list[Work], calm: list[RequestOutput], num_spare: int
+) -> None:
+    options = [*EXACT, "--tp", "4", "--hosts", "3"]
+    with Network(tmp_path, 3 + num_spare) as network, SpreadEngine(network, *options) as engine:
+        agents = [network.join(number) for number in range(1, 3 + num_spare)]
+        engine.wait_ready()
+        is_over = threading.Event()
+
+        def ask_again_and_again() -> list[list[RequestOutput]]:
+            rounds = []
+            while not is_over.is_set():
+                rounds.append(answers(engine.address, work))
+            return rounds
+
+        with ThreadPoolExecutor(2) as pool:
+            streams = [pool.submit(ask_again_and_again) for _ in range(2)]
+            for agent in agents:
+                agent.processes()
+                joined = f"host {agent.address} has joined"
+                num_joined = engine.text.count(joined)
+                agent.signal(signal.SIGTERM)
+                assert agent.process.wait(DEADLINE_S) == 0
+                agent.wait_none(agent.alive)
+                network.join(agent.number)
+                engine.wait_text(joined, num_joined + 1)
+                wait_until_ready(engine)
+            is_over.set()
+            rounds = [each for stream in streams for each in stream.result(2 * DEADLINE_S)]
+        assert engine.stop() == 0
+    assert rounds
+    for found in rounds:
+        check_equal(work, calm, found)
+
+
+def wait_until_ready(engine: SpreadEngine) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_ready(engine):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_host_with_another_key_is_refused(other_network: Network, tmp_path: Path) -> None:
