@@ -5,7 +5,9 @@
 First every request runs undisturbed; then clients repeat them in random order while a seeded schedule of faults runs:
 SIGKILL, SIGSTOP, suspensions of the whole engine, exceptions and hangs at named points of the code
 (ipc/process/faults.py), starts that fail, reloads that lose a process, sockets that are late or cut, clients that
-vanish. With --kv-disk also damaged blocks and a full disk: give a small file system of its own for that. With
+vanish. With --hosts N the ranks are on network namespaces as hosts, beside a spare one, and ranks, agents and links
+join the victims (chaos_hosts.py). With --kv-disk also damaged blocks and a full disk: give a small file system of its
+own for that. With
 --adapters requests name random LoRA adapters, more than the workers have slots for, whose own files are gone. With
 --images a small random model that sees images is served, half of the requests have images, and the media process joins
 the victims. Each answer must equal its undisturbed one in text, tokens, logprobs and finish reason. At the end the KV
@@ -16,6 +18,8 @@ token of any stream, or of the affected client) and the amount of recomputation.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import random
 import shutil
 import statistics
@@ -33,9 +37,11 @@ from tokenloom.scripts.bench_report import new_parser, print_json
 from tokenloom.scripts.chaos_clients import Clients
 from tokenloom.scripts.chaos_disk import DiskFaults
 from tokenloom.scripts.chaos_faults import Faults
+from tokenloom.scripts.chaos_hosts import HostFaults
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.chaos_work import Work, make_work, with_adapters, with_images, without_effect
+from tokenloom.tests.support.network_hosts import Network, SpreadEngine
 
 TIER_OPTIONS = ["--kv-host-bytes", "8M", "--num-kv-blocks", "256", "--max-model-len", "1900"]  # a pool for two or three
 TIER_SENTENCES = 100  # of about 9 tokens before each prompt, so that loads pay
@@ -71,8 +77,11 @@ class Watch:
         self._client.close()
 
 
-def run(arguments: argparse.Namespace, engine: Engine, adapters: list[Path]) -> dict[str, object]:
-    """Inflict the faults and return the report. Requests name the `adapters` but the last, which only faults load."""
+def run(
+    arguments: argparse.Namespace, engine: Engine, adapters: list[Path], network: Network | None = None
+) -> dict[str, object]:
+    """Inflict the faults and return the report. Requests name the `adapters` but the last, which only faults load.
+    `network`: of the engine's hosts."""
     rng = random.Random(arguments.seed)
     disk = None if arguments.kv_disk is None else DiskFaults(Path(arguments.kv_disk), rng)
     work = make_work(rng, num_sentences=0 if disk is None else TIER_SENTENCES)
@@ -95,20 +104,23 @@ def run(arguments: argparse.Namespace, engine: Engine, adapters: list[Path]) -> 
     try:
         model = Path(arguments.model or DEMO_FOLDER)
         adapter = adapters[-1] if adapters else None
-        num_ranks, has_images = arguments.tensor_parallel_size, arguments.images
+        num_ranks, has_images = arguments.tensor_parallel_size // arguments.hosts, arguments.images
         faults = Faults(
             *(engine, clients, rng, num_ranks, model, disk, adapter),
             has_images=has_images,
             num_replicas=arguments.data_parallel_size,
             only_signals=arguments.only_signals,
         )
-        counts, recovery = inflict(arguments.faults, faults, rng, clients, watch)
+        of_hosts = HostFaults(network, engine, faults, rng) if isinstance(engine, SpreadEngine) and network else None
+        limits = (arguments.faults, time.monotonic() + arguments.seconds)
+        counts, recovery = inflict(*limits, of_hosts or faults, rng, clients, watch)
     finally:
         is_hung = clients.stop()
     health = watch.wait_all_free(num_blocks)
     watch.close()
     engine.processes()
     code, tally = engine.stop(), clients.tally
+    left = [] if of_hosts is None else [*of_hosts.settle(), *of_hosts.zombies]
     return {
         "faults": dict(sorted(counts.items())),
         "recovery_s": {
@@ -126,7 +138,8 @@ def run(arguments: argparse.Namespace, engine: Engine, adapters: list[Path]) -> 
         "recomputed tokens": watch.num_recomputed_tokens,
         "blocks held at the end": num_blocks - health.num_free_blocks,
         "exit code": code,
-        "left behind": engine.leftovers(),
+        "longest end of a lost host's processes, s": 0.0 if of_hosts is None else round(of_hosts.longest_end_s, 2),
+        "left behind": engine.leftovers() + left,
     }
 
 
@@ -146,12 +159,13 @@ def adapter_options(adapters: list[Path]) -> list[str]:
 
 
 def inflict(
-    count: int, faults: Faults, rng: random.Random, clients: Clients, watch: Watch
+    count: int, deadline: float, faults: Faults | HostFaults, rng: random.Random, clients: Clients, watch: Watch
 ) -> tuple[Counter[str], dict[str, list[float]]]:
-    """Inflict `count` faults one after the other, each once the streams have recovered from the fault before."""
+    """Inflict `count` faults one after the other, each once the streams have recovered from the fault before; none
+    after the deadline (monotonic seconds)."""
     counts: Counter[str] = Counter()
     recovery: dict[str, list[float]] = defaultdict(list)
-    while counts.total() < count:
+    while counts.total() < count and time.monotonic() < deadline:
         fault = faults.draw()
         begun = time.monotonic()
         if not fault.strike():
@@ -186,11 +200,13 @@ def is_clean(report: dict[str, object]) -> bool:
 def main(argv: list[str] | None = None) -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--faults", type=int, default=300)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no fault begins")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", help="default: the demo model")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--data-parallel-size", type=int, default=1)
+    parser.add_argument("--hosts", type=int, default=1, help="hosts of the ranks; needs root")
     parser.add_argument("--adapters", type=int, default=0, help=f"LoRA adapters, over {ADAPTER_SLOTS} slots")
     parser.add_argument("--images", action="store_true", help="serve a model that sees images, and send some")
     parser.add_argument("--only-signals", action="store_true", help="only SIGKILL and SIGSTOP of random processes")
@@ -216,11 +232,22 @@ def main(argv: list[str] | None = None) -> int:
             adapters = write_adapters(Path(runtime) / "adapters", model, arguments.adapters + 1)
             options += adapter_options(adapters)
             environment["XDG_CACHE_HOME"] = str(linked_cache(Path(runtime) / "cache"))
-        with Engine(Path(runtime), [*options, "--listen", f"ipc://{runtime}/engine.sock"], environment) as engine:
+        options += ["--listen", f"ipc://{runtime}/engine.sock"]
+        with contextlib.ExitStack() as stack:
+            network = None
+            if arguments.hosts > 1:
+                network = stack.enter_context(Network(Path(runtime), arguments.hosts + 1))
+                network.private += [Path(arguments.kv_disk)] if arguments.kv_disk else []
+                for number in range(1, arguments.hosts + 1):
+                    network.join(number)
+                engine: Engine = SpreadEngine(network, *options, "--hosts", str(arguments.hosts), more=environment)
+            else:
+                engine = Engine(Path(runtime), options, environment)
+            stack.enter_context(engine)
             engine.wait_ready()
             for path in adapters[:-1]:
                 shutil.rmtree(path)  # the engine has copies of its own
-            report = run(arguments, engine, adapters)
+            report = run(arguments, engine, adapters, network)
         sys.stderr.write("".join(engine.errors.read_text(encoding="utf-8").splitlines(keepends=True)[-60:]))
     print_json(report, arguments.json)
     return 0 if is_clean(report) else 1

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom.scripts import chaos
+from tokenloom.tests.support.network_hosts import obstacle
 
 
 @pytest.mark.timeout(180)
@@ -19,6 +20,15 @@ def test_no_fault_loses_or_changes_an_answer(num_ranks: int) -> None:
 @pytest.mark.timeout(240)
 def test_no_fault_loses_or_changes_an_answer_of_adapters_that_take_turns() -> None:
     assert chaos.main(["--faults", "4", "--clients", "4", "--seed", "2", "--adapters", "16"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("num_faults", "has_tiers"), [(8, False), (100, False), (100, True)])
+def test_no_fault_of_hosts_and_links_loses_an_answer(num_faults: int, has_tiers: bool, tmp_path: Path) -> None:
+    options = ["--faults", str(num_faults), "--clients", "5", "--hosts", "2", "--tensor-parallel-size", "2"]
+    assert chaos.main([*options, *(["--kv-disk", str(tmp_path / "kv")] if has_tiers else [])]) == 0
 
 
 @pytest.mark.slow
