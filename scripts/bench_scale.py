@@ -1,98 +1,217 @@
-"""Measure an engine on Ray beside one of --hosts, with tensor parallelism over two hosts that are network namespaces.
+"""Measure an engine over two hosts, which are network namespaces joined by veth, beside the same engine on one host.
 
-    python scripts/bench_scale.py --pairs 20
+    python scripts/bench_scale.py --json docs/benchmarks/scale_hosts.json
 
-Both engines run at the same time, with the demo model in float32. A round asks one of them for eight answers of
-`--tokens` tokens while the other is idle; a pair is a round of each, and the order changes with each pair. Before that,
-the CPU time of each engine's own processes is counted on each host while both are idle; Ray's processes, which are not
-counted there, are shown by themselves. Needs root, iproute2 and ray.
+The demo model in float32 with two ranks of one thread each. Parts, each a function: tokens per second of 8 streams, the
+two engines taking turns; the round trip of a step's message over the core's kinds of sockets, tcp with CURVE between
+the hosts beside ipc; the CPU of an idle engine on each host, and memory and CPU of the agent; the start, with the agent
+waiting, beside a start on one host; the time from a cut link to the head's notice. Needs root.
 """
 
 from __future__ import annotations
 
+import argparse
+import ctypes
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
+import zmq
 
 from tokenloom import Client, SamplingParams
+from tokenloom.ipc.client_auth import GROUP, ZapHandler
+from tokenloom.ipc.endpoints import tcp_address
+from tokenloom.ipc.keys import Keys
+from tokenloom.ipc.sockets import new_socket
+from tokenloom.scripts.bench_processes import cpu_by_process, used_since
 from tokenloom.scripts.bench_report import Report, new_parser
 from tokenloom.scripts.engine_process import Engine
-from tokenloom.tests.support.network_hosts import Network, SpreadEngine
-from tokenloom.tests.support.ray_network import RayEngine, RayNetwork
+from tokenloom.tests.support.network_hosts import Agent, Network, SpreadEngine, obstacle
 
-NUM_STREAMS = 8
-OPTIONS = ["--dtype", "float32", "--tp", "2", "--hosts", "2"]
-
-
-def tokens_per_s(engine: Engine, num_tokens: int) -> float:
-    """Return the rate of one round."""
-    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
-    prompts = [f"{number}: the capital of Peru is" for number in range(NUM_STREAMS)]
-    with Client(engine.address) as client:
-        begun = time.monotonic()
-        client.generate(prompts, params, use_tqdm=False)
-        return NUM_STREAMS * num_tokens / (time.monotonic() - begun)
+OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--tensor-parallel-size", "2"]
+NUM_STREAMS, NUM_OUT = 8, 128
+STEP_BYTES, RESULT_BYTES = 400, 200  # of a decode step of 8 rows and of its result
+NUM_TRIPS = 2000
+NOTICE_S = 30.0
+CLONE_NEWNET = 0x40000000  # of sched.h
 
 
-def cpu_s(processes: Iterable[psutil.Process]) -> float:
-    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+def local_engine(folder: Path) -> Engine:
+    folder.mkdir()
+    return Engine(folder, OPTIONS, has_faults=False)
 
 
-def measure_idle(report: Report, groups: dict[str, list[psutil.Process]], seconds: float) -> None:
-    """Add a row of the CPU time of each group of processes while nothing is asked of them."""
-    before = {name: cpu_s(processes) for name, processes in groups.items()}
+def spread_engine(network: Network) -> SpreadEngine:
+    return SpreadEngine(network, *OPTIONS, "--hosts", "2")
+
+
+# ── tokens per second ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def measure_throughput(report: Report, engines: dict[str, Engine], num_pairs: int) -> None:
+    rates: dict[str, list[float]] = {name: [] for name in engines}
+    params = SamplingParams(temperature=0, max_tokens=NUM_OUT, ignore_eos=True)
+    for turn in range(num_pairs + 1):
+        for name, engine in engines.items():
+            with Client(engine.address) as client:
+                prompts = [[turn + 7, stream + 9, *range(30, 60)] for stream in range(NUM_STREAMS)]
+                begun = time.monotonic()
+                client.generate(prompts, params, use_tqdm=False)
+            if turn:  # the first one warms up
+                rates[name].append(NUM_STREAMS * NUM_OUT / (time.monotonic() - begun))
+    for name, found in rates.items():
+        report.add(part="tokens/s, 8 streams", where=name, median=statistics.median(found), best=max(found))
+
+
+# ── the round trip of a step ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def enter(network: Network, number: int) -> None:
+    """Let this thread, and the threads that it starts, be on a host from now on."""
+    with open(f"/run/netns/{network.namespace(number)}", "rb") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+
+
+def measure_round_trip(report: Report, network: Network, folder: Path) -> None:
+    """Step and result between a thread on the head and a thread on the other host, over each transport in turn."""
+    keys = Keys.generate()
+    places: dict[str, tuple[str, str]] = {}
+
+    def echo(name: str) -> None:
+        enter(network, 1 if name == "tcp, CURVE" else 0)
+        with zmq.Context() as context:
+            steps, results = new_socket(context, zmq.SUB), new_socket(context, zmq.PUSH)
+            for socket, place in zip((steps, results), places[name], strict=True):
+                if name == "tcp, CURVE":
+                    keys.secure_client(socket)
+                socket.connect(place)
+            while steps.poll(int(NOTICE_S * 1000)) and len(steps.recv()) > 1:
+                results.send(bytes(RESULT_BYTES))
+            steps.close()
+            results.close(1000)
+
+    def drive() -> dict[str, list[float]]:
+        enter(network, 0)
+        with zmq.Context() as context, ThreadPoolExecutor(2) as pool:
+            zap = ZapHandler(context, keys.client_public, GROUP)
+            publisher, pull = new_socket(context, zmq.PUB), new_socket(context, zmq.PULL)
+            places["ipc"] = (f"ipc://{folder}/steps", f"ipc://{folder}/results")
+            for socket, place in zip((publisher, pull), places["ipc"], strict=True):
+                socket.bind(place)
+            tcp = [keys.listen(socket, GROUP, tcp_address(network.addresses[0], "*")) for socket in (publisher, pull)]
+            places["tcp, CURVE"] = (tcp[0], tcp[1])
+            trips = {}
+            for name in ("ipc", "tcp, CURVE"):
+                echoing = pool.submit(echo, name)
+                while not pull.poll(20):  # PUB drops messages until the other side has joined
+                    zap.answer()
+                    publisher.send(bytes(STEP_BYTES))
+                while pull.poll(100):
+                    pull.recv()
+                trips[name] = [_trip(publisher, pull) for _ in range(NUM_TRIPS)]
+                publisher.send(b"0")
+                echoing.result(NOTICE_S)
+            for each in (publisher, pull, zap.socket):
+                each.close(0)
+        return trips
+
+    with ThreadPoolExecutor(1) as pool:
+        trips = pool.submit(drive).result(4 * NOTICE_S)
+    for name, found in trips.items():
+        cuts = statistics.quantiles(found, n=100)
+        report.add(part="round trip of a step, µs", where=name, median=cuts[49] * 1e6, p99=cuts[98] * 1e6)
+
+
+def _trip(publisher: zmq.Socket[bytes], pull: zmq.Socket[bytes]) -> float:
+    begun = time.perf_counter()
+    publisher.send(bytes(STEP_BYTES))
+    pull.recv()
+    return time.perf_counter() - begun
+
+
+# ── an idle engine ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def measure_idle(report: Report, engine: SpreadEngine, agent: Agent, seconds: float) -> None:
+    time.sleep(3.0)  # for the rest of the last request's work
+    hosts = {"head": engine.processes(), "other host": agent.processes()}
+    hosts["its agent"] = hosts["other host"][:1]
+    before = {name: cpu_by_process(processes) for name, processes in hosts.items()}
     time.sleep(seconds)
-    shares = {name: 100 * (cpu_s(processes) - before[name]) / seconds for name, processes in groups.items()}
-    for name, percent in shares.items():
-        report.note(f"idle, {name}: % of a core", round(percent, 2))
+    for name, processes in hosts.items():
+        used = sum(used_since(before[name], processes).values())
+        report.add(part="idle, % of a core", where=name, median=100 * used / seconds)
+    memory = agent.processes()[0].memory_full_info().uss / (1 << 20)
+    report.add(part="memory of the agent, MiB", where="other host", median=memory)
+
+
+# ── start and cut link ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def measure_start(report: Report, network: Network, folder: Path, num_pairs: int) -> None:
+    starts: dict[str, Callable[[int], Engine]] = {
+        "one host": lambda turn: local_engine(folder / f"start-{turn}"),
+        "two hosts": lambda turn: spread_engine(network),
+    }
+    times: dict[str, list[float]] = {name: [] for name in starts}
+    for turn in range(num_pairs):
+        for name, start in starts.items():
+            begun = time.monotonic()
+            with start(turn) as engine:
+                engine.wait_ready()
+                times[name].append(time.monotonic() - begun)
+                engine.stop()
+    for name, found in times.items():
+        report.add(part="start, s", where=name, median=statistics.median(found), best=min(found))
+
+
+def measure_cut(report: Report, network: Network, engine: SpreadEngine, agent: Agent, num_cuts: int) -> None:
+    lost, joined = f"host {agent.address} is lost", f"host {agent.address} has joined"
+    times = []
+    for _ in range(num_cuts):
+        num_lost, num_joined = engine.text.count(lost), engine.text.count(joined)
+        network.cut(agent.number)
+        begun = time.monotonic()
+        engine.wait_text(lost, num_lost + 1)
+        times.append(time.monotonic() - begun)
+        network.heal(agent.number)
+        engine.wait_text(joined, num_joined + 1)
+        agent.wait_rank()
+    report.add(part="cut link to notice, s", where="head", median=statistics.median(times), worst=max(times))
+
+
+def measure_hosts(report: Report, arguments: argparse.Namespace, folder: Path) -> None:
+    """All parts about engines over --hosts."""
+    with Network(folder, 2) as network:
+        agent = network.join(1)
+        measure_round_trip(report, network, folder)
+        measure_start(report, network, folder, arguments.pairs)
+        with local_engine(folder / "local") as local, spread_engine(network) as spread:
+            for engine in (local, spread):
+                engine.wait_ready()
+            measure_throughput(report, {"one host": local, "two hosts": spread}, arguments.pairs)
+            local.stop()
+            measure_idle(report, spread, agent, arguments.idle_seconds)
+            measure_cut(report, network, spread, agent, arguments.cuts)
+            spread.stop()
 
 
 def main() -> int:
     parser = new_parser(__doc__)
-    parser.add_argument("--pairs", type=int, default=20, help="(20)")
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer (64)")
-    parser.add_argument("--idle-s", type=float, default=30.0, help="time of the idle measurement (30)")
+    parser.add_argument("--pairs", type=int, default=3, help="runs of each engine, in turns")
+    parser.add_argument("--cuts", type=int, default=3)
+    parser.add_argument("--idle-seconds", type=float, default=20.0)
     arguments = parser.parse_args()
-    settings = {"pairs": arguments.pairs, "streams": NUM_STREAMS, "tokens": arguments.tokens}
-    report = Report("scale", settings)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        RayNetwork(2) as cluster,
-        Network(Path(folder), 2) as hosts,
-        RayEngine(cluster, *OPTIONS) as on_ray,
-        SpreadEngine(hosts, *OPTIONS) as by_hand,
-    ):
-        agent = hosts.join(1)
-        engines = {"ray": on_ray, "hosts": by_hand}
-        for engine in engines.values():
-            engine.wait_ready()
-            tokens_per_s(engine, arguments.tokens)
-        placed = cluster.processes(1, "tokenloom")
-        others = [each for number in (0, 1) for each in cluster.processes(number)]
-        own = {each.pid for each in (*on_ray.processes(), *placed)}
-        groups = {
-            "Ray engine, head": [each for each in on_ray.processes() if "launcher" not in " ".join(each.cmdline())],
-            "its launcher, with Ray's threads": [on_ray.child("launcher")],
-            "Ray engine, other host": placed,
-            "--hosts engine, head": by_hand.processes(),
-            "--hosts engine, other host": agent.processes(),
-            "Ray's own processes": [each for each in others if each.pid not in own],
-        }
-        measure_idle(report, groups, arguments.idle_s)
-        ratios = []
-        for pair in range(arguments.pairs):
-            order = list(engines) if pair % 2 else list(reversed(engines))
-            rates = {name: tokens_per_s(engines[name], arguments.tokens) for name in order}
-            ratios.append(rates["ray"] / rates["hosts"])
-            report.add(pair=pair + 1, ray=rates["ray"], hosts=rates["hosts"], ratio=ratios[-1])
-        report.note("median ratio, Ray to --hosts", round(statistics.median(ratios), 4))
-        for engine in engines.values():
-            engine.stop()
+    if reason := obstacle():
+        raise SystemExit(reason)
+    report = Report("scale", {"model": "demo", "ranks": 2, "pairs": arguments.pairs})
+    with tempfile.TemporaryDirectory() as folder:
+        measure_hosts(report, arguments, Path(folder))
     report.publish(arguments.json)
     return 0
 

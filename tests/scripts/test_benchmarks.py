@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.scripts.bench_contestant import SCRIPTS
+from tokenloom.tests.support.network_hosts import obstacle
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -206,3 +208,13 @@ def test_the_gpu_benchmark_also_runs_on_a_cpu(tmp_path: Path) -> None:
     assert list(rows) == ["start", "one row", "many rows", "requests", "transformers"]
     assert all(rows[case]["share_of_roofline"] > 0 for case in ("one row", "many rows", "requests"))
     assert rows["transformers"]["ours_times_it"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can")
+def test_two_hosts_are_measured_beside_one(tmp_path: Path) -> None:
+    arguments = ("--pairs", "1", "--cuts", "1", "--idle-seconds", "2")
+    document = run_json(tmp_path / "out.json", "bench_scale.py", *arguments)
+    found = {(row["part"], row["where"]): row["median"] for row in document["rows"]}
+    assert all(value >= 0 for value in found.values()) and len(found) == 11
+    assert LEASE_S - 1 < found["cut link to notice, s", "head"] < LEASE_S + 1.5
