@@ -12,7 +12,6 @@ from tokenloom import Client, RequestOutput
 from tokenloom.tests.support.network_hosts import Agent, Network, SpreadEngine, obstacle
 from tokenloom.tests.system.tier_engine import (
     BLOCK_SIZE,
-    CHUNK,
     DEADLINE_S,
     GREEDY,
     TierEngine,
@@ -121,11 +120,13 @@ def test_a_host_that_comes_back_has_its_part_of_the_blocks_on_its_own_disk(
     engine.wait_text("KV tiers opened", num_opened + 2)
     again.wait_rank()
     with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
-        (engine.faults / "worker.forward.0").write_text("delay 2")  # from now on loads seem worth it
-        ask(client, new_prompts(1, CHUNK, seed=22), GREEDY.replace(max_tokens=1))
+        while not client.health().is_ready:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert [client.prefetch_kv(prompt) for prompt in PROMPTS] == [num_readable(prompt) for prompt in PROMPTS]
         outputs = ask(client, PROMPTS)
     check_equal(calm, outputs, EQUAL)
-    assert loaded(outputs, "disk") > 0
+    assert loaded(outputs, "disk") == sum(map(num_readable, PROMPTS))
 
 
 @pytest.mark.slow
