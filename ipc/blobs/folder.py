@@ -175,9 +175,11 @@ class BlobFolder:
         if kept := [file.size for file in chosen if file.is_blob and not self._evict(file)]:
             total += sum(kept)  # a process has begun to use them
         self._has_counted = True
-        _write_total(lock, total)
         if total > self.max_bytes:
-            self._make_room(lock, 0)
+            _write_total(lock, total - num_bytes)
+            self._make_room(lock, num_bytes)
+        else:
+            _write_total(lock, total)
 
     def _evict(self, file: BlobFile, is_trial: bool = False) -> bool:
         """Remove a file if no process protects it, and return whether it is gone; a trial removes nothing."""

@@ -174,6 +174,25 @@ def test_an_unfinished_blob_counts_with_its_reserved_size(folder: Path) -> None:
     assert len(names(folder)) == 1
 
 
+def test_the_limit_holds_if_a_blob_is_pinned_between_its_choice_and_its_eviction(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = BlobStore(folder, 30), BlobStore(folder, 30)
+    oldest = store.put(b"a" * 10)
+    store.put(b"b" * 10)
+    store.put(b"c" * 10)
+    evict = BlobFolder._evict
+
+    def pin_and_evict(self: BlobFolder, file: BlobFile, is_trial: bool = False) -> bool:
+        if not is_trial and file.name == oldest.hex():
+            assert other.pin(oldest, "other")
+        return evict(self, file, is_trial)
+
+    monkeypatch.setattr(BlobFolder, "_evict", pin_and_evict)
+    store.put(b"d" * 20)
+    assert store.num_bytes() == 30 and content(store, oldest) == b"a" * 10
+
+
 def test_a_blob_that_is_evicted_while_it_is_opened_is_missing(folder: Path) -> None:
     store = BlobStore(folder, 30)
     digest = store.put(b"abc")
