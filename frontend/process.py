@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import gc
 import os
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import zmq
 
-from ..ipc.addresses import unlink_ipc_address
+from ..ipc.addresses import remove_abandoned, unlink_ipc_address
 from ..ipc.child import SupervisorChannel, run_child
 from ..ipc.client_auth import DOMAIN, ZapHandler
 from ..ipc.config.engine_spec import EngineSpec, frontend_name, identity_of
@@ -296,7 +295,7 @@ def main() -> int:
 
 def _remove_files(spec: EngineSpec) -> None:
     """Remove the files that a killed supervisor left: its run directory and the sockets outside of it."""
-    shutil.rmtree(spec.run_directory, ignore_errors=True)
+    remove_abandoned(Path(spec.run_directory))
     addresses = [address for address in spec.client_addresses if address.startswith("ipc://")]
     addresses += [f"ipc://{spec.config.uds}"] if spec.config.uds is not None else []
     for address in addresses:

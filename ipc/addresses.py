@@ -26,6 +26,7 @@ from .errors import ConfigError
 MAX_IPC_PATH_BYTES = 107  # sizeof(sockaddr_un.sun_path) - 1
 LONGEST_NAME = "workers-999999"  # of a socket, after a million replacements
 FAREWELL_S = 3.0  # after a kill the frontend of the dead engine may listen for this long
+LAST_FILES_S = 1.0
 _LISTENS = "another program listens there"
 _NAME = re.compile(r"[0-9a-f]{8}")
 
@@ -83,6 +84,16 @@ class RunDirectory:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+
+def remove_abandoned(path: Path) -> None:
+    """Delete the directory of an engine that has lost its supervisor. Its other processes end at this moment, and may
+    still make a file there: repeat it for up to LAST_FILES_S."""
+    deadline = time.monotonic() + LAST_FILES_S
+    shutil.rmtree(path, ignore_errors=True)
+    while path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep(base: Path) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from tokenloom.ipc.addresses import (
     MAX_IPC_PATH_BYTES,
     RunDirectory,
     lock_ipc_address,
+    remove_abandoned,
     sweep,
     unlink_ipc_address,
 )
@@ -59,6 +63,26 @@ def test_a_start_removes_only_the_directories_of_dead_engines(runtime: Path) -> 
     assert sweep(alive.path.parent) == 1
     assert not dead.exists() and alive.path.exists() and (runtime / "tokenloom" / "not-a-run").exists()
     alive.remove()
+
+
+def test_an_abandoned_directory_goes_although_a_process_still_makes_files(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    stop_at = time.monotonic() + 0.2
+
+    def make_files() -> None:
+        while time.monotonic() < stop_at:
+            with contextlib.suppress(OSError):
+                for number in range(50):
+                    (path / str(number)).touch()
+
+    threads = [threading.Thread(target=make_files) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    remove_abandoned(path)
+    assert not path.exists()
+    for thread in threads:
+        thread.join()
 
 
 def test_a_base_that_others_can_read_is_refused(runtime: Path) -> None:
