@@ -59,6 +59,7 @@ class Fleet:
         runtime = self._folder / f"engine-{number}"
         runtime.mkdir(exist_ok=True)
         options = [*OPTIONS, "--core-listen", self.places[number], *self._keys]
+        options += ["--hang-timeout-s", str(2 * DEADLINE_S)]  # else an engine replaces its stopped core
         engine = self.engines[number] = Engine(runtime, options, prefix=self._prefixes[number])
         return engine
 

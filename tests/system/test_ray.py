@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tokenloom import RequestOutput
+from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.tests.support.chaos_work import Work, make_work
 from tokenloom.tests.support.ray_network import RayEngine, RayNetwork, obstacle
 from tokenloom.tests.system.spread_work import EXACT, answers, calm_answers, check_equal, long_text
@@ -78,11 +79,14 @@ def test_ray_is_imported_by_the_launcher_alone(engine: RayEngine) -> None:
 def test_a_killed_agent_is_reported_by_ray_and_placed_again(
     engine: RayEngine, network: RayNetwork, calm: list[RequestOutput]
 ) -> None:
-    agent = network.wait_process(1, "tokenloom host")
-    assert long_text(engine.address, agent.kill) == calm[-1].outputs[0].text
-    (reason,) = re.findall(r"host 10\.44\.0\.2 is lost: (.*)", engine.text)
-    assert reason == "its agent was killed by SIGKILL", "its lease has ended"
-    assert network.wait_process(1, "tokenloom host").pid != agent.pid
+    for _ in range(3):  # on a busy machine Ray's report may come after the end of the lease
+        agent = network.wait_process(1, "tokenloom host")
+        assert long_text(engine.address, agent.kill) == calm[-1].outputs[0].text
+        *_, reason = re.findall(r"host 10\.44\.0\.2 is lost: (.*)", engine.text)
+        assert network.wait_process(1, "tokenloom host").pid != agent.pid
+        if reason == "its agent was killed by SIGKILL":
+            return
+    raise AssertionError(f"Ray has never reported the end of an agent within {LEASE_S} s: {engine.text}")
 
 
 def test_gpus_are_those_that_ray_assigns_whether_it_sets_the_variable_or_not(
