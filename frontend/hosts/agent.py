@@ -18,6 +18,7 @@ import msgspec
 import zmq
 
 from ...ipc.addresses import RunDirectory
+from ...ipc.config.checkpoint_digest import checkpoint_digest
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ErrorInfo, TokenloomError, error_info
 from ...ipc.keys import Keys
@@ -45,7 +46,7 @@ from ...ipc.process.service_manager import READY, notify
 from ..supervisor.launcher import ProcessSpec, Unit
 from ..supervisor.local_launcher import LocalLauncher, LocalProcess
 from ..supervisor.signal_watch import SignalWatch
-from .checkpoint import checkpoint_digest, find_model
+from .checkpoint import find_model
 from .head_link import HeadAddress, HeadLink
 
 logger = logging.getLogger("tokenloom.host")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ...ipc.config.checkpoint_digest import checkpoint_digest as checkpoint_digest
 from ...ipc.config.engine_spec import EngineSpec
 from ..supervisor.hub import find_checkpoint
 

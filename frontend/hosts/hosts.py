@@ -22,6 +22,7 @@ import zmq
 
 from ...ipc.channel import Channel
 from ...ipc.client_auth import GROUP, HOSTS, ZapHandler
+from ...ipc.config.checkpoint_digest import checkpoint_digest
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.endpoints import tcp_address
 from ...ipc.errors import ConfigError, error_info
@@ -51,7 +52,6 @@ from ...ipc.sockets import new_socket
 from ...ipc.version import numerics_digest, tokenloom_version
 from ..supervisor.launcher import LAUNCHER, ChildProcess, Launcher, ProcessSpec, Unit
 from .blob_thread import BlobThread
-from .checkpoint import checkpoint_digest
 from .remote_process import RemoteProcess
 
 logger = logging.getLogger("tokenloom.supervisor")

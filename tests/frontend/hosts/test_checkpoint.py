@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.hosts.checkpoint import checkpoint_digest, find_model
+from tokenloom.frontend.hosts.checkpoint import find_model
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.ipc.config.checkpoint_digest import checkpoint_digest
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.tests.support.engine_specs import new_spec

@@ -15,13 +15,13 @@ import psutil
 import pytest
 import zmq
 
-from tokenloom.frontend.hosts.checkpoint import checkpoint_digest
 from tokenloom.frontend.hosts.hosts import Hosts
 from tokenloom.frontend.supervisor.launcher import CORE, TIER, WORKERS, ProcessSpec
 from tokenloom.frontend.supervisor.local_launcher import LocalLauncher
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.channel import Channel
 from tokenloom.ipc.client_auth import HOSTS, ZapHandler
+from tokenloom.ipc.config.checkpoint_digest import checkpoint_digest
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.endpoints import Endpoints
