@@ -77,7 +77,7 @@ class Supervisor:
         self._last_failure = ""
         self._failure: TokenloomError | None = None
         self._health = HealthMonitor(self._children, spec.config.hang_timeout_s)
-        self._drain = DrainWatch(self._children, self._roster.frontends)
+        self._drain = DrainWatch(self._children, self._roster)
         self._signals: SignalWatch | None = None  # set by start
         self._lock_fds: list[int] = []  # of --listen
 

@@ -7,14 +7,14 @@ import time
 from ....ipc.messages.base import LEASE_S
 from ....ipc.messages.supervisor import Drain
 from ..children import Child, Children
-from ..launcher import Unit
+from ..roster import Roster
 
 
 class DrainWatch:
     """State of the end of an engine. `is_on`: the frontends refuse new requests."""
 
-    def __init__(self, children: Children, frontends: list[Unit]) -> None:
-        self._children, self._frontends = children, frontends
+    def __init__(self, children: Children, roster: Roster) -> None:
+        self._children, self._roster = children, roster
         self.is_on = False
         self._drained: set[bytes] = set()  # identities of frontends
         self._clients_back_at = -LEASE_S  # until when clients of a lost frontend may return; monotonic seconds
@@ -35,14 +35,13 @@ class DrainWatch:
     @property
     def is_over(self) -> bool:
         """Whether all frontends have finished."""
-        children = [child for unit in self._frontends for child in self._children.of(unit)]
-        is_complete = len(children) == len(self._frontends)
+        children = self._roster.frontend_children
+        is_complete = len(children) == len(self._roster.frontends)
         return is_complete and all(child.spec.identity in self._drained for child in children)
 
     def _ask(self) -> None:
         self._drained.clear()
         returns_s = max(self._clients_back_at - time.monotonic(), 0.0)
-        for unit in self._frontends:
-            for child in self._children.of(unit):
-                if child.is_ready:
-                    self._children.send(child, Drain(clients_return_s=returns_s))
+        for child in self._roster.frontend_children:
+            if child.is_ready:
+                self._children.send(child, Drain(clients_return_s=returns_s))
