@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tokenloom import Client, RequestOutput, SamplingParams
 from tokenloom.scripts.engine_process import Engine
-from tokenloom.tests.support.chaos_work import Work, difference
+from tokenloom.tests.support.chaos_work import Work, difference, make_work
 from tokenloom.tests.system.launched import LaunchedEngine
 
 EXACT = ["--dtype", "float32", "--max-num-batched-tokens", "64", "--max-num-seqs", "24"]
 LONG = SamplingParams(temperature=0.8, seed=5, max_tokens=160, ignore_eos=True)
 PROMPT = "The capital of Peru is"
+
+
+@pytest.fixture(scope="module")
+def work() -> list[Work]:
+    return make_work(random.Random(3))
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory, work: list[Work]) -> list[RequestOutput]:
+    return calm_answers(tmp_path_factory.mktemp("calm"), work)
 
 
 def calm_answers(folder: Path, work: list[Work]) -> list[RequestOutput]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import threading
 import time
@@ -16,24 +15,16 @@ import pytest
 from tokenloom import Client, RequestOutput, SamplingParams
 from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.base import LEASE_S
-from tokenloom.tests.support.chaos_work import Work, make_work
+from tokenloom.tests.support.chaos_work import Work
 from tokenloom.tests.support.network_hosts import DEADLINE_S, Agent, Network, SpreadEngine, obstacle
-from tokenloom.tests.system.spread_work import EXACT, PROMPT, answers, calm_answers, check_equal, is_ready, long_text
+from tokenloom.tests.system.spread_work import EXACT, PROMPT, answers, calm, check_equal, is_ready, long_text, work
+
+__all__ = ["calm", "work"]  # fixtures
 
 pytestmark = [
     pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can"),
     pytest.mark.timeout(240),
 ]
-
-
-@pytest.fixture(scope="module")
-def work() -> list[Work]:
-    return make_work(random.Random(3))
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory, work: list[Work]) -> list[RequestOutput]:
-    return calm_answers(tmp_path_factory.mktemp("calm"), work)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Iterator
 
@@ -10,9 +9,11 @@ import pytest
 
 from tokenloom import RequestOutput
 from tokenloom.ipc.messages.base import LEASE_S
-from tokenloom.tests.support.chaos_work import Work, make_work
+from tokenloom.tests.support.chaos_work import Work
 from tokenloom.tests.support.ray_network import RayEngine, RayNetwork, obstacle
-from tokenloom.tests.system.spread_work import EXACT, answers, calm_answers, check_equal, long_text
+from tokenloom.tests.system.spread_work import EXACT, answers, calm_answers, check_equal, long_text, work
+
+__all__ = ["work"]  # a fixture
 
 PLACES = """
 import sys, ray
@@ -30,11 +31,6 @@ pytestmark = [
     pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "there can be a cluster"),
     pytest.mark.timeout(240),
 ]
-
-
-@pytest.fixture(scope="module")
-def work() -> list[Work]:
-    return make_work(random.Random(3))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tokenloom import Client, RequestOutput
-from tokenloom.tests.support.chaos_work import Work, make_work
+from tokenloom.tests.support.chaos_work import Work
 from tokenloom.tests.support.network_hosts import DEADLINE_S
 from tokenloom.tests.support.ray_network import RayEngine, RayNetwork, obstacle
 from tokenloom.tests.system.spread_work import (
@@ -21,11 +20,14 @@ from tokenloom.tests.system.spread_work import (
     LONG,
     PROMPT,
     answers,
-    calm_answers,
+    calm,
     check_equal,
     is_ready,
     long_text,
+    work,
 )
+
+__all__ = ["calm", "work"]  # fixtures
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,16 +50,6 @@ ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False)
 while len({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}) < 3:
     time.sleep(0.1)
 """
-
-
-@pytest.fixture(scope="module")
-def work() -> list[Work]:
-    return make_work(random.Random(3))
-
-
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory, work: list[Work]) -> list[RequestOutput]:
-    return calm_answers(tmp_path_factory.mktemp("calm"), work)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from tokenloom import RequestOutput
 from tokenloom.tests.support.chaos_work import Work
 from tokenloom.tests.support.network_hosts import Agent, Network, SpreadEngine, obstacle
-from tokenloom.tests.system.test_hosts import EXACT, answers, calm, check_equal, is_ready, long_text, work
+from tokenloom.tests.system.spread_work import EXACT, answers, calm, check_equal, is_ready, long_text, work
 
 __all__ = ["calm", "work"]  # fixtures
 pytestmark = [pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can"), pytest.mark.timeout(240)]
