@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from tokenloom import Client, SamplingParams
+from tokenloom.scripts.bench_processes import tree
 from tokenloom.scripts.bench_report import Report, median
 from tokenloom.scripts.bench_workload import Workload
 
@@ -88,7 +93,11 @@ class PeerFailed(Exception):
 
 
 class Peer:
-    """A process that speaks peer_protocol.py. `facts` are those of its ready message."""
+    """A process that speaks peer_protocol.py. `facts` are those of its ready message.
+
+    Between its answers it is stopped with all its children, since engines that only wait may still use processor time
+    and caches of the one that is measured.
+    """
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         self.name = name
@@ -102,6 +111,7 @@ class Peer:
         )
         try:
             self.facts: dict[str, Any] = self._read(START_TIMEOUT_S)["ready"]
+            self._signal(signal.SIGSTOP)
         except BaseException:
             self.close()
             raise
@@ -119,9 +129,17 @@ class Peer:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
-        return self._read(ANSWER_TIMEOUT_S)
+        answer = self._read(ANSWER_TIMEOUT_S)
+        self._signal(signal.SIGSTOP)
+        return answer
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(psutil.Error):
+            for process in tree(self.pid):
+                process.send_signal(number)
 
     def _read(self, timeout_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -143,6 +161,7 @@ class Peer:
     def close(self) -> None:
         """Close the peer's stdin, which ends it; kill it after STOP_TIMEOUT_S."""
         assert self._process.stdin is not None and self._process.stdout is not None
+        self._signal(signal.SIGCONT)
         self._process.stdin.close()
         try:
             self._process.wait(STOP_TIMEOUT_S)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tokenloom.scripts.bench_contestant import SCRIPTS, Peer, PeerFailed
+from tokenloom.scripts.bench_processes import tree
 
 PROGRAM = """
 import sys
@@ -46,6 +49,19 @@ def test_a_peer_answers_until_its_input_ends(start: Start) -> None:
     assert peer.generate([[1, 2], [3]], 4) == peer.generate([[5]], 1) == 0.5
     peer.close()
     assert peer._process.returncode == 0
+
+
+def test_a_peer_is_stopped_with_its_children_between_its_answers(start: Start) -> None:
+    peer = start('import subprocess; subprocess.Popen(["sleep", "60"]); return {}')
+    for _ in range(2):
+        peer.ask({})
+        deadline, processes = time.monotonic() + 10, tree(peer.pid)
+        assert len(processes) > 1
+        while {process.status() for process in processes} != {psutil.STATUS_STOPPED}:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    for process in tree(peer.pid)[1:]:
+        process.kill()
 
 
 def test_a_peer_that_generates_too_few_tokens_fails(start: Start) -> None:
