@@ -76,7 +76,8 @@ class Ended(Message, frozen=True, kw_only=True, tag="ended"):
     how: str  # as ChildProcess.describe_exit
 
 
-AgentToHead: TypeAlias = HostHello | HostPrepared | HostFailed | HostLeaving | HostReport | Words | Spawned | Ended
+ProcessNews: TypeAlias = HostReport | Words | Spawned | Ended
+AgentToHead: TypeAlias = HostHello | HostPrepared | HostFailed | HostLeaving | ProcessNews
 
 
 class HostAccepted(Message, frozen=True, kw_only=True, tag="host_accepted"):

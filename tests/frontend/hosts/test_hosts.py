@@ -122,7 +122,7 @@ class ScriptedAgent:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = new_socket(self._context, zmq.DEALER, identity=os.urandom(8))
         keys.secure_client(socket)
-        socket.connect(head.hosts._address)
+        socket.connect(head.hosts.joined.address)
         self._channel: Channel[HeadToAgent, AgentToHead] = Channel(socket, HeadToAgent, "head")
         fields: dict[str, object] = {"version": tokenloom_version(), "numerics": numerics_digest()}
         fields |= {"protocol_version": PROTOCOL_VERSION, "address": name, "num_gpus": 0, "num_cpus": 2}
@@ -266,11 +266,9 @@ def test_each_host_has_a_tier_process_and_only_the_loss_of_one_with_a_place_lose
         )
     spare = new_agent("10.0.0.4").join()
     spare.send(HostReport())
-    wait_until(
-        lambda: head.hosts.turn() or sum(each.is_prepared for each in head.hosts._host_by_identity.values()) == 3
-    )
+    wait_until(lambda: head.hosts.turn() or sum(each.is_prepared for each in head.hosts.joined.all) == 3)
     spare.send(HostLeaving())
-    wait_until(lambda: head.hosts.turn() or len(head.hosts._host_by_identity) == 2)
+    wait_until(lambda: head.hosts.turn() or len(head.hosts.joined.all) == 2)
     assert head.hosts.num_hosts_lost(0) == 0 and not processes[0].has_ended
     first.send(HostLeaving())
     wait_until(lambda: head.hosts.turn() or processes[0].has_ended)
@@ -284,7 +282,7 @@ def test_a_host_that_leaves_or_fails_is_lost_at_once(
     second.wait(HostAccepted)
     second.send(HostFailed(error=error_info(ConfigError("--model x is not here"))))
     first.send(HostLeaving())
-    wait_until(lambda: head.hosts.turn() or len(head.hosts._host_by_identity) == 0)
+    wait_until(lambda: head.hosts.turn() or len(head.hosts.joined.all) == 0)
     assert "host 10.0.0.3 cannot serve: --model x is not here" in caplog.messages
     assert "host 10.0.0.2 is lost: its agent was stopped" in caplog.messages
 
@@ -309,7 +307,7 @@ def test_a_host_that_joins_twice_and_one_with_another_checkpoint_are_refused(
     head: Head, new_agent: Callable[..., ScriptedAgent]
 ) -> None:
     new_agent("10.0.0.2").join()
-    wait_until(lambda: head.hosts.turn() or len(head.hosts._host_by_identity) == 1)
+    wait_until(lambda: head.hosts.turn() or len(head.hosts.joined.all) == 1)
     again = new_agent("10.0.0.2").wait(HostRefused)
     assert isinstance(again, HostRefused) and again.may_retry and "has joined already" in again.error.message
     other = new_agent("10.0.0.3").join(digest="0" * 64).wait(HostRefused)
@@ -338,7 +336,7 @@ def test_the_key_of_one_ring_opens_no_other(
     )
     agent = ScriptedAgent(head, stolen, "10.0.0.2")
     wait_until(lambda: head.hosts.turn() or any("was refused: it has another key" in line for line in caplog.messages))
-    assert not head.hosts._host_by_identity
+    assert not head.hosts.joined.all
     agent.close()
 
 
