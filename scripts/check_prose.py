@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import io
 import random
 import re
@@ -69,16 +70,21 @@ def signature(node: Documented, owner: ast.ClassDef | None) -> list[str]:
     return [signature(owner, None)[0], f"  {line}"] if owner else [line]
 
 
-def sample(number: int, seed: int) -> Iterator[str]:
-    """Yield `number` docstrings of the product's rooms, with file, line and signature."""
-    found = [
+@functools.cache
+def product_docstrings() -> list[tuple[Path, Documented, ast.ClassDef | None, str]]:
+    """Return the docstrings of the product's rooms as of `docstrings`, each with its file."""
+    return [
         (path.relative_to(ROOT), node, owner, text)
         for room in ("frontend", "core", "workers", "kernels", "ipc")
         for path in files(room)
         if path.suffix == ".py"
         for node, owner, text in docstrings(path.read_text(encoding="utf-8"))
     ]
-    for path, node, owner, text in random.Random(seed).sample(found, number):
+
+
+def sample(number: int, seed: int) -> Iterator[str]:
+    """Yield `number` docstrings of the product's rooms, with file, line and signature."""
+    for path, node, owner, text in random.Random(seed).sample(product_docstrings(), number):
         yield "\n  ".join((f"{path}:{getattr(node, 'lineno', 1)}", *signature(node, owner), text)) + "\n"
 
 
