@@ -30,7 +30,8 @@ from ...ipc.process.pacer import Pacer
 from ..intake.host import IntakeHost
 from ..intake.thread_pool import Then, ThreadPool
 from .modules import check_name, parse_modules
-from .registry import FILE_NAME, AdapterRegistry
+from .names_file import FILE_NAME
+from .registry import AdapterRegistry
 from .store import AdapterStore
 
 MAX_SHOWN = 20  # names in an error
@@ -73,8 +74,10 @@ class AdapterDesk:
         monotonic: Callable[[], float] = time.monotonic,
         unix_time: Callable[[], float] = time.time,
         is_busy: Callable[[], bool] = lambda: False,
+        index: int = 0,
     ) -> None:
-        """`is_busy`, called by threads: whether requests run, which loads should not slow."""
+        """`is_busy`, called by threads: whether requests run, which loads should not slow. `index`: of this
+        frontend."""
         self._spec, self._unix_time = spec, unix_time
         self.registry: AdapterRegistry | None = None
         self._loads: list[Load] = []
@@ -82,8 +85,10 @@ class AdapterDesk:
             return
         path = Path(spec.run_directory, FILE_NAME)
         pacer = Pacer(is_busy, lambda: len(self._loads))
-        self._store = AdapterStore(spec, path, lambda digest: self._names.may_drop(digest), pacer)
-        self.registry = self._names = AdapterRegistry(path, self._store.ref, unix_time)
+        self._store = AdapterStore(
+            spec, path, lambda digest: self._names.may_drop(digest), lambda digest: self._names.names(digest), pacer
+        )
+        self.registry = self._names = AdapterRegistry(path, self._store.ref, monotonic, index)
         folder = spec.config.adapter_folder
         self._folder = None if folder is None else Path(folder).resolve()
         self._monotonic, self._timeout_s = monotonic, spec.config.start_timeout_s
@@ -104,14 +109,17 @@ class AdapterDesk:
         return [] if self.registry is None else self.registry.names_of(digest)
 
     def load_modules(self) -> None:
-        """Load the adapters of --lora-modules now, unless a frontend before this one has. ConfigError if one fails."""
-        if self.registry is None or not self._names.is_new:
+        """Load the adapters of --lora-modules, unless a frontend has at the start; wait for one that does. ConfigError
+        if one fails."""
+        if self.registry is None:
             return
-        for module in parse_modules(self._spec.config, self._spec.model_names):
-            try:
-                self._load(_Name(module.name), Path(module.path).absolute(), base=module.base_model_name)
-            except (RequestError, OSError) as error:
-                raise ConfigError(f"--lora-modules {module.name}: {error}") from None
+        with self._names.loading_modules() as is_first:
+            for module in parse_modules(self._spec.config, self._spec.model_names) if is_first else ():
+                try:
+                    name, source = _Name(module.name, lambda info: True), Path(module.path).absolute()
+                    self._load(name, source, base=module.base_model_name)
+                except (RequestError, OSError) as error:
+                    raise ConfigError(f"--lora-modules {module.name}: {error}") from None
 
     # ── queries ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -163,9 +171,8 @@ class AdapterDesk:
         """Remove a name; NotFound if no adapter has it."""
         if self.registry is not None and self.registry.has_done(order_id):
             return
-        if self.registry is None or self.registry.get(name) is None:
+        if self.registry is None or not self.registry.remove(name, order_id):
             raise NotFound(f"The lora adapter '{name:.200}' cannot be found.")
-        self.registry.remove(name, order_id)
 
     def _known(self, name: _Name) -> AdapterInfo | None:
         """Return the adapter that has a name already, if it will do; RequestError if the name cannot be given away."""
@@ -200,19 +207,23 @@ class AdapterDesk:
                     raise RequestError(f"the load of {name.text!r} was given up")
                 if (info := self._known(name)) is not None:
                     return info
-                ref = self._store.place(copy)
+                self._names.hold(copy.digest, self._store.ref(copy.digest, copy.rank))  # no other frontend drops it
+                try:
+                    ref = self._store.place(copy)
+                    info = AdapterInfo(
+                        name=name.text,
+                        path=str(source),
+                        digest=ref.digest.hex(),
+                        rank=ref.rank,
+                        base=base or self._spec.served_model_name,
+                        loaded_at=self._unix_time(),
+                    )
+                    known = partial(self._known, name)
+                    return self._names.put(info, order_id=order_id, is_found=is_found, known=known)
+                finally:
+                    self._names.release(copy.digest)
             finally:
                 self._store.discard(copy)
-            info = AdapterInfo(
-                name=name.text,
-                path=str(source),
-                digest=ref.digest.hex(),
-                rank=ref.rank,
-                base=base or self._spec.served_model_name,
-                loaded_at=self._unix_time(),
-            )
-            self._names.put(info, order_id=order_id, is_found=is_found)
-        return info
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -235,17 +246,24 @@ class AdapterDesk:
                     )
                 )
             else:
-                then(self._names.hold_name(name))
+                then(self._held(name))
         else:
 
             def on_info(info: AdapterInfo | TokenloomError) -> None:
                 if isinstance(info, TokenloomError):
                     then(info)
                 else:
-                    dropped = Overloaded(f"the adapter {name!r} was dropped for want of room: ask again")
-                    then(self._names.hold_name(name) or dropped)
+                    then(self._held(name))
 
             self._find(name, submit.adapter_path, on_info)
+
+    def _held(self, name: str) -> AdapterRef | TokenloomError:
+        """Return the adapter of a name that was there just before, counted as used."""
+        try:
+            dropped = Overloaded(f"the adapter {name!r} was dropped for want of room, or unloaded: ask again")
+            return self._names.hold_name(name) or dropped
+        except TokenloomError as error:
+            return error
 
     def _resume(self, digest: bytes, then: Then[AdapterRef | None]) -> None:
         """Find the adapter that a resumed request used."""
@@ -327,15 +345,21 @@ class AdapterDesk:
 
     @property
     def is_loading(self) -> bool:
-        return self.next_expiry < NEVER
+        return self._next_deadline < NEVER
+
+    @property
+    def _next_deadline(self) -> float:
+        return min((load.deadline for load in self._loads if not load.is_over), default=NEVER)
 
     @property
     def next_expiry(self) -> float:
-        """Return the time at which to call `expire` next, in monotonic seconds; inf without loads."""
-        return min((load.deadline for load in self._loads if not load.is_over), default=NEVER)
+        """Return the time at which to call `expire` next, in monotonic seconds; inf: not before something happens."""
+        return NEVER if self.registry is None else min(self._next_deadline, self.registry.next_expiry)
 
     def expire(self, now: float) -> None:
-        """Give up loads that take too long. `now`: monotonic seconds."""
+        """Give up loads that take too long, and uses of adapters that are over. `now`: monotonic seconds."""
+        if self.registry is not None:
+            self.registry.expire(now)
         for load in self._loads:
             if now >= load.deadline:
                 text = f"the adapter was not loaded within {self._timeout_s:g} s: check where its files lie"
@@ -347,6 +371,7 @@ class AdapterDesk:
         if self.registry is not None:
             self._pool.close()
             self._store.close()
+            self._names.close()
 
 
 class NotFound(RequestError):

@@ -57,12 +57,14 @@ class AdapterStore:
         spec: EngineSpec,
         registry_path: Path,
         may_drop: Callable[[bytes], bool],
+        is_named: Callable[[bytes], bool] = lambda digest: False,
         pacer: Pacer | None = None,
     ) -> None:
         """`may_drop(digest)`: whether this engine no longer uses an adapter; from then on it must not name it.
-        pacer: of the threads that copy; None: they need not rest."""
+        `is_named(digest)`: whether it names one now, or uses it. pacer: of the threads that copy; None: they need not
+        rest."""
         config = spec.config
-        self._may_drop, self._pacer = may_drop, pacer or Pacer(lambda: False)
+        self._may_drop, self._is_named, self._pacer = may_drop, is_named, pacer or Pacer(lambda: False)
         self._reader = AdapterReader(
             spec.model, max_rank=config.max_lora_rank, target_modules=config.lora_target_modules
         )
@@ -160,7 +162,8 @@ class AdapterStore:
         foreign, fresh_ns = self._foreign_digests(), time.time_ns() - FRESH_NS
         for path, (used_ns, size) in sorted(entries.items(), key=lambda each: each[1][0]):
             digest = bytes.fromhex(path.name)
-            is_foreign = digest in foreign or (used_ns > fresh_ns and digest not in self._own_digests)
+            is_ours = digest in self._own_digests or self._is_named(digest)
+            is_foreign = digest in foreign or (used_ns > fresh_ns and not is_ours)
             if not is_foreign and self._may_drop(digest):
                 shutil.rmtree(path)
                 excess -= size

@@ -117,7 +117,7 @@ class Frontend:
         detokenizers = None if tokenizer is None else DetokenizerFactory(tokenizer)
         keys = index, spec.config.api_server_count
         self._outputs = outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids, *keys)
-        self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key))
+        self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key), index)
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._cores = Cores(spec, self.outbox, monotonic)
         self._tracing = new_tracing(spec)

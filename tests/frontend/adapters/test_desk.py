@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tokenloom.frontend.adapters.desk import AdapterDesk
-from tokenloom.frontend.adapters.registry import FILE_NAME, digests_of
+from tokenloom.frontend.adapters.names_file import FILE_NAME
+from tokenloom.frontend.adapters.registry import digests_of
 from tokenloom.ipc.adapters.digest import adapter_digest
 from tokenloom.ipc.codec import encode
 from tokenloom.ipc.errors import ConfigError, ErrorInfo, TokenloomError

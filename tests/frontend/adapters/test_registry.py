@@ -1,8 +1,10 @@
-"""AdapterRegistry agrees with a dict under any orders, and a second frontend reads all of it from the file."""
+"""Two frontends' registries agree with a dict under any orders, and the next frontend reads all from the files."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tokenloom.frontend.adapters import registry as module
-from tokenloom.frontend.adapters.registry import FILE_NAME, LEFT_S, AdapterRegistry, digests_of
+from tokenloom.frontend.adapters.names_file import FILE_NAME
+from tokenloom.frontend.adapters.registry import LEFT_S, AdapterRegistry, digests_of
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.adapter import AdapterInfo, AdapterRef
 
 NAMES = st.sampled_from(["a", "b", "c"])
+FRONTENDS = st.sampled_from([0, 1])
 DIGESTS = st.sampled_from([bytes([number]) * 32 for number in range(4)])
 
 
@@ -28,85 +32,105 @@ def info_of(name: str, digest: bytes) -> AdapterInfo:
 
 
 class Machine(RuleBasedStateMachine):
-    """The registry, and the dicts that it must agree with."""
+    """The registries of two frontends of an engine, and the dicts that they must agree with."""
 
     path: Path
 
     def __init__(self) -> None:
         super().__init__()
-        self.path.unlink(missing_ok=True)
+        for path in self.path.parent.glob("adapters*"):
+            path.unlink()
         self.now = 0.0
-        self.registry = AdapterRegistry(self.path, new_ref, lambda: self.now)
+        self.registries = [self.new(0), self.new(1)]
         self.digest_by_name: dict[str, bytes] = {}
         self.found: set[str] = set()
-        self.users: Counter[bytes] = Counter()
-        self.left: set[bytes] = set()
+        self.users: list[Counter[bytes]] = [Counter(), Counter()]
+        self.left: list[set[bytes]] = [set(), set()]
+        self.idle: list[set[bytes]] = [set(), set()]  # whose last request has just ended
 
-    @rule(name=NAMES, digest=DIGESTS, is_found=st.booleans())
-    def put(self, name: str, digest: bytes, is_found: bool) -> None:
-        self.registry.put(info_of(name, digest), is_found=is_found)
+    def new(self, at: int) -> AdapterRegistry:
+        return AdapterRegistry(self.path, new_ref, lambda: self.now, at)
+
+    @rule(at=FRONTENDS, name=NAMES, digest=DIGESTS, is_found=st.booleans())
+    def put(self, at: int, name: str, digest: bytes, is_found: bool) -> None:
+        self.registries[at].put(info_of(name, digest), is_found=is_found)
         self.digest_by_name[name] = digest
         self.found = self.found - {name} | ({name} if is_found else set())
 
-    @rule(name=NAMES)
-    def remove(self, name: str) -> None:
-        if name in self.digest_by_name:
-            self.registry.remove(name)
-            del self.digest_by_name[name]
-            self.found.discard(name)
+    @rule(at=FRONTENDS, name=NAMES)
+    def remove(self, at: int, name: str) -> None:
+        assert self.registries[at].remove(name) == (name in self.digest_by_name)
+        self.digest_by_name.pop(name, None)
+        self.found.discard(name)
 
-    @rule(name=NAMES)
-    def hold_name(self, name: str) -> None:
-        ref = self.registry.hold_name(name)
+    @rule(at=FRONTENDS, name=NAMES)
+    def hold_name(self, at: int, name: str) -> None:
+        ref = self.registries[at].hold_name(name)
         assert (ref is None) == (name not in self.digest_by_name)
         if ref is not None:
             assert ref == new_ref(self.digest_by_name[name], 8)
-            self.users[ref.digest] += 1
+            self.hold_one(at, ref.digest)
 
-    @rule(digest=DIGESTS)
-    def hold(self, digest: bytes) -> None:
-        ref = self.registry.hold(digest)
-        assert (ref is not None) == (digest in self.used)
-        self.users[digest] += ref is not None
+    @rule(at=FRONTENDS, digest=DIGESTS)
+    def hold(self, at: int, digest: bytes) -> None:
+        ref = self.registries[at].hold(digest)
+        is_known = digest in {*self.digest_by_name.values(), *(+self.users[at]), *self.left[at]}
+        assert (ref is not None) == is_known
+        if ref is not None:
+            self.hold_one(at, digest)
 
-    @rule(digest=DIGESTS)
-    def release(self, digest: bytes) -> None:
-        if self.users[digest]:
-            self.registry.release(digest)
-            self.users[digest] -= 1
-            if not self.users[digest] and digest not in self.digest_by_name.values():
-                self.left.discard(digest)
+    def hold_one(self, at: int, digest: bytes) -> None:
+        self.users[at][digest] += 1
+        self.idle[at].discard(digest)
 
-    @rule(digest=DIGESTS)
-    def drop(self, digest: bytes) -> None:
+    @rule(at=FRONTENDS, digest=DIGESTS)
+    def release(self, at: int, digest: bytes) -> None:
+        if self.users[at][digest]:
+            self.registries[at].release(digest)
+            self.users[at][digest] -= 1
+            if not self.users[at][digest]:
+                self.left[at].discard(digest)
+                self.idle[at].add(digest)
+
+    @rule(at=FRONTENDS, digest=DIGESTS)
+    def drop(self, at: int, digest: bytes) -> None:
         names = {name for name, each in self.digest_by_name.items() if each == digest}
-        may = not self.users[digest] and digest not in self.left and names <= self.found
-        assert self.registry.may_drop(digest) == may
+        may = not self.users[at][digest] and digest not in self.left[at] | self.held(1 - at) and names <= self.found
+        assert self.registries[at].may_drop(digest) == may
         if may:
+            self.idle[at].discard(digest)
             self.found -= names
             self.digest_by_name = {name: each for name, each in self.digest_by_name.items() if name not in names}
 
-    @rule()
-    def replace_frontend(self) -> None:
+    @rule(at=FRONTENDS)
+    def replace_frontend(self, at: int) -> None:
         """The requests are resumed by the next frontend, or never."""
-        self.left = {digest for digest in self.used if digest not in self.digest_by_name.values()}
-        self.users.clear()
-        self.registry = AdapterRegistry(self.path, new_ref, lambda: self.now)
+        self.left[at] = self.held(at)
+        self.users[at].clear()
+        self.idle[at].clear()
+        self.registries[at].close()
+        self.registries[at] = self.new(at)
 
     @rule()
     def wait(self) -> None:
         self.now += LEFT_S
-        self.left.clear()
+        for at, registry in enumerate(self.registries):
+            registry.expire(self.now)
+            self.left[at].clear()
+            self.idle[at].clear()
 
-    @property
-    def used(self) -> set[bytes]:
-        return {*self.digest_by_name.values(), *(+self.users), *self.left}
+    def held(self, at: int) -> set[bytes]:
+        return {*(+self.users[at]), *self.left[at], *self.idle[at]}
 
     @invariant()
     def check(self) -> None:
-        assert {info.name: bytes.fromhex(info.digest) for info in self.registry.infos} == self.digest_by_name
-        if self.path.exists():
-            assert digests_of(self.path) >= {*self.digest_by_name.values(), *(+self.users)}
+        for registry in self.registries:
+            assert {info.name: bytes.fromhex(info.digest) for info in registry.infos} == self.digest_by_name
+        assert digests_of(self.path) >= {*self.digest_by_name.values(), *self.held(0), *self.held(1)}
+
+    def teardown(self) -> None:
+        for registry in self.registries:
+            registry.close()
 
 
 def test_the_registry_agrees_with_a_dict(tmp_path: Path) -> None:
@@ -119,12 +143,11 @@ def test_the_registry_agrees_with_a_dict(tmp_path: Path) -> None:
 def test_the_next_frontend_knows_names_orders_and_the_adapters_of_open_requests(tmp_path: Path) -> None:
     path, old, new = tmp_path / FILE_NAME, bytes(32), bytes([1]) * 32
     first = AdapterRegistry(path, new_ref)
-    assert first.is_new
     first.put(info_of("a", old), order_id="one")
     assert first.hold_name("a") == new_ref(old, 8)
     first.put(info_of("a", new))
     second = AdapterRegistry(path, new_ref)
-    assert not second.is_new and second.has_done("one") and not second.has_done("two") and not second.has_done("")
+    assert second.has_done("one") and not second.has_done("two") and not second.has_done("")
     assert second.get("a") == info_of("a", new)
     assert second.hold(old) == new_ref(old, 8), "of a request that began before the name was given away"
     assert not second.may_drop(old)
@@ -161,3 +184,40 @@ def test_names_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     registry.put(info_of("a", bytes([1]) * 32))
     with pytest.raises(RequestError, match="1 adapters have names, at most 1 may: unload some"):
         registry.put(info_of("b", bytes(32)))
+
+
+def test_one_frontend_loads_the_modules_while_the_others_wait(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    begun, loaded = threading.Event(), list[int]()
+
+    def start(index: int) -> None:
+        with AdapterRegistry(path, new_ref, index=index).loading_modules() as is_first:
+            if is_first:
+                begun.wait(10)
+                loaded.append(index)
+
+    threads = [threading.Thread(target=start, args=(index,)) for index in range(3)]
+    for thread in threads:
+        thread.start()
+    threads[0].join(0.1)
+    assert all(thread.is_alive() for thread in threads), "all wait for the one that loads"
+    begun.set()
+    for thread in threads:
+        thread.join(10)
+    assert len(loaded) == 1
+    start(3)
+    assert len(loaded) == 1, "nor does one that is started later"
+
+
+def test_a_start_that_fails_leaves_the_modules_to_the_next_frontend(tmp_path: Path) -> None:
+    with suppress(KeyError), AdapterRegistry(tmp_path / FILE_NAME, new_ref).loading_modules():
+        raise KeyError
+    with AdapterRegistry(tmp_path / FILE_NAME, new_ref).loading_modules() as is_first:
+        assert is_first
+
+
+def test_a_name_that_another_frontend_gives_meanwhile_is_seen_by_the_last_look(tmp_path: Path) -> None:
+    one, other = (AdapterRegistry(tmp_path / FILE_NAME, new_ref, index=index) for index in (0, 1))
+    first = one.put(info_of("a", bytes(32)))
+    assert other.put(info_of("a", bytes([1]) * 32), known=lambda: other.get("a")) == first
+    assert one.get("a") == first

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.adapters.registry import FILE_NAME
+from tokenloom.frontend.adapters.names_file import FILE_NAME
 from tokenloom.frontend.adapters.store import AdapterStore
 from tokenloom.ipc.adapters.digest import adapter_digest
 from tokenloom.ipc.errors import RequestError
@@ -193,7 +193,7 @@ def paced_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: Callab
     """Return a store that calls `is_busy` between all pieces of its work."""
     monkeypatch.setattr(pacer, "SLICE_S", 0.0)
     run = tmp_path / "run"
-    return AdapterStore(adapter_spec(run), run / FILE_NAME, lambda digest: True, pacer.Pacer(is_busy))
+    return AdapterStore(adapter_spec(run), run / FILE_NAME, lambda digest: True, pacer=pacer.Pacer(is_busy))
 
 
 def test_a_source_that_changes_while_it_is_copied_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
