@@ -59,7 +59,7 @@ class Admission:
             raise RequestError("the request names an adapter, the engine serves none: start it with --enable-lora")
         if adapter.rank > self._config.max_lora_rank:
             raise RequestError(
-                f"the adapter in {adapter.folder} has rank {adapter.rank}, at most {self._config.max_lora_rank} is "
+                f"the adapter {adapter.place} has rank {adapter.rank}, at most {self._config.max_lora_rank} is "
                 "served: raise --max-lora-rank"
             )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ..ipc.codec import num_ids
 from ..ipc.config.engine_spec import EngineSpec
@@ -17,10 +17,10 @@ from ..ipc.messages.client import PauseMode
 from ..ipc.messages.core import EngineCoreOutputs, EngineCoreRequest, Finished, Started
 from ..ipc.messages.media import A_MEDIUM, FailedEntry
 from ..ipc.messages.supervisor import Progress
-from ..ipc.messages.tier import CoreToTier
 from ..ipc.messages.workers import ModelRunnerOutput, SchedulerOutput, TokenMask
 from ..ipc.process.awake_clock import AwakeClock
 from .admission import Admission, reason_to_stop
+from .blobs.needed_blobs import NeededBlobs
 from .crash_isolation import CRASHES_TO_FAIL, CrashIsolation, noting
 from .deadlines import Deadlines
 from .drafting import proposer_of_environment
@@ -29,9 +29,9 @@ from .grammar.manager import GrammarManager
 from .hang_detector import HangDetector, StepTimer
 from .kv.block_record import BlockRecord
 from .kv.manager import KVCacheManager
-from .kv.offload.options import OffloadOptions
+from .kv.offload.options import Tiers
 from .outbox import Outbox
-from .request import Request
+from .request import Request, WaitReason
 from .result_processor import FinishedRequest, NewTokens
 from .scheduling.adapter_queue import AdapterQueue
 from .scheduling.encode_queue import EncodeQueue
@@ -42,15 +42,6 @@ from .speculation.lookup import lookup_of
 from .stats import CoreStats
 
 BEAT_S = 0.5  # period of the clock for step and grammar limits
-
-
-class Tiers(NamedTuple):
-    """Places for KV blocks outside the pool, and the tier process that serves them."""
-
-    options: OffloadOptions
-    send: Callable[[CoreToTier], None]
-    record: BlockRecord | None = None  # file with the content of the slots
-    clock: Callable[[], float] = time.monotonic
 
 
 class Executor(Protocol):
@@ -78,11 +69,12 @@ class EngineCore:
         asleep: list[MemoryTag] | None = None,
         has_exact_drafts: bool = False,
         on_admission: Callable[[Request], None] | None = None,
+        blobs: NeededBlobs | None = None,
     ) -> None:
         """record: file with the keys of the blocks that this generation of workers has computed. tiers: places for
         blocks outside the pool. clock: given if the caller advances it, too. asleep: parts of their memory that the
         workers do not hold. has_exact_drafts: as in Initialize. on_admission: is called before a request is
-        admitted to a step."""
+        admitted to a step. blobs: those that requests of gateways need, if there are any."""
         config = spec.config
         self._config = config
         self._executor = executor
@@ -97,7 +89,9 @@ class EngineCore:
         self.stats = CoreStats()
         kv_cache = KVCacheManager(num_blocks, config.block_size, spec.shares_prefixes, record)
         self.offload = None if tiers is None else kv_cache.attach_tiers(*tiers)
-        waiting = WaitingQueue()
+        waiting, self._blobs = WaitingQueue(), blobs
+        if blobs is not None:
+            blobs.connect(waiting, self._end)
         self.adapters = AdapterQueue(spec, waiting, self._clock, self._end, self._is_held)
         self.scheduler = Scheduler(
             kv_cache,
@@ -160,12 +154,14 @@ class EngineCore:
         place = request.frontend_id, request.key
         if (stale := self._request_by_id.pop(place, None)) is not None:
             self.scheduler.abort(stale)
-            self.grammars.drop(stale)
+            self._forget(stale)
         if (reason := reason_to_stop(request)) is not None:
             self._outbox.of(request.frontend_id).finished.append(Finished(key=request.key, reason=reason))
             return False
         self._request_by_id[place] = request
         self.deadlines.add(request)
+        if self._blobs is not None:
+            self._blobs.add(request)
         if request.params.structured_outputs is not None:
             self.grammars.add(request)
         return True
@@ -193,7 +189,7 @@ class EngineCore:
         if self.speculation is not None:
             self.speculation.on_finished(request, is_whole=done.reason in ("stop", "length"))
         del self._request_by_id[request.frontend_id, request.key]
-        self.grammars.drop(request)
+        self._forget(request)
         finished = Finished(
             key=request.key,
             reason=done.reason,
@@ -204,6 +200,12 @@ class EngineCore:
             vector=done.vector,
         )
         self._outbox.of(request.frontend_id).finished.append(finished)
+
+    def _forget(self, request: Request) -> None:
+        """Release what an ended request has used beside the scheduler."""
+        self.grammars.drop(request)
+        if self._blobs is not None:
+            self._blobs.forget(request)
 
     def drop_frontend(self, frontend_id: int) -> int:
         """End all requests of a frontend that has gone, and drop its outputs; return the number of requests."""
@@ -266,12 +268,11 @@ class EngineCore:
                     request.block_keys = []
 
     def _reset_scheduler(self) -> None:
-        has_suspects = self._crash_isolation.has_suspects  # which must not wait for their prompt groups
-        self.scheduler.reset(shares_prompts=not has_suspects)
+        self.scheduler.reset(shares_prompts=not self._crash_isolation.has_suspects)  # these wait for no prompt group
 
     def _is_held(self, request: Request) -> bool:
-        is_new = request.num_cached_tokens < 0
-        return self._crash_isolation.is_held(request) or (self._pause_mode == "wait" and is_new)
+        is_new, lacks_blobs = request.num_cached_tokens < 0, WaitReason.BLOB in request.waits_for
+        return lacks_blobs or self._crash_isolation.is_held(request) or (self._pause_mode == "wait" and is_new)
 
     @property
     def num_requests(self) -> int:

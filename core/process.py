@@ -40,11 +40,11 @@ from ..ipc.messages.workers import ReloadWeights, SlotFilled
 from ..ipc.process.awake_clock import AwakeClock
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.malloc import return_large_blocks
-from .engine import BEAT_S, EngineCore, Tiers
+from .engine import BEAT_S, EngineCore
 from .grammar.process_host import GrammarProcessHost
 from .hang_detector import FIRST_LIMIT_S
 from .kv.block_record import BlockRecord
-from .kv.offload.options import options_of
+from .kv.offload.options import Tiers, options_of
 from .links.control_queue import ControlQueue
 from .links.event_port import EventPort
 from .links.frontend_port import FrontendPort
@@ -91,7 +91,7 @@ class CoreProcess:
         while not self._is_stopping:
             results = [] if self._workers is None else [self._workers.results]
             wakers = [*self._grammar_host.wakers, *self._tier.wakers]
-            sources = [self.supervisor.socket, self._frontends.socket, *wakers, *results]
+            sources = [self.supervisor.socket, *self._frontends.wakers, *wakers, *results]
             sources += [] if self._events is None else self._events.wakers
             sources += [] if self._zap is None else [self._zap.socket]
             if sources != polled:
@@ -134,6 +134,7 @@ class CoreProcess:
             asleep=self._asleep,
             has_exact_drafts=message.has_exact_drafts,
             on_admission=self._frontends.note_admission,
+            blobs=self._frontends.blobs,
         )
         self._frontends.num_blocks = message.num_blocks
         self._engine.adapters.table.adopt(self._workers.slots)

@@ -36,6 +36,7 @@ class WaitReason(Enum):
     PROMPT = auto()  # another answer of its prompt group computes the prompt
     TIER = auto()  # its blocks are on their way from a disk, a remote or a peer
     ADAPTER = auto()  # its adapter is in no slot of the workers
+    BLOB = auto()  # its adapter or media are on their way from a gateway
 
 
 LEGAL_MOVES = {

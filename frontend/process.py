@@ -92,8 +92,8 @@ class FrontendProcess:
         self.supervisor.counts = self._frontend.counts
         _tune_garbage_collector()
         self._listen()
-        new_cores = RemoteCores if spec.remote_cores else LocalCores
-        self._cores = new_cores(self._context, spec, self._identity, self._frontend.counts)
+        given = (self._context, spec, self._identity, self._frontend.counts)
+        self._cores = RemoteCores(*given, self._wake) if spec.remote_cores else LocalCores(*given)
         if not spec.remote_cores:  # each gets a Hello when it is there
             self._frontend.connect()
         self._send()

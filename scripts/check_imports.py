@@ -55,10 +55,11 @@ FOLDERS = {
     "kernels/gpu/linear": Folder((), _parties("torch triton")),
     "kernels/gpu/sampling": Folder((), _parties("torch triton")),
     "core": Folder(IPC, _CORE),
+    "core/blobs": Folder((*IPC, "core/scheduling"), _CORE),
     "core/grammar": Folder((*IPC, "core/scheduling"), _CORE | _parties("llguidance tokenizers")),
     "core/kv": Folder(("ipc", "ipc/messages"), _CORE),
     "core/kv/offload": Folder(IPC, _CORE),
-    "core/links": Folder(IPC, _CORE),
+    "core/links": Folder((*IPC, "core/blobs"), _CORE),
     "core/scheduling": Folder((*IPC, "core/kv", "core/kv/offload"), _CORE),
     "core/speculation": Folder((*IPC, "core/scheduling"), _CORE),
     "core/tiers": Folder((*IPC, "core/kv"), _CORE | _parties("xxhash")),
@@ -90,7 +91,7 @@ FOLDERS = {
     "frontend/client/speech": Folder(
         _frontend("client client/media media/audio openai/forms transcriptions"), _parties("msgspec numpy")
     ),
-    "frontend/cores": Folder(_frontend("supervisor/replicas"), _parties("msgspec zmq")),
+    "frontend/cores": Folder(_frontend("adapters supervisor/replicas"), _parties("msgspec zmq")),
     "frontend/embedded": Folder(
         (*_frontend("client requests requests/media supervisor text"), "core", "core/grammar", "core/links", "workers"),
         _parties("msgspec zmq"),

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
     ("frontend", ".py"): 32_100,
-    ("core", ".py"): 13_300,
-    ("workers", ".py"): 12_200,
+    ("core", ".py"): 13_700,
+    ("workers", ".py"): 12_300,
     ("kernels", ".py"): 7_200,
     ("kernels", ".c .h"): 5_200,
     ("ipc", ".py"): 10_500,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 
+import msgspec
 import zmq
 
 from ...ipc.channel import Channel
@@ -29,6 +30,7 @@ from ...ipc.messages.base import (
     Unknown,
     Welcome,
 )
+from ...ipc.messages.blobs import BlobChunk, NoBlob
 from ...ipc.messages.core import (
     AbortRequests,
     CoreToFrontend,
@@ -42,6 +44,8 @@ from ...ipc.messages.supervisor import Progress, ReplicaDown, WorkersUp
 from ...ipc.messages.touched import TouchedAnswers
 from ...ipc.process.faults import maybe_fail
 from ...ipc.sockets import new_socket
+from ..blobs.gateway_blobs import GatewayBlobs
+from ..blobs.needed_blobs import NeededBlobs
 from ..engine import EngineCore
 from ..request import Request
 from .control_queue import ControlQueue
@@ -62,6 +66,7 @@ class FrontendPort:
         if spec.core_listen is not None:
             _listen_for_gateways(socket, spec, spec.core_listen)
         self._channel: Channel[FrontendToCore, CoreToFrontend] = Channel(socket, FrontendToCore, "frontends")
+        self._blobs = None if spec.core_listen is None else GatewayBlobs(spec)
         self._spec, self._touched = spec, touched
         self._frontend_by_identity: dict[bytes, int] = {}
         self._identity_by_frontend: dict[int, bytes] = {}
@@ -73,8 +78,14 @@ class FrontendPort:
         self.num_blocks = 0  # of the KV pool
 
     @property
-    def socket(self) -> zmq.Socket[bytes]:
-        return self._channel.socket
+    def wakers(self) -> list[zmq.Socket[bytes] | int]:
+        """Sockets and descriptors to poll for `receive`."""
+        return [self._channel.socket, *([] if self._blobs is None else [self._blobs.fetcher.fd])]
+
+    @property
+    def blobs(self) -> NeededBlobs | None:
+        """The blobs that requests of gateways need; None without gateways."""
+        return None if self._blobs is None else self._blobs.needed
 
     def receive(self, engine: EngineCore, controls: ControlQueue) -> None:
         """Handle received messages, for at most INTAKE_S."""
@@ -83,6 +94,8 @@ class FrontendPort:
                 self._on_message(identity, message, engine, controls)
             except ProtocolError as error:
                 self._channel.count_malformed(error)
+        if self._blobs is not None:
+            self._blobs.go_on(self.answer)
 
     def _on_message(self, identity: bytes, message: FrontendToCore, engine: EngineCore, controls: ControlQueue) -> None:
         frontend_id = self._frontend_by_identity.get(identity)
@@ -94,7 +107,11 @@ class FrontendPort:
             self._greet_gateway(identity, message, engine)
         elif frontend_id is None:
             self._channel.send_to(identity, Unknown())
+        elif isinstance(message, (BlobChunk, NoBlob)):
+            if self._blobs is not None:
+                self._blobs.fetcher.receive(frontend_id, message)
         elif isinstance(message, EngineCoreRequest):
+            message = message if identity not in self._heard_at else _without_folder(message)
             self._touched.begin_adding(identity, message.children[0].key)
             maybe_fail("core.add", num_ids(message.prompt_token_ids))
             handle(frontend_id, message, engine, controls)
@@ -124,6 +141,8 @@ class FrontendPort:
             error = ProtocolError(f"the engine serves another model than the gateway: {difference}")
         else:
             self._register(identity, engine)
+            if self._blobs is not None:
+                self._blobs.needed.add_frontend(self._frontend_by_identity[identity])
             self._judged_at = self._heard_at[identity] = time.monotonic()
             welcome = GatewayWelcome(model=self._spec.digest, num_blocks=self.num_blocks)
             self._channel.send_to(identity, welcome)
@@ -155,7 +174,7 @@ class FrontendPort:
         if now - self._judged_at > LEASE_S / 2:
             self._heard_at = dict.fromkeys(self._heard_at, now)
         self._judged_at = now
-        if int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if int(self._channel.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             return
         for identity in [identity for identity, at in self._heard_at.items() if now - at > LEASE_S]:
             self.lose(identity, engine)
@@ -206,6 +225,13 @@ def _listen_for_gateways(socket: zmq.Socket[bytes], spec: EngineSpec, address: s
         Keys.load(spec.config.hosts_key_file).listen(socket, CORES, address)
     except zmq.ZMQError as error:
         raise ConfigError(f"cannot listen on --core-listen {address}: {error.strerror}; choose another") from None
+
+
+def _without_folder(message: EngineCoreRequest) -> EngineCoreRequest:
+    """Return the request of a gateway, whose folders are on another machine."""
+    if message.adapter is None:
+        return message
+    return msgspec.structs.replace(message, adapter=msgspec.structs.replace(message.adapter, folder=""))
 
 
 def handle(frontend_id: int, message: FrontendToCore, engine: EngineCore, controls: ControlQueue) -> Pong | None:

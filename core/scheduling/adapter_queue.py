@@ -191,7 +191,9 @@ class AdapterQueue:
             self._want(slot.digest)
             del self.wanting[demand.adapter.digest]
             demand.num_overtakes = 0
-            fills.append(self.table.fill(slot, demand.adapter, step, self._clock.now, len(self.wanting) + 1))
+            first = self._first_of(demand)
+            assert first is not None and first.adapter is not None, "_first_wanting tells"
+            fills.append(self.table.fill(slot, first.adapter, step, self._clock.now, len(self.wanting) + 1))
         overtaken = [self._key(demand) for demand in self.wanting.values() if demand.num_overtakes >= MAX_OVERTAKES]
         if overtaken and self.closed is None:
             self._close_one(min(overtaken))
@@ -297,7 +299,7 @@ class AdapterQueue:
 
     def give_up(self, adapter: AdapterRef, reason: str) -> None:
         """End all waiting requests with this adapter with an error."""
-        error = error_info(InternalError(f"the adapter in {adapter.folder} could not be loaded: {reason}"))
+        error = error_info(InternalError(f"the adapter {adapter.place} could not be loaded: {reason}"))
         for request in self._demand_by_digest[adapter.digest].requests():
             self._end(request, "error", error)
 

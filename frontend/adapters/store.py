@@ -24,6 +24,7 @@ import msgspec
 from ...ipc.adapters.adapter_config import CONFIG_NAME
 from ...ipc.adapters.adapter_file import AdapterFile, AdapterReader
 from ...ipc.adapters.digest import adapter_digest, begin_digest
+from ...ipc.adapters.places import adapters_folder
 from ...ipc.adapters.tensor_header import TENSORS_NAME
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import RequestError
@@ -71,7 +72,7 @@ class AdapterStore:
         self._max_bytes: int = config.adapter_store_bytes
         self._own_digests: set[bytes] = set()  # placed by this object
         self._free_pages: list[memoryview] = []  # of copies that ended: as many as ran at once
-        self.root = store_root(spec)
+        self.root = adapters_folder(spec.run_directory)
         engines = self.root / ".engines"
         engines.mkdir(mode=0o700, exist_ok=True)
         self._own = engines / spec.run_id
@@ -218,20 +219,6 @@ class AdapterStore:
             yield
         finally:
             os.close(fd)
-
-
-def store_root(spec: EngineSpec) -> Path:
-    """Create and return the folder of the store: in the user's cache folder, or if that cannot be written, in the run
-    directory, where it ends with the engine."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    with contextlib.suppress(OSError, RuntimeError):
-        root = (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "tokenloom" / "adapters"
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(root, os.W_OK):
-            return root
-    root = Path(spec.run_directory, "adapters")
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return root
 
 
 def _checked(path: Path, within: Path | None) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import zmq
@@ -16,9 +16,11 @@ import zmq
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.keys import Keys
 from ...ipc.messages.base import PING_INTERVAL_S, PROTOCOL_VERSION, Welcome
+from ...ipc.messages.blobs import GetBlob
 from ...ipc.messages.core import CoreToFrontend, FrontendToCore, GatewayWelcome, ModelDigest
 from ...ipc.messages.supervisor import CoreUp, Initialize, Progress, ReplicaDown
 from ..supervisor.replicas.progress_sum import add_up
+from .blob_sender import BlobSender
 from .remote_core import NO_PROGRESS, RemoteCore
 
 PATIENCE_S = 3.0  # at the start, with which a gateway waits for its first core
@@ -28,14 +30,21 @@ class RemoteCores:
     """The cores of --cores, by their places there."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, identity: bytes, counts: Counter[str]
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        spec: EngineSpec,
+        identity: bytes,
+        counts: Counter[str],
+        wake: Callable[[], None],
     ) -> None:
+        """`wake` is called from a thread and must cause a call of `send`."""
         assert spec.config.hosts_key_file is not None and spec.digest is not None, "EngineConfig checks it"
         keys, identity = Keys.load(spec.config.hosts_key_file), f"{spec.run_id[:8]}/".encode() + identity
         self._cores = [
             RemoteCore(context, address, number, identity, keys, counts)
             for number, address in enumerate(spec.remote_cores)
         ]
+        self._blobs = BlobSender(spec, wake)
         self._run_id, self._model = spec.run_id, spec.digest
         self._own_progress = NO_PROGRESS  # of the gateway's supervisor
         self._begun_at = time.monotonic()
@@ -57,6 +66,8 @@ class RemoteCores:
                         yield number, self._progress()
                 elif isinstance(message, Progress):
                     yield number, self._progress()
+                elif isinstance(message, GetBlob):
+                    self._blobs.ask(number, message)
                 else:
                     yield number, message
                 if isinstance(message, ReplicaDown) and not message.has_core:
@@ -95,10 +106,12 @@ class RemoteCores:
         return self._progress()
 
     def send(self, unsent: Sequence[list[FrontendToCore]]) -> None:
-        """Send the messages to each core, and clear them."""
+        """Send the messages to each core, and clear them; then the parts of blobs that have been read."""
         for core, messages in zip(self._cores, unsent, strict=True):
             core.send(messages)
             messages.clear()
+        for number, reply in self._blobs.take():
+            self._cores[number].send([reply])
 
     def may_begin(self, now: float) -> bool:
         """Whether the frontend may serve without any core: one may be far from ready."""

@@ -5,41 +5,20 @@ Hashing and reading release Python's lock, so that the loop of the supervisor go
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from pathlib import Path
 
 import zmq
 
-from ...ipc.adapters.whole_adapter import WholeAdapter
-from ...ipc.blobs.channel import LEASE_S, Blob, BlobServer
-from ...ipc.blobs.store import BlobStore
+from ...ipc.blobs.channel import LEASE_S, BlobServer
 from ...ipc.client_auth import GROUP, ZapHandler
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.endpoints import tcp_address
-from ...ipc.errors import RequestError
 from ...ipc.keys import Keys
 from ...ipc.sockets import new_socket
-from ..adapters.store import store_root
+from ..adapters.engine_blobs import EngineBlobs
 
 STOP = b"stop"
-
-
-class EngineBlobs:
-    """All blobs of an engine: decoded media, and adapters by their digests."""
-
-    def __init__(self, spec: EngineSpec) -> None:
-        self._media = BlobStore(Path(spec.run_directory, "media"), spec.config.media_store_bytes)
-        self._adapters = store_root(spec) if spec.config.enable_lora else None
-
-    def open(self, digest: bytes) -> Blob | None:
-        if (medium := self._media.open(digest)) is not None:
-            return medium
-        if self._adapters is not None:
-            with contextlib.suppress(RequestError):  # there is none
-                return WholeAdapter(self._adapters / digest.hex())
-        return None
 
 
 class BlobThread:

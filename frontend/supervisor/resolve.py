@@ -77,9 +77,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     model = _with_whole_clips(config, model)
     check_parallel(model, config.tensor_parallel_size)
     dtype, device = _dtype(config, model), _device(config)
-    if config.cores is not None:
-        _check_gateway_model(model)
-    elif config.load_format != "dummy":
+    if config.cores is None and config.load_format != "dummy":
         num_ranks = config.tensor_parallel_size
         num_local = len(range(0, num_ranks * config.data_parallel_size, config.hosts))
         check_weights(folder, model, dtype, device, num_local / num_ranks)
@@ -109,17 +107,11 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         Keys.generate().save(spec.hosts_key_file)
     if model.encoder is not None:
         spec = _with_encoder_cache(spec, load_processor(folder, model.encoder, config))
+        spec = msgspec.structs.replace(spec, digest=_with_media(spec))
     if config.has_tiers and not spec.uses_tiers:
         why = f"layers of {model.architecture} keep states" if model.has_state else "prefix caching is off"
         logger.warning("no KV tiers: %s, so that no block is found again", why)
     return spec
-
-
-def _check_gateway_model(model: ModelConfig) -> None:
-    if model.encoder is not None:
-        raise ConfigError(
-            f"a gateway takes no media yet, and {model.architecture} does: give --language-model-only to serve its text"
-        )
 
 
 def _digest(
@@ -138,7 +130,17 @@ def _digest(
         kv_cache_dtype=config.kv_cache_dtype,
         block_size=config.block_size,
         max_model_len=max_model_len,
+        max_lora_rank=config.max_lora_rank if config.enable_lora else 0,
+        lora_targets=",".join(sorted(config.lora_target_modules or ())) if config.enable_lora else "",
     )
+
+
+def _with_media(spec: EngineSpec) -> ModelDigest | None:
+    """Return the digest with what must be equal for media to have the same embeddings."""
+    if spec.digest is None:
+        return None
+    parts = msgspec.json.encode([spec.model.vision, spec.model.audio, spec.max_item_embeds], order="deterministic")
+    return msgspec.structs.replace(spec.digest, media=hashlib.sha256(parts).hexdigest())
 
 
 def _with_whole_clips(config: EngineConfig, model: ModelConfig) -> ModelConfig:

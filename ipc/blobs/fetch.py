@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from enum import Enum, auto
 
-from ..errors import TokenloomError
+from ..errors import Overloaded, TokenloomError
 from ..messages.blobs import MAX_CHUNK_BYTES, MAX_CHUNKS_IN_FLIGHT, BlobReply, GetBlob, NoBlob
 from .store import BlobStore
 from .writer import BlobWriter
@@ -43,6 +43,7 @@ class BlobFetch:
         self.digest = digest
         self.state = FetchState.FETCHING
         self.error = ""
+        self.is_full = False  # it has failed for want of room
         self.deadline = 0.0  # time of the next call of `requests` without a reply
         self._store = store
         self._user = user  # for whom the store pins the blob
@@ -93,6 +94,7 @@ class BlobFetch:
         try:
             self._write(expected)
         except (TokenloomError, OSError) as error:
+            self.is_full = isinstance(error, Overloaded)
             self._fail(str(error))
 
     def resume(self) -> None:

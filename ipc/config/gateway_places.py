@@ -18,7 +18,6 @@ class GatewayOptions(NamedTuple):
     cores: str | None
     hosts_key_file: str | None
     num_replicas: int
-    has_adapters: bool
     is_insecure: bool
 
 
@@ -33,8 +32,6 @@ def check_gateway(options: GatewayOptions) -> None:
         raise ConfigError(f"--core-listen {listen} is for engines and --cores for gateways: leave one of them out")
     if options.hosts_key_file is None:
         raise ConfigError(f"{name} needs {_KEYS}")
-    if options.has_adapters:
-        raise ConfigError(f"--enable-lora does not go together with {name} yet: leave one out")
     if cores is not None:
         if options.num_replicas > 1:
             raise ConfigError(f"{name}: a gateway starts no replicas: leave out --data-parallel-size")

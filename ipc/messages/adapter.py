@@ -15,8 +15,13 @@ class AdapterRef(msgspec.Struct, frozen=True, kw_only=True):
     """The adapter of a request, checked by the frontend and kept in the engine's own store."""
 
     digest: bytes  # SHA-256 of the content
-    folder: str  # in the store
+    folder: str  # in the store; empty: of a gateway, and a blob of the digest in this host's store of those
     rank: int  # the largest of its modules
+
+    @property
+    def place(self) -> str:
+        """Where it is, in errors."""
+        return f"in {self.folder}" if self.folder else f"{self.digest.hex():.16} of a gateway"
 
 
 class SlotContent(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +36,7 @@ class FillSlot(msgspec.Struct, frozen=True, kw_only=True):
 
     slot: int
     digest: bytes
-    folder: str
+    folder: str  # as in AdapterRef
     num_waiting: int = 1  # adapters that wait for a slot, with this one: the more, the more of the CPU may loads take
 
 

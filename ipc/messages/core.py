@@ -25,6 +25,7 @@ from .base import (
     Unknown,
     Welcome,
 )
+from .blobs import BlobChunk, GetBlob, NoBlob
 from .client import PauseMode
 from .media import MediaSpan
 from .supervisor import Progress, ReplicaDown, WorkersUp
@@ -41,6 +42,9 @@ class ModelDigest(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str
     block_size: int
     max_model_len: int
+    media: str = ""  # digest of the encoder's shape and of the largest medium; empty: text alone
+    max_lora_rank: int = 0  # 0: no adapters
+    lora_targets: str = ""  # modules that adapters may change, with commas between; empty: all, or no adapters
 
     @property
     def text(self) -> str:
@@ -48,12 +52,20 @@ class ModelDigest(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest() if self.weights else ""
 
     def difference(self, other: ModelDigest) -> str:
-        """Name the first field that differs, with both values; "" if there is none. Unknown weights equal any."""
+        """Name the first field in which an engine, `other`, differs from its gateway, with both values; "" if there is
+        none. Unknown weights equal any; an engine may serve media and adapters that the gateway does not."""
         for name in self.__struct_fields__:
             mine, theirs = getattr(self, name), getattr(other, name)
-            if mine != theirs and not (name == "weights" and "" in (mine, theirs)):
-                return f"its {name} is {theirs!s:.16}, not {mine!s:.16}"
+            is_unknown = name == "weights" and "" in (mine, theirs)
+            if mine != theirs and not is_unknown and self._uses(name):
+                return f"its {name} is {theirs or 'none'!s:.16}, not {mine or 'all'!s:.16}"
         return ""
+
+    def _uses(self, name: str) -> bool:
+        """Whether a gateway of this model depends on a field."""
+        if name == "media":
+            return bool(self.media)
+        return bool(self.max_lora_rank) or name not in ("max_lora_rank", "lora_targets")
 
 
 class GatewayHello(Message, frozen=True, kw_only=True, tag="gateway_hello"):
@@ -125,7 +137,16 @@ class AbortRequests(Message, frozen=True, kw_only=True, tag="abort_requests"):
     keys: list[int]
 
 
-FrontendToCore: TypeAlias = Hello | GatewayHello | EngineCoreRequest | AbortRequests | EngineControl | Ping
+FrontendToCore: TypeAlias = (
+    Hello
+    | GatewayHello
+    | EngineCoreRequest
+    | AbortRequests
+    | EngineControl
+    | Ping
+    | BlobChunk  # this and the following: of gateways, which reply to GetBlob
+    | NoBlob
+)
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -217,4 +238,5 @@ CoreToFrontend: TypeAlias = (
     | Progress  # this and the following: to gateways, which have no supervisor beside the core
     | ReplicaDown
     | WorkersUp
+    | GetBlob  # of an adapter or a medium that a request names
 )

@@ -12,9 +12,9 @@ import msgspec
 
 from tokenloom.core.crash_isolation import CRASHES_TO_FAIL
 from tokenloom.core.drafting import Proposer
-from tokenloom.core.engine import BEAT_S, EngineCore, Tiers
+from tokenloom.core.engine import BEAT_S, EngineCore
 from tokenloom.core.kv.block_record import BlockRecord
-from tokenloom.core.kv.offload.options import OffloadOptions
+from tokenloom.core.kv.offload.options import OffloadOptions, Tiers
 from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig

@@ -115,7 +115,7 @@ def test_a_core_that_was_stopped_judges_nobody_and_none_while_messages_wait(rig:
     rig.port.judge(rig.engine, now + 100)  # type: ignore[arg-type]
     assert rig.engine.dropped == []
     rig.gateway.send(encode(Ping()))
-    assert rig.port.socket.poll(int(DEADLINE_S * 1000))
+    assert rig.port.wakers[0].poll(int(DEADLINE_S * 1000))
     for beat in range(1, 5):
         rig.port.judge(rig.engine, now + 100 + beat)  # type: ignore[arg-type]
     assert rig.engine.dropped == [], "its ping waits to be read"

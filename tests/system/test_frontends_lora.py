@@ -1,5 +1,5 @@
-"""Two frontends of an engine share its adapters: what one has loaded, unloaded or replaced, the other knows at once, as
-one does that takes the place of a lost one."""
+"""Two frontends of an engine share its adapters: a load, an unload or a replacement at one counts at the other at once,
+and for one that takes the place of a lost one."""
 
 from __future__ import annotations
 

@@ -1,106 +1,33 @@
-"""A gateway over two engines answers as one engine does, also while engines and links are lost."""
+"""A gateway over two engines answers as one engine does, with adapters that only the gateway has, also while engines
+and links are lost."""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
-import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
-import psutil
 import pytest
 
 from tokenloom import Client, RequestOutput, SamplingParams
+from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.keys import Keys
 from tokenloom.scripts.engine_process import Engine
-from tokenloom.tests.support.chaos_work import Work, difference, make_work
+from tokenloom.tests.support.adapters import write_adapters
+from tokenloom.tests.support.chaos_work import Work, difference, make_work, with_adapters, without_effect
 from tokenloom.tests.support.network_hosts import Network, obstacle
+from tokenloom.tests.system.fleet import DEADLINE_S, MODEL, Fleet, check_equal, free_port, wait_running
 
-DEADLINE_S = 60.0
-MODEL = ["--dtype", "float32"]
-OPTIONS = ["--device", "cpu", "--num-threads", "1", "--num-kv-blocks", "256", *MODEL]
 LONG = SamplingParams(temperature=0.8, seed=5, max_tokens=400, ignore_eos=True)
 PROMPT = "The capital of Peru is"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-class Fleet:
-    """A gateway and the engines behind it, which tests end and start again."""
-
-    def __init__(
-        self, folder: Path, key_file: Path, places: Sequence[str], prefixes: Sequence[Sequence[str]] = ((), (), ())
-    ) -> None:
-        """`prefixes`: before the commands of the engines and, last, of the gateway."""
-        self._folder, self._keys, self.places = folder, ["--hosts-key-file", str(key_file)], places
-        self._prefixes = prefixes
-        self.engines: list[Engine | None] = [None for _ in places]
-        runtime = folder / "gateway"
-        runtime.mkdir()
-        options = ["gateway", "--cores", ",".join(places), *self._keys, "--http", "0", *MODEL]
-        self.gateway = Engine(runtime, options, prefix=prefixes[-1])
-        for number in range(len(places)):
-            self.start(number)
-        self.gateway.wait_ready()
-        for number in range(len(places)):
-            self.wait_used(number, 1)
-
-    def start(self, number: int) -> Engine:
-        runtime = self._folder / f"engine-{number}"
-        runtime.mkdir(exist_ok=True)
-        options = [*OPTIONS, "--core-listen", self.places[number], *self._keys]
-        options += ["--hang-timeout-s", str(2 * DEADLINE_S)]  # else an engine replaces its stopped core
-        engine = self.engines[number] = Engine(runtime, options, prefix=self._prefixes[number])
-        return engine
-
-    def engine(self, number: int) -> Engine:
-        engine = self.engines[number]
-        assert engine is not None
-        return engine
-
-    def kill(self, *numbers: int) -> None:
-        """Kill the supervisors of engines, and wait until their cores are gone, too."""
-        cores = [self.engine(number).child("core") for number in numbers]
-        for number in numbers:
-            self.engine(number).process.kill()
-        psutil.wait_procs(cores, DEADLINE_S)
-        for number in numbers:
-            self.engine(number).process.wait()
-
-    def restart(self) -> None:
-        """Start the engines that do not run, and wait until the gateway uses them."""
-        for number, engine in enumerate(self.engines):
-            if engine is None or engine.process.poll() is not None:
-                count = self.num_uses(number)
-                self.start(number).wait_ready()
-                self.wait_used(number, count + 1)
-
-    def lines(self, text: str) -> list[str]:
-        return [line for line in self.gateway.errors.read_text(encoding="utf-8").splitlines() if text in line]
-
-    def num_uses(self, number: int) -> int:
-        return len(self.lines(f"the core at {self.places[number]} is used"))
-
-    def wait_used(self, number: int, count: int) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while self.num_uses(number) < count:
-            assert time.monotonic() < deadline, self.gateway.errors.read_text(encoding="utf-8")
-            time.sleep(0.02)
-
-    def close(self) -> None:
-        for engine in (self.gateway, *self.engines):
-            if engine is not None:
-                engine.__exit__(None, None, None)
+LORA = ["--enable-lora", "--max-loras", "2", "--max-lora-rank", "16"]
+NAMES = ("a0", "a1")
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +38,21 @@ def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def only_fleet(tmp_path_factory: pytest.TempPathFactory, key_file: Path) -> Iterator[Fleet]:
-    folder = tmp_path_factory.mktemp("fleet")
-    fleet = Fleet(folder, key_file, [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)])
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapters(tmp_path_factory.mktemp("adapters"), DEMO_FOLDER, 3)[0].parent
+
+
+@pytest.fixture(scope="module")
+def of_gateway(adapters: Path) -> list[str]:
+    """The options of the gateway alone."""
+    modules = [f"{name}={adapters / name}" for name in NAMES]
+    return ["--adapter-folder", str(adapters), "--allow-runtime-lora", "--lora-modules", *modules]
+
+
+@pytest.fixture(scope="module")
+def only_fleet(tmp_path_factory: pytest.TempPathFactory, key_file: Path, of_gateway: list[str]) -> Iterator[Fleet]:
+    folder, places = tmp_path_factory.mktemp("fleet"), [f"tcp://127.0.0.1:{free_port()}" for _ in range(2)]
+    fleet = Fleet(folder, key_file, places, options=LORA, of_gateway=of_gateway)
     yield fleet
     fleet.close()
 
@@ -127,37 +66,37 @@ def fleet(only_fleet: Fleet) -> Fleet:
 
 @pytest.fixture(scope="module")
 def work() -> list[Work]:
-    return make_work(random.Random(11))
+    rng = random.Random(11)
+    return with_adapters(make_work(rng), NAMES, rng)
 
 
 @pytest.fixture(scope="module")
-def calm(only_fleet: Fleet, work: list[Work]) -> list[RequestOutput]:
-    """The answers of an engine at its own address, and last the long one."""
+def calm(only_fleet: Fleet, work: list[Work], adapters: Path) -> list[RequestOutput]:
+    """The answers of an engine at its own address, which reads the adapters itself, and last the long one."""
     with Client(only_fleet.engine(0).wait_ready()) as client:
-        return answers_of(client, work)
+        for name in NAMES:
+            client.load_adapter(name, adapters / name)
+        answers = answers_of(client, work)
+        for name in NAMES:
+            client.unload_adapter(name)
+    assert not without_effect(work, answers[:-1])
+    return answers
+
+
+def submit_all(client: Client, work: list[Work]) -> list[Future[RequestOutput]]:
+    futures = [client.submit(each.form, each.params, lora_request=each.lora_request) for each in work]
+    return [*futures, client.submit(PROMPT, LONG)]
 
 
 def answers_of(client: Client, work: list[Work]) -> list[RequestOutput]:
-    forms, params = [*(each.form for each in work), PROMPT], [*(each.params for each in work), LONG]
-    return client.generate(forms, params, use_tqdm=False)
-
-
-def check_equal(calm: list[RequestOutput], answers: list[RequestOutput]) -> None:
-    assert not [found for pair in zip(calm, answers, strict=True) if (found := difference(*pair))]
-
-
-def wait_running(client: Client, num_steps: int) -> None:
-    step, deadline = client.health().step, time.monotonic() + DEADLINE_S
-    while client.health().step < step + num_steps:
-        assert time.monotonic() < deadline, client.health()
+    return [future.result(timeout=DEADLINE_S) for future in submit_all(client, work)]
 
 
 def harmed_answers(fleet: Fleet, work: list[Work], harm: object) -> list[RequestOutput]:
     """Return the gateway's answers to the work, in the midst of which `harm` is called."""
     assert callable(harm)
     with Client(fleet.gateway.address, reconnect_timeout_s=DEADLINE_S) as client:
-        futures = [client.submit(each.form, each.params) for each in work]
-        futures.append(client.submit(PROMPT, LONG))
+        futures = submit_all(client, work)
         wait_running(client, 12)
         harm()
         return [future.result(timeout=DEADLINE_S) for future in futures]
@@ -176,6 +115,7 @@ def test_a_gateway_answers_as_an_engine_does_and_uses_all(
     spent = [sum(worker.cpu_times()[:2]) - since for worker, since in zip(workers, before, strict=True)]
     assert min(spent) > 0.1 * sum(spent), spent
     assert not [each for each in fleet.gateway.processes() if "core" in " ".join(each.cmdline())], "no children"
+    assert all(fleet.blobs(number, "gateway-adapters") for number in (0, 1)), "they have no other way to the adapters"
 
 
 @pytest.mark.timeout(150)
@@ -223,6 +163,25 @@ def test_without_any_engine_new_requests_are_refused_and_accepted_ones_wait(
         assert difference(calm[-1], future.result(timeout=DEADLINE_S)) is None
 
 
+@pytest.mark.timeout(150)
+def test_an_adapter_that_is_loaded_while_an_engine_is_away_serves_there_when_it_is_back(
+    fleet: Fleet, adapters: Path
+) -> None:
+    with Client(fleet.engine(1).address) as client:
+        client.load_adapter("a2", adapters / "a2")
+        expected = client.generate(PROMPT, LONG, use_tqdm=False, model="a2")
+    fleet.kill(0)
+    body = {"lora_name": "new", "lora_path": "a2"}
+    loaded = httpx2.post(f"{fleet.gateway.url}/v1/load_lora_adapter", json=body, timeout=DEADLINE_S)
+    assert loaded.status_code == 200, loaded.text
+    fleet.restart()
+    fleet.kill(1)  # so that only the one that was away is left
+    with Client(fleet.gateway.address, reconnect_timeout_s=DEADLINE_S) as client:
+        check_equal(expected, client.generate(PROMPT, LONG, use_tqdm=False, model="new"))
+        client.unload_adapter("new")
+        assert [info.name for info in client.list_adapters()] == [*NAMES]
+
+
 @pytest.mark.timeout(120)
 def test_unequal_models_and_wrong_keys_are_refused_in_one_line(fleet: Fleet, key_file: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.key"
@@ -231,6 +190,7 @@ def test_unequal_models_and_wrong_keys_are_refused_in_one_line(fleet: Fleet, key
     cases = (
         (key_file, ["--dtype", "bfloat16"], "the engine serves another model than the gateway: its dtype is"),
         (key_file, [*MODEL, "--block-size", "32"], "its block_size is 16, not 32"),
+        (key_file, [*MODEL, "--enable-lora", "--max-lora-rank", "32"], "its max_lora_rank is 16, not 32"),
         (wrong, MODEL, "it does not take the key of --hosts-key-file, or is no --core-listen: check both"),
     )
     with ExitStack() as stack:
@@ -254,13 +214,13 @@ def test_unequal_models_and_wrong_keys_are_refused_in_one_line(fleet: Fleet, key
 @pytest.mark.timeout(150)
 @pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can")
 def test_a_link_that_is_cut_and_healed_repeats_no_token(
-    tmp_path: Path, work: list[Work], calm: list[RequestOutput]
+    tmp_path: Path, work: list[Work], calm: list[RequestOutput], of_gateway: list[str]
 ) -> None:
     """Engines and gateway are on hosts of their own; the clients' address of the gateway is a file here."""
     with Network(tmp_path, 3) as network:
         places = [f"tcp://{network.addresses[number]}:6000" for number in (1, 2)]
         prefixes = [network.prefix(number)[:4] for number in (1, 2, 0)]
-        fleet = Fleet(tmp_path, network.key_file, places, prefixes)
+        fleet = Fleet(tmp_path, network.key_file, places, prefixes, options=LORA, of_gateway=of_gateway)
         try:
             count = fleet.num_uses(0)
             check_equal(calm, harmed_answers(fleet, work, lambda: network.cut(1)))

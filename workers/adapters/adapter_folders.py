@@ -1,5 +1,5 @@
-"""Where a rank finds the files of an adapter that it is ordered to load: on the head in the engine's store, on another
-host in a blob that it fetches from the head."""
+"""Where a rank finds the files of an adapter that it is ordered to load: on the head in the engine's store, or in a
+blob that came from a gateway; on another host in a blob that it fetches from the head."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from ...ipc.adapters.places import gateway_adapters_folder
 from ...ipc.adapters.whole_adapter import unpack
 from ...ipc.blobs.fetched_store import FetchedStore, HeadBlobs
 from ...ipc.blobs.store import BlobStore
@@ -27,24 +28,32 @@ class AdapterFolders(Protocol):
 
 
 class StoredAdapters:
-    """The engine's store, on this machine."""
+    """The engine's stores, on this machine."""
+
+    def __init__(self, of_gateways: AdapterFolders | None = None) -> None:
+        """`of_gateways`: finds adapters without a folder."""
+        self._of_gateways = of_gateways
 
     @contextmanager
     def open(self, order: FillSlot, pause: Pause) -> Iterator[Path]:
-        yield Path(order.folder)
+        if order.folder or self._of_gateways is None:
+            yield Path(order.folder)
+        else:
+            with self._of_gateways.open(order, pause) as folder:
+                yield folder
 
 
 def adapter_folders(spec: EngineSpec) -> AdapterFolders:
     """Return the folders for a rank on this host."""
+    folder, limit = Path(spec.run_directory), spec.config.adapter_store_bytes
     if spec.is_on_head:
-        return StoredAdapters()
-    head, folder = HeadBlobs(spec.endpoints.blobs, spec.secure_to_head), Path(spec.run_directory)
-    limit, timeout_s = spec.config.adapter_store_bytes, spec.config.start_timeout_s
-    return FetchedAdapters(FetchedStore(folder / "adapters", limit, head, timeout_s), folder)
+        return StoredAdapters(BlobAdapters(BlobStore(gateway_adapters_folder(spec.run_directory), limit), folder))
+    head = HeadBlobs(spec.endpoints.blobs, spec.secure_to_head)
+    return BlobAdapters(FetchedStore(folder / "adapters", limit, head, spec.config.start_timeout_s), folder)
 
 
-class FetchedAdapters:
-    """Adapters as blobs of a store that fetches them; files are written for one load, and removed."""
+class BlobAdapters:
+    """Adapters as blobs of a store, which may fetch them; files are written for one load, and removed."""
 
     def __init__(self, store: BlobStore, run_directory: Path) -> None:
         self._store, self._run_directory = store, run_directory
@@ -53,7 +62,9 @@ class FetchedAdapters:
     def open(self, order: FillSlot, pause: Pause) -> Iterator[Path]:
         content = self._store.open(order.digest)
         if content is None:
-            raise RequestError(f"adapter {order.digest.hex():.16} is no longer on the head: send the request again")
+            raise RequestError(
+                f"adapter {order.digest.hex():.16} is no longer in the engine's store: send the request again"
+            )
         with content, tempfile.TemporaryDirectory(dir=self._run_directory, prefix="adapter-") as name:
             unpack(content, Path(name), pause)
             yield Path(name)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
 from ....ipc.config.engine_spec import EngineSpec
-from ....ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY
+from ....ipc.messages.tier import STORE_ON_DISK, STORE_REMOTELY, CoreToTier
 from ....ipc.process.arena import ArenaShape
 from ....ipc.version import numerics_digest
+from ..block_record import BlockRecord
 
 FLOPS = {"cpu": 4e11, "cuda": 5e14}  # a second that a rank may reach; rather too many
 FORMAT = 1  # of a block: [layers, 2, kv heads of the rank, tokens, head_dim]; ranks side by side
@@ -31,6 +34,15 @@ class OffloadOptions(NamedTuple):
     uses_process: bool = True  # sources, or peers that ask us
     writes_salted_remotely: bool = True
     quota: float = 1.0
+
+
+class Tiers(NamedTuple):
+    """Places for KV blocks outside the pool, and the tier process that serves them."""
+
+    options: OffloadOptions
+    send: Callable[[CoreToTier], None]
+    record: BlockRecord | None = None  # file with the content of the slots
+    clock: Callable[[], float] = time.monotonic
 
 
 def options_of(spec: EngineSpec, arena: ArenaShape, kernels: str) -> OffloadOptions:

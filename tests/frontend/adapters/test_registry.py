@@ -46,7 +46,7 @@ class Machine(RuleBasedStateMachine):
         self.found: set[str] = set()
         self.users: list[Counter[bytes]] = [Counter(), Counter()]
         self.left: list[set[bytes]] = [set(), set()]
-        self.idle: list[set[bytes]] = [set(), set()]  # whose last request has just ended
+        self.idle: list[set[bytes]] = [set(), set()]  # their last request has just ended
 
     def new(self, at: int) -> AdapterRegistry:
         return AdapterRegistry(self.path, new_ref, lambda: self.now, at)

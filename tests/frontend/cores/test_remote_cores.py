@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from tokenloom.frontend.cores.remote_cores import RemoteCores
+from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.client_auth import CORES, ZapHandler
 from tokenloom.ipc.codec import Decoder, encode
 from tokenloom.ipc.config.engine_config import EngineConfig
@@ -20,6 +21,7 @@ from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.base import Ping, Pong, Refused, Welcome
+from tokenloom.ipc.messages.blobs import BlobChunk, GetBlob, NoBlob
 from tokenloom.ipc.messages.core import CoreToFrontend, FrontendToCore, GatewayHello, GatewayWelcome, ModelDigest
 from tokenloom.ipc.messages.supervisor import CoreUp, Initialize, Progress, ReplicaDown, WorkersUp
 from tokenloom.ipc.sockets import new_socket
@@ -68,7 +70,7 @@ class Rig:
         self.cores = [FakeCore(self.context, keys, "tcp://127.0.0.1:*") for _ in range(2)]
         config = EngineConfig(cores=",".join(core.address for core in self.cores), hosts_key_file=str(folder / "key"))
         self.spec: EngineSpec = new_spec(run_directory=str(folder), config=config, digest=MODEL)
-        self.links = RemoteCores(self.context, self.spec, b"frontend-0", Counter())
+        self.links = RemoteCores(self.context, self.spec, b"frontend-0", Counter(), lambda: None)
         self.news: list[tuple[int, object]] = []
 
     def until(self, condition: Callable[[], object], offset_s: float = 0.0) -> None:
@@ -180,3 +182,20 @@ def test_cores_of_other_weights_and_refusals_are_one_line_each(rig: Rig, caplog:
 def test_without_a_core_the_gateway_begins_after_a_while(rig: Rig) -> None:
     now = time.monotonic()
     assert not rig.links.may_begin(now) and rig.links.may_begin(now + 3.1)
+
+
+def test_parts_of_blobs_go_to_the_core_that_asks(rig: Rig, tmp_path: Path) -> None:
+    digest = BlobStore(tmp_path / "media", 1 << 20).put(b"an image")
+    rig.greet(0)
+    rig.greet(1)
+    rig.until(lambda: rig.has(0, Welcome) and rig.has(1, Welcome))
+    rig.cores[1].send(GetBlob(digest=digest, offset=3, length=100))
+    rig.cores[0].send(GetBlob(digest=bytes(32), offset=0, length=1))
+
+    def replies(number: int) -> list[object]:
+        rig.links.send([[], []])
+        return [each for each in rig.cores[number].received if isinstance(each, (BlobChunk, NoBlob))]
+
+    rig.until(lambda: replies(0) and replies(1))
+    assert replies(0) == [NoBlob(digest=bytes(32))]
+    assert replies(1) == [BlobChunk(digest=digest, offset=3, size=8, data=b"image")]

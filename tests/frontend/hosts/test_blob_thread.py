@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokenloom.frontend.adapters.store import store_root
 from tokenloom.frontend.hosts.blob_thread import BlobThread
 from tokenloom.ipc.adapters.digest import adapter_digest
+from tokenloom.ipc.adapters.places import adapters_folder
 from tokenloom.ipc.blobs.fetched_store import FetchedStore, HeadBlobs
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.config.engine_config import EngineConfig
@@ -21,7 +21,7 @@ from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.adapter import FillSlot
 from tokenloom.tests.support.adapter_bytes import linear_pair, write_adapter_bytes
 from tokenloom.tests.support.engine_specs import new_spec
-from tokenloom.workers.adapters.adapter_folders import FetchedAdapters
+from tokenloom.workers.adapters.adapter_folders import BlobAdapters
 
 LIMIT = 1 << 24
 TIMEOUT_S = 20.0
@@ -60,8 +60,8 @@ def test_a_medium_is_fetched_once(spec: EngineSpec, head: BlobThread, tmp_path: 
 def test_an_adapter_is_fetched_by_its_digest(spec: EngineSpec, head: BlobThread, tmp_path: Path) -> None:
     adapter = write_adapter_bytes(tmp_path / "adapter", linear_pair("x", 8, 64, 8))
     digest = adapter_digest(adapter)
-    adapter.rename(store_root(spec) / digest.hex())
-    folders = FetchedAdapters(new_store(tmp_path / "there", head, spec.group_keys), tmp_path)
+    adapter.rename(adapters_folder(spec.run_directory) / digest.hex())
+    folders = BlobAdapters(new_store(tmp_path / "there", head, spec.group_keys), tmp_path)
     with folders.open(FillSlot(slot=1, digest=digest, folder="/only/on/the/head"), lambda: None) as folder:
         assert adapter_digest(folder) == digest
     assert not folder.exists()

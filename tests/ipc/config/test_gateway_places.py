@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 
 from tokenloom.ipc.config.checkpoint_digest import tokenizer_digest
@@ -35,7 +36,6 @@ MODEL = ModelDigest(
         ({"cores": " , ", **KEYS}, "must name each core once"),
         ({"cores": "tcp://a:1", "core_listen": "tcp://127.0.0.1:2", **KEYS}, "leave one of them out"),
         ({"cores": "tcp://a:1", "data_parallel_size": 2, **KEYS}, "a gateway starts no replicas"),
-        ({"cores": "tcp://a:1", "enable_lora": True, **KEYS}, "--enable-lora does not go together with --cores"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, object], line: str) -> None:
@@ -71,3 +71,12 @@ def test_tokenizers_differ_by_their_files(tmp_path_factory: pytest.TempPathFacto
         (folder / "tokenizer.json").write_text(text)
     one, same, other = map(tokenizer_digest, folders)
     assert one == same != other
+
+
+def test_a_gateway_compares_media_and_adapters_only_if_it_serves_them() -> None:
+    both = msgspec.structs.replace(MODEL, media="m1", max_lora_rank=64, lora_targets="q_proj")
+    assert MODEL.difference(both) == "" and both.difference(both) == ""
+    assert both.difference(MODEL) == "its media is none, not m1"
+    others: dict[str, object] = {"media": "m2", "max_lora_rank": 8, "lora_targets": ""}
+    for name, value in others.items():
+        assert both.difference(msgspec.structs.replace(both, **{name: value})).startswith(f"its {name} is ")

@@ -1,0 +1,45 @@
+"""BlobSender: reads the blobs that cores of engines ask a gateway for, in a thread.
+
+The core asks for a few parts at a time, so that no more than those are in memory.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from ...ipc.blobs.channel import BlobServer
+from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.messages.blobs import BlobReply, GetBlob
+from ..adapters.engine_blobs import EngineBlobs
+
+
+class BlobSender:
+    """Owner of the thread, which starts with the first request. The loop calls all methods."""
+
+    def __init__(self, spec: EngineSpec, wake: Callable[[], None]) -> None:
+        """`wake` is called from the thread and must cause a call of `take`."""
+        self._spec, self._wake = spec, wake
+        self._requests: SimpleQueue[tuple[int, GetBlob]] = SimpleQueue()
+        self._replies: SimpleQueue[tuple[int, BlobReply]] = SimpleQueue()
+        self._has_thread = False
+
+    def ask(self, core: int, request: GetBlob) -> None:
+        """Read a part of a blob for a core."""
+        if not self._has_thread:
+            self._has_thread = True
+            threading.Thread(target=self._run, name="blobs", daemon=True).start()
+        self._requests.put((core, request))
+
+    def take(self) -> list[tuple[int, BlobReply]]:
+        """Return what has been read, each with its core."""
+        return [self._replies.get() for _ in range(self._replies.qsize())]
+
+    def _run(self) -> None:
+        server = BlobServer(EngineBlobs(self._spec))
+        while True:
+            core, request = self._requests.get()
+            self._replies.put((core, server.reply(request, time.monotonic())))
+            self._wake()

@@ -1,0 +1,30 @@
+"""Where an engine keeps adapters: in the user's cache folder, or if that cannot be written, in the run directory, where
+they end with the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def adapters_folder(run_directory: str) -> Path:
+    """Create and return the folder of the store for adapters that this engine's frontends have loaded."""
+    return _folder(run_directory, "adapters")
+
+
+def gateway_adapters_folder(run_directory: str) -> Path:
+    """Create and return the folder of the blob store for adapters that came from gateways."""
+    return _folder(run_directory, "gateway-adapters")
+
+
+def _folder(run_directory: str, name: str) -> Path:
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    with contextlib.suppress(OSError, RuntimeError):
+        root = (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "tokenloom" / name
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(root, os.W_OK):
+            return root
+    root = Path(run_directory, name)
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return root
