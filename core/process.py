@@ -75,7 +75,7 @@ class CoreProcess:
         self._clock = AwakeClock(min(BEAT_S, (step_timeout_s or FIRST_LIMIT_S) / BEATS_PER_TIMEOUT))
         self._num_gaps = 0  # of the clock, that the engine knows of
         self._zap = _new_zap(self._context, spec)
-        self._frontends = FrontendPort(self._context, spec, self._touched)
+        self._frontends = FrontendPort(self._context, spec, self._touched, self._model_folder)
         self._workers: WorkerGroup | None = self._open_group(generation)
         self._grammar_host = GrammarProcessHost(self._context, spec, core_epoch)
         self._tier = TierLink(self._context, spec, arena)
@@ -141,7 +141,8 @@ class CoreProcess:
         if self._spec.config.kv_events is not None:
             events = self._engine.scheduler.kv_cache.attach_events()
             self._events = EventPort(self._context, self._spec.config, events.take, self._zap, self._spec.replica)
-        self._controls = ControlQueue(self._engine, self._frontends.answer, self._ask_to_reload, self._profile)
+        given = (self._frontends.answer, self._ask_to_reload, self._profile)
+        self._controls = ControlQueue(self._engine, *given, self._frontends.check_reload, self._frontends.use_weights)
         self.supervisor.send(Phase(name="workers joined", duration_s=time.monotonic() - begun))
         self.supervisor.send(Ready())
         if failure is not None:

@@ -22,7 +22,8 @@ _ALL: list[MemoryTag] = ["weights", "kv_cache"]
 
 class ControlQueue:
     """Runs at most one control at a time. `tick` is called once a turn. reload: loads a holding on all ranks. profile:
-    starts (True) or writes (False) a profile on all ranks."""
+    starts (True) or writes (False) a profile on all ranks. check: raises an error for a folder that cannot be reloaded,
+    since gateways do not see it; use_weights is called with one that was."""
 
     def __init__(
         self,
@@ -30,8 +31,11 @@ class ControlQueue:
         reply: Callable[[int, ControlDone], None],
         reload: Callable[[Holding], None],
         profile: Callable[[bool], None],
+        check: Callable[[str], None] = lambda folder: None,
+        use_weights: Callable[[str], None] = lambda folder: None,
     ) -> None:
         self._engine, self._reply, self._reload, self._profile = engine, reply, reload, profile
+        self._check, self._use_weights = check, use_weights
         self.orders: deque[tuple[int, EngineControl]] = deque()
         self._is_at_work = False  # the workers carry out a control
         self._is_recording = False  # the workers record a profile
@@ -41,6 +45,12 @@ class ControlQueue:
     def add(self, frontend_id: int, order: EngineControl) -> None:
         if order.action in ("clear_kv_cache", "prefetch_kv"):
             self._run_now(frontend_id, order)
+            return
+        try:
+            if order.action == "reload":
+                self._check(order.model_folder)
+        except TokenloomError as error:
+            self._reply(frontend_id, ControlDone(control_id=order.control_id, error=error_info(error)))
             return
         self.orders.append((frontend_id, order))
         if len(self.orders) == 1:
@@ -97,7 +107,10 @@ class ControlQueue:
     def on_reloaded(self) -> None:
         """Finish the current reload, sleep or wake_up: all ranks, and workers to replace them, have the new holding."""
         if self._is_at_work:
-            self._engine.asleep = self._asleep_after(self.orders[0][1])
+            order = self.orders[0][1]
+            self._engine.asleep = self._asleep_after(order)
+            if order.action == "reload":
+                self._use_weights(order.model_folder)
             self._end_pause(None)
 
     def _go_on_with_profile(self, *, records: bool) -> None:

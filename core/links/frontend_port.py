@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -16,7 +17,9 @@ import zmq
 from ...ipc.channel import Channel
 from ...ipc.client_auth import CORES
 from ...ipc.codec import num_ids
+from ...ipc.config.checkpoint_digest import checkpoint_digest
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.config.exchange import check_exchange
 from ...ipc.errors import ConfigError, ProtocolError, error_info
 from ...ipc.keys import Keys
 from ...ipc.messages.base import (
@@ -39,6 +42,7 @@ from ...ipc.messages.core import (
     FrontendToCore,
     GatewayHello,
     GatewayWelcome,
+    WeightsChanged,
 )
 from ...ipc.messages.supervisor import Progress, ReplicaDown, WorkersUp
 from ...ipc.messages.touched import TouchedAnswers
@@ -60,7 +64,14 @@ class FrontendPort:
     """Socket to the frontends, bound at once: they may connect at any time. `frontend_id` numbers those that have sent
     Hello."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, touched: TouchedAnswers) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        spec: EngineSpec,
+        touched: TouchedAnswers,
+        model_folder: str = "",
+    ) -> None:
+        """model_folder: of the weights in use, if they are not those of the spec."""
         socket = new_socket(context, zmq.ROUTER)
         socket.bind(spec.endpoints.core)
         if spec.core_listen is not None:
@@ -73,6 +84,9 @@ class FrontendPort:
         self._num_greeted = 0
         self._heard_at: dict[bytes, float] = {}  # of gateways' frontends, monotonic seconds
         self._judged_at = 0.0
+        self._model = spec.digest  # of the weights in use
+        if model_folder not in ("", spec.model_folder):
+            self.use_weights(model_folder)
         self._loads = FrontendLoads()
         self._has_routers = spec.config.data_parallel_size > 1 or spec.core_listen is not None
         self.num_blocks = 0  # of the KV pool
@@ -132,19 +146,19 @@ class FrontendPort:
         self._channel.send_to(identity, Welcome(protocol_version=PROTOCOL_VERSION, run_id=self._spec.run_id))
 
     def _greet_gateway(self, identity: bytes, hello: GatewayHello, engine: EngineCore) -> None:
-        if self._spec.digest is None:
+        if self._model is None:
             error = ProtocolError("this engine takes no gateways: start it with --core-listen")
         elif hello.protocol_version != PROTOCOL_VERSION:
             versions = f"protocol {hello.protocol_version}, this engine {PROTOCOL_VERSION}"
             error = ProtocolError(f"the gateway speaks {versions}: use the same release")
-        elif difference := hello.model.difference(self._spec.digest):
+        elif difference := hello.model.with_weights("").difference(self._model):
             error = ProtocolError(f"the engine serves another model than the gateway: {difference}")
         else:
             self._register(identity, engine)
             if self._blobs is not None:
                 self._blobs.needed.add_frontend(self._frontend_by_identity[identity])
             self._judged_at = self._heard_at[identity] = time.monotonic()
-            welcome = GatewayWelcome(model=self._spec.digest, num_blocks=self.num_blocks)
+            welcome = GatewayWelcome(model=self._model, num_blocks=self.num_blocks)
             self._channel.send_to(identity, welcome)
             return
         self._channel.send_to(identity, Refused(error=error_info(error)))
@@ -179,7 +193,18 @@ class FrontendPort:
         for identity in [identity for identity, at in self._heard_at.items() if now - at > LEASE_S]:
             self.lose(identity, engine)
 
-    def tell_gateways(self, message: Progress | ReplicaDown | WorkersUp) -> None:
+    def check_reload(self, folder: str) -> None:
+        """Raise RequestError for a folder whose weights cannot take the place of those in use."""
+        spec = self._spec
+        check_exchange(Path(folder), spec.model, spec.config.hf_overrides, spec.config.model_impl)
+
+    def use_weights(self, folder: str) -> None:
+        """Note that the ranks have read the weights in `folder`, and tell gateways."""
+        if self._model is not None:
+            self._model = self._model.with_weights(checkpoint_digest(Path(folder)))
+            self.tell_gateways(WeightsChanged(weights=self._model.weights, model_folder=folder))
+
+    def tell_gateways(self, message: Progress | ReplicaDown | WorkersUp | WeightsChanged) -> None:
         for identity in self._heard_at:
             self._channel.send_to(identity, message)
 

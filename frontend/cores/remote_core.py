@@ -19,7 +19,14 @@ import zmq
 from ...ipc.channel import Channel
 from ...ipc.keys import Keys
 from ...ipc.messages.base import LEASE_S, PING_INTERVAL_S, Ping, Refused
-from ...ipc.messages.core import CoreToFrontend, FrontendToCore, GatewayWelcome
+from ...ipc.messages.core import (
+    ControlDone,
+    CoreToFrontend,
+    EngineControl,
+    FrontendToCore,
+    GatewayWelcome,
+    WeightsChanged,
+)
 from ...ipc.messages.supervisor import CoreUp, Progress, ReplicaDown, WorkersUp
 from ...ipc.sockets import new_socket
 from ..supervisor.replicas.progress_sum import add_up, totals_of
@@ -29,6 +36,7 @@ logger = logging.getLogger("tokenloom.gateway")
 NO_PROGRESS = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
 RECONNECT_MS, MAX_RECONNECT_MS = 100, 1000  # to an engine that is away, or refuses our key
 MANY_FAILURES = 3  # handshakes in a row, after which the key is to blame
+CATCH_UP = -1  # control_id of the order to read the weights of the others; a frontend's own begin at 0
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILURES
 _monitors = itertools.count()
@@ -37,7 +45,8 @@ News: TypeAlias = CoreToFrontend | CoreUp
 
 
 class RemoteCore:
-    """One core of a gateway. `sizes`: of a core that has welcomed this frontend, else None."""
+    """One core of a gateway. `sizes`: of a core that has welcomed this frontend, else None. `is_catching_up`: it reads
+    the weights that the others have, before it is used."""
 
     def __init__(
         self,
@@ -52,6 +61,8 @@ class RemoteCore:
         self.address, self._number = address, number
         self._context, self._identity, self._keys, self._counts = context, identity, keys, counts
         self.sizes: GatewayWelcome | None = None
+        self._welcome: GatewayWelcome | None = None  # on this connection, with the weights that the core has now
+        self.is_catching_up = self.has_caught_up = False  # on this connection
         self._last = self._before = NO_PROGRESS  # of the core, and totals of earlier connections
         self._is_open = False  # the handshake is over
         self._heard_at = self._judged_at = self._pinged_at = 0.0  # monotonic seconds
@@ -69,7 +80,8 @@ class RemoteCore:
         self._monitor = socket.get_monitor_socket(_MONITORED, f"inproc://core-monitor-{next(_monitors)}")
         self._channel: Channel[CoreToFrontend, FrontendToCore] = Channel(socket, CoreToFrontend, "core", self._counts)
         socket.connect(self.address)
-        self._is_open = False
+        self._is_open, self._welcome = False, None
+        self.is_catching_up = self.has_caught_up = False
 
     def close(self) -> None:
         self._channel.socket.disable_monitor()  # in this order: an unread event blocks ZeroMQ's thread for ever
@@ -89,8 +101,15 @@ class RemoteCore:
             if isinstance(message, Refused):
                 self.refuse(message.error.message)
             elif isinstance(message, GatewayWelcome):
-                self.sizes = message
+                self.sizes = self._welcome = message
                 yield message
+            elif isinstance(message, WeightsChanged):
+                if self._welcome is not None:
+                    model = self._welcome.model.with_weights(message.weights)
+                    self._welcome = msgspec.structs.replace(self._welcome, model=model)
+                yield message
+            elif isinstance(message, ControlDone) and message.control_id == CATCH_UP:
+                yield from self._on_caught_up(message)
             elif isinstance(message, (ReplicaDown, WorkersUp)):
                 yield msgspec.structs.replace(message, replica=self._number)
             elif isinstance(message, Progress):
@@ -100,6 +119,20 @@ class RemoteCore:
                 yield message
         yield from self._read_monitor(now)
         yield from self._judge(now)
+
+    def _on_caught_up(self, done: ControlDone) -> Iterator[News]:
+        self.is_catching_up, self.has_caught_up = False, True
+        if done.error is not None:
+            self.refuse(f"it cannot read the weights of the others: {done.error.message}")
+        elif self._welcome is not None:
+            self.sizes = self._welcome
+            yield self._welcome
+
+    def catch_up(self, model_folder: str) -> None:
+        """Let a core that has just welcomed this frontend read other weights before it is used."""
+        self.sizes, self.is_catching_up = None, True
+        logger.info("the core at %s reads the weights in %s, as the others have", self.address, model_folder)
+        self.send([EngineControl(control_id=CATCH_UP, action="reload", model_folder=model_folder)])
 
     def _read_monitor(self, now: float) -> Iterator[News]:
         while self._monitor.poll(0):
@@ -168,6 +201,7 @@ class RemoteCore:
                     self._channel.send(message)
 
     def ping(self, now: float) -> None:
-        if self.sizes is not None and now - self._pinged_at >= PING_INTERVAL_S:
+        is_used = self.sizes is not None or self.is_catching_up
+        if is_used and now - self._pinged_at >= PING_INTERVAL_S:
             self._pinged_at = now
             self.send([Ping()])

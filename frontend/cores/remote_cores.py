@@ -17,11 +17,11 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.keys import Keys
 from ...ipc.messages.base import PING_INTERVAL_S, PROTOCOL_VERSION, Welcome
 from ...ipc.messages.blobs import GetBlob
-from ...ipc.messages.core import CoreToFrontend, FrontendToCore, GatewayWelcome, ModelDigest
+from ...ipc.messages.core import CoreToFrontend, FrontendToCore, GatewayWelcome, ModelDigest, WeightsChanged
 from ...ipc.messages.supervisor import CoreUp, Initialize, Progress, ReplicaDown
 from ..supervisor.replicas.progress_sum import add_up
 from .blob_sender import BlobSender
-from .remote_core import NO_PROGRESS, RemoteCore
+from .remote_core import NO_PROGRESS, RemoteCore, logger
 
 PATIENCE_S = 3.0  # at the start, with which a gateway waits for its first core
 
@@ -45,6 +45,7 @@ class RemoteCores:
             for number, address in enumerate(spec.remote_cores)
         ]
         self._blobs = BlobSender(spec, wake)
+        self._folder = ""  # of the weights that were reloaded last, on the engines' machines
         self._run_id, self._model = spec.run_id, spec.digest
         self._own_progress = NO_PROGRESS  # of the gateway's supervisor
         self._begun_at = time.monotonic()
@@ -66,6 +67,8 @@ class RemoteCores:
                         yield number, self._progress()
                 elif isinstance(message, Progress):
                     yield number, self._progress()
+                elif isinstance(message, WeightsChanged):
+                    self._on_weights(core, message)
                 elif isinstance(message, GetBlob):
                     self._blobs.ask(number, message)
                 else:
@@ -78,12 +81,23 @@ class RemoteCores:
                 core.ping(now)
 
     def _accepts(self, core: RemoteCore, model: ModelDigest) -> bool:
-        """Whether a core has the weights of the others. The first core decides, if the gateway has no weights."""
+        """Whether a core has the weights of the others. The first core decides, if the gateway has no weights. One with
+        others than those that were reloaded last reads these first."""
         if difference := self._model.difference(model):
+            is_behind = not self._model.difference(model.with_weights(""))
+            if is_behind and self._folder and not core.has_caught_up:
+                core.catch_up(self._folder)
+                return False
             core.refuse(f"the engine serves another model than the gateway: {difference}")
             return False
         self._model = model if not self._model.weights else self._model
         return True
+
+    def _on_weights(self, core: RemoteCore, message: WeightsChanged) -> None:
+        """Note that a core in use has reloaded: from now on the others need its weights to be used anew."""
+        if core.sizes is not None:
+            self._model, self._folder = self._model.with_weights(message.weights), message.model_folder
+            logger.info("the core at %s serves the weights in %s now", core.address, message.model_folder)
 
     def _sizes(self) -> Initialize:
         pools = [core.sizes.num_blocks for core in self._cores if core.sizes is not None]

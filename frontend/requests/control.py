@@ -17,6 +17,7 @@ import msgspec
 
 from ...ipc.codec import num_ids
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.config.exchange import check_exchange
 from ...ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
 from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.messages.client import Control, Done, Medium, QueryFailed
@@ -24,8 +25,6 @@ from ...ipc.messages.core import ControlDone, EngineControl
 from ...ipc.messages.intake import ReadPrompt
 from ...ipc.messages.media import MediaSpan
 from ...ipc.messages.supervisor import ReplicaDown, ReplicasRestarted, RestartReplicas, SetLogLevel
-from ...ipc.models.model_config import ModelConfig
-from ...ipc.models.model_file import load_model_config
 from ...ipc.process.log import LogLevel
 from ..adapters.desk import AdapterDesk
 from ..intake.prompt import Prompt
@@ -39,6 +38,8 @@ NO_TIERS = (
     "all KV blocks are in the pool: start the engine with --kv-host-bytes, --kv-disk, --kv-remote or --kv-peers; "
     "reset_prefix_cache empties the pool"
 )
+
+AWAY = "the core is being replaced: try again in a second"
 
 ONE_REPLICA = (
     "there is no other replica to answer meanwhile: start the engine with --data-parallel-size 2, or start it again"
@@ -104,7 +105,7 @@ class ControlProxy:
         if control.action in ("clear_kv_cache", "prefetch_kv") and not self._spec.config.has_tiers:
             finish(error_info(RequestError(NO_TIERS)))
         elif control.action == "reload" and self._spec.remote_cores:
-            finish(error_info(RequestError("a gateway reloads no weights: restart its engines with others")))
+            self._reload_elsewhere(control, finish)
         elif control.action == "prefetch_kv":
             self._adapters.find(control.adapter, lambda info: self._read_prompt(control, info, finish))
         elif control.action == "log_level":
@@ -136,18 +137,25 @@ class ControlProxy:
             if replica == done.replica:
                 finish(done.error)
 
+    def _reload_elsewhere(self, control: Control, finish: Finish) -> None:
+        """Forward a gateway's reload: each engine finds and checks the folder on its own machine."""
+        if control.model.startswith("/"):
+            self._forward(control, control.model, finish)
+        else:
+            what = (
+                f"{control.model!r:.200} is no absolute path: engines of a gateway reload the same path on each machine"
+            )
+            finish(error_info(RequestError(f"{what}; put the checkpoint there and name it so")))
+
     def _find_checkpoint(self, model: str) -> str:
         """Find or download a checkpoint and return its folder; RequestError if it cannot replace the served one."""
         if not model:
             raise RequestError("reload needs a model: a folder or a hub id")
         try:
             folder = find_checkpoint(model, None, "the model", self._spec.config)
-            config = self._spec.config
-            shape = _shape(load_model_config(folder, config.hf_overrides, implementation=config.model_impl))
         except ConfigError as error:  # the caller's mistake here, not the operator's
             raise RequestError(str(error)) from None
-        if shape != _shape(self._spec.model):
-            raise RequestError(f"{folder} has another architecture or shape than the served model: start a new engine")
+        check_exchange(folder, self._spec.model, self._spec.config.hf_overrides, self._spec.config.model_impl)
         return str(folder)
 
     def _read_prompt(self, control: Control, info: AdapterInfo | TokenloomError | None, finish: Finish) -> None:
@@ -183,7 +191,8 @@ class ControlProxy:
         media: Sequence[MediaSpan] = (),
     ) -> None:
         if not isinstance(folder, TokenloomError) and not self._cores.are_all_up:
-            folder = EngineDead("the core is being replaced: try again in a second")
+            is_away = "an engine of this gateway is away, and an order goes to all: try again when it is back"
+            folder = EngineDead(is_away if self._cores.are_remote else AWAY)
         if isinstance(folder, TokenloomError):
             finish(error_info(folder))
             return
@@ -236,12 +245,11 @@ class ControlProxy:
                 self._cores.control(core, opened.command)
 
     def on_down(self, down: ReplicaDown) -> None:
-        """Wait no more for a core that does not come back."""
-        for opened in list(self._open.values()) if down.is_final else ():
-            if down.replica in opened.waits:
+        """Wait no more for a core that does not come back, and no more for the reload of an engine that a gateway has
+        lost: it reads the weights of the others when it is back."""
+        for opened in list(self._open.values()):
+            is_behind = self._cores.are_remote and not down.has_core and opened.command.action == "reload"
+            if down.replica in opened.waits and (down.is_final or is_behind):
+                if is_behind:
+                    opened.errors[down.replica] = ErrorInfo("dead", down.reason)
                 self._drop(down.replica, opened)
-
-
-def _shape(model: ModelConfig) -> ModelConfig:
-    """Return the model's config reduced to the fields that must be equal to exchange weights in place."""
-    return msgspec.structs.replace(model, eos_token_ids=[], bos_token_id=None, dtype="")

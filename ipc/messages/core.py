@@ -61,6 +61,9 @@ class ModelDigest(msgspec.Struct, frozen=True, kw_only=True):
                 return f"its {name} is {theirs or 'none'!s:.16}, not {mine or 'all'!s:.16}"
         return ""
 
+    def with_weights(self, weights: str) -> Self:
+        return msgspec.structs.replace(self, weights=weights)
+
     def _uses(self, name: str) -> bool:
         """Whether a gateway of this model depends on a field."""
         if name == "media":
@@ -80,6 +83,13 @@ class GatewayWelcome(Message, frozen=True, kw_only=True, tag="gateway_welcome"):
 
     model: ModelDigest
     num_blocks: int  # of the KV pool, with the null block
+
+
+class WeightsChanged(Message, frozen=True, kw_only=True, tag="weights_changed"):
+    """Notice to gateways that a core has reloaded."""
+
+    weights: str  # as in ModelDigest, from now on
+    model_folder: str  # on the engine's machine
 
 
 class CoreChild(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -238,5 +248,6 @@ CoreToFrontend: TypeAlias = (
     | Progress  # this and the following: to gateways, which have no supervisor beside the core
     | ReplicaDown
     | WorkersUp
+    | WeightsChanged
     | GetBlob  # of an adapter or a medium that a request names
 )

@@ -22,7 +22,16 @@ from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.base import Ping, Pong, Refused, Welcome
 from tokenloom.ipc.messages.blobs import BlobChunk, GetBlob, NoBlob
-from tokenloom.ipc.messages.core import CoreToFrontend, FrontendToCore, GatewayHello, GatewayWelcome, ModelDigest
+from tokenloom.ipc.messages.core import (
+    ControlDone,
+    CoreToFrontend,
+    EngineControl,
+    FrontendToCore,
+    GatewayHello,
+    GatewayWelcome,
+    ModelDigest,
+    WeightsChanged,
+)
 from tokenloom.ipc.messages.supervisor import CoreUp, Initialize, Progress, ReplicaDown, WorkersUp
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.support.engine_specs import new_spec
@@ -199,3 +208,46 @@ def test_parts_of_blobs_go_to_the_core_that_asks(rig: Rig, tmp_path: Path) -> No
     rig.until(lambda: replies(0) and replies(1))
     assert replies(0) == [NoBlob(digest=bytes(32))]
     assert replies(1) == [BlobChunk(digest=digest, offset=3, size=8, data=b"image")]
+
+
+def reload_at(rig: Rig, number: int, weights: str, folder: str) -> None:
+    """Let a core report a reload, and wait until the gateway has read that."""
+    rig.cores[number].send(WeightsChanged(weights=weights, model_folder=folder))
+    rig.cores[number].send(Progress(step=77, step_age_s=0.0, num_running=0, num_waiting=0))
+    rig.until(lambda: any(isinstance(each, Progress) and each.step == 77 for of, each in rig.news if of == number))
+
+
+@pytest.mark.parametrize("error", [None, ErrorInfo("request", "/two cannot be read")])
+def test_a_core_that_was_away_during_a_reload_reads_the_new_weights_before_it_is_used(
+    rig: Rig, error: ErrorInfo | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.greet(0)
+    rig.until(lambda: rig.has(0, Welcome))
+    reload_at(rig, 0, "w2", "/two")
+    rig.greet(1)
+    core = rig.cores[1]
+    rig.until(lambda: any(isinstance(each, EngineControl) for each in core.received))
+    (order,) = (each for each in core.received if isinstance(each, EngineControl))
+    assert (order.action, order.model_folder) == ("reload", "/two") and not rig.has(1, Welcome)
+    if error is None:
+        core.send(WeightsChanged(weights="w2", model_folder="/two"))
+    core.send(ControlDone(control_id=order.control_id, error=error))
+    if error is None:
+        rig.until(lambda: rig.has(1, Welcome))
+    else:
+        rig.until(lambda: "it cannot read the weights of the others: /two cannot be read" in caplog.text)
+        assert not rig.has(1, Welcome)
+
+
+def test_a_core_that_still_has_other_weights_after_it_has_read_them_is_not_used(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.greet(0)
+    rig.until(lambda: rig.has(0, Welcome))
+    reload_at(rig, 0, "w2", "/two")
+    rig.greet(1)
+    rig.until(lambda: any(isinstance(each, EngineControl) for each in rig.cores[1].received))
+    rig.cores[1].send(WeightsChanged(weights="w3", model_folder="/two"))
+    rig.cores[1].send(ControlDone(control_id=-1))
+    rig.until(lambda: "the engine serves another model than the gateway: its weights is w3, not w2" in caplog.text)
+    assert not rig.has(1, Welcome)
