@@ -4,6 +4,7 @@ may create cgroups, else by SIGSTOP and SIGCONT."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -16,6 +17,7 @@ import psutil
 How = Literal["cgroup", "signals"]
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 FREEZE_S = 10.0  # longest wait until the kernel has stopped all processes of a cgroup
+REMOVE_S = 10.0  # longest wait until a cgroup is empty
 
 
 class _Freezer(NamedTuple):
@@ -72,16 +74,16 @@ def _frozen(processes: Sequence[psutil.Process]) -> Iterator[None]:
             with contextlib.suppress(ProcessLookupError):
                 (cgroup / "cgroup.procs").write_text(str(process.pid), encoding="utf-8")
         try:
-            (cgroup / freezer.control).write_text(freezer.frozen, encoding="utf-8")
             deadline = time.monotonic() + FREEZE_S
-            while freezer.is_frozen not in (cgroup / freezer.state).read_text(encoding="utf-8"):
+            while True:  # again and again: one that was about to wait for a child of its own has missed the first
+                (cgroup / freezer.control).write_text(freezer.frozen, encoding="utf-8")
+                if freezer.is_frozen in (cgroup / freezer.state).read_text(encoding="utf-8"):
+                    break
                 assert time.monotonic() < deadline, f"{cgroup} does not freeze"
+                time.sleep(0.001)
             yield
         finally:
             (cgroup / freezer.control).write_text(freezer.thawed, encoding="utf-8")
-            for pid in (cgroup / "cgroup.procs").read_text(encoding="utf-8").split():
-                with contextlib.suppress(ProcessLookupError):
-                    (freezer.folder / "cgroup.procs").write_text(pid, encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -98,5 +100,22 @@ def _new_cgroup() -> Iterator[tuple[_Freezer, Path]]:
                 yield freezer, cgroup
                 return
         finally:
-            cgroup.rmdir()
+            _remove(cgroup, freezer.folder)
     raise FileNotFoundError("no cgroup hierarchy has a freezer that this user may use")
+
+
+def _remove(cgroup: Path, parent: Path) -> None:
+    """Remove a cgroup; its processes go to `parent`. Those that have thawed start others in it meanwhile, and one that
+    has just ended still counts."""
+    deadline = time.monotonic() + REMOVE_S
+    while True:
+        try:
+            cgroup.rmdir()
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+        for pid in (cgroup / "cgroup.procs").read_text(encoding="utf-8").split():
+            with contextlib.suppress(ProcessLookupError):
+                (parent / "cgroup.procs").write_text(pid, encoding="utf-8")
+        time.sleep(0.001)
