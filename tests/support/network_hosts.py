@@ -6,6 +6,7 @@ other hosts do not see its runtime directory.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -19,6 +20,7 @@ from types import TracebackType
 
 import psutil
 
+from tokenloom.ipc.endpoints import tcp_address
 from tokenloom.scripts.engine_process import Engine
 
 PORT = 7100
@@ -46,7 +48,7 @@ def _run(*command: str) -> None:
 class Network:
     """`num_hosts` hosts on one bridge; the first is the head. Leaving the `with` kills their agents and removes all."""
 
-    def __init__(self, folder: Path, num_hosts: int) -> None:
+    def __init__(self, folder: Path, num_hosts: int, *, is_ipv6: bool = False) -> None:
         self._name = f"tl{os.getpid()}x{next(_numbers)}"
         self._bridge = f"{self._name}-sw"
         self.folder, self.key_file = folder, folder / "hosts.key"
@@ -56,7 +58,8 @@ class Network:
         self._new_namespace(self._bridge)
         _run("ip", "-n", self._bridge, "link", "add", "br0", "type", "bridge")
         _run("ip", "-n", self._bridge, "link", "set", "br0", "up")
-        self.addresses = [f"10.44.0.{number}" for number in range(1, num_hosts + 1)]
+        prefix, self._prefix_bits = ("fd44::", 64) if is_ipv6 else ("10.44.0.", 24)
+        self.addresses = [f"{prefix}{number}" for number in range(1, num_hosts + 1)]
         for number in range(num_hosts):
             self._add_host(number)
         _run(sys.executable, "-P", "-m", "tokenloom.frontend.launch", "keygen", str(self.key_file))
@@ -71,16 +74,22 @@ class Network:
         port = f"p{number}"
         _run("ip", "link", "add", "eth9", "netns", name, "type", "veth", "peer", "name", port, "netns", self._bridge)
         _run("ip", "-n", self._bridge, "link", "set", port, "master", "br0", "up")
-        _run("ip", "-n", name, "addr", "add", f"{self.addresses[number]}/24", "dev", "eth9")
+        place = f"{self.addresses[number]}/{self._prefix_bits}"
+        nodad = ["nodad"] if ":" in place else []  # usable at once
+        _run("ip", "-n", name, "addr", "add", place, "dev", "eth9", *nodad)
         for device in ("eth9", "lo"):
             _run("ip", "-n", name, "link", "set", device, "up")
 
     def namespace(self, number: int) -> str:
         return f"{self._name}-{number}"
 
-    @property
-    def head_options(self) -> list[str]:
-        return ["--listen-hosts", f"tcp://{self.addresses[0]}:{PORT}", "--hosts-key-file", str(self.key_file)]
+    def head(self, number: int = 0) -> str:
+        """Return the address of a host that is a head, for agents."""
+        return tcp_address(self.addresses[number], PORT)
+
+    def runtime(self, number: int) -> Path:
+        """Return the folder of the run directories of an engine with its head on a host."""
+        return self.folder / ("head" if number == 0 else f"head-{number}")
 
     def prefix(self, number: int, hidden: Sequence[Path] = ()) -> list[str]:
         """Return the words before a command that runs it on a host, with `hidden` folders and /dev/shm empty, and the
@@ -103,6 +112,22 @@ class Network:
     def heal(self, number: int) -> None:
         _run("ip", "-n", self._bridge, "link", "set", f"p{number}", "up")
 
+    def processes(self, number: int, name: str = "") -> list[psutil.Process]:
+        """Return the processes of a host with a title that begins with `name`, or with a program of that name."""
+        listed = subprocess.run(["ip", "netns", "pids", self.namespace(number)], capture_output=True, text=True)
+        found = []
+        for pid in listed.stdout.split():
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(int(pid))
+                words = process.cmdline()  # none of a zombie
+                if words and (" ".join(words).startswith(name) or words[0].endswith(f"/{name}")):
+                    found.append(process)
+        return found
+
+    def ranks(self, number: int) -> list[psutil.Process]:
+        """Return the processes that the agent of a host has started."""
+        return [each for role in ("worker", "tier") for each in self.processes(number, f"tokenloom {role}")]
+
     def listening(self, number: int) -> list[str]:
         """Return the tcp sockets of a host that listen."""
         command = ["ip", "netns", "exec", self.namespace(number), "cat", "/proc/net/tcp", "/proc/net/tcp6"]
@@ -110,18 +135,18 @@ class Network:
         fields = [line.split() for line in lines.splitlines()]
         return [f"{self.addresses[number]}: {each[1]}" for each in fields if each[3] == "0A"]
 
-    def join(self, number: int, *options: str, key_file: Path | None = None) -> Agent:
-        """Start the agent of a host."""
+    def join(self, number: int, *options: str, key_file: Path | None = None, head: int = 0) -> Agent:
+        """Start the agent of a host, for an engine with its head on another one."""
         runtime = self.folder / f"host-{number}"
         runtime.mkdir(exist_ok=True)
-        (self.folder / "head").mkdir(exist_ok=True)
-        command = [sys.executable, "-P", "-m", "tokenloom.frontend.launch", "join", f"tcp://{self.addresses[0]}:{PORT}"]
+        self.runtime(head).mkdir(exist_ok=True)
+        command = [sys.executable, "-P", "-m", "tokenloom.frontend.launch", "join", self.head(head)]
         keys = ["--key-file", str(key_file or self.key_file)]
         agent = Agent(
             number,
             self.addresses[number],
             runtime,
-            [*self.prefix(number, [self.folder / "head"]), *command, *keys, *options],
+            [*self.prefix(number, [self.runtime(head)]), *command, *keys, *options],
         )
         self.agents.append(agent)
         return agent
@@ -225,13 +250,14 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 class SpreadEngine(Engine):
-    """An engine with its head on the first host of a network."""
+    """An engine with its head on a host of a network, the first unless another one is given."""
 
-    def __init__(self, network: Network, *arguments: str, more: Mapping[str, str] | None = None) -> None:
-        runtime = network.folder / "head"
+    def __init__(self, network: Network, *arguments: str, more: Mapping[str, str] | None = None, head: int = 0) -> None:
+        runtime = network.runtime(head)
         runtime.mkdir(exist_ok=True)
-        options = ["--device", "cpu", "--num-threads", "1", *network.head_options, *arguments]
-        super().__init__(runtime, options, more, prefix=network.prefix(0))
+        options = ["--device", "cpu", "--num-threads", "1", "--listen-hosts", network.head(head)]
+        options += ["--hosts-key-file", str(network.key_file), *arguments]
+        super().__init__(runtime, options, more, prefix=network.prefix(head))
 
     @property
     def text(self) -> str:

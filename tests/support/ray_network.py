@@ -22,12 +22,19 @@ from types import TracebackType
 
 import psutil
 
+from tokenloom.ipc.endpoints import tcp_address
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support import network_hosts
 from tokenloom.tests.support.network_hosts import DEADLINE_S, Network
 
 RAY_PORT = 6379
 STORE_BYTES = 80_000_000
+WAIT_NODE = """
+import sys, time, ray
+ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False)
+while not any(node["Alive"] for node in ray.nodes() if node["NodeManagerAddress"] == sys.argv[2]):
+    time.sleep(0.1)
+"""
 _numbers = itertools.count()
 
 
@@ -39,10 +46,10 @@ def obstacle() -> str:
 class RayNetwork(Network):
     """`num_hosts` hosts; those numbers below `num_nodes` begin as nodes of the cluster. Leaving the `with` ends all."""
 
-    def __init__(self, num_hosts: int, num_nodes: int | None = None) -> None:
-        super().__init__(Path(tempfile.mkdtemp(prefix="ray")), num_hosts)
+    def __init__(self, num_hosts: int, num_nodes: int | None = None, *, is_ipv6: bool = False) -> None:
+        super().__init__(Path(tempfile.mkdtemp(prefix="ray")), num_hosts, is_ipv6=is_ipv6)
         self._commands: list[subprocess.Popen[bytes]] = []
-        self.ray_address = f"{self.addresses[0]}:{RAY_PORT}"
+        self.ray_address = tcp_address(self.addresses[0], RAY_PORT).removeprefix("tcp://")
         home = self.folder / "home"
         (home / ".ray").mkdir(parents=True)
         token = home / ".ray" / "auth_token"
@@ -89,24 +96,16 @@ class RayNetwork(Network):
         while subprocess.run(command, capture_output=True).returncode:
             assert time.monotonic() < deadline, (self.folder / "0" / "log").read_text(encoding="utf-8")
 
-    def processes(self, number: int, name: str = "") -> list[psutil.Process]:
-        """Return the processes of a host with a title that begins with `name`, or with a program of that name."""
-        listed = subprocess.run(["ip", "netns", "pids", self.namespace(number)], capture_output=True, text=True)
-        found = []
-        for pid in listed.stdout.split():
-            with contextlib.suppress(psutil.Error):
-                process = psutil.Process(int(pid))
-                words = process.cmdline()  # none of a zombie
-                if words and (" ".join(words).startswith(name) or words[0].endswith(f"/{name}")):
-                    found.append(process)
-        return found
-
     def wait_process(self, number: int, name: str) -> psutil.Process:
         deadline = time.monotonic() + DEADLINE_S
         while not (found := self.processes(number, name)):
             assert time.monotonic() < deadline, f"host {number} has no {name}"
             time.sleep(0.02)
         return found[0]
+
+    def wait_node(self, number: int) -> None:
+        """Wait until a node can take actors."""
+        self.run_program(WAIT_NODE, self.addresses[number])
 
     def wait_none(self, number: int, name: str, within_s: float) -> None:
         deadline = time.monotonic() + within_s

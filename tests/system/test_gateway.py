@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from tokenloom import Client, RequestError, RequestOutput, SamplingParams
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.ipc.endpoints import tcp_address
 from tokenloom.ipc.keys import Keys
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.adapters import write_adapters
@@ -253,12 +254,13 @@ def test_unequal_models_and_wrong_keys_are_refused_in_one_line(fleet: Fleet, key
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 @pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can")
+@pytest.mark.parametrize("is_ipv6", [False, True])
 def test_a_link_that_is_cut_and_healed_repeats_no_token(
-    tmp_path: Path, work: list[Work], calm: list[RequestOutput], of_gateway: list[str]
+    tmp_path: Path, work: list[Work], calm: list[RequestOutput], of_gateway: list[str], is_ipv6: bool
 ) -> None:
     """Engines and gateway are on hosts of their own; the clients' address of the gateway is a file here."""
-    with Network(tmp_path, 3) as network:
-        places = [f"tcp://{network.addresses[number]}:6000" for number in (1, 2)]
+    with Network(tmp_path, 3, is_ipv6=is_ipv6) as network:
+        places = [tcp_address(network.addresses[number], 6000) for number in (1, 2)]
         prefixes = [network.prefix(number)[:4] for number in (1, 2, 0)]
         fleet = Fleet(tmp_path, network.key_file, places, prefixes, options=LORA, of_gateway=of_gateway)
         try:

@@ -126,6 +126,22 @@ def ask(client: Client, prompts: Sequence[list[int]], params: SamplingParams = G
     return [client.generate([prompt], params, use_tqdm=False)[0] for prompt in prompts]
 
 
+def load(client: Client, prompts: Sequence[list[int]]) -> list[RequestOutput]:
+    """Fetch all blocks of the prompts from tiers, as soon as the core knows that these are open; then run them."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (first := client.prefetch_kv(prompts[0])):
+        assert time.monotonic() < deadline, "no block is found"
+        time.sleep(0.02)
+    fetched = [first, *(client.prefetch_kv(prompt) for prompt in prompts[1:])]
+    assert fetched == [num_readable(prompt) for prompt in prompts]
+    return ask(client, prompts)
+
+
+def num_loaded(outputs: Sequence[RequestOutput], place: str) -> int:
+    """Return how many tokens of prompts came from a place."""
+    return sum(output.metrics.num_loaded_tokens.get(place, 0) for output in outputs)
+
+
 def compute(
     engine: TierEngine, client: Client, prompts: Sequence[list[int]], params: SamplingParams = GREEDY
 ) -> list[RequestOutput]:

@@ -1,0 +1,147 @@
+"""Engines over several hosts share blocks through Redis and as peers: each host has the parts of its ranks there."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenloom import Client, RequestOutput
+from tokenloom.tests.core.tiers.network.redis_server import BINARY, needs_redis
+from tokenloom.tests.support.network_hosts import Network, SpreadEngine, obstacle
+from tokenloom.tests.system.tier_engine import (
+    BLOCK_SIZE,
+    DEADLINE_S,
+    TierEngine,
+    ask,
+    check_equal,
+    load,
+    new_prompts,
+    num_loaded,
+    num_readable,
+    objects,
+)
+
+PROMPTS = new_prompts(4, 500, seed=22)
+NUM_BLOCKS = sum(num_readable(prompt) for prompt in PROMPTS) // BLOCK_SIZE
+EQUAL = 1e-4  # of logprobs: two ranks add up in another order than one
+OPTIONS = ["--tp", "2", "--hosts", "2", "--max-model-len", "1000", "--dtype", "float32", "--num-kv-blocks", "65"]
+REDIS_PORT, PEER_PORT = 6380, 7300
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can"),
+    pytest.mark.timeout(280),
+]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> list[RequestOutput]:
+    """The answers of one process without tiers."""
+    with TierEngine(tmp_path_factory.mktemp("calm"), None, "--num-kv-blocks", "65") as engine:
+        engine.wait_ready()
+        with Client(engine.address) as client:
+            found = ask(client, PROMPTS)
+        engine.end()
+    return found
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Network]:
+    with Network(tmp_path, 4) as network:
+        yield network
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> list[str]:
+    """The options of the secret that the engines share."""
+    file = tmp_path / "ring.key"
+    file.touch(0o600)
+    file.write_text(secrets.token_hex(32))
+    return ["--kv-key-file", str(file), "--step-timeout-s", "60"]
+
+
+def check_loaded(engine: SpreadEngine, place: str, calm: list[RequestOutput]) -> None:
+    """Check that an engine whose own caches are empty finds all blocks of the prompts in a place."""
+    with Client(engine.address) as client:
+        outputs = load(client, PROMPTS)
+    check_equal(calm, outputs, EQUAL)
+    assert num_loaded(outputs, place) == sum(map(num_readable, PROMPTS))
+
+
+@needs_redis
+def test_an_engine_finds_in_redis_what_another_one_over_hosts_has_computed(
+    network: Network, ring: list[str], calm: list[RequestOutput]
+) -> None:
+    assert BINARY is not None
+    command = [
+        BINARY,
+        "--save",
+        "",
+        "--port",
+        str(REDIS_PORT),
+        "--bind",
+        network.addresses[2],
+        "--protected-mode",
+        "no",
+    ]
+    prefix = network.prefix(2)
+    redis = subprocess.Popen([*prefix, *command, "--dir", str(network.folder)], stdout=subprocess.DEVNULL)
+    client_command = [*prefix, "redis-cli", "-h", network.addresses[2], "-p", str(REDIS_PORT), "dbsize"]
+
+    def num_objects() -> int:
+        found = subprocess.run(client_command, capture_output=True, text=True).stdout.split()
+        return int(found[-1]) if found and found[-1].isdecimal() else 0
+
+    remote = ["--kv-remote", f"redis://{network.addresses[2]}:{REDIS_PORT}/0", *ring]
+    network.join(1)
+    try:
+        with SpreadEngine(network, *OPTIONS, *remote) as engine:
+            engine.wait_ready()
+            engine.wait_text("KV tiers opened", 2)
+            with Client(engine.address) as client:
+                deadline = time.monotonic() + DEADLINE_S
+                while num_objects() < 2 * NUM_BLOCKS:  # blocks are stored when they are seen again
+                    assert time.monotonic() < deadline, f"{num_objects()} of {2 * NUM_BLOCKS} objects: {engine.text}"
+                    check_equal(calm, ask(client, PROMPTS), EQUAL)
+            engine.processes()
+            assert engine.stop() == 0 and not engine.leftovers()
+        with SpreadEngine(network, *OPTIONS, *remote) as engine:
+            engine.wait_ready()
+            check_loaded(engine, "remote", calm)
+            assert engine.stop() == 0
+    finally:
+        redis.kill()
+        redis.wait()
+
+
+def test_an_engine_finds_in_a_peer_over_hosts_what_that_has_computed(
+    network: Network, ring: list[str], calm: list[RequestOutput]
+) -> None:
+    network.private.append(network.folder / "kv")
+    disks = [network.folder / "kv", network.folder / "kv-1"]
+    giving = ["--kv-disk", str(disks[0]), "--kv-listen", f"tcp://0.0.0.0:{PEER_PORT}", *ring]
+    places = ",".join(f"tcp://{address}:{PEER_PORT}" for address in network.addresses[:2])
+    network.join(1)
+    network.join(3, head=2)
+    with (
+        SpreadEngine(network, *OPTIONS, *giving) as giver,
+        SpreadEngine(network, *OPTIONS, "--kv-peers", places, *ring, head=2) as taker,
+    ):
+        giver.wait_ready()
+        giver.wait_text("KV tiers opened", 2)
+        with Client(giver.address) as client:
+            check_equal(calm, ask(client, PROMPTS), EQUAL)
+        deadline = time.monotonic() + DEADLINE_S
+        while min(len(objects(disk)) for disk in disks) < NUM_BLOCKS:
+            assert time.monotonic() < deadline, giver.text
+            time.sleep(0.02)
+        taker.wait_ready()
+        check_loaded(taker, "peer", calm)
+        for engine in (taker, giver):
+            engine.processes()
+            assert engine.stop() == 0 and not engine.leftovers()
