@@ -43,29 +43,43 @@ class Engine:
         that executes the command in its own place."""
         self.runtime, self.faults, self.errors = runtime, runtime / "faults", runtime / "stderr"
         self.faults.mkdir(exist_ok=True)
-        command = [*prefix, sys.executable, "-m", "tokenloom.frontend.launch", *arguments]
-        environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime)} | dict(more or {})
+        self._command = [*prefix, sys.executable, "-m", "tokenloom.frontend.launch", *arguments]
+        self._environment = os.environ | {"XDG_RUNTIME_DIR": str(runtime)} | dict(more or {})
         if has_faults:
-            environment["TOKENLOOM_FAULTS"] = str(self.faults)
-        with self.errors.open("a", encoding="utf-8") as errors:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, cwd="/", env=environment, encoding="utf-8"
-            )
+            self._environment["TOKENLOOM_FAULTS"] = str(self.faults)
         self.lines: list[str] = []  # of stdout
         self.address = self.url = ""
         self.addresses: list[str] = []
-        self._unheard: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # for wait_line; None: end of stdout
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
         self._seen: dict[int, psutil.Process] = {}
+        self._start()
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as stdout:
+    def _start(self) -> None:
+        with self.errors.open("a", encoding="utf-8") as errors:
+            self.process = subprocess.Popen(
+                self._command,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd="/",
+                env=self._environment,
+                encoding="utf-8",
+            )
+        self._unheard: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # for wait_line; None: end of stdout
+        self._reader = threading.Thread(target=self._read, args=(self.process, self._unheard), daemon=True)
+        self._reader.start()
+
+    def _read(self, process: subprocess.Popen[str], unheard: queue.SimpleQueue[str | None]) -> None:
+        assert process.stdout is not None
+        with process.stdout as stdout:
             for line in stdout:
                 self.lines.append(line.rstrip("\n"))
-                self._unheard.put(self.lines[-1])
-        self._unheard.put(None)
+                unheard.put(self.lines[-1])
+        unheard.put(None)
+
+    def start_again(self, timeout_s: float = START_S) -> None:
+        """Start the engine again, which has ended or is about to, and wait until it is ready."""
+        self.process.wait(timeout_s)
+        self._start()
+        self.wait_ready(timeout_s)
 
     def wait_line(self, beginning: str, timeout_s: float = START_S) -> str:
         """Wait for the next line of stdout that starts with `beginning`; return it. AssertionError at the timeout."""

@@ -117,8 +117,8 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
 def _digest(
     config: EngineConfig, model: ModelConfig, folder: Path, tokenizer: Path, dtype: DType, max_model_len: int
 ) -> ModelDigest | None:
-    """Return what gateways and engines compare; None for an engine that no gateway reaches."""
-    if config.cores is None and config.core_listen is None:
+    """Return what gateways, engines and clients compare; None for an engine on one host that no gateway reaches."""
+    if config.cores is None and config.core_listen is None and config.hosts == 1:
         return None
     shape = msgspec.json.encode(msgspec.structs.replace(model, vision=None, audio=None), order="deterministic")
     weights = checkpoint_digest(folder) if any(folder.glob("*.safetensors")) else ""

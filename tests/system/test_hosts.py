@@ -178,18 +178,21 @@ def other_network(tmp_path: Path) -> Iterator[Network]:
 
 
 @pytest.mark.slow
-def test_when_the_head_is_killed_its_hosts_serve_the_next(
+def test_when_the_head_is_killed_its_hosts_and_clients_go_on_with_the_next(
     other_network: Network, work: list[Work], calm: list[RequestOutput]
 ) -> None:
-    options = [*EXACT, "--tp", "2", "--hosts", "2"]
     agent = other_network.join(1)
-    with SpreadEngine(other_network, *options) as engine:
+    listen = ["--listen", f"ipc://{other_network.folder}/engine.sock"]
+    with SpreadEngine(other_network, *EXACT, "--tp", "2", "--hosts", "2", *listen) as engine:
         engine.wait_ready()
         agent.wait_rank()
-        engine.signal(signal.SIGKILL)
-        agent.wait_none(agent.alive)
-    with SpreadEngine(other_network, *options) as engine:
-        engine.wait_ready()
+
+        def fault() -> None:
+            engine.signal(signal.SIGKILL)
+            agent.wait_none(agent.alive)
+            engine.start_again()
+
+        assert long_text(engine.address, fault) == calm[-1].outputs[0].text
         check_equal(work, calm, answers(engine.address, work))
         assert engine.stop() == 0
 
