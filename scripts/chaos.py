@@ -5,20 +5,20 @@
 First every request runs undisturbed; then clients repeat them in random order while a seeded schedule of faults runs:
 SIGKILL, SIGSTOP, suspensions of the whole engine, exceptions and hangs at named points of the code
 (ipc/process/faults.py), starts that fail, reloads that lose a process, sockets that are late or cut, clients that
-vanish. With --hosts N the ranks are on network namespaces as hosts, beside a spare one, and ranks, agents and links
-join the victims (chaos_hosts.py). With --kv-disk also damaged blocks and a full disk: give a small file system of its
-own for that. With
---adapters requests name random LoRA adapters, more than the workers have slots for, whose own files are gone. With
---images a small random model that sees images is served, half of the requests have images, and the media process joins
-the victims. Each answer must equal its undisturbed one in text, tokens, logprobs and finish reason. At the end the KV
-pool must be all free and no process or file left. Prints faults by kind, recovery times (from the fault to the next
-token of any stream, or of the affected client) and the amount of recomputation.
+vanish, supervisors that are killed and started again. With --hosts N the ranks are on network namespaces as hosts,
+beside a spare one, and ranks, agents and links join the victims (chaos_hosts.py); with --distributed-executor-backend
+ray, each has a node of a Ray cluster, and raylets, actors and the launcher join them, too (chaos_ray.py). With
+--kv-disk also damaged blocks and a full disk: give a small file system of its own for that. With --adapters requests
+name random LoRA adapters, more than the workers have slots for, whose own files are gone. With --images a small random
+model that sees images is served, half of the requests have images, and the media process joins the victims. Each answer
+must equal its undisturbed one in text, tokens, logprobs and finish reason. At the end the KV pool must be all free and
+no process or file left. Prints faults by kind, recovery times (from the fault to the next token of any stream, or of
+the affected client) and the amount of recomputation.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import random
 import shutil
@@ -27,7 +27,11 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+
+import psutil
 
 from tokenloom import Client
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
@@ -38,10 +42,13 @@ from tokenloom.scripts.chaos_clients import Clients
 from tokenloom.scripts.chaos_disk import DiskFaults
 from tokenloom.scripts.chaos_faults import Faults
 from tokenloom.scripts.chaos_hosts import HostFaults
+from tokenloom.scripts.chaos_losses import Losses
+from tokenloom.scripts.chaos_ray import RayFaults
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.chaos_work import Work, make_work, with_adapters, with_images, without_effect
 from tokenloom.tests.support.network_hosts import Network, SpreadEngine
+from tokenloom.tests.support.ray_network import RayEngine, RayNetwork
 
 TIER_OPTIONS = ["--kv-host-bytes", "8M", "--num-kv-blocks", "256", "--max-model-len", "1900"]  # a pool for two or three
 TIER_SENTENCES = 100  # of about 9 tokens before each prompt, so that loads pay
@@ -50,6 +57,7 @@ VISION_MODEL = "qwen2_5_vl"
 NUM_IMAGES = 8
 RECOVERY_S = 60.0  # longest wait for the next token after a fault
 SETTLE_S = 20.0
+NUM_LAST_LINES = 60  # of the engine's log
 
 
 class Watch:
@@ -100,27 +108,29 @@ def run(
     if weak := without_effect(work, calm):
         raise SystemExit(f"{', '.join(weak)}: the answers are those of the base model")
     clients = Clients(engine.address, engine.runtime, arguments.clients, work, calm, arguments.seed)
-    watch = Watch(engine.address)
+    watch, losses = Watch(engine.address), Losses()
     try:
         model = Path(arguments.model or DEMO_FOLDER)
         adapter = adapters[-1] if adapters else None
         num_ranks, has_images = arguments.tensor_parallel_size // arguments.hosts, arguments.images
-        faults = Faults(
-            *(engine, clients, rng, num_ranks, model, disk, adapter),
+        local = Faults(
+            *(engine, clients, rng, losses, num_ranks, model, disk, adapter),
             has_images=has_images,
             num_replicas=arguments.data_parallel_size,
             only_signals=arguments.only_signals,
+            elsewhere=partial(ranks_elsewhere, network) if network is not None and arguments.hosts > 1 else None,
         )
-        of_hosts = HostFaults(network, engine, faults, rng) if isinstance(engine, SpreadEngine) and network else None
+        faults = spread_faults(network, engine, local, losses, rng)
         limits = (arguments.faults, time.monotonic() + arguments.seconds)
-        counts, recovery = inflict(*limits, of_hosts or faults, rng, clients, watch)
+        counts, recovery = inflict(*limits, faults or local, rng, clients, watch)
     finally:
         is_hung = clients.stop()
     health = watch.wait_all_free(num_blocks)
     watch.close()
+    losses.close()
     engine.processes()
     code, tally = engine.stop(), clients.tally
-    left = [] if of_hosts is None else [*of_hosts.settle(), *of_hosts.zombies]
+    left = [*losses.zombies, *([] if faults is None else faults.settle())]
     return {
         "faults": dict(sorted(counts.items())),
         "recovery_s": {
@@ -138,9 +148,23 @@ def run(
         "recomputed tokens": watch.num_recomputed_tokens,
         "blocks held at the end": num_blocks - health.num_free_blocks,
         "exit code": code,
-        "longest end of a lost host's processes, s": 0.0 if of_hosts is None else round(of_hosts.longest_end_s, 2),
+        "longest end of lost processes, s": round(losses.longest_end_s, 2),
         "left behind": engine.leftovers() + left,
     }
+
+
+def ranks_elsewhere(network: Network) -> list[psutil.Process]:
+    """Return the ranks on all hosts but the head."""
+    return [rank for number in range(1, len(network.addresses)) for rank in network.ranks(number)]
+
+
+def spread_faults(
+    network: Network | None, engine: Engine, local: Faults, losses: Losses, rng: random.Random
+) -> HostFaults | RayFaults | None:
+    """Return the faults of an engine over several hosts; None if it has one."""
+    if isinstance(network, RayNetwork):
+        return RayFaults(network, engine, local, losses, rng)
+    return None if network is None else HostFaults(network, local, losses, rng)
 
 
 def about_images(work: list[Work], rng: random.Random) -> list[Work]:
@@ -159,7 +183,12 @@ def adapter_options(adapters: list[Path]) -> list[str]:
 
 
 def inflict(
-    count: int, deadline: float, faults: Faults | HostFaults, rng: random.Random, clients: Clients, watch: Watch
+    count: int,
+    deadline: float,
+    faults: Faults | HostFaults | RayFaults,
+    rng: random.Random,
+    clients: Clients,
+    watch: Watch,
 ) -> tuple[Counter[str], dict[str, list[float]]]:
     """Inflict `count` faults one after the other, each once the streams have recovered from the fault before; none
     after the deadline (monotonic seconds)."""
@@ -197,6 +226,35 @@ def is_clean(report: dict[str, object]) -> bool:
     return not any(report[name] for name in must_be_empty) and len(differences) <= tokens / 1000
 
 
+def start(
+    arguments: argparse.Namespace, folder: Path, options: list[str], environment: dict[str, str], stack: ExitStack
+) -> tuple[Engine, Network | None]:
+    """Start the engine, and the hosts of its ranks. The stack ends them."""
+    num_hosts, network = arguments.hosts, None
+    if num_hosts > 1:
+        options = [*options, "--hosts", str(num_hosts)]
+    if arguments.distributed_executor_backend == "ray":
+        network = stack.enter_context(RayNetwork(num_hosts + 1))
+        engine: Engine = RayEngine(network, *options, changes=list(environment.items()))
+    elif num_hosts > 1:
+        network = stack.enter_context(Network(folder, num_hosts + 1))
+        network.private += [Path(arguments.kv_disk)] if arguments.kv_disk else []
+        for number in range(1, num_hosts + 1):
+            network.join(number)
+        engine = SpreadEngine(network, *options, more=environment)
+    else:
+        engine = Engine(folder, options, environment)
+    stack.enter_context(engine)
+    engine.wait_ready()
+    return engine, network
+
+
+def write_last_lines(engine: Engine) -> None:
+    """Write the end of the engine's log to stderr."""
+    lines = engine.errors.read_text(encoding="utf-8").splitlines(keepends=True)
+    sys.stderr.write("".join(lines[-NUM_LAST_LINES:]))
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--faults", type=int, default=300)
@@ -207,6 +265,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--data-parallel-size", type=int, default=1)
     parser.add_argument("--hosts", type=int, default=1, help="hosts of the ranks; needs root")
+    parser.add_argument("--distributed-executor-backend", choices=["mp", "ray"], default="mp", help="ray: needs ray")
     parser.add_argument("--adapters", type=int, default=0, help=f"LoRA adapters, over {ADAPTER_SLOTS} slots")
     parser.add_argument("--images", action="store_true", help="serve a model that sees images, and send some")
     parser.add_argument("--only-signals", action="store_true", help="only SIGKILL and SIGSTOP of random processes")
@@ -233,22 +292,12 @@ def main(argv: list[str] | None = None) -> int:
             options += adapter_options(adapters)
             environment["XDG_CACHE_HOME"] = str(linked_cache(Path(runtime) / "cache"))
         options += ["--listen", f"ipc://{runtime}/engine.sock"]
-        with contextlib.ExitStack() as stack:
-            network = None
-            if arguments.hosts > 1:
-                network = stack.enter_context(Network(Path(runtime), arguments.hosts + 1))
-                network.private += [Path(arguments.kv_disk)] if arguments.kv_disk else []
-                for number in range(1, arguments.hosts + 1):
-                    network.join(number)
-                engine: Engine = SpreadEngine(network, *options, "--hosts", str(arguments.hosts), more=environment)
-            else:
-                engine = Engine(Path(runtime), options, environment)
-            stack.enter_context(engine)
-            engine.wait_ready()
+        with ExitStack() as stack:
+            engine, network = start(arguments, Path(runtime), options, environment, stack)
+            stack.callback(write_last_lines, engine)
             for path in adapters[:-1]:
                 shutil.rmtree(path)  # the engine has copies of its own
             report = run(arguments, engine, adapters, network)
-        sys.stderr.write("".join(engine.errors.read_text(encoding="utf-8").splitlines(keepends=True)[-60:]))
     print_json(report, arguments.json)
     return 0 if is_clean(report) else 1
 

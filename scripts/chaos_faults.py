@@ -23,6 +23,7 @@ from tokenloom.ipc.messages.client import Submit
 from tokenloom.ipc.process.faults import POINTS
 from tokenloom.scripts.chaos_clients import Clients
 from tokenloom.scripts.chaos_disk import DAMAGES, DiskFaults
+from tokenloom.scripts.chaos_losses import Losses
 from tokenloom.scripts.engine_freezer import How, can_freeze, suspended
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.faults import inject
@@ -56,6 +57,7 @@ class Faults:
         engine: Engine,
         clients: Clients,
         rng: random.Random,
+        losses: Losses,
         num_ranks: int,
         model: Path,
         disk: DiskFaults | None = None,
@@ -64,11 +66,14 @@ class Faults:
         has_images: bool = False,
         num_replicas: int = 1,
         only_signals: bool = False,
+        elsewhere: Callable[[], list[psutil.Process]] | None = None,
     ) -> None:
         """`model` is the folder of the weights that are served; `disk`: of the tier process, if there is one;
         `adapter`: the folder of an adapter that no request names, if adapters are served; has_images: in requests;
-        only_signals: SIGKILL and SIGSTOP, nothing else."""
+        only_signals: SIGKILL and SIGSTOP, nothing else; `elsewhere` returns the engine's processes on other hosts, if
+        it has some: then requests survive its end."""
         self._engine, self._clients, self._rng, self._model = engine, clients, rng, model
+        self._losses = losses
         processes = [*(f"worker {rank}" for rank in range(num_ranks)), "core"]
         processes += [process_name(name, replica) for replica in range(1, num_replicas) for name in processes]
         optional = [*(["tier"] if disk else []), *(["media"] if has_images else [])]
@@ -89,7 +94,10 @@ class Faults:
             self._socket_delay,
             self._client_reconnects,
             self._client_dies,
+            self._stop_supervisor,
         ]
+        if elsewhere is not None and adapter is None:  # the sources of adapters are gone, which a start needs
+            self._draws.append(lambda: self._kill_supervisor(elsewhere))
         if only_signals:
             self._draws = self._draws[:2]
             return
@@ -137,6 +145,30 @@ class Faults:
             return True
 
         return Fault("freeze the engine", strike)
+
+    def _stop_supervisor(self) -> Fault:
+        """Return a fault that stops the supervisor, for longer than the leases of hosts or shorter."""
+        seconds = self._rng.uniform(0.5, 2 * LEASE_S)
+
+        def strike() -> bool:
+            self._engine.signal(signal.SIGSTOP)
+            time.sleep(seconds)
+            self._engine.signal(signal.SIGCONT)
+            return True
+
+        return Fault("stop supervisor", strike)
+
+    def _kill_supervisor(self, elsewhere: Callable[[], list[psutil.Process]]) -> Fault:
+        """Return a fault that kills the supervisor, and with it the engine, which is started again."""
+
+        def strike() -> bool:
+            processes, lost_at = [*self._engine.processes()[1:], *elsewhere()], time.monotonic()
+            self._engine.signal(signal.SIGKILL)
+            self._losses.watch_end("their supervisor", processes, lost_at)
+            self._engine.start_again()
+            return True
+
+        return Fault("kill supervisor", strike)
 
     def _raise(self, kind: str) -> Fault:
         point = self._rng.choice(self._points)

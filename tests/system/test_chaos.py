@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom.scripts import chaos
+from tokenloom.tests.support import ray_network
 from tokenloom.tests.support.network_hosts import obstacle
 
 
@@ -29,6 +30,15 @@ def test_no_fault_loses_or_changes_an_answer_of_adapters_that_take_turns() -> No
 def test_no_fault_of_hosts_and_links_loses_an_answer(num_faults: int, has_tiers: bool, tmp_path: Path) -> None:
     options = ["--faults", str(num_faults), "--clients", "5", "--hosts", "2", "--tensor-parallel-size", "2"]
     assert chaos.main([*options, *(["--kv-disk", str(tmp_path / "kv")] if has_tiers else [])]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(ray_network.obstacle()), reason=ray_network.obstacle() or "there can be a cluster")
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("num_faults", [8, 100])
+def test_no_fault_of_a_ray_cluster_loses_an_answer(num_faults: int) -> None:
+    options = ["--faults", str(num_faults), "--clients", "5", "--hosts", "2", "--tensor-parallel-size", "2"]
+    assert chaos.main([*options, "--distributed-executor-backend", "ray"]) == 0
 
 
 @pytest.mark.slow
