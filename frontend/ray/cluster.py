@@ -32,6 +32,7 @@ class Cluster:
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except (RayError, RuntimeError, OSError, ValueError) as error:
+            ray.shutdown()  # else the next attempt finds half a connection
             raise ConfigError(refusal(address, error)) from None
         self.node = ray.get_runtime_context().get_node_id()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import logging
 import math
 import os
@@ -22,6 +21,7 @@ from typing import Any
 import msgspec
 import ray
 import zmq
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -31,7 +31,7 @@ from ...ipc.errors import ConfigError
 from ...ipc.keys import Keys
 from ...ipc.messages.supervisor import HostGone, HostPlaced, Phase, PlacesTaken, Ready
 from .agent import AgentActor, AgentEnd, Place, own_place
-from .cluster import Cluster, reach_cluster, when_done
+from .cluster import Cluster, when_done
 from .places import Placement, Places
 
 logger = logging.getLogger("tokenloom.launcher")
@@ -75,10 +75,8 @@ class LauncherProcess:
         self._keys = msgspec.json.encode(Keys.load(spec.hosts_key_file)).decode() if agents else ""
 
     def run(self) -> None:
-        if self._number > 0:
-            self._wait_for_cluster()
         begun = time.monotonic()
-        self._cluster = cluster = Cluster()
+        self._cluster = cluster = Cluster() if self._number == 0 else self._wait_for_cluster()
         self.supervisor.send(Phase(name="joined Ray", duration_s=time.monotonic() - begun, detail=ray.__version__))
         self._places = Places(self._spec.config.hosts - 1, cluster.node, self._reserve)
         self._begun, self._limit_s = time.monotonic(), START_SHARE * self._spec.config.start_timeout_s
@@ -89,17 +87,21 @@ class LauncherProcess:
             poller.register(source, zmq.POLLIN)
         while True:  # until the supervisor kills it: ranks on other hosts end before their agents
             poller.poll(int(self._wait_s() * 1000) + 1)
-            self._turn()
-
-    def _wait_for_cluster(self) -> None:
-        """Wait until something listens at the cluster's address: it may have ended with the launcher before."""
-        for attempt in itertools.count():
             try:
-                reach_cluster()
-                return
+                self._turn()
+            except RayError as error:
+                raise ConfigError(f"the Ray cluster has ended, or another one is there now: {_brief(error)}") from None
+
+    def _wait_for_cluster(self) -> Cluster:
+        """Connect as soon as that is possible: the cluster may have ended with the launcher before, or this node."""
+        last_obstacle = ""
+        while True:
+            try:
+                return Cluster()
             except ConfigError as error:
-                if attempt == 0:
+                if str(error) != last_obstacle:
                     logger.error("%s; waits for it", error)
+                last_obstacle = str(error)
             self.supervisor.socket.poll(RETRY_MS)
             self._receive()
 

@@ -130,6 +130,19 @@ class RayNetwork(Network):
                     process.kill()
             psutil.wait_procs(found, DEADLINE_S)
 
+    def restart_ray(self) -> None:
+        """End Ray on all hosts and start another cluster there. What is not Ray's on the first host goes on."""
+        for number in range(1, len(self.addresses)):
+            self.end_node(number)
+        ours = {each.pid for each in self.processes(0, "tokenloom")}
+        while found := [each for each in self.processes(0) if each.pid not in ours]:
+            for process in found:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(found, DEADLINE_S)
+        for number in range(len(self.addresses)):
+            self.start_node(number)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:

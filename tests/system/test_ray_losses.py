@@ -205,3 +205,17 @@ def test_a_node_that_is_added_after_a_loss_takes_the_place(
 
     assert long_text(engine.address, fault) == calm[-1].outputs[0].text
     assert network.processes(3 - host, "tokenloom worker 1")
+
+
+def test_ranks_outlive_the_head_of_the_cluster_and_the_next_cluster_places_them_anew(
+    engine: RayEngine, network: RayNetwork, host: int, work: list[Work], calm: list[RequestOutput]
+) -> None:
+    launcher, rank = engine.child("launcher"), network.wait_process(host, "tokenloom worker 1")
+    for name in ("raylet", "gcs_server"):
+        for process in network.processes(0, name):
+            process.kill()
+    check_equal(work, calm, answers(engine.address, work))
+    assert rank.is_running() and launcher.is_running(), "Ray has noticed it before"
+    assert long_text(engine.address, network.restart_ray) == calm[-1].outputs[0].text
+    assert engine.child("launcher").pid != launcher.pid
+    engine.wait_text("launcher is back")

@@ -1,4 +1,5 @@
-"""KV tiers of hosts that Ray has placed, each with an arena and a disk of its own: hits give the computed tokens."""
+"""KV tiers of hosts that Ray has placed, each with an arena and a disk of its own: hits give the computed tokens. The
+nodes have addresses of IPv6."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> list[RequestOutput]:
 @pytest.fixture(scope="module")
 def network() -> Iterator[RayNetwork]:
     """Two nodes, each with a folder of its own for blocks."""
-    with RayNetwork(2, num_nodes=0) as network:
+    with RayNetwork(2, num_nodes=0, is_ipv6=True) as network:
         network.private.append(network.folder / "kv")
         for number in (0, 1):
             network.start_node(number)
@@ -92,7 +93,7 @@ def test_after_the_loss_of_a_placed_host_blocks_come_back_from_the_disks_of_both
     num_opened = engine.text.count("KV tiers opened")
     agent = network.wait_process(1, "tokenloom host")
     agent.kill()
-    engine.wait_text("host 10.44.0.2 is lost")
+    engine.wait_text(f"host {network.addresses[1]} is lost")
     engine.wait_text("KV tiers opened", num_opened + 2)
     with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
         outputs = load(client, PROMPTS)
