@@ -26,6 +26,7 @@ from tokenloom.tests.support.network_hosts import Network, SpreadEngine
 from tokenloom.tests.support.ray_network import RayEngine, RayNetwork
 
 NUM_STREAMS = 8
+REST_S = 10.0  # for the rest of the last requests' work
 OPTIONS = ["--dtype", "float32", "--tp", "2", "--hosts", "2"]
 
 
@@ -45,6 +46,7 @@ def cpu_s(processes: Iterable[psutil.Process]) -> float:
 
 def measure_idle(report: Report, groups: dict[str, list[psutil.Process]], seconds: float) -> None:
     """Add a row of the CPU time of each group of processes while nothing is asked of them."""
+    time.sleep(REST_S)
     before = {name: cpu_s(processes) for name, processes in groups.items()}
     time.sleep(seconds)
     shares = {name: 100 * (cpu_s(processes) - before[name]) / seconds for name, processes in groups.items()}

@@ -13,6 +13,7 @@ from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER, GPU_NODES, check_
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.ipc.models.quantization_config import QuantizationConfig
 from tokenloom.ipc.process.machine_memory import gib, swap_bytes, total_bytes
@@ -87,6 +88,22 @@ def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
     with pytest.raises(ConfigError, match=r"--quantization int8: .* quantized already \(fp8\): leave it out"):
         resolve(EngineConfig(model=str(tmp_path), quantization="int8", device="cpu"), RunDirectory(tmp_path))
+
+
+def test_a_head_that_is_started_again_tells_clients_that_it_serves_the_same(tmp_path: Path) -> None:
+    place = {"listen_hosts": "tcp://127.0.0.1:7100", "hosts_key_file": str(tmp_path / "hosts.key")}
+    Keys.generate().save(tmp_path / "hosts.key")
+    specs = [
+        resolve(
+            EngineConfig(device="cpu", tensor_parallel_size=2, hosts=2, max_model_len=length, **place),  # type: ignore[arg-type]
+            RunDirectory(tmp_path),
+        )
+        for length in (512, 512, 256)
+    ]
+    first, second, shorter = (spec.welcome for spec in specs)
+    assert first.run_id != second.run_id
+    assert first.model_digest == second.model_digest != shorter.model_digest
+    assert all(welcome.model_digest for welcome in (first, second, shorter))
 
 
 def test_heads_that_do_not_divide_among_the_ranks_are_refused() -> None:
