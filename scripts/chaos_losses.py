@@ -1,4 +1,4 @@
-"""Losses: what the chaos harness mends in the background after its faults, and how long lost processes live.
+"""Losses: mends in the background after faults of the chaos harness, and the time that lost processes live.
 
 A link is healed, a stopped process goes on, a killed one is started again as a process manager would. The next fault
 waits for that.
@@ -35,12 +35,12 @@ class Losses:
         while self._mends:
             self._mends.pop().result(MEND_S)
 
-    def watch_end(self, what: str, processes: Sequence[psutil.Process], lost_at: float) -> None:
-        """Note how long the processes live that were lost with `what` at `lost_at` (monotonic seconds)."""
+    def watch_end(self, cause: str, processes: Sequence[psutil.Process], lost_at: float) -> None:
+        """Note how long the processes live that were lost with `cause` at `lost_at` (monotonic seconds)."""
         _, alive = psutil.wait_procs(processes, timeout=max(lost_at + ZOMBIE_S - time.monotonic(), 0))
         if processes:
             self.longest_end_s = max(self.longest_end_s, time.monotonic() - lost_at)
-        self.zombies += [f"{process} lives {ZOMBIE_S} s after the loss of {what}" for process in alive]
+        self.zombies += [f"{process} lives {ZOMBIE_S} s after the loss of {cause}" for process in alive]
 
     def close(self) -> None:
         """Wait for all mends; none may follow."""
