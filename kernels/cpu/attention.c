@@ -1,8 +1,8 @@
 /* Attention of a few query rows per task over the paged cache: decode tokens, and with AVX2 all of them.
  *
  * A task (see plan.c) has up to TASK_ROWS query rows. Its keys are processed CHUNK at a time in float32: scores,
- * weights (an online softmax), weighted values. Memory bandwidth is the limit, so the next chunk's keys are prefetched while
- * values are added. Splits of decode tokens store their largest score, sum and weighted values; a second stage merges
+ * weights (an online softmax), weighted values. Memory is as slow as all of that together, so the next chunk's keys and
+ * values are prefetched evenly over the work on this one. Splits of decode tokens store their largest score, sum and weighted values; a second stage merges
  * them.
  */
 #include "attention.h"
@@ -20,7 +20,7 @@ typedef struct {
     _Alignas(64) float scores[TASK_ROWS][CHUNK]; /* then weights */
     _Alignas(64) float values[TASK_ROWS][HEAD_STRIDE]; /* weighted sums, in the order of load32 */
     const element *keys[CHUNK], *value_rows[CHUNK]; /* addresses of the chunk's keys and values */
-    const element *next_keys[CHUNK]; /* keys of the next chunk or task, prefetched line by line */
+    const element *next[2 * CHUNK]; /* keys, then values, of the next chunk or task, prefetched line by line */
     int64_t num_next, next_row, next_column;
 #if defined(HAS_TILES)
     _Alignas(64) uint32_t query_tiles[MAX_HEAD_DIM / LINE][16][16]; /* [pair][query row] */
@@ -179,7 +179,7 @@ static void weigh(Task *t, int64_t first, int64_t count, const Scoring *scoring,
 /* Prefetches in the order of memory, which the hardware prefetcher follows. */
 INLINE void fetch_next(Task *t, const int64_t head_dim) {
     if (t->next_row >= t->num_next) return;
-    _mm_prefetch((const char *)(t->next_keys[t->next_row] + t->next_column), _MM_HINT_T1);
+    _mm_prefetch((const char *)(t->next[t->next_row] + t->next_column), _MM_HINT_T1);
     t->next_column += LINE;
     if (t->next_column >= head_dim) t->next_column = 0, t->next_row++;
 }
@@ -242,9 +242,8 @@ static void add_all_values(Task *t, int64_t count, int64_t head_dim) {
 
 INLINE void attend_keys(Task *t, const Cache *cache, int64_t first, int64_t count, const Scoring *scoring,
                         const int64_t head_dim) {
-    int64_t bytes = head_dim * (int64_t)sizeof(element);
     for (int64_t at = 0; at < count; at += SCORED) {
-        for (int64_t i = at; i < min64(at + SCORED, count); i++) prefetch(t->value_rows[i], bytes);
+        for (int64_t i = 0; i < SCORED * divide_up(head_dim, LINE); i++) fetch_next(t, head_dim);
 #ifdef HAS_TILES
         if (cache->block_size % 16 == 0 && (first + at) % 16 == 0 && head_dim % 16 == 0) {
             score_tile(t, at, head_dim); /* keys past `count` are read to the block's end; they are finite and masked */
@@ -279,8 +278,11 @@ static void write_head(const AttentionPlan *plan, const Rows *out, int64_t token
     if (head == plan->num_heads - 1) clear_padding(out, token, plan->num_heads * head_dim);
 }
 
+/* `next` follows in this thread, NULL at the end; is_fetched: this task was the `next` of the one before. */
 static void run_task(AttentionPlan *plan, const AttentionTask *task, const element *query, int64_t query_stride,
-                     const Cache *cache, const Scoring *scoring, const Rows *out, const AttentionTask *next) {
+                     const Cache *cache, const Scoring *scoring, const Rows *out, const AttentionTask *next,
+                     bool is_fetched) {
+    int64_t bytes = plan->head_dim * (int64_t)sizeof(element);
     Task t;
     begin_task(&t, plan, task, query, query_stride, scoring);
 #ifdef HAS_TILES
@@ -290,11 +292,17 @@ static void run_task(AttentionPlan *plan, const AttentionTask *task, const eleme
         int64_t count = min64(CHUNK, task->end_key - key), after = key + CHUNK;
         const AttentionTask *follower = after < task->end_key ? task : next;
         if (follower == next && next != NULL) after = first_chunk(next);
-        t.num_next = follower == NULL ? 0 : min64(CHUNK, follower->end_key - after);
-        t.next_row = t.next_column = 0;
+        int64_t num_after = follower == NULL ? 0 : min64(CHUNK, follower->end_key - after);
         locate(t.keys, plan, task, cache, 0, key, count);
         locate(t.value_rows, plan, task, cache, 1, key, count);
-        if (follower != NULL) locate(t.next_keys, plan, follower, cache, 0, after, t.num_next);
+        for (int64_t i = 0; i < count && !is_fetched; i++) prefetch(t.keys[i], bytes), prefetch(t.value_rows[i], bytes);
+        if (follower != NULL) {
+            locate(t.next, plan, follower, cache, 0, after, num_after);
+            locate(t.next + num_after, plan, follower, cache, 1, after, num_after);
+        }
+        t.num_next = 2 * num_after;
+        t.next_row = t.next_column = 0;
+        is_fetched = true;
         attend_chunk(&t, cache, key, count, scoring);
     }
     for (int64_t row = 0; row < t.num_rows; row++) {
@@ -338,16 +346,19 @@ static void merge_partials(const AttentionPlan *plan, const AttentionTask *task,
 void attend(AttentionPlan *plan, const element *query, int64_t query_stride, const Cache *cache,
             const Scoring *scoring, const Rows *out, Team *team) {
     int64_t num_tasks = plan->num_tasks;
+    bool is_fetched = false;
     for (int64_t i = take_piece(team, num_tasks), after; i < num_tasks; finish_piece(team, num_tasks), i = after) {
         after = take_piece(team, num_tasks);
         const AttentionTask *task = &plan->tasks[i], *next = after < num_tasks ? &plan->tasks[after] : NULL;
 #ifdef __AVX512F__
         if (!task->is_decode && is_prefill(task->num_tokens, task->num_heads, plan->head_dim)) {
             prefill_task(plan, task, query, query_stride, cache, scoring, out);
+            is_fetched = false;
             continue;
         }
 #endif
-        run_task(plan, task, query, query_stride, cache, scoring, out, next);
+        run_task(plan, task, query, query_stride, cache, scoring, out, next, is_fetched);
+        is_fetched = true;
     }
     if (plan->num_partial_rows == 0) return;
     end_stage(team);
