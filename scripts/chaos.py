@@ -118,7 +118,7 @@ def run(
             has_images=has_images,
             num_replicas=arguments.data_parallel_size,
             only_signals=arguments.only_signals,
-            elsewhere=partial(ranks_elsewhere, network) if network is not None and arguments.hosts > 1 else None,
+            elsewhere=partial(ranks_elsewhere, network),
         )
         faults = spread_faults(network, engine, local, losses, rng)
         limits = (arguments.faults, time.monotonic() + arguments.seconds)
@@ -153,8 +153,10 @@ def run(
     }
 
 
-def ranks_elsewhere(network: Network) -> list[psutil.Process]:
+def ranks_elsewhere(network: Network | None) -> list[psutil.Process]:
     """Return the ranks on all hosts but the head."""
+    if network is None:
+        return []
     return [rank for number in range(1, len(network.addresses)) for rank in network.ranks(number)]
 
 

@@ -66,12 +66,11 @@ class Faults:
         has_images: bool = False,
         num_replicas: int = 1,
         only_signals: bool = False,
-        elsewhere: Callable[[], list[psutil.Process]] | None = None,
+        elsewhere: Callable[[], list[psutil.Process]] = list,
     ) -> None:
         """`model` is the folder of the weights that are served; `disk`: of the tier process, if there is one;
         `adapter`: the folder of an adapter that no request names, if adapters are served; has_images: in requests;
-        only_signals: SIGKILL and SIGSTOP, nothing else; `elsewhere` returns the engine's processes on other hosts, if
-        it has some: then requests survive its end."""
+        only_signals: SIGKILL and SIGSTOP, nothing else; `elsewhere` returns the engine's processes on other hosts."""
         self._engine, self._clients, self._rng, self._model = engine, clients, rng, model
         self._losses = losses
         processes = [*(f"worker {rank}" for rank in range(num_ranks)), "core"]
@@ -96,7 +95,7 @@ class Faults:
             self._client_dies,
             self._stop_supervisor,
         ]
-        if elsewhere is not None and adapter is None:  # the sources of adapters are gone, which a start needs
+        if adapter is None:  # else their sources are gone, which a start needs
             self._draws.append(lambda: self._kill_supervisor(elsewhere))
         if only_signals:
             self._draws = self._draws[:2]

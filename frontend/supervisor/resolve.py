@@ -116,10 +116,8 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
 
 def _digest(
     config: EngineConfig, model: ModelConfig, folder: Path, tokenizer: Path, dtype: DType, max_model_len: int
-) -> ModelDigest | None:
-    """Return what gateways, engines and clients compare; None for an engine on one host that no gateway reaches."""
-    if config.cores is None and config.core_listen is None and config.hosts == 1:
-        return None
+) -> ModelDigest:
+    """Return what gateways, engines and clients compare."""
     shape = msgspec.json.encode(msgspec.structs.replace(model, vision=None, audio=None), order="deterministic")
     weights = checkpoint_digest(folder) if any(folder.glob("*.safetensors")) else ""
     return ModelDigest(
@@ -135,10 +133,9 @@ def _digest(
     )
 
 
-def _with_media(spec: EngineSpec) -> ModelDigest | None:
+def _with_media(spec: EngineSpec) -> ModelDigest:
     """Return the digest with what must be equal for media to have the same embeddings."""
-    if spec.digest is None:
-        return None
+    assert spec.digest is not None, "_digest made it"
     parts = msgspec.json.encode([spec.model.vision, spec.model.audio, spec.max_item_embeds], order="deterministic")
     return msgspec.structs.replace(spec.digest, media=hashlib.sha256(parts).hexdigest())
 

@@ -48,7 +48,7 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     encoder_cache_tokens: int = 0  # embeddings of media that each worker keeps
     host_address: str = ""  # IP address of this host, for others; empty: all ranks are on one host
     replica: int = 0  # of this process; those of the frontend and of clients are the same for all
-    digest: ModelDigest | None = None  # of gateways, of engines behind them, and of those over several hosts
+    digest: ModelDigest | None = None  # of the model as it was at the start; `resolve` makes it
     group_keys: Keys | None = None  # of sockets between the head and ranks on other hosts
 
     @property

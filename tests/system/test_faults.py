@@ -322,6 +322,25 @@ def test_a_poison_request_gets_the_failures_place_and_cause_and_others_succeed(t
             assert client.generate(PROMPT, GREEDY, use_tqdm=False)[0].finished
 
 
+@pytest.mark.timeout(120)
+def test_open_requests_go_on_at_an_engine_that_is_started_again_after_its_supervisor_was_killed(tmp_path: Path) -> None:
+    with Engine(tmp_path, [*OPTIONS, "--listen", f"ipc://{tmp_path}/engine.sock"]) as engine:
+        engine.wait_ready()
+        with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
+            kinds = (GREEDY, GREEDY.replace(temperature=0.9, seed=7))
+            calm = [client.generate(PROMPT, params, use_tqdm=False)[0] for params in kinds]
+            futures = [client.submit(PROMPT, params) for params in kinds]
+            pieces = list[str]()
+            for piece in client.stream(PROMPT, GREEDY):
+                pieces.append(piece)
+                if len(pieces) == 5:
+                    engine.signal(signal.SIGKILL)
+                    engine.start_again()
+            assert "".join(pieces) == calm[0].outputs[0].text
+            for expected, future in zip(calm, futures, strict=True):
+                assert difference(expected, future.result(timeout=RECOVERY_S)) is None
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("point", "rank", "words"), [("core.schedule", None, "core"), ("worker.load", 0, "worker 0")])
