@@ -37,6 +37,7 @@ NUM_STREAMS, NUM_OUT = 8, 128
 STEP_BYTES, RESULT_BYTES = 400, 200  # of a decode step of 8 rows and of its result
 NUM_TRIPS = 2000
 NOTICE_S = 30.0
+REST_S = 10.0  # before the idle CPU is counted, for the rest of the last requests' work
 CLONE_NEWNET = 0x40000000  # of sched.h
 
 
@@ -138,7 +139,7 @@ def _trip(publisher: zmq.Socket[bytes], pull: zmq.Socket[bytes]) -> float:
 
 
 def measure_idle(report: Report, engine: SpreadEngine, agent: Agent, seconds: float) -> None:
-    time.sleep(3.0)  # for the rest of the last request's work
+    time.sleep(REST_S)
     hosts = {"head": engine.processes(), "other host": agent.processes()}
     hosts["its agent"] = hosts["other host"][:1]
     before = {name: cpu_by_process(processes) for name, processes in hosts.items()}
