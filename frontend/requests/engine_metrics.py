@@ -21,7 +21,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.speculation import speculation_options
 from ...ipc.messages import metrics as messages
 from ...ipc.messages.core import Started
-from ...ipc.messages.supervisor import Progress
+from ...ipc.messages.supervisor import Initialize, Progress
 from ..metrics.adapter_metrics import AdapterMetrics
 from ..metrics.encoder_metrics import EncoderMetrics
 from ..metrics.registry import Counter, Gauge, Histogram, Metric, Registry
@@ -101,7 +101,7 @@ class EngineMetrics:
         self._tracing = tracing
         self.progress = Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0)
         self.num_kv_blocks = 0
-        self.kernels = ""  # as in Info; empty until the engine is ready
+        self.kernels = ""  # as in Info; empty until the workers have measured
         self.history: deque[tuple[float, JsonObject]] = deque(maxlen=HISTORY_S)  # (monotonic seconds, sample)
         self._progress_at = time.monotonic()
         self._core_totals: dict[Hashable, float] = {}  # last totals reported by the current core, by any key
@@ -126,6 +126,10 @@ class EngineMetrics:
             *(each for some in parts if some is not None for each in some.metrics),
         ]
         self.registry.own = self._own_metrics()
+
+    def on_sizes(self, sizes: Initialize) -> None:
+        """Note the size of the KV pool and the kernels, which a client may ask for as soon as the engine is ready."""
+        self.num_kv_blocks, self.kernels = sizes.num_all_blocks, sizes.kernels or self.kernels
 
     def _own_metrics(self) -> list[Metric]:
         """Return the metrics that are counted here, not those that follow from Progress, which every frontend gets."""

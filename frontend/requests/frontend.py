@@ -315,7 +315,7 @@ class Frontend:
     def on_control_message(self, message: SupervisorToChild) -> None:
         """Handle a message of the supervisor, except Stop, which is for the process."""
         if isinstance(message, Initialize):
-            self.metrics.num_kv_blocks = message.num_all_blocks
+            self.metrics.on_sizes(message)
             self.inputs.shorten(self._spec.fitted_model_len(message.num_blocks))
         elif isinstance(message, Progress):
             self._queries.on_progress(message)

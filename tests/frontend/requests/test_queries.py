@@ -55,9 +55,10 @@ def test_a_suspended_engine_is_not_stalled(bench: Bench) -> None:
 
 
 def test_info_describes_the_served_model(bench: Bench) -> None:
-    bench.frontend.on_control_message(Initialize(num_blocks=65, num_all_blocks=64))
+    bench.frontend.on_control_message(Initialize(num_blocks=65, num_all_blocks=64, kernels="C kernels"))
     (info,) = bench.say(GetInfo(query_id=4))
     assert isinstance(info, Info) and (info.query_id, info.model, info.num_kv_blocks) == (4, "sample", 64)
+    assert info.kernels == "C kernels", "at once, also before the phases of the start"
     assert (info.max_model_len, info.vocab_size, info.eos_token_ids) == (512, 1000, [2])
 
 
