@@ -84,7 +84,7 @@ class FrontendPort:
         self._num_greeted = 0
         self._heard_at: dict[bytes, float] = {}  # of gateways' frontends, monotonic seconds
         self._judged_at = 0.0
-        self._model = spec.digest  # of the weights in use
+        self._model = None if spec.core_listen is None else spec.digest  # of the weights in use, for gateways
         if model_folder not in ("", spec.model_folder):
             self.use_weights(model_folder)
         self._loads = FrontendLoads()
@@ -194,9 +194,11 @@ class FrontendPort:
             self.lose(identity, engine)
 
     def check_reload(self, folder: str) -> None:
-        """Raise RequestError for a folder whose weights cannot take the place of those in use."""
+        """Raise RequestError for a folder whose weights cannot take the place of those in use. Frontends of this engine
+        have checked it, gateways cannot."""
         spec = self._spec
-        check_exchange(Path(folder), spec.model, spec.config.hf_overrides, spec.config.model_impl)
+        if spec.core_listen is not None:
+            check_exchange(Path(folder), spec.model, spec.config.hf_overrides, spec.config.model_impl)
 
     def use_weights(self, folder: str) -> None:
         """Note that the ranks have read the weights in `folder`, and tell gateways."""
