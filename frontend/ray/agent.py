@@ -7,6 +7,7 @@ it ends with the actor: then its ranks end, too. The actor does nothing else: no
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -92,6 +93,8 @@ def main() -> int:
     parser.add_argument("placement", help="name at the launcher")
     arguments = parser.parse_args()
     set_title("tokenloom host")
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)  # Ray starts it with niceness 15, at which other work would delay ranks
     start_lifeline()
     log.configure("host", "info")
     raise_descriptor_limit()
