@@ -46,9 +46,9 @@ class Fleet:
         self.engines: list[Engine | None] = [None for _ in places]
         command = ["gateway", "--cores", ",".join(places), *self._keys, "--http", "0", *MODEL, *options, *of_gateway]
         self.gateway = self._open("gateway", command, prefixes[-1])
-        for number in range(len(places)):
-            self.start(number)
-        self.gateway.wait_ready()
+        engines = [self.start(number) for number in range(len(places))]
+        for each in (self.gateway, *engines):
+            each.wait_ready()
         for number in range(len(places)):
             self.wait_used(number, 1)
 

@@ -76,7 +76,7 @@ def work() -> list[Work]:
 @pytest.fixture(scope="module")
 def calm(only_fleet: Fleet, work: list[Work], adapters: Path) -> list[RequestOutput]:
     """The answers of an engine at its own address, which reads the adapters itself, and last the long one."""
-    with Client(only_fleet.engine(0).wait_ready()) as client:
+    with Client(only_fleet.engine(0).address) as client:
         for name in NAMES:
             client.load_adapter(name, adapters / name)
         answers = answers_of(client, work)

@@ -68,7 +68,7 @@ def fleet(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flee
 @pytest.fixture(scope="module")
 def calm(fleet: Fleet, kind: Kind) -> list[RequestOutput]:
     """The answers of the first engine at its own address, to which the media are sent."""
-    with Client(fleet.engine(0).wait_ready()) as client:
+    with Client(fleet.engine(0).address) as client:
         return [future.result(timeout=DEADLINE_S) for future in kind.submit(client, 1)]
 
 
