@@ -2,8 +2,8 @@
  *
  * A task (see plan.c) has up to TASK_ROWS query rows. Its keys are processed CHUNK at a time in float32: scores,
  * weights (an online softmax), weighted values. Memory is as slow as all of that together, so the next chunk's keys and
- * values are prefetched evenly over the work on this one. Splits of decode tokens store their largest score, sum and weighted values; a second stage merges
- * them.
+ * values are prefetched evenly over the work on this one. Splits of decode tokens store their largest score, sum and
+ * weighted values; a second stage merges them.
  */
 #include "attention.h"
 #include "avx2.h"
@@ -295,7 +295,8 @@ static void run_task(AttentionPlan *plan, const AttentionTask *task, const eleme
         int64_t num_after = follower == NULL ? 0 : min64(CHUNK, follower->end_key - after);
         locate(t.keys, plan, task, cache, 0, key, count);
         locate(t.value_rows, plan, task, cache, 1, key, count);
-        for (int64_t i = 0; i < count && !is_fetched; i++) prefetch(t.keys[i], bytes), prefetch(t.value_rows[i], bytes);
+        if (!is_fetched)
+            for (int64_t i = 0; i < count; i++) prefetch(t.keys[i], bytes), prefetch(t.value_rows[i], bytes);
         if (follower != NULL) {
             locate(t.next, plan, follower, cache, 0, after, num_after);
             locate(t.next + num_after, plan, follower, cache, 1, after, num_after);
