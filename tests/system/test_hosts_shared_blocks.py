@@ -16,20 +16,20 @@ from tokenloom.tests.support.network_hosts import Network, SpreadEngine, obstacl
 from tokenloom.tests.system.tier_engine import (
     BLOCK_SIZE,
     DEADLINE_S,
-    TierEngine,
+    EQUAL_OVER_HOSTS,
+    OVER_HOSTS,
     ask,
+    calm_answers,
     check_equal,
     load,
     new_prompts,
     num_loaded,
     num_readable,
-    objects,
+    wait_parts,
 )
 
 PROMPTS = new_prompts(4, 500, seed=22)
 NUM_BLOCKS = sum(num_readable(prompt) for prompt in PROMPTS) // BLOCK_SIZE
-EQUAL = 1e-4  # of logprobs: two ranks add up in another order than one
-OPTIONS = ["--tp", "2", "--hosts", "2", "--max-model-len", "1000", "--dtype", "float32", "--num-kv-blocks", "65"]
 REDIS_PORT, PEER_PORT = 6380, 7300
 
 pytestmark = [
@@ -41,13 +41,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> list[RequestOutput]:
-    """The answers of one process without tiers."""
-    with TierEngine(tmp_path_factory.mktemp("calm"), None, "--num-kv-blocks", "65") as engine:
-        engine.wait_ready()
-        with Client(engine.address) as client:
-            found = ask(client, PROMPTS)
-        engine.end()
-    return found
+    return calm_answers(tmp_path_factory.mktemp("calm"), PROMPTS)
 
 
 @pytest.fixture
@@ -62,14 +56,14 @@ def ring(tmp_path: Path) -> list[str]:
     file = tmp_path / "ring.key"
     file.touch(0o600)
     file.write_text(secrets.token_hex(32))
-    return ["--kv-key-file", str(file), "--step-timeout-s", "60"]
+    return ["--kv-key-file", str(file)]
 
 
 def check_loaded(engine: SpreadEngine, place: str, calm: list[RequestOutput]) -> None:
     """Check that an engine whose own caches are empty finds all blocks of the prompts in a place."""
     with Client(engine.address) as client:
         outputs = load(client, PROMPTS)
-    check_equal(calm, outputs, EQUAL)
+    check_equal(calm, outputs, EQUAL_OVER_HOSTS)
     assert num_loaded(outputs, place) == sum(map(num_readable, PROMPTS))
 
 
@@ -100,17 +94,17 @@ def test_an_engine_finds_in_redis_what_another_one_over_hosts_has_computed(
     remote = ["--kv-remote", f"redis://{network.addresses[2]}:{REDIS_PORT}/0", *ring]
     network.join(1)
     try:
-        with SpreadEngine(network, *OPTIONS, *remote) as engine:
+        with SpreadEngine(network, *OVER_HOSTS, *remote) as engine:
             engine.wait_ready()
             engine.wait_text("KV tiers opened", 2)
             with Client(engine.address) as client:
                 deadline = time.monotonic() + DEADLINE_S
                 while num_objects() < 2 * NUM_BLOCKS:  # blocks are stored when they are seen again
                     assert time.monotonic() < deadline, f"{num_objects()} of {2 * NUM_BLOCKS} objects: {engine.text}"
-                    check_equal(calm, ask(client, PROMPTS), EQUAL)
+                    check_equal(calm, ask(client, PROMPTS), EQUAL_OVER_HOSTS)
             engine.processes()
             assert engine.stop() == 0 and not engine.leftovers()
-        with SpreadEngine(network, *OPTIONS, *remote) as engine:
+        with SpreadEngine(network, *OVER_HOSTS, *remote) as engine:
             engine.wait_ready()
             check_loaded(engine, "remote", calm)
             assert engine.stop() == 0
@@ -129,17 +123,14 @@ def test_an_engine_finds_in_a_peer_over_hosts_what_that_has_computed(
     network.join(1)
     network.join(3, head=2)
     with (
-        SpreadEngine(network, *OPTIONS, *giving) as giver,
-        SpreadEngine(network, *OPTIONS, "--kv-peers", places, *ring, head=2) as taker,
+        SpreadEngine(network, *OVER_HOSTS, *giving) as giver,
+        SpreadEngine(network, *OVER_HOSTS, "--kv-peers", places, *ring, head=2) as taker,
     ):
         giver.wait_ready()
         giver.wait_text("KV tiers opened", 2)
         with Client(giver.address) as client:
-            check_equal(calm, ask(client, PROMPTS), EQUAL)
-        deadline = time.monotonic() + DEADLINE_S
-        while min(len(objects(disk)) for disk in disks) < NUM_BLOCKS:
-            assert time.monotonic() < deadline, giver.text
-            time.sleep(0.02)
+            check_equal(calm, ask(client, PROMPTS), EQUAL_OVER_HOSTS)
+        wait_parts(disks, PROMPTS)
         taker.wait_ready()
         check_loaded(taker, "peer", calm)
         for engine in (taker, giver):

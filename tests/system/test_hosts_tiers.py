@@ -11,17 +11,19 @@ import pytest
 from tokenloom import Client, RequestOutput
 from tokenloom.tests.support.network_hosts import Agent, Network, SpreadEngine, obstacle
 from tokenloom.tests.system.tier_engine import (
-    BLOCK_SIZE,
     DEADLINE_S,
+    EQUAL_OVER_HOSTS,
     GREEDY,
-    TierEngine,
+    OVER_HOSTS,
     ask,
+    calm_answers,
     check_equal,
     load,
     new_prompts,
     num_loaded,
     num_readable,
     objects,
+    wait_parts,
 )
 
 pytestmark = [
@@ -30,18 +32,11 @@ pytestmark = [
 ]
 
 PROMPTS = new_prompts(4, 500, seed=21)
-EQUAL = 1e-4  # of logprobs: two ranks add up in another order than one
 
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> list[RequestOutput]:
-    """The answers of one process without tiers."""
-    with TierEngine(tmp_path_factory.mktemp("calm"), None, "--num-kv-blocks", "65") as engine:
-        engine.wait_ready()
-        with Client(engine.address) as client:
-            found = ask(client, PROMPTS)
-        engine.end()
-    return found
+    return calm_answers(tmp_path_factory.mktemp("calm"), PROMPTS)
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +49,8 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 
 @pytest.fixture(scope="module")
 def engine(network: Network) -> Iterator[SpreadEngine]:
-    options = ["--tp", "2", "--hosts", "2", "--max-model-len", "1000", "--dtype", "float32"]
-    options += ["--num-kv-blocks", "65"]  # a pool for two prompts, so that the others go to slots
-    tiers = ["--kv-host-bytes", "16M", "--kv-disk", str(network.folder / "kv"), "--step-timeout-s", "60"]
-    with SpreadEngine(network, *options, *tiers) as engine:
+    tiers = ["--kv-host-bytes", "16M", "--kv-disk", str(network.folder / "kv")]
+    with SpreadEngine(network, *OVER_HOSTS, *tiers) as engine:
         network.join(1)
         engine.wait_ready()
         engine.wait_text("KV tiers opened", 2)
@@ -80,9 +73,9 @@ def agent(engine: SpreadEngine, network: Network) -> Agent:
 
 def test_evicted_blocks_come_back_from_the_slots_of_both_hosts(engine: SpreadEngine, calm: list[RequestOutput]) -> None:
     with Client(engine.address) as client:
-        check_equal(calm, ask(client, PROMPTS), EQUAL)
+        check_equal(calm, ask(client, PROMPTS), EQUAL_OVER_HOSTS)
         outputs = ask(client, PROMPTS)
-    check_equal(calm, outputs, EQUAL)
+    check_equal(calm, outputs, EQUAL_OVER_HOSTS)
     assert num_loaded(outputs, "host") >= num_readable(PROMPTS[0]) * 3
 
 
@@ -98,19 +91,15 @@ def test_when_a_host_is_replaced_its_slots_are_computed_again(
         outputs = ask(client, PROMPTS)
         assert spare.rank() is not None
         assert [output.num_cached_tokens for output in outputs] == [0] * len(PROMPTS), "the lost host had a part of all"
-        check_equal(calm, outputs, EQUAL)
-        check_equal(calm, again := ask(client, PROMPTS), EQUAL)
+        check_equal(calm, outputs, EQUAL_OVER_HOSTS)
+        check_equal(calm, again := ask(client, PROMPTS), EQUAL_OVER_HOSTS)
     assert num_loaded(again, "host") > 0
 
 
 def test_a_host_that_comes_back_has_its_part_of_the_blocks_on_its_own_disk(
     engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
 ) -> None:
-    num_blocks = len(PROMPTS) * (num_readable(PROMPTS[0]) // BLOCK_SIZE)
-    disks, deadline = [network.folder / "kv", network.folder / f"kv-{agent.number}"], time.monotonic() + DEADLINE_S
-    while min(len(objects(disk)) for disk in disks) < num_blocks:
-        assert time.monotonic() < deadline, [len(objects(disk)) for disk in disks]
-        time.sleep(0.02)
+    wait_parts([network.folder / "kv", network.folder / f"kv-{agent.number}"], PROMPTS)
     num_lost = engine.text.count(f"host {agent.address} is lost")
     num_opened = engine.text.count("KV tiers opened")
     agent.end()
@@ -118,12 +107,13 @@ def test_a_host_that_comes_back_has_its_part_of_the_blocks_on_its_own_disk(
     again = network.join(agent.number)
     engine.wait_text("KV tiers opened", num_opened + 2)
     again.wait_rank()
+    deadline = time.monotonic() + DEADLINE_S
     with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
         while not client.health().is_ready:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         outputs = load(client, PROMPTS)
-    check_equal(calm, outputs, EQUAL)
+    check_equal(calm, outputs, EQUAL_OVER_HOSTS)
     assert num_loaded(outputs, "disk") == sum(map(num_readable, PROMPTS))
 
 
@@ -142,7 +132,7 @@ def test_a_replica_on_another_host_has_its_tiers_there(tmp_path: Path, calm: lis
             with Client(engine.address) as client:
                 for _ in range(2):  # all at once, so that each replica gets some
                     outputs = client.generate(PROMPTS, GREEDY, use_tqdm=False)
-                    check_equal(calm, outputs, EQUAL)
+                    check_equal(calm, outputs, EQUAL_OVER_HOSTS)
             assert num_loaded(outputs, "host") > 0
             assert objects(tmp_path / "kv-1" / "replica-1")
             assert engine.stop() == 0

@@ -3,25 +3,24 @@ nodes have addresses of IPv6."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tokenloom import Client, RequestOutput
 from tokenloom.tests.support.ray_network import RayEngine, RayNetwork, obstacle
 from tokenloom.tests.system.tier_engine import (
-    BLOCK_SIZE,
     DEADLINE_S,
-    TierEngine,
+    EQUAL_OVER_HOSTS,
+    OVER_HOSTS,
     ask,
+    calm_answers,
     check_equal,
     load,
     new_prompts,
     num_loaded,
     num_readable,
-    objects,
+    wait_parts,
 )
 
 pytestmark = [
@@ -31,20 +30,11 @@ pytestmark = [
 ]
 
 PROMPTS = new_prompts(4, 500, seed=23)
-EQUAL = 1e-4  # of logprobs: two ranks add up in another order than one
-OPTIONS = ["--tp", "2", "--hosts", "2", "--max-model-len", "1000", "--dtype", "float32", "--step-timeout-s", "60"]
-OPTIONS += ["--num-kv-blocks", "65"]  # a pool for two prompts, so that the others go to slots
 
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> list[RequestOutput]:
-    """The answers of one process without tiers."""
-    with TierEngine(tmp_path_factory.mktemp("calm"), None, "--num-kv-blocks", "65") as engine:
-        engine.wait_ready()
-        with Client(engine.address) as client:
-            found = ask(client, PROMPTS)
-        engine.end()
-    return found
+    return calm_answers(tmp_path_factory.mktemp("calm"), PROMPTS)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +50,7 @@ def network() -> Iterator[RayNetwork]:
 @pytest.fixture(scope="module")
 def engine(network: RayNetwork) -> Iterator[RayEngine]:
     tiers = ["--kv-host-bytes", "16M", "--kv-disk", str(network.folder / "kv")]
-    with RayEngine(network, *OPTIONS, *tiers) as engine:
+    with RayEngine(network, *OVER_HOSTS, *tiers) as engine:
         engine.wait_ready()
         engine.wait_text("KV tiers opened", 2)
         yield engine
@@ -69,27 +59,18 @@ def engine(network: RayNetwork) -> Iterator[RayEngine]:
         network.wait_none(1, "tokenloom", 5.0)
 
 
-def wait_written(disks: list[Path]) -> None:
-    """Wait until each disk has a part of all blocks."""
-    num_blocks = sum(map(num_readable, PROMPTS)) // BLOCK_SIZE
-    deadline = time.monotonic() + DEADLINE_S
-    while min(len(objects(disk)) for disk in disks) < num_blocks:
-        assert time.monotonic() < deadline, [len(objects(disk)) for disk in disks]
-        time.sleep(0.02)
-
-
 def test_evicted_blocks_come_back_from_the_slots_of_both_nodes(engine: RayEngine, calm: list[RequestOutput]) -> None:
     with Client(engine.address) as client:
-        check_equal(calm, ask(client, PROMPTS), EQUAL)
+        check_equal(calm, ask(client, PROMPTS), EQUAL_OVER_HOSTS)
         outputs = ask(client, PROMPTS)
-    check_equal(calm, outputs, EQUAL)
+    check_equal(calm, outputs, EQUAL_OVER_HOSTS)
     assert num_loaded(outputs, "host") >= num_readable(PROMPTS[0]) * 3
 
 
 def test_after_the_loss_of_a_placed_host_blocks_come_back_from_the_disks_of_both_nodes(
     engine: RayEngine, network: RayNetwork, calm: list[RequestOutput]
 ) -> None:
-    wait_written([network.folder / "kv", network.folder / "kv-1"])
+    wait_parts([network.folder / "kv", network.folder / "kv-1"], PROMPTS)
     num_opened = engine.text.count("KV tiers opened")
     agent = network.wait_process(1, "tokenloom host")
     agent.kill()
@@ -97,5 +78,5 @@ def test_after_the_loss_of_a_placed_host_blocks_come_back_from_the_disks_of_both
     engine.wait_text("KV tiers opened", num_opened + 2)
     with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
         outputs = load(client, PROMPTS)
-    check_equal(calm, outputs, EQUAL)
+    check_equal(calm, outputs, EQUAL_OVER_HOSTS)
     assert num_loaded(outputs, "disk") == sum(map(num_readable, PROMPTS))

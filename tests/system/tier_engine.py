@@ -35,6 +35,12 @@ OPTIONS = (
     "--step-timeout-s",
     "60",
 )
+SMALL_POOL = ("--num-kv-blocks", "65")  # a pool for two prompts of 500 tokens, so that others go to slots
+OVER_HOSTS = (
+    *("--tp", "2", "--hosts", "2", "--max-model-len", "1000", "--dtype", "float32", "--step-timeout-s", "60"),
+    *SMALL_POOL,
+)
+EQUAL_OVER_HOSTS = 1e-4  # of logprobs: two ranks add up in another order than one
 
 
 class TierEngine(Engine):
@@ -104,6 +110,25 @@ class TierEngine(Engine):
         """Stop the engine; check that it leaves nothing behind."""
         self.processes()
         assert self.stop() == 0 and not self.leftovers()
+
+
+def calm_answers(root: Path, prompts: Sequence[list[int]]) -> list[RequestOutput]:
+    """Return the answers of one process without tiers."""
+    with TierEngine(root, None, *SMALL_POOL) as engine:
+        engine.wait_ready()
+        with Client(engine.address) as client:
+            found = ask(client, prompts)
+        engine.end()
+    return found
+
+
+def wait_parts(disks: Sequence[Path], prompts: Sequence[list[int]]) -> None:
+    """Wait until the disk of each host has its part of all blocks of the prompts."""
+    num_blocks = sum(map(num_readable, prompts)) // BLOCK_SIZE
+    deadline = time.monotonic() + DEADLINE_S
+    while min(len(objects(disk)) for disk in disks) < num_blocks:
+        assert time.monotonic() < deadline, [len(objects(disk)) for disk in disks]
+        time.sleep(0.02)
 
 
 def objects(kv: Path) -> list[Path]:
