@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping
 
 import psutil
+
+REST_S = 10.0
 
 
 def tree(root_pid: int) -> list[psutil.Process]:
@@ -30,6 +33,16 @@ def cpu_by_process(processes: list[psutil.Process]) -> dict[str, float]:
 def used_since(before: Mapping[str, float], processes: list[psutil.Process]) -> dict[str, float]:
     """Return the CPU seconds by process since `before`, an earlier result of `cpu_by_process`."""
     return {name: used - before.get(name, 0.0) for name, used in cpu_by_process(processes).items()}
+
+
+def idle_percents(groups: Mapping[str, list[psutil.Process]], seconds: float) -> dict[str, float]:
+    """Rest until the work of the last requests is over, then return the CPU time of each group of processes within
+    `seconds`, in percent of a core."""
+    time.sleep(REST_S)
+    before = {name: cpu_by_process(processes) for name, processes in groups.items()}
+    time.sleep(seconds)
+    used = {name: sum(used_since(before[name], processes).values()) for name, processes in groups.items()}
+    return {name: 100 * used_s / seconds for name, used_s in used.items()}
 
 
 def is_worker(name: str) -> bool:

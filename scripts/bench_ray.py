@@ -14,19 +14,16 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
-import psutil
-
 from tokenloom import Client, SamplingParams
+from tokenloom.scripts.bench_processes import idle_percents
 from tokenloom.scripts.bench_report import Report, new_parser
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.network_hosts import Network, SpreadEngine
 from tokenloom.tests.support.ray_network import RayEngine, RayNetwork
 
 NUM_STREAMS = 8
-REST_S = 10.0  # for the rest of the last requests' work
 OPTIONS = ["--dtype", "float32", "--tp", "2", "--hosts", "2"]
 
 
@@ -38,20 +35,6 @@ def tokens_per_s(engine: Engine, num_tokens: int) -> float:
         begun = time.monotonic()
         client.generate(prompts, params, use_tqdm=False)
         return NUM_STREAMS * num_tokens / (time.monotonic() - begun)
-
-
-def cpu_s(processes: Iterable[psutil.Process]) -> float:
-    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
-
-
-def measure_idle(report: Report, groups: dict[str, list[psutil.Process]], seconds: float) -> None:
-    """Add a row of the CPU time of each group of processes while nothing is asked of them."""
-    time.sleep(REST_S)
-    before = {name: cpu_s(processes) for name, processes in groups.items()}
-    time.sleep(seconds)
-    shares = {name: 100 * (cpu_s(processes) - before[name]) / seconds for name, processes in groups.items()}
-    for name, percent in shares.items():
-        report.note(f"idle, {name}: % of a core", round(percent, 2))
 
 
 def main() -> int:
@@ -85,7 +68,8 @@ def main() -> int:
             "--hosts engine, other host": agent.processes(),
             "Ray's own processes": [each for each in others if each.pid not in own],
         }
-        measure_idle(report, groups, arguments.idle_s)
+        for name, percent in idle_percents(groups, arguments.idle_s).items():
+            report.note(f"idle, {name}: % of a core", round(percent, 2))
         ratios = []
         for pair in range(arguments.pairs):
             order = list(engines) if pair % 2 else list(reversed(engines))

@@ -27,7 +27,7 @@ from tokenloom.ipc.client_auth import GROUP, ZapHandler
 from tokenloom.ipc.endpoints import tcp_address
 from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.sockets import new_socket
-from tokenloom.scripts.bench_processes import cpu_by_process, used_since
+from tokenloom.scripts.bench_processes import idle_percents
 from tokenloom.scripts.bench_report import Report, new_parser
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.network_hosts import Agent, Network, SpreadEngine, obstacle
@@ -37,7 +37,6 @@ NUM_STREAMS, NUM_OUT = 8, 128
 STEP_BYTES, RESULT_BYTES = 400, 200  # of a decode step of 8 rows and of its result
 NUM_TRIPS = 2000
 NOTICE_S = 30.0
-REST_S = 10.0  # before the idle CPU is counted, for the rest of the last requests' work
 CLONE_NEWNET = 0x40000000  # of sched.h
 
 
@@ -139,14 +138,10 @@ def _trip(publisher: zmq.Socket[bytes], pull: zmq.Socket[bytes]) -> float:
 
 
 def measure_idle(report: Report, engine: SpreadEngine, agent: Agent, seconds: float) -> None:
-    time.sleep(REST_S)
     hosts = {"head": engine.processes(), "other host": agent.processes()}
     hosts["its agent"] = hosts["other host"][:1]
-    before = {name: cpu_by_process(processes) for name, processes in hosts.items()}
-    time.sleep(seconds)
-    for name, processes in hosts.items():
-        used = sum(used_since(before[name], processes).values())
-        report.add(part="idle, % of a core", where=name, median=100 * used / seconds)
+    for name, percent in idle_percents(hosts, seconds).items():
+        report.add(part="idle, % of a core", where=name, median=percent)
     memory = agent.processes()[0].memory_full_info().uss / (1 << 20)
     report.add(part="memory of the agent, MiB", where="other host", median=memory)
 
