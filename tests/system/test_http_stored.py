@@ -157,7 +157,9 @@ def test_a_background_response_equals_a_synchronous_one(http: httpx2.Client) -> 
     queued = made(http, background=True)
     assert (queued["status"], queued["background"], queued["output"]) == ("queued", True, [])
     found, direct = ended(http, queued["id"]), made(http)
-    assert found["status"] == direct["status"] and found["usage"] == direct["usage"]
+    assert found["status"] == direct["status"]
+    for counts in ("input_tokens", "output_tokens"):  # less the drafts: answers that ended before give others
+        assert found["usage"][counts] == direct["usage"][counts]
     assert found["output"][0]["content"] == direct["output"][0]["content"]
     assert error(http.get(f"{PATH}/{queued['id']}?stream=true"))[2] == "stream"
 
