@@ -319,6 +319,24 @@ static void run_task(AttentionPlan *plan, const AttentionTask *task, const eleme
     }
 }
 
+const char *take_upcoming(Upcoming *u, int64_t num_bytes) {
+    const StepRows *rows = u->rows;
+    int64_t block_size = u->cache.block_size, end = 2 * u->cache.num_kv_heads * block_size * u->cache.head_dim;
+    for (; u->row < rows->num_rows; u->row++) {
+        int64_t first = u->window ? max64(0, rows->seq_lens[u->row] - u->window) / block_size : 0;
+        int64_t num_blocks = divide_up(rows->seq_lens[u->row], block_size) - first;
+        if (u->block < num_blocks) {
+            const int32_t *table = rows->block_tables + u->row * rows->table_stride;
+            const char *at = (const char *)cache_at(&u->cache, table[first + u->block], 0, 0) + u->offset;
+            u->offset += num_bytes;
+            if (u->offset >= end * (int64_t)sizeof(element)) u->offset = 0, u->block += u->step;
+            return at;
+        }
+        u->block -= max64(0, num_blocks);
+    }
+    return NULL;
+}
+
 /* Merges the partial results of decode tokens and one KV head; `task` is the first of their splits. */
 static void merge_partials(const AttentionPlan *plan, const AttentionTask *task, const Scoring *scoring,
                            const Rows *out) {

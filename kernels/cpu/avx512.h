@@ -8,11 +8,14 @@
 
 #define HELD_ROWS 12 /* rows whose sums of a pair of tiles stay in registers */
 
-/* The weights to prefetch into the L2 cache during a product: `count` lines, at most 2, for each line of a pair of
- * tiles. */
+#define FETCHING_ROWS 6 /* rows whose products take long enough to hide the prefetch of keys and values */
+
+/* What to prefetch into the L2 cache during a product, for each line of a pair of tiles: `count` lines of weights, at most
+ * 2, and a line of the upcoming keys and values, unless NULL. */
 typedef struct {
     const char *next;
     int64_t count;
+    Upcoming *upcoming;
 } Fetch;
 
 /* Multiplies `count` rows of a group of `height` rows by weight [num_lines][2 tiles]; adds to the sums, unless they
@@ -22,6 +25,8 @@ INLINE void multiply_rows(float *sums, int64_t stride, bool is_new, const elemen
     __m512 first[HELD_ROWS], second[HELD_ROWS];
     const char *next = fetch->next;
     const int64_t num_fetches = fetch->count;
+    const char *keys = NULL;
+    if (count >= FETCHING_ROWS && fetch->upcoming != NULL) keys = take_upcoming(fetch->upcoming, num_lines * 16 * 64);
     for (int row = 0; row < count; row++) {
         first[row] = is_new ? _mm512_setzero_ps() : _mm512_load_ps(sums + row * stride);
         second[row] = is_new ? _mm512_setzero_ps() : _mm512_load_ps(sums + row * stride + 16);
@@ -32,6 +37,7 @@ INLINE void multiply_rows(float *sums, int64_t stride, bool is_new, const elemen
         for (int pair = 0; pair < 16; pair++) {
             if (num_fetches) _mm_prefetch(next, _MM_HINT_T1), next += 64;
             if (num_fetches > 1) _mm_prefetch(next, _MM_HINT_T1), next += 64;
+            if (count >= FETCHING_ROWS && keys != NULL) _mm_prefetch(keys, _MM_HINT_T1), keys += 64;
             const element *at = weight + pair * TILE_STEP;
             __m512i a = _mm512_load_si512(at), b = _mm512_load_si512(at + SECOND_TILE);
 #pragma GCC unroll 12

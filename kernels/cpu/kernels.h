@@ -57,9 +57,12 @@ typedef struct {
     _Alignas(64) atomic_llong early_finished; /* the same of those that are finished */
 } Shared;
 
+typedef struct Upcoming Upcoming;
+
 typedef struct {
     int64_t size, stage; /* number of threads; this thread's stage */
     Shared *shared;
+    Upcoming *upcoming; /* what this thread's products prefetch for the next attention, or NULL */
 } Team;
 
 typedef struct {
@@ -70,7 +73,7 @@ typedef struct {
 #define BEGIN_TEAM                                                                                                     \
     Shared shared_ = {0};                                                                                              \
     _Pragma("omp parallel num_threads(num_threads)") {                                                                 \
-        Team team_ = {omp_get_num_threads(), 0, &shared_}, *team = &team_;
+        Team team_ = {omp_get_num_threads(), 0, &shared_, NULL}, *team = &team_;
 #define END_TEAM                                                                                                       \
         release_tiles();                                                                                               \
     }
@@ -359,6 +362,19 @@ typedef struct {
     const int32_t *see_until; /* by token of the step: the last key that it attends to; NULL: its own */
     const int32_t *has_drafts; /* [num_rows]: not 0 for a known token and its drafts; NULL: there are none */
 } StepRows;
+
+/* A thread's share of the keys and values that the next attention reads: every `step`th block of the rows. A block's keys
+ * and values in one layer lie side by side. */
+struct Upcoming {
+    const StepRows *rows;
+    Cache cache;
+    int64_t window; /* 0: none */
+    int64_t step, row, block; /* block: counted from the first that the row reads */
+    int64_t offset; /* of the next bytes in the block */
+};
+
+/* Takes the next `num_bytes`; returns their address, or NULL if all are taken. */
+const char *take_upcoming(Upcoming *upcoming, int64_t num_bytes);
 
 typedef struct AttentionPlan AttentionPlan;
 

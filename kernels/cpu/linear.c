@@ -230,7 +230,8 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
 #define PREFETCHED_ROWS 8 /* with fewer, the prefetcher of the processor alone does better */
 #define FETCHED_LINES 64 /* 4 KiB of the next weight, before adapters' updates are added */
 
-/* While the rows are multiplied by some lines of the weight, the first group's passes prefetch the next ones. */
+/* While the rows are multiplied by some lines of the weight, the first group's passes prefetch the next ones. Two groups
+ * take so long that memory would be idle: the second one's passes prefetch the keys and values of the next attention. */
 static void multiply(Block *block, const operand *x, const element *weight, int64_t num_lines, int64_t num_rows,
                      Ahead *ahead, Block *before) {
     int64_t upper = min64(num_rows, GROUP_ROWS), lower = num_rows - upper;
@@ -242,11 +243,11 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
     for (int64_t line = 0; line < num_lines; line += CACHED_LINES) {
         const element *at = weight + line * 2 * TILE;
         int64_t count = min64(CACHED_LINES, num_lines - line);
-        Fetch fetch = {(const char *)(at + CACHED_LINES * 2 * TILE), num_fetches};
+        Fetch fetch = {(const char *)(at + CACHED_LINES * 2 * TILE), num_fetches, NULL};
         if (block->expansion.num_left) fetch_expansion(&block->expansion);
         for (int64_t first = 0; first < num_rows; first += GROUP_ROWS) {
             int64_t height = first ? lower : upper;
-            if (first) fetch.count = 0; /* 16 rows have fetched all */
+            if (first) fetch.count = 0, fetch.upcoming = block->team->upcoming; /* 16 rows have fetched all weights */
             multiply_group(block->sums[first], PAIR_OUTPUTS, line == 0, x + (first * num_lines + line * height) * LINE,
                            height, height, at, count, &fetch);
         }

@@ -180,7 +180,7 @@ static void configure_tiles(void) {}
 /* The same with sums that stay in memory, for `num_rows` rows. */
 INLINE void multiply_strip(float *sums, int64_t stride, bool is_new, bool begins, bool ends, const element *upper,
                            const element *lower, int64_t num_rows, const element *weight, int64_t num_lines) {
-    Fetch fetch = {NULL, 0};
+    Fetch fetch = {NULL, 0, NULL};
     (void)begins, (void)ends;
     multiply_group(sums, stride, is_new, upper, 16, min64(num_rows, 16), weight, num_lines, &fetch);
     multiply_group(sums + 16 * stride, stride, is_new, lower, 16, num_rows - 16, weight, num_lines, &fetch);

@@ -190,6 +190,7 @@ typedef struct {
     Delta pending; /* an output that the next norm adds to the stream */
     Team *team;
     AttentionPlan *cross_plan; /* or NULL */
+    Upcoming *upcoming; /* or NULL: products do not prefetch the next layer's keys and values */
 } Run;
 
 /* out = norm(stream) after the pending output is added. */
@@ -252,8 +253,18 @@ static void attend_and_project(const Run *run, int64_t index, AttentionPlan *pla
     multiply(run, output, &a->attended, out);
 }
 
+/* Lets products prefetch the keys and values of a layer. */
+static void foresee(const Run *run, int64_t index) {
+    const Decoder *d = run->decoder;
+    run->team->upcoming = index < d->num_layers ? run->upcoming : NULL;
+    if (run->team->upcoming == NULL) return;
+    *run->upcoming = (Upcoming){.rows = &run->step->rows, .cache = cache_of(run, index), .window = d->layers[index].window,
+                                .step = run->team->size, .block = omp_get_thread_num()};
+}
+
 static void end_attention(Run *run, int64_t index, AttentionPlan *plan) {
     const Layer *layer = &run->decoder->layers[index];
+    foresee(run, index + 1);
     Output out = to_stream(run, &layer->attention_output_norm);
     attend_and_project(run, index, plan, &layer->scoring, &layer->output, &out);
 }
@@ -348,7 +359,7 @@ EXPORT void layer_step(const Decoder *d, const Step *step, AttentionPlan *plan, 
     Activations activations = lay_out(d, scratch, step->num_tokens);
     Rows stream = {step->hidden, d->hidden_size, 0};
     BEGIN_TEAM
-    Run run = {d, step, &activations, &stream, {0}, team, NULL};
+    Run run = {d, step, &activations, &stream, {0}, team, NULL, NULL};
     begin_layer(&run, 0);
     end_layer(&run, 0, plan);
     if (run.pending.data != NULL) normalize_stream(&run, &no_norm, &activations.normed);
@@ -365,7 +376,7 @@ EXPORT void encoder_step(const Decoder *d, const Step *step, int64_t index, Atte
     activations.qkv = heads;
     Rows stream = {step->hidden, d->hidden_size, 0};
     BEGIN_TEAM
-    Run run = {d, step, &activations, &stream, {0}, team, NULL};
+    Run run = {d, step, &activations, &stream, {0}, team, NULL, NULL};
     if (index >= 0) end_layer(&run, index, plan);
     if (index + 1 < d->num_layers) begin_layer(&run, index + 1);
     END_TEAM
@@ -387,7 +398,9 @@ EXPORT int decoder_step(const Decoder *d, const Step *step, element *scratch, in
         if (experts_bytes(d, step->num_tokens)) begin_experts(activations.experts);
         const Media *media = step->media;
         BEGIN_TEAM
-        Run run = {d, step, &activations, &stream, {0}, team, cross_plan};
+        Upcoming upcoming;
+        Run run = {d, step, &activations, &stream, {0}, team, cross_plan, &upcoming};
+        foresee(&run, 0);
         embed(d, step, &stream, team);
         end_stage(team);
         if (step->adapted != NULL && step->embedding_updates != NULL) {

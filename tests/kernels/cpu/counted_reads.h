@@ -1,12 +1,12 @@
-/* Counts the lines of a weight that the kernels load and prefetch. The counters are shared by all sources. */
+/* Counts the lines of a weight, or of a part of the KV cache, that the kernels load and prefetch. The counters are shared by all sources. */
 #include <immintrin.h>
 #include <stdint.h>
 
 typedef struct {
-    const char *start, *stop; /* the weight */
+    const char *start, *stop; /* of what is counted */
     const char *next; /* the line after the last that was loaded */
     int64_t num_loads, num_jumps; /* lines that were loaded; of them not after the one before */
-    uint8_t *is_fetched; /* for each line: it was prefetched */
+    uint8_t *num_fetches; /* of each line */
 } CountedReads;
 __attribute__((visibility("default"), weak)) CountedReads counted_reads;
 
@@ -20,7 +20,7 @@ static inline const void *count_load(const void *line) {
 }
 static inline void count_fetch(const void *line) {
     const char *at = (const char *)line;
-    if (at >= counted_reads.start && at < counted_reads.stop) counted_reads.is_fetched[(at - counted_reads.start) / 64] = 1;
+    if (at >= counted_reads.start && at < counted_reads.stop) counted_reads.num_fetches[(at - counted_reads.start) / 64]++;
 }
 static inline __m512i load_uncounted(const void *line) { return _mm512_load_si512(line); }
 

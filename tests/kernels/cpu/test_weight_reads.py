@@ -1,11 +1,13 @@
-"""How often a linear reads its weight, and that it prefetches it: by counts, as times on a shared machine vary."""
+"""Reads and prefetches of weights, keys and values: by counts, as times on a shared machine vary."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +17,10 @@ from tokenloom.kernels.cpu.cpu_ops import CpuLinear, CpuOps
 from tokenloom.kernels.cpu.library import KernelLibrary
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.tests.kernels.cpu.compile_with_header import compile_with_header
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.workers.paged_run import load
+from tokenloom.workers.model_step import compute
+from tokenloom.workers.profile import dummy_step
 
 LEVELS = [level for level in instruction_levels() if level.startswith("AVX")]
 NUM_INPUTS, NUM_OUTPUTS = 1024, 96  # 64 KiB for each of three pairs of tiles
@@ -31,22 +37,27 @@ class CountedReads(ctypes.Structure):
         ("next", ctypes.c_void_p),
         ("num_loads", ctypes.c_int64),
         ("num_jumps", ctypes.c_int64),
-        ("is_fetched", ctypes.c_void_p),
+        ("num_fetches", ctypes.c_void_p),
     )
 
 
 class Reads(NamedTuple):
-    """Lines of a weight that one product read."""
+    """Lines of a weight, or of a part of the KV cache, that were read."""
 
     num_loads: int
     num_jumps: int
-    num_fetched: int
+    num_fetches: list[int]  # of each line
 
 
 @pytest.fixture(scope="module", params=LEVELS)
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+def level(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def library(level: str, tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
     target = tmp_path_factory.mktemp("counted") / "kernels.so"
-    return compile_with_header("counted_reads.h", request.param, target)
+    return compile_with_header("counted_reads.h", level, target)
 
 
 @pytest.fixture(autouse=True)
@@ -66,18 +77,40 @@ def multiply(library: KernelLibrary, num_rows: int) -> Reads:
 
 
 def count_reads(library: KernelLibrary, start: int, num_lines: int, function: Callable[[], object]) -> Reads:
-    is_fetched = torch.zeros(num_lines, dtype=torch.uint8)
+    num_fetches = torch.zeros(num_lines, dtype=torch.uint8)
     counted = CountedReads.in_dll(library, "counted_reads")
-    counted.next, counted.num_loads, counted.num_jumps, counted.is_fetched = start, 0, 0, is_fetched.data_ptr()
+    counted.next, counted.num_loads, counted.num_jumps, counted.num_fetches = start, 0, 0, num_fetches.data_ptr()
     counted.start, counted.stop = start, start + num_lines * 64
     function()
     counted.stop = counted.start
-    return Reads(counted.num_loads, counted.num_jumps, int(is_fetched.sum()))
+    return Reads(counted.num_loads, counted.num_jumps, num_fetches.tolist())
 
 
 @pytest.mark.parametrize("num_rows", [8, 9, 12, 13, 16, 17, 24, 32])
 def test_a_weight_is_prefetched_while_rows_are_multiplied(library: KernelLibrary, num_rows: int) -> None:
-    assert multiply(library, num_rows).num_fetched >= NUM_LINES - FETCHED_AHEAD
+    assert sum(map(bool, multiply(library, num_rows).num_fetches)) >= NUM_LINES - FETCHED_AHEAD
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_products_of_32_rows_prefetch_the_keys_and_values_of_the_next_layer(
+    tmp_path: Path, level: str, library: KernelLibrary, window: int | None
+) -> None:
+    """Attention prefetches each key and value, a line here, once; with AVX2 nothing else does."""
+    folder = tiny_checkpoint(tmp_path, "mistral", sliding_window=window, head_dim=32)
+    model = load(folder, torch.bfloat16, ops=CpuOps(library, torch.bfloat16))
+    inputs = dummy_step([1] * 32, [48] * 32, 16)
+    inputs = inputs._replace(block_tables=np.arange(1, 97, dtype=np.int32).reshape(32, 3))
+    kv_cache = model.kv_cache_specs(16, torch.bfloat16)[0].allocate(97, torch.device("cpu"))
+
+    def fetches(block: int) -> set[int]:
+        """Return how often lines of the block were prefetched, in the last layer."""
+        part = kv_cache[block, -1]
+        reads = count_reads(library, part.data_ptr(), part.nbytes // 64, lambda: compute(model, inputs, kv_cache))
+        return set(reads.num_fetches)
+
+    with torch.inference_mode():
+        last, first = fetches(3), fetches(1)
+    assert last == {1 if level == "AVX2" else 2} and first == ({0} if window else last)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 5, 7, 8, 12])
