@@ -10,7 +10,7 @@
 
 #define FETCHING_ROWS 6 /* rows whose products take long enough to hide the prefetch of keys and values */
 
-/* What to prefetch into the L2 cache during a product, for each line of a pair of tiles: `count` lines of weights, at most
+/* Lines to prefetch into the L2 cache during a product, for each line of a pair of tiles: `count` lines of weights, at most
  * 2, and a line of the upcoming keys and values, unless NULL. */
 typedef struct {
     const char *next;

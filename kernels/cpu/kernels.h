@@ -62,7 +62,7 @@ typedef struct Upcoming Upcoming;
 typedef struct {
     int64_t size, stage; /* number of threads; this thread's stage */
     Shared *shared;
-    Upcoming *upcoming; /* what this thread's products prefetch for the next attention, or NULL */
+    Upcoming *upcoming; /* the keys and values that this thread's products prefetch, or NULL */
 } Team;
 
 typedef struct {

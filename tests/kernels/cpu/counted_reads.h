@@ -1,9 +1,10 @@
-/* Counts the lines of a weight, or of a part of the KV cache, that the kernels load and prefetch. The counters are shared by all sources. */
+/* Counts the lines of a weight, or of a part of the KV cache, that the kernels load and prefetch. All sources share the
+ * counters. */
 #include <immintrin.h>
 #include <stdint.h>
 
 typedef struct {
-    const char *start, *stop; /* of what is counted */
+    const char *start, *stop; /* of the counted lines */
     const char *next; /* the line after the last that was loaded */
     int64_t num_loads, num_jumps; /* lines that were loaded; of them not after the one before */
     uint8_t *num_fetches; /* of each line */
