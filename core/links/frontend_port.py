@@ -19,7 +19,7 @@ from ...ipc.client_auth import CORES
 from ...ipc.codec import num_ids
 from ...ipc.config.checkpoint_digest import checkpoint_digest
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.config.exchange import check_exchange
+from ...ipc.config.served_model import check_exchange
 from ...ipc.errors import ConfigError, ProtocolError, error_info
 from ...ipc.keys import Keys
 from ...ipc.messages.base import (
@@ -198,7 +198,7 @@ class FrontendPort:
         have checked it, gateways cannot."""
         spec = self._spec
         if spec.core_listen is not None:
-            check_exchange(Path(folder), spec.model, spec.config.hf_overrides, spec.config.model_impl)
+            check_exchange(Path(folder), spec.config, spec.model)
 
     def use_weights(self, folder: str) -> None:
         """Note that the ranks have read the weights in `folder`, and tell gateways."""

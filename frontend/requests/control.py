@@ -17,7 +17,7 @@ import msgspec
 
 from ...ipc.codec import num_ids
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.config.exchange import check_exchange
+from ...ipc.config.served_model import check_exchange
 from ...ipc.errors import ConfigError, EngineDead, ErrorInfo, RequestError, TokenloomError, error_info
 from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.messages.client import Control, Done, Medium, QueryFailed
@@ -155,7 +155,7 @@ class ControlProxy:
             folder = find_checkpoint(model, None, "the model", self._spec.config)
         except ConfigError as error:  # the caller's mistake here, not the operator's
             raise RequestError(str(error)) from None
-        check_exchange(folder, self._spec.model, self._spec.config.hf_overrides, self._spec.config.model_impl)
+        check_exchange(folder, self._spec.config, self._spec.model)
         return str(folder)
 
     def _read_prompt(self, control: Control, info: AdapterInfo | TokenloomError | None, finish: Finish) -> None:

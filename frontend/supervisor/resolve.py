@@ -22,6 +22,7 @@ from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.host_places import check_private, host_address, ray_listen_address
 from ...ipc.config.option_ranges import AUTO_LENGTH
+from ...ipc.config.served_model import served_model
 from ...ipc.config.weight_files import stored_tensors
 from ...ipc.endpoints import Endpoints
 from ...ipc.errors import ConfigError
@@ -29,8 +30,6 @@ from ...ipc.keys import Keys
 from ...ipc.messages.core import ModelDigest
 from ...ipc.messages.media import MediaKind
 from ...ipc.models.model_config import ModelConfig
-from ...ipc.models.model_file import load_model_config
-from ...ipc.models.quantization_config import QuantizationConfig
 from ...ipc.process.machine_memory import available_bytes, gib, swap_bytes
 from ..adapters.modules import check_adapter_options
 from ..listening.tls import new_ssl_context
@@ -49,12 +48,6 @@ _LARGEST: dict[MediaKind, str] = {  # how a medium gets fewer embeddings
 }
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_STORED_AS = {  # --quantization: layouts of checkpoints in this format
-    "awq": ("awq",),
-    "gptq": ("gptq",),
-    "compressed-tensors": ("packed", "scaled"),
-    "fp8": ("scaled",),
-}
 
 
 def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
@@ -67,14 +60,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
         check_ray()
     folder = find_checkpoint(config.model, config.revision, config=config)
     generation = generation_folder(config, folder)
-    model = load_model_config(folder, config.hf_overrides, generation, config.model_impl)
-    check_borrowed(config, model)
-    model = _quantized(config, model)
-    if config.generation_config == "vllm":
-        model = msgspec.structs.replace(model, output_rules=None)
-    if model.encoder is not None and config.max_media(model.encoder.kind) == 0:
-        model = msgspec.structs.replace(model, vision=None, audio=None)
-    model = _with_whole_clips(config, model)
+    model = served_model(config, folder, generation)
     check_parallel(model, config.tensor_parallel_size)
     dtype, device = _dtype(config, model), _device(config)
     if config.cores is None and config.load_format != "dummy":
@@ -140,19 +126,6 @@ def _with_media(spec: EngineSpec) -> ModelDigest:
     return msgspec.structs.replace(spec.digest, media=hashlib.sha256(parts).hexdigest())
 
 
-def _with_whole_clips(config: EngineConfig, model: ModelConfig) -> ModelConfig:
-    """Let the clip at the head of a request take whole KV blocks, if the model has cross attention. ConfigError if the
-    model is to be served without audio."""
-    if model.cross is None:
-        return model
-    if model.audio is None:
-        raise ConfigError(
-            f"{model.architecture} answers to audio alone: leave out --language-model-only, and audio of "
-            "--limit-mm-per-prompt"
-        )
-    return msgspec.structs.replace(model, cross=model.cross.in_blocks(config.block_size))
-
-
 def _with_encoder_cache(spec: EngineSpec, processor: Processor) -> EngineSpec:
     """Size the encoder cache for two of the largest media that a prompt can hold, and for those of one step."""
     largest, budget = min(processor.max_embeds, spec.max_model_len), spec.max_num_batched_tokens
@@ -176,17 +149,6 @@ def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
     if config.tokenizer is None and config.tokenizer_revision is None:
         return folder
     return find_checkpoint(config.tokenizer or config.model, config.tokenizer_revision, "--tokenizer", config)
-
-
-def check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
-    """Raise ConfigError if an option needs more than transformers' layers can do, and the model runs on them."""
-    wanted = {
-        f"--quantization {config.quantization}": config.quantization != "none",
-        "--deterministic": config.deterministic,
-    }
-    option = next((option for option, is_wanted in wanted.items() if is_wanted), None)
-    if model.implementation == "transformers" and option is not None:
-        raise ConfigError(f"{option}: {model.architecture} runs on transformers' layers, which cannot: leave it out")
 
 
 def check_ray() -> None:
@@ -229,28 +191,6 @@ def check_parallel(model: ModelConfig, size: int) -> None:
     for inner_size in sorted(inner_sizes):
         if inner_size % size:
             raise ConfigError(f"intermediate_size {inner_size} does not divide among {size} ranks")
-
-
-def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
-    method, stored = config.quantization, model.quantization
-    if stored is not None and method != "none":
-        is_same = stored.layout in _STORED_AS.get(method, ()) and (method != "fp8" or stored.weight_dtype == "fp8")
-        if not is_same:
-            raise ConfigError(
-                f"--quantization {method}: the checkpoint is quantized already ({stored.weight_dtype}): leave it out"
-            )
-    if config.load_format == "dummy" and stored is not None:
-        if stored.weight_dtype == "int4":
-            raise ConfigError("--load-format dummy makes no 4-bit weights: give 8 bits with --hf-overrides")
-        if stored.weight_dtype == "mxfp4":  # these become floats on load, as random weights are
-            return msgspec.structs.replace(model, quantization=None)
-        method = stored.weight_dtype
-    elif stored is not None or method == "none":
-        return model
-    if method not in ("int8", "fp8"):
-        raise ConfigError(f"--quantization {method}: the checkpoint is not quantized in this format: leave it out")
-    on_load = QuantizationConfig(layout="on_load", weight_dtype=method)
-    return msgspec.structs.replace(model, quantization=on_load)
 
 
 def _dtype(config: EngineConfig, model: ModelConfig) -> DType:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tokenloom import LLM, RequestError, SamplingParams
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -35,6 +37,18 @@ def test_a_reload_changes_the_weights_and_drops_the_prefix_cache(tmp_path: Path,
         assert output.outputs[0].token_ids == expected and output.num_cached_tokens == 0
         llm.reload(os.path.relpath(one))  # relative to this program: the engine's processes run in /
         assert answer(llm) == before
+
+
+@pytest.mark.parametrize("option", [{"quantization": "int8"}, {"language_model_only": True}])
+def test_a_reload_keeps_the_options_of_the_start(tmp_path: Path, option: dict[str, Any]) -> None:
+    one, two = (vision_checkpoint(tmp_path / str(seed), "qwen2_vl", seed=seed) for seed in (1, 2))
+    options = option | {"in_process": True, "num_threads": 1, "max_model_len": 400, "device": "cpu"}
+    with LLM(two, **options) as llm:
+        expected = answer(llm)
+    with LLM(one, **options) as llm:
+        assert answer(llm) != expected
+        llm.reload(two)
+        assert answer(llm) == expected
 
 
 def test_a_reload_with_another_shape_is_refused_and_keeps_the_old_weights(tmp_path: Path) -> None:
