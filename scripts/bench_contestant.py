@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
@@ -17,10 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
-
 from tokenloom import Client, SamplingParams
-from tokenloom.scripts.bench_processes import tree
+from tokenloom.scripts.bench_processes import signal_tree
 from tokenloom.scripts.bench_report import Report, median
 from tokenloom.scripts.bench_workload import Workload
 
@@ -111,7 +108,7 @@ class Peer:
         )
         try:
             self.facts: dict[str, Any] = self._read(START_TIMEOUT_S)["ready"]
-            self._signal(signal.SIGSTOP)
+            signal_tree(self.pid, signal.SIGSTOP)
         except BaseException:
             self.close()
             raise
@@ -129,17 +126,12 @@ class Peer:
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
-        self._signal(signal.SIGCONT)
+        signal_tree(self.pid, signal.SIGCONT)
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         answer = self._read(ANSWER_TIMEOUT_S)
-        self._signal(signal.SIGSTOP)
+        signal_tree(self.pid, signal.SIGSTOP)
         return answer
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(psutil.Error):
-            for process in tree(self.pid):
-                process.send_signal(number)
 
     def _read(self, timeout_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -161,7 +153,7 @@ class Peer:
     def close(self) -> None:
         """Close the peer's stdin, which ends it; kill it after STOP_TIMEOUT_S."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._signal(signal.SIGCONT)
+        signal_tree(self.pid, signal.SIGCONT)
         self._process.stdin.close()
         try:
             self._process.wait(STOP_TIMEOUT_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from collections.abc import Mapping
 
@@ -15,6 +16,13 @@ def tree(root_pid: int) -> list[psutil.Process]:
     """Return a process and all of its descendants."""
     root = psutil.Process(root_pid)
     return [root, *root.children(recursive=True)]
+
+
+def signal_tree(root_pid: int, number: signal.Signals) -> None:
+    """Signal a process and all of its descendants, those that still exist."""
+    with contextlib.suppress(psutil.Error):
+        for process in tree(root_pid):
+            process.send_signal(number)
 
 
 def title(process: psutil.Process) -> str:
