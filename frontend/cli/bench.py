@@ -17,6 +17,7 @@ BENCHMARKS = {  # description by name; the script is scripts/bench_NAME.py
     "engine": "the engine's own cost, without a model",
     "sse": "the server's cost of a streamed token, without a model",
     "recovery": "from the kill of a process to the next token of a stream",
+    "served": "random arrivals over HTTP, by the client of vLLM, at this engine and at vLLM in turn",
     "compare": "tokenloom, transformers, vLLM, llama.cpp and the limits of the machine",
     "kernels": "the CPU kernels over whole models",
     "sampling": "the cost of sampling parameters",
