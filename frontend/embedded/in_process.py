@@ -21,7 +21,7 @@ from ...ipc.errors import ConfigError
 from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Holding, Welcome
 from ...ipc.messages.client import ClientMessage, FrontendMessage
 from ...ipc.messages.core import CoreToFrontend
-from ...ipc.messages.supervisor import Initialize, SetLogLevel, StartPhases
+from ...ipc.messages.supervisor import Initialize, Served, SetLogLevel, StartPhases
 from ...ipc.messages.workers import SchedulerOutput, TokenMask
 from ...ipc.process import log
 from ...ipc.process.awake_clock import AwakeClock
@@ -178,9 +178,10 @@ class InProcessEngine:
                 self._frontend.on_core_message(reply)
         to_supervisor, self._frontend.outbox.to_supervisor = self._frontend.outbox.to_supervisor, []
         for order in to_supervisor:
-            assert isinstance(order, SetLogLevel), "there is one replica, which is not restarted"
-            log.set_level(order.level)
-            self._frontend.on_control_message(order)
+            if not isinstance(order, Served):
+                assert isinstance(order, SetLogLevel), "there is one replica, which is not restarted"
+                log.set_level(order.level)
+                self._frontend.on_control_message(order)
 
     def _reload(self, holding: Holding) -> None:
         self._core.scheduler.take_step()

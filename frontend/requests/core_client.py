@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ...ipc.messages.base import Hello, Ping
 from ...ipc.messages.core import AbortRequests, EngineControl, EngineCoreRequest, FrontendToCore, GatewayHello
-from ...ipc.messages.supervisor import ReplicaDrained, RestartReplicas, SetLogLevel
+from ...ipc.messages.supervisor import ReplicaDrained, RestartReplicas, Served, SetLogLevel
 
 
 @dataclass
@@ -20,7 +20,7 @@ class FrontendOutbox:
 
     to_clients: list[tuple[bytes, bytes]] = field(default_factory=list)  # identity, frame
     to_cores: list[list[FrontendToCore]] = field(default_factory=lambda: [[]])  # by replica
-    to_supervisor: list[SetLogLevel | RestartReplicas | ReplicaDrained] = field(default_factory=list)
+    to_supervisor: list[SetLogLevel | RestartReplicas | ReplicaDrained | Served] = field(default_factory=list)
 
 
 class CoreClient:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -18,7 +18,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.base import PING_INTERVAL_S
 from ...ipc.messages.core import EngineControl, EngineCoreRequest, Load, Started
 from ...ipc.messages.media import MediaSpan
-from ...ipc.messages.supervisor import ReplicaDown
+from ...ipc.messages.supervisor import ReplicaDown, Served
 from ..replicas.core_load import OthersLoad
 from ..replicas.prefix_keys import prefix_keys
 from ..replicas.resume_pacer import ResumePacer
@@ -37,6 +37,7 @@ class Cores:
         self, spec: EngineSpec, outbox: FrontendOutbox, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         num_cores = spec.num_cores
+        self._outbox = outbox
         outbox.to_cores = [[] for _ in range(num_cores)]
         self.all = [CoreClient(spec.hello_to_core, unsent) for unsent in outbox.to_cores]
         self.given_up: set[int] = set()  # these do not come back
@@ -46,6 +47,7 @@ class Cores:
         self._pacer = None if self._router is None else ResumePacer(self._router)
         self._drains_until: dict[int, float] = {}  # cores that drain, with monotonic times; only with a router
         self._started: set[int] = set()  # keys of answers that have left their core's queue; only with a router
+        self._has_served = False
         self._monotonic = monotonic
 
     @property
@@ -210,8 +212,11 @@ class Cores:
         """Whether a lost core had begun to compute this answer, or was about to."""
         return key in self._started or key in down.touched
 
-    def on_outputs(self, all_started: Iterable[Started], answers: Iterable[AnswerState]) -> None:
+    def on_outputs(self, all_started: Iterable[Started], answers: Sequence[AnswerState]) -> None:
         """Learn from one message of a core: started answers, and answers with new tokens or ends."""
+        if answers and not self._has_served:
+            self._has_served = True
+            self._outbox.to_supervisor.append(Served())
         if (router := self._router) is None:
             return
         now = self._monotonic()

@@ -9,7 +9,7 @@ from functools import cache
 import msgspec
 
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.messages.supervisor import ArenaLost, Initialize, Measured, Progress, TierUp
+from ...ipc.messages.supervisor import ArenaLost, Initialize, Measured, Progress, Served, TierUp
 from ...ipc.process.machine_memory import available_bytes
 from .children import Child, Children
 from .engine_state import EngineState
@@ -18,7 +18,7 @@ from .replica import NO_PROGRESS, Replica
 from .replicas.progress_sum import add_up
 from .replicas.restart_policy import RestartPolicy
 
-STEADY_S = 30.0  # for processes about which steps say nothing, and for replicas, of which some may have no work
+STEADY_S = 30.0  # for processes about which steps say nothing, and for those that may have no work for long
 
 
 class Roster:
@@ -36,10 +36,9 @@ class Roster:
         self.policies = {unit: self._new_policy(unit) for unit in self.units}
 
     def _new_policy(self, unit: Unit) -> RestartPolicy:
-        is_one_of_many = unit.role == "frontend" and len(self.frontends) > 1  # steps go on without it
-        if unit.is_optional or is_one_of_many:
+        if unit.is_optional:
             return RestartPolicy(STEADY_S, counts_steps=False)
-        return RestartPolicy(STEADY_S if len(self.replicas) > 1 else None)
+        return RestartPolicy(STEADY_S if unit.role == "frontend" or len(self.replicas) > 1 else None)
 
     @property
     def units(self) -> list[Unit]:
@@ -117,12 +116,14 @@ class Roster:
         self._children.announce(joint, *self.frontends)
         return sizes
 
-    def on_progress(self, core: Child, progress: Progress) -> None:
-        """Record a report of a core. If steps have ended, its replica and the frontends count as steady."""
-        if self.replica_of(core).note(progress):
-            for unit, policy in self.policies.items():
-                if unit.role == "frontend" or unit.place == core.spec.unit.place:
-                    policy.on_progress()
+    def on_progress(self, child: Child, report: Progress | Served) -> None:
+        """Record a report of a core, or of a frontend. A frontend that has served counts as steady, and a replica if
+        steps have ended."""
+        if isinstance(report, Served):
+            self.policies[child.spec.unit].on_progress()
+        elif (replica := self.replica_of(child)).note(report):
+            for unit in replica.units:
+                self.policies[unit].on_progress()
 
     def progress(self) -> Progress:
         """Return the last reports of the cores, added up, with the state of their processes."""

@@ -195,7 +195,7 @@ class Supervisor:
             self._children.announce(message, self._roster.replica_of(child).workers)
         elif isinstance(message, (messages.HostPlaced, messages.HostGone)):
             self._children.on_placement(message)
-        elif isinstance(message, messages.Progress):
+        elif isinstance(message, (messages.Progress, messages.Served)):
             self._roster.on_progress(child, message)
             self._publish_progress()
         else:

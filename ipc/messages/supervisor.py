@@ -73,6 +73,10 @@ class ReplicaDrained(Message, frozen=True, kw_only=True, tag="replica_drained"):
     replica: int
 
 
+class Served(Message, frozen=True, kw_only=True, tag="served"):
+    """Notice of a frontend, sent once: an answer has got as far as here, so that this process works."""
+
+
 class Drained(Message, frozen=True, kw_only=True, tag="drained"):
     """Reply to Drain: all open requests have finished and all output was sent."""
 
@@ -219,6 +223,7 @@ ChildToSupervisor: TypeAlias = (
     | SetLogLevel
     | RestartReplicas
     | ReplicaDrained
+    | Served
     | Progress
     | Pong
 )

@@ -18,6 +18,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tokenloom import Client, RequestError, RequestOutput, SamplingParams
+from tokenloom.frontend.supervisor.replicas.restart_policy import MAX_FAILURES
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.endpoints import tcp_address
 from tokenloom.ipc.keys import Keys
@@ -193,6 +194,16 @@ def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors = {name: tensor.roll(1, 0) if "mlp" in name else tensor for name, tensor in load_file(file).items()}
     save_file(tensors, file, metadata={"format": "pt"})
     return folder
+
+
+@pytest.mark.timeout(150)
+def test_a_gateway_outlives_any_number_of_its_frontends(fleet: Fleet, calm: list[RequestOutput]) -> None:
+    with Client(fleet.gateway.address, reconnect_timeout_s=DEADLINE_S) as client:
+        for _ in range(MAX_FAILURES + 2):
+            future = client.submit(PROMPT, LONG)
+            wait_running(client, 3)
+            fleet.gateway.child("frontend").kill()
+            check_equal(calm[-1:], [future.result(timeout=DEADLINE_S)])
 
 
 @pytest.mark.slow

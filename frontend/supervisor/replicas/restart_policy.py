@@ -7,10 +7,11 @@ MAX_FAILURES, MAX_DELAY_S = len(DELAYS_S), DELAYS_S[-1]
 
 
 class RestartPolicy:
-    """Counts failures in a row. A finished step sets the count to 0, and with `steady_s` a process that ran so long."""
+    """Counts failures in a row. A finished step or a served answer sets the count to 0, and with `steady_s` a process
+    that ran so long."""
 
     def __init__(self, steady_s: float | None = None, *, counts_steps: bool = True) -> None:
-        """counts_steps: a finished step says something about the process."""
+        """counts_steps: finished steps say something about the process."""
         self._steady_s, self._counts_steps = steady_s, counts_steps
         self.num_restarts = 0  # ever
         self._num_in_a_row = 0
@@ -32,6 +33,6 @@ class RestartPolicy:
         return DELAYS_S[self._num_in_a_row - 1]
 
     def on_progress(self) -> None:
-        """Note a finished step."""
+        """Note a finished step, or a served answer."""
         if self._counts_steps:
             self._num_in_a_row = 0

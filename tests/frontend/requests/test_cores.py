@@ -30,6 +30,7 @@ from tokenloom.ipc.messages.supervisor import (
     ReplicaDrained,
     ReplicasRestarted,
     RestartReplicas,
+    Served,
     WorkersUp,
 )
 from tokenloom.tests.frontend.bench import Bench, new_submit
@@ -354,6 +355,18 @@ def test_a_reload_that_fails_everywhere_has_the_error_of_a_replica() -> None:
     fleet.turn()
     (failed,) = fleet.heard()
     assert isinstance(failed, QueryFailed) and failed.error.message == "it cannot at 0"
+
+
+def test_a_frontend_tells_the_supervisor_once_that_it_serves() -> None:
+    fleet = Fleet()
+    reports = fleet.frontend.outbox.to_supervisor
+    for number in range(2):
+        core, request = fleet.send(f"r{number}")
+        fleet.start(core, request.children[0].key)
+        assert len(reports) == number, "a start is no answer"
+        for token in range(2):
+            fleet.token(core, request.children[0].key, token, 70)
+            assert reports == [Served()]
 
 
 def drained(fleet: Fleet) -> list[int]:

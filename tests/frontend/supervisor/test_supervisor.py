@@ -42,6 +42,7 @@ from tokenloom.ipc.messages.supervisor import (
     Progress,
     Ready,
     ReplicaDown,
+    Served,
     Stop,
     SupervisorToChild,
     TierDown,
@@ -630,6 +631,20 @@ def test_a_frontend_that_ends_again_and_again_rests_while_the_others_serve(
         "frontend 1 was lost with host-1",
         "the frontend 1 ends again and again: the others go on without it, and it is started again in 0 s",
     ]
+
+
+@TWO_FRONTENDS
+def test_a_frontend_that_has_served_is_started_again_at_once(launcher: RemoteLauncher, supervisor: Supervisor) -> None:
+    _, other = start_all(launcher, supervisor)
+    unit = Unit("frontend", 1)
+    for _ in range(MAX_FAILURES):
+        supervisor._roster.policies[unit].on_failure()
+    other.send(Served())
+    other.end()
+    stop_when(launcher, lambda: len(launcher.of(unit)) == 2)
+    ended_at = time.monotonic()
+    supervisor.run()
+    assert time.monotonic() - ended_at < 10
 
 
 @TWO_FRONTENDS
