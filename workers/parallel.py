@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from typing import Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from ..ipc.errors import ConfigError
 from .rendezvous import LOOPBACK, Rendezvous
+
+Backend: TypeAlias = Literal["gloo", "nccl"]
 
 
 class ParallelGroup:
@@ -30,23 +33,31 @@ class ParallelGroup:
 
     @classmethod
     def connect(
-        cls, rank: int, size: int, device: torch.device, rendezvous: Rendezvous, timeout_s: float = 600.0
+        cls,
+        rank: int,
+        size: int,
+        device: torch.device,
+        rendezvous: Rendezvous,
+        timeout_s: float = 600.0,
+        backend: Backend | None = None,
     ) -> ParallelGroup:
         """Join the group through the store of `rendezvous`; a group of one returns at once.
 
         With gloo a collective raises if a rank does not join it within `timeout_s`, and at once if a peer dies; NCCL
-        promises neither. A GPU `device` becomes the current one.
+        promises neither. A GPU `device` becomes the current one. `backend`: None chooses by the device. Ranks that
+        share a GPU need gloo, whose collectives no graph can hold.
         """
+        backend = backend or ("nccl" if device.type == "cuda" else "gloo")
         group = cls(rank, size)
         if size == 1:
             return group
         if device.type == "cuda":
             torch.cuda.set_device(device)
         interface = rendezvous.interface()
-        if device.type == "cpu" or interface != LOOPBACK:  # NCCL chooses by itself on one host
-            os.environ["NCCL_SOCKET_IFNAME" if device.type == "cuda" else "GLOO_SOCKET_IFNAME"] = interface
+        if backend == "gloo" or interface != LOOPBACK:  # NCCL chooses by itself on one host
+            os.environ[f"{backend.upper()}_SOCKET_IFNAME"] = interface
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
+            backend,
             store=rendezvous.store(rank, size, timeout_s),
             rank=rank,
             world_size=size,

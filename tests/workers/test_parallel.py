@@ -43,7 +43,14 @@ def run_ranks(
 
 
 def run_plan(
-    folder: Path, size: int, folders: list[Path], dies: int | None = None, *, is_borrowed: bool = False
+    folder: Path,
+    size: int,
+    folders: list[Path],
+    dies: int | None = None,
+    *,
+    is_borrowed: bool = False,
+    device: str = "cpu",
+    deadline_s: float = DEADLINE_S,
 ) -> list[tuple[int, str]]:
     """As ranks of tp_rank.py."""
     draw = random.Random(0)
@@ -56,10 +63,11 @@ def run_plan(
         "results": str(folder),
         "tokens": tokens,
         "dies": dies,
+        "device": device,
     }
     plan_file = folder / "plan.json"
     plan_file.write_text(json.dumps(plan))
-    return run_ranks(folder, size, "tp_rank", plan_file)
+    return run_ranks(folder, size, "tp_rank", plan_file, deadline_s)
 
 
 def single_rank_logits(folder: Path, plan_file: Path, *, is_borrowed: bool = False) -> dict[str, np.ndarray]:
