@@ -1,4 +1,4 @@
-"""What the GPU tests share: the device. They run by `scripts/gpu_check`, never in CI."""
+"""The device of the GPU tests. They run by `scripts/gpu_check`, never in CI, which rehearses a few of them."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from tokenloom.kernels.contract import GATED_SILU, LowRankUpdate, Routing
 from tokenloom.kernels.quantized import quantize
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops, select_ops
+from tokenloom.tests.gpu.sizes import SIZES
 from tokenloom.tests.kernels.gpu.test_low_rank import ACTIVATIONS, NUM_SLOTS, RANKS, mixed_slots, random_update
 from tokenloom.tests.support.adapters import write_adapters
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
@@ -54,9 +55,7 @@ def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 def test_layers_with_adapters_agree_with_the_reference(dtype: torch.dtype, form: str, device: torch.device) -> None:
     rng = random.Random(f"{dtype} {form}")
     torch.manual_seed(0)
-    for activation, num_inputs, num_outputs in zip(
-        ACTIVATIONS, (4096, 576, 300, 1024), (6144, 200, 130, 700), strict=True
-    ):
+    for activation, (num_inputs, num_outputs) in zip(ACTIVATIONS, SIZES.adapted, strict=True):
         weight, bias = torch.randn(num_outputs, num_inputs) / num_inputs**0.5, torch.randn(num_outputs)
         updates = [random_update(rng, num_outputs, num_inputs, 3) for _ in range(NUM_SLOTS - 1)]
         ops, reference = select_ops(device, dtype), ReferenceOps()
@@ -71,7 +70,7 @@ def test_layers_with_adapters_agree_with_the_reference(dtype: torch.dtype, form:
                 slots.fill(slot, update)
             space.wait_for_fills()
             both.append((space, packed))
-        for num_tokens in (1, 7, 300, 1500):
+        for num_tokens in SIZES.adapted_tokens:
             x, slots_of = torch.randn(num_tokens, num_inputs).to(dtype), mixed_slots(num_tokens)
             for space, _ in both:
                 space.begin_step(slots_of.to(device) if space is both[0][0] else slots_of)
@@ -84,15 +83,14 @@ def test_layers_with_adapters_agree_with_the_reference(dtype: torch.dtype, form:
 def test_a_row_has_the_same_bits_alone_and_in_any_mix(dtype: torch.dtype, device: torch.device) -> None:
     rng, ops = random.Random(0), select_ops(device, dtype, is_batch_invariant=True)
     torch.manual_seed(0)
-    weight, x = (
-        torch.randn(512, 4096, device=device, dtype=dtype) / 64,
-        torch.randn(1500, 4096, device=device, dtype=dtype),
-    )
+    (num_outputs, num_inputs), count = SIZES.mixed, SIZES.num_mixed_tokens
+    weight = torch.randn(num_outputs, num_inputs, device=device, dtype=dtype) / num_inputs**0.5
+    x = torch.randn(count, num_inputs, device=device, dtype=dtype)
     packed, space = ops.pack_linear(weight, None, GATED_SILU), ops.adapter_space(NUM_SLOTS, max(RANKS))
-    layer, slots = space.attach(packed, 2), mixed_slots(1500).to(device)
+    layer, slots = space.attach(packed, 2), mixed_slots(count).to(device)
     base = ops.linear(x, packed)
     for slot in range(1, NUM_SLOTS):
-        layer.fill(slot, random_update(rng, 512, 4096, 2))
+        layer.fill(slot, random_update(rng, num_outputs, num_inputs, 2))
     space.wait_for_fills()
 
     def run(rows: Sequence[int]) -> Tensor:
@@ -100,8 +98,8 @@ def test_a_row_has_the_same_bits_alone_and_in_any_mix(dtype: torch.dtype, device
         space.begin_step(slots[index])
         return ops.linear(x[index], packed)
 
-    together = run(range(1500))
-    for rows in ([0], [7], [1499], [30, 3], range(20, 300), range(1499, 400, -1)):
+    together = run(range(count))
+    for rows in ([0], [7], [count - 1], [30, 3], range(20, count // 5), range(count - 1, count // 4, -1)):
         assert torch.equal(run(rows), together[list(rows)])
     is_plain = (slots == 0) | (slots == NUM_SLOTS)
     assert torch.equal(together[is_plain], base[is_plain])
@@ -145,13 +143,12 @@ def test_a_slot_is_filled_beside_steps_that_use_another(device: torch.device) ->
     """Its content counts from `wait_for_fills` on; 50 MB pass through the pinned buffers many times."""
     rng, ops = random.Random(0), select_ops(device, torch.bfloat16)
     torch.manual_seed(0)
-    weight, x = (
-        torch.zeros(8192, 4096, device=device, dtype=torch.bfloat16),
-        torch.ones(4, 4096, device=device, dtype=torch.bfloat16),
-    )
-    packed, space = ops.pack_linear(weight, None), ops.adapter_space(2, 512)
+    num_outputs, num_inputs, rank = SIZES.filled
+    weight = torch.zeros(num_outputs, num_inputs, device=device, dtype=torch.bfloat16)
+    x = torch.ones(4, num_inputs, device=device, dtype=torch.bfloat16)
+    packed, space = ops.pack_linear(weight, None), ops.adapter_space(2, rank)
     layer = space.attach(packed, 2)
-    updates = [random_update(rng, 8192, 4096, 2, rank=512) for _ in range(4)]
+    updates = [random_update(rng, num_outputs, num_inputs, 2, rank=rank) for _ in range(4)]
     expected = []
     for update in updates:
         layer.fill(1, LowRankUpdate(update.parts))
@@ -161,7 +158,7 @@ def test_a_slot_is_filled_beside_steps_that_use_another(device: torch.device) ->
     space.begin_step(torch.ones(4, device=device, dtype=torch.int32))
     for update, wanted in zip(updates, expected, strict=True):
         layer.fill(2, LowRankUpdate(update.parts))
-        busy = [ops.linear(x, packed) for _ in range(50)]
+        busy = [ops.linear(x, packed) for _ in range(SIZES.num_launches)]
         space.wait_for_fills()
         assert all(torch.equal(each, expected[-1]) for each in busy)
         space.begin_step(torch.full((4,), 2, device=device, dtype=torch.int32))
@@ -228,7 +225,7 @@ def test_an_engine_answers_with_adapters_as_on_the_cpu(adapted: tuple[Path, list
     requests = [LoRARequest(f"a{i % 5}", 1 + i, str(adapters[i % 5])) if i % 5 < 4 else None for i in range(10)]
     answers = []
     for where in ("cpu", device.type):
-        options: dict[str, object] = {"device": where, "dtype": "float32", "max_model_len": 128, "num_kv_blocks": 256}
+        options = {**SIZES.limits, "device": where, "dtype": "float32", "max_model_len": 128, "num_kv_blocks": 256}
         options |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 16, "max_num_seqs": 8}
         with LLM(folder, **options) as llm:  # type: ignore[arg-type]
             params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -239,5 +236,6 @@ def test_an_engine_answers_with_adapters_as_on_the_cpu(adapted: tuple[Path, list
 
 def test_slots_that_do_not_fit_are_refused_with_their_size(tmp_path: Path, device: torch.device) -> None:
     folder = tiny_checkpoint(tmp_path, "qwen3", hidden_size=1024, intermediate_size=4096)
+    num_slots, rank = SIZES.refused
     with pytest.raises(ConfigError, match=r"slots take .* GiB already: lower --max-loras or --max-lora-rank"):
-        LLM(folder, device=device.type, enable_lora=True, max_loras=1024, max_lora_rank=4096, in_process=True)
+        LLM(folder, device=device.type, enable_lora=True, max_loras=num_slots, max_lora_rank=rank, in_process=True)

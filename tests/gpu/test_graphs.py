@@ -16,6 +16,7 @@ from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
 from tokenloom.kernels.gpu.sampling.sampling import sample
 from tokenloom.kernels.gpu.table import decode_shape
 from tokenloom.kernels.select import select_ops
+from tokenloom.tests.gpu.sizes import SIZES
 from tokenloom.tests.kernels.gpu.test_sampling import Row, draw, random_logits, random_rows
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load
@@ -29,7 +30,7 @@ from tokenloom.workers.parallel import ParallelGroup
 
 pytestmark = pytest.mark.gpu
 
-BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS = 16, 512, 24
+BLOCK_SIZE, MAX_MODEL_LEN, MAX_NUM_SEQS = 16, 512, SIZES.num_rows
 
 
 def sample_on(device: torch.device, logits: torch.Tensor, rows: list[Row]) -> list[int]:
@@ -51,10 +52,10 @@ def sample_on(device: torch.device, logits: torch.Tensor, rows: list[Row]) -> li
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("vocab_size", [2, 1000, 8193, 151_936])
+@pytest.mark.parametrize("vocab_size", SIZES.vocab_sizes)
 def test_draws_are_those_of_the_definition(vocab_size: int, device: torch.device) -> None:
     num_close = num_rows = 0
-    for seed in range(8):
+    for seed in range(SIZES.num_draws):
         rng = random.Random(seed)
         rows = random_rows(rng, 8)
         logits = random_logits(rng, len(rows), vocab_size)
@@ -68,8 +69,8 @@ def test_draws_are_those_of_the_definition(vocab_size: int, device: torch.device
 @torch.inference_mode()
 def test_a_decode_row_does_not_feel_its_neighbours(device: torch.device) -> None:
     torch.manual_seed(0)
-    lengths = torch.tensor([1, 300, 8000, 64, 4097, 0, 1023], dtype=torch.int32, device=device)
-    num_rows, width = len(lengths), 8000 // BLOCK_SIZE
+    lengths = torch.tensor(SIZES.decode_lengths, dtype=torch.int32, device=device)
+    num_rows, width = len(lengths), max(SIZES.decode_lengths) // BLOCK_SIZE
     cache = torch.randn(num_rows * width, 1, 2, 4, BLOCK_SIZE, 128, device=device, dtype=torch.bfloat16)
     tables = torch.randperm(num_rows * width, device=device).int().view(num_rows, width)
     query = torch.randn(num_rows, 16, 128, device=device, dtype=torch.bfloat16)
@@ -97,15 +98,16 @@ def test_deterministic_logits_have_the_same_bits_in_any_way(
     folder = tiny_checkpoint(tmp_path, family)
     model = load(folder, dtype, device=device, ops=select_ops(device, dtype, is_batch_invariant=True))
     rng = random.Random(0)
-    tokens = [rng.randrange(200) for _ in range(300)]
-    others = {f"o{i}": [rng.randrange(200) for _ in range(rng.randrange(1, 60))] for i in range(63)}
+    tokens = [rng.randrange(200) for _ in range(SIZES.prompt_length)]
+    others = {f"o{i}": [rng.randrange(200) for _ in range(rng.randrange(1, 60))] for i in range(SIZES.num_neighbours)}
 
     def run() -> PagedRun:
         return PagedRun(model, BLOCK_SIZE, 4096, dtype, device, rng.randrange(100))
 
     wanted = run().step({"a": tokens})["a"]
     assert torch.equal(run().step({**others, "a": tokens})["a"], wanted)
-    chunked, bounds = run(), [0, 7, 8, 129, 290, *range(291, 301)]
+    chunked, length = run(), SIZES.prompt_length
+    bounds = [0, 7, 8, length * 3 // 7, length - 10, *range(length - 9, length + 1)]
     few = {name: ids[:1] for name, ids in others.items()}
     parts = [chunked.step({"a": tokens[i:j], **few})["a"] for i, j in pairwise(bounds)]
     assert torch.equal(torch.cat(parts), wanted)
@@ -173,22 +175,23 @@ def drive(runner: ModelRunner, num_steps: int, num_in_flight: int, num_logprobs:
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
 def test_graphs_and_steps_in_flight_change_no_token(family: str, device: torch.device, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / family, family)
-    plain = drive(new_runner(folder, device, has_graphs=False, is_on_device=False), 150, 1)
+    plain = drive(new_runner(folder, device, has_graphs=False, is_on_device=False), SIZES.num_steps, 1)
     for has_graphs in (False, True):
         for num_in_flight in (1, 2):
-            assert drive(new_runner(folder, device, has_graphs), 150, num_in_flight) == plain
+            assert drive(new_runner(folder, device, has_graphs), SIZES.num_steps, num_in_flight) == plain
 
 
 def test_graphs_up_to_the_logits_change_no_token(device: torch.device, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, "qwen3")
-    plain = drive(new_runner(folder, device, has_graphs=False, is_on_device=False), 80, 1, num_logprobs=2)
-    assert drive(new_runner(folder, device, has_graphs=True), 80, 1, num_logprobs=2) == plain
+    num_steps = SIZES.num_steps // 2
+    plain = drive(new_runner(folder, device, has_graphs=False, is_on_device=False), num_steps, 1, num_logprobs=2)
+    assert drive(new_runner(folder, device, has_graphs=True), num_steps, 1, num_logprobs=2) == plain
 
 
 @torch.inference_mode()
 def test_starting_a_step_never_waits_for_the_device(device: torch.device, tmp_path: Path) -> None:
     runner = new_runner(tiny_checkpoint(tmp_path, "qwen3"), device, has_graphs=True)
-    for _ in range(2):  # compile and record what the rest needs
+    for _ in range(2):  # compile and record for the rest
         drive(runner, 40, 2)
         runner.clear()
     torch.cuda.set_sync_debug_mode("error")

@@ -17,6 +17,7 @@ from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels.contract import GATED_SILU, NO_ACTIVATION, AttentionMetadata, AttentionSpec, Rotary
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops, select_ops
+from tokenloom.tests.gpu.sizes import SIZES
 from tokenloom.tests.kernels.gpu.shapes import as_fp8, from_fp8
 from tokenloom.tests.kernels.test_reference import scatter_rows
 from tokenloom.tests.support.norms import head_norms, rms
@@ -63,7 +64,7 @@ def to_device(metadata: AttentionMetadata, device: torch.device) -> AttentionMet
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("num_tokens", [1, 7, 300])
+@pytest.mark.parametrize("num_tokens", SIZES.num_tokens)
 def test_linears_and_norms_agree_with_the_reference(
     num_tokens: int, ops: Ops, device: torch.device, dtype: torch.dtype
 ) -> None:
@@ -93,7 +94,7 @@ def test_embedding_is_the_tables_rows_and_zero_for_foreign_ids(
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("seed", range(12))  # each compiles kernels for some seconds
+@pytest.mark.parametrize("seed", range(SIZES.num_schedules))
 def test_heads_and_attention_agree_with_the_reference_over_random_schedules(
     seed: int, ops: Ops, device: torch.device, dtype: torch.dtype
 ) -> None:
@@ -101,8 +102,9 @@ def test_heads_and_attention_agree_with_the_reference_over_random_schedules(
     num_kv_heads, group = draw.choice([1, 2, 3, 8]), draw.choice([1, 2, 3, 4, 8])
     head_dim, block_size = draw.choice([64, 80, 96, 128]), draw.choice([16, 32, 64])
     window = draw.choice([None, None, draw.randint(1, 90)])
-    decode = [(draw.choice([0, 1, 15, 16, draw.randint(0, 700)]), 1) for _ in range(draw.randint(0, 12))]
-    prefill = [(draw.choice([0, draw.randint(0, 300)]), draw.randint(2, 260)) for _ in range(draw.randint(0, 3))]
+    context, chunk = SIZES.longest_context, SIZES.longest_chunk
+    decode = [(draw.choice([0, 1, 15, 16, draw.randint(0, context)]), 1) for _ in range(draw.randint(0, 12))]
+    prefill = [(draw.choice([0, draw.randint(0, 300)]), draw.randint(2, chunk)) for _ in range(draw.randint(0, 3))]
     sizes = [*decode, *prefill] or [(3, 1)]
     num_blocks = 2 + sum(-(-(computed + new) // block_size) for computed, new in sizes)
     rows = scatter_rows(sizes, block_size, num_blocks, seed)
@@ -131,7 +133,7 @@ def test_heads_and_attention_agree_with_the_reference_over_random_schedules(
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(SIZES.num_fp8_schedules))
 def test_a_cache_of_8_bits_agrees_with_the_reference(
     seed: int, ops: Ops, device: torch.device, dtype: torch.dtype
 ) -> None:
@@ -139,7 +141,8 @@ def test_a_cache_of_8_bits_agrees_with_the_reference(
         pytest.skip("this device converts nothing to e4m3")
     draw = random.Random(seed)
     group, head_dim, block_size = draw.choice([1, 4, 8]), draw.choice([64, 128, 256]), draw.choice([16, 64])
-    sizes = [(draw.randint(0, 700), 1) for _ in range(5)] + [(draw.randint(0, 300), draw.randint(2, 260))]
+    context, chunk = SIZES.longest_context, SIZES.longest_chunk
+    sizes = [(draw.randint(0, context), 1) for _ in range(5)] + [(draw.randint(0, 300), draw.randint(2, chunk))]
     num_blocks = 2 + sum(-(-(computed + new) // block_size) for computed, new in sizes)
     metadata = make_metadata(scatter_rows(sizes, block_size, num_blocks, seed), block_size)
     kv_cache = as_fp8(rounded(num_blocks, 2, 2, 2, block_size, head_dim, dtype=dtype))
@@ -165,8 +168,8 @@ def test_a_cache_of_8_bits_agrees_with_the_reference(
 
 @torch.inference_mode()
 def test_a_sampler_draws_what_one_on_the_host_draws(device: torch.device) -> None:
-    num_rows = 32
-    logits = torch.randn(num_rows, 151_936, generator=torch.Generator().manual_seed(0)) * 2
+    num_rows, vocab_size = SIZES.sampled
+    logits = torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(0)) * 2
     columns, positions = SamplingColumns.greedy(num_rows), np.arange(num_rows) * 3001
     for row in range(num_rows):
         columns.put(row, RowSampling(temperature=0.8 * (row % 4), top_k=50 * (row % 3), seed=-row))

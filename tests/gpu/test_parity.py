@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tokenloom import LLM, SamplingParams
+from tokenloom.tests.gpu.sizes import SIZES
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.oracle import GreedyOracle
 from tokenloom.tests.system.test_parity import (
@@ -22,7 +23,6 @@ from tokenloom.tests.system.test_parity import (
 
 pytestmark = pytest.mark.gpu
 
-MAX_MODEL_LEN = 800
 BF16_TOLERANCE = 0.5  # log probability by which the first other token may miss
 
 SCHEDULES: dict[str, dict[str, object]] = {
@@ -52,26 +52,26 @@ def test_greedy_on_a_gpu_is_transformers_under_every_schedule(
     family: str, schedule: str, device: torch.device, folders: dict[str, Path], oracles: dict[str, GreedyOracle]
 ) -> None:
     block_size = BLOCK_SIZES[family]
-    options = {"block_size": block_size, "num_kv_blocks": 4096, **SCHEDULES[schedule]}
+    options = {**SIZES.limits, "block_size": block_size, "num_kv_blocks": 4096, **SCHEDULES[schedule]}
     if schedule == "preempted":
-        options["num_kv_blocks"] = 3 + MAX_MODEL_LEN // block_size
-    prompts = make_prompts(24, 700, seed=len(family))
-    with LLM(folders[family], in_process=True, device=device.type, max_model_len=MAX_MODEL_LEN, **options) as llm:
+        options["num_kv_blocks"] = SIZES.num_spare_blocks + SIZES.max_model_len // block_size
+    prompts = make_prompts(SIZES.num_prompts, SIZES.longest_prompt, seed=len(family))
+    with LLM(folders[family], in_process=True, device=device.type, max_model_len=SIZES.max_model_len, **options) as llm:
         if schedule == "preempted":
-            params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+            params = SamplingParams(temperature=0, max_tokens=SIZES.num_answered, ignore_eos=True)
             outputs = llm.generate(prompts, params, use_tqdm=False)
             assert sum(output.metrics.num_preemptions for output in outputs) > 0
         else:
-            outputs = serve_staggered(llm, prompts, 24)
-    check_all(oracles[family], prompts, outputs, 24)
+            outputs = serve_staggered(llm, prompts, SIZES.num_answered)
+    check_all(oracles[family], prompts, outputs, SIZES.num_answered)
 
 
 @pytest.mark.parametrize("family", [family for family in SHAPES if family not in WITH_EXPERTS])
 def test_bf16_on_a_gpu_stays_near_transformers(family: str, device: torch.device, folders: dict[str, Path]) -> None:
-    prompts = make_prompts(12, 300, seed=7)
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    options = {"device": device.type, "dtype": "bfloat16", "max_model_len": MAX_MODEL_LEN, "num_kv_blocks": 1024}
-    with LLM(folders[family], in_process=True, **options) as llm:
+    prompts = make_prompts(SIZES.num_prompts // 2, SIZES.longest_prompt // 2, seed=7)
+    params = SamplingParams(temperature=0, max_tokens=SIZES.num_answered, ignore_eos=True)
+    options = {"device": device.type, "dtype": "bfloat16", "max_model_len": SIZES.max_model_len, **SIZES.limits}
+    with LLM(folders[family], in_process=True, num_kv_blocks=1024, **options) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
     oracle = GreedyOracle(folders[family], torch.bfloat16)
     for prompt, output in zip(prompts, outputs, strict=True):

@@ -6,18 +6,21 @@ import os
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
 from tokenloom import LLM, RequestOutput, SamplingParams
+from tokenloom.tests.gpu.sizes import SIZES
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 
 pytestmark = pytest.mark.gpu
 
 PROMPTS = [f"The capital of {country} is" for country in ("France", "Japan", "Kenya", "Peru", "Norway", "India")]
-GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=SIZES.num_continued, ignore_eos=True)
+LIMITS: dict[str, Any] = SIZES.process_limits
 MODULE = "tokenloom.workers.process"
 
 
@@ -33,7 +36,7 @@ def worker_pids() -> set[int]:
 
 @pytest.fixture(scope="module")
 def calm_answers(device: torch.device) -> list[list[int]]:
-    with LLM(device=device.type, dtype="float32", in_process=True, num_kv_blocks=512) as llm:
+    with LLM(device=device.type, dtype="float32", in_process=True, num_kv_blocks=512, **LIMITS) as llm:
         return token_ids(llm.generate(PROMPTS, GREEDY, use_tqdm=False))
 
 
@@ -41,7 +44,7 @@ def test_pool_is_measured_and_answers_are_those_of_one_process(
     device: torch.device, calm_answers: list[list[int]]
 ) -> None:
     total = torch.cuda.get_device_properties(device).total_memory
-    with LLM(device=device.type, dtype="float32", gpu_memory_utilization=0.3) as llm:
+    with LLM(device=device.type, dtype="float32", gpu_memory_utilization=0.3, **LIMITS) as llm:
         info = llm.info()
         assert info.device == "cuda" and info.num_kv_blocks > 2
         free, _ = torch.cuda.mem_get_info(device)
@@ -55,16 +58,17 @@ def test_pool_is_measured_and_answers_are_those_of_one_process(
 
 def test_the_cache_fills_its_share_and_the_largest_steps_fit_beside_it(device: torch.device, tmp_path: Path) -> None:
     """Within 2 % of the device; prompts, batches and logprobs at the configured limits then take no more."""
-    shape = {"head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 16384}
-    folder = tiny_checkpoint(tmp_path, "qwen3", **shape)
+    heads = {"head_dim": 128, "num_attention_heads": 4, "num_key_value_heads": 4}
+    folder = tiny_checkpoint(tmp_path, "qwen3", max_position_embeddings=SIZES.pool_model_len, **heads)
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    utilization = (total - free + min(6 << 30, free // 2)) / total
-    limits = {"max_num_seqs": 64, "max_num_batched_tokens": 4096, "max_model_len": 16384, "max_logprobs": 20}
+    utilization = (total - free + min(SIZES.memory_bytes, free // 2)) / total
+    num_seqs, num_tokens = SIZES.pool_limits
+    limits = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens, "max_logprobs": 20}
     rng = random.Random(0)
     with LLM(folder, in_process=True, device=device.type, gpu_memory_utilization=utilization, **limits) as llm:
         assert abs(1 - torch.cuda.mem_get_info(device)[0] / total - utilization) <= 0.02
-        for num_rows, longest in ((1, 16_380), (64, 64), (64, 1), (96, 300), (3, 5000), (17, 1025)):
+        for num_rows, longest in SIZES.pool_steps:
             prompts = [[rng.randrange(200) for _ in range(rng.randint(1, longest))] for _ in range(num_rows - 1)]
             prompts.append([7] * longest)
             ask_all = SamplingParams(temperature=1.0, top_p=0.9, top_k=50, seed=1, logprobs=20, max_tokens=3)
@@ -78,7 +82,7 @@ def test_the_cache_fills_its_share_and_the_largest_steps_fit_beside_it(device: t
 
 
 def test_a_killed_worker_loses_no_request(device: torch.device, calm_answers: list[list[int]]) -> None:
-    with LLM(device=device.type, dtype="float32", num_kv_blocks=512, max_num_seqs=2) as llm:
+    with LLM(device=device.type, dtype="float32", num_kv_blocks=512, **LIMITS | {"max_num_seqs": 2}) as llm:
         futures = [llm.submit(prompt, GREEDY) for prompt in PROMPTS]  # two run at a time
         assert futures[0].result(timeout=60).finished
         (pid,) = worker_pids()
@@ -91,11 +95,12 @@ def test_a_killed_worker_loses_no_request(device: torch.device, calm_answers: li
 
 def test_a_seed_draws_the_same_tokens_on_gpu_and_cpu(device: torch.device) -> None:
     params = [
-        SamplingParams(temperature=1.5, top_p=0.95, seed=seed, max_tokens=24, ignore_eos=True) for seed in range(6)
+        SamplingParams(temperature=1.5, top_p=0.95, seed=seed, max_tokens=SIZES.num_answered, ignore_eos=True)
+        for seed in range(6)
     ]
     answers = []
     for kind in (device.type, "cpu"):
-        with LLM(device=kind, dtype="float32", in_process=True, num_kv_blocks=512) as llm:
+        with LLM(device=kind, dtype="float32", in_process=True, num_kv_blocks=512, **LIMITS) as llm:
             answers.append(token_ids(llm.generate(PROMPTS, params, use_tqdm=False)))
     num_equal = sum(mine == theirs for mine, theirs in zip(*answers, strict=True))
     assert num_equal >= len(PROMPTS) - 1, f"{num_equal} of {len(PROMPTS)} agree; one may differ at a near tie"

@@ -17,6 +17,7 @@ from tokenloom.kernels.contract import Routing
 from tokenloom.kernels.quantized import QuantizedWeight
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import select_ops
+from tokenloom.tests.gpu.sizes import SIZES
 from tokenloom.tests.kernels.gpu.test_matmul import FORMS, random_weight
 from tokenloom.tests.support.quantized_checkpoints import FORMATS, quantized_pair
 from tokenloom.tests.workers.models.test_decoder import oracle, prompts_of, run_schedule, schedule
@@ -47,7 +48,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype
 def test_quantized_linears_agree_with_the_reference(form: str, dtype: torch.dtype, device: torch.device) -> None:
     rng, ops, reference = random.Random(form), select_ops(device, dtype), ReferenceOps()
     torch.manual_seed(0)
-    for num_rows, num_out, num_in in ((1, 200, 512), (16, 1536, 4096), (40, 64, 300), (700, 256, 1024)):
+    for num_rows, num_out, num_in in SIZES.products:
         weight = random_weight(rng, form, num_out, num_in, torch.float32)
         x, bias = torch.randn(num_rows, num_in).to(dtype), torch.randn(num_out).to(dtype)
         expected = reference.linear(x.float(), reference.pack_linear(weight, bias.float()))
@@ -61,8 +62,8 @@ def test_quantized_linears_agree_with_the_reference(form: str, dtype: torch.dtyp
 def test_mixed_experts_agree_with_the_reference(form: str, dtype: torch.dtype, device: torch.device) -> None:
     rng, ops, reference = random.Random(form), select_ops(device, dtype), ReferenceOps()
     torch.manual_seed(0)
-    num_experts, hidden, inner = 32, 512, 192
-    for num_tokens in (1, 30, 600):
+    num_experts, hidden, inner = SIZES.experts
+    for num_tokens in SIZES.expert_tokens:
         x, scores = torch.randn(num_tokens, hidden).to(dtype), torch.randn(num_tokens, num_experts).to(dtype)
         weights, here = [], []
         for num_out, num_in in ((2 * inner, hidden), (hidden, inner)):

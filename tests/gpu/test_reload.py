@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tokenloom import LLM, RequestOutput, SamplingParams
+from tokenloom.tests.gpu.sizes import SIZES
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 
 pytestmark = pytest.mark.gpu
@@ -33,14 +34,14 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
 
 
 def start(folder: Path, device: torch.device, in_process: bool) -> LLM:
-    options: dict[str, object] = {"device": device.type, "dtype": "float32", "deterministic": True}
+    options: dict[str, object] = {**SIZES.limits, "device": device.type, "dtype": "float32", "deterministic": True}
     options |= {"max_model_len": 128, "num_kv_blocks": 128, "max_num_seqs": MAX_NUM_SEQS, "in_process": in_process}
     return LLM(folder, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def expected(device: torch.device, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, list[list[int]]]:
-    """What engines that were started with one of two checkpoints answer."""
+    """Answers of engines that were started with one of two checkpoints."""
     answers = {}
     for seed in (1, 2):
         folder = tiny_checkpoint(tmp_path_factory.mktemp("model"), "qwen3", seed=seed)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tokenloom import LLM
+from tokenloom.tests.gpu.sizes import SIZES
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.oracle import GreedyOracle
 from tokenloom.tests.system.test_parity import VOCAB_SIZE, check_all, make_prompts, serve_staggered
@@ -20,7 +21,8 @@ def test_greedy_on_two_gpus_is_transformers(options: dict[str, object], device: 
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two CUDA devices")
     folder = tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=VOCAB_SIZE, num_hidden_layers=2)
-    prompts = make_prompts(24, 300, seed=5)
-    with LLM(folder, device=device.type, tensor_parallel_size=2, max_model_len=400, dtype="float32", **options) as llm:
-        outputs = serve_staggered(llm, prompts, 24)
-    check_all(GreedyOracle(folder), prompts, outputs, 24)
+    prompts = make_prompts(SIZES.num_prompts, SIZES.longest_prompt // 2, seed=5)
+    options = {"device": device.type, "tensor_parallel_size": 2, "dtype": "float32", **SIZES.limits, **options}
+    with LLM(folder, max_model_len=SIZES.max_model_len // 2, **options) as llm:
+        outputs = serve_staggered(llm, prompts, SIZES.num_answered)
+    check_all(GreedyOracle(folder), prompts, outputs, SIZES.num_answered)

@@ -12,6 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from tokenloom.tests.gpu.sizes import SIZES
 from tokenloom.tests.support.checkpoints import FAMILIES, tiny_checkpoint
 from tokenloom.tests.workers.paged_run import PagedRun, load
 from tokenloom.workers.kv_cache import KVCacheSpec
@@ -186,7 +187,7 @@ def test_half_precision_is_as_close_to_float32_as_transformers(family: str, dtyp
 def test_logits_on_a_gpu_equal_transformers_on_the_cpu(case: str, tmp_path: Path) -> None:
     family, block_size, fields = MODELS[case]
     folder, device = tiny_checkpoint(tmp_path, family, seed=len(case), **fields), torch.device("cuda")
-    lengths = {"a": 310, "b": 1, "c": 77, "d": 33}
+    lengths = dict(zip("abcd", SIZES.lengths, strict=True))
     tokens = prompts_of(lengths, 270, seed=1)
     run = PagedRun(load(folder, device=device), block_size, device=device)
     expected, actual = oracle(folder, tokens), run_schedule(run, tokens, schedule(lengths, seed=len(case)))
