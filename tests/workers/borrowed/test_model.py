@@ -40,10 +40,11 @@ def checkpoint(folder: Path, family: str) -> Path:
     return write(folder / family, family, seed=3)
 
 
-def load(folder: Path, dtype: torch.dtype = torch.float32) -> BorrowedModel:
+def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> BorrowedModel:
     """Load without the self-check, which has tests of its own."""
     config = load_model_config(folder, implementation="transformers")
-    return load_borrowed(folder, config, EngineConfig(skip_self_check=True), 128, dtype, CPU, select_ops(CPU, dtype))
+    place = (dtype, device, select_ops(device, dtype))
+    return load_borrowed(folder, config, EngineConfig(skip_self_check=True), 128, *place)
 
 
 @pytest.mark.parametrize("family", [*ATTENDING, *RECURRENT])

@@ -22,7 +22,7 @@ from tokenloom.tests.support.family_checkpoints import reference_model
 from tokenloom.tests.support.seeing_families import IMAGE_ID
 from tokenloom.tests.workers.adapters.threaded_group import run_ranks
 from tokenloom.tests.workers.models.test_decoder import schedule
-from tokenloom.tests.workers.paged_run import GivenMedia, PagedRun, load
+from tokenloom.tests.workers.paged_run import CPU, GivenMedia, PagedRun, load
 from tokenloom.workers.parallel import ParallelGroup
 
 MROPE = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
@@ -117,7 +117,10 @@ def check(
     seed: int,
     group: ParallelGroup | None = None,
     grids: Mapping[str, Grids] = GRIDS,
+    device: torch.device = CPU,
+    tolerance: float = TOLERANCE,
 ) -> None:
+    """Compare the logits of prompts with transformers', up to `tolerance` of the largest."""
     config = load_model_config(folder)
     assert config.encoder is not None
     num_features = config.encoder.num_deepstack
@@ -125,7 +128,7 @@ def check(
         name: prompt_of(images, family, config.hidden_size, num_features, seed + number)
         for number, (name, images) in enumerate(grids.items())
     }
-    run = PagedRun(load(folder, ops=ops, group=group), 8)
+    run = PagedRun(load(folder, ops=ops, group=group, device=device), 8, device=device)
     run.media, run.num_features = {name: prompt.media for name, prompt in prompts.items()}, num_features
     found: dict[str, list[Tensor]] = {name: [] for name in prompts}
     for step in steps_of(prompts, seed):
@@ -137,8 +140,8 @@ def check(
     model = reference_model(folder)
     for name, prompt in prompts.items():
         expected = reference_logits(model, prompt, num_features)
-        tolerance = TOLERANCE * expected.abs().max().item()
-        torch.testing.assert_close(torch.cat(found[name]), expected, atol=tolerance, rtol=0)
+        bound = tolerance * expected.abs().max().item()
+        torch.testing.assert_close(torch.cat(found[name]).cpu(), expected, atol=bound, rtol=0)
 
 
 @pytest.mark.parametrize("ops", [None, ReferenceOps()], ids=["C", "torch"])

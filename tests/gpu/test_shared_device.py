@@ -1,0 +1,26 @@
+"""On a GPU that two ranks share, over gloo: collectives and logits are those of one rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.workers.test_parallel import run_plan, single_rank_logits
+
+pytestmark = pytest.mark.gpu
+
+DEADLINE_S = 200.0  # each rank compiles its kernels
+
+
+def test_two_ranks_on_one_device_give_the_logits_of_one_rank(device: torch.device, tmp_path: Path) -> None:
+    folders = [tiny_checkpoint(tmp_path / family, family) for family in ("cohere_plus", "qwen3_moe")]
+    for code, error in run_plan(tmp_path, 2, folders, device=f"{device.type}:0", deadline_s=DEADLINE_S):
+        assert code == 0, error
+    for index, folder in enumerate(folders):
+        for name, expected in single_rank_logits(folder, tmp_path / "plan.json").items():
+            actual = np.load(tmp_path / f"{index}-{name}.npy")
+            np.testing.assert_allclose(actual, expected, atol=1e-4, err_msg=f"{folder.name} {name}")
