@@ -52,6 +52,7 @@ class Sizes:
     num_continued: int = 48  # of one that outlives a worker
     process_limits: dict[str, object] = field(default_factory=dict)  # of the demo
     max_model_len: int = 800
+    largest_block: int = 32
     num_spare_blocks: int = 3  # of a pool for preemptions, beyond one request
     memory_bytes: int = 6 << 30  # at most, of the test that fills its share
     pool_model_len: int = 16384
@@ -93,6 +94,7 @@ REHEARSAL = Sizes(
     num_continued=6,
     process_limits={"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 128},
     max_model_len=48,
+    largest_block=8,
     num_spare_blocks=2,
     memory_bytes=256 << 20,
     pool_model_len=512,
