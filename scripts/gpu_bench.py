@@ -1,32 +1,33 @@
 """Measure whole engines on a GPU beside the roofline and transformers, in one run.
 
-    python -m tokenloom.scripts.gpu_bench --json FILE [--models 0.6b] [--requests 256]
+    python -m tokenloom.scripts.gpu_bench --json FILE [--models 0.6b] [--case "0.6b: one row"]
 
     one row            decode tokens/s through all processes, and the device's idle share between two steps
     many rows          the same, and the share of a step that sampling takes with all parameters on
-    requests           of LENGTHS tokens in and out, all at once: out tokens/s
-    transformers       its continuous batching on the same requests
+    requests           of `lengths` tokens in and out, all at once: out tokens/s
+    memory             share of the device in use when the engine is ready, and after its requests
     a long prompt      time to its first token
+    transformers       its continuous batching on the same requests, for at most CUT times as long as the engine takes
 
 Random checkpoints in bfloat16, greedy, ignore_eos. The roofline (bench_limits.py) reads weights and cache at the rate
 of a copy and multiplies at the rate of the model's own matmuls, both measured beside the engine. The idle share is
-1 - (a step without an engine, gpu_step.py) / (the engine's step), both at a context of CONTEXT tokens. The file is
+1 - (a step without an engine, gpu_step.py) / (the engine's step), both at a context of `context` tokens. The file is
 written after each row; a row that cannot be measured carries its error.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
-import json
 import random
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -34,34 +35,51 @@ from tokenloom import LLM, SamplingParams
 from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.scripts.bench_contestant import transformers_peer
 from tokenloom.scripts.bench_limits import LimitsPeer
-from tokenloom.scripts.bench_report import Report, median
+from tokenloom.scripts.bench_report import machine, median
 from tokenloom.scripts.bench_workload import FIRST_ID, find_checkpoint, vocab_size
+from tokenloom.scripts.gpu_cases import Cases, Row, add_arguments
+from tokenloom.scripts.gpu_goal import Goal, with_goals
 
-CASES = {"8b": ("one row", "a long prompt"), "14b": ("requests",)}
-ALL_CASES = ("one row", "many rows", "requests", "transformers")  # of other models
-GOALS = (  # model, case, column, at least, at most
-    ("0.6b", "one row", "decode_tokens_per_s", 1000, None),
-    ("0.6b", "one row", "idle", None, 0.05),
-    ("0.6b", "many rows", "idle", None, 0.01),
-    ("0.6b", "many rows", "sampling_share", None, 0.03),
-    ("0.6b", "requests", "share_of_roofline", 0.7, None),
-    ("0.6b", "transformers", "ours_times_it", 10, None),
-    ("8b", "one row", "share_of_roofline", 0.88, None),
-    ("8b", "a long prompt", "times_roofline", None, 1.4),
-    ("14b", "requests", "share_of_roofline", 0.7, None),
+CASES = {"8b": ("one row", "a long prompt", "memory"), "14b": ("requests", "memory", "transformers")}
+ALL_CASES = ("one row", "many rows", "requests", "memory", "transformers")  # of other models
+GOALS = (
+    Goal("0.6b: one row", "decode_tokens_per_s", least=1000),
+    Goal("0.6b: one row", "idle", most=0.05),
+    Goal("0.6b: many rows", "idle", most=0.01),
+    Goal("0.6b: many rows", "sampling_share", most=0.03),
+    Goal("0.6b: requests", "share_of_roofline", least=0.7),
+    Goal("0.6b: transformers", "ours_times_it", least=10),
+    Goal("8b: one row", "share_of_roofline", least=0.85),
+    Goal("8b: a long prompt", "times_roofline", most=1.4),
+    Goal("14b: requests", "share_of_roofline", least=0.7),
+    Goal("14b: transformers", "ours_times_it", least=10),
+    *(Goal(f"{model}: memory", "off_by", most=0.02) for model in ("0.6b", "8b", "14b")),
 )
-MIN_MEMORY_BYTES = {"14b": 100 << 30}  # weights, and the cache of all concurrent requests
-MEMORY_UTILIZATION = 0.85  # leaves room for measuring the rates beside the engine
-LENGTHS = (100, 1024)
-CONTEXT = 843  # average length of such a request while it runs
-NUM_OUT = 128
-ROUNDS = 2
-MAX_ERROR = 4000  # characters
+CUT = 10.5  # a peer is stopped after this many times our seconds
 DTYPE = "bfloat16"
 EVERYTHING = RowSampling(temperature=0.8, top_k=50, top_p=0.95, min_p=0.02, seed=1)
 
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of all cases."""
+
+    requests: int = 256
+    lengths: tuple[int, int] = (100, 1024)  # tokens in and out of a request, least and most
+    context: int = 843  # average length of such a request while it runs
+    prompt: int = 8192  # tokens of the long prompt
+    num_out: int = 128
+    rounds: int = 2
+    memory_utilization: float = 0.85  # leaves room for measuring the rates beside the engine
+    checkpoint: str | None = None  # in place of every model's
+    has_large_models_anywhere: bool = False  # on devices of any memory
+
+
+FULL = Sizes()
+SMALL = Sizes(3, (3, 9), 40, 48, 5, 1, 0.1, "tiny-qwen3", has_large_models_anywhere=True)
+MIN_MEMORY_BYTES = {"14b": 100 << 30}  # weights, and the cache of all concurrent requests
+
 Requests: TypeAlias = list[tuple[int, int]]  # tokens in and out
-Row: TypeAlias = dict[str, Any]
 
 
 def device_step(folder: Path, num_rows: int, context: int, has_sampling: bool) -> Row:
@@ -87,38 +105,54 @@ class ModelBench:
     """Owns the engine of one checkpoint and the peer that measures the machine's rates."""
 
     def __init__(
-        self, folder: Path, cases: tuple[str, ...], options: argparse.Namespace, device_steps: dict[int, Row]
+        self, folder: Path, device: str, sizes: Sizes, has_long_prompt: bool, device_steps: dict[int, Row]
     ) -> None:
         """Start the engine. device_steps: results of `device_step` by number of rows."""
-        self._folder, self._options, self._vocab_size = folder, options, vocab_size(folder)
+        self._folder, self._device, self._sizes, self._vocab_size = folder, device, sizes, vocab_size(folder)
         self._device_steps, self._draw = device_steps, random.Random(0)
-        lengths = [self._draw.randint(*options.lengths) for _ in range(2 * options.requests)]
+        lengths = [self._draw.randint(*sizes.lengths) for _ in range(2 * sizes.requests)]
         self._requests = list(zip(lengths[::2], lengths[1::2], strict=True))
-        longest = options.prompt + 1 if "a long prompt" in cases else 2 * options.lengths[1]
+        self._served_s: float | None = None
+        longest = sizes.prompt + 1 if has_long_prompt else 2 * sizes.lengths[1]
+        begun = time.perf_counter()
         self._llm = LLM(
             folder,
             dtype=DTYPE,
-            device=options.device,
-            max_model_len=max(longest, options.context + NUM_OUT),
-            max_num_seqs=options.requests,
-            gpu_memory_utilization=MEMORY_UTILIZATION,
+            device=device,
+            max_model_len=max(longest, sizes.context + sizes.num_out),
+            max_num_seqs=sizes.requests,
+            gpu_memory_utilization=sizes.memory_utilization,
         )
+        self.start_s = time.perf_counter() - begun
+        self._used_at_start, before = self._used(), self._free_bytes()
         try:
-            self._limits = LimitsPeer(folder, DTYPE, options.device, 0)
+            self._limits = LimitsPeer(folder, DTYPE, device, 0)
         except BaseException:
             self._llm.close()
             raise
+        self._peer_bytes = before - self._free_bytes()
         self.measures: dict[str, Callable[[], Row]] = {
             "one row": lambda: self._decode(1),
-            "many rows": lambda: self._decode(options.requests),
+            "many rows": lambda: self._decode(sizes.requests),
             "requests": self._serve,
-            "transformers": self._beside_transformers,
+            "memory": self._memory,
             "a long prompt": self._first_token,
+            "transformers": self._beside_transformers,
         }
 
     def close(self) -> None:
         self._llm.close()
         self._limits.close()
+
+    def _free_bytes(self) -> int:
+        return torch.cuda.mem_get_info()[0] if self._device == "cuda" else 0
+
+    def _used(self, peer_bytes: int = 0) -> float:
+        """Return the share of the device in use, by all processes but the peer."""
+        if self._device != "cuda":
+            return 0.0
+        free, total = torch.cuda.mem_get_info()
+        return (total - free - peer_bytes) / total
 
     def _prompts(self, requests: Requests) -> list[list[int]]:
         ids = range(min(FIRST_ID, self._vocab_size - 1), self._vocab_size)
@@ -140,114 +174,131 @@ class ModelBench:
         return [self._limits.limits.roofline_seconds(requests, rates) for requests in workloads]
 
     def _decode(self, num_rows: int) -> Row:
-        num_in = max(self._options.context - NUM_OUT // 2, 1)
-        whole, first = [(num_in, NUM_OUT)] * num_rows, [(num_in, 1)] * num_rows
+        num_out = self._sizes.num_out
+        num_in = max(self._sizes.context - num_out // 2, 1)
+        whole, first = [(num_in, num_out)] * num_rows, [(num_in, 1)] * num_rows
         self._seconds([(num_in, 4)] * num_rows)  # records the CUDA graph of this size
-        seconds = median([self._seconds(whole) - self._seconds(first) for _ in range(ROUNDS)])
+        seconds = median([self._seconds(whole) - self._seconds(first) for _ in range(self._sizes.rounds)])
         whole_s, first_s = self._roofline(whole, first)
-        step_ms, device = seconds / (NUM_OUT - 1) * 1e3, self._device_steps.get(num_rows, {})
-        idle = {"idle": 1 - device["device_ms"] / step_ms} if device else {}
+        step_ms, device = seconds / (num_out - 1) * 1e3, self._device_steps.get(num_rows, {})
+        idle = {"idle": 1 - device["device_ms"] / step_ms} if "device_ms" in device else {}
         rates = {"decode_tokens_per_s": num_rows / step_ms * 1e3, "share_of_roofline": (whole_s - first_s) / seconds}
         return {**rates, "step_ms": step_ms, **device, **idle}
 
     def _serve(self) -> Row:
         self._seconds(self._requests[: -(-len(self._requests) // 4)])
-        seconds = self._served_s = min(self._seconds(self._requests) for _ in range(ROUNDS))
+        seconds = self._served_s = min(self._seconds(self._requests) for _ in range(self._sizes.rounds))
         (limit_s,) = self._roofline(self._requests)
         num_out = sum(num_out for _, num_out in self._requests)
         return {"seconds": seconds, "out_tokens_per_s": num_out / seconds, "share_of_roofline": limit_s / seconds}
 
+    def _memory(self) -> Row:
+        """Compare the memory in use with the share that the engine may take."""
+        if self._served_s is None:
+            self._seconds(self._requests)
+        asked, after = self._sizes.memory_utilization, self._used(self._peer_bytes)
+        used = {"asked": asked, "used_at_start": self._used_at_start, "used_after_requests": after}
+        return {**used, "off_by": max(abs(self._used_at_start - asked), after - asked), "start_s": self.start_s}
+
     def _beside_transformers(self) -> Row:
         """Run transformers on the same requests after our engine has freed the device."""
+        if self._served_s is None:
+            self._serve()
+        assert self._served_s is not None
         self._llm.close()
         prompts, counts = self._prompts(self._requests), [num_out for _, num_out in self._requests]
-        peer = transformers_peer(self._folder, DTYPE, self._options.device, 0)
+        peer = transformers_peer(self._folder, DTYPE, self._device, 0)
         try:
             peer.ask({"prompts": prompts[:4], "max_tokens": [4] * len(prompts[:4])})
-            answer = peer.ask({"prompts": prompts, "max_tokens": counts})
+            answer = peer.ask({"prompts": prompts, "max_tokens": counts, "limit_s": CUT * self._served_s})
         finally:
             peer.close()
-        assert answer["num_tokens"] == sum(counts), answer
-        seconds = float(answer["seconds"])
-        ratio = seconds / self._served_s
-        return {"seconds": seconds, "out_tokens_per_s": sum(counts) / seconds, "ours_times_it": ratio}
+        seconds, is_cut = float(answer["seconds"]), bool(answer["is_cut"])
+        assert is_cut or answer["num_tokens"] == sum(counts), answer
+        row: Row = {"seconds": seconds, "ours_s": self._served_s, "ours_times_it": seconds / self._served_s}
+        if is_cut:  # the ratio is a lower bound
+            return {**row, "is_cut": True, "num_finished_tokens": answer["num_tokens"]}
+        return {**row, "is_cut": False, "out_tokens_per_s": sum(counts) / seconds}
 
     def _first_token(self) -> Row:
-        prompt: Requests = [(self._options.prompt, 1)]
+        prompt: Requests = [(self._sizes.prompt, 1)]
         self._seconds(prompt)
-        seconds = median([self._seconds(prompt) for _ in range(2 * ROUNDS + 1)])
+        seconds = median([self._seconds(prompt) for _ in range(2 * self._sizes.rounds + 1)])
         (limit_s,) = self._roofline(prompt)
         return {"first_token_s": seconds, "times_roofline": seconds / limit_s}
 
 
-def with_goals(row: Row) -> Row:
-    """Return the row with the goals of its case, if it has any, and whether it meets them."""
-    goals = [goal for goal in GOALS if goal[:2] == (row["model"], row["case"]) and goal[2] in row]
-    words = [f"{name} at {'least' if low is not None else 'most'} {low or high}" for _, _, name, low, high in goals]
-    is_met = [row[name] >= low if low is not None else row[name] <= high for _, _, name, low, high in goals]
-    return {**row, "goal": ", ".join(words), "is_met": all(is_met)} if goals else row
+def model_cases(name: str) -> list[str]:
+    """Return the names of a model's cases. Steps without an engine are measured before it takes the memory."""
+    cases = CASES.get(name, ALL_CASES)
+    steps = ("steps of one row", "steps of many rows") if "many rows" in cases else ()
+    return [f"{name}: {case}" for case in (*steps, *cases)]
 
 
-def measure_model(name: str, options: argparse.Namespace, add: Callable[[Row], None]) -> bool:
-    """Measure a model's rows; return whether all succeeded or the device is too small. A failed row has its error."""
-    needed = MIN_MEMORY_BYTES.get(name, 0)
-    if options.device == "cuda" and torch.cuda.get_device_properties(0).total_memory < needed:
-        add({"model": name, "case": "all", "not_measured": f"takes a device of {needed >> 30} GiB"})
-        return True
-    cases, bench, num_measured = CASES.get(name, ALL_CASES), None, 0
-    folder, device_steps = find_checkpoint(name, DTYPE), dict[int, Row]()
-    for num_rows in (1, options.requests) if options.device == "cuda" and "many rows" in cases else ():
-        with reported(name, f"steps of {num_rows} rows without an engine", add):
-            device_steps[num_rows] = device_step(folder, num_rows, options.context, num_rows > 1)
-    begun = time.perf_counter()
-    try:
-        bench = ModelBench(folder, cases, options, device_steps)
-        add({"model": name, "case": "start", "seconds": time.perf_counter() - begun})
-        for case in cases:
-            with reported(name, case, add):
-                add(with_goals({"model": name, "case": case, **bench.measures[case]()}))
-                num_measured += 1
-    finally:
-        if bench is not None:
-            bench.close()
-    return num_measured == len(cases)
+def measure_model(name: str, device: str, sizes: Sizes, cases: Cases) -> None:
+    """Measure a model's cases that are wanted. If the engine does not start, this is the error of each of them."""
+    wanted = [case for case in model_cases(name) if cases.wants(case)]
+    needed = 0 if sizes.has_large_models_anywhere else MIN_MEMORY_BYTES.get(name, 0)
+    if device == "cuda" and torch.cuda.get_device_properties(0).total_memory < needed:
+        for case in wanted:
+            cases.measure(case, lambda: {"not_measured": f"takes a device of {needed >> 30} GiB"})
+        return
+    if not wanted:
+        return
+    folder, device_steps = find_checkpoint(sizes.checkpoint or name, DTYPE), dict[int, Row]()
+    for words, num_rows in (("one row", 1), ("many rows", sizes.requests)):
+        step_case, is_needed = f"{name}: steps of {words}", cases.wants(f"{name}: {words}")
 
+        def measure_steps(num_rows: int = num_rows) -> Row:
+            if device == "cpu":
+                return {"not_measured": "of a GPU alone"}
+            device_steps[num_rows] = device_step(folder, num_rows, sizes.context, num_rows > 1)
+            return device_steps[num_rows]
 
-@contextmanager
-def reported(name: str, case: str, add: Callable[[Row], None]) -> Iterator[None]:
-    """Catch an error of any kind inside the `with` and add it as a row, so that other rows are still measured."""
-    try:
-        yield
-    except Exception:
-        add({"model": name, "case": case, "error": traceback.format_exc()[-MAX_ERROR:]})
+        if cases.measure(step_case, measure_steps) is None and is_needed and step_case in model_cases(name):
+            measure_steps()  # that were measured in an earlier run
+    wanted = [case for case in wanted if "steps of" not in case]
+    with contextlib.ExitStack() as stack:
+        bench: ModelBench | None = None
+
+        def measure(case: str) -> Row:
+            nonlocal bench
+            if bench is None:
+                has_long_prompt = f"{name}: a long prompt" in model_cases(name)
+                bench = ModelBench(folder, device, sizes, has_long_prompt, device_steps)
+                stack.callback(bench.close)
+            return with_goals({"case": case, **bench.measures[case.removeprefix(f"{name}: ")]()}, GOALS)
+
+        for case in wanted:
+            row = cases.measure(case, partial(measure, case))
+            if bench is None and row is not None:  # it did not start
+                for other in wanted[wanted.index(case) + 1 :]:
+                    cases.measure(other, partial(dict, error=row["error"]))
+                return
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["0.6b"])
-    parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--lengths", type=int, nargs=2, default=LENGTHS, metavar=("LEAST", "MOST"))
-    parser.add_argument("--context", type=int, default=CONTEXT)
-    parser.add_argument("--prompt", type=int, default=8192, help="tokens of the long prompt")
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--lengths", type=int, nargs=2, metavar=("LEAST", "MOST"))
+    parser.add_argument("--context", type=int)
+    parser.add_argument("--prompt", type=int, help="tokens of the long prompt")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_arguments(parser)
     options = parser.parse_args()
-    report = Report("gpu", {"dtype": DTYPE, "device": options.device, "requests": options.requests})
-    num_failed = 0
-
-    def add(row: Row) -> None:
-        report.add(**row)
-        print(json.dumps(row), flush=True)
-        if options.json is not None:
-            options.json.write_text(json.dumps(report.document(), indent=2) + "\n", encoding="utf-8")
-
-    for name in options.models:
-        is_measured = False
-        with reported(name, "all", add):
-            is_measured = measure_model(name, options, add)
-        num_failed += not is_measured
-    report.publish(options.json)
-    return int(num_failed > 0)
+    given = {name: getattr(options, name) for name in ("requests", "context", "prompt") if getattr(options, name)}
+    if options.lengths:
+        given["lengths"] = tuple(options.lengths)
+    sizes = replace(SMALL if options.small else FULL, **given)
+    names = [case for model in options.models for case in model_cases(model)]
+    check = torch.cuda.synchronize if options.device == "cuda" else lambda: None
+    cases = Cases.of_options(options, names, check)
+    cases.note({"settings": {"dtype": DTYPE, "device": options.device, "requests": sizes.requests}})
+    cases.note({"machine": machine()})
+    for model in options.models:
+        measure_model(model, options.device, sizes, cases)
+    return int(cases.has_failed)
 
 
 if __name__ == "__main__":

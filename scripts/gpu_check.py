@@ -1,48 +1,54 @@
-"""Check a GPU completely and write the results as one JSON: scripts/gpu_check [OUT.json]
+"""Check a GPU completely, in as many calls as it takes: scripts/gpu_check [OUT.json]
 
-    device, versions, date, commit · every gpu-marked test by name and outcome, those of two GPUs separately; failed
-    tests once more, alone and with blocking launches · kernels beside their limits (gpu_goals.py) · engines beside
-    theirs (gpu_bench.py)
+Runs the stages of gpu_stages.py in the order of their worth: does anything work; tests; kernels and engines beside
+their limits; tuning; ranks; large models. Writes OUT.json after every few seconds, and at the end OUT.md, a summary,
+and OUT.log, all output. A later call with the same OUT.json goes on where the last one stopped (gpu_plan.py): cases
+that passed or were measured at this commit on this device are done, all others run. A failed case runs once more, alone
+and with blocking launches, for its full trace.
 
-The JSON is written anew after each part, so that a stop keeps earlier results; a part that fails or exceeds its limit
-does not stop the others. The whole check ends within 10 minutes, except for the large models, which run only with
---only.
+    --seconds N          the time of this call (default 570); a stage that does not fit is left for the next
+    --only STAGE …       these stages
+    --again STAGE …      these anew, as after a mend
+    --rehearse           the whole plan on a fake device with small sizes: figures have no meaning
 
-With pytest-xdist the tests run in parallel: most of their time is kernel compilation, and a fault that breaks one
-process's context leaves the other processes intact. Tests that start engine processes run after them, alone.
-
-Works from a bare checkout: nothing of the project is installed, a temporary folder with a link `tokenloom` to the
-checkout is on PYTHONPATH. Needs no pytest plugin and no setproctitle. Exit code 0 if all tests passed and the
-benchmark ran, or if there is no GPU; 1 otherwise. Standard library only: a separate process imports torch.
+Works from a bare checkout: a temporary folder with a link `tokenloom` to it is on PYTHONPATH. Exit code 0 if no case
+failed and none is left, or if there is no GPU; 1 if a case failed, 2 if a package is missing, 3 if something is left.
+Standard library only: separate processes import torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.util
+import hashlib
 import json
 import os
-import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, TextIO
 
-ROOT = Path(__file__).resolve().parent.parent
+from tokenloom.scripts.gpu_cases import BROKEN_EXIT, MAX_ERROR, write_json
+from tokenloom.scripts.gpu_plan import Place, Plan, Results, Row, Step, outcome
+from tokenloom.scripts.gpu_run import GRACE_S, Ended, run_streamed
+from tokenloom.scripts.gpu_stages import ROOT, STAGES, Machine, bare_package
+from tokenloom.scripts.gpu_summary import summary
+
 PROBE = """
-import json, importlib.metadata as m
-names = ("torch", "triton", "transformers", "numpy", "pyzmq", "msgspec", "tokenizers", "pytest", "safetensors")
+import importlib.util, json, importlib.metadata as m
+names = ("torch", "triton", "transformers", "numpy", "pyzmq", "msgspec", "tokenizers", "pytest", "pytest-xdist",
+         "safetensors")
 found = {d.name.lower(): d.version for d in m.distributions() if d.name}
-facts = {"versions": {n: found[n] for n in names if n in found}, "gpu": None}
+needed = ("hypothesis", "jinja2", "msgspec", "numpy", "psutil", "pytest", "safetensors", "tokenizers", "tqdm",
+          "transformers", "triton", "zmq")
+facts = {"versions": {n: found[n] for n in names if n in found}, "gpu": None,
+         "missing": [n for n in needed if importlib.util.find_spec(n) is None]}
 try:
     import torch
 except ImportError:
@@ -56,204 +62,249 @@ else:
         facts["reason"] = "torch sees no CUDA device"
 print(json.dumps(facts))
 """
-PYTEST_INI = """[pytest]
-addopts = --import-mode=importlib --strict-markers -p no:cacheprovider --tb=short
-faulthandler_timeout = 90
-markers =
-    slow: long forms
-    gpu: needs a CUDA device
-"""
-MARK = re.compile(r"^(pytestmark = |\s*@)pytest\.mark\.gpu\b", re.MULTILINE)
-_WORD = r"(?P<outcome>PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)"
-OUTCOMES = (  # the output of pytest in one process, and under xdist
-    re.compile(rf"^(?P<name>\S*\.py::.*?) {_WORD}\b"),
-    re.compile(rf"^\[gw\d+\] \[ *\d+%\] {_WORD} (?P<name>\S*\.py::.*?)\s*$"),
-)
-NUM_LAST_LINES = 2000
-LIMITS_S = {"tests": 220, "process_tests": 100, "tensor_parallel": 40, "goals": 120, "benchmark": 240}
-LARGE_LIMIT_S = {"large": 540}  # of parts that run only on request
-TOTAL_S = 590  # of all parts; the last parts may get less than their limits
-AGAIN_S = 40
-GRACE_S = 20.0  # from the interrupt at the limit to the kill: pytest-xdist waits 10 s for its processes
-ALONE = "test_processes.py"  # measures the device's free memory
-SHARED = "test_tensor_parallel.py"  # needs two devices
-MAX_PROCESSES = 12  # each holds a context on the device
+DEFAULT_S, REHEARSAL_S = 570.0, 3000.0
+AGAIN_S, MAX_AGAIN, MAX_AGAIN_SCRIPT = 40.0, 12, 2
+NUM_LAST_LINES = 400
+ENDING_S = 3.0  # after the last stage: the summary
+PROBE_S = 300.0
+START = "the start of the command"
+HANGS = 0.7  # share of a stage's longest time in which one case may still be cut off
 
 
-@contextmanager
-def bare_package() -> Iterator[tuple[Path, dict[str, str]]]:
-    """Yield a folder in which `tokenloom` links to the checkout, and an environment with that folder on PYTHONPATH."""
-    with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
-        (Path(folder) / "tokenloom").symlink_to(ROOT)
-        (Path(folder) / "pytest.ini").write_text(PYTEST_INI, encoding="utf-8")
-        path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
-        on_the_device = {"TRITON_INTERPRET": "0", "PYTHONDONTWRITEBYTECODE": "1"}
-        yield Path(folder), {**os.environ, "PYTHONPATH": path, **on_the_device}
-
-
-def ask_torch() -> dict[str, Any]:
-    probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, encoding="utf-8", timeout=300, cwd="/")
+def ask_torch(environment: dict[str, str]) -> dict[str, Any]:
+    command = [sys.executable, "-c", PROBE]
+    probe = subprocess.run(
+        command, capture_output=True, encoding="utf-8", timeout=PROBE_S, cwd="/", env=environment, check=False
+    )
     if probe.returncode:
-        return {"versions": {}, "gpu": None, "reason": probe.stderr.strip().splitlines()[-1]}
+        return {"versions": {}, "gpu": None, "missing": [], "reason": probe.stderr.strip().splitlines()[-1]}
     facts: dict[str, Any] = json.loads(probe.stdout.splitlines()[-1])
     return facts
 
 
-def run_streamed(
-    command: list[str], folder: Path, environment: dict[str, str], timeout_s: float, grace_s: float = GRACE_S
-) -> dict[str, Any]:
-    """Run a command and show its output as it arrives; return its exit code (None: timed out) and its last lines."""
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        start_new_session=True,
-    )
-    is_late = threading.Event()
-
-    def interrupt() -> None:
-        is_late.set()
-        process.send_signal(signal.SIGINT)  # on an interrupt pytest still prints the failures
-
-    def kill() -> None:
-        os.killpg(process.pid, signal.SIGKILL)  # its children hold the output pipe open, too
-
-    timers = [threading.Timer(timeout_s, interrupt), threading.Timer(timeout_s + grace_s, kill)]
-    for timer in timers:
-        timer.start()
-    lines: deque[str] = deque(maxlen=20_000)
-    assert process.stdout is not None
+def commit(root: Path = ROOT) -> str:
+    """Return the checkout's commit if no source differs from it; else, or without git, the digest of all sources."""
+    git = ["git", "-C", str(root)]
     try:
-        with process.stdout as output:
-            for line in output:
-                print(line, end="", flush=True)
-                lines.append(line.rstrip("\n"))
-        code = process.wait()
-    finally:
-        for timer in timers:
-            timer.cancel()
-    return {"code": None if is_late.is_set() else code, "lines": list(lines)}
-
-
-def gpu_test_files() -> list[str]:
-    """Return the files with a gpu mark, as paths below the temporary folder."""
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
-    return [f"tokenloom/{file.relative_to(ROOT)}" for file in files if MARK.search(file.read_text(encoding="utf-8"))]
-
-
-def run_tests(
-    folder: Path, environment: dict[str, str], timeout_s: float, files: list[str], num_processes: int = 1
-) -> dict[str, Any]:
-    """Run the gpu-marked tests in `files` and return their names by outcome; good if all ran and none failed.
-
-    Failed tests run once more, each in its own process with blocking launches: this shows the failing kernel, and
-    separates the tests that failed only because another test had broken the process's context.
-    """
-    command = [sys.executable, "-m", "pytest", "-c", "pytest.ini", "--rootdir", str(folder), "-vv", "-m", "gpu"]
-    alone = list(command)
-    if num_processes > 1 and importlib.util.find_spec("xdist") is not None:
-        command += ["-n", str(num_processes)]
-    result = run_streamed([*command, *files], folder, environment, timeout_s)
-    names: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": []}
-    for line in result["lines"]:
-        if found := next(filter(None, (form.match(line) for form in OUTCOMES)), None):
-            kind = {"PASSED": "passed", "XPASS": "failed", "FAILED": "failed", "ERROR": "failed"}.get(
-                found["outcome"], "skipped"
+        head, changes = (
+            subprocess.run([*git, *arguments], capture_output=True, encoding="utf-8", check=True, timeout=30).stdout
+            for arguments in (
+                ("rev-parse", "--short=12", "HEAD"),
+                ("status", "--porcelain", "--", "*.py", "*.c", "*.h", "*.toml", "scripts"),
             )
-            names[kind].append(found["name"])
-    is_good = result["code"] == 0 and bool(names["passed"])
-    report: dict[str, Any] = {"ok": is_good, "stopped_at_limit": result["code"] is None, **names}
-    if not is_good:
-        report["last_lines"] = result["lines"][-NUM_LAST_LINES:]
-        blocking, failed = {**environment, "CUDA_LAUNCH_BLOCKING": "1"}, names["failed"][:MAX_PROCESSES]
-        with ThreadPoolExecutor(MAX_PROCESSES) as threads:
-            again = threads.map(lambda name: run_streamed([*alone, name], folder, blocking, AGAIN_S), failed)
-            report["again"] = {
-                name: "passes alone" if each["code"] == 0 else each["lines"][-NUM_LAST_LINES:]
-                for name, each in zip(failed, again, strict=True)
-            }
-    return report
-
-
-def run_shared(
-    folder: Path, environment: dict[str, str], timeout_s: float, files: list[str], num_devices: int
-) -> dict[str, Any]:
-    """Run the tests that need two devices; with one device report them as not measured, which is no failure."""
-    if num_devices < 2:
-        return {"ok": True, "not_measured": "tensor parallelism over NCCL: one GPU is visible, two are needed"}
-    return run_tests(folder, environment, timeout_s, files)
-
-
-def run_script(
-    name: str, folder: Path, environment: dict[str, str], timeout_s: float, *arguments: str
-) -> dict[str, Any]:
-    """Run a script and return the figures that it wrote before its end."""
-    file = folder / f"{name}.json"
-    command = [sys.executable, "-m", f"tokenloom.scripts.{name}", "--json", str(file), *arguments]
-    result = run_streamed(command, folder, environment, timeout_s)
-    report: dict[str, Any] = {"ok": result["code"] == 0, "stopped_at_limit": result["code"] is None}
-    if file.exists():
-        report |= json.loads(file.read_text(encoding="utf-8"))
-    if not report["ok"]:
-        report["last_lines"] = result["lines"][-NUM_LAST_LINES:]
-    return report
-
-
-def commit() -> str:
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
-    try:
-        return subprocess.run(git, capture_output=True, encoding="utf-8", check=True, timeout=10).stdout.strip()
+        )
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        head, changes = "", "unknown"
+    return head.strip() if not changes.strip() else f"{head.strip() or 'sources'}+{_digest(root)}"
+
+
+def _digest(root: Path) -> str:
+    digest = hashlib.sha256()
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in ("docs", "build"))
+        for name in sorted(files):
+            if name.endswith((".py", ".c", ".h", ".toml")):
+                file = Path(folder) / name
+                digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+class Check:
+    """One call: runs the steps of the plan and keeps the files."""
+
+    def __init__(self, results: Results, machine: Machine, environment: dict[str, str], out: Path | None) -> None:
+        self._results, self._machine, self._environment, self._out = results, machine, environment, out
+        self._log: TextIO | None = out.with_suffix(".log").open("a", encoding="utf-8") if out else None
+
+    def show(self, line: str) -> None:
+        print(line, flush=True)
+        if self._log is not None:
+            self._log.write(line + "\n")
+            self._log.flush()
+
+    def run_all(self, plan: Plan, folder: Path, begun: float, seconds: float) -> None:
+        """Run the steps of the plan that fit into `seconds` from `begun` on. An interrupt ends them."""
+        deadline = begun + seconds - ENDING_S
+        self.show(f"gpu_check: {self._results.place.device}, {plan.choice()}")
+        if "pytest-xdist" not in self._results.document["versions"]:
+            self.show("gpu_check: without pytest-xdist the tests run one by one, which takes several times as long")
+        call: dict[str, Any] = {"date": now(), "commit": self._results.place.commit, "arguments": sys.argv[1:]}
+        self._results.document["calls"].append(call)
+        try:
+            for step in plan.steps(lambda: deadline - time.monotonic() - GRACE_S):
+                self.run(step, folder, deadline)
+                call["seconds"] = round(time.monotonic() - begun, 1)
+        except KeyboardInterrupt:
+            self.show("gpu_check: stopped")
+        call["seconds"] = round(time.monotonic() - begun, 1)
+
+    def finish(self, plan: Plan, options: argparse.Namespace) -> int:
+        """Write the document and its summary; return the exit code."""
+        counts = {stage.name: self._results.count(stage.name) for stage in plan.stages}
+        left = [name for name, count in counts.items() if not self._results.is_done(name)]
+        has_failed = any(count.failed for count in counts.values())
+        remarks = ["Nothing is left." if not left else f"Left or failed: {', '.join(left)}. Go on with"]
+        if left:
+            command = ["scripts/gpu_check", *([str(options.out)] if options.out else [])]
+            command += ["--rehearse"] if options.rehearse else []
+            command += ["--seconds", f"{options.seconds:g}"] if options.seconds else []
+            remarks += ["", f"    {shlex.join(command)}"]
+        text = summary(self._machine.stages(), self._results, remarks)
+        self.show(f"\n{text}")
+        self.write()
+        if self._out is None:
+            print(json.dumps(self._results.document, indent=1))
+        else:
+            self._out.with_suffix(".md").write_text(text, encoding="utf-8")
+        if self._log is not None:
+            self._log.close()
+        return 1 if has_failed else 3 if left else 0
+
+    def write(self) -> None:
+        if self._out is not None:
+            write_json(self._out, self._results.document)
+
+    def run(self, step: Step, folder: Path, deadline: float) -> None:
+        """Run a step in `folder`, a bare package; record its rows as they come, and how it ended."""
+        stage, begun = step.stage.name, time.monotonic()
+        report = folder / "report.json"
+        for file in (report, report.with_suffix(".cases")):
+            file.unlink(missing_ok=True)
+        self.show(f"\n── {stage}: {step.stage.title}; {step.need.name.lower()}, at most {step.limit_s:.0f} s ──")
+        started = self._machine.start(stage, folder, step.skip)
+        self._results.begin(stage, now())
+        environment = self._environment | started.environment
+
+        def follow() -> None:
+            self._record(stage, read_report(report))
+            self.write()
+
+        ended = Ended(None, [])
+        try:
+            ended = run_streamed(started.command, folder, environment, step.limit_s, follow=follow, show=self.show)
+        finally:  # also on an interrupt
+            found = read_report(report)
+            broken = blame(found, ended, step)
+            self._record(stage, found)
+            self._results.end(stage, {"seconds": round(time.monotonic() - begun, 1), "ended": "limit"})
+            self.write()
+        failed = [row for row in found["rows"] if outcome(row) == "failed"]
+        self.ask_again(stage, folder, failed, deadline - time.monotonic())
+        self._record(stage, found)
+        facts: dict[str, object] = {"seconds": round(time.monotonic() - begun, 1), "code": ended.code}
+        facts["ended"] = "limit" if ended.code is None else "broken" if broken else "done"
+        facts |= {name: found[name] for name in ("settings", "machine", "notes") if name in found}
+        if ended.code != 0:
+            facts["last_lines"] = ended.lines[-NUM_LAST_LINES:]
+        self._results.end(stage, facts)
+        self.write()
+
+    def _record(self, stage: str, report: dict[str, Any]) -> None:
+        self._results.record(stage, report["cases"], report["rows"])
+
+    def ask_again(self, stage: str, folder: Path, failed: list[Row], left_s: float) -> None:
+        """Run failed cases once more, each alone; add `again` to their rows: their full trace, or "passes alone"."""
+        is_script = self._machine.is_script(stage)
+        chosen = [row for row in failed if "again" not in row][: MAX_AGAIN_SCRIPT if is_script else MAX_AGAIN]
+        limit_s = min(AGAIN_S * self._machine.factor, left_s - GRACE_S)
+
+        def ask(row: Row) -> None:
+            started = self._machine.start_alone(stage, folder, row["case"])
+            if started is not None and limit_s > 5:
+                environment = self._environment | started.environment
+                lines: list[str] = []
+                ended = run_streamed(started.command, folder, environment, limit_s, show=lines.append)
+                row["again"] = "passes alone" if ended.code == 0 else lines[-NUM_LAST_LINES:]
+
+        if chosen:
+            self.show(f"{stage}: {len(chosen)} failed cases once more, alone")
+        with ThreadPoolExecutor(1 if is_script else self._machine.num_processes) as threads:
+            for _ in threads.map(ask, chosen):
+                pass
+
+
+def read_report(file: Path) -> dict[str, Any]:
+    """Return a command's report so far: cases (None: unknown), running and rows."""
+    found: dict[str, Any] = {"cases": None, "running": {}, "rows": []}
+    if file.exists():
+        found |= json.loads(file.read_text(encoding="utf-8"))
+    return found
+
+
+def blame(report: dict[str, Any], ended: Ended, step: Step) -> bool:
+    """Fail the cases that were running when the command ended by itself, its start if it came to no case, and at its
+    limit a case that took most of the time that the stage ever gets. Return whether the command broke off, so that
+    other cases may be left that can still run."""
+    last, limit_s = "\n".join(ended.lines)[-MAX_ERROR:], step.limit_s
+    for case, begun in report["running"].items():
+        ran_s = time.time() - begun
+        if ended.code is not None:
+            report["rows"].append({"case": case, "error": f"{last}\nexit code {ended.code} while it ran"})
+        elif limit_s >= step.stage.most_s and ran_s > HANGS * limit_s:
+            reason = f"it had run for {ran_s:.0f} s when the stage's {limit_s:.0f} s ended"
+            report["rows"].append({"case": case, "error": f"{last}\n{reason}", "again": "not asked: it would hang"})
+    is_broken = ended.code is not None and (bool(report["running"]) or ended.code == BROKEN_EXIT)
+    if ended.code and report["cases"] is None:
+        report["cases"] = [START]
+        report["rows"].append({"case": START, "error": f"{last}\nexit code {ended.code}", "again": "not asked"})
+    return is_broken
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def obstacle(facts: dict[str, Any], known: dict[str, Any] | None, options: argparse.Namespace) -> str:
+    """Return the reason to run nothing, if there is one."""
+    if facts["gpu"] is None:
+        return f"nothing to check, {facts.get('reason')}"
+    if facts["missing"]:
+        return f"put these packages on PYTHONPATH first: {', '.join(facts['missing'])}"
+    if known is not None and known.get("is_rehearsal", options.rehearse) != options.rehearse:
+        return f"{options.out} is of {'a device' if options.rehearse else 'a rehearsal'}: give another file"
+    return ""
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [stage.name for stage in STAGES]
+    parser.add_argument("out", nargs="?", type=Path, help="file for the JSON (default: print it); goes on if it exists")
+    parser.add_argument(
+        "--seconds", type=float, help=f"of this call (default {DEFAULT_S:g}, {REHEARSAL_S:g} to rehearse)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=names, metavar="STAGE", default=names, help=f"of {', '.join(names)}"
+    )
+    parser.add_argument("--again", nargs="+", choices=names, metavar="STAGE", default=[], help="measure anew")
+    parser.add_argument("--rehearse", action="store_true", help="on a fake device, with small sizes")
+    return parser.parse_args(arguments)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", nargs="?", type=Path, help="file for the JSON (default: print it)")
-    parts_s = LIMITS_S | LARGE_LIMIT_S
-    parser.add_argument("--only", nargs="+", choices=parts_s, default=list(LIMITS_S), help="leave others out")
-    options = parser.parse_args()
-    deadline = time.monotonic() + TOTAL_S
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    document: dict[str, Any] = {"date": now, "commit": commit(), "python": sys.version.split()[0], **ask_torch()}
-    write(document, options.out)
-    if document["gpu"] is None:
-        print(f"gpu_check: nothing to check, {document.get('reason')}")
-        return 0
-    print(f"gpu_check: {document['gpu']['name']}, commit {document['commit']}")
-    with bare_package() as (folder, environment):
-        files = gpu_test_files()
-        beside = [file for file in files if not file.endswith((ALONE, SHARED))]
-        alone, shared = ([file for file in files if file.endswith(name)] for name in (ALONE, SHARED))
-        num_processes = min(MAX_PROCESSES, os.cpu_count() or 1)
-        num_devices = document["gpu"]["count"]
-        threads = {"OMP_NUM_THREADS": str(max((os.cpu_count() or 1) // num_processes, 1))}  # share the cores
-        parts: dict[str, Callable[[float], dict[str, Any]]] = {
-            "tests": lambda limit_s: run_tests(folder, environment | threads, limit_s, beside, num_processes),
-            "process_tests": lambda limit_s: run_tests(folder, environment, limit_s, alone),
-            "tensor_parallel": lambda limit_s: run_shared(folder, environment, limit_s, shared, num_devices),
-            "goals": lambda limit_s: run_script("gpu_goals", folder, environment, limit_s),
-            "benchmark": lambda limit_s: run_script("gpu_bench", folder, environment, limit_s),
-            "large": lambda limit_s: run_script("gpu_bench", folder, environment, limit_s, "--models", "8b", "14b"),
-        }
-        for name, run in parts.items():
-            if name in options.only:
-                begun = time.monotonic()
-                limit_s = min(parts_s[name], deadline - begun - GRACE_S)
-                report = run(limit_s) if limit_s > 0 else {"ok": False, "not_measured": "no time was left"}
-                document[name] = {**report, "seconds": round(time.monotonic() - begun, 1)}
-                write(document, options.out)
-    if options.out is None:
-        print(json.dumps(document, indent=2))
-    return 0 if all(document[name]["ok"] for name in parts if name in document) else 1
-
-
-def write(document: dict[str, Any], file: Path | None) -> None:
-    if file is not None:
-        file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    begun, options = time.monotonic(), parse()
+    signal.signal(signal.SIGTERM, interrupt)
+    machine = Machine(len(os.sched_getaffinity(0)), options.rehearse)
+    known = json.loads(options.out.read_text(encoding="utf-8")) if options.out and options.out.exists() else None
+    with tempfile.TemporaryDirectory(prefix="gpu-check-") as name:
+        environment = bare_package(Path(name), options.rehearse)
+        facts = ask_torch(environment)
+        if reason := obstacle(facts, known, options):
+            print(f"gpu_check: {reason}")
+            if known is None and options.out is not None:
+                write_json(options.out, {"date": now(), "commit": commit(), **facts})
+            return 0 if facts["gpu"] is None else 2
+        results = Results(Place(commit(), facts["gpu"]["name"], options.rehearse), known)
+        results.document |= {"date": now(), "python": sys.version.split()[0], **facts}
+        for stage in options.again:
+            results.forget(stage)
+        plan = Plan([each for each in machine.stages() if each.name in options.only], results, facts["gpu"]["count"])
+        check = Check(results, machine, environment, options.out)
+        check.run_all(plan, Path(name), begun, options.seconds or (REHEARSAL_S if options.rehearse else DEFAULT_S))
+        return check.finish(plan, options)
 
 
 if __name__ == "__main__":

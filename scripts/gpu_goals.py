@@ -10,23 +10,22 @@
 
 bfloat16, head_dim 128, 8 KV heads, 4 query heads each. Medians of triton's do_bench; decode attention is measured in a
 CUDA graph, as the engine runs it. Half of a copy's bytes are read, half written. The file is written after each figure.
-A case that fails, or that does not fit the device, gets a row with the reason. gpu_bench.py measures engines.
+A case that fails, or that does not fit the device, gets a row with the reason. gpu_bench.py measures engines, and
+gpu_check runs both.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,22 +40,75 @@ from tokenloom.kernels.gpu.sampling.sampling import sample
 from tokenloom.kernels.gpu.table import DecodeShape, decode_shape, prefill_shape
 from tokenloom.scripts.bench_workload import find_checkpoint
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.gpu_cases import MAX_ERROR, Cases, Row, add_arguments
+from tokenloom.scripts.gpu_goal import Goal, with_goals
 from tokenloom.scripts.tune_kernels import (
     BLOCK_SIZE,
     NUM_KV_HEADS,
-    PROMPT,
     copy_milliseconds,
+    device_architecture,
     metadata_of,
     replay_milliseconds,
 )
 
+GOALS = (
+    Goal("decode attention", "times_copy", most=1.11),
+    Goal("decode attention", "times_sdpa", most=1.0),
+    Goal("decode attention", "times_best_chunks", most=1.03),
+    Goal("prefill attention", "share_of_cudnn", least=0.75),
+    Goal("adapters, 1 ", "share_of_base", least=0.95),
+    Goal("adapters, 8 ", "share_of_base", least=0.9),
+    Goal("adapters, 32 ", "share_of_base", least=0.8),
+    Goal("adapters, 128 ", "share_of_base", least=0.5),
+    Goal("start", "beside_weights_s", most=10.0),
+)
 HEAD_DIM, GROUP = 128, 4
 KEY_BYTES = 2 * NUM_KV_HEADS * HEAD_DIM * 2  # bytes of a token's key and value
-CASES = [(1, 1024), (1, 32768), (32, 1024), (32, 8192), (32, 32768), (256, 1024), (256, 8192), (256, 32768)]
-SKEWED = [1024, 2048, 4096, 9000] * 16
 CHUNK_TILES = (1, 2, 4, 8, 16, 32)
-MAX_ERROR = 4000  # characters
-NOT_MEASURED = ["speed of two GPUs over NCCL against one"]
+START_S = 120.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of all cases."""
+
+    decode: tuple[tuple[int, int], ...]  # rows, keys of each
+    skewed: tuple[int, ...]  # rows; their keys are those of skewed_lengths by turns
+    skewed_lengths: tuple[int, ...]
+    prompt: int
+    hidden: int  # of an 8B layer
+    inner: int
+    adapter_rows: int
+    num_adapters: tuple[int, ...]
+    sampling: tuple[int, int]  # rows, logits of each
+    start_model: str
+
+
+ROWS_AND_KEYS = tuple((num_rows, num_keys) for num_rows in (1, 32, 256) for num_keys in (1024, 8192, 32768))
+FULL = Sizes(
+    decode=tuple(case for case in ROWS_AND_KEYS if case != (1, 8192)),
+    skewed=(8, 64, 256),
+    skewed_lengths=(1024, 2048, 4096, 9000),
+    prompt=8192,
+    hidden=4096,
+    inner=14336,
+    adapter_rows=128,
+    num_adapters=(1, 8, 32, 128),
+    sampling=(256, 151_936),
+    start_model="135m",
+)
+SMALL = Sizes(
+    decode=((1, 40), (2, 70)),
+    skewed=(3,),
+    skewed_lengths=(16, 33, 90),
+    prompt=48,
+    hidden=64,
+    inner=96,
+    adapter_rows=8,
+    num_adapters=(1, 8),
+    sampling=(3, 1000),
+    start_model="tiny-llama",
+)
 
 
 def milliseconds(run: Callable[[], object]) -> float:
@@ -64,12 +116,7 @@ def milliseconds(run: Callable[[], object]) -> float:
     return float(triton.testing.do_bench(run, warmup=10, rep=40, return_mode="median"))
 
 
-def architecture() -> int:
-    major, minor = torch.cuda.get_device_capability()
-    return 10 * major + minor
-
-
-def decode_row(lengths: list[int]) -> dict[str, Any]:
+def decode_row(lengths: list[int]) -> Row:
     needed, (free, _) = sum(lengths) * KEY_BYTES, torch.cuda.mem_get_info()
     if 2.2 * needed > free:  # beside the cache: a copy's two halves, or SDPA's keys and values
         return {"not_measured": f"takes {2.2 * needed / 2**30:.1f} GiB, {free / 2**30:.1f} are free"}
@@ -77,7 +124,7 @@ def decode_row(lengths: list[int]) -> dict[str, Any]:
     num_blocks = int(metadata.block_tables.max()) + 1
     cache = torch.randn(num_blocks, 1, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
     query = torch.randn(len(lengths), GROUP * NUM_KV_HEADS, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
-    output, rule = torch.empty_like(query), decode_shape(architecture(), HEAD_DIM, GROUP, 2)
+    output, rule = torch.empty_like(query), decode_shape(device_architecture(), HEAD_DIM, GROUP, 2)
 
     def time_of(shape: DecodeShape) -> float:
         items = plan_decode(metadata.seq_lens, None, shape)
@@ -86,19 +133,17 @@ def decode_row(lengths: list[int]) -> dict[str, Any]:
 
     ours = time_of(rule)
     copied = copy_milliseconds(needed, replay_milliseconds)
-    row = {"ms": ours, "copy_ms": copied, "times_copy": ours / copied}
-    goal, is_met = "at most 1.11 x copy", ours <= 1.11 * copied
+    row: Row = {"ms": ours, "copy_ms": copied, "times_copy": ours / copied}
     if len(set(lengths)) == 1:
         try:
-            sdpa = row["sdpa_ms"] = decode_sdpa_milliseconds(len(lengths), lengths[0])
-            goal, is_met = f"{goal} and SDPA", is_met and ours <= sdpa
+            row["sdpa_ms"] = decode_sdpa_milliseconds(len(lengths), lengths[0])
+            row["times_sdpa"] = ours / row["sdpa_ms"]
         except RuntimeError as error:  # this SDPA backend does not support every shape
-            return {**row, "goal": goal, "is_met": is_met, "sdpa_error": str(error)[:MAX_ERROR]}
+            row["sdpa_error"] = str(error)[:MAX_ERROR]
     else:
         others = [dataclasses.replace(rule, min_tiles=tiles) for tiles in CHUNK_TILES if tiles != rule.min_tiles]
         row["times_best_chunks"] = ours / min(ours, *(time_of(shape) for shape in others))
-        goal, is_met = f"{goal}, 1.03 x the best chunks", is_met and row["times_best_chunks"] <= 1.03
-    return {**row, "goal": goal, "is_met": is_met}
+    return row
 
 
 def decode_sdpa_milliseconds(num_rows: int, length: int) -> float:
@@ -107,34 +152,34 @@ def decode_sdpa_milliseconds(num_rows: int, length: int) -> float:
     return replay_milliseconds(lambda: F.scaled_dot_product_attention(query, key, value, enable_gqa=True))
 
 
-def prefill_row() -> dict[str, Any]:
-    metadata = metadata_of([PROMPT], [PROMPT])
+def prefill_row(prompt: int) -> Row:
+    metadata = metadata_of([prompt], [prompt])
     num_heads, num_blocks = GROUP * NUM_KV_HEADS, int(metadata.block_tables.max()) + 1
     cache = torch.randn(num_blocks, 1, 2, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
-    query = torch.randn(PROMPT, num_heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
-    output, shape = torch.empty_like(query), prefill_shape(architecture(), HEAD_DIM, GROUP, 2)
+    query = torch.randn(prompt, num_heads, HEAD_DIM, device="cuda", dtype=torch.bfloat16)
+    output, shape = torch.empty_like(query), prefill_shape(device_architecture(), HEAD_DIM, GROUP, 2)
     tiles = plan_prefill(metadata, GROUP, shape)
     ours = milliseconds(
         lambda: prefill_attention(query, cache, 0, metadata, tiles, output, AttentionSpec(HEAD_DIM**-0.5), shape)
     )
-    full = [torch.randn(1, num_heads, PROMPT, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    q, k, v = (torch.randn(1, num_heads, prompt, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        theirs = milliseconds(lambda: F.scaled_dot_product_attention(*full, is_causal=True))
-    flops = 2 * num_heads * HEAD_DIM * PROMPT**2  # the causal half of two products
+        theirs = milliseconds(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True))
+    flops = 2 * num_heads * HEAD_DIM * prompt**2  # the causal half of two products
     row = {"ms": ours, "cudnn_ms": theirs, "share_of_cudnn": theirs / ours}
-    return {**row, "TFLOP_per_s": flops / ours / 1e9, "goal": "at least 0.75 of cuDNN", "is_met": theirs >= 0.75 * ours}
+    return {**row, "TFLOP_per_s": flops / ours / 1e9}
 
 
-def adapters_row(num_adapters: int, goal: float, num_rows: int = 128) -> dict[str, Any]:
+def adapters_row(num_adapters: int, sizes: Sizes) -> Row:
     """Time the four products of a layer of Llama's 8B shape with and without adapters of rank 16 in all of them."""
-    ops, hidden, inner = TritonOps(architecture()), 4096, 14336
+    ops, num_rows, hidden, inner = TritonOps(device_architecture()), sizes.adapter_rows, sizes.hidden, sizes.inner
     space, slots = (
-        ops.adapter_space(128, 16),
+        ops.adapter_space(max(sizes.num_adapters), 16),
         torch.arange(num_rows, device="cuda", dtype=torch.int32) % num_adapters + 1,
     )
     layers = []
     for num_outputs, num_inputs, num_parts, activation in (
-        (6144, hidden, 3, NO_ACTIVATION),
+        (hidden * 3 // 2, hidden, 3, NO_ACTIVATION),
         (hidden, hidden, 1, NO_ACTIVATION),
         (2 * inner, hidden, 2, GATED_SILU),
         (hidden, inner, 1, NO_ACTIVATION),
@@ -155,11 +200,10 @@ def adapters_row(num_adapters: int, goal: float, num_rows: int = 128) -> dict[st
         return replay_milliseconds(lambda: [ops.linear(x, packed) for x, packed in layers])
 
     base, adapted = time_of(None), time_of(slots)
-    row = {"ms": adapted, "base_ms": base, "share_of_base": base / adapted}
-    return {**row, "goal": f"at least {goal} of the base", "is_met": base >= goal * adapted}
+    return {"ms": adapted, "base_ms": base, "share_of_base": base / adapted}
 
 
-def sampling_row(num_rows: int = 256, vocab_size: int = 151_936) -> dict[str, Any]:
+def sampling_row(num_rows: int, vocab_size: int) -> Row:
     logits = torch.randn(num_rows, vocab_size, device="cuda") * 2
     rows = torch.arange(num_rows, device="cuda")
     ones = torch.ones(num_rows, device="cuda")
@@ -169,59 +213,54 @@ def sampling_row(num_rows: int = 256, vocab_size: int = 151_936) -> dict[str, An
     return {"ms": ms}
 
 
-def start_row() -> dict[str, Any]:
-    flags = ["--model", str(find_checkpoint("135m", "bfloat16")), "--device", "cuda", "--max-model-len", "1024"]
+def start_row(model: str) -> Row:
+    flags = ["--model", str(find_checkpoint(model, "bfloat16")), "--device", "cuda", "--max-model-len", "1024"]
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         environment = {"TRITON_CACHE_DIR": f"{folder}/kernels"}
         flags += ["--num-kv-blocks", "512"]
         with Engine(Path(folder), flags, environment, has_faults=False) as engine:
-            engine.wait_ready()
+            engine.wait_ready(START_S)
             ready_s = time.perf_counter() - begun
             engine.stop()
     phases = [line for line in engine.lines if not line.startswith("Ready")]
     weights_s = sum(float(seconds) for seconds in re.findall(r"load weights in ([\d.]+) s", "\n".join(phases)))
-    row = {"ready_s": ready_s, "weights_s": weights_s, "phases": phases}
-    return {**row, "goal": "at most 10 s beside the weights", "is_met": ready_s - weights_s <= 10}
+    return {"ready_s": ready_s, "weights_s": weights_s, "beside_weights_s": ready_s - weights_s, "phases": phases}
 
 
-def rows() -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+def rows(sizes: Sizes) -> Iterator[tuple[str, Callable[[], Row]]]:
     """Yield each case's name and its measurement."""
-    for num_rows, length in CASES:
+    for num_rows, length in sizes.decode:
         yield f"decode attention {num_rows} x {length}", partial(decode_row, [length] * num_rows)
-    for num_rows in (8, 64, 256):
-        yield f"decode attention {num_rows} skewed", partial(decode_row, (SKEWED * 4)[:num_rows])
-    yield "prefill attention 8k", prefill_row
-    for num_adapters, goal in ((1, 0.95), (8, 0.9), (32, 0.8), (128, 0.5)):
-        yield f"adapters, {num_adapters} distinct", partial(adapters_row, num_adapters, goal)
-    yield "sampling with all filters, 256 x 152k", sampling_row
-    yield "start, 135m, no kernel compiled before", start_row
+    for num_rows in sizes.skewed:
+        lengths = [sizes.skewed_lengths[row % len(sizes.skewed_lengths)] for row in range(num_rows)]
+        yield f"decode attention {num_rows} skewed", partial(decode_row, lengths)
+    yield f"prefill attention of {sizes.prompt}", partial(prefill_row, sizes.prompt)
+    for num_adapters in sizes.num_adapters:
+        yield f"adapters, {num_adapters} distinct", partial(adapters_row, num_adapters, sizes)
+    num_rows, vocab_size = sizes.sampling
+    yield f"sampling with all filters, {num_rows} x {vocab_size}", partial(sampling_row, num_rows, vocab_size)
+    yield f"start, {sizes.start_model}, no kernel compiled before", partial(start_row, sizes.start_model)
 
 
-def measured(case: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return {"case": case, **measure()}
-    except Exception:  # one failed case must not keep the others from running
-        return {"case": case, "error": traceback.format_exc()[-MAX_ERROR:]}
+def held_to_goals(case: str, measure: Callable[[], Row]) -> Row:
+    return with_goals({"case": case, **measure()}, GOALS)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    add_arguments(parser)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("gpu_goals: no GPU is visible", file=sys.stderr)
         return 2
-    document: dict[str, Any] = {"rows": [], "not_measured": NOT_MEASURED}
+    measures = dict(rows(SMALL if options.small else FULL))
+    cases = Cases.of_options(options, list(measures), torch.cuda.synchronize)
     with torch.inference_mode():
-        for case, measure in rows():
-            row = measured(case, measure)
-            document["rows"].append(row)
-            print(json.dumps(row), flush=True)
-            if options.json is not None:
-                options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        for case, measure in measures.items():
+            cases.measure(case, partial(held_to_goals, case, measure))
             torch.cuda.empty_cache()
-    return int(any("error" in row for row in document["rows"]))
+    return int(cases.has_failed)
 
 
 if __name__ == "__main__":

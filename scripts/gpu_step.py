@@ -52,7 +52,7 @@ class DeviceSteps:
         columns = SamplingColumns.greedy(len(self._blocks))
         for row in range(len(self._blocks)):
             columns.put(row, sampling)
-        self._runner.clear()
+        self._runner.rows.clear()
         inputs = [self._inputs(self._first + step) for step in range(NUM_WARM_UPS + NUM_STEPS)]
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for each in inputs[:NUM_WARM_UPS]:

@@ -1,9 +1,11 @@
 """Time the shapes of attention programs on this GPU and write the fastest into kernels/gpu/gpu_table.json.
 
-    scripts/tune_kernels.py [--head-dims 128] [--groups 1 2 4 8] [--dry-run]
+    python -m tokenloom.scripts.tune_kernels [--head-dims 128] [--groups 1 2 4 8] [--dry-run]
+    python -m tokenloom.scripts.tune_kernels --take OUT.json        the entries that scripts/gpu_check found
 
-Decode: 64 rows of skewed lengths around 4k. Prefill: one prompt of 8k. Each time is printed beside its limit, measured
-in the same run: a copy of the same bytes, or torch's scaled_dot_product_attention. Needs a GPU; nothing in CI runs it.
+Decode: 64 rows of skewed lengths around 4k. Prefill: one prompt of 8k. Each time stands beside its limit, measured in
+the same run: a copy of the same bytes, or torch's scaled_dot_product_attention. The fastest shapes are then measured
+once more in turn with the shape in use, so that a gain is not the luck of one of many times. Needs a GPU.
 """
 
 from __future__ import annotations
@@ -16,14 +18,17 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from statistics import median
+from typing import Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 import triton.testing
 from torch import Tensor
+from triton.runtime.errors import TritonError
 
 from tokenloom.kernels.contract import AttentionMetadata, AttentionSpec
 from tokenloom.kernels.gpu.attention.decode import decode_attention, plan_decode
@@ -38,13 +43,45 @@ from tokenloom.kernels.gpu.table import (
     read_table,
     table_key,
 )
+from tokenloom.scripts.gpu_cases import Cases, Row, add_arguments
 
 Shape = TypeVar("Shape", DecodeShape, PrefillShape)
 
 NUM_KV_HEADS = 8
 BLOCK_SIZE = 16
-PROMPT = 8192
-DECODE_LENGTHS = [1024, 2048, 4096, 9000] * 16
+FINALISTS, FINAL_ROUNDS = 3, 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the measured steps, and the number of shapes that are tried."""
+
+    decode_lengths: tuple[int, ...]
+    prompt: int
+    num_shapes: int | None  # None: all
+
+
+FULL = Sizes((1024, 2048, 4096, 9000) * 16, prompt=8192, num_shapes=None)
+SMALL = Sizes((20, 70, 33), prompt=40, num_shapes=2)
+
+
+@dataclass(frozen=True)
+class Best(Generic[Shape]):
+    """The fastest shape beside the one that is in use."""
+
+    shape: Shape
+    milliseconds: float
+    used_milliseconds: float
+
+    @property
+    def gain(self) -> float:
+        return self.used_milliseconds / self.milliseconds
+
+
+def device_architecture() -> int:
+    """Return the number in the device's sm_… name."""
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
 
 
 def decode_candidates() -> Iterator[DecodeShape]:
@@ -83,8 +120,8 @@ def milliseconds(run: Callable[[], object]) -> float:
     """Return the median time of `run`; infinite if it fails, as for a shape that does not fit the chip."""
     try:
         return float(triton.testing.do_bench(run, warmup=10, rep=40, return_mode="median"))
-    except (triton.OutOfResources, RuntimeError) as error:
-        print(f"    skipped: {str(error).splitlines()[0][:100]}", file=sys.stderr)
+    except (TritonError, RuntimeError) as error:  # one that does not compile, or does not fit
+        print(f"    skipped: {str(error)[:100]!r}", file=sys.stderr)
         return float("inf")
 
 
@@ -93,17 +130,24 @@ def replay_milliseconds(run: Callable[[], object]) -> float:
     return float(triton.testing.do_bench_cudagraph(run, rep=40, return_mode="median"))
 
 
-def fastest(run_by_shape: dict[Shape, Callable[[], object]]) -> tuple[Shape, float]:
-    """Compile all shapes in parallel, time them, and return the fastest and its milliseconds."""
+def fastest(run_by_shape: dict[Shape, Callable[[], object]], used: Shape) -> Best[Shape]:
+    """Compile all shapes in parallel, time them, time the fastest once more beside the one in use; return the best."""
     with suppress(Exception), ThreadPoolExecutor(os.cpu_count()) as threads, compiling(threads):
         for run in run_by_shape.values():  # a shape that fails to compile is skipped when it is timed
             run()
-    times = {shape: milliseconds(run) for shape, run in run_by_shape.items()}
-    best = min(times, key=times.__getitem__)
-    return best, times[best]
+    times: dict[Shape, float] = {shape: milliseconds(run) for shape, run in run_by_shape.items()}
+    finalists = list(dict.fromkeys([used, *sorted(times, key=times.__getitem__)[:FINALISTS]]))
+    rounds = [{shape: milliseconds(run_by_shape[shape]) for shape in finalists} for _ in range(FINAL_ROUNDS)]
+    medians = {shape: median(each[shape] for each in rounds) for shape in finalists}
+    best = min(finalists, key=medians.__getitem__)
+    if medians[best] == float("inf"):
+        raise RuntimeError(f"none of {len(run_by_shape)} shapes runs on this GPU, the one in use is {used}")
+    return Best(best, medians[best], medians[used])
 
 
-def tune_decode(query: Tensor, cache: Tensor, metadata: AttentionMetadata) -> tuple[DecodeShape, float]:
+def tune_decode(
+    query: Tensor, cache: Tensor, metadata: AttentionMetadata, used: DecodeShape, num_shapes: int | None
+) -> Best[DecodeShape]:
     output, spec = torch.empty_like(query), AttentionSpec(query.shape[2] ** -0.5)
 
     def run_of(shape: DecodeShape) -> Callable[[], object]:
@@ -111,10 +155,13 @@ def tune_decode(query: Tensor, cache: Tensor, metadata: AttentionMetadata) -> tu
         lengths, tables = metadata.seq_lens, metadata.block_tables
         return partial(decode_attention, query, cache, 0, tables, lengths, items, output, spec, shape)
 
-    return fastest({shape: run_of(shape) for shape in decode_candidates()})
+    shapes = itertools.islice(decode_candidates(), num_shapes)
+    return fastest({shape: run_of(shape) for shape in (used, *shapes)}, used)
 
 
-def tune_prefill(query: Tensor, cache: Tensor, metadata: AttentionMetadata) -> tuple[PrefillShape, float]:
+def tune_prefill(
+    query: Tensor, cache: Tensor, metadata: AttentionMetadata, used: PrefillShape, num_shapes: int | None
+) -> Best[PrefillShape]:
     output, group = torch.empty_like(query), query.shape[1] // NUM_KV_HEADS
     spec = AttentionSpec(query.shape[2] ** -0.5)
 
@@ -122,7 +169,8 @@ def tune_prefill(query: Tensor, cache: Tensor, metadata: AttentionMetadata) -> t
         tiles = plan_prefill(metadata, group, shape)
         return partial(prefill_attention, query, cache, 0, metadata, tiles, output, spec, shape)
 
-    return fastest({shape: run_of(shape) for shape in prefill_candidates(group)})
+    shapes = itertools.islice(prefill_candidates(group), num_shapes)
+    return fastest({shape: run_of(shape) for shape in (used, *shapes)}, used)
 
 
 def copy_milliseconds(num_bytes: int, measure: Callable[[Callable[[], object]], float] = milliseconds) -> float:
@@ -132,60 +180,80 @@ def copy_milliseconds(num_bytes: int, measure: Callable[[Callable[[], object]], 
     return measure(lambda: target.copy_(source))
 
 
-def sdpa_milliseconds(num_heads: int, head_dim: int, dtype: torch.dtype) -> float:
-    query = torch.randn(1, num_heads, PROMPT, head_dim, device="cuda", dtype=dtype)
-    key, value = (torch.randn(1, NUM_KV_HEADS, PROMPT, head_dim, device="cuda", dtype=dtype) for _ in range(2))
+def sdpa_milliseconds(prompt: int, num_heads: int, head_dim: int, dtype: torch.dtype) -> float:
+    query = torch.randn(1, num_heads, prompt, head_dim, device="cuda", dtype=dtype)
+    key, value = (torch.randn(1, NUM_KV_HEADS, prompt, head_dim, device="cuda", dtype=dtype) for _ in range(2))
     return milliseconds(
         lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=num_heads > NUM_KV_HEADS)
     )
 
 
-def tune(architecture: int, head_dim: int, group: int, dtype: torch.dtype) -> tuple[DecodeShape, PrefillShape]:
+def tune(architecture: int, head_dim: int, group: int, dtype: torch.dtype, sizes: Sizes) -> Row:
+    """Return the entry of one key of the table, with its times beside those in use and their limits."""
     torch.manual_seed(0)
-    decode, prefill = metadata_of(DECODE_LENGTHS, [1] * len(DECODE_LENGTHS)), metadata_of([PROMPT], [PROMPT])
+    lengths = list(sizes.decode_lengths)
+    decode, prefill = metadata_of(lengths, [1] * len(lengths)), metadata_of([sizes.prompt], [sizes.prompt])
     num_blocks = int(max(decode.block_tables.max(), prefill.block_tables.max())) + 1
     cache = torch.randn(num_blocks, 1, 2, NUM_KV_HEADS, BLOCK_SIZE, head_dim, device="cuda", dtype=dtype)
     queries = [
         torch.randn(count, group * NUM_KV_HEADS, head_dim, device="cuda", dtype=dtype)
-        for count in (len(DECODE_LENGTHS), PROMPT)
+        for count in (len(lengths), sizes.prompt)
     ]
-    decode_best, decode_ms = tune_decode(queries[0], cache, decode)
-    prefill_best, prefill_ms = tune_prefill(queries[1], cache, prefill)
-    copy_ms = copy_milliseconds(sum(DECODE_LENGTHS) * 2 * NUM_KV_HEADS * head_dim * dtype.itemsize)
-    sdpa_ms = sdpa_milliseconds(group * NUM_KV_HEADS, head_dim, dtype)
-    print(f"{table_key(architecture, head_dim, group, dtype.itemsize)}")
-    print(f"  decode  {decode_ms:8.3f} ms, a copy of the bytes {copy_ms:8.3f} ms  {decode_best}")
-    print(f"  prefill {prefill_ms:8.3f} ms, torch SDPA         {sdpa_ms:8.3f} ms  {prefill_best}", flush=True)
     key = (architecture, head_dim, group, dtype.itemsize)
-    return (
-        decode_best if decode_ms < float("inf") else decode_shape(*key),
-        prefill_best if prefill_ms < float("inf") else prefill_shape(*key),
-    )
+    decode_best = tune_decode(queries[0], cache, decode, decode_shape(*key), sizes.num_shapes)
+    prefill_best = tune_prefill(queries[1], cache, prefill, prefill_shape(*key), sizes.num_shapes)
+    row: Row = {"entry": {"decode": asdict(decode_best.shape), "prefill": asdict(prefill_best.shape)}}
+    for name, best in (("decode", decode_best), ("prefill", prefill_best)):
+        row |= {f"{name}_ms": best.milliseconds, f"{name}_used_ms": best.used_milliseconds, f"{name}_gain": best.gain}
+    row["copy_ms"] = copy_milliseconds(sum(lengths) * 2 * NUM_KV_HEADS * head_dim * dtype.itemsize)
+    row["sdpa_ms"] = sdpa_milliseconds(sizes.prompt, group * NUM_KV_HEADS, head_dim, dtype)
+    return row
 
 
-def write_entry(key: str, shapes: tuple[DecodeShape, PrefillShape]) -> None:
-    """Write one entry of the table's file; keep the others."""
-    merged = read_table() | {key: {"decode": asdict(shapes[0]), "prefill": asdict(shapes[1])}}
+def write_entries(entries: dict[str, dict[str, dict[str, int]]]) -> None:
+    """Write entries into the table's file; keep the others."""
+    merged = read_table() | entries
     TABLE_PATH.write_text(json.dumps(merged, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     read_table.cache_clear()
 
 
+def entries_of(document: dict[str, object]) -> dict[str, dict[str, dict[str, int]]]:
+    """Return the entries that a document of scripts/gpu_check holds; ValueError if they are of a rehearsal."""
+    if document.get("is_rehearsal"):
+        raise ValueError("a rehearsal's times have no meaning: take the file of a device")
+    stages = document["stages"]
+    assert isinstance(stages, dict)
+    rows = stages.get("tune", {"results": {}})["results"].values()
+    return {row["case"]: row["entry"] for row in rows if "entry" in row}
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Write the fastest shapes of attention programs on this GPU.")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--dry-run", action="store_true", help="print, write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print, write nothing into the table")
+    parser.add_argument("--take", type=Path, metavar="OUT.json", help="measure nothing, write what gpu_check found")
+    add_arguments(parser)
     options = parser.parse_args()
+    if options.take is not None:
+        entries = entries_of(json.loads(options.take.read_text(encoding="utf-8")))
+        write_entries(entries)
+        print(f"{TABLE_PATH}: {len(entries)} entries written")
+        return 0
     if not torch.cuda.is_available():
         print("tune_kernels: no GPU is visible: run it on the machine that the table is for", file=sys.stderr)
         return 2
-    major, minor = torch.cuda.get_device_capability()
-    architecture = 10 * major + minor
-    for head_dim, group in itertools.product(options.head_dims, options.groups):
-        shapes = tune(architecture, head_dim, group, torch.bfloat16)
-        if not options.dry_run:
-            write_entry(table_key(architecture, head_dim, group, 2), shapes)
-    return 0
+    architecture, sizes = device_architecture(), SMALL if options.small else FULL
+    keys: dict[str, tuple[int, int, int]] = {
+        table_key(architecture, head_dim, group, 2): (architecture, head_dim, group)
+        for head_dim, group in itertools.product(options.head_dims, options.groups)
+    }
+    cases = Cases.of_options(options, list(keys), torch.cuda.synchronize)
+    for name, key in keys.items():
+        row = cases.measure(name, partial(tune, *key, torch.bfloat16, sizes))
+        if row is not None and "entry" in row and not options.dry_run and not options.small:
+            write_entries({name: row["entry"]})
+    return int(cases.has_failed)
 
 
 if __name__ == "__main__":

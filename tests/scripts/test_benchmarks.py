@@ -204,8 +204,10 @@ def test_a_running_engine_is_measured_under_poisson_arrivals(address: str, tmp_p
 def test_the_gpu_benchmark_also_runs_on_a_cpu(tmp_path: Path) -> None:
     arguments = ("--models", "demo", "--requests", "4", "--lengths", "3", "20", "--context", "70", "--device", "cpu")
     document = run_json(tmp_path / "out.json", "gpu_bench.py", *arguments)
-    rows = {row["case"]: row for row in document["rows"]}
-    assert list(rows) == ["start", "one row", "many rows", "requests", "transformers"]
+    rows = {row["case"].removeprefix("demo: "): row for row in document["rows"]}
+    steps = ["steps of one row", "steps of many rows"]
+    assert list(rows) == [*steps, "one row", "many rows", "requests", "memory", "transformers"]
+    assert all("not_measured" in rows[case] for case in steps)
     assert all(rows[case]["share_of_roofline"] > 0 for case in ("one row", "many rows", "requests"))
     assert rows["transformers"]["ours_times_it"] > 0
 

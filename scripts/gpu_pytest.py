@@ -1,0 +1,101 @@
+"""A pytest plugin for scripts/gpu_check: runs the tests that are still wanted and writes each outcome at once.
+
+GPU_CHECK_REPORT names the file of gpu_cases.py, with tests by their ids; GPU_CHECK_SELECTION a JSON file {"only": [ids]
+or null, "skip": [ids]}. A test that takes longer than GPU_CHECK_TEST_LIMIT_S ends its process, with the stacks of all
+threads: under pytest-xdist another process goes on with the next test. Found by its file's name beside gpu_cases.py,
+since nothing of the project is installed on such a machine.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tokenloom.scripts.gpu_cases import MAX_ERROR, Cases, write_json
+else:
+    from gpu_cases import MAX_ERROR, Cases, write_json
+
+STDERR = os.dup(2)  # pytest's capture replaces descriptor 2 later
+
+
+class Chooser:
+    """In each process that collects: keeps the wanted tests, and ends the process if one of them hangs."""
+
+    def __init__(self, listed: Path, selection: dict[str, Any], limit_s: float, *, lists: bool) -> None:
+        self._listed, self._selection, self._limit_s, self._lists = listed, selection, limit_s, lists
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        if self._lists:
+            write_json(self._listed, [item.nodeid for item in items])
+        only, skipped = self._selection["only"], set(self._selection["skip"])
+        kept = [item for item in items if (only is None or item.nodeid in only) and item.nodeid not in skipped]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self) -> Iterator[None]:
+        faulthandler.dump_traceback_later(self._limit_s, exit=True, file=STDERR)
+        try:
+            return (yield)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+class Follower:
+    """In the process that reports: writes the outcomes."""
+
+    def __init__(self, report: Path, listed: Path) -> None:
+        self._report, self._listed = report, listed
+        self._cases: Cases | None = None
+        self._rows: dict[str, dict[str, Any]] = {}  # of tests that run
+        self._broken: dict[str, str] = {}  # error by file that cannot be collected
+
+    @property
+    def cases(self) -> Cases:
+        """The outcomes; from the end of the collection on."""
+        if self._cases is None:
+            names = json.loads(self._listed.read_text(encoding="utf-8")) if self._listed.exists() else []
+            self._cases = Cases(self._report, [*self._broken, *names])
+            for name, error in self._broken.items():
+                self._cases.add({"case": name, "error": error})
+        return self._cases
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._broken[report.nodeid] = report.longreprtext[-MAX_ERROR:]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.cases.start(nodeid)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        row = self._rows.setdefault(report.nodeid, {"case": report.nodeid})
+        if report.failed:
+            row["error"] = (row.get("error", "") + report.longreprtext)[-MAX_ERROR:]
+        elif report.skipped:
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+            row["not_measured"] = getattr(report, "wasxfail", "") or reason.removeprefix("Skipped: ")
+        if report.when not in ("setup", "call"):  # teardown, or "???" of a process that ended
+            self.cases.add(self._rows.pop(report.nodeid))
+
+    def pytest_sessionfinish(self) -> None:
+        _ = self.cases  # also without any test
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    report = Path(os.environ["GPU_CHECK_REPORT"])
+    selection = json.loads(Path(os.environ["GPU_CHECK_SELECTION"]).read_text(encoding="utf-8"))
+    listed = report.with_suffix(".cases")
+    worker_input = getattr(config, "workerinput", None)  # of a process of pytest-xdist
+    is_first = worker_input is None or worker_input["workerid"] == "gw0"
+    limit_s = float(os.environ["GPU_CHECK_TEST_LIMIT_S"])
+    config.pluginmanager.register(Chooser(listed, selection, limit_s, lists=is_first))
+    if worker_input is None:
+        config.pluginmanager.register(Follower(report, listed))
