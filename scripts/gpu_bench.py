@@ -70,24 +70,38 @@ class Sizes:
     prompt: int = 8192  # tokens of the long prompt
     num_out: int = 128
     rounds: int = 2
+    num_steps: int = 50  # timed without an engine
     memory_utilization: float = 0.85  # leaves room for measuring the rates beside the engine
     checkpoint: str | None = None  # in place of every model's
+    max_num_batched_tokens: int | None = None
     has_large_models_anywhere: bool = False  # on devices of any memory
 
 
 FULL = Sizes()
-SMALL = Sizes(3, (3, 9), 40, 48, 5, 1, 0.1, "tiny-qwen3", has_large_models_anywhere=True)
+SMALL = Sizes(
+    requests=3,
+    lengths=(3, 9),
+    context=40,
+    prompt=48,
+    num_out=5,
+    rounds=1,
+    num_steps=2,
+    memory_utilization=0.2,
+    checkpoint="tiny-qwen3",
+    max_num_batched_tokens=64,
+    has_large_models_anywhere=True,
+)
 MIN_MEMORY_BYTES = {"14b": 100 << 30}  # weights, and the cache of all concurrent requests
 
 Requests: TypeAlias = list[tuple[int, int]]  # tokens in and out
 
 
-def device_step(folder: Path, num_rows: int, context: int, has_sampling: bool) -> Row:
+def device_step(folder: Path, num_rows: int, sizes: Sizes, has_sampling: bool) -> Row:
     """Time a decode step in this process, in ms; `has_sampling`: also with all parameters on, and sampling alone."""
     from tokenloom.scripts.gpu_goals import sampling_row
     from tokenloom.scripts.gpu_step import DeviceSteps
 
-    steps = DeviceSteps(folder, getattr(torch, DTYPE), num_rows, context)
+    steps = DeviceSteps(folder, getattr(torch, DTYPE), num_rows, sizes.context, sizes.num_steps)
     row = {"device_ms": steps.milliseconds(RowSampling())}
     if has_sampling:
         row["everything_on_ms"] = steps.milliseconds(EVERYTHING)
@@ -121,6 +135,7 @@ class ModelBench:
             device=device,
             max_model_len=max(longest, sizes.context + sizes.num_out),
             max_num_seqs=sizes.requests,
+            max_num_batched_tokens=sizes.max_num_batched_tokens,
             gpu_memory_utilization=sizes.memory_utilization,
         )
         self.start_s = time.perf_counter() - begun
@@ -252,7 +267,7 @@ def measure_model(name: str, device: str, sizes: Sizes, cases: Cases) -> None:
         def measure_steps(num_rows: int = num_rows) -> Row:
             if device == "cpu":
                 return {"not_measured": "of a GPU alone"}
-            device_steps[num_rows] = device_step(folder, num_rows, sizes.context, num_rows > 1)
+            device_steps[num_rows] = device_step(folder, num_rows, sizes, num_rows > 1)
             return device_steps[num_rows]
 
         if cases.measure(step_case, measure_steps) is None and is_needed and step_case in model_cases(name):

@@ -37,7 +37,7 @@ from typing import Any, TextIO
 from tokenloom.scripts.gpu_cases import BROKEN_EXIT, MAX_ERROR, write_json
 from tokenloom.scripts.gpu_plan import Place, Plan, Results, Row, Step, outcome
 from tokenloom.scripts.gpu_run import GRACE_S, Ended, run_streamed
-from tokenloom.scripts.gpu_stages import ROOT, STAGES, Machine, bare_package
+from tokenloom.scripts.gpu_stages import ROOT, STAGES, Machine, Started, bare_package
 from tokenloom.scripts.gpu_summary import summary
 
 PROBE = """
@@ -45,8 +45,8 @@ import importlib.util, json, importlib.metadata as m
 names = ("torch", "triton", "transformers", "numpy", "pyzmq", "msgspec", "tokenizers", "pytest", "pytest-xdist",
          "safetensors")
 found = {d.name.lower(): d.version for d in m.distributions() if d.name}
-needed = ("hypothesis", "jinja2", "msgspec", "numpy", "psutil", "pytest", "safetensors", "tokenizers", "tqdm",
-          "transformers", "triton", "zmq")
+needed = ("httptools", "hypothesis", "jinja2", "msgspec", "numpy", "psutil", "pytest", "safetensors", "tokenizers",
+          "tqdm", "transformers", "triton", "yaml", "zmq")
 facts = {"versions": {n: found[n] for n in names if n in found}, "gpu": None,
          "missing": [n for n in needed if importlib.util.find_spec(n) is None]}
 try:
@@ -63,7 +63,7 @@ else:
 print(json.dumps(facts))
 """
 DEFAULT_S, REHEARSAL_S = 570.0, 3000.0
-AGAIN_S, MAX_AGAIN, MAX_AGAIN_SCRIPT = 40.0, 12, 2
+AGAIN_S, LEAST_AGAIN_S, MAX_AGAIN, MAX_AGAIN_SCRIPT = 40.0, 5.0, 12, 2
 NUM_LAST_LINES = 400
 ENDING_S = 3.0  # after the last stage: the summary
 PROBE_S = 300.0
@@ -205,19 +205,24 @@ class Check:
     def ask_again(self, stage: str, folder: Path, failed: list[Row], left_s: float) -> None:
         """Run failed cases once more, each alone; add `again` to their rows: their full trace, or "passes alone"."""
         is_script = self._machine.is_script(stage)
-        chosen = [row for row in failed if "again" not in row][: MAX_AGAIN_SCRIPT if is_script else MAX_AGAIN]
         limit_s = min(AGAIN_S * self._machine.factor, left_s - GRACE_S)
+        chosen = [
+            (row, started)
+            for row in failed
+            if "again" not in row and (started := self._machine.start_alone(stage, folder, row["case"])) is not None
+        ]
+        chosen = chosen[: MAX_AGAIN_SCRIPT if is_script else MAX_AGAIN]
+        if not chosen or limit_s < LEAST_AGAIN_S:
+            return
 
-        def ask(row: Row) -> None:
-            started = self._machine.start_alone(stage, folder, row["case"])
-            if started is not None and limit_s > 5:
-                environment = self._environment | started.environment
-                lines: list[str] = []
-                ended = run_streamed(started.command, folder, environment, limit_s, show=lines.append)
-                row["again"] = "passes alone" if ended.code == 0 else lines[-NUM_LAST_LINES:]
+        def ask(failed: tuple[Row, Started]) -> None:
+            row, started = failed
+            lines: list[str] = []
+            environment = self._environment | started.environment
+            ended = run_streamed(started.command, folder, environment, limit_s, show=lines.append)
+            row["again"] = "passes alone" if ended.code == 0 else lines[-NUM_LAST_LINES:]
 
-        if chosen:
-            self.show(f"{stage}: {len(chosen)} failed cases once more, alone")
+        self.show(f"{stage}: {len(chosen)} failed cases once more, alone")
         with ThreadPoolExecutor(1 if is_script else self._machine.num_processes) as threads:
             for _ in threads.map(ask, chosen):
                 pass

@@ -18,6 +18,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,10 +30,23 @@ from tokenloom.kernels.select import select_ops
 from tokenloom.scripts.gpu_cases import Cases, Row, add_arguments
 
 PROMPTS = [f"The capital of {country} is" for country in ("France", "Japan", "Kenya", "Peru")]
-OPTIONS: dict[str, object] = {"dtype": "float32", "num_kv_blocks": 512, "max_num_seqs": 8}
 TOLERANCE = 2e-5  # of the largest element, as in tests/gpu/test_kernels.py
-COPY_BYTES, MATMUL_SIZE = 1 << 30, 8192
-SMALL_COPY_BYTES, SMALL_MATMUL_SIZE = 1 << 20, 64
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of all cases."""
+
+    copy_bytes: int
+    matmul: int  # rows and columns
+    num_prompts: int
+    num_tokens: int  # of an answer
+    limits: dict[str, int]  # of the engine, beside its defaults
+
+
+FULL = Sizes(1 << 30, 8192, len(PROMPTS), 24, {"num_kv_blocks": 512, "max_num_seqs": 8})
+SMALL_LIMITS = {"num_kv_blocks": 32, "max_num_seqs": 2, "max_model_len": 64, "max_num_batched_tokens": 64}
+SMALL = Sizes(1 << 20, 64, 2, 3, SMALL_LIMITS)
 
 
 def milliseconds(run: Callable[[], object], repeats: int = 10) -> float:
@@ -74,17 +88,19 @@ def one_kernel() -> Row:
     return {"relative_error": error, "compiled_and_run_s": time.perf_counter() - begun}
 
 
-def answers(**options: object) -> list[list[int]]:
-    with LLM(**{**OPTIONS, **options}) as llm:  # type: ignore[arg-type]
-        params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-        outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-        outputs += llm.generate(PROMPTS, params, use_tqdm=False)  # a size of graphs is captured at its second step
+def answers(sizes: Sizes, **options: object) -> list[list[int]]:
+    with LLM(**{"dtype": "float32", **sizes.limits, **options}) as llm:  # type: ignore[arg-type]
+        params = SamplingParams(temperature=0, max_tokens=sizes.num_tokens, ignore_eos=True)
+        outputs = llm.generate(PROMPTS[: sizes.num_prompts], params, use_tqdm=False)
+        outputs += llm.generate(
+            PROMPTS[: sizes.num_prompts], params, use_tqdm=False
+        )  # a size of graphs is captured at its second step
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def engine(expected: list[list[int]], **options: object) -> Row:
+def engine(expected: list[list[int]], sizes: Sizes, **options: object) -> Row:
     begun = time.perf_counter()
-    found = answers(device="cuda", **options)
+    found = answers(sizes, device="cuda", **options)
     if found != expected:
         raise AssertionError(f"other tokens than on the CPU: {found} instead of {expected}")
     return {"start_to_end_s": time.perf_counter() - begun, "tokens": sum(map(len, found))}
@@ -97,15 +113,15 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("gpu_first: no GPU is visible", file=sys.stderr)
         return 2
-    sizes = (SMALL_COPY_BYTES, SMALL_MATMUL_SIZE) if options.small else (COPY_BYTES, MATMUL_SIZE)
+    sizes = SMALL if options.small else FULL
     names = ["the device", "one kernel", "one process", "CUDA graphs", "processes"]
     cases = Cases.of_options(options, names, torch.cuda.synchronize)
-    cases.measure(names[0], lambda: the_device(*sizes))
+    cases.measure(names[0], lambda: the_device(sizes.copy_bytes, sizes.matmul))
     cases.measure(names[1], one_kernel)
-    expected = answers(device="cpu", in_process=True) if any(map(cases.wants, names[2:])) else []
-    cases.measure(names[2], lambda: engine(expected, in_process=True, enforce_eager=True))
-    cases.measure(names[3], lambda: engine(expected, in_process=True))
-    cases.measure(names[4], lambda: engine(expected))
+    expected = answers(sizes, device="cpu", in_process=True) if any(map(cases.wants, names[2:])) else []
+    cases.measure(names[2], lambda: engine(expected, sizes, in_process=True, enforce_eager=True))
+    cases.measure(names[3], lambda: engine(expected, sizes, in_process=True))
+    cases.measure(names[4], lambda: engine(expected, sizes))
     return int(cases.has_failed)
 
 

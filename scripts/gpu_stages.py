@@ -40,15 +40,19 @@ STAGES = (  # name, content, seconds on a device: expected, least, most
     Stage("processes", "memory within 2 %, seeds, killed workers", 70, 30, 120),
     Stage("goals", "kernels beside a copy, SDPA and cuDNN; start", 90, 30, 150),
     Stage("engines", "0.6B beside the roofline; idle time, memory", 110, 60, 180),
+    Stage("8b", "8B: decode and prompt of 8k beside the roofline", 110, 70, 200),
+    Stage("others", "all other tests: media, borrowed layers, KV tiers, speculation", 90, 40, 200),
     Stage("transformers", "0.6B beside transformers' continuous batching", 180, 80, 260),
-    Stage("tune", "faster shapes of attention, for gpu_table.json", 150, 45, 240),
+    Stage("tune", "faster shapes of attention, for gpu_table.json", 120, 45, 240),
     Stage("ranks", "two ranks on one device over gloo", 40, 25, 90),
     Stage("nccl", "two ranks on two devices over NCCL", 60, 30, 120, num_devices=2),
-    Stage("8b", "8B: decode and prompt of 8k beside the roofline", 110, 70, 200),
     Stage("14b", "14B beside the roofline and transformers", 460, 200, 540),
 )
 
-PARALLEL = {"graphs": ("test_graphs.py", "test_reload.py", "test_start.py")}  # files by stage; parity has all others
+PARALLEL = {  # test files by stage, in the order in which they run; `others` has all that are not named
+    "parity": ("test_kernels.py", "test_parity.py", "test_quantized.py", "test_decoder.py", "test_adapters.py"),
+    "graphs": ("test_graphs.py", "test_reload.py", "test_start.py"),
+}
 ALONE = {
     "processes": ("test_processes.py",),
     "ranks": ("test_shared_device.py",),
@@ -178,9 +182,10 @@ def gpu_test_files() -> list[str]:
 
 
 def test_files(stage: str) -> list[str]:
-    """Return the test files of a stage. Those that no other stage names are of `parity`."""
+    """Return the test files of a stage, in the order in which they run."""
     named = PARALLEL | ALONE
-    others = tuple(name for names in named.values() for name in names)
-    if stage == "parity":
-        return [file for file in gpu_test_files() if not file.endswith(others)]
-    return [file for file in gpu_test_files() if file.endswith(named[stage])]
+    files = {Path(file).name: file for file in gpu_test_files()}
+    if stage == "others":
+        elsewhere = {name for names in named.values() for name in names}
+        return [file for name, file in files.items() if name not in elsewhere]
+    return [files[name] for name in named[stage] if name in files]

@@ -22,17 +22,17 @@ from tokenloom.workers.profile import dummy_step
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 
 BLOCK_SIZE = 16
-NUM_STEPS, NUM_WARM_UPS = 50, 5
+NUM_WARM_UPS = 5
 
 
 class DeviceSteps:
-    """`num_rows` rows whose contexts have `context` tokens halfway through the timed steps."""
+    """`num_rows` rows whose contexts have `context` tokens halfway through the `num_steps` timed steps."""
 
     @torch.inference_mode()
-    def __init__(self, folder: Path, dtype: torch.dtype, num_rows: int, context: int) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, num_rows: int, context: int, num_steps: int) -> None:
         device, group = torch.device("cuda"), ParallelGroup()
-        self._first = max(context - NUM_STEPS // 2 - NUM_WARM_UPS, 1)
-        max_model_len = self._first + NUM_STEPS + NUM_WARM_UPS
+        self._num_steps, self._first = num_steps, max(context - num_steps // 2 - NUM_WARM_UPS, 1)
+        max_model_len = self._first + num_steps + NUM_WARM_UPS
         ops = select_ops(device, dtype)
         model = load_model(folder, load_model_config(folder), max_model_len, dtype, device, ops, group)
         width = -(-max_model_len // BLOCK_SIZE)
@@ -53,7 +53,7 @@ class DeviceSteps:
         for row in range(len(self._blocks)):
             columns.put(row, sampling)
         self._runner.rows.clear()
-        inputs = [self._inputs(self._first + step) for step in range(NUM_WARM_UPS + NUM_STEPS)]
+        inputs = [self._inputs(self._first + step) for step in range(NUM_WARM_UPS + self._num_steps)]
         begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for each in inputs[:NUM_WARM_UPS]:
             self._runner.launch(each, columns)
@@ -62,4 +62,4 @@ class DeviceSteps:
             self._runner.launch(each, columns)
         ended.record()
         ended.synchronize()
-        return float(begun.elapsed_time(ended)) / NUM_STEPS
+        return float(begun.elapsed_time(ended)) / self._num_steps

@@ -77,12 +77,13 @@ def _goals(stages: Sequence[Stage], results: Results) -> str:
         for goal in row.get("goals", ()):
             sign = "> " if row.get("is_cut") else ""  # a peer that was stopped took longer
             value = f"{sign}{_cell(goal['value'])}"
-            rows.append([row["case"], goal["column"], goal["limit"], value, "yes" if goal["is_met"] else "**no**"])
+            met = "–" if results.place.is_rehearsal else "yes" if goal["is_met"] else "**no**"
+            rows.append([row["case"], goal["column"], goal["limit"], value, met])
     if not rows:
         return ""
     num_met = sum(row[-1] == "yes" for row in rows)
-    head = f"## Goals: {num_met} of {len(rows)} met\n\n"
-    return head + table(["case", "figure", "goal", "measured", "met"], rows)
+    head = "## Goals" if results.place.is_rehearsal else f"## Goals: {num_met} of {len(rows)} met"
+    return f"{head}\n\n" + table(["case", "figure", "goal", "measured", "met"], rows)
 
 
 def _tuning(results: Results) -> str:
@@ -108,12 +109,17 @@ def _failed(stages: Sequence[Stage], results: Results) -> str:
     failed = [(stage, row) for stage, row in _rows(stages, results) if outcome(row) == "failed"]
     lines = []
     for stage, row in failed[:MAX_FAILED]:
-        last = next((line for line in reversed(str(row["error"]).splitlines()) if line.strip()), "")
         alone = ", **passes alone**" if row.get("again") == "passes alone" else ""
-        lines.append(f"- {stage.name}: `{row['case']}`{alone}: {last.strip()[:200]}")
+        lines.append(f"- {stage.name}: `{row['case']}`{alone}: {_words(row['error'])}")
     if len(failed) > MAX_FAILED:
         lines.append(f"- and {len(failed) - MAX_FAILED} more")
     return "## Failed\n\n" + "\n".join(lines) if lines else ""
+
+
+def _words(error: str) -> str:
+    """Return the line of a traceback that says most: pytest's first of the error, else the last."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    return next((line[1:].strip() for line in lines if line.startswith("E  ")), lines[-1] if lines else "")[:200]
 
 
 def _not_measured(stages: Sequence[Stage], results: Results) -> str:

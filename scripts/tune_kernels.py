@@ -49,7 +49,7 @@ Shape = TypeVar("Shape", DecodeShape, PrefillShape)
 
 NUM_KV_HEADS = 8
 BLOCK_SIZE = 16
-FINALISTS, FINAL_ROUNDS = 3, 5
+FINALISTS = 3
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,11 @@ class Sizes:
     decode_lengths: tuple[int, ...]
     prompt: int
     num_shapes: int | None  # None: all
+    num_rounds: int  # of the last measurement
 
 
-FULL = Sizes((1024, 2048, 4096, 9000) * 16, prompt=8192, num_shapes=None)
-SMALL = Sizes((20, 70, 33), prompt=40, num_shapes=2)
+FULL = Sizes((1024, 2048, 4096, 9000) * 16, prompt=8192, num_shapes=None, num_rounds=5)
+SMALL = Sizes((20, 33), prompt=24, num_shapes=1, num_rounds=1)
 
 
 @dataclass(frozen=True)
@@ -130,14 +131,14 @@ def replay_milliseconds(run: Callable[[], object]) -> float:
     return float(triton.testing.do_bench_cudagraph(run, rep=40, return_mode="median"))
 
 
-def fastest(run_by_shape: dict[Shape, Callable[[], object]], used: Shape) -> Best[Shape]:
+def fastest(run_by_shape: dict[Shape, Callable[[], object]], used: Shape, num_rounds: int) -> Best[Shape]:
     """Compile all shapes in parallel, time them, time the fastest once more beside the one in use; return the best."""
     with suppress(Exception), ThreadPoolExecutor(os.cpu_count()) as threads, compiling(threads):
         for run in run_by_shape.values():  # a shape that fails to compile is skipped when it is timed
             run()
     times: dict[Shape, float] = {shape: milliseconds(run) for shape, run in run_by_shape.items()}
     finalists = list(dict.fromkeys([used, *sorted(times, key=times.__getitem__)[:FINALISTS]]))
-    rounds = [{shape: milliseconds(run_by_shape[shape]) for shape in finalists} for _ in range(FINAL_ROUNDS)]
+    rounds = [{shape: milliseconds(run_by_shape[shape]) for shape in finalists} for _ in range(num_rounds)]
     medians = {shape: median(each[shape] for each in rounds) for shape in finalists}
     best = min(finalists, key=medians.__getitem__)
     if medians[best] == float("inf"):
@@ -146,7 +147,7 @@ def fastest(run_by_shape: dict[Shape, Callable[[], object]], used: Shape) -> Bes
 
 
 def tune_decode(
-    query: Tensor, cache: Tensor, metadata: AttentionMetadata, used: DecodeShape, num_shapes: int | None
+    query: Tensor, cache: Tensor, metadata: AttentionMetadata, used: DecodeShape, sizes: Sizes
 ) -> Best[DecodeShape]:
     output, spec = torch.empty_like(query), AttentionSpec(query.shape[2] ** -0.5)
 
@@ -155,12 +156,12 @@ def tune_decode(
         lengths, tables = metadata.seq_lens, metadata.block_tables
         return partial(decode_attention, query, cache, 0, tables, lengths, items, output, spec, shape)
 
-    shapes = itertools.islice(decode_candidates(), num_shapes)
-    return fastest({shape: run_of(shape) for shape in (used, *shapes)}, used)
+    shapes = itertools.islice(decode_candidates(), sizes.num_shapes)
+    return fastest({shape: run_of(shape) for shape in (used, *shapes)}, used, sizes.num_rounds)
 
 
 def tune_prefill(
-    query: Tensor, cache: Tensor, metadata: AttentionMetadata, used: PrefillShape, num_shapes: int | None
+    query: Tensor, cache: Tensor, metadata: AttentionMetadata, used: PrefillShape, sizes: Sizes
 ) -> Best[PrefillShape]:
     output, group = torch.empty_like(query), query.shape[1] // NUM_KV_HEADS
     spec = AttentionSpec(query.shape[2] ** -0.5)
@@ -169,8 +170,8 @@ def tune_prefill(
         tiles = plan_prefill(metadata, group, shape)
         return partial(prefill_attention, query, cache, 0, metadata, tiles, output, spec, shape)
 
-    shapes = itertools.islice(prefill_candidates(group), num_shapes)
-    return fastest({shape: run_of(shape) for shape in (used, *shapes)}, used)
+    shapes = itertools.islice(prefill_candidates(group), sizes.num_shapes)
+    return fastest({shape: run_of(shape) for shape in (used, *shapes)}, used, sizes.num_rounds)
 
 
 def copy_milliseconds(num_bytes: int, measure: Callable[[Callable[[], object]], float] = milliseconds) -> float:
@@ -200,8 +201,8 @@ def tune(architecture: int, head_dim: int, group: int, dtype: torch.dtype, sizes
         for count in (len(lengths), sizes.prompt)
     ]
     key = (architecture, head_dim, group, dtype.itemsize)
-    decode_best = tune_decode(queries[0], cache, decode, decode_shape(*key), sizes.num_shapes)
-    prefill_best = tune_prefill(queries[1], cache, prefill, prefill_shape(*key), sizes.num_shapes)
+    decode_best = tune_decode(queries[0], cache, decode, decode_shape(*key), sizes)
+    prefill_best = tune_prefill(queries[1], cache, prefill, prefill_shape(*key), sizes)
     row: Row = {"entry": {"decode": asdict(decode_best.shape), "prefill": asdict(prefill_best.shape)}}
     for name, best in (("decode", decode_best), ("prefill", prefill_best)):
         row |= {f"{name}_ms": best.milliseconds, f"{name}_used_ms": best.used_milliseconds, f"{name}_gain": best.gain}

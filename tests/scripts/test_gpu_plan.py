@@ -210,5 +210,5 @@ def test_the_stages_that_matter_most_fit_into_the_first_call() -> None:
     first = ("works", "parity", "graphs", "processes", "goals", "engines")
     assert tuple(expected)[: len(first)] == first
     assert sum(expected[name] for name in first) <= 555  # of 570
-    assert sum(expected[name] for name in expected if name not in (*first, "14b")) <= 555
+    assert sum(expected[name] for name in expected if name not in (*first, "nccl", "14b")) <= 555
     assert all(0 < each.least_s < each.expected_s <= each.most_s for each in STAGES)

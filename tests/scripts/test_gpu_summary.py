@@ -1,0 +1,83 @@
+"""The summary and the goals of scripts/gpu_check: all that a reader asks, marked in a rehearsal."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenloom.scripts import gpu_bench, gpu_goals, gpu_stages, tune_kernels
+from tokenloom.scripts.gpu_goal import Goal, with_goals
+from tokenloom.scripts.gpu_plan import Place, Results, Row, Stage
+from tokenloom.scripts.gpu_summary import summary
+
+PLACE = Place("c1", "a device")
+FACTS = {"gpu": {"count": 1, "memory_bytes": 80 << 30, "num_sms": 132}, "versions": {"torch": "2"}, "date": "today"}
+
+
+@pytest.fixture
+def measured() -> Results:
+    results = Results(PLACE)
+    results.document |= FACTS
+    rows: list[Row] = [
+        {
+            "case": "8b: one row",
+            "goals": [
+                {"column": "share_of_roofline", "limit": "≥ 0.85", "value": 0.9, "is_met": True},
+                {"column": "idle", "limit": "≤ 0.01", "value": 0.05, "is_met": False},
+            ],
+        },
+        {"case": "8b: memory", "asked": 0.85, "used_at_start": 0.8512, "used_after_requests": 0.86, "off_by": 0.01},
+        {"case": "x", "error": "Traceback\n  ValueError: bad | worse"},
+        {"case": "y", "not_measured": "takes 2 devices"},
+    ]
+    results.begin("8b", "today")
+    results.record("8b", [row["case"] for row in rows], rows)
+    return results
+
+
+def test_the_summary_has_all_that_a_reader_asks(measured: Results) -> None:
+    text = summary([Stage("8b", "large", 100, 10, 200)], measured, ["Next: do it."])
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert ["8b: one row", "share_of_roofline", "≥ 0.85", "0.9", "yes"] in lines
+    assert ["8b: one row", "idle", "≤ 0.01", "0.05", "**no**"] in lines
+    assert ["8b", "failed", "2", "1", "1", "0", "0", "100"] in lines
+    assert ["8b: memory", "0.85", "0.851", "0.86", "0.01"] in lines
+    assert "1 of 2 met" in text and "ValueError: bad" in text and "takes 2 devices: y" in text
+    assert text.endswith("Next: do it.\n") and "rehearsal" not in text
+
+
+def test_a_row_is_held_to_the_goals_of_its_case_and_columns() -> None:
+    goals = (
+        Goal("8b: one", "share", least=0.85),
+        Goal("8b: one", "idle", most=0.01),
+        Goal("8b: other", "share", most=0),
+    )
+    row = with_goals({"case": "8b: one row", "share": 0.85, "ms": 4.0}, goals)
+    assert row["goals"] == [{"column": "share", "limit": "≥ 0.85", "value": 0.85, "is_met": True}] and row["is_met"]
+    row = with_goals({"case": "8b: one row", "share": 0.9, "idle": 0.011}, goals)
+    assert [goal["is_met"] for goal in row["goals"]] == [True, False] and not row["is_met"]
+    assert with_goals({"case": "14b", "share": 1.0}, goals) == {"case": "14b", "share": 1.0}
+
+
+def test_the_goals_name_cases_that_exist_and_each_case_is_of_a_stage() -> None:
+    names = [case for model in ("0.6b", "8b", "14b") for case in gpu_bench.model_cases(model)]
+    names += [name for name, _ in gpu_goals.rows(gpu_goals.FULL)]
+    for goal in (*gpu_bench.GOALS, *gpu_goals.GOALS):
+        assert any(name.startswith(goal.case) for name in names), goal
+    own = {name.removeprefix("0.6b: ") for name in gpu_stages.OWN_CASES} | {"transformers"}
+    assert own == {name.removeprefix("0.6b: ") for name in gpu_bench.model_cases("0.6b")}
+
+
+def test_the_tables_entries_are_read_from_a_document_but_not_from_a_rehearsal() -> None:
+    row = {"case": "sm_90/x", "entry": {"decode": {"tile": 64}}}
+    document = {
+        "is_rehearsal": False,
+        "stages": {"tune": {"results": {"sm_90/x": row, "y": {"case": "y", "error": "e"}}}},
+    }
+    assert tune_kernels.entries_of(document) == {"sm_90/x": {"decode": {"tile": 64}}}
+    with pytest.raises(ValueError, match="rehearsal"):
+        tune_kernels.entries_of(document | {"is_rehearsal": True})
+
+
+def test_a_rehearsals_figures_are_marked(measured: Results) -> None:
+    results = Results(PLACE._replace(is_rehearsal=True), measured.document)
+    assert "without meaning" in summary([], results, [])
