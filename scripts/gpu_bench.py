@@ -309,8 +309,9 @@ def main() -> int:
     names = [case for model in options.models for case in model_cases(model)]
     check = torch.cuda.synchronize if options.device == "cuda" else lambda: None
     cases = Cases.of_options(options, names, check)
-    cases.note({"settings": {"dtype": DTYPE, "device": options.device, "requests": sizes.requests}})
-    cases.note({"machine": machine()})
+    settings = {"dtype": DTYPE, "device": options.device, "requests": sizes.requests}
+    cases.note({"benchmark": "gpu", "settings": settings, "machine": machine()})
+    print(f"gpu: {settings}", flush=True)
     for model in options.models:
         measure_model(model, options.device, sizes, cases)
     return int(cases.has_failed)

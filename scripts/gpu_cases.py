@@ -25,6 +25,12 @@ MAX_ERROR = 6000  # characters
 BROKEN_EXIT = 3  # the process can measure nothing more, others can
 
 
+def shortened(error: str) -> str:
+    """Return an error's beginning and end: long values may stand in its middle."""
+    half = MAX_ERROR // 2
+    return error if len(error) <= MAX_ERROR else f"{error[:half]}\n…\n{error[-half:]}"
+
+
 def write_json(file: Path, document: object) -> None:
     """Replace a file by this document, so that a reader finds either the old or the new one."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
@@ -97,7 +103,7 @@ class Cases:
         try:
             row = {"case": name, **run()}
         except Exception:  # one failed case must not keep the others from running
-            row = {"case": name, "error": traceback.format_exc()[-MAX_ERROR:]}
+            row = {"case": name, "error": shortened(traceback.format_exc())}
         self.add(row)
         print(f"{name}: {row['error']}" if "error" in row else json.dumps(row, ensure_ascii=False), flush=True)
         if "error" in row:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from tokenloom.scripts.gpu_cases import MAX_ERROR, Cases, write_json
+    from tokenloom.scripts.gpu_cases import Cases, shortened, write_json
 else:
-    from gpu_cases import MAX_ERROR, Cases, write_json
+    from gpu_cases import Cases, shortened, write_json
 
 STDERR = os.dup(2)  # pytest's capture replaces descriptor 2 later
 
@@ -70,7 +70,7 @@ class Follower:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self._broken[report.nodeid] = report.longreprtext[-MAX_ERROR:]
+            self._broken[report.nodeid] = shortened(report.longreprtext)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.cases.start(nodeid)
@@ -78,7 +78,7 @@ class Follower:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         row = self._rows.setdefault(report.nodeid, {"case": report.nodeid})
         if report.failed:
-            row["error"] = (row.get("error", "") + report.longreprtext)[-MAX_ERROR:]
+            row["error"] = shortened(row.get("error", "") + report.longreprtext)
         elif report.skipped:
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
             row["not_measured"] = getattr(report, "wasxfail", "") or reason.removeprefix("Skipped: ")
