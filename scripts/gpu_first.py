@@ -62,7 +62,7 @@ def milliseconds(run: Callable[[], object], repeats: int = 10) -> float:
 
 def the_device(num_bytes: int, size: int) -> Row:
     command = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"]
-    driver = subprocess.check_output(command, text=True, timeout=30).strip() if shutil.which("nvidia-smi") else None
+    driver = subprocess.check_output(command, encoding="utf-8", timeout=30).strip() if shutil.which("nvidia-smi") else None
     source = torch.ones(num_bytes // 4, device="cuda")
     target = torch.empty_like(source)
     matrices = torch.randn(2, size, size, device="cuda", dtype=torch.bfloat16)
