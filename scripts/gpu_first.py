@@ -62,7 +62,7 @@ def milliseconds(run: Callable[[], object], repeats: int = 10) -> float:
 
 def the_device(num_bytes: int, size: int) -> Row:
     command = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.max.sm,power.limit", "--format=csv,noheader"]
-    driver = subprocess.check_output(command, encoding="utf-8", timeout=30).strip() if shutil.which("nvidia-smi") else None
+    driver = subprocess.check_output(command, encoding="utf-8", timeout=30) if shutil.which("nvidia-smi") else None
     source = torch.ones(num_bytes // 4, device="cuda")
     target = torch.empty_like(source)
     matrices = torch.randn(2, size, size, device="cuda", dtype=torch.bfloat16)
@@ -71,7 +71,12 @@ def the_device(num_bytes: int, size: int) -> Row:
     matmul_ms = milliseconds(lambda: torch.mm(matrices[0], matrices[1], out=product))
     rates = {"copy_TB_per_s": 2 * num_bytes / copy_ms / 1e9, "matmul_TFLOP_per_s": 2 * size**3 / matmul_ms / 1e9}
     headers = Path(sysconfig.get_paths()["include"], "Python.h")
-    return {**rates, "driver": driver, "has_compiler": shutil.which("cc") is not None, "has_headers": headers.exists()}
+    return {
+        **rates,
+        "driver": driver and driver.strip(),
+        "has_compiler": shutil.which("cc") is not None,
+        "has_headers": headers.exists(),
+    }
 
 
 def one_kernel() -> Row:
