@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.workers.test_parallel import run_plan, single_rank_logits
+from tokenloom.tests.workers.test_parallel import logits_of_ranks
 
 pytestmark = pytest.mark.gpu
 
@@ -18,9 +18,6 @@ DEADLINE_S = 200.0  # each rank compiles its kernels
 
 def test_two_ranks_on_one_device_give_the_logits_of_one_rank(device: torch.device, tmp_path: Path) -> None:
     folders = [tiny_checkpoint(tmp_path / family, family) for family in ("cohere_plus", "qwen3_moe")]
-    for code, error in run_plan(tmp_path, 2, folders, device=f"{device.type}:0", deadline_s=DEADLINE_S):
-        assert code == 0, error
-    for index, folder in enumerate(folders):
-        for name, expected in single_rank_logits(folder, tmp_path / "plan.json").items():
-            actual = np.load(tmp_path / f"{index}-{name}.npy")
-            np.testing.assert_allclose(actual, expected, atol=1e-4, err_msg=f"{folder.name} {name}")
+    where = {"device": f"{device.type}:0", "deadline_s": DEADLINE_S}
+    for name, actual, expected in logits_of_ranks(tmp_path, 2, folders, **where):
+        np.testing.assert_allclose(actual, expected, atol=1e-4, err_msg=name)

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,18 @@ def single_rank_logits(folder: Path, plan_file: Path, *, is_borrowed: bool = Fal
     return {name: logits.numpy() for name, logits in run.step({"a": tokens["a"][40:], "b": tokens["b"]}).items()}
 
 
+def logits_of_ranks(
+    folder: Path, size: int, folders: list[Path], *, is_borrowed: bool = False, **where: Any
+) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Run the ranks, none of which may fail; yield the name of each model's request, with its logits of the ranks and
+    those of one rank. `where`: arguments of run_plan."""
+    for code, error in run_plan(folder, size, folders, is_borrowed=is_borrowed, **where):
+        assert code == 0, error
+    for index, model in enumerate(folders):
+        for name, expected in single_rank_logits(model, folder / "plan.json", is_borrowed=is_borrowed).items():
+            yield f"{model.name}: {name}", np.load(folder / f"{index}-{name}.npy"), expected
+
+
 def shared_models(folder: Path, size: int) -> list[Path]:
     """Checkpoints whose KV heads divide by the ranks, or are held by several of them; no vocabulary divides. Those with
     experts have each kind of router, shared experts and biases."""
@@ -98,12 +111,8 @@ def shared_models(folder: Path, size: int) -> list[Path]:
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_give_the_logits_of_one_rank(size: int, tmp_path: Path) -> None:
     folders = shared_models(tmp_path, size)
-    for code, error in run_plan(tmp_path, size, folders):
-        assert code == 0, error
-    for index, folder in enumerate(folders):
-        for name, expected in single_rank_logits(folder, tmp_path / "plan.json").items():
-            actual = np.load(tmp_path / f"{index}-{name}.npy")
-            np.testing.assert_allclose(actual, expected, atol=1e-4, err_msg=f"{folder.name} {name}")
+    for name, actual, expected in logits_of_ranks(tmp_path, size, folders):
+        np.testing.assert_allclose(actual, expected, atol=1e-4, err_msg=name)
 
 
 FIELD_FAMILIES = (  # fused, interleaved and transposed projections, norms over all heads and per head, scales, biases
@@ -114,12 +123,8 @@ FIELD_FAMILIES = (  # fused, interleaved and transposed projections, norms over 
 
 def test_two_ranks_give_the_logits_of_one_rank_for_each_form_of_a_layer(tmp_path: Path) -> None:
     folders = [tiny_checkpoint(tmp_path / family, family) for family in FIELD_FAMILIES]
-    for code, error in run_plan(tmp_path, 2, folders):
-        assert code == 0, error
-    for index, folder in enumerate(folders):
-        for name, expected in single_rank_logits(folder, tmp_path / "plan.json").items():
-            actual = np.load(tmp_path / f"{index}-{name}.npy")
-            np.testing.assert_allclose(actual, expected, atol=1e-4, err_msg=f"{folder.name} {name}")
+    for name, actual, expected in logits_of_ranks(tmp_path, 2, folders):
+        np.testing.assert_allclose(actual, expected, atol=1e-4, err_msg=name)
 
 
 def test_a_dead_rank_makes_the_calls_of_the_others_raise(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 from tokenloom.tests.workers.paged_run import CPU
-from tokenloom.tests.workers.test_parallel import run_plan, single_rank_logits
+from tokenloom.tests.workers.test_parallel import logits_of_ranks
 from tokenloom.workers.borrowed.attention import Unserved
 from tokenloom.workers.borrowed.load import load_borrowed
 from tokenloom.workers.borrowed.shards import shard_model
@@ -35,13 +35,9 @@ def test_ranks_give_the_logits_of_one_rank(tmp_path: Path) -> None:
         tiny_checkpoint(tmp_path / "qwen3_moe", "qwen3_moe"),  # experts
         recurrent_checkpoint(tmp_path / "qwen3_5", "qwen3_5"),  # gated attention, linear attention
     ]
-    for code, error in run_plan(tmp_path, 2, folders, is_borrowed=True):
-        assert code == 0, error
-    for index, folder in enumerate(folders):
-        for name, expected in single_rank_logits(folder, tmp_path / "plan.json", is_borrowed=True).items():
-            actual = np.load(tmp_path / f"{index}-{name}.npy")
-            np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4, err_msg=f"{folder.name}: {name}")
-            assert (actual.argmax(-1) == expected.argmax(-1)).all()
+    for name, actual, expected in logits_of_ranks(tmp_path, 2, folders, is_borrowed=True):
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4, err_msg=name)
+        assert (actual.argmax(-1) == expected.argmax(-1)).all()
 
 
 def load(folder: Path, size: int) -> None:
