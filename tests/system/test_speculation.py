@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,22 +122,30 @@ def test_lookup_changes_no_token(
     assert drafted > accepted > 50
 
 
+def drafts_without_effect(
+    folder: Path, params: list[SamplingParams], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> tuple[int, int]:
+    """Check that a prompt for each of `params` has the same tokens and bits of logprobs with drafts, right and wrong
+    ones, and without. Return the numbers of drafts, and of accepted ones."""
+    prompts = make_prompts(len(params), 5)
+    with open_llm(folder, **options, speculation="off") as llm:
+        expected = llm.generate(prompts, params, use_tqdm=False)
+    recorded_drafts.record(tmp_path / "record", "mixed", VOCAB_SIZE, expected, params)
+    recorded_drafts.use(monkeypatch, tmp_path / "record")
+    with open_llm(folder, **options) as llm:
+        found = llm.generate(prompts, params, use_tqdm=False)
+    for mine, other in zip(expected, found, strict=True):
+        assert mine.outputs[0].token_ids == other.outputs[0].token_ids
+        assert mine.outputs[0].logprobs == other.outputs[0].logprobs
+    return num_drafts(found)
+
+
 @pytest.mark.parametrize("deterministic", [True, pytest.param(False, marks=needs_kernels)])
 def test_tokens_have_equal_bits_with_drafts_and_without(
     folder: Path, deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=40, logprobs=3, ignore_eos=True) for i in range(6)]
-    prompts = make_prompts(6, 5)
-    with open_llm(folder, deterministic=deterministic, speculation="off") as llm:
-        expected = llm.generate(prompts, params, use_tqdm=False)
-    recorded_drafts.record(tmp_path / "record", "mixed", VOCAB_SIZE, expected, params)
-    recorded_drafts.use(monkeypatch, tmp_path / "record")
-    with open_llm(folder, deterministic=deterministic) as llm:
-        found = llm.generate(prompts, params, use_tqdm=False)
-    for mine, other in zip(expected, found, strict=True):
-        assert mine.outputs[0].token_ids == other.outputs[0].token_ids
-        assert mine.outputs[0].logprobs == other.outputs[0].logprobs
-    drafted, accepted = num_drafts(found)
+    drafted, accepted = drafts_without_effect(folder, params, tmp_path, monkeypatch, deterministic=deterministic)
     assert drafted > accepted > 20
 
 
