@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import psutil
 
@@ -18,11 +18,17 @@ def tree(root_pid: int) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
+def signal_all(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    """Signal the processes that still exist."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
 def signal_tree(root_pid: int, number: signal.Signals) -> None:
     """Signal a process and all of its descendants, those that still exist."""
-    with contextlib.suppress(psutil.Error):
-        for process in tree(root_pid):
-            process.send_signal(number)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        signal_all(tree(root_pid), number)
 
 
 def title(process: psutil.Process) -> str:

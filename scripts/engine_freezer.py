@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 
 import psutil
 
+from tokenloom.scripts.bench_processes import signal_all
+
 How = Literal["cgroup", "signals"]
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 FREEZE_S = 10.0  # longest wait until the kernel has stopped all processes of a cgroup
@@ -54,17 +56,11 @@ def can_freeze() -> bool:
 
 @contextlib.contextmanager
 def _stopped(processes: Sequence[psutil.Process]) -> Iterator[None]:
-    _send(processes, signal.SIGSTOP)
+    signal_all(processes, signal.SIGSTOP)
     try:
         yield
     finally:
-        _send(processes, signal.SIGCONT)
-
-
-def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
+        signal_all(processes, signal.SIGCONT)
 
 
 @contextlib.contextmanager
