@@ -10,6 +10,7 @@ so that most of these prompts are alike and found in the prefix cache. Answers h
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import random
 import signal
@@ -85,16 +86,18 @@ def main() -> int:
         for server in (ours, vllm):
             server.wait_ready()
         stack.callback(signal_tree, vllm.pid, signal.SIGCONT)
-        for number in range(-1, given.rounds):  # the first warms up
-            for rate in given.rate if number >= 0 else given.rate[:1]:
-                for server in (ours, vllm):
-                    signal_tree(vllm.pid, signal.SIGCONT if server is vllm else signal.SIGSTOP)
-                    num_prompts = given.num_prompts if number >= 0 else WARM_UP_PROMPTS
-                    figures = send_load(setup, server, rate, str(number), num_prompts)
-                    if number >= 0:
-                        measured.setdefault((rate, server.name), []).append(figures)
-                        row = {column: figures[column] for column in COLUMNS}
-                        setup.report.add(round=number + 1, rate=rate, server=server.name, **row)
+
+        def load(server: Server, rate: float, name: str, num_prompts: int) -> dict[str, float]:
+            signal_tree(vllm.pid, signal.SIGCONT if server is vllm else signal.SIGSTOP)
+            return send_load(setup, server, rate, name, num_prompts)
+
+        for server in (ours, vllm):
+            load(server, given.rate[0], "warm-up", WARM_UP_PROMPTS)
+        for number, rate, server in itertools.product(range(given.rounds), given.rate, (ours, vllm)):
+            figures = load(server, rate, str(number), given.num_prompts)
+            measured.setdefault((rate, server.name), []).append(figures)
+            row = {column: figures[column] for column in COLUMNS}
+            setup.report.add(round=number + 1, rate=rate, server=server.name, **row)
     for rate in given.rate:
         for column in ("mean_tpot_ms", "p99_ttft_ms"):
             columns = [[figures[column] for figures in measured[rate, server.name]] for server in (ours, vllm)]
