@@ -17,7 +17,6 @@ written after each row; a row that cannot be measured carries its error.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import random
@@ -37,7 +36,7 @@ from tokenloom.scripts.bench_contestant import transformers_peer
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_report import machine, median
 from tokenloom.scripts.bench_workload import FIRST_ID, find_checkpoint, vocab_size
-from tokenloom.scripts.gpu_cases import Cases, Row, add_arguments
+from tokenloom.scripts.gpu_cases import Cases, Row, new_parser
 from tokenloom.scripts.gpu_goal import Goal, with_goals
 
 CASES = {"8b": ("one row", "a long prompt", "memory"), "14b": ("requests", "memory", "transformers")}
@@ -293,14 +292,13 @@ def measure_model(name: str, device: str, sizes: Sizes, cases: Cases) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--models", nargs="+", default=["0.6b"])
     parser.add_argument("--requests", type=int)
     parser.add_argument("--lengths", type=int, nargs=2, metavar=("LEAST", "MOST"))
     parser.add_argument("--context", type=int)
     parser.add_argument("--prompt", type=int, help="tokens of the long prompt")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    add_arguments(parser)
     options = parser.parse_args()
     given = {name: getattr(options, name) for name in ("requests", "context", "prompt") if getattr(options, name)}
     if options.lengths:

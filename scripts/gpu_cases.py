@@ -38,12 +38,14 @@ def write_json(file: Path, document: object) -> None:
     unfinished.replace(file)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that choose cases and the file of their rows."""
+def new_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the flags that choose cases and the file of their rows."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rows, after each of them")
     parser.add_argument("--skip", type=Path, metavar="FILE", help="JSON list of cases to leave out")
     parser.add_argument("--case", nargs="+", metavar="NAME", help="measure only these")
     parser.add_argument("--small", action="store_true", help="sizes that run anywhere: shows the code, not the speed")
+    return parser
 
 
 class Cases:
@@ -59,7 +61,7 @@ class Cases:
     def of_options(
         cls, options: argparse.Namespace, names: Sequence[str], check: Callable[[], object] = lambda: None
     ) -> Cases:
-        """Return the cases that the flags of `add_arguments` choose of all `names`; ValueError for one that is none."""
+        """Return the cases that the flags of `new_parser` choose of all `names`; ValueError for one that is none."""
         if unknown := [name for name in options.case or () if name not in names]:
             raise ValueError(f"there is no case {unknown[0]!r}, these are {', '.join(names)}")
         cases = cls(options.json, options.case or names, check)

@@ -11,7 +11,6 @@ Each is the step before the next: the first that fails shows where to look. Answ
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from tokenloom import LLM, SamplingParams
 from tokenloom.kernels.contract import NO_ACTIVATION
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import select_ops
-from tokenloom.scripts.gpu_cases import Cases, Row, add_arguments
+from tokenloom.scripts.gpu_cases import Cases, Row, new_parser
 
 PROMPTS = [f"The capital of {country} is" for country in ("France", "Japan", "Kenya", "Peru")]
 TOLERANCE = 2e-5  # of the largest element, as in tests/gpu/test_kernels.py
@@ -96,11 +95,9 @@ def one_kernel() -> Row:
 def answers(sizes: Sizes, **options: object) -> list[list[int]]:
     with LLM(**{"dtype": "float32", **sizes.limits, **options}) as llm:  # type: ignore[arg-type]
         params = SamplingParams(temperature=0, max_tokens=sizes.num_tokens, ignore_eos=True)
-        outputs = llm.generate(PROMPTS[: sizes.num_prompts], params, use_tqdm=False)
-        outputs += llm.generate(
-            PROMPTS[: sizes.num_prompts], params, use_tqdm=False
-        )  # a size of graphs is captured at its second step
-    return [output.outputs[0].token_ids for output in outputs]
+        prompts = PROMPTS[: sizes.num_prompts]
+        turns = [llm.generate(prompts, params, use_tqdm=False) for _ in range(2)]  # graphs are captured at second steps
+    return [output.outputs[0].token_ids for outputs in turns for output in outputs]
 
 
 def engine(expected: list[list[int]], sizes: Sizes, **options: object) -> Row:
@@ -112,8 +109,7 @@ def engine(expected: list[list[int]], sizes: Sizes, **options: object) -> Row:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    parser = new_parser(__doc__)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("gpu_first: no GPU is visible", file=sys.stderr)

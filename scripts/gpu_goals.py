@@ -16,7 +16,6 @@ gpu_check runs both.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import re
 import sys
@@ -40,7 +39,7 @@ from tokenloom.kernels.gpu.sampling.sampling import sample
 from tokenloom.kernels.gpu.table import DecodeShape, decode_shape, prefill_shape
 from tokenloom.scripts.bench_workload import find_checkpoint
 from tokenloom.scripts.engine_process import Engine
-from tokenloom.scripts.gpu_cases import MAX_ERROR, Cases, Row, add_arguments
+from tokenloom.scripts.gpu_cases import MAX_ERROR, Cases, Row, new_parser
 from tokenloom.scripts.gpu_goal import Goal, with_goals
 from tokenloom.scripts.tune_kernels import (
     BLOCK_SIZE,
@@ -253,8 +252,7 @@ def held_to_goals(case: str, measure: Callable[[], Row]) -> Row:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
+    parser = new_parser(__doc__)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("gpu_goals: no GPU is visible", file=sys.stderr)

@@ -10,7 +10,6 @@ once more in turn with the shape in use, so that a gain is not the luck of one o
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -43,7 +42,7 @@ from tokenloom.kernels.gpu.table import (
     read_table,
     table_key,
 )
-from tokenloom.scripts.gpu_cases import Cases, Row, add_arguments
+from tokenloom.scripts.gpu_cases import Cases, Row, new_parser
 
 Shape = TypeVar("Shape", DecodeShape, PrefillShape)
 
@@ -229,12 +228,11 @@ def entries_of(document: dict[str, object]) -> dict[str, dict[str, dict[str, int
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--groups", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--dry-run", action="store_true", help="print, write nothing into the table")
     parser.add_argument("--take", type=Path, metavar="OUT.json", help="measure nothing, write what gpu_check found")
-    add_arguments(parser)
     options = parser.parse_args()
     if options.take is not None:
         entries = entries_of(json.loads(options.take.read_text(encoding="utf-8")))
