@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -10,7 +9,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from tokenloom.scripts.gpu_cases import Cases, Row, add_arguments
+from tokenloom.scripts.gpu_cases import Cases, Row, new_parser
 
 
 def behave(case: str, behaviour: str) -> Row:
@@ -31,9 +30,8 @@ def check(folder: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
+    parser = new_parser(__doc__)
     parser.add_argument("behaviours", type=Path)
-    add_arguments(parser)
     options = parser.parse_args()
     behaviours = json.loads(options.behaviours.read_text())
     cases = Cases.of_options(options, list(behaviours), lambda: check(options.behaviours.parent))
