@@ -23,6 +23,6 @@ def test_greedy_on_two_gpus_is_transformers(options: dict[str, object], device: 
     folder = tiny_checkpoint(tmp_path / "model", "qwen3", vocab_size=VOCAB_SIZE, num_hidden_layers=2)
     prompts = make_prompts(SIZES.num_prompts, SIZES.longest_prompt // 2, seed=5)
     options = {"device": device.type, "tensor_parallel_size": 2, "dtype": "float32", **SIZES.limits, **options}
-    with LLM(folder, max_model_len=SIZES.max_model_len // 2, **options) as llm:
+    with LLM(folder, max_model_len=SIZES.max_model_len, **options) as llm:
         outputs = serve_staggered(llm, prompts, SIZES.num_answered)
     check_all(GreedyOracle(folder), prompts, outputs, SIZES.num_answered)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._device import _device_constructors
 
@@ -27,6 +28,7 @@ WAITS = {  # operations with a result that the host needs
     *("_local_scalar_dense", "equal", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive"),
     *("is_nonzero", "allclose", "nonzero_numpy"),
 }
+WHOLE = {"stft"}  # made of operations of which one changes a tensor's shape in place
 READ_ANYWHERE = {"copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_"}
 LARGE_BYTES = 1 << 20
 aten = torch.ops.aten
@@ -118,7 +120,8 @@ def full_device(device: torch.device | str | int) -> torch.device:
 def is_composite(function: Any) -> bool:
     """Whether an operation is made of others, whatever the device."""
     name: str = function.name()
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    is_made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    return is_made_of_others and function.overloadpacket.__name__ not in WHOLE
 
 
 def inner_of(value: Any) -> Any:
@@ -188,7 +191,7 @@ def _launch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         return function(*args, **kwargs)
     name, schema = function.overloadpacket.__name__, function._schema
     if function.namespace == "c10d":  # every rank captures it
-        capture.append(lambda: function(*args, **kwargs))
+        capture.append(lambda: _finish(function(*args, **kwargs)))
         return function(*args, **kwargs)
     if schema.is_mutable and all(each.alias_info is not None for each in schema.returns):
         capture.append(lambda: function(*args, **kwargs))
@@ -208,6 +211,11 @@ def _launch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
         capture.append(again)
     return result
+
+
+def _finish(result: Any) -> None:
+    """Wait for a collective: torch's functions do so only where they start one."""
+    dist.Work.unbox(result[-1] if type(result) in (list, tuple) else result).wait()
 
 
 def _with_arguments(schema: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, Any]]:
