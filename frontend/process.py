@@ -63,7 +63,8 @@ class FrontendProcess:
     ) -> None:
         """`address`: where to listen for clients. `http_fds`: inherited descriptors of listening HTTP sockets; without
         any there is no HTTP server. `index`, `number`: of this frontend, and of those before it with the same index."""
-        self._spec, self._address, self._http_fds, self._index = spec, address, http_fds, index
+        self._spec, self._address, self._http_fds = spec, address, http_fds
+        self._index, self._number = index, number
         self._identity = identity = identity_of(frontend_name(index), number)  # towards supervisor and core
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorChannel(self._context, spec, identity)
@@ -182,13 +183,18 @@ class FrontendProcess:
         self._frontend.tick(time.monotonic(), check_leases=has_read_all)
         maybe_fail("frontend.send")
         self._send()
-        may_serve = self._frontend.is_ready or self._cores.may_begin(time.monotonic())
-        if may_serve and not self._has_sent_ready:
+        if not self._has_sent_ready and self._may_serve():
             self._has_sent_ready = True
             self.supervisor.send(Ready())
         if self._frontend.is_drained and not self._has_sent_drained:  # after `_send`: Stop may follow
             self._has_sent_drained = True
             self.supervisor.send(Drained())
+
+    def _may_serve(self) -> bool:
+        """Whether the cores that Ready needs are there. The first frontend of an engine waits for all, so that its
+        first requests go to all; after a loss, and at a gateway, some may be away for long."""
+        needs_all = self._number == 0 and not self._spec.remote_cores
+        return self._frontend.is_welcome(to_all=needs_all) or self._cores.may_begin(time.monotonic())
 
     # ── receive ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

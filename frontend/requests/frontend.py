@@ -144,10 +144,9 @@ class Frontend:
         self._ticked_at = 0.0  # monotonic seconds
         self._drains_at = NEVER  # earliest time at which draining may end; monotonic seconds
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether a core has welcomed this frontend."""
-        return self._cores.is_up
+    def is_welcome(self, *, to_all: bool) -> bool:
+        """Whether a core has welcomed this frontend, or all cores have."""
+        return self._cores.are_all_up if to_all else self._cores.is_up
 
     @property
     def model_names(self) -> list[str]:

@@ -20,6 +20,7 @@ import zmq
 
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.codec import Decoder, encode, encode_ids
+from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.endpoints import Endpoints
 from tokenloom.ipc.errors import ErrorInfo
@@ -48,7 +49,7 @@ T = TypeVar("T")
 class Engine:
     """Supervisor, core and clients of one frontend process."""
 
-    def __init__(self, run_directory: RunDirectory, **changes: Any) -> None:
+    def __init__(self, run_directory: RunDirectory, *arguments: str, **changes: Any) -> None:
         self.run_directory = run_directory
         folder = run_directory.path / "model"
         folder.mkdir()
@@ -70,7 +71,7 @@ class Engine:
         self.identity = self.core_identity = b""
         read_fd, self.lifeline = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tokenloom.frontend.process"],
+            [sys.executable, "-P", "-m", "tokenloom.frontend.process", *arguments],
             stdin=read_fd,
             env=self.spec.environment(),
             start_new_session=True,
@@ -103,13 +104,18 @@ class Engine:
         """Bring the process to Ready; return the address of its client socket."""
         hello = self.from_child(Hello)
         assert (hello.run_id, hello.fingerprint) == (self.spec.run_id, self.spec.fingerprint)
-        phase = self.from_child(Phase)
-        while phase.name != "listen":
-            phase = self.from_child(Phase)
+        address = self.listening()
         core_hello = self.at_core(Hello)
         assert (core_hello.run_id, core_hello.fingerprint) == (self.spec.run_id, self.spec.fingerprint)
         self.core_says(Welcome(protocol_version=PROTOCOL_VERSION, run_id=self.spec.run_id))
         self.from_child(Ready)
+        return address
+
+    def listening(self) -> str:
+        """Return the address of the client socket, once it is bound."""
+        phase = self.from_child(Phase)
+        while phase.name != "listen":
+            phase = self.from_child(Phase)
         return phase.detail
 
     def connect(self, address: str) -> zmq.Socket[bytes]:
@@ -156,6 +162,30 @@ def engine(run_directory: RunDirectory) -> Iterator[Engine]:
     engine = Engine(run_directory)
     yield engine
     engine.close()
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_first_frontend_waits_for_all_cores_and_its_successor_for_one(
+    number: int, run_directory: RunDirectory
+) -> None:
+    engine = Engine(run_directory, "--number", str(number), config=EngineConfig(data_parallel_size=2))
+    try:
+        welcome = Welcome(protocol_version=PROTOCOL_VERSION, run_id=engine.spec.run_id)
+        with new_socket(engine.context, zmq.ROUTER) as second:
+            second.bind(engine.spec.endpoints.of_replica(1).core)
+            address = engine.listening()
+            engine.at_core(Hello)
+            identity, _ = _receive(second)
+            engine.core_says(welcome)
+            if number == 0:
+                say(engine.client(address), Submit(request_id="r", params=SamplingParams(), prompt="The"))
+                engine.at_core(EngineCoreRequest)
+                engine.supervisor_says(encode(Ping()))
+                assert isinstance(engine.from_child((Ready, Pong)), Pong)  # type: ignore[arg-type]
+                second.send_multipart([identity, encode(welcome)])
+            engine.from_child(Ready)
+    finally:
+        engine.close()
 
 
 def test_the_process_serves_text_until_stop(engine: Engine) -> None:

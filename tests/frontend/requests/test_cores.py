@@ -244,7 +244,7 @@ def test_without_any_core_requests_wait_for_the_first_that_comes_back() -> None:
     fleet.lose(core)
     fleet.lose(1 - core)
     fleet.say(new_submit("new"))
-    assert fleet.keys(0) == fleet.keys(1) == [] and not fleet.frontend.is_ready
+    assert fleet.keys(0) == fleet.keys(1) == [] and not fleet.frontend.is_welcome(to_all=False)
     fleet.welcome(core)
     assert len(fleet.keys(core)) == 2 and isinstance(fleet.by_core[core][0], Hello)
 

@@ -87,7 +87,7 @@ def test_a_core_that_forgot_the_frontend_gets_all_requests_with_their_tokens(ben
     bench.frontend.on_core_message(Unknown())
     bench.turn()
     (hello,) = bench.to_core
-    assert isinstance(hello, Hello) and hello.fingerprint and not bench.frontend.is_ready
+    assert isinstance(hello, Hello) and hello.fingerprint and not bench.frontend.is_welcome(to_all=False)
     bench.say(new_submit("later"))
     bench.frontend.on_core_message(Welcome(protocol_version=PROTOCOL_VERSION, run_id="r"))
     bench.turn()
