@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from tokenloom.scripts.gpu_plan import Results, Row, Stage, outcome
 
 MAX_FAILED = 30
 PACKAGES = ("torch", "triton", "transformers")
+CHAIN = re.compile("During handling of the above exception|The above exception was the direct cause")
 
 
 def summary(stages: Sequence[Stage], results: Results, remarks: Sequence[str]) -> str:
@@ -117,8 +119,8 @@ def _failed(stages: Sequence[Stage], results: Results) -> str:
 
 
 def _words(error: str) -> str:
-    """Return the line of a traceback that says most: pytest's first of the error, else the last."""
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    """Return the line of a traceback that says most: pytest's first of the last error, else the last."""
+    lines = [line.strip() for line in CHAIN.split(error)[-1].splitlines() if line.strip()]
     return next((line[1:].strip() for line in lines if line.startswith("E  ")), lines[-1] if lines else "")[:200]
 
 

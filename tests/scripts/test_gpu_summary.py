@@ -9,6 +9,14 @@ from tokenloom.scripts.gpu_goal import Goal, with_goals
 from tokenloom.scripts.gpu_plan import Place, Results, Row, Stage
 from tokenloom.scripts.gpu_summary import summary
 
+CHAINED = """\
+a.py:1: in take
+E   _queue.Empty
+
+During handling of the above exception, another exception occurred:
+b.py:2: in look
+E   KeyError: 'last'
+"""
 PLACE = Place("c1", "a device")
 FACTS = {"gpu": {"count": 1, "memory_bytes": 80 << 30, "num_sms": 132}, "versions": {"torch": "2"}, "date": "today"}
 
@@ -27,6 +35,7 @@ def measured() -> Results:
         },
         {"case": "8b: memory", "asked": 0.85, "used_at_start": 0.8512, "used_after_requests": 0.86, "off_by": 0.01},
         {"case": "x", "error": "Traceback\n  ValueError: bad | worse"},
+        {"case": "z", "error": CHAINED},
         {"case": "y", "not_measured": "takes 2 devices"},
     ]
     results.begin("8b", "today")
@@ -39,9 +48,10 @@ def test_the_summary_has_all_that_a_reader_asks(measured: Results) -> None:
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     assert ["8b: one row", "share_of_roofline", "≥ 0.85", "0.9", "yes"] in lines
     assert ["8b: one row", "idle", "≤ 0.01", "0.05", "**no**"] in lines
-    assert ["8b", "failed", "2", "1", "1", "0", "0", "100"] in lines
+    assert ["8b", "failed", "2", "2", "1", "0", "0", "100"] in lines
     assert ["8b: memory", "0.85", "0.851", "0.86", "0.01"] in lines
     assert "1 of 2 met" in text and "ValueError: bad" in text and "takes 2 devices: y" in text
+    assert "- 8b: `z`: KeyError: 'last'" in text and "Empty" not in text
     assert text.endswith("Next: do it.\n") and "rehearsal" not in text
 
 
