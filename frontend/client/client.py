@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import chain, islice
@@ -181,7 +181,7 @@ class Client(base_client.BaseClient[None]):
         *,
         request_id: str | None = None,
         **options: Unpack[AdapterOptions],
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """Yield the text of one completion (n = 1) as it is generated. Closing the iterator aborts the request."""
         check_options("stream", options, AdapterOptions)
         params, (adapter,) = check_params(self._or_default(sampling_params)), adapters_of(options, 1)
@@ -276,7 +276,7 @@ class Client(base_client.BaseClient[None]):
     def _run(self, submits: list[wire.Submit], use_tqdm: bool) -> list[RequestOutput]:
         return RequestBatch(self._transport, submits, show_progress=use_tqdm).run()
 
-    def _stream(self, submit: wire.Submit) -> Iterator[str]:
+    def _stream(self, submit: wire.Submit) -> Generator[str, None, None]:
         updates: SimpleQueue[Update] = SimpleQueue()
         builder = OutputBuilder(submit)
         self._transport.submit(submit, updates.put)
