@@ -94,12 +94,11 @@ class InProcessTransport(Transport):
 
     def _get_or_turn(self, queue: SimpleQueue[T]) -> T:
         """Return the next item of `queue`; if it is empty, run one turn first. Raises Empty if there is still none."""
-        try:
+        with contextlib.suppress(Empty):
             return queue.get_nowait()
-        except Empty:
-            if not self._is_closed:
-                with _delayed_interrupt():
-                    self._turn()
+        if not self._is_closed:
+            with _delayed_interrupt():
+                self._turn()  # its error is no consequence of the empty queue
         return queue.get_nowait()
 
     def _turn(self) -> None:
