@@ -274,7 +274,7 @@ async def measure_clips(address: str, report: Report, arguments: argparse.Namesp
                 ratios.setdefault(name, []).append(percentile(during, 99) / percentile(calm, 99))
                 known = found.setdefault(name, ([], [], []))
                 for kept, new in zip(known, (calm, during, coming), strict=True):
-                    kept.extend(new)  # type: ignore[arg-type]
+                    kept.extend(new)  # type: ignore[arg-type, attr-defined]
     for name, (calm, during, calls) in found.items():
         report_rows(report, f"{arguments.clips} {name} at once", calm, during, calls)
         report.note(f"p99 between tokens beside {name}, relative to none, median of the rounds", median(ratios[name]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +55,8 @@ class HelpedTraining:
 
     def load(self, file: Path) -> None:
         self.step_number, *states = torch.load(file, weights_only=True)
-        for part, state in zip((self._helped, self._helper, self._optimizer), states, strict=True):
+        parts: tuple[Any, ...] = (self._helped, self._helper, self._optimizer)
+        for part, state in zip(parts, states, strict=True):
             part.load_state_dict(state)
 
     def run(self, file: Path, num_steps: int) -> None:

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from .arena import PAGE
 
@@ -47,7 +48,7 @@ class PageFile:
             self._is_direct = False
             self.fd = os.open(path, flags | os.O_CLOEXEC, 0o666)
 
-    def __enter__(self) -> PageFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -126,7 +126,7 @@ def test_forced_calls_stream_in_pieces_and_a_token_limit_cuts_them(client: opena
         "temperature": 1,
         "seed": 3,
     }
-    chunks = list(
+    chunks: Any = list(
         client.chat.completions.create(model="tokenloom-demo", messages=QUESTION, stream=True, **fields)  # type: ignore[call-overload]
     )
     calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]

@@ -167,7 +167,7 @@ def test_an_async_beam_search_finds_the_same_beams(llm: LLM) -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=6)
 
     async def search() -> Any:
-        async with AsyncClient(llm._transport.addresses) as client:
+        async with AsyncClient(llm._transport.addresses) as client:  # type: ignore[attr-defined]
             return await client.beam_search(TEXTS[0], params)
 
     (output,) = llm.beam_search(TEXTS[0], params)

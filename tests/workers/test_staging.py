@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ CPU = torch.device("cpu")
 
 def test_sent_arrays_keep_values_shapes_and_dtypes() -> None:
     staging, rng = Staging(CPU), np.random.default_rng(0)
-    sent, received = [], []
+    sent = []
+    received = []
     for size in (3, 0, 50_000, 7):
-        arrays = [
+        arrays: list[Any] = [
             rng.integers(0, 100, size).astype(np.int32),
             rng.normal(size=(size, 2)),
             rng.normal(size=5).astype(np.float32)[::2],

@@ -56,7 +56,7 @@ def expected_embeds(family: AudioFamily, samples: int) -> int:
     state: Any = SimpleNamespace(feature_extractor=extractor, audio_token=TOKEN)
     if family == "qwen2_audio":
         extractor.fetch_audio = lambda audio: audio
-        kind = transformers.Qwen2AudioProcessor
+        kind: Any = transformers.Qwen2AudioProcessor
     else:
         kind = transformers.Qwen3ASRProcessor
         state._get_audio_token_length = lambda *each: kind._get_audio_token_length(state, *each)
