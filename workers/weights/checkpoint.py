@@ -80,10 +80,6 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return name in self._file_by_name
 
-    def prefixed(self, *prefixes: str) -> list[str]:
-        """Return the names of the tensors that begin with one of `prefixes`, sorted."""
-        return sorted(name for name in self._file_by_name if name.startswith(prefixes))
-
     def load(self, *slices: TensorSlice, dtype: torch.dtype | None = None) -> Tensor:
         """Read the slices and concatenate them along axis 0, as one new tensor of `dtype`, by default `self.dtype`."""
         rows = [wanted.part_shape[0] for wanted in slices]

@@ -50,10 +50,6 @@ class CopyPlan:
     def __bool__(self) -> bool:
         return bool(self._stores or self._loads or self._writes)
 
-    @property
-    def num_copies(self) -> int:
-        return (len(self._stores) + len(self._loads)) // 2
-
     def store(self, block: int, key: bytes, owner: int) -> int | None:
         """Copy a tenant's block to a slot, which is found by its key from now on; return the slot, None if all are in
         use."""

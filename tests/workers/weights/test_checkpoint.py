@@ -112,13 +112,6 @@ def test_a_stored_head_of_a_model_that_sees_replaces_the_tied_one(tmp_path: Path
     assert torch.equal(theirs.lm_head.weight, head)
 
 
-def test_names_are_found_by_their_beginning(tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path)
-    with open_checkpoint(folder) as checkpoint:
-        assert checkpoint.prefixed("model.norm", "lm_") == ["model.norm.weight"]
-        assert checkpoint.prefixed("visual.") == []
-
-
 def test_missing_tensor_is_named(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path)
     edit(folder, {Q_PROJ: None})
