@@ -277,8 +277,9 @@ def test_in_process_a_bug_is_raised_in_wait_and_engine_dead_in_every_request() -
     engine = FakeEngine()
     with FakeLLM(engine) as llm:
         engine.error = ZeroDivisionError("a bug")
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(ZeroDivisionError) as raised:
             llm.generate("p", use_tqdm=False)
+        assert raised.value.__context__ is None, "no other error is in its traceback"
         engine.error = EngineDead("no memory")
         for _ in range(2):
             with pytest.raises(EngineDead, match="no memory"):
