@@ -38,7 +38,8 @@ class RollingRestart:
         self._roster, self._children, self._replace, self._report_loss = roster, children, replace, report_loss
         self._orders: deque[RestartReplicas] = deque()
         self._left: deque[Replica] = deque()  # of the first order; the first of these drains or starts
-        self._drains: set[bytes] | None = None  # frontends with answers of it; None: it starts
+        self._drains: set[bytes] | None = None  # frontends with answers of it; None: it waits or starts
+        self._waits = False  # until another replica serves
 
     def on_message(self, frontend: Child, message: RestartReplicas | ReplicaDrained) -> None:
         if isinstance(message, RestartReplicas):
@@ -66,10 +67,17 @@ class RollingRestart:
             self._begin_replica()
 
     def _begin_replica(self) -> None:
-        """Let the next replica drain, unless no other one could take its answers."""
+        """Let the next replica drain once another one can take its answers."""
         replica = self._left[0]
-        if not any(self._is_up(other) for other in self._roster.alive if other is not replica):
-            self._end_order(f"no other replica serves, which replica {replica.number} needs: try again in a second")
+        others = [other for other in self._roster.alive if other is not replica]
+        self._waits = not any(map(self._is_up, others))
+        if self._waits:
+            obstacles = [self._children.obstacle(other.workers) for other in others]
+            if all(obstacles):
+                reason = "".join(f": {each}" for each in obstacles[:1])
+                self._end_order(f"no other replica serves, which replica {replica.number} needs{reason}")
+            else:
+                logger.info("replica %d drains as soon as another one serves", replica.number)
             return
         logger.info("replica %d drains, at most %g s, to be restarted", replica.number, self._drain_s)
         frontends = self._roster.frontend_children
@@ -102,12 +110,14 @@ class RollingRestart:
             self._report_loss(replica, f"replica {replica.number} is being restarted")
 
     def on_changed(self) -> None:
-        """Go on if the replica that starts serves, or was given up."""
+        """Go on if a replica serves, or the one in turn was given up."""
         if not self._left or self._drains is not None:
             return
         replica = self._left[0]
         if not replica.units:
             self._end_order(f"replica {replica.number} could not be started again")
+        elif self._waits:
+            self._begin_replica()
         elif self._is_up(replica):
             self._left.popleft()
             if self._left:

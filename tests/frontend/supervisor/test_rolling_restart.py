@@ -83,6 +83,32 @@ def test_a_frontend_that_is_lost_meanwhile_has_drained_and_its_successor_is_aske
 
 
 @TWO
+def test_a_replica_drains_once_the_other_one_is_back(launcher: RemoteLauncher, supervisor: Supervisor) -> None:
+    supervisor.start()
+    (frontend,) = launcher.of(FRONTEND)
+    launcher.obstacles[CORES[1]] = "not yet"
+    launcher.of(CORES[1])[0].end()
+    num_turns = 0
+
+    def ask() -> bool:
+        nonlocal num_turns
+        if any(isinstance(each, ReplicaDown) for each in frontend.received):
+            num_turns += 1
+        if num_turns == 1:
+            frontend.send(RestartReplicas(replica=0))
+        elif num_turns == 4:
+            assert not any(isinstance(each, DrainReplica) for each in frontend.received)
+            launcher.obstacles.clear()
+        return any(isinstance(each, ReplicasRestarted) for each in frontend.received)
+
+    stop_when(launcher, drain_when_asked(launcher, ask))
+    supervisor.run()
+    (reply,) = [each for each in frontend.received if isinstance(each, ReplicasRestarted)]
+    assert reply.error is None
+    assert [len(launcher.of(unit)) for unit in CORES] == [2, 2]
+
+
+@TWO
 @pytest.mark.parametrize("order", [RestartReplicas(replica=7), RestartReplicas(replica=0)])
 def test_an_order_that_cannot_be_carried_out_is_refused_with_the_reason(
     launcher: RemoteLauncher, supervisor: Supervisor, order: RestartReplicas
