@@ -140,7 +140,8 @@ def test_a_folder_that_cannot_be_made_costs_one_line_and_no_request(tmp_path: Pa
             for _ in range(3):
                 (output,) = ask(client, new_prompts(1, 300, seed=25))
                 client.reset_prefix_cache()
-                assert len(output.outputs[0].token_ids) == GREEDY.max_tokens and output.num_cached_tokens == 0
+                assert len(output.outputs[0].token_ids) == GREEDY.max_tokens
+                assert "disk" not in output.metrics.num_loaded_tokens  # blocks may be in slots that wait for the disk
         engine.end()
         errors = [line for line in engine.log().splitlines() if "ERROR" in line]
         assert len(errors) == 1 and "--kv-disk" in errors[0]
