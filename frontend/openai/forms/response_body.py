@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import msgspec
+
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.sampling_params import LENGTH
@@ -35,7 +37,7 @@ LOGPROBS = "message.output_text.logprobs"  # in `include`
 
 
 class InputItem(Sent, frozen=True, kw_only=True):
-    """Message, tool call, output of a call, or reasoning of an earlier answer. Reasoning does not enter the prompt."""
+    """Message, tool call, output of a call, or reasoning of an earlier answer."""
 
     type: Literal[
         "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning"
@@ -156,21 +158,39 @@ def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
 
 
 def _messages(body: ResponsesRequest) -> list[Message]:
+    """Return the input as messages of a chat. The items of one answer become one message: a call joins the text or the
+    call before it, and reasoning the next item."""
     messages = [] if body.instructions is None else [Message(role="system", content=body.instructions)]
     if isinstance(body.input, str):
         return [*messages, Message(role="user", content=body.input)]
     if not body.input:
         raise RequestError("input is empty: give a text or at least one item")
+    thought: str | None = None  # of the turn whose next item is not read yet
     for position, item in enumerate(body.input):
         where = f"input[{position}]"
-        if item.type in ("function_call", "custom_tool_call"):
-            call = FunctionCall(name=item.name or "", arguments=item.arguments, input=item.input)
-            messages.append(Message(role="assistant", tool_calls=[ToolCall(id=item.call_id, function=call)]))
-        elif item.type in ("function_call_output", "custom_tool_call_output"):
-            text, _ = content_of(f"{where}.output", item.output)
-            messages.append(Message(role="tool", content=text, tool_call_id=item.call_id))
-        elif item.type == "message":
-            if item.role is None or item.content is None:
-                raise RequestError(f"{where} needs role and content")
-            messages.append(Message(role=item.role, content=content_of(f"{where}.content", item.content)[0]))
+        if item.type == "reasoning":
+            thought = content_of(f"{where}.content", item.content)[1]
+            continue
+        message = _message(where, item)
+        if message.role == "assistant":
+            if message.tool_calls and thought is None and messages and messages[-1].role == "assistant":
+                calls = [*(messages[-1].tool_calls or ()), *message.tool_calls]
+                messages[-1] = msgspec.structs.replace(messages[-1], tool_calls=calls)
+                continue
+            message = msgspec.structs.replace(message, reasoning=thought)
+        messages.append(message)
+        thought = None
     return messages
+
+
+def _message(where: str, item: InputItem) -> Message:
+    """Return the message of an item that is no reasoning."""
+    if item.type in ("function_call", "custom_tool_call"):
+        call = FunctionCall(name=item.name or "", arguments=item.arguments, input=item.input)
+        return Message(role="assistant", tool_calls=[ToolCall(id=item.call_id, function=call)])
+    if item.type in ("function_call_output", "custom_tool_call_output"):
+        text, _ = content_of(f"{where}.output", item.output)
+        return Message(role="tool", content=text, tool_call_id=item.call_id)
+    if item.role is None or item.content is None:
+        raise RequestError(f"{where} needs role and content")
+    return Message(role=item.role, content=content_of(f"{where}.content", item.content)[0])

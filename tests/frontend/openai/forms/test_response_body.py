@@ -31,3 +31,33 @@ def test_a_function_output_may_have_parts() -> None:
     image = output | {"output": [{"type": "input_image", "image_url": "data:x"}]}
     with pytest.raises(RequestError, match=r"^input\[0\].output\[0\]: the model 'sample' does not see images"):
         contents(image)
+
+
+def test_the_items_of_an_answer_are_the_turn_that_a_chat_sends_back() -> None:
+    def call(call_id: str) -> dict[str, object]:
+        return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": f'{{"id": "{call_id}"}}'}}
+
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "Let me see."}]}
+    calls = [
+        {"type": "function_call", "call_id": each, "name": "f", "arguments": f'{{"id": "{each}"}}'} for each in "abc"
+    ]
+    outputs = [{"type": "function_call_output", "call_id": each, "output": f"output of {each}"} for each in "abc"]
+    thoughts = [
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": f"thought {number}"}]}
+        for number in range(4)
+    ]
+    question, thanks = {"role": "user", "content": "Hi"}, {"role": "user", "content": "Thanks"}
+    items = [question, thoughts[0], said, *calls[:2], *outputs[:2], thoughts[1], calls[2], outputs[2]]
+    items += [thoughts[2], said | {"content": "Done."}, thanks, thoughts[3]]
+    messages = [
+        question,
+        said | {"reasoning": "thought 0", "tool_calls": [call("a"), call("b")]},
+        {"role": "tool", "tool_call_id": "a", "content": "output of a"},
+        {"role": "tool", "tool_call_id": "b", "content": "output of b"},
+        {"role": "assistant", "reasoning": "thought 1", "tool_calls": [call("c")]},
+        {"role": "tool", "tool_call_id": "c", "content": "output of c"},
+        {"role": "assistant", "reasoning": "thought 2", "content": "Done."},
+        thanks,
+    ]
+    response = chat_request(msgspec.convert({"input": items}, ResponsesRequest))
+    assert chat_input(response).turns == chat_input(msgspec.convert({"messages": messages}, ChatRequest)).turns
