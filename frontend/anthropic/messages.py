@@ -25,9 +25,8 @@ class MessageCreation:
 
     stream_end = b""
 
-    def __init__(self, body: MessagesRequest, chat: ChatCompletion, block_size: int) -> None:
-        """`block_size`: tokens per block of the prefix cache; 0 without prefix cache."""
-        self._max_tokens, self._chat, self._block_size = body.max_tokens, chat, block_size
+    def __init__(self, body: MessagesRequest, chat: ChatCompletion) -> None:
+        self._max_tokens, self._chat = body.max_tokens, chat
         self._id = "msg_" + chat.id.partition("-")[2]
         self._writer = BlockWriter()
         self._end: JsonObject = {"stop_reason": None, "stop_sequence": None}
@@ -68,7 +67,7 @@ class MessageCreation:
                 last = read[-1][1]
                 yield events + [event for parts, _ in read for event in self._writer.write(parts)]
             closing = list(self._writer.close())
-            self._usage = _usage(run, self._block_size)
+            self._usage = _usage(run)
             self._end = self._ending(last, run.num_completion_tokens)
         yield [*closing, ("message_delta", {"delta": self._end, "usage": self._usage}), ("message_stop", {})]
 
@@ -89,13 +88,11 @@ class MessageCreation:
         return {"stop_reason": reason, "stop_sequence": sequence}
 
 
-def _usage(run: Run, block_size: int) -> JsonObject:
+def _usage(run: Run) -> JsonObject:
     """Return the usage, with prompt tokens split into read from the cache, newly cached, and neither."""
-    num_prompt, num_read = run.num_prompt_tokens, run.num_cached_tokens
-    num_kept = (num_prompt - 1) // block_size * block_size if block_size else 0
-    num_created = max(0, num_kept - num_read)
+    num_read, num_created = run.num_cached_tokens, run.num_cache_writes
     return {
-        "input_tokens": num_prompt - num_read - num_created,
+        "input_tokens": run.num_prompt_tokens - num_read - num_created,
         "cache_creation_input_tokens": num_created,
         "cache_read_input_tokens": num_read,
         "output_tokens": run.num_completion_tokens,

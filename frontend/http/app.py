@@ -177,11 +177,10 @@ class GeneratingEndpoints:
         return CohereEmbeddings(self._engine, parsed, model, self._spec, version)
 
     async def _reply(self, parsed: ParsedBody[MessagesRequest], model: str) -> MessageCreation:
-        body, config = with_defaults(chat_of_messages(parsed.body), self._spec), self._spec.config
+        body = with_defaults(chat_of_messages(parsed.body), self._spec)
         with errors_about("stop_sequences", r"stop\b"):
             chat = await self._chat(ParsedBody(body, parsed.inputs), model)
-        block_size = config.block_size if self._spec.shares_prefixes else 0
-        return MessageCreation(parsed.body, chat, block_size)
+        return MessageCreation(parsed.body, chat)
 
     async def _count(self, request: Request) -> Response:
         with self._refusals():

@@ -99,6 +99,7 @@ async def _serve(
         turns.wake,
         has_strict_fields=spec.config.strict_fields,
         has_timings=spec.config.enable_per_request_metrics,
+        block_size=spec.config.block_size if spec.shares_prefixes else 0,
     )
     store = ResponseStore(spec, peers.index)
     generating = GeneratingEndpoints(engine, frontend.metrics, spec, store, peers)

@@ -66,7 +66,9 @@ class Run:
     """Deltas and usage of the choices of one HTTP request. LocalEngine calls `put` and `wake`; one task of the same
     event loop calls the rest."""
 
-    def __init__(self, num_prompts: int, num_answers: int) -> None:
+    def __init__(self, num_prompts: int, num_answers: int, block_size: int = 0) -> None:
+        """`block_size`: tokens per block of the prefix cache; 0 without prefix cache."""
+        self._block_size = block_size
         self.num_choices = num_prompts * num_answers
         self.num_answers = num_answers
         self._num_open = [num_answers] * num_prompts  # unfinished answers of each prompt
@@ -133,10 +135,20 @@ class Run:
         """Count the prompt tokens that the prefix cache had."""
         return sum(self._num_cached)
 
+    @property
+    def num_cache_writes(self) -> int:
+        """Count the prompt tokens that the prefix cache did not have and an equal prompt will find."""
+        if not self._block_size:
+            return 0
+        size = self._block_size
+        kept = [(num_ids(each) - 1) // size * size for each in self._prompts]  # the last token is computed again
+        return sum(max(0, each - found) for each, found in zip(kept, self._num_cached, strict=True))
+
     def usage(self, num_sent: int | None = None) -> JsonObject:
         """Return OpenAI's usage. `num_sent`: completion tokens to report; None: all that have arrived."""
         num_prompt = self.num_prompt_tokens
         num_completion = self.num_completion_tokens if num_sent is None else num_sent
+        prompt = {"cached_tokens": self.num_cached_tokens, "cache_write_tokens": self.num_cache_writes}
         completion = {"reasoning_tokens": self.num_thought_tokens}
         if self._num_drafts:
             completion["accepted_prediction_tokens"] = self._num_accepted_drafts
@@ -145,7 +157,7 @@ class Run:
             "prompt_tokens": num_prompt,
             "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+            "prompt_tokens_details": prompt,
             "completion_tokens_details": completion,
         }
 
@@ -161,9 +173,12 @@ class LocalEngine:
         *,
         has_strict_fields: bool = False,
         has_timings: bool = False,
+        block_size: int = 0,
     ) -> None:
-        """`wake` schedules a turn of the frontend. `has_timings`: responses include their durations."""
+        """`wake` schedules a turn of the frontend. `has_timings`: responses include their durations. `block_size`: as
+        in Run."""
         self.has_timings = has_timings
+        self._block_size = block_size
         self._frontend = frontend
         self.inputs = frontend.inputs
         self.bodies = BodyReader(
@@ -265,7 +280,7 @@ class LocalEngine:
         for submit in submits:
             if submit.request_id in self._run_by_id:
                 raise id_is_open(submit.request_id)
-        run, trace = Run(len(submits), submits[0].params.n), incoming_trace.get()
+        run, trace = Run(len(submits), submits[0].params.n, self._block_size), incoming_trace.get()
         adapter = "" if model in self._frontend.model_names else model
         for position, submit in enumerate(submits):
             self._run_by_id[submit.request_id] = (run, position)

@@ -8,8 +8,12 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 CHAT, RESPONSE = "/v1/chat/completions", "/v1/responses"
+EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+LOGPROBS = "message.output_text.logprobs"
 QUESTION = "What is the capital of Peru?"
 GREEDY = {"temperature": 0, "max_tokens": 12}
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
@@ -97,6 +101,16 @@ def test_a_cut_answer_has_an_incomplete_item(http: httpx2.Client) -> None:
     assert (empty["type"], empty["status"], empty["content"][0]["text"]) == ("message", "incomplete", "")
     events = http.post(RESPONSE, json=body | {"stream": True}).text
     assert events.count("response.output_item.added") == events.count("response.output_item.done") == 2
+
+
+def test_responses_and_their_events_are_of_openais_types(http: httpx2.Client) -> None:
+    tools = [{"type": "function", "name": "f", "parameters": SCHEMA}]
+    for more in ({}, {"tools": tools, "tool_choice": "required"}, {"top_logprobs": 2, "include": [LOGPROBS]}):
+        body = {"input": QUESTION, "max_output_tokens": 24} | more
+        Response.model_validate(http.post(RESPONSE, json=body).json())
+        lines = http.post(RESPONSE, json=body | {"stream": True}).text.splitlines()
+        for line in [line for line in lines if line.startswith("data: ")]:
+            EVENT.validate_json(line.removeprefix("data: "))
 
 
 def test_a_response_accepts_stream_options(http: httpx2.Client) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ import pytest
 
 from tokenloom.frontend.anthropic.forms.request_body import MessagesRequest
 from tokenloom.frontend.anthropic.messages import MessageCreation
+from tokenloom.frontend.openai.local_engine import Run
 from tokenloom.frontend.openai.parsers.parts import Arguments, CallBegin, CallEnd, Content, Part
 from tokenloom.ipc.errors import EngineDead, Overloaded
 from tokenloom.ipc.messages.base import FinishReason
@@ -30,14 +30,13 @@ class Chat:
 
     id, model = "chatcmpl-1", "m"
 
-    def __init__(self, *turns: Turn, num_tokens: int = 5, num_prompt: int = 40, num_cached: int = 16) -> None:
+    def __init__(
+        self, *turns: Turn, num_tokens: int = 5, num_prompt: int = 40, num_cached: int = 16, block_size: int = 16
+    ) -> None:
         self._turns = turns
-        self._run = SimpleNamespace(
-            num_prompt_tokens=num_prompt,
-            num_cached_tokens=num_cached,
-            num_completion_tokens=num_tokens,
-            num_thought_tokens=2,
-        )
+        self._run = Run(1, 1, block_size)
+        self._run._prompts, self._run._num_cached = [bytes(4 * num_prompt)], [num_cached]
+        self._run.num_completion_tokens, self._run.num_thought_tokens = num_tokens, 2
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Any]:
@@ -54,16 +53,16 @@ def ended(parts: list[Part], reason: FinishReason, stopped_at: int | str | None 
     return [(parts, Delta(request_id="r", finish_reason=reason, stop_reason=stopped_at))]
 
 
-def whole(*turns: Turn, block_size: int = 16, **numbers: int) -> dict[str, Any]:
+def whole(*turns: Turn, **numbers: int) -> dict[str, Any]:
     chat: Any = Chat(*turns, **numbers)
-    found: dict[str, Any] = json.loads(asyncio.run(MessageCreation(BODY, chat, block_size).whole()))
+    found: dict[str, Any] = json.loads(asyncio.run(MessageCreation(BODY, chat).whole()))
     return found
 
 
 def events(*turns: Turn, **numbers: int) -> list[dict[str, Any]]:
     async def read() -> bytes:
         chat: Any = Chat(*turns, **numbers)
-        return b"".join([each async for each in MessageCreation(BODY, chat, 16).events()])
+        return b"".join([each async for each in MessageCreation(BODY, chat).events()])
 
     found = []
     for event in asyncio.run(read()).decode().split("\n\n")[:-1]:
@@ -152,7 +151,7 @@ def test_errors_are_raised_before_the_first_event_and_are_events_later() -> None
             call(Overloaded("full"))
     chat: Any = Chat([], Overloaded("a schema that cannot be"))
     with pytest.raises(Overloaded):
-        asyncio.run(anext(MessageCreation(BODY, chat, 16).events()))  # type: ignore[arg-type]
+        asyncio.run(anext(MessageCreation(BODY, chat).events()))  # type: ignore[arg-type]
     with pytest.raises(EngineDead):
         whole([], EngineDead("lost"))
     assert events([([Content("x")], Delta(request_id="r"))], EngineDead("lost"))[-1] == {
