@@ -70,6 +70,13 @@ def test_a_cut_call_becomes_content_of_an_unstreamed_answer(client: openai.OpenA
     assert (choice.message.content or "").startswith('Let me see.<tool_call>\n{"name": "f", "arguments": {"city"')
 
 
+def test_a_whole_answer_whose_call_is_no_json_ends_with_stop(client: openai.OpenAI) -> None:
+    text = '<tool_call>{"name": "f", "arguments": {"city": Lima}}</tool_call>'
+    more: Any = BODY | {"extra_body": {"structured_outputs": {"choice": [text]}}}
+    choice = client.chat.completions.create(messages=QUESTION, **more).choices[0]
+    assert choice.finish_reason == "stop" and choice.message.tool_calls is None and choice.message.content == text
+
+
 def test_a_responses_items_follow_the_order_of_the_text(client: openai.OpenAI) -> None:
     tools: Any = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
     response = client.responses.create(model="tokenloom-demo", input="Hi", tools=tools, extra_body=BODY["extra_body"])
