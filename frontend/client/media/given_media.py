@@ -37,8 +37,11 @@ class GivenMedia:
             raise RequestError(
                 f"the uuid of {A_MEDIUM[kind]} is {uuid!r:.80}: it must be text of at most 256 characters"
             )
+        detail = "high" if detail == "original" else detail  # no family takes more pixels than for `high`
         if detail not in DETAILS:
-            raise RequestError(f"the detail of {A_MEDIUM[kind]} is {detail!r:.80}: it must be auto, low or high")
+            raise RequestError(
+                f"the detail of {A_MEDIUM[kind]} is {detail!r:.80}: it must be auto, low, high or original"
+            )
         self.media.append(to_medium(given, kind, uuid=uuid, detail=cast("Detail", detail)))
         return MediaPart(len(self.media) - 1)
 

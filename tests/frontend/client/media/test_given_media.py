@@ -106,7 +106,7 @@ def test_parts_of_a_chat_keep_their_places() -> None:
         {"type": "image_url", "image_url": {"url": URL, "detail": "low"}, "uuid": "u"},
         {"type": "text", "text": "between"},
         {"type": "image_pil", "image_pil": image},
-        {"type": "input_image", "image_url": URL, "detail": "high"},
+        {"type": "input_image", "image_url": URL, "detail": "original"},
         {"type": "image", "image": DATA},
     ]
     submit = submit_of([{"role": "system", "content": content[:2]}, {"role": "user", "content": content[2:]}])
