@@ -14,10 +14,11 @@ from ...ipc.messages.client import Delta
 from ..openai.chat import ChatCompletion
 from ..openai.events import event
 from ..openai.forms.errors import encode_json, to_http_error
+from ..openai.forms.params import schema_errors_about
 from ..openai.local_engine import Run
 from .forms.blocks import BlockWriter, Event
 from .forms.errors import message_error
-from .forms.request_body import MessagesRequest
+from .forms.request_body import MessagesRequest, schema_field
 
 
 class MessageCreation:
@@ -27,6 +28,7 @@ class MessageCreation:
 
     def __init__(self, body: MessagesRequest, chat: ChatCompletion) -> None:
         self._max_tokens, self._chat = body.max_tokens, chat
+        self._schema_field = schema_field(body)
         self._id = "msg_" + chat.id.partition("-")[2]
         self._writer = BlockWriter()
         self._end: JsonObject = {"stop_reason": None, "stop_sequence": None}
@@ -56,7 +58,7 @@ class MessageCreation:
         """Yield the events, a list per turn of the frontend with deltas, and a last list. An error before the first
         delta is raised before any event."""
         last = Delta(request_id="")
-        with self._chat.run() as run:
+        with schema_errors_about(self._schema_field), self._chat.run() as run:
             async for read in self._chat.parts(run):
                 if not read:
                     continue

@@ -21,6 +21,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import TokenloomError
 from ..anthropic.forms.request_body import CountTokensRequest, MessagesRequest, tokenize_request
 from ..anthropic.forms.request_body import chat_request as chat_of_messages
+from ..anthropic.forms.request_body import schema_field as schema_of_message
 from ..anthropic.messages import MessageCreation
 from ..intake.body_parser import BodyT, ParsedBody
 from ..listening.open_requests import OpenRequests
@@ -36,8 +37,8 @@ from ..openai.embeddings import Embeddings
 from ..openai.events import EventStream, until_disconnect
 from ..openai.forms.embedding_body import CohereEmbedRequest, EmbeddingRequest, GenerativeScoringRequest
 from ..openai.forms.errors import HttpError, json_response, refusal_kind
-from ..openai.forms.params import errors_about, prompt_errors_about, with_defaults
-from ..openai.forms.response_body import ResponsesRequest, chat_request
+from ..openai.forms.params import errors_about, prompt_errors_about, schema_errors_about, with_defaults
+from ..openai.forms.response_body import ResponsesRequest, chat_request, schema_field
 from ..openai.forms.schema import BatchChatRequest, ChatRequest, CompletionRequest
 from ..openai.forms.transcription_body import TranscriptionRequest, TranslationRequest
 from ..openai.generative_scoring import GenerativeScoring
@@ -171,14 +172,16 @@ class GeneratingEndpoints:
         self, parsed: ParsedBody[ResponsesRequest], model: str
     ) -> tuple[ResponsesRequest, ChatCompletion]:
         body = with_defaults(parsed.body, self._spec)
-        return body, await self._chat(ParsedBody(chat_request(body), parsed.inputs), model)
+        with schema_errors_about(schema_field(body)):
+            return body, await self._chat(ParsedBody(chat_request(body), parsed.inputs), model)
 
     async def _cohere(self, version: int, parsed: ParsedBody[CohereEmbedRequest], model: str) -> CohereEmbeddings:
         return CohereEmbeddings(self._engine, parsed, model, self._spec, version)
 
     async def _reply(self, parsed: ParsedBody[MessagesRequest], model: str) -> MessageCreation:
         body = with_defaults(chat_of_messages(parsed.body), self._spec)
-        with errors_about("stop_sequences", r"stop\b"):
+        schema = schema_errors_about(schema_of_message(parsed.body))
+        with schema, errors_about("stop_sequences", r"stop\b"):
             chat = await self._chat(ParsedBody(body, parsed.inputs), model)
         return MessageCreation(parsed.body, chat)
 

@@ -13,7 +13,8 @@ from ..openai.chat import chat_params
 from ..openai.events import EventStream
 from ..openai.forms.errors import json_response
 from ..openai.forms.messages import with_allowed_tools
-from ..openai.forms.response_body import ResponsesRequest, chat_request
+from ..openai.forms.params import schema_errors_about
+from ..openai.forms.response_body import ResponsesRequest, chat_request, schema_field
 from ..openai.local_engine import LocalEngine
 from ..openai.response_store import Record
 from ..openai.stored_responses import StoredResponses
@@ -44,6 +45,10 @@ class ResponseEndpoints:
         if request.query_params.get("stream", "false").lower() != "true":
             return Response(record.response, media_type="application/json")
         after = _number(request, "starting_after", -1)
+        if after < -1:
+            raise RequestError(
+                f"starting_after must be 0 or more, got {after}: leave it out to begin with the first event"
+            )
         if self._is_elsewhere(record, request):
             return await self._peers.ask(request, record.owner)
         return EventStream(await self._responses.follow(record, after), b"")
@@ -77,7 +82,10 @@ class ResponseEndpoints:
         limit, after = _number(request, "limit", 20), request.query_params.get("after")
         if not 1 <= limit <= MAX_LISTED:
             raise RequestError(f"limit must be in [1, {MAX_LISTED}], got {limit}")
-        if request.query_params.get("order", "desc") != "asc":
+        order = request.query_params.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise RequestError(f"order must be asc or desc, got {order!r:.80}")
+        if order == "desc":
             items.reverse()
         if after is not None:
             ids = [item["id"] for item in items]
@@ -94,7 +102,8 @@ class ResponseEndpoints:
         await self._engine.model_of(parsed.body)
         parsed = await self._responses.with_previous(parsed)
         chat = chat_request(parsed.body)
-        chat_params(with_allowed_tools(chat))  # as a response would be refused
+        with schema_errors_about(schema_field(parsed.body)):
+            chat_params(with_allowed_tools(chat))  # as a response would be refused
         token_ids = await self._engine.chat_tokens(ParsedBody(chat, parsed.inputs))
         return json_response({"object": "response.input_tokens", "input_tokens": num_ids(token_ids)})
 

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from ...ipc.errors import RequestError
 
 _BACKTICKED = re.compile(r"`([^`]+)`")
-_FIELD = re.compile(r"at `\$\.?([^`]*)`|missing required field `([^`]*)`")
+_FIELD = re.compile(r"(?:missing required field `([^`]*)`)?(?: - at `\$\.?([^`]*)`)?$")
 _KIND = re.compile(r"Invalid enum value '(.*)' - at `\$\.(tools|input)(\[\d+\])\.type`")
 _TOKENS = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"|([\[{])|([\]}])', re.DOTALL)
 
 KEY_OF = "a key of "
+_BODY = "the body"
 UNKNOWN_FIELD = "unknown_field"
 
 
@@ -36,6 +37,8 @@ def invalid_body(error: Exception, raw: bytes | bytearray) -> BodyError:
     if isinstance(error, RecursionError):
         field = _deepest_field(raw)
         return BodyError(f"{field or 'the body'} is nested too deep to be read: use fewer levels", param=field)
+    if isinstance(error, UnicodeDecodeError):
+        return BodyError(f"the body is not UTF-8 at byte {_num_decodable(raw)}: encode it so")
     if "unknown field" in message:
         found = _BACKTICKED.search(message)
         return BodyError(message, param=found.group(1) if found else None, code=UNKNOWN_FIELD)
@@ -47,13 +50,23 @@ def invalid_body(error: Exception, raw: bytes | bytearray) -> BodyError:
         if place is not None:
             field, position = place
             text = f"{field} holds a lone surrogate at character {position}: give valid Unicode"
-            return BodyError(text, param=re.split(r"[.\[]", field.removeprefix(KEY_OF))[0])
+            outermost = re.split(r"[.\[]", field.removeprefix(KEY_OF))[0]
+            return BodyError(text, param=None if outermost == _BODY else outermost)
     if (kind := _KIND.search(message)) is not None:
         field = kind.group(2)
         text = f"{field}{kind.group(3)} is of type {kind.group(1)!r:.80}, which is not served: leave it out"
         return BodyError(text, param=field)
-    found = _FIELD.search(message)
-    return BodyError(message, param=found.group(1) or found.group(2) if found else None)
+    missing = _FIELD.search(message)
+    names = () if missing is None else reversed(missing.groups())  # the place before the field that it lacks
+    return BodyError(message, param=".".join(filter(None, names)) or None)
+
+
+def _num_decodable(raw: bytes | bytearray) -> int:
+    """Return how many bytes at the begin are UTF-8."""
+    try:
+        return len(raw.decode().encode())
+    except UnicodeDecodeError as error:
+        return error.start
 
 
 def _surrogates(path: str, value: object) -> Iterator[tuple[str, int]]:
@@ -65,7 +78,7 @@ def _surrogates(path: str, value: object) -> Iterator[tuple[str, int]]:
             yield path, error.start
     elif isinstance(value, dict):
         for key, each in value.items():
-            yield from _surrogates(KEY_OF + (path or "the body"), key)
+            yield from _surrogates(KEY_OF + (path or _BODY), key)
             yield from _surrogates(f"{path}.{key}" if path else key, each)
     elif isinstance(value, list):
         for position, each in enumerate(value):

@@ -41,6 +41,8 @@ class ChatCompletion(ChoicesResponse):
         self._echoed = echoed
         self._body = body
         self._style = style
+        if style.is_forced:
+            self._constraint_field = "tools"
 
     @classmethod
     async def start(
@@ -90,8 +92,7 @@ class ChatCompletion(ChoicesResponse):
 
     @contextlib.contextmanager
     def run(self) -> Iterator[Run]:
-        constraint = errors_about("tools" if self._style.is_forced else "structured_outputs")
-        with constraint, errors_about("top_logprobs", r"logprobs\b"), super().run() as run:
+        with errors_about("top_logprobs", r"logprobs\b"), super().run() as run:
             yield run
 
     def _prompt_fields(self, run: Run, choice: Choice) -> JsonObject:

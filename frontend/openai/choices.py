@@ -19,7 +19,7 @@ from ...ipc.codec import JsonObject, num_ids
 from ...ipc.messages.client import Delta, Logprobs, RequestMetrics, Submit
 from .events import DONE, TextEvents, event
 from .forms.errors import encode_json
-from .forms.params import prompt_errors_about
+from .forms.params import constraint_field, errors_about, prompt_errors_about
 from .forms.schema import Generation
 from .local_engine import LocalEngine, Run
 from .slices import in_slices
@@ -114,18 +114,28 @@ class ChoicesResponse(EngineResponse):
         self, engine: LocalEngine, body: Generation, model: str, request_id: str, submits: Sequence[Submit]
     ) -> None:
         super().__init__(engine, model, request_id, submits)
-        self._options = body.stream_options
+        self._options, self._constraint_field = body.stream_options, constraint_field(body)
         self._has_token_ids = bool(body.return_token_ids)
+
+    @contextlib.contextmanager
+    def run(self) -> Iterator[Run]:
+        with errors_about(self._constraint_field), super().run() as run:
+            yield run
 
     @abstractmethod
     def _choices(self, run: Run) -> Iterable[Choice]:
         """Make the choices, one at a time: there may be thousands."""
 
+    async def _new_choices(self, run: Run) -> list[Choice]:
+        """Make the choices; those of a prompt share the list of deltas with its logprobs."""
+        choices = await in_slices(self._choices(run))
+        for index, choice in enumerate(choices):
+            choice.with_prompt_logprobs = choices[index - index % run.num_answers].with_prompt_logprobs
+        return choices
+
     async def whole(self) -> bytes:
         with self.run() as run:
-            choices = await in_slices(self._choices(run))
-            for index, choice in enumerate(choices):
-                choice.with_prompt_logprobs = choices[index - index % run.num_answers].with_prompt_logprobs
+            choices = await self._new_choices(run)
             async for deltas in run.deltas():
                 for index, delta in deltas:
                     choices[index].add(delta)
@@ -152,7 +162,7 @@ class ChoicesResponse(EngineResponse):
         with_usage = bool(self._options and self._options.include_usage)
         in_every = bool(with_usage and self._options and self._options.continuous_usage_stats)
         with self.run() as run:
-            choices = await in_slices(self._choices(run))
+            choices = await self._new_choices(run)
             is_plain = not in_every and not self._has_token_ids and all(choice.is_plain for choice in choices)
             plain = await in_slices(self._text_events(choice, with_usage) for choice in choices) if is_plain else []
             num_sent = 0  # tokens of all answers

@@ -9,6 +9,9 @@ import pytest
 
 from tokenloom.tests.system.http_engine import QUESTION
 
+BAD_SCHEMA = {"type": "texts"}
+NO_SCHEMA = {"type": "json_schema", "name": "s"}
+SCHEMA_FORM = {"type": "json_schema", "json_schema": {"name": "s", "schema": BAD_SCHEMA}}
 BAD_BODIES: list[tuple[str, dict[str, object], int, str | None]] = [
     ("out of range", {"prompt": "x", "temperature": -1}, 400, "temperature"),
     ("wrong type", {"prompt": "x", "max_tokens": "many"}, 400, "max_tokens"),
@@ -19,7 +22,8 @@ BAD_BODIES: list[tuple[str, dict[str, object], int, str | None]] = [
     ("mixed prompts", {"prompt": [1, "two"]}, 400, "prompt"),
     ("not served", {"prompt": "x", "suffix": "y"}, 400, "suffix"),
     ("best_of", {"prompt": "x", "best_of": 3}, 400, "best_of"),
-    ("bad regex", {"prompt": "x", "guided_regex": "(["}, 400, "structured_outputs"),
+    ("bad regex", {"prompt": "x", "guided_regex": "(["}, 400, "guided_regex"),
+    ("bad schema", {"prompt": "x", "structured_outputs": {"json": {"type": "x"}}}, 400, "structured_outputs"),
     ("n", {"prompt": "x", "n": 1000}, 400, "n"),
     ("another model", {"prompt": "x", "model": "gpt-7"}, 404, "model"),
 ]
@@ -47,6 +51,8 @@ def test_a_bad_body_is_answered_in_openais_form(
             "max_completion_tokens",
         ),
         ("responses", b'{"input": "x", "max_output_tokens": 0}', "max_output_tokens"),
+        ("responses/input_tokens", b'{"input": "x", "text": {"format": {"type": "json_schema"}}}', "text"),
+        ("chat/completions", b'{"messages": [{"role": "user", "content": [{}]}]}', "messages[0].content[0].type"),
         ("completions", b"[]", None),
         ("completions", b'{"prompt": "x"', None),
     ],
@@ -125,12 +131,25 @@ def test_a_too_long_prompt_gets_the_messages_that_clients_match(
         ("responses", {"stream_options": {}}, "stream_options", "needs stream"),
         ("chat/completions", {"max_tokens": 0}, "max_tokens", "max_tokens must be"),
         ("completions", {"max_tokens": -1}, "max_tokens", "max_tokens must be"),
+        ("chat/completions", {"tool_choice": "required"}, "tool_choice", "tool_choice forces a call"),
+        ("chat/completions", {"response_format": SCHEMA_FORM}, "response_format", "json_schema.schema: Invalid type"),
+        ("completions", {"response_format": SCHEMA_FORM}, "response_format", "json_schema.schema: Invalid type"),
+        ("responses", {"response_format": SCHEMA_FORM}, "response_format", "json_schema.schema: Invalid type"),
+        (
+            "responses",
+            {"text": {"format": NO_SCHEMA | {"schema": BAD_SCHEMA}}},
+            "text",
+            "text.format.schema: Invalid type",
+        ),
+        ("responses", {"text": {"format": NO_SCHEMA}}, "text", "text.format.schema is missing"),
     ],
 )
 def test_an_error_lists_every_fault_with_the_callers_field_names(
     http: httpx2.Client, path: str, more: dict[str, object], param: str, words: str
 ) -> None:
     field = {"chat/completions": "messages", "responses": "input", "completions": "prompt"}[path]
-    answer = http.post(f"/v1/{path}", json={field: QUESTION if field != "prompt" else "x"} | more)
-    error = answer.json()["error"]
-    assert (answer.status_code, error["param"]) == (400, param) and words in error["message"], error
+    for stream in [False] if param == "stream_options" else [False, True]:
+        body = {field: QUESTION if field != "prompt" else "x", "stream": stream}
+        answer = http.post(f"/v1/{path}", json=body | more)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, param) and words in error["message"], error

@@ -147,7 +147,8 @@ def test_every_error_has_anthropics_form(http: httpx2.Client, url: str) -> None:
         ),
         ({"tool_choice": {"type": "any"}}, "tools is empty"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice names 'g', tools has find"),
-        ({"output_config": {"format": FORM | {"schema": {"type": 7}}}}, "type must be a string"),
+        ({"output_config": {"format": FORM | {"schema": {"type": 7}}}}, "output_config.format.schema"),
+        ({"output_format": FORM | {"schema": {"type": "texts"}}}, "output_format.schema: Invalid type"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0] is a part of type 'image' without an image",

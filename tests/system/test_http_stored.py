@@ -149,7 +149,7 @@ def test_input_items_are_paged(client: openai.OpenAI, http: httpx2.Client) -> No
     assert texts == [[{"type": "input_text", "text": text}] for text in "01234"]
     newest = http.get(f"{PATH}/{response.id}/input_items", params={"limit": 2}).json()
     assert [item["content"][0]["text"] for item in newest["data"]] == ["4", "3"] and newest["has_more"]
-    for query in ({"limit": "0"}, {"limit": "x"}, {"after": "nothing"}):
+    for query in ({"limit": "0"}, {"limit": "x"}, {"after": "nothing"}, {"order": "up"}):
         assert http.get(f"{PATH}/{response.id}/input_items", params=query).status_code == 400
 
 
@@ -201,6 +201,8 @@ def test_a_disconnected_reader_does_not_end_a_background_response(http: httpx2.C
         first = next(line for line in answer.iter_lines() if line.startswith("data: "))
     response_id = json.loads(first.removeprefix("data: "))["response"]["id"]
     followed = events(http.get(f"{PATH}/{response_id}", params={"stream": "true", "starting_after": 0}).text)
+    refused = http.get(f"{PATH}/{response_id}", params={"stream": "true", "starting_after": -2})
+    assert error(refused)[::2] == (400, "starting_after")
     assert followed[0]["sequence_number"] == 1
     assert followed[-1]["response"] == ended(http, response_id)
 
@@ -243,12 +245,10 @@ def test_the_oldest_responses_are_dropped_first(http: httpx2.Client) -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"top_k": -2}, "top_k"),
-        ({"tool_choice": {"type": "function", "name": "f"}}, None),
+        ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
     ],
 )
-def test_input_tokens_refuse_what_a_response_refuses(
-    http: httpx2.Client, fields: dict[str, Any], param: str | None
-) -> None:
+def test_input_tokens_refuse_what_a_response_refuses(http: httpx2.Client, fields: dict[str, Any], param: str) -> None:
     for path in (PATH, f"{PATH}/input_tokens"):
         answer = http.post(path, json={"input": QUESTION} | fields)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), path

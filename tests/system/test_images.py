@@ -155,6 +155,7 @@ def test_the_apis_count_the_tokens_of_images_and_show_none_of_their_bytes(http: 
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 400_000}}
     answer = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [broken]}]})
     assert answer.status_code == 400 and "AAAA" not in answer.text and "no image of a known format" in answer.text
+    assert answer.json()["error"]["param"] == "messages"
 
 
 def test_a_lost_frontend_loses_no_request_and_no_descriptor(engine: LaunchedEngine, client: Client) -> None:

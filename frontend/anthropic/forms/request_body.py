@@ -122,6 +122,12 @@ def chat_request(body: MessagesRequest) -> ChatRequest:
     return ChatRequest(**fields, max_tokens=body.max_tokens, stop=body.stop_sequences)
 
 
+def schema_field(body: MessagesRequest) -> str:
+    """Return the name of the field with the answer's schema, for errors."""
+    is_new = body.output_config is not None and body.output_config.format is not None
+    return "output_config.format.schema" if is_new else "output_format.schema"
+
+
 def tokenize_request(body: CountTokensRequest) -> TokenizeRequest:
     """Rewrite a request as the request to /tokenize that counts its prompt; RequestError as in `chat_request`."""
     return TokenizeRequest(**_prompt(body))

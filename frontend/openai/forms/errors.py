@@ -12,7 +12,9 @@ from ....ipc.errors import EngineDead, Overloaded, RequestError, TokenloomError,
 from ...text.prompt_limits import TOO_LONG
 
 _REFUSAL_BY_STATUS = {404: "model", 413: "size"}
-_LEADING_NAME = re.compile(r"([a-z_]+)(?:[.\[][\w.\[\]]*)?(?::| (?:is|must|has|holds|cannot|needs|allows)\b)")
+_LEADING_NAME = re.compile(
+    r"([a-z_]+)(?:[.\[][\w.\[\]]*)?(?::| (?:is|must|has|holds|cannot|needs|allows|forces|names)\b)"
+)
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):

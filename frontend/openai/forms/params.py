@@ -20,6 +20,8 @@ from ....ipc.structured_outputs import StructuredOutputsParams
 from .schema import Body, ChatRequest, Generation, Scheduled, StreamOptions
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
+_GUIDED = ("json", "regex", "choice", "grammar")
+_SCHEMA = "response_format.json_schema.schema"
 _LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the name depends on the endpoint
 
 
@@ -78,25 +80,34 @@ def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
     for an invalid one."""
     found: dict[str, object] = dict(body.structured_outputs or {})  # by name of the constraint
     style = {name: found.pop(name) for name in ("disable_any_whitespace",) if name in found}
-    field = "structured_outputs"
-    for name in ("json", "regex", "choice", "grammar"):
+    for name in _GUIDED:
         if (value := getattr(body, f"guided_{name}")) is not None:
             found[name] = value
-            field = f"guided_{name}"
     form = body.response_format
     if form is not None and form.type == "json_object":
         found["json_object"] = True
     elif form is not None and form.type == "json_schema":
         if form.json_schema is None or form.json_schema.schema is None:
-            raise RequestError("response_format needs json_schema.schema when its type is json_schema")
+            raise RequestError(f"{_SCHEMA} is missing, which the type json_schema needs: give it")
         found["json"] = form.json_schema.schema
-        field = "response_format.json_schema.schema"
     if len(found) > 1:
         raise RequestError(f"structured_outputs is asked for in {len(found)} ways ({', '.join(found)}): give one")
     if not found:
         return None
-    with errors_about(field):
+    with errors_about(constraint_field(body)):
         return StructuredOutputsParams.of(found | style)
+
+
+def constraint_field(body: Generation) -> str:
+    """Return the name of the field that constrains a request's answers; structured_outputs if there is none."""
+    guided = [f"guided_{name}" for name in _GUIDED if getattr(body, f"guided_{name}") is not None]
+    has_schema = body.response_format is not None and body.response_format.type == "json_schema"
+    return (guided or [_SCHEMA if has_schema else "structured_outputs"])[0]
+
+
+def schema_errors_about(field: str) -> contextlib.AbstractContextManager[None]:
+    """In RequestErrors about the schema of a response_format, which a body of another form became, name its `field`."""
+    return errors_about(field, re.escape(_SCHEMA))
 
 
 @contextlib.contextmanager
@@ -112,9 +123,9 @@ def errors_about(field: str, begin: str = r"structured_outputs\.\w+") -> Iterato
 
 @contextlib.contextmanager
 def prompt_errors_about(field: str) -> Iterator[None]:
-    """Begin each RequestError about the prompt with `field`, the field that holds the prompt."""
+    """Begin each RequestError about the prompt or its media with `field`, the field that holds the prompt."""
     with (
-        errors_about(f"{field}: ", r"(?=(?:the|a) prompts?\b)"),
+        errors_about(f"{field}: ", r"(?=(?:the|a) (?:prompts?|image|audio clip)\b)"),
         errors_about(field, r"prompt_token_ids\b"),
     ):
         yield

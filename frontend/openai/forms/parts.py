@@ -37,7 +37,7 @@ class AudioData(Sent, frozen=True, kw_only=True):
 class ImageSource(Sent, frozen=True, kw_only=True):
     """Anthropic's form of an image."""
 
-    type: str
+    type: str = ""
     media_type: str = "image/png"
     data: str | None = None
     url: str | None = None
@@ -56,7 +56,7 @@ class MessagePart(Sent, frozen=True, kw_only=True):
     audio: str | AudioData | None = None  # Hugging Face's: a URL
     url: str | None = None  # Hugging Face's
     base64: str | None = None  # Hugging Face's
-    source: ImageSource | None = None
+    source: ImageSource | str | None = None  # a text in blocks that are not served
     detail: str | None = None
     uuid: str | None = None  # vLLM's: the caller's name of the medium
     file_id: str | None = None
@@ -133,7 +133,9 @@ def _data_url(kind: MediaKind, data: str | None) -> str | None:
     return data if data is None or data.startswith("data:") else f"data:{kind}/*;base64,{data}"
 
 
-def _url_of(where: str, source: ImageSource) -> str:
+def _url_of(where: str, source: ImageSource | str) -> str:
+    if isinstance(source, str):
+        raise RequestError(f"{where}.source is a text: it must be an object, of type base64 with data, or url with url")
     if source.type == "base64" and source.data is not None:
         return f"data:{source.media_type};base64,{source.data}"
     if source.type == "url" and source.url is not None:

@@ -149,6 +149,12 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
     )
 
 
+def schema_field(body: ResponsesRequest) -> str:
+    """Return the name of the field with the answer's schema, for errors."""
+    in_text = body.text is not None and body.text.format is not None
+    return "text.format.schema" if in_text else "response_format.json_schema.schema"
+
+
 def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
     form = None if body.text is None else body.text.format
     if form is None:

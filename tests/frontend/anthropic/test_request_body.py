@@ -158,6 +158,15 @@ def test_sampling_fields_become_openais() -> None:
         ),
         ({"messages": [said("user", {"type": "document"})]}, r"messages\[0\].content\[0\] .* which is not served"),
         (
+            {
+                "messages": [
+                    said("user", {"type": "search_result", "source": "https://a.example", "content": [text("x")]})
+                ]
+            },
+            r"messages\[0\].content\[0\] is a part of type 'search_result', which is not served",
+        ),
+        ({"messages": [said("user", {"type": "image", "source": "x"})]}, r"content\[0\].source is a text: it must be"),
+        (
             {"messages": [said("user", RESULT | {"content": [text("x"), IMAGE]})]},
             r"\[0\].content\[0\].content\[1\]: the model",
         ),

@@ -35,6 +35,18 @@ def nested(depth: int) -> bytes:
             "a key of logit_bias holds a lone surrogate at character 0: give valid Unicode",
             "logit_bias",
         ),
+        (
+            rb'{"prompt":"x","\ud800":1}',
+            "a key of the body holds a lone surrogate at character 0: give valid Unicode",
+            None,
+        ),
+        (b'{"user":"x","prompt":"a\xff"}', "the body is not UTF-8 at byte 23: encode it so", None),
+        (
+            b'{"prompt":"x","response_format":{}}',
+            "the body cannot be read: Object missing required field `type` - at `$.response_format`",
+            "response_format.type",
+        ),
+        (b'{"user":"x"}', "the body cannot be read: Object missing required field `prompt`", "prompt"),
         (b'{"prompt":"a', "the body ends in the midst of its JSON, after 12 bytes: send all of it", None),
         (
             b'{"prompt":"[[[","guided_json":' + nested(5000) + b"}",
