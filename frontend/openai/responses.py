@@ -6,6 +6,7 @@ events open, fill and close each item.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
@@ -14,11 +15,11 @@ from typing import Any
 from ...ipc.codec import JsonObject, decode_ids
 from .chat import ChatCompletion
 from .events import event
-from .forms.errors import encode_json
+from .forms.errors import encode_json, to_http_error
 from .forms.items import Event, ItemWriter
 from .forms.logprobs import chat_logprobs
-from .forms.params import errors_about
-from .forms.response_body import ResponsesRequest
+from .forms.params import errors_about, schema_errors_about
+from .forms.response_body import ResponsesRequest, schema_field
 from .local_engine import LocalEngine, Run
 
 BEGIN = ("response.created", "response.in_progress")
@@ -56,19 +57,31 @@ class ResponseCreation:
         return encode_json(last["response"])
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the encoded events of each turn of the frontend that has any."""
-        sequence = 0
-        async for turn in self.progress():
-            if turn:
-                yield b"".join(encode_events(turn, sequence))
-                sequence += len(turn)
+        """Yield the encoded events of each turn of the frontend that has any. Those of BEGIN wait for the next one: an
+        error before it is raised, a later error is an event."""
+        sequence, held = 0, list[Event]()
+        try:
+            async with contextlib.aclosing(self.progress()) as progress:
+                async for turn in progress:
+                    held += turn
+                    if held and (sequence or len(held) > len(BEGIN)):
+                        yield b"".join(encode_events(held, sequence))
+                        sequence, held = sequence + len(held), []
+        except Exception as error:
+            if not sequence:
+                raise
+            yield b"".join(encode_events([_error_event(error)], sequence))
 
     async def progress(self) -> AsyncGenerator[list[Event], None]:
         """Yield the events in order: a list, possibly empty, per turn of the frontend, and a last one that ends the
         response."""
         with_ids = bool(self._body.return_tokens_as_token_ids)
         token_ids = bytearray()
-        with errors_about("input", r"messages\b"), self._chat.run() as run:
+        with (
+            errors_about("input", r"messages\b"),
+            schema_errors_about(schema_field(self._body)),
+            self._chat.run() as run,
+        ):
             turn: list[Event] = [(kind, {"response": self.response("in_progress")}) for kind in BEGIN]
             finish_reason: str | None = None
             async for read in self._chat.parts(run):
@@ -135,6 +148,12 @@ def encode_events(events: Iterable[Event], first: int) -> Iterator[bytes]:
     """Yield each event in the form of server-sent events, with sequence numbers from `first`."""
     for number, (kind, fields) in enumerate(events, first):
         yield event({"type": kind, "sequence_number": number, **fields}, kind)
+
+
+def _error_event(error: Exception) -> Event:
+    """Return the event of an error: OpenAI's documented fields, and the object `error`, which its clients raise."""
+    detail = to_http_error(error).body.error
+    return "error", {"code": detail.code, "message": detail.message, "param": detail.param, "error": detail}
 
 
 def _usage(run: Run) -> JsonObject:
