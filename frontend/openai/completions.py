@@ -49,6 +49,7 @@ class _Choice(Choice):
         super().__init__(index, run, is_plain=body.logprobs is None)
         self._body, self._prompt_text, self._inputs = body, prompt_text, inputs
         self._columns = CompletionLogprobs(with_ids=bool(body.return_tokens_as_token_ids))
+        self._num_echoed = 0  # of the deltas with logprobs of the prompt
 
     def build(self) -> JsonObject:
         text = self._echoed() + "".join(self.texts)
@@ -64,7 +65,11 @@ class _Choice(Choice):
 
     def chunk(self, delta: Delta) -> JsonObject:
         text = delta.text if self.has_begun else self._echoed() + delta.text
-        return self._chunk(text, delta, [delta.prompt_logprobs, delta.logprobs], delta.token_ids)
+        if delta.prompt_logprobs is not None:
+            self.with_prompt_logprobs.append(delta)
+        new = self.with_prompt_logprobs[self._num_echoed :]  # also of other answers: they precede all tokens
+        self._num_echoed += len(new)
+        return self._chunk(text, delta, [*(each.prompt_logprobs for each in new), delta.logprobs], delta.token_ids)
 
     def _chunk(self, text: str, newest: Delta, logprobs: Sequence[Logprobs | None], token_ids: bytes) -> JsonObject:
         choice = self.text_chunk(text)

@@ -77,15 +77,19 @@ def test_logprobs_of_chats_and_completions_agree(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_echoed_prompt_has_logprobs_too(client: openai.OpenAI, stream: bool) -> None:
-    answer = complete(client, echo=True, logprobs=1, max_tokens=1, stream=stream)
-    logprobs = [chunk.choices[0].logprobs for chunk in (answer if stream else [answer])]
-    tokens = [token for each in logprobs for token in each.tokens]
-    values = [value for each in logprobs for value in each.token_logprobs]
-    offsets = [offset for each in logprobs for offset in each.text_offset]
-    assert tokens == ["<|bos|>", "The", " capital", " of", " F", "rance", " is", " Paris"]
-    assert values[0] is None and all(value <= 0 for value in values[1:]) and len(values) == len(tokens)
-    assert offsets == [sum(map(len, tokens[:place])) for place in range(len(tokens))]
+@pytest.mark.parametrize("n", [1, 3])
+def test_an_echoed_prompt_has_logprobs_too(client: openai.OpenAI, n: int, stream: bool) -> None:
+    answer = complete(client, echo=True, logprobs=1, max_tokens=1, n=n, stream=stream)
+    choices = [choice for chunk in (answer if stream else [answer]) for choice in chunk.choices]
+    assert {choice.index for choice in choices} == set(range(n))
+    for index in range(n):
+        logprobs = [choice.logprobs for choice in choices if choice.index == index]
+        tokens = [token for each in logprobs for token in each.tokens]
+        values = [value for each in logprobs for value in each.token_logprobs]
+        offsets = [offset for each in logprobs for offset in each.text_offset]
+        assert tokens == ["<|bos|>", "The", " capital", " of", " F", "rance", " is", " Paris"]
+        assert values[0] is None and all(value <= 0 for value in values[1:]) and len(values) == len(tokens)
+        assert offsets == [sum(map(len, tokens[:place])) for place in range(len(tokens))]
 
 
 def test_a_stop_string_ends_the_answer_and_is_named(client: openai.OpenAI) -> None:
