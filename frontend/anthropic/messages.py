@@ -13,7 +13,7 @@ from ...ipc.codec import JsonObject
 from ...ipc.messages.client import Delta
 from ..openai.chat import ChatCompletion
 from ..openai.events import event
-from ..openai.forms.errors import encode_json, to_http_error
+from ..openai.forms.errors import encode_json, stream_error
 from ..openai.forms.params import schema_errors_about
 from ..openai.local_engine import Run
 from .forms.blocks import BlockWriter, Event
@@ -52,7 +52,7 @@ class MessageCreation:
         except Exception as error:
             if not has_begun:
                 raise
-            yield event(message_error(to_http_error(error))[0], "error")
+            yield event(message_error(stream_error(error))[0], "error")
 
     async def _progress(self) -> AsyncGenerator[list[Event], None]:
         """Yield the events, a list per turn of the frontend with deltas, and a last list. An error before the first

@@ -14,7 +14,7 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .forms.errors import encode_json, to_http_error
+from .forms.errors import encode_json, stream_error
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class EventStream(Response):
                 async for chunk in self._chunks:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
             except Exception as error:
-                await send({"type": "http.response.body", "body": event(to_http_error(error).body), "more_body": True})
+                await send({"type": "http.response.body", "body": event(stream_error(error).body), "more_body": True})
             await send({"type": "http.response.body", "body": self._end, "more_body": False})
 
 

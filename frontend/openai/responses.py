@@ -15,7 +15,7 @@ from typing import Any
 from ...ipc.codec import JsonObject, decode_ids
 from .chat import ChatCompletion
 from .events import event
-from .forms.errors import encode_json, to_http_error
+from .forms.errors import encode_json, stream_error
 from .forms.items import Event, ItemWriter
 from .forms.logprobs import chat_logprobs
 from .forms.params import errors_about, schema_errors_about
@@ -152,7 +152,7 @@ def encode_events(events: Iterable[Event], first: int) -> Iterator[bytes]:
 
 def _error_event(error: Exception) -> Event:
     """Return the event of an error: OpenAI's documented fields, and the object `error`, which its clients raise."""
-    detail = to_http_error(error).body.error
+    detail = stream_error(error).body.error
     return "error", {"code": detail.code, "message": detail.message, "param": detail.param, "error": detail}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 
@@ -10,6 +11,8 @@ from starlette.responses import Response
 
 from ....ipc.errors import EngineDead, Overloaded, RequestError, TokenloomError, error_info
 from ...text.prompt_limits import TOO_LONG
+
+logger = logging.getLogger("tokenloom.http")
 
 _REFUSAL_BY_STATUS = {404: "model", 413: "size"}
 _LEADING_NAME = re.compile(
@@ -74,6 +77,14 @@ def to_http_error(error: BaseException) -> HttpError:
     if isinstance(error, TokenloomError):
         return HttpError(500, str(error), "server_error")
     return HttpError(500, f"{type(error).__name__}: {error}", "server_error")
+
+
+def stream_error(error: Exception) -> HttpError:
+    """Convert an error of a stream that has begun to its HTTP error, and log an unexpected exception."""
+    answer = to_http_error(error)
+    if answer.status == 500 and not isinstance(error, TokenloomError):
+        logger.error("a stream failed", exc_info=error)
+    return answer
 
 
 def refusal_kind(error: HttpError | TokenloomError) -> str:
