@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from tokenloom import LLM, SamplingParams
+from tokenloom.frontend.cli.command import ALL_COMMANDS
 from tokenloom.frontend.options.arguments import add_engine_arguments
 from tokenloom.frontend.options.synonyms import NAMES, VALUES
 from tokenloom.frontend.options.vllm_options import IGNORED, REFUSED
@@ -54,6 +55,11 @@ def test_a_method_exists_exactly_if_the_page_lists_it() -> None:
     listed = rows("Methods of `LLM`")
     assert len(listed) > 15
     assert {name: "yes" if hasattr(LLM, name) else "no" for name in listed} == listed
+
+
+def test_each_listed_command_exists() -> None:
+    listed = dict(re.findall(r"^\| `vllm ([\w-]+)` \| `engine-launch (\w+)` \|", section("Commands"), re.MULTILINE))
+    assert len(listed) > 5 and set(listed.values()) <= set(ALL_COMMANDS)
 
 
 def test_an_endpoint_is_served_exactly_if_the_page_lists_it(tmp_path: Path) -> None:
