@@ -120,6 +120,9 @@ class InputProcessor:
                 "chat_template is not taken from requests: leave it out, or start with --trust-request-chat-template"
             )
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._text_tokenizer().token_bytes(token_id)
+
     def token_string(self, token_id: int) -> str:
         """Return a token's spelling in the vocabulary."""
         return self._text_tokenizer().token_string(token_id)

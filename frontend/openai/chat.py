@@ -14,7 +14,7 @@ from ...ipc.sampling_params import SamplingParams
 from ...ipc.structured_outputs import StructuredOutputsParams
 from ..intake.body_parser import ParsedBody
 from .choices import Choice, ChoicesResponse
-from .forms.logprobs import chat_logprobs, prompt_logprob_dicts
+from .forms.logprobs import TokenBytes, chat_logprobs, prompt_logprob_dicts
 from .forms.messages import shows_tools, with_allowed_tools
 from .forms.params import chat_max_tokens, errors_about, sampling_params, structured_outputs
 from .forms.prompts import answer_id
@@ -104,7 +104,7 @@ class ChatCompletion(ChoicesResponse):
         return {"prompt_token_ids": decode_ids(run.prompt_ids(0)).tolist()} if self._body.return_token_ids else {}
 
     def choice(self, index: int, run: Run) -> ChatChoice:
-        return ChatChoice(index, self._body, self._style, self._echoed, run)
+        return ChatChoice(index, self._body, self._style, self._echoed, run, self._engine.inputs.token_bytes)
 
     def _choices(self, run: Run) -> list[ChatChoice]:
         return [self.choice(index, run) for index in range(run.num_choices)]
@@ -119,8 +119,10 @@ class ChatCompletion(ChoicesResponse):
 
 
 class ChatChoice(Choice):
-    def __init__(self, index: int, body: ChatRequest, style: AnswerStyle, echoed: str, run: Run) -> None:
-        self._text = AnswerText(style)
+    def __init__(
+        self, index: int, body: ChatRequest, style: AnswerStyle, echoed: str, run: Run, token_bytes: TokenBytes
+    ) -> None:
+        self._text, self._token_bytes = AnswerText(style), token_bytes
         super().__init__(index, run, is_plain=self._text.is_plain and not body.logprobs)
         self._body, self._echoed, self._is_forced = body, echoed, style.is_forced
         self._parts: list[Part] = []
@@ -178,7 +180,7 @@ class ChatChoice(Choice):
         return chunk if message or has_more else None
 
     def _logprobs(self, delta: Delta) -> list[JsonObject]:
-        return chat_logprobs(delta, with_ids=bool(self._body.return_tokens_as_token_ids))
+        return chat_logprobs(delta, self._token_bytes, with_ids=bool(self._body.return_tokens_as_token_ids))
 
     def _call_deltas(self, parts: list[Part]) -> list[JsonObject]:
         """Return one delta per call that the parts begin or continue: a call's first delta has its name and id."""

@@ -76,7 +76,7 @@ class ResponseCreation:
         """Yield the events in order: a list, possibly empty, per turn of the frontend, and a last one that ends the
         response."""
         with_ids = bool(self._body.return_tokens_as_token_ids)
-        token_ids = bytearray()
+        token_ids, token_bytes = bytearray(), self._engine.inputs.token_bytes
         with (
             errors_about("input", r"messages\b"),
             schema_errors_about(schema_field(self._body)),
@@ -88,7 +88,7 @@ class ResponseCreation:
                 for parts, delta in read:
                     finish_reason = delta.finish_reason or finish_reason
                     token_ids += delta.token_ids
-                    turn += self._writer.write(parts, chat_logprobs(delta, with_ids=with_ids))
+                    turn += self._writer.write(parts, chat_logprobs(delta, token_bytes, with_ids=with_ids))
                 yield turn
                 turn = []
             turn += self._writer.finish(is_whole=finish_reason == "stop")

@@ -1,13 +1,15 @@
-"""Compute the largest number of text bytes that one token can represent, so that longer texts are refused unread.
+"""Compute the bytes of a token, and the largest number of text bytes that one token can represent.
 
-A normalizer that shrinks text by a known factor (Unicode forms, lowercase) raises the limit by it. There is no limit if
-text may vanish: a normalizer that strips, a pre-tokenizer that removes spaces, an added token that swallows the spaces
-beside it, an unknown word that becomes one token. Parts are classified by tokenizer.json; an unlisted one drops text.
+With that number longer texts are refused unread. A normalizer that shrinks text by a known factor (Unicode forms,
+lowercase) raises it by the factor. There is no limit if text may vanish: a normalizer that strips, a pre-tokenizer that
+removes spaces, an added token that swallows the spaces beside it, an unknown word that becomes one token. Parts are
+classified by tokenizer.json; an unlisted one drops text.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import tokenizers
@@ -20,7 +22,22 @@ _SHRINK = {"NFC": 4, "NFD": 4, "NFKC": 4, "NFKD": 4, "Lowercase": 4, "Prepend": 
 _KEEPS_ALL = frozenset(("ByteLevel", "Metaspace", "Digits", "UnicodeScripts"))
 _SPLITS = frozenset(("Split", "Punctuation"))  # keep all text, unless their behavior is "Removed"
 
+UNDECODABLE = "\ufffd"  # in the text of a token with a part of a character
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # spelling of a byte in a vocabulary with byte fallback
+_SHOWN = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that ByteLevel spells as their character
+_HIDDEN = (byte for byte in range(256) if byte not in _SHOWN)  # it spells these as characters from 256 on, in order
+_BYTE_BY_CHARACTER = {chr(byte): byte for byte in _SHOWN} | {chr(256 + i): byte for i, byte in enumerate(_HIDDEN)}
+
 Part = dict[str, object]
+
+
+def bytes_of(spelling: str) -> bytes | None:
+    """Return the bytes that a token's spelling in a vocabulary stands for, if it is spelled by bytes."""
+    if (byte := _BYTE.fullmatch(spelling)) is not None:
+        return bytes.fromhex(byte[1])
+    if not all(character in _BYTE_BY_CHARACTER for character in spelling):
+        return None
+    return bytes(_BYTE_BY_CHARACTER[character] for character in spelling)
 
 
 def max_bytes_per_token(backend: tokenizers.Tokenizer) -> int | None:

@@ -21,7 +21,7 @@ from ..intake.body_parser import ParsedBody
 from ..openai.choices import EngineResponse
 from ..openai.events import DONE, event
 from ..openai.forms.errors import encode_json
-from ..openai.forms.logprobs import LOWEST
+from ..openai.forms.logprobs import token_logprob
 from ..openai.forms.params import errors_about, prompt_errors_about
 from ..openai.forms.prompts import answer_id
 from ..openai.forms.transcription_body import TranscriptionRequest, TranslationRequest
@@ -186,10 +186,8 @@ class Transcription(EngineResponse):
         """Return the field `logprobs`, if the caller wants it."""
         if not self._has_logprobs:
             return {}
-        shown = [
-            {"token": each.text, "bytes": list(each.text.encode()), "logprob": max(each.logprob, LOWEST)}
-            for each in tokens
-        ]
+        token_bytes = self._engine.inputs.token_bytes
+        shown = [token_logprob(each.token_id, each.text, each.logprob, token_bytes) for each in tokens]
         return {"logprobs": shown}
 
     def _usage(self, run: Run) -> JsonObject:

@@ -92,6 +92,18 @@ def test_an_echoed_prompt_has_logprobs_too(client: openai.OpenAI, n: int, stream
         assert offsets == [sum(map(len, tokens[:place])) for place in range(len(tokens))]
 
 
+def test_bytes_of_tokens_join_to_the_text_of_characters_in_several_tokens(
+    client: openai.OpenAI, http: httpx2.Client
+) -> None:
+    text = "Olá 漢 😀"
+    (choice,) = chat(client, logprobs=True, extra_body={"structured_outputs": {"choice": [text]}}).choices
+    assert bytes(byte for token in choice.logprobs.content for byte in token.bytes).decode() == text
+    body = {"input": "Hi", "structured_outputs": {"choice": [text]}, "include": ["message.output_text.logprobs"]}
+    (item,) = http.post("/v1/responses", json=body).json()["output"]
+    (part,) = item["content"]
+    assert bytes(byte for token in part["logprobs"] for byte in token["bytes"]).decode() == text
+
+
 def test_a_stop_string_ends_the_answer_and_is_named(client: openai.OpenAI) -> None:
     (choice,) = complete(client, stop=["ri"]).choices
     assert choice.text == " Pa"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from ....ipc.codec import JsonObject
 from ....ipc.messages.client import Delta, Logprobs
 from ...client.logprobs import Logprob, TokenLogprobs, unpack_logprobs, unpack_rows
+from ...text.token_bytes import UNDECODABLE
 
+TokenBytes: TypeAlias = Callable[[int], bytes]  # of a token id
 LOWEST = -9999.0  # stands for −∞, which JSON lacks; OpenAI's value
 
 
@@ -28,9 +31,9 @@ class CompletionLogprobs:
 
     def add(self, logprobs: Logprobs | None) -> None:
         for tokens in _rows(logprobs, self._with_ids):
-            name, text, logprob = tokens[0]
-            top = {name: logprob for name, _, logprob in reversed(tokens[1:])}  # tokens of one name: the likeliest
-            self._add(name, text, logprob, {name: logprob} | top | {name: logprob})
+            first = {tokens[0].name: tokens[0].logprob}
+            top = {each.name: each.logprob for each in reversed(tokens[1:])}  # tokens of one name: the likeliest
+            self._add(tokens[0].name, tokens[0].text, tokens[0].logprob, first | top | first)
 
     def _add(self, name: str, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
         self._rows.append((name, logprob, top, self._offset))
@@ -43,14 +46,24 @@ class CompletionLogprobs:
         return {name: [row[column] for row in rows] for column, name in enumerate(names)}
 
 
-def chat_logprobs(delta: Delta, *, with_ids: bool = False) -> list[JsonObject]:
+def chat_logprobs(delta: Delta, token_bytes: TokenBytes, *, with_ids: bool = False) -> list[JsonObject]:
     """Return one object per token of the delta: the token and the likeliest, or the named ones, at its position.
 
     `with_ids`: write tokens as token_id:ID; only `bytes` has their text."""
+
+    def shown(token: _Token) -> JsonObject:
+        return token_logprob(token.token_id, token.text, token.logprob, token_bytes) | {"token": token.name}
+
     return [
-        _token(*tokens[0]) | {"top_logprobs": [_token(*each) for each in tokens[1:]]}
+        shown(tokens[0]) | {"top_logprobs": [shown(each) for each in tokens[1:]]}
         for tokens in _rows(delta.logprobs, with_ids)
     ]
+
+
+def token_logprob(token_id: int, text: str, logprob: float, token_bytes: TokenBytes) -> JsonObject:
+    """Return OpenAI's object of one token. `bytes` of consecutive tokens join to whole characters, `token` may not."""
+    shown = token_bytes(token_id) if UNDECODABLE in text else text.encode()
+    return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(shown)}
 
 
 def prompt_logprob_dicts(parts: Iterable[Logprobs], num_top: int) -> list[TokenLogprobs | None]:
@@ -78,8 +91,15 @@ def narrowed(logprobs: Logprobs, num_top: int) -> Logprobs:
     return msgspec.structs.replace(logprobs, num_top=num_top, token_ids=ids, logprobs=values)
 
 
-def _rows(logprobs: Logprobs | None, with_ids: bool) -> list[list[tuple[str, str, float]]]:
-    """Return per position (name, text, logprob) of the sampled token and then of the likeliest ones.
+class _Token(NamedTuple):
+    token_id: int
+    name: str
+    text: str
+    logprob: float
+
+
+def _rows(logprobs: Logprobs | None, with_ids: bool) -> list[list[_Token]]:
+    """Return per position the sampled token and then the likeliest ones.
 
     If the request named tokens (logprob_token_ids), the sampled token once more and the named ones come in place of
     the likeliest. `with_ids`: a token's name is its id."""
@@ -89,16 +109,12 @@ def _rows(logprobs: Logprobs | None, with_ids: bool) -> list[list[tuple[str, str
     if logprobs.are_named:
         rows = [[row[0], *dict(row).items()] for row in rows]
 
-    def token(token_id: int, value: float) -> tuple[str, str, float]:
+    def token(token_id: int, value: float) -> _Token:
         text = texts.get(token_id, "")
-        return _name(token_id, text, with_ids), text, max(value, LOWEST)
+        return _Token(token_id, _name(token_id, text, with_ids), text, max(value, LOWEST))
 
     return [[token(*each) for each in row] for row in rows]
 
 
 def _name(token_id: int, text: str, with_ids: bool) -> str:
     return f"token_id:{token_id}" if with_ids else text
-
-
-def _token(name: str, text: str, logprob: float) -> JsonObject:
-    return {"token": name, "logprob": logprob, "bytes": list(text.encode())}

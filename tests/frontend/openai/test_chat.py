@@ -52,7 +52,7 @@ def test_special_tokens_are_kept_for_parsers_that_need_them(
 def test_a_chunk_has_one_entry_per_call() -> None:
     body = msgspec.convert({"messages": [{"role": "user", "content": "x"}]}, ChatRequest)
     style: Any = SimpleNamespace(is_forced=True, new_parsers=list, custom_names=(), is_text=False)
-    choice = ChatChoice(0, body, style, "", Run(1, 1))
+    choice = ChatChoice(0, body, style, "", Run(1, 1), lambda token_id: b"")
     first: list[Part] = [CallBegin("f", "a"), Arguments("{"), Arguments('"x": 1}'), CallEnd(""), CallBegin("g", "b")]
     choice._text.num_calls = 2
     f, g = choice._call_deltas([*first, Arguments("[")])

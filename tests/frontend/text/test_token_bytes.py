@@ -62,6 +62,16 @@ def test_no_token_represents_more_bytes_than_the_limit(name: str, text: str) -> 
     assert len(text.encode()) <= num_tokens * tokenizer.max_bytes_per_token
 
 
+@pytest.mark.parametrize("name", ["byte level", "byte fallback"])
+@settings(max_examples=60, deadline=None)
+@given(text=TEXTS)
+def test_the_bytes_of_tokens_join_to_their_text(name: str, text: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    joined = b"".join(map(tokenizer.token_bytes, tokenizer.encode(text, add_special_tokens=False))).decode()
+    spaces = str.maketrans("", "", "" if name == "byte level" else " ▁")  # of which a token alone loses some
+    assert joined.translate(spaces) == text.translate(spaces)
+
+
 def test_the_limit_includes_the_shrinking_of_unicode_normal_forms() -> None:
     text = unicodedata.normalize("NFD", "각") * 50
     plain, composed = TOKENIZERS["byte level"].max_bytes_per_token, TOKENIZERS["composed"].max_bytes_per_token
