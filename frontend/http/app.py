@@ -172,7 +172,7 @@ class GeneratingEndpoints:
         self, parsed: ParsedBody[ResponsesRequest], model: str
     ) -> tuple[ResponsesRequest, ChatCompletion]:
         body = with_defaults(parsed.body, self._spec)
-        with schema_errors_about(schema_field(body)):
+        with schema_errors_about(schema_field(body)), errors_about("input", r"messages\b"):
             return body, await self._chat(ParsedBody(chat_request(body), parsed.inputs), model)
 
     async def _cohere(self, version: int, parsed: ParsedBody[CohereEmbedRequest], model: str) -> CohereEmbeddings:

@@ -93,7 +93,7 @@ def test_an_input_stands_in_a_list_of_calls_as_text(http: httpx2.Client, choice:
             "tools",
         ),
         ({"tools": [{"type": "custom"}]}, "tools: type custom must have custom.name", "tools"),
-        ({"tools": [tool("go", None)], "tool_choice": chosen("come")}, "'come'", None),
+        ({"tools": [tool("go", None)], "tool_choice": chosen("come")}, "'come'", "tool_choice"),
         (
             {"tools": [tool("go", LARK | {"definition": "start: nothing"})], "tool_choice": chosen("go")},
             "tools: ",
@@ -101,9 +101,7 @@ def test_an_input_stands_in_a_list_of_calls_as_text(http: httpx2.Client, choice:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
-    http: httpx2.Client, fields: dict[str, Any], words: str, param: str | None
-) -> None:
+def test_what_cannot_be_is_refused_by_name(http: httpx2.Client, fields: dict[str, Any], words: str, param: str) -> None:
     answer = http.post(CHAT, json=asked(CHAT) | fields)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]

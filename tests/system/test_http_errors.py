@@ -142,6 +142,7 @@ def test_a_too_long_prompt_gets_the_messages_that_clients_match(
             "text.format.schema: Invalid type",
         ),
         ("responses", {"text": {"format": NO_SCHEMA}}, "text", "text.format.schema is missing"),
+        ("responses", {"input": [{"type": "reasoning", "summary": []}]}, "input", "input is empty"),
     ],
 )
 def test_an_error_lists_every_fault_with_the_callers_field_names(

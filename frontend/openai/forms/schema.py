@@ -185,7 +185,7 @@ class Called(msgspec.Struct, frozen=True, kw_only=True):
 
 class ToolCall(Called, Sent, frozen=True, kw_only=True):
     id: str | None = None
-    type: Literal["function", "custom"] = "function"
+    type: Literal["function", "custom"] | None = None
     function: FunctionCall = FunctionCall(name="")
     custom: FunctionCall = FunctionCall(name="")
     index: int | None = None

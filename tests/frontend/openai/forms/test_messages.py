@@ -29,7 +29,8 @@ ARGUMENTS = [
 
 @pytest.mark.parametrize(("given", "expected"), ARGUMENTS)
 def test_arguments_are_text_or_objects_and_incomplete_ones_count_as_empty(given: object, expected: object) -> None:
-    message = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": given}}]}
+    call = {"id": "c", "type": None, "function": {"name": "f", "arguments": given}}
+    message = {"role": "assistant", "tool_calls": [call]}
     chat = msgspec.convert({"messages": [message]}, ChatRequest)
     items = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": given}]
     response = chat_request(msgspec.convert({"input": items}, ResponsesRequest))
