@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import resource
 import subprocess
 import sys
@@ -106,6 +108,19 @@ def limit_address_space(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+_REMEDIES = {  # of a process that the kernel does not start
+    errno.EAGAIN: "raise the limit of processes (ulimit -u, pids.max of the cgroup)",
+    errno.EMFILE: "raise the limit of open files (ulimit -n, LimitNOFILE)",
+    errno.ENFILE: "raise the machine's limit of open files (sysctl fs.file-max)",
+    errno.ENOMEM: "free memory, or raise the limit of its cgroup",
+}
+
+
+def spawn_failure(error: OSError) -> str:
+    """Describe why a process could not be started, with the remedy."""
+    return f"{error.strerror}: {_REMEDIES.get(error.errno or 0, f'check {sys.executable}')}"
+
+
 def spawn_child(
     module: str,
     arguments: Sequence[str],
@@ -114,7 +129,9 @@ def spawn_child(
     stdout: IO[str] | None = None,
     stderr: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `module` in a session of its own; its standard input is the lifeline."""
+    """Start `module` in a session of its own; its standard input is the lifeline. OSError: see `spawn_failure`.
+
+    It runs in the caller's folder, or in / if that was removed: torch does not load in a folder that is not there."""
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],  # -P: a checkout's rooms are no top-level modules
         stdin=subprocess.PIPE,
@@ -123,4 +140,14 @@ def spawn_child(
         start_new_session=True,
         pass_fds=inherited_fds,
         env=environment,
+        cwd=None if _has_folder() else "/",
     )
+
+
+def _has_folder() -> bool:
+    """Return whether the current folder still exists."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True

@@ -14,6 +14,10 @@ class GrammarHostLost(Exception):
     """The host has ended; the next message starts a new one without any grammars."""
 
 
+class GrammarHostUnavailable(Exception):
+    """No host can be started now."""
+
+
 class GrammarHost(Protocol):
     """Compiles grammars and makes masks. `send` does not wait; `receive` returns the answers so far."""
 
@@ -21,7 +25,8 @@ class GrammarHost(Protocol):
     def has_process(self) -> bool:
         """Whether a process runs, whose end `receive` reports."""
 
-    def send(self, message: CoreToGrammar) -> None: ...
+    def send(self, message: CoreToGrammar) -> None:
+        """Send a message, to a new host if there is none. GrammarHostUnavailable if it cannot be started."""
 
     def receive(self) -> list[GrammarToCore]:
         """Return the answers so far; GrammarHostLost, once, if the host has ended."""

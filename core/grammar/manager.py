@@ -15,6 +15,7 @@ together. The host gets them back as any other tokens, so the core may also igno
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,25 +34,17 @@ from ...ipc.messages.grammar import (
 )
 from ...ipc.messages.workers import TokenMask
 from ...ipc.process.awake_clock import AwakeClock
-from ...ipc.sampling_params import SamplingParams
 from ..request import Request, WaitReason
 from ..result_processor import NewTokens
 from ..scheduling.scheduler import Scheduler
-from .host import HOST_IS_UP, NUM_COMPILERS, GrammarHost, GrammarHostLost
-from .mask_fill import MaskFill, masks_in
+from .host import HOST_IS_UP, NUM_COMPILERS, GrammarHost, GrammarHostLost, GrammarHostUnavailable
+from .mask_fill import MaskFill, masks_in, may_jump
 from .thought import OpenThought
 
 START_TIMEOUT_S = 60.0  # until a new host has read the vocabulary; compilation times count from then
 ADVANCE_TIMEOUT_S = 5.0  # the library's fuel ends a mask after some 20 ms
+REOPEN_S = 1.0  # until a host that could not be started is tried again
 MAX_LOSSES = 3  # losses of the host without a new token before a request fails
-
-
-def may_jump(params: SamplingParams) -> bool:
-    """Whether jump-forward tokens may skip sampling: only if no logprobs are requested and no other rule could veto
-    them."""
-    is_told = params.num_logprobs is not None
-    is_ruled = params.bad_words or params.allowed_token_ids or params.min_tokens or params.logits_processors
-    return not (is_told or is_ruled or params.thinking_token_budget is not None)
 
 
 class GrammarState(Enum):
@@ -92,6 +85,7 @@ class GrammarManager:
         self.is_active = False  # a request, a step in flight or an unanswered message has a grammar
         self._entry_by_id: dict[int, _Entry] = {}
         self._queue: deque[int] = deque()
+        self._open_at = 0.0  # not before: no host could be started
         self._deadline_by_opening: dict[int, float] = {}  # all that the host compiles, even for finished requests
         self._late: set[int] = set()  # of these: past their deadline; they fail if the host is alive
         self._num_until_sign = 0  # answers until the one that shows that the host is alive
@@ -195,7 +189,8 @@ class GrammarManager:
 
     def _ask(self, message: AdvanceGrammars) -> None:
         """Send a message that the host must answer within ADVANCE_TIMEOUT_S."""
-        self._host.send(message)
+        with contextlib.suppress(GrammarHostUnavailable):  # asked again after the time limit
+            self._host.send(message)
         self._num_unanswered += 1
         self._answer_deadline = self._clock.now + ADVANCE_TIMEOUT_S
 
@@ -230,6 +225,8 @@ class GrammarManager:
         ]
         if self._num_unanswered:
             deadlines.append(self._answer_deadline)
+        if self._queue and self._clock.now < self._open_at:
+            deadlines.append(self._open_at)
         return min(deadlines, default=None)
 
     def _on_opened(self, message: GrammarOpened) -> None:
@@ -374,7 +371,7 @@ class GrammarManager:
 
     def _open_queued(self) -> None:
         """Open queued grammars while fewer than NUM_COMPILERS are being compiled; a suspect is compiled alone."""
-        while self._queue and len(self._deadline_by_opening) < NUM_COMPILERS:
+        while self._queue and len(self._deadline_by_opening) < NUM_COMPILERS and self._clock.now >= self._open_at:
             entry = self._entry_by_id.get(self._queue[0])
             opening = (self._entry_by_id.get(grammar_id) for grammar_id in self._deadline_by_opening)
             if any(each is not None and each.is_suspect for each in opening):
@@ -390,7 +387,12 @@ class GrammarManager:
         assert params is not None, "only requests with a grammar come here"
         tokens = self._scheduler.rows.output_tokens(entry.request)
         frame = tokens[entry.thought.num_tokens :].tobytes()
-        self._host.send(OpenGrammar(grammar_id=grammar_id, kind=params.kind, text=params.text, token_ids=frame))
+        try:
+            self._host.send(OpenGrammar(grammar_id=grammar_id, kind=params.kind, text=params.text, token_ids=frame))
+        except GrammarHostUnavailable:
+            self._queue.appendleft(grammar_id)
+            self._open_at = self._clock.now + REOPEN_S
+            return
         entry.num_opened = len(tokens)
         entry.state = GrammarState.OPENING
         limit = self._timeout_s if self._is_host_up else START_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""MaskFill: the order for the masks that a step waits for, and the parts of the host's answer."""
+"""MaskFill: the order for the masks that a step waits for, and what the host's answer allows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from ...ipc.codec import decode_ids
 from ...ipc.messages.grammar import GrammarsAdvanced
+from ...ipc.sampling_params import SamplingParams
 
 
 @dataclass
@@ -39,3 +40,11 @@ def masks_in(message: GrammarsAdvanced) -> Iterator[GrammarMasks]:
         end = place + count * width
         yield GrammarMasks(grammar_id, message.bits[place:end], count, jump_ids[start : start + num_jumps].tolist())
         place, start = end, start + num_jumps
+
+
+def may_jump(params: SamplingParams) -> bool:
+    """Whether jump-forward tokens may skip sampling: only if no logprobs are requested and no other rule could veto
+    them."""
+    is_told = params.num_logprobs is not None
+    is_ruled = params.bad_words or params.allowed_token_ids or params.min_tokens or params.logits_processors
+    return not (is_told or is_ruled or params.thinking_token_budget is not None)

@@ -10,11 +10,12 @@ import zmq
 
 from ...ipc.addresses import unlink_ipc_address
 from ...ipc.channel import Channel
-from ...ipc.child import spawn_child
+from ...ipc.child import spawn_child, spawn_failure
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.grammar import CloseGrammars, CoreToGrammar, GrammarToCore
+from ...ipc.process.log import is_worth_a_line
 from ...ipc.sockets import new_socket
-from .host import GrammarHostLost
+from .host import GrammarHostLost, GrammarHostUnavailable
 
 logger = logging.getLogger("tokenloom.core")
 
@@ -27,6 +28,7 @@ class GrammarProcessHost:
         self._channel: Channel[GrammarToCore, CoreToGrammar] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pid_fd = -1
+        self._num_unstarted = 0
 
     @property
     def has_process(self) -> bool:
@@ -41,7 +43,13 @@ class GrammarProcessHost:
         if self._channel is None:
             if isinstance(message, CloseGrammars):
                 return
-            self._channel = self._start()
+            try:
+                self._channel = self._start()
+            except OSError as error:
+                self._num_unstarted += 1
+                if is_worth_a_line(self._num_unstarted):
+                    logger.warning("the grammar process cannot be started: %s", spawn_failure(error))
+                raise GrammarHostUnavailable from None
         self._channel.send(message)
 
     def receive(self) -> list[GrammarToCore]:
@@ -70,8 +78,8 @@ class GrammarProcessHost:
 
     def _start(self) -> Channel[GrammarToCore, CoreToGrammar]:
         address = self._spec.endpoints.grammar_of(self._core_epoch)
+        process = spawn_child("tokenloom.core.grammar.process", ["--address", address], self._spec.environment())
+        self._process, self._pid_fd = process, os.pidfd_open(process.pid)
         socket = new_socket(self._context, zmq.DEALER)
         socket.connect(address)  # the process binds: if this socket did, a send would block until the process connects
-        self._process = spawn_child("tokenloom.core.grammar.process", ["--address", address], self._spec.environment())
-        self._pid_fd = os.pidfd_open(self._process.pid)
         return Channel(socket, GrammarToCore, "grammar process")

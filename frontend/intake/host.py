@@ -83,8 +83,9 @@ class IntakeHost:
         """Kill the process; the next question starts another one."""
         process, channel = self._process, self._socket
         self._process = self._socket = None
-        if process is not None and channel is not None:
+        if channel is not None:
             channel.close()
+        if process is not None:
             process.kill()
             process.communicate()  # closes the lifeline, and waits
 
@@ -104,6 +105,7 @@ class IntakeHost:
         """Remove the ended process, and return the error of the question that ended it."""
         process = self._process
         if process is None:
+            self.stop()
             return InternalError("the process that reads large requests could not be started")
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1)

@@ -17,7 +17,7 @@ import zmq
 from ...ipc.channel import Channel
 from ...ipc.messages.supervisor import ChildToSupervisor, HostGone, HostPlaced, Measured, SupervisorToChild
 from ...ipc.sockets import new_socket
-from .launcher import LAUNCHER, ChildProcess, Launcher, ProcessSpec, Role, Unit
+from .launcher import LAUNCHER, ChildProcess, Launcher, ProcessSpec, Role, Unit, UnstartedProcess
 
 LAST_MESSAGE_S = 1.0
 
@@ -59,7 +59,11 @@ class Children:
         self._places_taken = launcher.places_taken  # as the launcher process knows them
 
     def spawn(self, spec: ProcessSpec) -> None:
-        process = self._launcher.spawn(spec)
+        """Start a process; one that cannot be started is lost at once."""
+        try:
+            process = self._launcher.spawn(spec)
+        except OSError as error:
+            process = UnstartedProcess(spec.name, error)
         self.all.append(Child(spec, process))
         for fd in process.wake_fds:
             self.poller.register(fd, zmq.POLLIN)
@@ -78,8 +82,10 @@ class Children:
 
     @property
     def next_at(self) -> float:
-        """When the launcher needs a `poll` at the latest; monotonic seconds."""
-        return self._launcher.next_at
+        """When a `poll` is due at the latest: for the launcher, or at once for a process that could not be started;
+        monotonic seconds."""
+        has_unstarted = any(isinstance(child.process, UnstartedProcess) for child in self.all)
+        return 0.0 if has_unstarted else self._launcher.next_at
 
     def num_hosts_lost(self, replica: int) -> int:
         """Return how many hosts of a replica were lost so far, each with its part of the arena."""
@@ -144,6 +150,8 @@ class Children:
     def receive_last_of(self, ended: Child) -> Iterator[tuple[Child, ChildToSupervisor]]:
         """Yield messages as `receive` until an ended child's `failure` is set, for at most LAST_MESSAGE_S: its Failed
         may arrive after its end is seen."""
+        if isinstance(ended.process, UnstartedProcess):
+            return
         deadline = time.monotonic() + LAST_MESSAGE_S
         while not ended.failure and self._control.socket.poll(max(int((deadline - time.monotonic()) * 1000), 0)):
             yield from self.receive()

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import zmq
 
+from ...ipc.child import spawn_failure
 from ...ipc.config.engine_spec import frontend_name, host_process_name, identity_of, process_name
 from ...ipc.messages.base import Rank
 from ...ipc.messages.supervisor import HostGone, HostPlaced, PlacesTaken
@@ -94,6 +95,31 @@ class ChildProcess(Protocol):
         """Kill it if it still runs, wait for its end, and close its descriptors."""
 
 
+class UnstartedProcess:
+    """Process that could not be started: it has ended already."""
+
+    place, is_blameless, has_ended = "nowhere", False, True
+    wake_fds: Sequence[int] = ()
+
+    def __init__(self, name: str, error: OSError) -> None:
+        self._end = f"{name} cannot be started: {spawn_failure(error)}"
+
+    def describe_exit(self) -> str:
+        return self._end
+
+    def resident_bytes(self) -> int:
+        return 0
+
+    def take_starved_s(self) -> float:
+        return 0.0
+
+    def wait(self, timeout_s: float) -> None:
+        """Return at once."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class Launcher(Protocol):
     """Interface for starting processes, on this machine or another."""
 
@@ -112,7 +138,8 @@ class Launcher(Protocol):
     def num_hosts_lost(self, replica: int) -> int:
         """Return how often other machines were lost that were to run processes of a replica."""
 
-    def spawn(self, spec: ProcessSpec) -> ChildProcess: ...
+    def spawn(self, spec: ProcessSpec) -> ChildProcess:
+        """Start a process. OSError if the machine cannot."""
 
     def on_placement(self, news: HostPlaced | HostGone) -> None:
         """Take news of the launcher process."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tokenloom.core.grammar.host import HOST_IS_UP, GrammarHostLost
+from tokenloom.core.grammar.host import HOST_IS_UP, GrammarHostLost, GrammarHostUnavailable
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import RequestError, error_info
 from tokenloom.ipc.messages.grammar import (
@@ -60,11 +60,15 @@ class FakeGrammarHost:
         self.outbox: list[GrammarToCore] = []
         self.open_grammars: dict[int, tuple[str, list[int]]] = {}
         self.is_lost = False
+        self.num_refusals = 0  # starts that fail from now on
         self.num_starts = 0
         self.is_started = False
 
     def send(self, message: CoreToGrammar) -> None:
         if not self.is_started and not self.is_lost:
+            if self.num_refusals:
+                self.num_refusals -= 1
+                raise GrammarHostUnavailable
             self.is_started = True
             self.num_starts += 1
             self.outbox.append(GrammarOpened(grammar_id=HOST_IS_UP))

@@ -158,6 +158,19 @@ def _let_pass(harness: GrammarHarness, seconds: float) -> None:
         Harness.turn(harness)
 
 
+def test_grammars_wait_while_no_host_can_be_started() -> None:
+    clock = iter(range(1 << 30))  # a second each time that it is read
+    harness = GrammarHarness(block_size=4, monotonic=lambda: float(next(clock)))
+    harness.grammars.num_refusals = MAX_LOSSES + 1
+    for key in range(3):
+        harness.ask(key, [1, 2, 3], 8, "3,8")
+    assert harness.core.grammars.next_deadline is not None, "nothing else wakes the core"
+    harness.run()
+    assert harness.grammars.num_refusals == 0
+    for key in range(3):
+        harness.check(key)
+
+
 def test_a_hung_grammar_host_fails_no_request() -> None:
     harness = GrammarHarness(block_size=4, grammar_timeout_s=0.01)
     for key in range(3):

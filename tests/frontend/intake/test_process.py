@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.errors import RequestError
+from tokenloom.ipc.errors import InternalError, RequestError
 from tokenloom.ipc.messages.client import ChatForm, ChatMessage
 from tokenloom.ipc.messages.intake import BodyInput, BodyRead, NotRead, PromptRead, ReadBody, ReadPrompt
 from tokenloom.tests.support.engine_specs import new_spec
@@ -103,6 +104,16 @@ def kill_when_gone(fault: Path) -> None:
     while fault.exists():
         threading.Event().wait(0.001)
     os.kill(intake_pid(), signal.SIGKILL)
+
+
+def test_a_process_that_could_not_be_started_is_started_for_the_next_request(
+    monkeypatch: pytest.MonkeyPatch, host: IntakeHost
+) -> None:
+    with monkeypatch.context() as context:
+        context.setattr(sys, "executable", "/nowhere")
+        with pytest.raises(InternalError, match="could not be started"):
+            read(host)
+    assert read(host).token_ids
 
 
 def test_a_killed_process_fails_one_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: IntakeHost) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -55,6 +56,23 @@ class PrintingLauncher(LocalLauncher):
     """Its processes print their environment to stderr."""
 
     modules: ClassVar = dict.fromkeys(LocalLauncher.modules, "tokenloom.tests.support.print_environment")
+
+
+def test_a_process_starts_although_the_folder_of_its_launcher_was_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    launcher = PrintingLauncher({**os.environ, "CUDA_VISIBLE_DEVICES": ""}, lines.append)
+    for folder, removes in ((tmp_path / "kept", False), (tmp_path / "gone", True)):
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        if removes:
+            folder.rmdir()
+        process = launcher.spawn(ProcessSpec(CORE))
+        process.wait(DEADLINE_S)
+        process.forward_stderr()
+        process.close()
+    assert lines[0::2] == [str(tmp_path / "kept"), "/"]
 
 
 def test_workers_wait_for_the_devices_that_ray_reserves_and_alone_get_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import signal
@@ -138,7 +139,8 @@ class RemoteLauncher:
         self.obstacles: dict[Unit, str] = {}
         self.places_taken = PlacesTaken(placements=[])
         self.news: list[HostPlaced | HostGone] = []
-        self.num_lost = 0
+        self.num_lost = self.num_refused = 0
+        self.refusal: OSError | None = None  # of the machine to start a process
         self.script: Callable[[], None] = self._finish_start
 
     def _finish_start(self) -> None:
@@ -159,6 +161,9 @@ class RemoteLauncher:
     def close(self) -> None: ...
 
     def spawn(self, spec: ProcessSpec) -> RemoteProcess:
+        if self.refusal is not None:
+            self.num_refused += 1
+            raise self.refusal
         self.processes.append(RemoteProcess(self._context, self._engine, spec))
         return self.processes[-1]
 
@@ -235,6 +240,34 @@ def test_a_lost_remote_worker_replaces_its_group_and_the_others_stay(
     assert down in launcher.of(CORE)[0].received
     assert any(line.startswith(f"state: serving at {places}, up") for line in caplog.messages)
     assert "state: worker 1: pid 7 on host-1, ready, generation 1, 5 MiB" in caplog.messages
+
+
+NO_PROCESS = BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def test_a_process_that_cannot_be_started_is_tried_again(launcher: RemoteLauncher, supervisor: Supervisor) -> None:
+    supervisor.start()
+    launcher.refusal = NO_PROCESS
+    launcher.of(CORE)[0].end()
+
+    def relent() -> bool:
+        if launcher.num_refused == 2:
+            launcher.refusal = None
+        return len(launcher.of(CORE)) == 2
+
+    stop_when(launcher, relent)
+    supervisor.run()
+    last = [each for each in launcher.of(FRONTEND)[0].received if isinstance(each, Progress)][-1]
+    remedy = "raise the limit of processes (ulimit -u, pids.max of the cgroup)"
+    assert last.last_failure == f"core cannot be started: Resource temporarily unavailable: {remedy}"
+
+
+def test_a_process_that_cannot_be_started_at_the_engines_start_ends_it_with_the_remedy(
+    launcher: RemoteLauncher, supervisor: Supervisor
+) -> None:
+    launcher.refusal, launcher.script = OSError(errno.EMFILE, "Too many open files"), lambda: None
+    with pytest.raises(EngineDead, match=r"worker 0 cannot be started: Too many open files: .*ulimit -n"):
+        supervisor.start()
 
 
 def test_a_remote_process_that_ends_during_the_start_ends_the_engine(
