@@ -66,17 +66,13 @@ class CoreProcess:
     def __init__(
         self, spec: EngineSpec, core_epoch: int, generation: int, arena: int, model_folder: str, asleep: list[MemoryTag]
     ) -> None:
-        self._spec, self._core_epoch, self._asleep = spec, core_epoch, asleep
+        self._spec, self._core_epoch, self._generation, self._asleep = spec, core_epoch, generation, asleep
         self._model_folder = model_folder or spec.model_folder
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorLink(self._context, spec, core_epoch)
-        self._touched = TouchedAnswers(spec.own_file("touched"))
-        step_timeout_s = spec.config.step_timeout_s
-        self._clock = AwakeClock(min(BEAT_S, (step_timeout_s or FIRST_LIMIT_S) / BEATS_PER_TIMEOUT))
+        self._clock = AwakeClock(min(BEAT_S, (spec.config.step_timeout_s or FIRST_LIMIT_S) / BEATS_PER_TIMEOUT))
         self._num_gaps = 0  # of the clock, that the engine knows of
         self._zap = _new_zap(self._context, spec)
-        self._frontends = FrontendPort(self._context, spec, self._touched, self._model_folder)
-        self._workers: WorkerGroup | None = self._open_group(generation)
         self._grammar_host = GrammarProcessHost(self._context, spec, core_epoch)
         self._tier = TierLink(self._context, spec, arena)
         self._events: EventPort | None = None  # with --kv-events
@@ -85,6 +81,7 @@ class CoreProcess:
     # ── life ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> None:
+        self._listen()
         if not self._wait_for_initialize():
             return
         poller, polled = zmq.Poller(), list[zmq.Socket[bytes] | int]()
@@ -100,6 +97,12 @@ class CoreProcess:
                     poller.register(source, zmq.POLLIN)
             poller.poll(self._patience_ms())
             self.turn()
+
+    def _listen(self) -> None:
+        """Open the sockets for frontends and workers. ConfigError if that fails for lack of room or a free port."""
+        self._touched = TouchedAnswers(self._spec.own_file("touched"))
+        self._frontends = FrontendPort(self._context, self._spec, self._touched, self._model_folder)
+        self._workers: WorkerGroup | None = self._open_group(self._generation)
 
     def _wait_for_initialize(self) -> bool:
         """Wait for the pool's size from the supervisor, then start the engine. False if it sends Stop instead."""
@@ -303,9 +306,8 @@ class CoreProcess:
             self._engine.lose_workers(message.reason)
             self._tell_loss(message.reason)
         if self._workers is None:
-            self._controls.on_workers_lost(
-                message.reason
-            )  # the supervisor sends Reloaded before WorkersDown, so this reload did not complete
+            # the supervisor sends Reloaded before WorkersDown, so this reload did not complete
+            self._controls.on_workers_lost(message.reason)
 
     def _tell_loss(self, reason: str) -> None:
         """Let gateways send the requests of this core elsewhere until it has workers again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import logging
 import os
 import sys
 import time
@@ -45,6 +46,8 @@ from .requests.frontend import Frontend
 from .requests.media.media_input import MediaInput
 from .text.chat_template import NO_MEDIA, ChatTemplate
 from .text.tokenizer import Tokenizer
+
+logger = logging.getLogger("tokenloom.frontend")
 
 INTAKE_S = 0.002  # longest time to receive from clients in one turn
 MAX_UNREAD_MESSAGES = 1 << 17  # queue to one client beyond the kernel's buffers: one Accepted for each open request
@@ -120,7 +123,11 @@ class FrontendProcess:
         begun = time.monotonic()
         from .http.server import run_with_http
 
-        open_requests = OpenRequests(path_of(self._spec.run_directory, self._identity.decode()))
+        try:
+            open_requests = OpenRequests(path_of(self._spec.run_directory, self._identity.decode()))
+        except OSError as error:  # a full disk
+            logger.warning("requests that the loss of this frontend would cut are not counted: %s", error)
+            open_requests = OpenRequests()
         self.supervisor.send(Phase(name="http", duration_s=time.monotonic() - begun))
         run_with_http(self, self._frontend, self._spec, self._http_fds, open_requests, self._index)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import re
 import secrets
@@ -84,6 +85,23 @@ class RunDirectory:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+
+def map_file(path: Path, num_bytes: int) -> mmap.mmap:
+    """Open or create a file of a run directory, and map it. ConfigError if the disk has no room for it.
+
+    All its bytes are taken at once: a store to a hole of a file would end the process on a full disk."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, num_bytes)
+        return mmap.mmap(fd, num_bytes)
+    except OSError as error:
+        raise ConfigError(
+            f"the run directory cannot hold the {num_bytes} bytes of {path}: {error.strerror}: make room, or set "
+            "XDG_RUNTIME_DIR to a folder elsewhere"
+        ) from None
+    finally:
+        os.close(fd)
 
 
 def remove_abandoned(path: Path) -> None:

@@ -9,11 +9,9 @@ from there. A half-written key matches no content. Knows no requests and no step
 
 from __future__ import annotations
 
-import mmap
-import os
 from pathlib import Path
 
-from ...ipc.errors import ConfigError
+from ...ipc.addresses import map_file
 from .block_hash import KEY_BYTES, random_namespace
 
 _HEAD_BYTES = 8
@@ -26,18 +24,8 @@ class BlockRecord:
     def __init__(self, path: Path, num_blocks: int, generation: int) -> None:
         """Open or create the file, without content of another generation; ConfigError if the disk is full."""
         size = _HEAD_BYTES + num_blocks * KEY_BYTES
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            is_new = os.fstat(fd).st_size < size
-            os.posix_fallocate(fd, 0, size)  # else a full file system would end the core at a write
-            self._map = mmap.mmap(fd, size)
-        except OSError as error:
-            raise ConfigError(
-                f"the run directory cannot hold the {size} bytes of {path}: {error.strerror}: make room, or set "
-                "XDG_RUNTIME_DIR to a folder elsewhere"
-            ) from None
-        finally:
-            os.close(fd)
+        is_new = not path.exists() or path.stat().st_size < size
+        self._map = map_file(path, size)
         if is_new or self._map[:_HEAD_BYTES] != _head(generation):
             self.cleared(0)
             self.change_namespace(random_namespace())

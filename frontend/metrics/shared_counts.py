@@ -18,6 +18,7 @@ import msgspec
 
 from ...ipc.codec import JsonObject
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.process.log import is_worth_a_line
 from .registry import MetricState
 
 logger = logging.getLogger("tokenloom.frontend")
@@ -53,7 +54,7 @@ class SharedCounts:
         paths = [_path(spec.run_directory, each) for each in range(spec.config.api_server_count)]
         self._path, self._paths = paths[index], [path for path in paths if path != paths[index]]
         self._own, self._is_running, self._monotonic = own, is_running, monotonic
-        self._written, self._written_at = b"", -WRITE_INTERVAL_S
+        self._written, self._written_at, self._num_unwritten = b"", -WRITE_INTERVAL_S, 0
         self._cached: dict[Path, tuple[tuple[int, int], FrontendCounts]] = {}  # with inode and time of change
         self.next_at = NEVER
 
@@ -93,7 +94,10 @@ class SharedCounts:
             aside.write_bytes(content)
             os.replace(aside, self._path)
         except OSError as error:
-            logger.warning("%s cannot be written (%s): the sums over frontends are too low", self._path, error.strerror)
+            self._num_unwritten += 1
+            if is_worth_a_line(self._num_unwritten):
+                text = "%s cannot be written (%s): the sums over frontends are too low"
+                logger.warning(text, self._path, error.strerror)
             return
         self._written = content
 

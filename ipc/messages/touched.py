@@ -8,10 +8,10 @@ this file its loss is counted all the same. The core writes with plain stores, s
 
 from __future__ import annotations
 
-import mmap
-import os
 from pathlib import Path
 from typing import NamedTuple
+
+from ..addresses import map_file
 
 _HEAD_BYTES, _IDENTITY_BYTES, _KEY_BYTES = 8, 28, 4
 _ENTRY_BYTES = _IDENTITY_BYTES + _KEY_BYTES
@@ -30,14 +30,8 @@ class TouchedAnswers:
     """Owner of the file, in the core. At most one answer is being added; admitted ones stay until `forget_admitted`."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file, or empty that of the core before."""
-        size = _HEAD_BYTES + (1 + MAX_ENTRIES) * _ENTRY_BYTES
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, size)
-            self._map = mmap.mmap(fd, size)
-        finally:
-            os.close(fd)
+        """Make the file, or empty that of the core before. ConfigError if the disk is full."""
+        self._map = map_file(path, _HEAD_BYTES + (1 + MAX_ENTRIES) * _ENTRY_BYTES)
         self._num_admitted = 0
         self._map[: _HEAD_BYTES + _ENTRY_BYTES] = bytes(_HEAD_BYTES + _ENTRY_BYTES)
 

@@ -16,6 +16,7 @@ import zmq
 
 from tokenloom import Client, Draining, SamplingParams, StructuredOutputsParams
 from tokenloom.ipc.codec import Decoder, encode, num_ids
+from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Ping
 from tokenloom.ipc.messages.client import CREDIT_WINDOW, Credit, Delta, Deltas, FrontendMessage, Submit
 from tokenloom.ipc.sockets import new_socket
@@ -190,11 +191,18 @@ def test_an_address_in_use_is_refused_and_the_first_engine_keeps_serving(tmp_pat
 
 
 def test_a_tcp_port_in_use_is_refused(tmp_path: Path) -> None:
+    Keys.generate().save(tmp_path / "hosts.key")
     with LaunchedEngine(tmp_path, "--listen", "tcp://127.0.0.1:0", "--insecure") as first:
         address = first.wait_ready()
         assert address.startswith("tcp://127.0.0.1:") and not address.endswith(":0")
-        with Engine(tmp_path, ["--listen", address, "--insecure"]) as second:
-            assert second.wait_exit() == 2 and "cannot listen on" in second.errors.read_text()
+        for option, words in (
+            ("", ["--listen", address, "--insecure"]),
+            ("--core-listen ", ["--core-listen", address, "--hosts-key-file", str(tmp_path / "hosts.key")]),
+        ):
+            with Engine(tmp_path, words) as second:
+                assert second.wait_exit() == 2
+                errors = second.errors.read_text()
+                assert "Traceback" not in errors and f"cannot listen on {option}{address}" in errors
         with Client(address) as client:
             assert client.info().vocab_size > 0
         first.signal(signal.SIGTERM)

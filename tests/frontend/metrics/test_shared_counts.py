@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from tokenloom.frontend.metrics.registry import Counter, Gauge, Histogram
 from tokenloom.frontend.metrics.shared_counts import NEVER, SharedCounts
@@ -100,6 +101,14 @@ def test_a_file_is_written_at_most_once_a_second_and_at_last(tmp_path: Path) -> 
     assert other.sums()[0] == 1 and one.shared.next_at == NOW + 1
     one.shared.tick(NOW + 1)
     assert other.sums()[0] == 2 and one.shared.next_at == NEVER
+
+
+def test_a_full_disk_is_logged_more_and_more_rarely(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = OneFrontend(tmp_path / "gone", 0)
+    for second in range(20):
+        first.count(1)
+        first.shared.tick(NOW + 2 * second)
+    assert len(caplog.messages) == 5, "the 1st, 2nd, 4th, 8th and 16th time"
 
 
 def test_the_only_frontend_has_no_file(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.messages.touched import MAX_ENTRIES, Touched, TouchedAnswers, read_touched
 
 
@@ -46,3 +47,8 @@ def test_a_killed_process_leaves_its_notes_and_the_next_one_starts_without(tmp_p
     assert read_touched(path) == [Touched(b"frontend-3", key) for key in range(MAX_ENTRIES)]
     TouchedAnswers(path)
     assert read_touched(path) == []
+
+
+def test_a_full_disk_is_an_error_of_the_operator_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"the run directory cannot hold the 32776 bytes of /dev/full: .*make room"):
+        TouchedAnswers(Path("/dev/full"))
