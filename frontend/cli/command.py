@@ -59,7 +59,9 @@ class Command:
         self.configure(parser)
         arguments = parser.parse_args(argv)
         try:
-            return self.run(arguments)
+            code = self.run(arguments)
+            sys.stdout.flush()
+            return code
         except BrokenPipeError:  # the reader of the output has ended: discard the rest
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -23,7 +24,7 @@ class HelpAction(argparse.Action):
         values: str | Sequence[object] | None,
         option_string: str | None = None,
     ) -> None:
-        print(help_text(parser, None if values is None else str(values)))
+        parser._print_message(help_text(parser, None if values is None else str(values)) + "\n", sys.stdout)
         parser.exit()
 
 

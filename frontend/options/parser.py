@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections import deque
@@ -54,6 +55,15 @@ class OptionParser(argparse.ArgumentParser):
         message = re.sub(r"^argument ([^\s/]+)\S*: (must be) ", r"\1 \2 ", message)
         print(f"{self.prog}: {message}", file=sys.stderr)
         raise SystemExit(USAGE_CODE)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help or version. If their reader has ended (`| head`) discard the rest, which Python writes at its end
+        otherwise, with an error."""
+        super()._print_message(message, file)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def _unknown(self, words: Sequence[str]) -> str:
         flag = next((word.partition("=")[0] for word in words if word.startswith("-")), None)

@@ -52,11 +52,15 @@ def test_complete_continues_its_argument_or_standard_input(engine: LaunchedEngin
     assert code == 2 and "the prompt is empty" in reason
 
 
-def test_a_closed_output_pipe_is_not_reported_as_an_error() -> None:
-    for _ in range(4):  # head may exit before or after the last write
-        command = f"{sys.executable} -m tokenloom.frontend.launch completion bash | head -1"
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S, cwd="/")
-        assert done.stderr == "" and done.stdout
+@pytest.mark.parametrize("words", ["completion bash", "--help", "chat --help"])
+def test_a_closed_output_pipe_is_not_reported_as_an_error(words: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    for reader in ("head -1", "head -1", "true"):  # head may exit before or after the last write
+        command = f"{sys.executable} -m tokenloom.frontend.launch {words} | {reader}"
+        done = subprocess.run(
+            ["bash", "-c", command], capture_output=True, text=True, timeout=DEADLINE_S, cwd="/", env=environment
+        )
+        assert done.stderr == "" and bool(done.stdout) == (reader != "true")
 
 
 def test_chat_keeps_its_turns_runs_commands_and_exits_at_end_of_input(engine: LaunchedEngine) -> None:
