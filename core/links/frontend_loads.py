@@ -23,9 +23,9 @@ class FrontendLoads:
         return self._told_at + INTERVAL_S if any(load != Load() for load in self._told.values()) else None
 
     def changed(self, requests: Iterable[Request], frontends: Collection[int], now: float) -> dict[int, Load]:
-        """Return the reports that differ from the last ones, by frontend; none before INTERVAL_S is over, or for an
-        only frontend."""
-        if len(frontends) < 2 or now < self._told_at + INTERVAL_S:
+        """Return the reports that differ from the last ones, by frontend; none before INTERVAL_S is over. An only
+        frontend is told at most that the work of others is gone."""
+        if (len(frontends) < 2 and self.next_at is None) or now < self._told_at + INTERVAL_S:
             return {}
         self._told_at = now
         waiting_tokens, num_open = dict.fromkeys(frontends, 0), dict.fromkeys(frontends, 0)

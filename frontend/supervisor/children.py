@@ -20,6 +20,7 @@ from ...ipc.sockets import new_socket
 from .launcher import LAUNCHER, ChildProcess, Launcher, ProcessSpec, Role, Unit, UnstartedProcess
 
 LAST_MESSAGE_S = 1.0
+RECEIVE_S = 0.05
 
 
 @dataclass(eq=False)
@@ -140,8 +141,9 @@ class Children:
                 yield child
 
     def receive(self) -> Iterator[tuple[Child, ChildToSupervisor]]:
-        """Yield all waiting messages with their sender; those of removed children are dropped."""
-        for identity, message in self._control.receive_from():
+        """Yield waiting messages with their sender, for at most RECEIVE_S, so that no flood holds up the rest of the
+        supervisor's work; those of removed children are dropped."""
+        for identity, message in self._control.receive_from(RECEIVE_S):
             child = next((child for child in self.all if child.spec.identity == identity), None)
             if child is not None:
                 child.last_sign_at = time.monotonic()

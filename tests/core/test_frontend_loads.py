@@ -28,6 +28,19 @@ def test_each_frontend_is_told_the_work_of_the_others() -> None:
     assert loads.next_at is None and loads.changed([], [0, 1], 7.6) == {}
 
 
+def test_a_frontend_whose_only_other_is_lost_is_told_that_the_work_of_others_is_gone() -> None:
+    loads, requests = FrontendLoads(), [of(0, 10), of(1, 5)]
+    assert len(loads.changed(requests, [0, 1], 7.0)) == 2
+    assert loads.changed([of(0, 10)], [0], 7.2) == {0: Load()}
+    assert loads.next_at is None, "a time that is over would keep the core busy"
+
+
+def test_nothing_is_due_when_all_frontends_are_lost() -> None:
+    loads = FrontendLoads()
+    assert len(loads.changed([of(0, 10), of(1, 5)], [0, 1], 7.0)) == 2
+    assert loads.changed([], [], 7.2) == {} and loads.next_at is None
+
+
 def test_an_only_frontend_is_told_nothing() -> None:
     loads = FrontendLoads()
     assert loads.changed([of(0, 10)], [0], 7.0) == {} and loads.next_at is None
