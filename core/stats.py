@@ -78,6 +78,7 @@ class CoreStats:
             num_running=scheduler.rows.num_active,
             num_waiting=len(scheduler.waiting),
             num_deferred=scheduler.waiting.num_blocked,
+            num_blocks=scheduler.kv_cache.num_usable_blocks,
             num_free_blocks=scheduler.kv_cache.pool.num_free,
             kv_map=scheduler.kv_cache.pool.sample(KV_MAP_BLOCKS),
             num_recomputed_tokens=scheduler.num_recomputed_tokens,

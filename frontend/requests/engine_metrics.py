@@ -168,7 +168,9 @@ class EngineMetrics:
 
     @property
     def kv_use(self) -> float:
-        return 1 - self.progress.num_free_blocks / self.num_kv_blocks if self.num_kv_blocks else 0.0
+        """The share of the blocks of the cores that run which requests hold."""
+        num_blocks = self.progress.num_blocks
+        return 1 - self.progress.num_free_blocks / num_blocks if num_blocks else 0.0
 
     @property
     def step_age_s(self) -> float:

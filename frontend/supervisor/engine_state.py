@@ -20,7 +20,6 @@ class EngineState(NamedTuple):
     children: Sequence[Child]
     progress: Progress  # with the fields that the supervisor fills in
     progress_age_s: float
-    num_blocks: int  # of the KV pool, with the null block; 0: not measured yet
     num_restarts: Mapping[str, int]  # by role
 
 
@@ -42,13 +41,13 @@ def state_lines(state: EngineState) -> list[str]:
 
 
 def _work(state: EngineState) -> str:
-    progress, num_blocks = state.progress, max(state.num_blocks - 1, 1)
+    progress, num_blocks = state.progress, max(state.progress.num_blocks, 1)
     if not progress.step:
         return "no step has ended yet"
     age_s = progress.step_age_s + state.progress_age_s
     return (
         f"step {progress.step}, {age_s:.1f} s ago; {progress.num_running} running, "
-        f"{progress.num_waiting} waiting; KV {1 - progress.num_free_blocks / num_blocks:.0%} used"
+        f"{progress.num_waiting} waiting; KV {(progress.num_blocks - progress.num_free_blocks) / num_blocks:.0%} used"
         + ("; paused" if progress.is_paused else "")
         + ("; asleep" if progress.is_asleep else "")
     )

@@ -151,7 +151,6 @@ class Roster:
             children=self._children.all,
             progress=progress,
             progress_age_s=self.progress_age_s,
-            num_blocks=self.num_blocks,
             num_restarts=self.num_restarts,
         )
 
@@ -159,11 +158,6 @@ class Roster:
     def progress_age_s(self) -> float:
         """Return the age of the oldest last report."""
         return time.monotonic() - min((each.progress_at for each in self.alive), default=time.monotonic())
-
-    @property
-    def num_blocks(self) -> int:
-        """Return the KV blocks of all pools, 0 before they are measured."""
-        return sum(each.sizes.num_blocks for each in self.alive if each.sizes is not None)
 
     @property
     def num_restarts(self) -> Mapping[str, int]:

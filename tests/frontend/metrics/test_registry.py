@@ -53,8 +53,9 @@ def test_names_and_types_equal_the_golden_file() -> None:
 
 def test_an_endpoint_picker_finds_what_it_reads_under_vllms_names() -> None:
     metrics = new_metrics(metrics_names="vllm", block_size=32)
+    work = Progress(step=1, step_age_s=0.0, num_running=1, num_waiting=7, num_blocks=100, num_free_blocks=25)
     metrics.num_kv_blocks = 100
-    metrics.on_progress(Progress(step=1, step_age_s=0.0, num_running=1, num_waiting=7, num_free_blocks=25))
+    metrics.on_progress(work)
     found = {
         sample.name: sample for family in text_string_to_metric_families(metrics.render()) for sample in family.samples
     }
@@ -63,6 +64,15 @@ def test_an_endpoint_picker_finds_what_it_reads_under_vllms_names() -> None:
     assert found["vllm:kv_cache_usage_perc"].value == 0.75
     labels = found["vllm:cache_config_info"].labels
     assert (labels["block_size"], labels["num_gpu_blocks"]) == ("32", "100")
+
+
+def test_blocks_of_cores_that_do_not_run_are_not_in_use() -> None:
+    metrics = new_metrics()
+    metrics.num_kv_blocks = 200
+    assert metrics.kv_use == 0.0, "no core has reported"
+    one_of_two = Progress(step=1, step_age_s=0.0, num_running=1, num_waiting=0, num_blocks=100, num_free_blocks=75)
+    metrics.on_progress(one_of_two)
+    assert metrics.kv_use == 0.25
 
 
 def test_metrics_names_changes_the_prefix_and_one_name_that_promtool_rejects() -> None:

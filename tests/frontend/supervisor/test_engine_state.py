@@ -27,10 +27,15 @@ def new_state(**changes: Any) -> EngineState:
             new_child(ProcessSpec(Unit("core")), 12, is_ready=True),
         ],
         progress=Progress(
-            step=812, step_age_s=0.5, num_running=3, num_waiting=1, num_free_blocks=60, last_failure=FAILURE
+            step=812,
+            step_age_s=0.5,
+            num_running=3,
+            num_waiting=1,
+            num_blocks=80,
+            num_free_blocks=60,
+            last_failure=FAILURE,
         ),
         progress_age_s=1.0,
-        num_blocks=81,
         num_restarts={"worker": 2, "core": 0, "frontend": 0},
     )
     return state._replace(**changes)
@@ -53,7 +58,6 @@ def test_a_starting_engine_has_state_lines_too() -> None:
         places=[],
         phase="starting",
         progress=progress,
-        num_blocks=0,
         num_restarts=restarts,
         uptime_s=4.0,
     )

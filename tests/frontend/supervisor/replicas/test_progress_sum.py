@@ -20,6 +20,7 @@ BUSY = Progress(
     step_age_s=0.5,
     num_running=2,
     num_waiting=1,
+    num_blocks=12,
     num_free_blocks=10,
     kv_map=bytes([1, 2, 3, 0]),
     num_hit_tokens=100,
@@ -35,6 +36,7 @@ IDLE = Progress(
     step_age_s=90.0,
     num_running=0,
     num_waiting=0,
+    num_blocks=24,
     num_free_blocks=20,
     kv_map=bytes([0, 0, 0, 1]),
     num_hit_tokens=11,
@@ -53,7 +55,8 @@ IDLE = Progress(
 
 def test_numbers_and_histograms_of_several_cores_add_up() -> None:
     total = add_up([BUSY, IDLE])
-    assert (total.step, total.num_running, total.num_free_blocks, total.num_hit_tokens) == (10, 2, 30, 111)
+    assert (total.step, total.num_running, total.num_hit_tokens) == (10, 2, 111)
+    assert (total.num_blocks, total.num_free_blocks) == (36, 30)
     assert total.num_steps_by_rows == [6, 2, 4] and total.is_paused
     assert total.step_age_s == 0.5, "an idle core is not late"
     assert total.kv_map == bytes([1, 3, 0, 0]), "each pool has its share of the map"
@@ -108,7 +111,7 @@ def test_totals_outlive_a_core_and_its_state_does_not() -> None:
     replica.on_core_lost()
     lost = replica.whole_progress()
     assert (lost.step, lost.num_hit_tokens, lost.num_steps_by_rows) == (7, 100, [1, 2, 4])
-    assert (lost.num_running, lost.num_free_blocks, lost.kv_map) == (0, 0, b"")
+    assert (lost.num_running, lost.num_blocks, lost.num_free_blocks, lost.kv_map) == (0, 0, 0, b"")
     assert lost.adapters is not None and (lost.adapters.num_ready, lost.adapters.num_fills) == (0, 3)
     assert replica.note(IDLE), "its successor counts from 0"
     assert replica.whole_progress().num_hit_tokens == 111
