@@ -58,9 +58,10 @@ class KVCacheLimits:
 
     def _checked(self, num_blocks: int, num_bytes: int) -> int:
         if num_blocks < MIN_BLOCKS:
+            mend = "free memory" if self.num_bytes is None else "raise --kv-cache-memory-bytes"
             raise ConfigError(
                 f"{gib(max(num_bytes, 0))} for the KV cache holds {max(num_blocks, 0)} blocks of {self.block_bytes} "
-                f"bytes, {MIN_BLOCKS} are the least: free memory, or lower --block-size or the model's size"
+                f"bytes, {MIN_BLOCKS} are the least: {mend}, or lower --block-size or the model's size"
             )
         return num_blocks
 

@@ -146,10 +146,12 @@ class LocalProcess:
         return self._sched_stat.starved_s(before)
 
     def describe_exit(self) -> str:
-        """Describe the end: the OOM killer, or else signal or exit code with the last stderr line that is not INFO."""
+        """Describe the end: SIGKILL, which leaves no last words, with the OOM killer if it was that; else signal or
+        exit code with the last stderr line that is not INFO."""
         code = self._process.returncode
-        if code == -signal.SIGKILL and (reason := self._oom_kills.describe()):
-            return f"{self._name} was killed by SIGKILL: {reason}"
+        if code == -signal.SIGKILL:
+            reason = self._oom_kills.describe()
+            return f"{self._name} was killed by SIGKILL" + (f": {reason}" if reason else "")
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         words = next((line for line in reversed(self._last_words) if line.strip() and " INFO " not in line), "")
         return f"{self._name} {how}" + (f": {words.strip()}" if words else "")

@@ -11,8 +11,9 @@ from ..errors import ConfigError
 
 _FLAG = "--speculation (or --speculative-config, -sc)"
 _METHODS = ("lookup", "ngram", "ngram_gpu", "suffix")
+_MODELS = (None, *_METHODS, "[ngram]")  # vLLM's names of these methods in place of a draft model
 _IGNORED = {  # keys of vLLM, whose choices are made by measured cost here
-    *("model", "draft_tensor_parallel_size", "num_speculative_tokens_per_batch_size", "enable_adaptive_verification"),
+    *("draft_tensor_parallel_size", "num_speculative_tokens_per_batch_size", "enable_adaptive_verification"),
     *("disable_by_batch_size", "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor"),
     *("suffix_decoding_min_token_prob", "suffix_decoding_max_tree_depth"),
 }
@@ -44,7 +45,7 @@ def speculation_options(value: str | dict[str, Any]) -> SpeculationOptions | Non
     """Return the options of speculation, None if it is off. ConfigError for a wrong one."""
     if value in ("off", "auto", "lookup"):
         return None if value == "off" else SpeculationOptions()
-    fields: object = value
+    fields: object = dict(value) if isinstance(value, dict) else value
     if isinstance(value, str):
         try:
             fields = json.loads(value)
@@ -52,6 +53,9 @@ def speculation_options(value: str | dict[str, Any]) -> SpeculationOptions | Non
             fields = None
     if not isinstance(fields, dict):
         raise ConfigError(f'--speculation must be auto, lookup, off, or JSON as {{"method": "lookup"}}, got {value}')
+    model = fields.pop("model", None)
+    if model not in _MODELS and "method" not in fields:
+        raise ConfigError(f"{_FLAG}: there are no draft models such as {model}: give a method of {', '.join(_METHODS)}")
     try:
         options = msgspec.convert(
             {key: each for key, each in fields.items() if key not in _IGNORED}, SpeculationOptions

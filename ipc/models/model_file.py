@@ -61,7 +61,7 @@ def load_model_config(
 
 
 def _parse(file: ConfigFile, generation: dict[str, Any], implementation: ModelImplementation) -> ModelConfig:
-    listed = file.get("architectures", ["none"])
+    listed = file.get("architectures") or ["none"]
     architecture = listed[0] if isinstance(listed, list) else listed
     is_native = architecture in NATIVE
     if not is_native and not CAUSAL.search(str(architecture)):

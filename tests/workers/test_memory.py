@@ -46,8 +46,10 @@ def test_the_cpu_share_grows_to_one_request_of_max_model_len_if_that_fits() -> N
 
 @pytest.mark.parametrize("share", [-5 * MIB, 0, 2 * MIB - 1])
 def test_memory_for_fewer_than_two_blocks_is_a_config_error(share: int) -> None:
-    with pytest.raises(ConfigError, match="2 are the least"):
+    with pytest.raises(ConfigError, match="2 are the least: free memory"):
         limits().fit(free_bytes=share, share_bytes=share)
+    with pytest.raises(ConfigError, match="2 are the least: raise --kv-cache-memory-bytes"):
+        limits(num_bytes=share).fit(free_bytes=9 * MIB, share_bytes=9 * MIB)
 
 
 def test_local_ranks_share_the_memory() -> None:

@@ -112,6 +112,8 @@ def test_the_options_of_other_engines_are_read() -> None:
     assert speculation_options("lookup") == SpeculationOptions()
     config = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 3, "prompt_lookup_max": 5}
     assert speculation_options(config) == SpeculationOptions("ngram", 4, 3, 5)
+    assert speculation_options({"model": "[ngram]", "num_speculative_tokens": 4}) is not None
+    assert speculation_options({"method": "ngram", "model": "m"}) is not None
     assert speculation_options('{"method": "suffix", "suffix_decoding_max_tree_depth": 9}') is not None
     for wrong in (
         "on",
@@ -119,6 +121,7 @@ def test_the_options_of_other_engines_are_read() -> None:
         '{"method": "eagle3"}',
         '{"method": "ngram", "num_speculative_tokens": 0}',
         '{"depth": 1}',
+        '{"model": "m", "num_speculative_tokens": 3}',
     ):
         with pytest.raises(ConfigError, match="--speculation"):
             speculation_options(wrong)

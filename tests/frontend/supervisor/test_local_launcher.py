@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 from pathlib import Path
 from typing import ClassVar
@@ -56,6 +58,26 @@ class PrintingLauncher(LocalLauncher):
     """Its processes print their environment to stderr."""
 
     modules: ClassVar = dict.fromkeys(LocalLauncher.modules, "tokenloom.tests.support.print_environment")
+
+
+class TalkingLauncher(LocalLauncher):
+    """Its processes print a line to stderr and wait."""
+
+    modules: ClassVar = dict.fromkeys(LocalLauncher.modules, "code")
+
+
+def test_what_a_killed_process_has_logged_before_is_not_called_the_cause() -> None:
+    lines: list[str] = []
+    process = TalkingLauncher(os.environ, lines.append).spawn(ProcessSpec(CORE))
+    try:
+        while not lines:
+            assert select.select([process.wake_fds[0]], [], [], DEADLINE_S)[0], "it prints nothing"
+            process.forward_stderr()
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(DEADLINE_S)
+        assert process.has_ended and process.describe_exit() == "core was killed by SIGKILL"
+    finally:
+        process.close()
 
 
 def test_a_process_starts_although_the_folder_of_its_launcher_was_removed(

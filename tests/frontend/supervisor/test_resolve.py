@@ -34,6 +34,7 @@ def test_without_a_model_the_demo_is_served(tmp_path: Path, monkeypatch: pytest.
     ("change", "message"),
     [
         ({"architectures": ["BertModel"]}, "BertModel is not supported: it is no causal language model"),
+        ({"architectures": []}, "architecture none is not supported"),
         ({"hidden_size": None}, "hidden_size must be a positive integer"),
         ({"num_key_value_heads": 3}, "do not divide"),
         ({"dtype": "int8", "torch_dtype": "int8"}, "dtype int8"),
