@@ -71,7 +71,7 @@ def digest_weights(spec: EngineSpec, folder: str) -> bytes:
     minutes."""
     if spec.config.load_format == "dummy":
         return hashlib.sha256(b"dummy" + msgspec.json.encode(spec.model, order="deterministic")).digest()
-    kept = _KeptDigests(_cache_folder() / "weight_digests.json")
+    kept = _KeptDigests(_cache_folder(spec) / "weight_digests.json")
     paths = sorted(set(file_by_tensor(Path(folder)).values()))
     try:
         digests = sorted(_blob_digest(path) or kept.digest(path) for path in paths)
@@ -80,9 +80,13 @@ def digest_weights(spec: EngineSpec, folder: str) -> bytes:
     return hashlib.sha256("".join(digests).encode()).digest()
 
 
-def _cache_folder() -> Path:
+def _cache_folder(spec: EngineSpec) -> Path:
+    """Return the user's cache folder, the run directory for a user without a home."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(chosen) if os.path.isabs(chosen) else Path("~/.cache").expanduser()) / "tokenloom"
+    try:
+        return (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "tokenloom"
+    except RuntimeError:
+        return Path(spec.run_directory)
 
 
 def _blob_digest(path: Path) -> str | None:

@@ -25,7 +25,7 @@ from .attach import add_engine_choice, add_sampling, open_engine, sampling_param
 
 DESCRIPTION = "Chat with the model. /help lists the commands; Ctrl-C stops a response, Ctrl-D exits."
 EXAMPLES = ["", "--address tcp://10.0.0.7:5555 --key-file engine.key", "--model Qwen/Qwen3-0.6B --system 'Be brief.'"]
-HISTORY_FILE = Path("~/.cache/tokenloom/chat_history").expanduser()
+HISTORY_FILE = Path("~/.cache/tokenloom/chat_history")  # none for a user without a home
 MAX_HISTORY_LINES = 2000
 
 HELP = """/reset            start a new conversation
@@ -60,16 +60,17 @@ def _line_editing() -> Iterator[None]:
         return
     if sys.stdin.isatty():
         readline.parse_and_bind("set enable-bracketed-paste on")  # pasted lines are one turn
-        with contextlib.suppress(OSError):
-            readline.read_history_file(HISTORY_FILE)
+        with contextlib.suppress(OSError, RuntimeError):
+            readline.read_history_file(HISTORY_FILE.expanduser())
     try:
         yield
     finally:
         if sys.stdin.isatty():
             readline.set_history_length(MAX_HISTORY_LINES)
-            with contextlib.suppress(OSError):
-                HISTORY_FILE.parent.mkdir(parents=True, exist_ok=True)
-                readline.write_history_file(HISTORY_FILE)
+            with contextlib.suppress(OSError, RuntimeError):
+                path = HISTORY_FILE.expanduser()
+                path.parent.mkdir(parents=True, exist_ok=True)
+                readline.write_history_file(path)
 
 
 @dataclass(eq=False)

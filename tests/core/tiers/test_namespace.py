@@ -16,7 +16,7 @@ from tokenloom.core.tiers.namespace import digest_weights, namespace_of_parts, n
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.messages.base import Rank
-from tokenloom.tests.support.engine_specs import new_spec
+from tokenloom.tests.support.engine_specs import in_folder, new_spec
 
 SPEC = new_spec()
 OLD = 1_700_000_000  # a time long ago
@@ -53,6 +53,16 @@ def test_equal_content_elsewhere_has_the_same_digest(tmp_path: Path) -> None:
     two = new_model(tmp_path / "two", b"def", b"abc")
     shutil.copytree(one, tmp_path / "three")
     assert digest(one) == digest(two) == digest(tmp_path / "three")
+
+
+def test_a_user_without_a_home_has_a_digest_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = new_model(tmp_path / "model", b"abc")
+    with_home = digest(model)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", dict[int, str]().__getitem__)  # the user has no entry
+    assert digest_weights(in_folder(SPEC, tmp_path), str(model)).hex() == with_home
+    assert (tmp_path / "weight_digests.json").exists()
 
 
 def test_one_changed_byte_is_another_digest(tmp_path: Path) -> None:

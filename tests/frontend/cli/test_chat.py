@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import cast
 
 from tokenloom import Client, SamplingParams
 from tokenloom.frontend.cli.chat import ChatSession
+
+DEADLINE_S = 30.0
 
 
 class Engine:
@@ -30,3 +35,9 @@ def test_ctrl_c_after_a_response_does_not_end_the_chat() -> None:
     chat = ChatSession(cast(Client, Engine()), SamplingParams(), None, lambda _: next(typed), shown.append)
     chat.run()
     assert shown.count("Lima") == 2 and next(typed, None) is None
+
+
+def test_a_user_without_a_home_can_chat() -> None:
+    script = "import pwd; pwd.getpwuid = {}.__getitem__; import tokenloom.frontend.cli.chat"
+    environment = {name: value for name, value in os.environ.items() if name != "HOME"}
+    subprocess.run([sys.executable, "-P", "-c", script], check=True, timeout=DEADLINE_S, cwd="/", env=environment)
