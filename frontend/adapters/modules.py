@@ -50,7 +50,8 @@ def parse_modules(config: EngineConfig, model_names: Sequence[str]) -> list[Modu
                 module = ModuleOption(name, path)
             check_name(module.name, model_names)
             if module.base_model_name and module.base_model_name not in model_names:
-                raise RequestError(f"base_model_name {module.base_model_name!r} is not {' or '.join(model_names)}")
+                names = " or ".join(model_names)
+                raise RequestError(f"base_model_name {module.base_model_name!r} is not {names}: leave it out")
             if any(module.name == each.name for each in modules):
                 raise RequestError(f"the name {module.name!r} is there twice: choose another for one of them")
         except (RequestError, msgspec.MsgspecError) as error:

@@ -41,9 +41,7 @@ NO_TIERS = (
 
 AWAY = "the core is being replaced: try again in a second"
 
-ONE_REPLICA = (
-    "there is no other replica to answer meanwhile: start the engine with --data-parallel-size 2, or start it again"
-)
+ONE_REPLICA = "no other replica could answer meanwhile: start the engine with --data-parallel-size 2, or start it again"
 
 Finish: TypeAlias = Callable[[ErrorInfo | ControlDone | None], None]  # replies to a command: it is done, or has failed
 
