@@ -11,6 +11,7 @@ import glob
 import itertools
 import os
 import secrets
+import socket
 import time
 from collections.abc import Iterator
 
@@ -49,9 +50,16 @@ class HeadAddress:
             raise ConfigError(f"{error}: give the address that the head logs at its start") from None
 
     def resolve(self) -> tuple[str, str]:
-        """Return the head's IP address and ours on the way to it; OSError if there is no way."""
+        """Return the head's IP address and ours on the way to it; OSError if there is no way or no such address."""
         head, own = route_to(self.host, self.port)
-        return head, self._own or own
+        if self._own is None:
+            return head, own
+        with socket.socket(socket.AF_INET6 if ":" in self._own else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind((self._own, 0))
+            except OSError as error:
+                raise OSError(f"--own-address {self._own} is no address of this machine: {error.strerror}") from None
+        return head, self._own
 
 
 class HeadLink:
