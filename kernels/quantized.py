@@ -16,6 +16,7 @@ from torch import Tensor
 
 E4M3_MAX = 448.0
 INT8_MAX = 127.0
+INT4_MAX, INT4_GROUP = 15, 32  # inputs that share a scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,17 +77,32 @@ def as_floats(weight: Weight) -> Tensor:
     return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
 
 
-def quantize(weight: Tensor, kind: Literal["int8", "fp8"]) -> QuantizedWeight:
-    """Quantize weight [out, in] to 8 bits by absmax, with one scale per output.
+def quantize(weight: Tensor, kind: Literal["int8", "int4", "fp8"]) -> QuantizedWeight:
+    """Quantize weight [out, in] to 8 bits by absmax, with one scale per output, or to 4 bits by least and largest, with
+    scale and zero per INT4_GROUP inputs. Matrices without whole groups get 8 bits.
 
-    An element's error is at most scale / 2 (int8), or max(abs(x) / 16, scale / 1024) (e4m3).
+    An element's error is at most scale / 2 (int8), scale (int4), or max(abs(x) / 16, scale / 1024) (e4m3).
     """
     wide = weight.float()
+    if kind == "int4":
+        if weight.shape[1] % (2 * INT4_GROUP) == 0:
+            return _quantize_int4(wide, weight.dtype)
+        kind = "int8"
     largest = INT8_MAX if kind == "int8" else E4M3_MAX
     scales = (wide.abs().amax(dim=1, keepdim=True) / largest).clamp(min=1e-12)
     scaled = (wide / scales).clamp(-largest, largest)
     qweight = scaled.round().to(torch.int8) if kind == "int8" else scaled.to(torch.float8_e4m3fn)
     return QuantizedWeight(qweight, scales, None, weight.shape[1], None, weight.dtype)
+
+
+def _quantize_int4(wide: Tensor, dtype: torch.dtype) -> QuantizedWeight:
+    groups = wide.unflatten(1, (-1, INT4_GROUP))
+    least, largest = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)  # 0 has a code
+    scales = ((largest - least) / INT4_MAX).clamp(min=1e-12)
+    zeros = (-least / scales).round()
+    codes = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, INT4_MAX)
+    qweight = pack_halves(codes.flatten(1).to(torch.uint8))
+    return QuantizedWeight(qweight, scales, zeros.to(torch.uint8), INT4_GROUP, None, dtype)
 
 
 def from_g_idx(

@@ -53,6 +53,7 @@ class ReferenceOps:
 
     kernels = "plain torch"  # for logs
     has_exact_drafts = False  # a token has the same bits alone and with drafts behind it
+    int8_activations = False  # int8 and int4 weights are multiplied as integers
     _plain_space: PlainAdapterSpace | None = None
     query_chunk_size = 256  # tokens of a row per attention call: bounds the mask, and the keys gathered in vain
 

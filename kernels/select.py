@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 
 from .batch_invariant import BatchInvariantOps
+from .cpu.processor import has_int8_products as has_int8_products
 from .cpu.processor import levels_up_to as levels_up_to
 from .reference import ReferenceOps
 
@@ -28,19 +29,20 @@ def select_ops(
     has_fp8_cache: bool = False,
     spare_folder: Path | None = None,
     cpu_isa: str = "auto",
+    int8_activations: bool = False,
 ) -> Ops:
     """Choose the implementation for models of `dtype` on `device`. Log the kernels, or warn that plain torch must do;
     `enforce_reference` chooses plain torch and logs nothing.
 
     `has_fp8_cache` rules the C kernels out. `spare_folder`: holds compiled C kernels if the user's cache folder cannot;
     created on demand. `cpu_isa`: their highest instruction level. Raises ValueError if the processor lacks it and they
-    are tried.
+    are tried. `int8_activations`: they multiply int8 and int4 weights as integers.
     """
     plain = BatchInvariantOps() if is_batch_invariant else ReferenceOps()
     if enforce_reference:
         plain.kernels = f"{plain.kernels}: --enforce-reference"
         return plain
-    ops = _fast_ops(device, dtype, is_batch_invariant, has_fp8_cache, spare_folder, cpu_isa)
+    ops = _fast_ops(device, dtype, is_batch_invariant, has_fp8_cache, spare_folder, cpu_isa, int8_activations)
     if isinstance(ops, str):
         plain.kernels = f"{plain.kernels}: {ops}"
         logger.warning("using plain torch, at half the speed of the kernels or less: %s", ops)
@@ -56,6 +58,7 @@ def _fast_ops(
     has_fp8_cache: bool,
     spare_folder: Path | None,
     cpu_isa: str,
+    int8_activations: bool,
 ) -> Ops | str:
     """Load the kernels for `device`, or return the reason why there are none; ValueError as `select_ops`."""
     if device.type == "cuda":
@@ -68,6 +71,6 @@ def _fast_ops(
     from .cpu.cpu_ops import load_cpu_ops
 
     try:
-        return load_cpu_ops(dtype, is_batch_invariant, spare_folder, cpu_isa)
+        return load_cpu_ops(dtype, is_batch_invariant, spare_folder, cpu_isa, int8_activations)
     except Unavailable as error:
         return str(error)

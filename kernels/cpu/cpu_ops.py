@@ -32,31 +32,20 @@ from ..contract import (
     Rotary,
     Routing,
 )
-from ..quantized import Weight, as_floats
+from ..quantized import Weight
 from ..reference import PlainExperts, ReferenceOps
 from . import library as c
-from .arena import PackedMemory
 from .compiler import Unavailable
 from .cpu_experts import CpuExperts, padded_scores
 from .fused_decoder import CpuDecoder, CpuLayer
 from .fused_encoder import CpuEncoder
 from .layer_structs import head_rules, norm_struct, scoring
+from .linear_packer import CpuLinear, LinearPacker
 from .loader import load_kernels, load_level
 from .low_rank import CpuAdapterSpace
 
 MAX_HEAD_DIM = 512  # of the attention kernels
 KEPT_PLANS = 2  # metadata objects, in turns, that keep their plans: layers may attend to a row's tokens and to a clip's
-
-
-@dataclass(frozen=True, eq=False)
-class CpuLinear:
-    """Weight and bias of a linear layer, packed in tiles (see kernels.h)."""
-
-    struct: Structure  # c.Linear
-    owner: object  # keeps the memory alive
-    in_features: int
-    out_features: int
-    nbytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +73,21 @@ class CpuOps(ReferenceOps):
     has_exact_drafts = True
     space: CpuAdapterSpace | None = None
 
-    def __init__(self, library: c.KernelLibrary, dtype: torch.dtype, is_batch_invariant: bool = False) -> None:
-        """`is_batch_invariant`: a token's bits do not depend on the rest of the batch."""
+    def __init__(
+        self,
+        library: c.KernelLibrary,
+        dtype: torch.dtype,
+        is_batch_invariant: bool = False,
+        int8_activations: bool = False,
+    ) -> None:
+        """`is_batch_invariant`: a token's bits do not depend on the rest of the batch. `int8_activations`: as of
+        LinearPacker."""
         self.library = library
         self._is_batch_invariant = is_batch_invariant
         self.dtype = dtype
         self._line = int(library.op_line())  # elements in 64 bytes
-        self._memory = PackedMemory()
+        self._packer = LinearPacker(library, int8_activations)
+        self.int8_activations = self._packer.takes_codes
         self._scratch = torch.empty(0, dtype=dtype)
         self._plans: list[_Plans] = []  # the newest first
 
@@ -117,30 +114,7 @@ class CpuOps(ReferenceOps):
         return rows
 
     def pack_linear(self, weight: Weight, bias: Tensor | None, activation: Activation = NO_ACTIVATION) -> PackedLinear:
-        weight, is_gated = as_floats(weight), activation.is_gated
-        num_rows, num_inputs = weight.shape
-        num_outputs = num_rows // 2 if is_gated else num_rows
-        num_lines = -(-num_inputs // self._line)
-        num_pairs = int(self.library.linear_num_pairs(num_outputs, is_gated))
-        weight_bytes, bias_bytes = num_pairs * num_lines * 2048, 0 if bias is None else num_pairs * 128
-        address, owner = self._memory.allocate(weight_bytes + bias_bytes)
-        struct = c.Linear(
-            weight=address,
-            bias=None if bias is None else address + weight_bytes,
-            num_inputs=num_inputs,
-            num_outputs=num_outputs,
-            num_lines=num_lines,
-            num_pairs=num_pairs,
-            is_gated=is_gated,
-            activation=c.ACTIVATIONS[activation.kind],
-            limit=activation.limit,
-        )
-        weight = weight.contiguous()
-        bias = None if bias is None else bias.contiguous()
-        self.library.pack_linear(
-            byref(struct), weight.data_ptr(), None if bias is None else bias.data_ptr(), torch.get_num_threads()
-        )
-        return CpuLinear(struct, owner, num_inputs, num_outputs, weight_bytes + bias_bytes)
+        return self._packer.pack(weight, bias, activation)
 
     def linear(self, x: Tensor, packed: PackedLinear) -> Tensor:
         assert isinstance(packed, CpuLinear)
@@ -321,21 +295,28 @@ class CpuOps(ReferenceOps):
 
 
 def load_cpu_ops(
-    dtype: torch.dtype, is_batch_invariant: bool = False, spare_folder: Path | None = None, isa: str = "auto"
+    dtype: torch.dtype,
+    is_batch_invariant: bool = False,
+    spare_folder: Path | None = None,
+    isa: str = "auto",
+    int8_activations: bool = False,
 ) -> CpuOps:
     """Return the operations for models of `dtype`, with the best kernels for this processor, at most of level `isa`.
     `spare_folder`: as in `select_ops`. Raises Unavailable."""
     if dtype not in (torch.bfloat16, torch.float32):
         raise Unavailable(f"there are no C kernels for {str(dtype).removeprefix('torch.')}: give --dtype bfloat16")
     loaded = load_kernels(dtype == torch.bfloat16, spare_folder, isa)
-    ops = CpuOps(loaded.library, dtype, is_batch_invariant)
-    ops.kernels = str(loaded)
+    ops = CpuOps(loaded.library, dtype, is_batch_invariant, int8_activations)
+    ops.kernels = f"{loaded}{', int8 activations' if ops.int8_activations else ''}"
     return ops
 
 
-def make_cpu_ops(dtype: torch.dtype, level: str, is_batch_invariant: bool = False) -> CpuOps:
+def make_cpu_ops(
+    dtype: torch.dtype, level: str, is_batch_invariant: bool = False, int8_activations: bool = False
+) -> CpuOps:
     """Return the operations with the kernels of one of `instruction_levels()`, for comparisons. Raises Unavailable."""
-    return CpuOps(load_level(level, dtype == torch.bfloat16).library, dtype, is_batch_invariant)
+    library = load_level(level, dtype == torch.bfloat16).library
+    return CpuOps(library, dtype, is_batch_invariant, int8_activations)
 
 
 def _with_dense_rows(x: Tensor) -> Tensor:

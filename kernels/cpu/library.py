@@ -20,6 +20,7 @@ _SCALARS: dict[str, type] = {
     "int64_t": ctypes.c_int64,
     "int32_t": ctypes.c_int32,
     "uint32_t": ctypes.c_uint32,
+    "uint8_t": ctypes.c_uint8,
     "int": ctypes.c_int,
     "float": ctypes.c_float,
     "OutputKind": ctypes.c_int,
@@ -52,7 +53,9 @@ def _struct(source: str, name: str) -> type[Structure]:
 
 
 Rows = _struct("kernels.h", "Rows")
+Codes = _struct("kernels.h", "Codes")
 Linear = _struct("kernels.h", "Linear")
+PlainCodes = _struct("codes.c", "PlainCodes")
 Output = _struct("kernels.h", "Output")
 Adapted = _struct("kernels.h", "Adapted")
 LowRankPart = _struct("low_rank.h", "LowRankPart")

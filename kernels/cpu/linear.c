@@ -7,6 +7,7 @@
 #include "activations.h"
 #include "avx2.h"
 #include "avx512.h"
+#include "codes.h"
 #include "low_rank.h"
 
 #define CACHED_BYTES (1 << 20) /* of operands kept in the L2 cache */
@@ -49,6 +50,14 @@ typedef struct {
     int64_t num_early; /* pieces of the stage that `expand` waits for */
 } Block;
 
+/* Returns how often a block is multiplied by some lines of a pair of tiles. */
+INLINE int64_t num_chunks(const Linear *w) {
+#ifdef HAS_CODES
+    if (w->codes != NULL) return divide_up(w->num_lines, CODE_LINES);
+#endif
+    return divide_up(w->num_lines, CACHED_LINES);
+}
+
 static void describe(Block *block, const Product *product, int64_t pair, int64_t row, int64_t num_rows) {
     const Linear *w = product->weight;
     const Output *out = &product->out;
@@ -64,7 +73,7 @@ static void describe(Block *block, const Product *product, int64_t pair, int64_t
     block->num_rows = num_rows, block->num_finished = 0;
     block->expansion.num_runs = block->expansion.num_left = 0;
     if (product->adapted != NULL)
-        begin_expansion(&block->expansion, product, pair, row, divide_up(w->num_lines, CACHED_LINES));
+        begin_expansion(&block->expansion, product, pair, row, num_chunks(w));
     int64_t bytes = out->kind == STORE_FLOAT ? sizeof(float) : sizeof(element);
     block->row_bytes = target->panel_rows ? 64 : target->stride * bytes;
     for (int side = 0; side < 2; side++) {
@@ -286,6 +295,22 @@ static void multiply(Block *block, const operand *x, const element *weight, int6
 
 #endif
 
+/* ── the same with codes ─────────────────────────────────────────────────────────────────────────────────────────── */
+
+#ifdef HAS_CODES
+
+static void multiply_codes(Block *block, const RowCodes *x, int64_t row, const Linear *w, int64_t pair,
+                           Block *before) {
+    const RowCodes rows = block_of(x, row);
+    finish_rows(before, BLOCK_ROWS);
+    for (int64_t line = 0; line < w->num_lines; line += CODE_LINES) {
+        if (block->expansion.num_left) fetch_expansion(&block->expansion);
+        multiply_codes_rows(block->sums, &rows, w->codes, pair, line, min64(w->num_lines, line + CODE_LINES));
+    }
+}
+
+#endif
+
 Product make_product(const Linear *w, const Rows *x, int64_t num_rows, const Output *out, const Adapted *adapted) {
     int64_t row_bytes = w->num_lines * LINE * (int64_t)sizeof(operand);
     int64_t cached_rows = max64(BLOCK_ROWS, CACHED_BYTES / row_bytes / BLOCK_ROWS * BLOCK_ROWS);
@@ -300,6 +325,9 @@ void multiply_products(const Product *products, int64_t num_products, Team *team
     for (int64_t i = 0; i < num_products; i++) num_items += products[i].num_items;
     const Product *product = products, *last = products + num_products - 1;
     const operand *operands = NULL;
+#ifdef HAS_CODES
+    RowCodes codes;
+#endif
     Block blocks[2], *block = &blocks[0], *before = &blocks[1];
     before->num_rows = before->num_finished = before->expansion.num_runs = 0;
     block->team = before->team = team;
@@ -312,6 +340,19 @@ void multiply_products(const Product *products, int64_t num_products, Team *team
             const element *weight = w->weight + pair * w->num_lines * 2 * TILE, *next = weight + w->num_lines * 2 * TILE;
             if (pair == w->num_pairs - 1 && product < last) next = product[1].weight->weight;
             int64_t start = part * product->part_rows, end = min64(product->num_rows, start + product->part_rows);
+#ifdef HAS_CODES
+            if (w->codes != NULL) {
+                if (taken != part) codes = take_codes(&product->x, start, end), taken = part;
+                for (int64_t row = start; row < end; row += BLOCK_ROWS) {
+                    describe(block, product, pair, row, min64(BLOCK_ROWS, end - row));
+                    multiply_codes(block, &codes, row - start, w, pair, before);
+                    Block *other = before;
+                    before = block;
+                    block = other;
+                }
+                continue;
+            }
+#endif
             if (taken != part) operands = take_operands(&product->x, start, end), taken = part;
             Ahead ahead = {(const char *)next, divide_up(32, divide_up(end - start, BLOCK_ROWS))};
             for (int64_t row = start; row < end; row += BLOCK_ROWS) {

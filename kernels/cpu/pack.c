@@ -3,7 +3,7 @@
  * A weight [num_outputs][num_inputs] is packed as [num_pairs][num_lines][2 tiles], so that computing 32 outputs reads
  * one sequential stream.
  */
-#include "kernels.h"
+#include "codes.h"
 
 /* Packs 16 rows of weight [num_outputs][num_inputs] from `first` on into a tile; rows from `end` on are 0. */
 static void pack_tile(element *tile, const element *weight, int64_t num_inputs, int64_t first, int64_t end,
@@ -26,7 +26,7 @@ EXPORT int64_t linear_num_pairs(int64_t num_outputs, int32_t is_gated) {
     return is_gated ? round_up(num_outputs, LINE) / 16 : divide_up(num_outputs, PAIR_OUTPUTS);
 }
 
-/* Fills w->weight, and w->bias unless bias is NULL. A gated weight has 2 * num_outputs rows: all gates, then all ups. */
+/* Fills w->weight unless weight is NULL, and w->bias unless bias is NULL. A gated weight has 2 * num_outputs rows: all gates, then all ups. */
 EXPORT void pack_linear(const Linear *w, const element *weight, const element *bias, int num_threads) {
 #pragma omp parallel for num_threads(num_threads) schedule(static)
     for (int64_t pair = 0; pair < w->num_pairs; pair++) {
@@ -37,7 +37,7 @@ EXPORT void pack_linear(const Linear *w, const element *weight, const element *b
             end[1] = 2 * w->num_outputs;
         }
         element *tile = (element *)w->weight + pair * w->num_lines * 2 * TILE;
-        for (int64_t line = 0; line < w->num_lines; line++, tile += 2 * TILE)
+        for (int64_t line = 0; weight != NULL && line < w->num_lines; line++, tile += 2 * TILE)
             for (int side = 0; side < 2; side++)
                 pack_tile(tile + side * SECOND_TILE, weight, w->num_inputs, first[side], end[side], line);
         if (bias == NULL) continue;
@@ -45,6 +45,22 @@ EXPORT void pack_linear(const Linear *w, const element *weight, const element *b
             Floats v = load16(bias + first[side], lanes(end[side] - first[side]));
             store_some((float *)w->bias + pair * 32 + side * 16, 0xffff, v);
         }
+    }
+}
+
+/* The same from codes of 8 bits. */
+static void embed_codes(const Linear *w, int64_t row, int64_t token, const Rows *out) {
+    bool is_ours = row >= 0 && row < w->num_outputs;
+    int64_t pair = is_ours ? row / PAIR_OUTPUTS : 0, output = is_ours ? row % PAIR_OUTPUTS : 0;
+    const uint8_t *at = w->codes->codes + pair * w->num_lines * code_line_bytes(w->codes) + output * 4;
+    const float *scales = w->codes->scales + pair * w->codes->num_groups * PAIR_OUTPUTS + output;
+    for (int64_t line = 0; line < w->num_lines; line++, at += code_line_bytes(w->codes)) {
+        _Alignas(64) float values[LINE];
+        float scale = is_ours ? scales[line / w->codes->group_lines * PAIR_OUTPUTS] : 0;
+        for (int64_t i = 0; i < LINE; i++) values[i] = scale * (float)(at[i / 4 * 128 + i % 4] - ZERO_CODE);
+        element *to = rows_at(out, token, line * LINE);
+        int64_t left = w->num_inputs - line * LINE;
+        for (int64_t i = 0; i < LINE; i += 16) store16(to + i, lanes(left - i), load_floats(values + i));
     }
 }
 
@@ -66,7 +82,7 @@ void embed_packed(const Linear *w, const int32_t *token_ids, int64_t num_tokens,
                   Team *team) {
     for (Range range; take_share(team, num_tokens, &range); finish_share(team, num_tokens))
         for (int64_t token = range.start; token < range.stop; token++)
-            embed_token(w, token_ids[token] - first_id, token, out);
+            (w->codes != NULL ? embed_codes : embed_token)(w, token_ids[token] - first_id, token, out);
 }
 
 static void fill_row(const Rows *panel, int64_t row, const element *from, int64_t num_columns) {

@@ -1,0 +1,188 @@
+/* Weights of 8 or 4 bits, multiplied as integers: the rows are int8 in the products.
+ *
+ * A line of a row has a scale of its own, so that a large input costs only its neighbours precision. The products of a
+ * line are summed as integers, without error; the lines are added as float32, in their order, whatever other rows there
+ * are.
+ *
+ * A line of a pair of tiles holds, for each step of 4 inputs, 16 outputs x 4 codes of the first tile, then of the
+ * second. Codes are unsigned. Those of 4 bits lie in the low halves of the bytes for an even step, in the high ones for
+ * the next.
+ */
+#ifndef TOKENLOOM_CODES_H
+#define TOKENLOOM_CODES_H
+
+#include "kernels.h"
+
+#if defined(ELEMENT_BF16) && defined(__AVX512VNNI__)
+#define HAS_CODES
+#endif
+
+#define ZERO_CODE 128 /* of 8 bits */
+#define LINE_STEPS (LINE / 4)
+
+INLINE int64_t code_line_bytes(const Codes *codes) { return 2 * 16 * LINE * codes->num_bits / 8; }
+
+#ifdef HAS_CODES
+
+#define CODE_LINES 8 /* lines of a pair of tiles that are multiplied by all rows of a block before the next ones */
+#define CODE_ROWS 6 /* rows whose sums of a pair of tiles stay in registers */
+#define PREFETCHED_CODE_ROWS 4 /* with fewer, the prefetcher of the processor alone does better */
+
+/* The scale of a line of a row; the sum of its codes, times the scale (for zeros of 4 bits) and times -ZERO_CODE. */
+typedef struct {
+    float scale, sum;
+    int32_t start, unused;
+} LineScale;
+
+/* Rows as int8, by blocks of BLOCK_ROWS rows (the last may have fewer): [num_lines][rows of the block] lines, and their
+ * scales in the same order. */
+typedef struct {
+    int8_t *codes;
+    LineScale *scales;
+    int64_t num_rows, num_lines;
+} RowCodes;
+
+/* Returns the rows of a block, and where its lines begin. */
+INLINE RowCodes block_of(const RowCodes *x, int64_t first) {
+    int64_t at = first * x->num_lines;
+    return (RowCodes){x->codes + at * LINE, x->scales + at, min64(BLOCK_ROWS, x->num_rows - first), x->num_lines};
+}
+
+/* A line with an infinity or NaN has the scale NaN. */
+INLINE void quantize_line(const element *from, int8_t *to, LineScale *found) {
+    Floats low = load16(from, 0xffff), high = load16(from + 16, 0xffff);
+    float most = largest_of(larger16(magnitude16(low), magnitude16(high)));
+    Floats factor = fill16(most > 0 ? 127 / most : 0);
+    __m512i first = _mm512_cvtps_epi32(multiply16(low, factor)), second = _mm512_cvtps_epi32(multiply16(high, factor));
+    int32_t sum = _mm512_reduce_add_epi32(_mm512_add_epi32(first, second));
+    float scale = (is_finite16(low) & is_finite16(high)) == 0xffff ? most / 127 : __builtin_nanf("");
+    _mm_store_si128((__m128i *)to, _mm512_cvtsepi32_epi8(first));
+    _mm_store_si128((__m128i *)to + 1, _mm512_cvtsepi32_epi8(second));
+    *found = (LineScale){scale, scale * (float)sum, -ZERO_CODE * sum, 0};
+}
+
+/* Quantizes rows [first, end) of a panel. Valid until the thread's next call of thread_scratch. */
+INLINE RowCodes take_codes(const Rows *x, int64_t first, int64_t end) {
+    int64_t num_lines = x->stride / LINE, count = (end - first) * num_lines;
+    LineScale *scales = thread_scratch(count * (LINE + (int64_t)sizeof *scales) + 64);
+    int8_t *codes = (int8_t *)(scales + round_up(count, 4));
+    const RowCodes all = {codes, scales, end - first, num_lines};
+    for (int64_t row = first; row < end; row++) {
+        RowCodes block = block_of(&all, (row - first) / BLOCK_ROWS * BLOCK_ROWS);
+        const element *line = rows_at(x, row, 0);
+        int64_t step = line_step(x, row), at = (row - first) % BLOCK_ROWS;
+        for (int64_t i = 0; i < num_lines; i++, line += step, at += block.num_rows)
+            quantize_line(line, block.codes + at * LINE, block.scales + at);
+    }
+    return all;
+}
+
+/* The numbers of a group of inputs and a pair of tiles. */
+typedef struct {
+    __m512 scales[2], offsets[2]; /* offsets: scale times zero */
+} Group;
+
+INLINE Group load_group(const Codes *w, int64_t group) {
+    const float *scales = w->scales + group * PAIR_OUTPUTS;
+    Group found = {{_mm512_load_ps(scales), _mm512_load_ps(scales + 16)}, {zero16(), zero16()}};
+    for (int side = 0; w->zeros != NULL && side < 2; side++) {
+        __m128i zeros = _mm_load_si128((const __m128i *)(w->zeros + group * PAIR_OUTPUTS) + side);
+        found.offsets[side] = multiply16(found.scales[side], _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(zeros)));
+    }
+    return found;
+}
+
+/* sums += codes of 4 inputs x 16 outputs times these inputs. The inputs stay in memory: with its own choice of
+ * instruction forms the compiler runs out of registers. */
+INLINE void add_products(__m512i *sums, __m512i codes, const int8_t *inputs) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(*sums) : "v"(codes), "m"(*(const int32_t *)(const void *)inputs));
+}
+
+/* sums += x @ weight for `count` rows from `row` on and lines [line, end) of a pair of tiles; the first rows of a block
+ * prefetch the codes `ahead` bytes before their use. Every call passes constants for const parameters. */
+INLINE void multiply_codes_held(float (*sums)[PAIR_OUTPUTS], const RowCodes *x, int64_t row, const Codes *w, int64_t pair,
+                                int64_t line, int64_t end, int64_t ahead, const int count, const int num_bits) {
+    const __m512i low = _mm512_set1_epi8(15);
+    const uint8_t *at = w->codes + (pair * x->num_lines + line) * code_line_bytes(w);
+    const int8_t *codes = x->codes + (line * x->num_rows + row) * LINE;
+    const LineScale *scales = x->scales + line * x->num_rows + row;
+    __m512 first[CODE_ROWS], second[CODE_ROWS];
+    for (int i = 0; i < count; i++) {
+        first[i] = line ? _mm512_load_ps(sums[i]) : _mm512_setzero_ps();
+        second[i] = line ? _mm512_load_ps(sums[i] + 16) : _mm512_setzero_ps();
+    }
+    int64_t group = pair * w->num_groups + line / w->group_lines, left = w->group_lines - line % w->group_lines;
+    Group numbers = load_group(w, group);
+    for (; line < end; line++, left--, codes += x->num_rows * LINE, scales += x->num_rows) {
+        if (left == 0) numbers = load_group(w, ++group), left = w->group_lines;
+        __m512i a[CODE_ROWS], b[CODE_ROWS];
+        for (int i = 0; i < count; i++) a[i] = b[i] = num_bits == 8 ? _mm512_set1_epi32(scales[i].start) : zero_words();
+#pragma GCC unroll 8
+        for (int step = 0; step < LINE_STEPS; step += 8 / num_bits, at += 128) {
+            __m512i one = _mm512_load_si512(at), two = _mm512_load_si512(at + 64);
+            if (ahead) {
+                _mm_prefetch((const char *)at + ahead, _MM_HINT_T1);
+                _mm_prefetch((const char *)at + ahead + 64, _MM_HINT_T1);
+            }
+            __m512i one_low = num_bits == 8 ? one : _mm512_and_si512(one, low);
+            __m512i two_low = num_bits == 8 ? two : _mm512_and_si512(two, low);
+#pragma GCC unroll 6
+            for (int i = 0; i < count; i++) {
+                add_products(&a[i], one_low, codes + i * LINE + 4 * step);
+                add_products(&b[i], two_low, codes + i * LINE + 4 * step);
+            }
+            if (num_bits == 8) continue;
+            one = _mm512_and_si512(_mm512_srli_epi16(one, 4), low);
+            two = _mm512_and_si512(_mm512_srli_epi16(two, 4), low);
+#pragma GCC unroll 6
+            for (int i = 0; i < count; i++) {
+                add_products(&a[i], one, codes + i * LINE + 4 * step + 4);
+                add_products(&b[i], two, codes + i * LINE + 4 * step + 4);
+            }
+        }
+#pragma GCC unroll 6
+        for (int i = 0; i < count; i++) {
+            __m512 scale = _mm512_set1_ps(scales[i].scale);
+            first[i] = multiply_add16(_mm512_cvtepi32_ps(a[i]), multiply16(numbers.scales[0], scale), first[i]);
+            second[i] = multiply_add16(_mm512_cvtepi32_ps(b[i]), multiply16(numbers.scales[1], scale), second[i]);
+            if (num_bits == 4) {
+                __m512 sum = _mm512_set1_ps(scales[i].sum);
+                first[i] = _mm512_fnmadd_ps(sum, numbers.offsets[0], first[i]);
+                second[i] = _mm512_fnmadd_ps(sum, numbers.offsets[1], second[i]);
+            }
+        }
+    }
+    for (int i = 0; i < count; i++) {
+        _mm512_store_ps(sums[i], first[i]);
+        _mm512_store_ps(sums[i] + 16, second[i]);
+    }
+}
+
+/* The same for any number of rows. */
+INLINE void multiply_codes_rows(float (*sums)[PAIR_OUTPUTS], const RowCodes *x, const Codes *w, int64_t pair,
+                                int64_t line, int64_t end) {
+    int64_t num_pieces = divide_up(x->num_rows, CODE_ROWS);
+    int64_t ahead = x->num_rows < PREFETCHED_CODE_ROWS ? 0 : (end - line) * code_line_bytes(w);
+    for (int64_t piece = 0, at = 0, next; piece < num_pieces; piece++, at = next, ahead = 0) {
+        next = x->num_rows * (piece + 1) / num_pieces;
+#define HELD(count)                                                                                                    \
+    case count:                                                                                                        \
+        multiply_codes_held(sums + at, x, at, w, pair, line, end, ahead, count, 8);                                    \
+        break;                                                                                                         \
+    case count + 8:                                                                                                    \
+        multiply_codes_held(sums + at, x, at, w, pair, line, end, ahead, count, 4);                                    \
+        break;
+        switch (next - at + (w->num_bits == 4 ? 8 : 0)) {
+            HELD(1)
+            HELD(2)
+            HELD(3)
+            HELD(4)
+            HELD(5)
+            HELD(6)
+        }
+#undef HELD
+    }
+}
+
+#endif
+#endif

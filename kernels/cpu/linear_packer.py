@@ -1,0 +1,110 @@
+"""LinearPacker: packs the weights of linear layers for linear.c, as elements or as codes of 8 or 4 bits."""
+
+from __future__ import annotations
+
+from ctypes import Structure, addressof, byref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..contract import Activation
+from ..quantized import QuantizedWeight, Weight, as_floats, unpack_halves
+from . import library as c
+from .arena import PackedMemory
+
+PAIR_OUTPUTS = 32  # of a pair of tiles
+PAIR_LINE_BYTES = 2048  # of elements
+ZERO_CODE = 128  # of 8 bits
+
+
+@dataclass(frozen=True, eq=False)
+class CpuLinear:
+    """Weight and bias of a linear layer, packed in tiles (see kernels.h)."""
+
+    struct: Structure  # c.Linear
+    owner: object  # keeps the memory alive
+    in_features: int
+    out_features: int
+    nbytes: int
+
+
+class LinearPacker:
+    """Packs into memory of its own, one layer behind the other."""
+
+    def __init__(self, library: c.KernelLibrary, int8_activations: bool) -> None:
+        """`int8_activations`: keep int8 and int4 weights as they are, and multiply them as integers, where the kernels
+        can; else they are dequantized."""
+        self._library, self._memory = library, PackedMemory()
+        self._line = int(library.op_line())
+        self.takes_codes = int8_activations and bool(library.op_has_codes())
+
+    def pack(self, weight: Weight, bias: Tensor | None, activation: Activation) -> CpuLinear:
+        """Pack a weight [out, in] and a bias [out]. A gated weight has all gates, then all ups."""
+        if not isinstance(weight, QuantizedWeight) or not self._has_products(weight):
+            weight = as_floats(weight).contiguous()
+        num_rows, num_inputs = weight.shape
+        num_outputs = num_rows // 2 if activation.is_gated else num_rows
+        struct = c.Linear(
+            num_inputs=num_inputs,
+            num_outputs=num_outputs,
+            num_lines=-(-num_inputs // self._line),
+            num_pairs=int(self._library.linear_num_pairs(num_outputs, activation.is_gated)),
+            is_gated=activation.is_gated,
+            activation=c.ACTIVATIONS[activation.kind],
+            limit=activation.limit,
+        )
+        bias = None if bias is None else bias.contiguous()
+        if isinstance(weight, QuantizedWeight):
+            owner, num_bytes = self._pack_codes(struct, weight, bias)
+        else:
+            owner, num_bytes = self._pack_elements(struct, weight, bias)
+        return CpuLinear(struct, owner, num_inputs, num_outputs, num_bytes)
+
+    def _has_products(self, weight: QuantizedWeight) -> bool:
+        """Whether the kernels multiply by these codes: those of 8 or 4 bits, in groups of whole lines."""
+        is_cut = weight.group_size % self._line != 0 and weight.group_size < weight.shape[1]
+        is_integer = weight.qweight.dtype == torch.int8 or weight.is_packed
+        return self.takes_codes and is_integer and weight.g_idx is None and not is_cut
+
+    def _pack_elements(self, struct: Structure, weight: Tensor, bias: Tensor | None) -> tuple[object, int]:
+        weight_bytes = struct.num_pairs * struct.num_lines * PAIR_LINE_BYTES
+        address, owner, num_bytes = self._allocate(struct, weight_bytes, bias)
+        struct.weight = address
+        self._library.pack_linear(byref(struct), weight.data_ptr(), _address(bias), torch.get_num_threads())
+        return owner, num_bytes
+
+    def _pack_codes(self, struct: Structure, weight: QuantizedWeight, bias: Tensor | None) -> tuple[object, int]:
+        num_bits, num_groups = (4 if weight.is_packed else 8), weight.scales.shape[1]
+        code_bytes = struct.num_pairs * struct.num_lines * PAIR_LINE_BYTES * num_bits // 16
+        group_outputs = struct.num_pairs * num_groups * PAIR_OUTPUTS
+        zero_bytes = 0 if weight.zeros is None else group_outputs
+        address, owner, num_bytes = self._allocate(struct, code_bytes + 4 * group_outputs + zero_bytes, bias)
+        codes = c.Codes(
+            codes=address,
+            scales=address + code_bytes,
+            zeros=address + code_bytes + 4 * group_outputs if zero_bytes else None,
+            num_groups=num_groups,
+            group_lines=struct.num_lines if num_groups == 1 else weight.group_size // self._line,
+            num_bits=num_bits,
+        )
+        struct.codes = addressof(codes)
+        plain = unpack_halves(weight.qweight) if weight.is_packed else weight.qweight.view(torch.uint8) ^ ZERO_CODE
+        plain = plain.contiguous()
+        scales, zeros = weight.scales.float().contiguous(), None if weight.zeros is None else weight.zeros.contiguous()
+        given = c.PlainCodes(plain.data_ptr(), scales.data_ptr(), _address(zeros))
+        self._library.pack_codes(byref(struct), byref(given), torch.get_num_threads())
+        if bias is not None:
+            self._library.pack_linear(byref(struct), None, _address(bias), torch.get_num_threads())
+        return (owner, codes), num_bytes
+
+    def _allocate(self, struct: Structure, num_bytes: int, bias: Tensor | None) -> tuple[int, object, int]:
+        """Return the address of new memory, its owner and its bytes, with room for a bias behind `num_bytes`."""
+        bias_bytes = 0 if bias is None else struct.num_pairs * 4 * PAIR_OUTPUTS
+        address, owner = self._memory.allocate(num_bytes + bias_bytes)
+        struct.bias = None if bias is None else address + num_bytes
+        return address, owner, num_bytes + bias_bytes
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
