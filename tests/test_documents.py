@@ -63,7 +63,7 @@ def test_every_documented_option_exists() -> None:
     known = known_flags()
     pages = ("operations", "architecture", "gateway", "quickstart", "lora", "images", "audio")
     for name in (f"docs/{page}.md" for page in pages):
-        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", (ROOT / name).read_text()))
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", (ROOT / name).read_text()))
         assert named <= known, f"{name}: {named - known}"
 
 

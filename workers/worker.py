@@ -217,10 +217,13 @@ class Worker:
         return ModelRunner(model, batch, kv_cache, self._group, vocab_size, *helpers)
 
     def _load_model(self, config: ModelConfig, device: torch.device, group: ParallelGroup) -> Model:
-        has_kernels = self._device.type == "cuda" and not self._spec.config.enforce_reference
-        if self._spec.model.quantization is not None and not has_kernels:
-            logger.warning("no kernels for quantized weights here: they take the memory of %s", self._spec.dtype)
         ops = self._select_ops()
+        has_kernels = self._device.type == "cuda" and not self._spec.config.enforce_reference
+        if self._spec.model.quantization is not None and not (has_kernels or ops.int8_activations):
+            logger.warning(
+                "quantized weights take the memory of %s here: on some CPUs --int8-activations keeps int8 and int4",
+                self._spec.dtype,
+            )
         self._kernels = ops.kernels
         on_progress = self.on_progress if device == self._device else None
         is_reload = self._folder != Path(self._spec.model_folder)
@@ -272,15 +275,11 @@ class Worker:
         return 0 if self.adapters is None or self._samples_on_device else self.adapters.num_bytes
 
     def _select_ops(self, *, is_batch_invariant: bool | None = None) -> Ops:
-        return select_ops(
-            self._device,
-            self._dtype,
-            self._spec.config.enforce_reference,
-            self._spec.config.deterministic if is_batch_invariant is None else is_batch_invariant,
-            self._has_fp8_cache,
-            self._spare_folder,
-            self._spec.config.cpu_isa,
-        )
+        config = self._spec.config
+        is_batch_invariant = config.deterministic if is_batch_invariant is None else is_batch_invariant
+        forms = (config.enforce_reference, is_batch_invariant, self._has_fp8_cache)
+        where = (self._spare_folder, config.cpu_isa, config.int8_activations)
+        return select_ops(self._device, self._dtype, *forms, *where)
 
     def hold(self, holding: Holding) -> None:
         """Forget all rows, free the parts in `holding.asleep`, then load or allocate every other part that is missing.

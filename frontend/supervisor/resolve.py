@@ -48,6 +48,7 @@ _LARGEST: dict[MediaKind, str] = {  # how a medium gets fewer embeddings
 }
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_CODE_BYTES = {"int8": 1.0, "int4": 0.66}  # of a weight that is quantized on load, with its part of scales and zeros
 
 
 def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
@@ -66,7 +67,7 @@ def resolve(config: EngineConfig, run_directory: RunDirectory) -> EngineSpec:
     if config.cores is None and config.load_format != "dummy":
         num_ranks = config.tensor_parallel_size
         num_local = len(range(0, num_ranks * config.data_parallel_size, config.hosts))
-        check_weights(folder, model, dtype, device, num_local / num_ranks)
+        check_weights(folder, model, dtype, device, num_local / num_ranks, int8_activations=config.int8_activations)
     names = config.served_model_name or [config.model or "tokenloom-demo"]
     check_adapter_options(config, model, names)
     tokenizer, max_model_len = _tokenizer_folder(config, folder), _max_model_len(config, model)
@@ -110,7 +111,7 @@ def _digest(
         weights="dummy" if config.load_format == "dummy" else weights,
         model=hashlib.sha256(shape).hexdigest(),
         tokenizer=tokenizer_digest(tokenizer),
-        dtype=dtype,
+        dtype=config.numbers(dtype),
         kv_cache_dtype=config.kv_cache_dtype,
         block_size=config.block_size,
         max_model_len=max_model_len,
@@ -232,7 +233,15 @@ def check_gpu() -> None:
         )
 
 
-def check_weights(folder: Path, model: ModelConfig, dtype: str, device: str, local_share: float = 1.0) -> None:
+def check_weights(
+    folder: Path,
+    model: ModelConfig,
+    dtype: str,
+    device: str,
+    local_share: float = 1.0,
+    *,
+    int8_activations: bool = False,
+) -> None:
     """Raise ConfigError if a weight file is missing, truncated or unreadable, or if `local_share` × the weights, for a
     CPU, need more than the free memory and swap of this machine."""
     tensors = stored_tensors(folder)
@@ -240,8 +249,10 @@ def check_weights(folder: Path, model: ModelConfig, dtype: str, device: str, loc
         return
     if model.tie_word_embeddings and not model.names.prefers_stored_head:
         tensors.pop("lm_head.weight", None)
-    item_bytes = _ITEM_BYTES[dtype]
-    num_bytes = sum(
+    item_bytes: float = _ITEM_BYTES[dtype]
+    if int8_activations and model.quantization is not None and model.quantization.layout == "on_load":
+        item_bytes = _CODE_BYTES[model.quantization.weight_dtype]
+    num_bytes: float = sum(
         each.num_elements * item_bytes if each.dtype in _FLOATS else each.num_bytes for each in tensors.values()
     )
     if model.quantization is not None and model.quantization.layout == "mxfp4":  # a byte becomes two floats

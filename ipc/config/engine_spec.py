@@ -158,6 +158,11 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.config.has_tiers and self.shares_prefixes
 
     @property
+    def numbers(self) -> str:
+        """The numbers that layers compute with."""
+        return self.config.numbers(self.dtype)
+
+    @property
     def max_num_batched_tokens(self) -> int:
         """Token budget of one step: as configured, else 512 on a CPU and 2048 elsewhere, at least max_num_seqs. A CPU
         needs only a few hundred tokens for full throughput; more would only delay other requests. If the

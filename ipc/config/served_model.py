@@ -58,6 +58,7 @@ def _check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
     wanted = {
         f"--quantization {config.quantization}": config.quantization != "none",
         "--deterministic": config.deterministic,
+        "--int8-activations": config.int8_activations,
     }
     option = next((option for option, is_wanted in wanted.items() if is_wanted), None)
     if model.implementation == "transformers" and option is not None:
@@ -80,7 +81,7 @@ def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
         method = stored.weight_dtype
     elif stored is not None or method == "none":
         return model
-    if method not in ("int8", "fp8"):
+    if method not in ("int8", "int4", "fp8"):
         raise ConfigError(f"--quantization {method}: the checkpoint is not quantized in this format: leave it out")
     on_load = QuantizationConfig(layout="on_load", weight_dtype=method)
     return msgspec.structs.replace(model, quantization=on_load)

@@ -32,13 +32,29 @@ def check_options(spec: EngineSpec, num_ranks: int) -> None:
 
 
 def check_cpu(spec: EngineSpec) -> None:
-    """Raise ConfigError for an instruction level that this processor lacks."""
-    from ...kernels.select import levels_up_to
+    """Raise ConfigError for an instruction level that this processor lacks, and for integer products that it, the model
+    or another option does not allow."""
+    from ...kernels.select import has_int8_products, levels_up_to
 
     try:
-        levels_up_to(spec.config.cpu_isa)
+        levels = levels_up_to(spec.config.cpu_isa)
+        has_products = has_int8_products(spec.config.cpu_isa)
     except ValueError as error:
         raise ConfigError(f"--cpu-isa: {error}") from None
+    if not spec.config.int8_activations:
+        return
+    quantization, form = spec.model.quantization, "no quantized weights: give --quantization int8 or int4"
+    if quantization is not None and quantization.weight_dtype not in ("int8", "int4"):
+        form = f"{quantization.weight_dtype} weights: leave it out"
+    elif quantization is not None and spec.dtype != "bfloat16":
+        form = f"activations of {spec.dtype}: give --dtype bfloat16"
+    elif quantization is not None and spec.config.enforce_reference:
+        form = "plain torch: leave out --enforce-reference"
+    elif quantization is not None and not has_products:
+        form = f"a CPU with AVX512-BF16, these kernels are for {levels[0] if levels else 'none'}: leave it out"
+    elif quantization is not None:
+        return
+    raise ConfigError(f"--int8-activations multiplies int8 and int4 weights in bfloat16 layers, here are {form}")
 
 
 def select_gpu(device: torch.device) -> None:
@@ -57,6 +73,8 @@ def check_gpu(spec: EngineSpec, device: torch.device, *, has_kernels: bool) -> N
     `has_kernels`: steps can sample on the device."""
     from ...kernels.gpu.load import launch_obstacle
 
+    if spec.config.int8_activations:
+        raise ConfigError("--int8-activations is for CPUs: leave it out, a GPU keeps quantized weights as they are")
     if spec.config.deterministic and not has_kernels:
         raise ConfigError(
             f"--deterministic has no kernels for this model on {device}: give --device cpu or leave it out"

@@ -161,9 +161,9 @@ class DecoderModel:
         self._table: Tensor | PackedLinear = table  # the embedding; packed if it is the weight of the head, too
         head_bias = self._load_head_bias(loader) if config.has_head_bias else None
         if config.tie_word_embeddings:
-            self._head = self._table = loader.pack(table, head_bias)
+            self._head = self._table = loader.pack_head(table, head_bias)
         else:
-            self._head = loader.pack(loader.vocabulary(names.head, *vocabulary), head_bias)
+            self._head = loader.pack_head(loader.vocabulary(names.head, *vocabulary), head_bias)
             loader.num_bytes += table.nbytes
         tables = [each.cos_sin for each in rotaries if each.cos_sin is not None]
         self.weight_bytes = loader.num_bytes + sum(each.nbytes for each in tables)  # of this rank

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...ipc.models.model_config import NormConfig
 from ...kernels.contract import GATED_SILU, NO_ACTIVATION, Activation, Norm, PackedExperts, PackedLinear
-from ...kernels.quantized import QuantizedWeight, Weight
+from ...kernels.quantized import QuantizedWeight, Weight, quantize
 from ...kernels.select import Ops
 from ..parallel import ParallelGroup
 from .adapted_layers import AdaptedLayers, column_parts, whole_part
@@ -123,6 +123,10 @@ class LayerLoader:
         packed = self.ops.pack_linear(weight, bias, activation)
         self.num_bytes += packed.nbytes
         return packed
+
+    def pack_head(self, table: Tensor, bias: Tensor | None) -> PackedLinear:
+        """Pack the weight of the head [ids, hidden_size]; with int8 activations as int8."""
+        return self.pack(quantize(table, "int8") if self.ops.int8_activations else table, bias)
 
     def pack_experts(
         self,

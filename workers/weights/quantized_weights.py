@@ -77,11 +77,11 @@ def is_spare(checkpoint: Checkpoint, name: str) -> bool:
 
 
 def quantize_on_load(checkpoint: Checkpoint, weight: Tensor) -> Weight:
-    """Return a float matrix, quantized to 8 bits if the configuration's layout is "on_load"."""
+    """Return a float matrix, quantized if the configuration's layout is "on_load"."""
     config = checkpoint.quantization
     if config is None or config.layout != "on_load":
         return weight
-    assert config.weight_dtype in ("int8", "fp8")
+    assert config.weight_dtype != "mxfp4"
     return quantize(weight, config.weight_dtype)
 
 

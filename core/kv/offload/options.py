@@ -74,7 +74,7 @@ def block_facts(spec: EngineSpec, kernels: str) -> bytes:
     facts = {
         "format": FORMAT,
         "model": msgspec.to_builtins(spec.model),
-        "dtype": spec.dtype,
+        "dtype": spec.numbers,
         "kv_cache_dtype": config.kv_cache_dtype,
         "quantization": config.quantization,
         "load_format": config.load_format,

@@ -1,0 +1,97 @@
+"""Models whose int8 and int4 weights are multiplied as integers: near the same model with floats, in less memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.quantization_config import QuantizationConfig
+from tokenloom.kernels.cpu.processor import has_int8_products, instruction_levels
+from tokenloom.kernels.select import select_ops
+from tokenloom.tests.support.engine_specs import new_spec
+from tokenloom.tests.support.media_checkpoints import DEMO
+from tokenloom.tests.support.quantized_checkpoints import quantized_pair
+from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
+from tokenloom.workers.device.device_check import check_cpu
+from tokenloom.workers.models.decoder import DecoderModel
+
+BF16 = torch.bfloat16
+SHAPE = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_hidden_layers": 2,
+}
+COUNTRIES = ("France", "Norway", "Japan", "Peru", "Kenya", "Canada", "Egypt", "India")
+needs_products = pytest.mark.skipif(
+    not instruction_levels() or not has_int8_products(), reason="the processor has no AVX512-BF16"
+)
+
+
+def load_demo(quantization: str | None) -> DecoderModel:
+    ops = select_ops(CPU, BF16, int8_activations=quantization is not None)
+    return load(DEMO, BF16, quantization=quantization, ops=ops)
+
+
+def logits_of(model: DecoderModel, texts: dict[str, list[int]]) -> Tensor:
+    run = PagedRun(model, 16, dtype=BF16)
+    return torch.cat(list(run.step(texts).values()))
+
+
+@needs_products
+@pytest.mark.parametrize(("quantization", "agreement", "divergence"), [("int8", 0.98, 0.002), ("int4", 0.9, 0.05)])
+def test_the_demo_says_nearly_the_same(quantization: str, agreement: float, divergence: float) -> None:
+    """Over all tokens of some texts: the share of equal best tokens, and the mean Kullback-Leibler divergence in nats.
+    The bounds are those that the field's own figures for such weights leave."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    said = (f"The capital of {country} is a city. What is the capital of {country}?" for country in COUNTRIES)
+    texts = {text: tokenizer.encode(text).ids for text in said}
+    floats, quantized = load_demo(None), load_demo(quantization)
+    exact, found = logits_of(floats, texts).log_softmax(1), logits_of(quantized, texts).log_softmax(1)
+    assert float((exact.argmax(1) == found.argmax(1)).float().mean()) >= agreement
+    assert 0 < float((exact.exp() * (exact - found)).sum(1).mean()) <= divergence
+    assert quantized.weight_bytes < {"int8": 0.62, "int4": 0.5}[quantization] * floats.weight_bytes
+
+
+@needs_products
+@pytest.mark.parametrize("form", ["int8, channels", "awq", "gptq"])
+def test_quantized_checkpoints_are_near_their_floats(form: str, tmp_path: Path) -> None:
+    quantized, floats = quantized_pair(tmp_path, form, **SHAPE)
+    tokens = {"a": list(range(3, 60))}
+    found = PagedRun(load(quantized, BF16, ops=select_ops(CPU, BF16, int8_activations=True)), 16, dtype=BF16)
+    exact = PagedRun(load(floats, BF16), 16, dtype=BF16).step(tokens)["a"]
+    error = float((found.step(tokens)["a"] - exact).std() / exact.std())
+    assert 1e-4 < error < 0.05
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "dtype", "words"),
+    [
+        (None, {}, "bfloat16", "no quantized weights: give --quantization int8 or int4"),
+        ("fp8", {}, "bfloat16", "fp8 weights: leave it out"),
+        ("int8", {}, "float32", "activations of float32: give --dtype bfloat16"),
+        ("int4", {"enforce_reference": True}, "bfloat16", "plain torch: leave out --enforce-reference"),
+        ("int8", {"cpu_isa": "avx2"}, "bfloat16", "a CPU with AVX512-BF16, these kernels are for AVX2: leave it out"),
+    ],
+)
+@pytest.mark.skipif(not instruction_levels(), reason="the processor has no AVX2")
+def test_what_has_no_such_products_is_named(
+    weights: str | None, options: dict[str, object], dtype: str, words: str
+) -> None:
+    spec = new_spec(config=EngineConfig(int8_activations=True, **options), dtype=dtype)  # type: ignore[arg-type]
+    if weights is not None:
+        quantization = msgspec.convert({"layout": "scaled", "weight_dtype": weights}, QuantizationConfig)
+        model = msgspec.structs.replace(spec.model, quantization=quantization)
+        spec = msgspec.structs.replace(spec, model=model)
+    with pytest.raises(ConfigError, match=f"^--int8-activations .*{words}$"):
+        check_cpu(spec)
