@@ -9,7 +9,8 @@ medians, the median over the rounds of our throughput relative to theirs (x_ours
 
 Contestants: ours in its processes; transformers' generate of this Python (--no-transformers: without); with --vllm the
 vLLM of another Python, as it comes and tuned (all cores, tcmalloc and Intel's OpenMP preloaded); with --llama-cpp
-llama.cpp, one request after the other, on a GGUF file that write_gguf.py makes. --cpu adds the CPU time per process.
+llama.cpp, one request after the other, on a GGUF file that write_gguf.py makes, in Q8_0 or Q4_0 beside --quantization
+int8 or int4. --cpu adds the CPU time per process.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from tokenloom.workers.cpu_threads import num_cpu_threads
 
 CONVERT_TIMEOUT_S = 900
 DEFAULT_BUDGET = 2048
+GGUF_FORMS = {"int8": "Q8_0", "int4": "Q4_0"}  # by --quantization
 
 
 @dataclass
@@ -78,7 +80,8 @@ def openers(setup: Setup) -> Iterator[Callable[[], Contestant]]:
             yield lambda: Peer("vLLM as it comes", command)
         yield lambda: Peer("vLLM tuned", command, tuned_environment(arguments.vllm))
     if arguments.llama_cpp:
-        yield lambda: llama_cpp_peer(arguments.llama_cpp, folder, threads)
+        form = GGUF_FORMS.get(getattr(arguments, "quantization", "none"), "BF16")
+        yield lambda: llama_cpp_peer(arguments.llama_cpp, folder, threads, form=form)
 
 
 def tuned_environment(python: str) -> dict[str, str]:
@@ -95,10 +98,12 @@ def tuned_environment(python: str) -> dict[str, str]:
     return {"VLLM_CPU_OMP_THREADS_BIND": f"{cpus[0]}-{cpus[-1]}", "LD_PRELOAD": ":".join(names.values())}
 
 
-def llama_cpp_peer(python: str, folder: Path, threads: int, *more: str, name: str = "llama.cpp") -> Peer:
-    file = folder / "model.gguf"
+def llama_cpp_peer(
+    python: str, folder: Path, threads: int, *more: str, name: str = "llama.cpp", form: str = "BF16"
+) -> Peer:
+    file = folder / ("model.gguf" if form == "BF16" else f"model-{form}.gguf")
     if not file.exists():
-        convert = [python, str(SCRIPTS / "write_gguf.py"), str(folder), str(file)]
+        convert = [python, str(SCRIPTS / "write_gguf.py"), str(folder), str(file), form]
         subprocess.run(convert, check=True, timeout=CONVERT_TIMEOUT_S, stdout=sys.stderr)
     return Peer(name, [python, str(SCRIPTS / "peer_llama_cpp.py"), str(file), "--threads", str(threads), *more])
 

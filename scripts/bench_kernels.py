@@ -2,7 +2,9 @@
 
 The model is loaded as in a worker; a step is the worker's computation from embedding to logits, without sampling. Each
 round measures the machine's limits and then every case, as the rates of a shared machine drift by a factor of two.
-`vs_one_row` compares decode steps at one context with that of one row. Models as in bench_workload.py.
+`vs_one_row` compares decode steps at one context with that of one row. --forms adds models with quantized weights and
+int8 activations, in the same rounds; `times_floats` is how many times as fast as with floats they are. Models as in
+bench_workload.py.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 
 from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.models.quantization_config import QuantizationConfig
 from tokenloom.kernels.cpu.library import load_library
 from tokenloom.kernels.cpu.library_store import cached_library
 from tokenloom.kernels.cpu.processor import levels_up_to
@@ -29,7 +33,7 @@ from tokenloom.workers.models.decoder import load_model
 from tokenloom.workers.parallel import ParallelGroup
 from tokenloom.workers.profile import dummy_step
 
-CPU, DTYPE = torch.device("cpu"), "bfloat16"
+CPU, DTYPE, FLOATS = torch.device("cpu"), "bfloat16", "floats"
 BLOCK_SIZE = 16
 CASES = {  # new tokens and context of each row
     **{f"decode {rows} x 128": ([1] * rows, [128] * rows) for rows in (1, 4, 8, 16, 32)},
@@ -60,14 +64,26 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def measure_model(name: str, num_rounds: int, cpu_isa: str, report: Report) -> None:
+def load(folder: Path, form: str, cpu_isa: str) -> tuple[Model, str]:
+    """Load a model with floats, or with weights of another form and int8 activations; return it and the kernels."""
+    config, dtype = load_model_config(folder), getattr(torch, DTYPE)
+    if form != FLOATS:
+        on_load = QuantizationConfig(layout="on_load", weight_dtype=form)  # type: ignore[arg-type]
+        config = msgspec.structs.replace(config, quantization=on_load)
+    ops = select_ops(CPU, dtype, cpu_isa=cpu_isa, int8_activations=form != FLOATS)
+    return load_model(folder, config, 2048, dtype, CPU, ops, ParallelGroup()), ops.kernels
+
+
+def measure_model(name: str, forms: list[str], num_rounds: int, cpu_isa: str, report: Report) -> None:
     folder = find_checkpoint(name, DTYPE)
-    config, ops = load_model_config(folder), select_ops(CPU, getattr(torch, DTYPE), cpu_isa=cpu_isa)
-    report.note("kernels", ops.kernels)
-    model = load_model(folder, config, 2048, getattr(torch, DTYPE), CPU, ops, ParallelGroup())
-    steps = {case: step_of(model, *rows) for case, rows in CASES.items()}
-    took: dict[str, list[float]] = {case: [] for case in CASES}
-    shares: dict[str, list[float]] = {case: [] for case in CASES}
+    steps: dict[tuple[str, str], Callable[[], object]] = {}
+    for form in forms:
+        model, kernels = load(folder, form, cpu_isa)
+        report.note("kernels", kernels)
+        report.note(f"weights of {name} in {form}, MiB", model.weight_bytes / 2**20)
+        steps |= {(form, case): step_of(model, *rows) for case, rows in CASES.items()}
+    took: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
+    shares: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
     peer = LimitsPeer(folder, DTYPE, "cpu", torch.get_num_threads())
     try:
         for _ in range(num_rounds):
@@ -77,21 +93,28 @@ def measure_model(name: str, num_rounds: int, cpu_isa: str, report: Report) -> N
                 pairs = sum(count * length - count * (count - 1) // 2 for count, length in zip(*rows, strict=True))
                 flops = peer.limits.flops(num_tokens, num_rows, pairs)
                 limit_s = max(peer.limits.read_bytes(num_tokens) / rates.read_bytes_per_s, flops / rates.flops_per_s)
-                steps[case]()  # the case before it has left other data in the caches
-                took[case].append(seconds(steps[case]))
-                shares[case].append(limit_s / took[case][-1])
+                for form in forms:
+                    steps[form, case]()  # the case before it has left other data in the caches
+                    took[form, case].append(seconds(steps[form, case]))
+                    shares[form, case].append(limit_s / took[form, case][-1])
     finally:
         peer.close()
-    for case, values in took.items():
+    for (form, case), values in took.items():
         ms = {"least_ms": min(values) * 1e3, "median_ms": median(values) * 1e3}
-        ratios = [took_s / one_s for took_s, one_s in zip(values, took[ONE_ROW], strict=True)]
-        report.add(model=name, case=case, **ms, vs_one_row=median(ratios), share_of_limit=median(shares[case]))
+        vs_one = median([took_s / one_s for took_s, one_s in zip(values, took[form, ONE_ROW], strict=True)])
+        if form == FLOATS:
+            beside = {"share_of_limit": median(shares[form, case])}
+        else:
+            both = zip(values, took[FLOATS, case], strict=True)
+            beside = {"times_floats": median([one_s / took_s for took_s, one_s in both])}
+        report.add(model=name, form=form, case=case, **ms, vs_one_row=vs_one, **beside)
 
 
 def main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("models", nargs="*", default=["135m", "0.6b"], metavar="MODEL")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--forms", nargs="*", default=[], choices=["int8", "int4"], help="of weights, beside floats")
     parser.add_argument("--threads", type=int, help="none: torch's default")
     parser.add_argument("--cpu-isa", default="auto", help="as of engine-launch")
     options = parser.parse_args()
@@ -104,7 +127,7 @@ def main() -> int:
                 report.note(f"{name} load of the kernels for {level}, s", load_s)
     with torch.inference_mode():
         for name in options.models:
-            measure_model(name, options.rounds, options.cpu_isa, report)
+            measure_model(name, [FLOATS, *options.forms], options.rounds, options.cpu_isa, report)
     report.publish(options.json)
     return 0
 

@@ -1,8 +1,10 @@
 """Convert a bfloat16 Llama or Qwen3 checkpoint to GGUF for peer_llama_cpp.py: python write_gguf.py FOLDER FILE.gguf
+[Q8_0|Q4_0]
 
 For benchmarks on token ids: weights and sizes are right, there is no vocabulary. Needs gguf, numpy and safetensors, not
-tokenloom. Names and layouts follow llama.cpp's convert_hf_to_gguf.py: matrices keep bfloat16, vectors become
-float32, and Llama's query and key rows are permuted from rotated halves to rotated pairs.
+tokenloom. Names and layouts follow llama.cpp's convert_hf_to_gguf.py: matrices keep bfloat16 or get another form (the
+embedding and the head Q8_0 beside Q4_0), vectors become float32, and Llama's query and key rows are permuted from
+rotated halves to rotated pairs.
 """
 
 from __future__ import annotations
@@ -85,7 +87,15 @@ def write_sizes(writer: Any, config: dict[str, Any]) -> None:
     writer.add_tokenizer_model("none")
 
 
-def convert(folder: Path, file: Path) -> None:
+def stored(name: str, bits: Any, form: str) -> tuple[Any, Any]:
+    """Return the bytes of a matrix in a form, and the form's type."""
+    if form == "BF16":
+        return np.ascontiguousarray(bits).view(np.uint8), gguf.GGMLQuantizationType.BF16
+    chosen = gguf.GGMLQuantizationType["Q8_0" if name in NAMES else form]
+    return gguf.quants.quantize((bits.astype(np.uint32) << 16).view(np.float32), chosen), chosen
+
+
+def convert(folder: Path, file: Path, form: str = "BF16") -> None:
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     architecture = ARCHITECTURES.get(config["architectures"][0])
     if architecture is None:
@@ -100,8 +110,8 @@ def convert(folder: Path, file: Path) -> None:
         projection = name.split(".")[-2]
         if architecture == "llama" and projection in heads:
             bits = rotated_pairs(bits, heads[projection])
-        data = np.ascontiguousarray(bits).view(np.uint8)
-        writer.add_tensor(gguf_name(name), data, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        data, kind = stored(name, bits, form)
+        writer.add_tensor(gguf_name(name), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -109,4 +119,4 @@ def convert(folder: Path, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    convert(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
