@@ -12,6 +12,7 @@ from tokenloom.kernels.contract import GATED_SILU, Activation, Routing
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.kernels.cpu.library import KernelLibrary
 from tokenloom.kernels.quantized import QuantizedWeight, pack_halves, quantize, unpack_halves
+from tokenloom.tests.kernels.cpu.levels import EMULATED_AMX, kinds
 
 ROWS = (1, 2, 3, 5, 6, 7, 13, 32, 33, 70)
 SHAPES = [  # outputs, inputs, inputs of a group
@@ -19,14 +20,16 @@ SHAPES = [  # outputs, inputs, inputs of a group
     *((48, 256, 256), (40, 300, 300), (40, 300, 32), (7, 26, 26)),
 ]
 GELU = Activation("gelu")
+LEVELS = ("AMX", "AVX512-BF16", EMULATED_AMX)  # with such products
+KINDS = [kind for kind in kinds() if kind[0] == torch.bfloat16 and kind[1] in LEVELS]
+
+pytestmark = pytest.mark.parametrize("kind", KINDS, indirect=True, ids=str, scope="session")
 
 
 @pytest.fixture(scope="module")
 def ops(library: KernelLibrary, kind: tuple[torch.dtype, str]) -> CpuOps:
     found = CpuOps(library, kind[0], int8_activations=True)
-    if not found.int8_activations:
-        assert kind != (torch.bfloat16, "AVX512-BF16"), "this level has such products"
-        pytest.skip("this level has no such products")
+    assert found.int8_activations
     return found
 
 
