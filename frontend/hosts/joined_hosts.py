@@ -94,8 +94,9 @@ class JoinedHosts:
 
     @property
     def next_at(self) -> float:
-        """When `turn` has something to do at the latest; monotonic seconds."""
-        return self._ping_at if self._host_by_identity else math.inf
+        """When `turn` has something to do at the latest: a ping, or the end of a lease; monotonic seconds."""
+        lease_ends = (host.last_sign_at + LEASE_S for host in self.all)
+        return min(self._ping_at, *lease_ends) if self._host_by_identity else math.inf
 
     def turn(self) -> None:
         """Take all messages, then judge the leases and ping."""

@@ -199,6 +199,17 @@ def test_ranks_wait_for_all_hosts_and_then_start_where_they_belong(
     assert processes[0].has_ended and first.wait(Kill) == Kill(process="worker-2-0")
 
 
+def test_the_head_looks_at_a_host_again_when_its_lease_ends(
+    head: Head, new_agent: Callable[..., ScriptedAgent]
+) -> None:
+    new_agent("10.0.0.2").join()
+    wait_until(lambda: head.hosts.turn() or bool(head.hosts.joined.all))
+    head.hosts.turn()
+    (host,) = head.hosts.joined.all
+    host.last_sign_at = time.monotonic() - LEASE_S + 0.01  # the next ping is due later
+    assert head.hosts.next_at == host.last_sign_at + LEASE_S
+
+
 def test_a_process_that_a_stopped_agent_does_not_kill_has_ended_when_its_host_is_lost(
     head: Head, new_agent: Callable[..., ScriptedAgent]
 ) -> None:
