@@ -167,12 +167,10 @@ INLINE void multiply_codes_rows(float (*sums)[PAIR_OUTPUTS], const RowCodes *x, 
         next = x->num_rows * (piece + 1) / num_pieces;
 #define HELD(count)                                                                                                    \
     case count:                                                                                                        \
-        multiply_codes_held(sums + at, x, at, w, pair, line, end, ahead, count, 8);                                    \
-        break;                                                                                                         \
-    case count + 8:                                                                                                    \
-        multiply_codes_held(sums + at, x, at, w, pair, line, end, ahead, count, 4);                                    \
+        if (w->num_bits == 8) multiply_codes_held(sums + at, x, at, w, pair, line, end, ahead, count, 8);              \
+        else multiply_codes_held(sums + at, x, at, w, pair, line, end, ahead, count, 4);                               \
         break;
-        switch (next - at + (w->num_bits == 4 ? 8 : 0)) {
+        switch (next - at) {
             HELD(1)
             HELD(2)
             HELD(3)

@@ -341,17 +341,7 @@ void multiply_products(const Product *products, int64_t num_products, Team *team
             if (pair == w->num_pairs - 1 && product < last) next = product[1].weight->weight;
             int64_t start = part * product->part_rows, end = min64(product->num_rows, start + product->part_rows);
 #ifdef HAS_CODES
-            if (w->codes != NULL) {
-                if (taken != part) codes = take_codes(&product->x, start, end), taken = part;
-                for (int64_t row = start; row < end; row += BLOCK_ROWS) {
-                    describe(block, product, pair, row, min64(BLOCK_ROWS, end - row));
-                    multiply_codes(block, &codes, row - start, w, pair, before);
-                    Block *other = before;
-                    before = block;
-                    block = other;
-                }
-                continue;
-            }
+            if (taken != part && w->codes != NULL) codes = take_codes(&product->x, start, end), taken = part;
 #endif
             if (taken != part) operands = take_operands(&product->x, start, end), taken = part;
             Ahead ahead = {(const char *)next, divide_up(32, divide_up(end - start, BLOCK_ROWS))};
@@ -362,6 +352,10 @@ void multiply_products(const Product *products, int64_t num_products, Team *team
                 configured = count;
 #endif
                 describe(block, product, pair, row, count);
+#ifdef HAS_CODES
+                if (w->codes != NULL) multiply_codes(block, &codes, row - start, w, pair, before);
+                else
+#endif
                 multiply(block, operands + (row - start) * product->x.stride, weight, w->num_lines, count, &ahead,
                          before);
                 Block *other = before;
