@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ...ipc.errors import TokenloomError
-from ..options.parser import OptionParser
+from ..options.parser import OptionParser, discard_output
 
 COMMANDS = {  # description by name
     "chat": "chat with the model in the terminal",
@@ -62,8 +61,8 @@ class Command:
             code = self.run(arguments)
             sys.stdout.flush()
             return code
-        except BrokenPipeError:  # the reader of the output has ended: discard the rest
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        except BrokenPipeError:
+            discard_output()
             return 1
         except KeyboardInterrupt:
             return 130

@@ -17,6 +17,11 @@ from .vllm_options import json_or_same
 USAGE_CODE = 2
 
 
+def discard_output() -> None:
+    """Send to nowhere what is still to be written to the standard output, whose reader has ended."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class OptionParser(argparse.ArgumentParser):
     """Argument parser that exits with USAGE_CODE after an error."""
 
@@ -63,7 +68,7 @@ class OptionParser(argparse.ArgumentParser):
         try:
             sys.stdout.flush()
         except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()
 
     def _unknown(self, words: Sequence[str]) -> str:
         flag = next((word.partition("=")[0] for word in words if word.startswith("-")), None)
