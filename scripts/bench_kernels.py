@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 
+from tokenloom.ipc.config.served_model import quantized_on_load
 from tokenloom.ipc.models.model_file import load_model_config
-from tokenloom.ipc.models.quantization_config import QuantizationConfig
 from tokenloom.kernels.cpu.library import load_library
 from tokenloom.kernels.cpu.library_store import cached_library
 from tokenloom.kernels.cpu.processor import levels_up_to
@@ -68,8 +67,7 @@ def load(folder: Path, form: str, cpu_isa: str) -> tuple[Model, str]:
     """Load a model with floats, or with weights of another form and int8 activations; return it and the kernels."""
     config, dtype = load_model_config(folder), getattr(torch, DTYPE)
     if form != FLOATS:
-        on_load = QuantizationConfig(layout="on_load", weight_dtype=form)  # type: ignore[arg-type]
-        config = msgspec.structs.replace(config, quantization=on_load)
+        config = quantized_on_load(config, form)
     ops = select_ops(CPU, dtype, cpu_isa=cpu_isa, int8_activations=form != FLOATS)
     return load_model(folder, config, 2048, dtype, CPU, ops, ParallelGroup()), ops.kernels
 

@@ -83,7 +83,12 @@ def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
         return model
     if method not in ("int8", "int4", "fp8"):
         raise ConfigError(f"--quantization {method}: the checkpoint is not quantized in this format: leave it out")
-    on_load = QuantizationConfig(layout="on_load", weight_dtype=method)
+    return quantized_on_load(model, method)
+
+
+def quantized_on_load(model: ModelConfig, kind: str) -> ModelConfig:
+    """Return the config with matrices that are rounded to `kind` (int8, int4, fp8) while they are loaded."""
+    on_load = msgspec.convert({"layout": "on_load", "weight_dtype": kind}, QuantizationConfig)
     return msgspec.structs.replace(model, quantization=on_load)
 
 

@@ -6,13 +6,12 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
+from tokenloom.ipc.config.served_model import quantized_on_load
 from tokenloom.ipc.models.model_file import load_model_config
-from tokenloom.ipc.models.quantization_config import QuantizationConfig
 from tokenloom.kernels.contract import AttentionMetadata, StepMedia
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.workers.model_step import Model, StepContext
@@ -33,8 +32,7 @@ def load(
 ) -> DecoderModel:
     config = load_model_config(folder)
     if quantization is not None:
-        on_load = msgspec.convert({"layout": "on_load", "weight_dtype": quantization}, QuantizationConfig)
-        config = msgspec.structs.replace(config, quantization=on_load)
+        config = quantized_on_load(config, quantization)
     ops, group = ops or select_ops(device, dtype), group or ParallelGroup()
     return load_model(folder, config, max_model_len, dtype, device, ops, group)
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import torch
 
 from tokenloom.ipc.adapters.digest import adapter_digest
 from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.served_model import quantized_on_load
 from tokenloom.ipc.messages.adapter import FillSlot
 from tokenloom.ipc.models.model_file import load_model_config
-from tokenloom.ipc.models.quantization_config import QuantizationConfig
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.workers.adapters.slot_filler import SlotFiller, adaptable
@@ -34,8 +33,7 @@ def load_adaptable(
     """Load a model with empty slots, and their filler."""
     model_config = load_model_config(folder)
     if quantization is not None:
-        on_load = msgspec.convert({"layout": "on_load", "weight_dtype": quantization}, QuantizationConfig)
-        model_config = msgspec.structs.replace(model_config, quantization=on_load)
+        model_config = quantized_on_load(model_config, quantization)
     ops = ops or select_ops(CPU, dtype)
     adapters = adaptable(ops, model_config, config)
     model = load_model(folder, model_config, 128, dtype, CPU, ops, group or ParallelGroup(), adapters=adapters)
