@@ -34,27 +34,35 @@ def check_options(spec: EngineSpec, num_ranks: int) -> None:
 def check_cpu(spec: EngineSpec) -> None:
     """Raise ConfigError for an instruction level that this processor lacks, and for integer products that it, the model
     or another option does not allow."""
-    from ...kernels.select import has_int8_products, levels_up_to
+    from ...kernels.select import levels_up_to
 
     try:
-        levels = levels_up_to(spec.config.cpu_isa)
-        has_products = has_int8_products(spec.config.cpu_isa)
+        levels_up_to(spec.config.cpu_isa)
     except ValueError as error:
         raise ConfigError(f"--cpu-isa: {error}") from None
-    if not spec.config.int8_activations:
-        return
-    quantization, form = spec.model.quantization, "no quantized weights: give --quantization int8 or int4"
-    if quantization is not None and quantization.weight_dtype not in ("int8", "int4"):
-        form = f"{quantization.weight_dtype} weights: leave it out"
-    elif quantization is not None and spec.dtype != "bfloat16":
-        form = f"activations of {spec.dtype}: give --dtype bfloat16"
-    elif quantization is not None and spec.config.enforce_reference:
-        form = "plain torch: leave out --enforce-reference"
-    elif quantization is not None and not has_products:
-        form = f"a CPU with AVX512-BF16, these kernels are for {levels[0] if levels else 'none'}: leave it out"
-    elif quantization is not None:
-        return
-    raise ConfigError(f"--int8-activations multiplies int8 and int4 weights in bfloat16 layers, here are {form}")
+    if spec.config.int8_activations and (obstacle := _int8_obstacle(spec)):
+        raise ConfigError(
+            f"--int8-activations multiplies int8 and int4 weights in bfloat16 layers, here are {obstacle}"
+        )
+
+
+def _int8_obstacle(spec: EngineSpec) -> str:
+    """Return the obstacle to integer products here, with the remedy; "" if there is none."""
+    from ...kernels.select import has_int8_products, levels_up_to
+
+    quantization, config = spec.model.quantization, spec.config
+    if quantization is None:
+        return "no quantized weights: give --quantization int8 or int4"
+    if quantization.weight_dtype not in ("int8", "int4"):
+        return f"{quantization.weight_dtype} weights: leave it out"
+    if spec.dtype != "bfloat16":
+        return f"activations of {spec.dtype}: give --dtype bfloat16"
+    if config.enforce_reference:
+        return "plain torch: leave out --enforce-reference"
+    if not has_int8_products(config.cpu_isa):
+        level = next(iter(levels_up_to(config.cpu_isa)), "none")
+        return f"a CPU with AVX512-BF16, these kernels are for {level}: leave it out"
+    return ""
 
 
 def select_gpu(device: torch.device) -> None:

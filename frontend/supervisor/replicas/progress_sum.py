@@ -13,17 +13,8 @@ from ....ipc.messages.tier import SourceState
 
 _NOW = (  # fields that are no totals: they are of a core that runs
     *("step_age_s", "num_running", "num_waiting", "num_deferred", "num_blocks", "num_free_blocks", "kv_map"),
-    *(
-        "num_steps_in_flight",
-        "is_paused",
-        "is_asleep",
-        "num_slots",
-        "num_ready",
-        "num_filling",
-        "running",
-        "waiting",
-        "capacity",
-    ),
+    *("num_steps_in_flight", "is_paused", "is_asleep", "num_slots", "num_ready", "num_filling"),
+    *("running", "waiting", "capacity"),
     *("num_entries", "num_used_embeds", "num_corpus_tokens"),
     *("num_filled_slots", "num_used_slots", "is_open", "is_broken", "error"),
     *("num_objects", "held_bytes", "max_bytes", "queued_bytes"),
