@@ -119,7 +119,17 @@ def test_a_gateway_answers_as_an_engine_does_and_uses_all(
     spent = [sum(worker.cpu_times()[:2]) - since for worker, since in zip(workers, before, strict=True)]
     assert min(spent) > 0.1 * sum(spent), spent
     assert not [each for each in fleet.gateway.processes() if "core" in " ".join(each.cmdline())], "no children"
-    assert all(fleet.blobs(number, "gateway-adapters") for number in (0, 1)), "they have no other way to the adapters"
+
+
+@pytest.mark.timeout(120)
+def test_each_engine_gets_the_adapters_from_the_gateway(
+    fleet: Fleet, work: list[Work], calm: list[RequestOutput]
+) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    with Client(fleet.gateway.address) as client:
+        while not all(fleet.blobs(number, "gateway-adapters") for number in (0, 1)):  # they have no other way to them
+            assert time.monotonic() < deadline, "the requests with adapters all go to one engine"
+            check_equal(calm, answers_of(client, work))
 
 
 @pytest.mark.timeout(150)
