@@ -21,7 +21,8 @@ INT4_MAX, INT4_GROUP = 15, 32  # inputs that share a scale
 
 @dataclass(frozen=True, eq=False)
 class QuantizedWeight:
-    """A matrix with weight[o, i] = (qweight[o, i] - zeros[o, g]) * scales[o, g], where g is the group of input i.
+    """A matrix with weight[o, i] = (qweight[o, i] - zeros[o, g]) * scales[o, g] - mins[o, g], where g is the group of
+    input i.
 
     qweight: [out, in] int8 or float8_e4m3fn. int4 is [out, in / 2] uint8: byte b holds input b in its low half and
     input in / 2 + b in its high half.
@@ -33,6 +34,7 @@ class QuantizedWeight:
     group_size: int  # without `g_idx`, input i is in group i // group_size
     g_idx: Tensor | None  # [in] int32: group of each input, if groups are not contiguous
     dtype: torch.dtype  # of products with it
+    mins: Tensor | None = None  # [out, num_groups] float32; int4 only, in place of zeros
 
     @property
     def is_packed(self) -> bool:
@@ -46,7 +48,8 @@ class QuantizedWeight:
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in (self.qweight, self.scales, self.zeros, self.g_idx) if t is not None)
+        parts = (self.qweight, self.scales, self.zeros, self.mins, self.g_idx)
+        return sum(each.nbytes for each in parts if each is not None)
 
     def input_groups(self) -> Tensor:
         """Return the group of each input: [in] int64."""
@@ -57,8 +60,8 @@ class QuantizedWeight:
     def select_outputs(self, outputs: Tensor) -> QuantizedWeight:
         """Return the matrix of some outputs, in this order. outputs: [n] int64."""
         stored = self.qweight.view(torch.uint8)[outputs].view(self.qweight.dtype)  # torch cannot index every e4m3
-        zeros = None if self.zeros is None else self.zeros[outputs]
-        return replace(self, qweight=stored, scales=self.scales[outputs], zeros=zeros)
+        zeros, mins = (None if each is None else each[outputs] for each in (self.zeros, self.mins))
+        return replace(self, qweight=stored, scales=self.scales[outputs], zeros=zeros, mins=mins)
 
     def dequantize(self) -> Tensor:
         """Compute the matrix [out, in] in float32 and round it to `dtype`."""
@@ -66,7 +69,10 @@ class QuantizedWeight:
         qweight = (unpack_halves(self.qweight) if self.is_packed else self.qweight).float()
         if self.zeros is not None:
             qweight -= self.zeros.float()[:, g_idx]
-        return qweight.mul_(self.scales.float()[:, g_idx]).to(self.dtype)
+        qweight *= self.scales.float()[:, g_idx]
+        if self.mins is not None:
+            qweight -= self.mins[:, g_idx]
+        return qweight.to(self.dtype)
 
 
 Weight: TypeAlias = Tensor | QuantizedWeight  # [out, in]
@@ -77,28 +83,36 @@ def as_floats(weight: Weight) -> Tensor:
     return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
 
 
-def quantize(weight: Tensor, kind: Literal["int8", "int4", "fp8"]) -> QuantizedWeight:
-    """Quantize weight [out, in] to 8 bits by absmax, with one scale per output, or to 4 bits by least and largest, with
-    scale and zero per INT4_GROUP inputs. Matrices without whole groups get 8 bits.
+def quantize(
+    weight: Tensor,
+    kind: Literal["int8", "int4", "fp8"],
+    dtype: torch.dtype | None = None,
+    group_size: int | None = None,
+) -> QuantizedWeight:
+    """Quantize weight [out, in] to 8 bits by absmax, with one scale per `group_size` inputs, by default per output, or
+    to 4 bits by least and largest, with scale and zero per INT4_GROUP inputs. Matrices without whole groups get 8 bits.
+    `dtype`: of products, by default the weight's.
 
     An element's error is at most scale / 2 (int8), scale (int4), or max(abs(x) / 16, scale / 1024) (e4m3).
     """
     wide = weight.float()
     if kind == "int4":
         if weight.shape[1] % (2 * INT4_GROUP) == 0:
-            return _quantize_int4(wide, weight.dtype)
+            return _quantize_int4(wide, dtype or weight.dtype)
         kind = "int8"
     largest = INT8_MAX if kind == "int8" else E4M3_MAX
-    scales = (wide.abs().amax(dim=1, keepdim=True) / largest).clamp(min=1e-12)
-    scaled = (wide / scales).clamp(-largest, largest)
+    size = weight.shape[1] if group_size is None else group_size
+    groups = wide.unflatten(1, (-1, size))
+    scales = (groups.abs().amax(dim=2) / largest).clamp(min=1e-12)
+    scaled = (groups / scales[..., None]).clamp(-largest, largest).flatten(1)
     qweight = scaled.round().to(torch.int8) if kind == "int8" else scaled.to(torch.float8_e4m3fn)
-    return QuantizedWeight(qweight, scales, None, weight.shape[1], None, weight.dtype)
+    return QuantizedWeight(qweight, scales, None, size, None, dtype or weight.dtype)
 
 
 def _quantize_int4(wide: Tensor, dtype: torch.dtype) -> QuantizedWeight:
     groups = wide.unflatten(1, (-1, INT4_GROUP))
     least, largest = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)  # 0 has a code
-    scales = ((largest - least) / INT4_MAX).clamp(min=1e-12)
+    scales = ((largest - least) / INT4_MAX).clamp(min=2.0**-24).half().float()  # as kernels may keep them
     zeros = (-least / scales).round()
     codes = ((groups / scales[..., None]).round() + zeros[..., None]).clamp(0, INT4_MAX)
     qweight = pack_halves(codes.flatten(1).to(torch.uint8))
@@ -121,7 +135,8 @@ def from_g_idx(
 
 
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Concatenate matrices along the outputs; if their groups differ, take the intersections as new groups."""
+    """Concatenate matrices along the outputs; if their groups differ, take the intersections as new groups. All or none
+    have mins, and these have equal groups."""
     first = weights[0]
     if len(weights) == 1:
         return first
@@ -137,9 +152,9 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
         scales, g_idx = [weight.scales[:, columns] for weight, columns in chosen], inverse.to(torch.int32)
         zeros = [None if weight.zeros is None else weight.zeros[:, columns] for weight, columns in chosen]
     present = [each for each in zeros if each is not None]
-    return QuantizedWeight(
-        qweight, torch.cat(scales), torch.cat(present) if present else None, first.group_size, g_idx, first.dtype
-    )
+    joint = torch.cat(present) if present else None
+    mins = torch.cat([weight.mins for weight in weights if weight.mins is not None]) if first.mins is not None else None
+    return QuantizedWeight(qweight, torch.cat(scales), joint, first.group_size, g_idx, first.dtype, mins)
 
 
 def pack_halves(qweight: Tensor) -> Tensor:

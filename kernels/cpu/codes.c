@@ -12,8 +12,10 @@ EXPORT int32_t op_has_codes(void) {
 /* The codes of a weight as Python has them, [num_rows][num_inputs] and [num_rows][num_groups]. */
 typedef struct {
     const uint8_t *codes;
-    const float *scales;
-    const uint8_t *zeros; /* NULL for 8 bits */
+    const float *scales; /* or halves, as in Codes */
+    const uint16_t *halves;
+    const uint8_t *zeros; /* NULL for 8 bits, and with mins */
+    const uint16_t *mins;
 } PlainCodes;
 
 /* Returns the row of the weight for an output of a pair of tiles, -1 if there is none. */
@@ -49,9 +51,11 @@ EXPORT void pack_codes(const Linear *w, const PlainCodes *from, int num_threads)
             rows[output] = row < 0 ? NULL : from->codes + row * w->num_inputs;
             for (int64_t group = 0; group < codes->num_groups; group++) {
                 int64_t to = (pair * codes->num_groups + group) * PAIR_OUTPUTS + output;
-                ((float *)codes->scales)[to] = row < 0 ? 0 : from->scales[row * codes->num_groups + group];
-                if (from->zeros != NULL)
-                    ((uint8_t *)codes->zeros)[to] = row < 0 ? 0 : from->zeros[row * codes->num_groups + group];
+                int64_t at = row * codes->num_groups + group;
+                if (from->scales != NULL) ((float *)codes->scales)[to] = row < 0 ? 0 : from->scales[at];
+                if (from->halves != NULL) ((uint16_t *)codes->halves)[to] = row < 0 ? 0 : from->halves[at];
+                if (from->zeros != NULL) ((uint8_t *)codes->zeros)[to] = row < 0 ? 0 : from->zeros[at];
+                if (from->mins != NULL) ((uint16_t *)codes->mins)[to] = row < 0 ? 0 : from->mins[at];
             }
         }
         uint8_t *to = (uint8_t *)codes->codes + pair * w->num_lines * code_line_bytes(codes);

@@ -79,14 +79,21 @@ INLINE RowCodes take_codes(const Rows *x, int64_t first, int64_t end) {
 
 /* The numbers of a group of inputs and a pair of tiles. */
 typedef struct {
-    __m512 scales[2], offsets[2]; /* offsets: scale times zero */
+    __m512 scales[2], offsets[2]; /* offsets: scale times zero, or min */
 } Group;
 
+INLINE __m512 load_halves(const uint16_t *from) {
+    return _mm512_cvtph_ps(_mm256_load_si256((const __m256i *)from));
+}
+
 INLINE Group load_group(const Codes *w, int64_t group) {
-    const float *scales = w->scales + group * PAIR_OUTPUTS;
-    Group found = {{_mm512_load_ps(scales), _mm512_load_ps(scales + 16)}, {zero16(), zero16()}};
-    for (int side = 0; w->zeros != NULL && side < 2; side++) {
-        __m128i zeros = _mm_load_si128((const __m128i *)(w->zeros + group * PAIR_OUTPUTS) + side);
+    Group found = {.offsets = {zero16(), zero16()}};
+    for (int side = 0; side < 2; side++) {
+        int64_t at = group * PAIR_OUTPUTS + side * 16;
+        found.scales[side] = w->halves != NULL ? load_halves(w->halves + at) : _mm512_load_ps(w->scales + at);
+        if (w->mins != NULL) found.offsets[side] = load_halves(w->mins + at);
+        if (w->zeros == NULL) continue;
+        __m128i zeros = _mm_load_si128((const __m128i *)(w->zeros + at));
         found.offsets[side] = multiply16(found.scales[side], _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(zeros)));
     }
     return found;

@@ -34,7 +34,7 @@ class LinearPacker:
 
     def __init__(self, library: c.KernelLibrary, int8_activations: bool) -> None:
         """`int8_activations`: keep int8 and int4 weights as they are, and multiply them as integers, where the kernels
-        can; else they are dequantized."""
+        can, with scales of groups in half precision; else they are dequantized."""
         self._library, self._memory = library, PackedMemory()
         self._line = int(library.op_line())
         self.takes_codes = int8_activations and bool(library.op_has_codes())
@@ -76,23 +76,29 @@ class LinearPacker:
 
     def _pack_codes(self, struct: Structure, weight: QuantizedWeight, bias: Tensor | None) -> tuple[object, int]:
         num_bits, num_groups = (4 if weight.is_packed else 8), weight.scales.shape[1]
-        code_bytes = struct.num_pairs * struct.num_lines * PAIR_LINE_BYTES * num_bits // 16
-        group_outputs = struct.num_pairs * num_groups * PAIR_OUTPUTS
-        zero_bytes = 0 if weight.zeros is None else group_outputs
-        address, owner, num_bytes = self._allocate(struct, code_bytes + 4 * group_outputs + zero_bytes, bias)
+        plain = unpack_halves(weight.qweight) if weight.is_packed else weight.qweight.view(torch.uint8) ^ ZERO_CODE
+        has_halves = num_groups > 1
+        numbers = {  # for each output and group
+            "halves" if has_halves else "scales": weight.scales.to(torch.float16 if has_halves else torch.float32),
+            "zeros": weight.zeros,
+            "mins": None if weight.mins is None else weight.mins.half(),
+        }
+        present = {name: each.contiguous() for name, each in numbers.items() if each is not None}
+        begins, num_bytes = {}, struct.num_pairs * struct.num_lines * PAIR_LINE_BYTES * num_bits // 16
+        for name, each in present.items():
+            begins[name] = num_bytes
+            num_bytes += struct.num_pairs * num_groups * PAIR_OUTPUTS * each.itemsize
+        address, owner, num_bytes = self._allocate(struct, num_bytes, bias)
         codes = c.Codes(
             codes=address,
-            scales=address + code_bytes,
-            zeros=address + code_bytes + 4 * group_outputs if zero_bytes else None,
             num_groups=num_groups,
             group_lines=struct.num_lines if num_groups == 1 else weight.group_size // self._line,
             num_bits=num_bits,
+            **{name: address + begin for name, begin in begins.items()},
         )
         struct.codes = addressof(codes)
-        plain = unpack_halves(weight.qweight) if weight.is_packed else weight.qweight.view(torch.uint8) ^ ZERO_CODE
         plain = plain.contiguous()
-        scales, zeros = weight.scales.float().contiguous(), None if weight.zeros is None else weight.zeros.contiguous()
-        given = c.PlainCodes(plain.data_ptr(), scales.data_ptr(), _address(zeros))
+        given = c.PlainCodes(codes=plain.data_ptr(), **{name: each.data_ptr() for name, each in present.items()})
         self._library.pack_codes(byref(struct), byref(given), torch.get_num_threads())
         if bias is not None:
             self._library.pack_linear(byref(struct), None, _address(bias), torch.get_num_threads())

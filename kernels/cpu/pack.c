@@ -48,15 +48,14 @@ EXPORT void pack_linear(const Linear *w, const element *weight, const element *b
     }
 }
 
-/* The same from codes of 8 bits. */
+/* The same from codes of 8 bits with a scale for each output. */
 static void embed_codes(const Linear *w, int64_t row, int64_t token, const Rows *out) {
     bool is_ours = row >= 0 && row < w->num_outputs;
     int64_t pair = is_ours ? row / PAIR_OUTPUTS : 0, output = is_ours ? row % PAIR_OUTPUTS : 0;
     const uint8_t *at = w->codes->codes + pair * w->num_lines * code_line_bytes(w->codes) + output * 4;
-    const float *scales = w->codes->scales + pair * w->codes->num_groups * PAIR_OUTPUTS + output;
+    float scale = is_ours ? w->codes->scales[pair * PAIR_OUTPUTS + output] : 0;
     for (int64_t line = 0; line < w->num_lines; line++, at += code_line_bytes(w->codes)) {
         _Alignas(64) float values[LINE];
-        float scale = is_ours ? scales[line / w->codes->group_lines * PAIR_OUTPUTS] : 0;
         for (int64_t i = 0; i < LINE; i++) values[i] = scale * (float)(at[i / 4 * 128 + i % 4] - ZERO_CODE);
         element *to = rows_at(out, token, line * LINE);
         int64_t left = w->num_inputs - line * LINE;

@@ -33,14 +33,17 @@ def ops(library: KernelLibrary, kind: tuple[torch.dtype, str]) -> CpuOps:
     return found
 
 
-def random_weight(num_bits: int, shape: tuple[int, int], group_size: int) -> QuantizedWeight:
+def random_weight(num_bits: int, shape: tuple[int, int], group_size: int, *, has_mins: bool = False) -> QuantizedWeight:
     num_groups = -(-shape[1] // group_size)
-    scales = torch.rand(shape[0], num_groups) * 0.02 + 0.001
+    scales = (torch.rand(shape[0], num_groups) * 0.02 + 0.001).half().float()
     if num_bits == 8:
         return QuantizedWeight(
             torch.randint(-128, 128, shape).to(torch.int8), scales, None, group_size, None, torch.bfloat16
         )
     codes, zeros = torch.randint(0, 16, shape, dtype=torch.uint8), torch.randint(0, 17, scales.shape, dtype=torch.uint8)
+    if has_mins:
+        mins = (torch.randn(scales.shape) * 0.05).half().float()
+        return QuantizedWeight(pack_halves(codes), scales, None, group_size, None, torch.bfloat16, mins)
     return QuantizedWeight(pack_halves(codes), scales, zeros, group_size, None, torch.bfloat16)
 
 
@@ -50,7 +53,8 @@ def exact(weight: QuantizedWeight) -> Tensor:
     groups = weight.input_groups()
     if weight.zeros is not None:
         codes -= weight.zeros.double()[:, groups]
-    return codes * weight.scales.double()[:, groups]
+    codes *= weight.scales.double()[:, groups]
+    return codes if weight.mins is None else codes - weight.mins.double()[:, groups]
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -69,11 +73,12 @@ def check(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.double() / size, expected / size, rtol=rtol, atol=3e-5)
 
 
-@pytest.mark.parametrize("num_bits", [8, 4])
-def test_products_are_those_of_the_rounded_rows(ops: CpuOps, num_bits: int) -> None:
+@pytest.mark.parametrize(("num_bits", "has_mins"), [(8, False), (4, False), (4, True)])
+def test_products_are_those_of_the_rounded_rows(ops: CpuOps, num_bits: int, has_mins: bool) -> None:
     torch.manual_seed(num_bits)
     for (outputs, inputs, group_size), num_rows in product(SHAPES, ROWS):
-        weight, bias = random_weight(num_bits, (outputs, inputs), group_size), torch.randn(outputs).bfloat16()
+        weight = random_weight(num_bits, (outputs, inputs), group_size, has_mins=has_mins)
+        bias = torch.randn(outputs).bfloat16()
         x = (torch.randn(num_rows, inputs) * torch.rand(num_rows, 1).mul(9).exp()).bfloat16()
         x[-1, : inputs // 2] = 0
         packed = ops.pack_linear(weight, bias)
