@@ -51,7 +51,7 @@ from .sampling.row_processors import CustomLogitsProcessor
 from .sampling.sampler import Sampler, select_sampler
 from .trace_recorder import TraceRecorder
 from .weights.checkpoint import Checkpoint
-from .weights.dummy import DummyCheckpoint
+from .weights.opening import open_checkpoint
 from .weights.readahead import drop_pages
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class Worker:
         arguments = (self._folder, self._dtype, torch.device("cpu"), self._spec.model.quantization)
 
         def open_base() -> Checkpoint:
-            return DummyCheckpoint(*arguments, {}) if is_dummy else Checkpoint(*arguments)
+            return open_checkpoint(*arguments, is_dummy=is_dummy)
 
         assert model.adapted is not None
         return SlotFiller(model.adapted, self._spec.model, self._spec.config, open_base, adapter_folders(self._spec))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from .weight_files import INDEX_NAME
+from .gguf_index import GGUF_INDEX_NAME
+from .weight_files import INDEX_NAME, weight_paths
 
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each weight file, evenly spread: other weights of the same shapes differ
 _TOKENIZER_FILES = (
@@ -21,10 +22,11 @@ _TOKENIZER_FILES = (
 def checkpoint_digest(folder: Path) -> str:
     """Return a digest, in hex, of config.json, the index, and of size and samples of each weight file."""
     digest = hashlib.sha256()
-    for name in ("config.json", INDEX_NAME):
+    index_name = GGUF_INDEX_NAME if (folder / GGUF_INDEX_NAME).exists() else INDEX_NAME
+    for name in ("config.json", index_name):
         path = folder / name
         digest.update(hashlib.sha256(path.read_bytes() if path.exists() else b"").digest())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_paths(folder):
         num_bytes = path.stat().st_size
         digest.update(f"{path.name} {num_bytes}\n".encode())
         with path.open("rb") as file:

@@ -57,7 +57,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = False
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], _model("auto: the checkpoint's")] = "auto"
     quantization: Annotated[
-        Literal["none", "int8", "int4", "fp8", "awq", "gptq", "compressed-tensors"],
+        Literal["none", "int8", "int4", "fp8", "awq", "gptq", "compressed-tensors", "gguf"],
         _model("int8, int4, fp8: round the layers' matrices while they are loaded; others: must be the checkpoint's"),
     ] = "none"
     device: Annotated[Literal["auto", "cpu", "cuda"], _devices("auto: cuda where there is one")] = "auto"

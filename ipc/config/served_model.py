@@ -17,6 +17,7 @@ _STORED_AS = {  # --quantization: layouts of checkpoints in this format
     "gptq": ("gptq",),
     "compressed-tensors": ("packed", "scaled"),
     "fp8": ("scaled",),
+    "gguf": ("gguf",),
 }
 
 
@@ -60,6 +61,8 @@ def _check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
         "--deterministic": config.deterministic,
         "--int8-activations": config.int8_activations,
     }
+    if model.quantization is not None and model.quantization.layout == "gguf":
+        wanted["a GGUF file"] = True
     option = next((option for option, is_wanted in wanted.items() if is_wanted), None)
     if model.implementation == "transformers" and option is not None:
         raise ConfigError(f"{option}: {model.architecture} runs on transformers' layers, which cannot: leave it out")
@@ -67,6 +70,11 @@ def _check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
 
 def _quantized(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     method, stored = config.quantization, model.quantization
+    if stored is not None and stored.layout == "gguf":
+        if method in ("none", "gguf"):  # its codes stay codes only where they are multiplied as integers
+            keeps_codes = config.int8_activations and config.load_format != "dummy"
+            return model if keeps_codes else msgspec.structs.replace(model, quantization=None)
+        stored = None  # to be rounded again
     if stored is not None and method != "none":
         is_same = stored.layout in _STORED_AS.get(method, ()) and (method != "fp8" or stored.weight_dtype == "fp8")
         if not is_same:

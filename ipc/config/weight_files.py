@@ -1,6 +1,6 @@
-"""Headers of a checkpoint's safetensors files: the file, dtype and size of each tensor.
+"""Headers of a checkpoint's weight files: the file, dtype and size of each tensor.
 
-Reads no weights and needs neither torch nor safetensors.
+They are safetensors, or GGUF with an index. Reads no weights and needs neither torch nor safetensors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError
+from .gguf_index import read_gguf_index
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -21,13 +22,21 @@ MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 class StoredTensor(NamedTuple):
     """A tensor's entry in a header."""
 
-    dtype: str  # F32, BF16, I8 …
+    dtype: str  # F32, BF16, I8, Q4_K …
     num_elements: int
     num_bytes: int
 
 
+def weight_paths(folder: Path) -> list[Path]:
+    """Return the weight files in a folder."""
+    return sorted([*folder.glob("*.safetensors"), *folder.glob("*.gguf")])
+
+
 def file_by_tensor(folder: Path) -> dict[str, Path]:
     """Return the file of each tensor, by the index or the only file's header; ConfigError if neither is usable."""
+    indexed = read_gguf_index(folder)
+    if indexed is not None:
+        return {name: folder / tensor.file for name, tensor in indexed.items()}
     index_file, single_file = folder / INDEX_NAME, folder / SINGLE_NAME
     if index_file.exists():
         return _read_index(index_file)
@@ -44,6 +53,9 @@ def file_by_tensor(folder: Path) -> dict[str, Path]:
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return all tensors by name; ConfigError if a file is missing, incomplete or unreadable."""
+    indexed = read_gguf_index(folder)
+    if indexed is not None:
+        return {name: StoredTensor(each.kind, each.num_elements, each.num_bytes) for name, each in indexed.items()}
     tensors: dict[str, StoredTensor] = {}
     for path in sorted(set(file_by_tensor(folder).values())):
         tensors |= read_header(path)

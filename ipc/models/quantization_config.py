@@ -1,7 +1,7 @@
 """QuantizationConfig: storage format of a checkpoint's matrices, parsed from `quantization_config` in config.json.
 
 Formats: AWQ (arXiv 2306.00978, AutoAWQ's "gemm"), GPTQ (arXiv 2210.17323, AutoGPTQ's and GPTQModel's), FP8 of
-DeepSeek-V3 and AutoFP8, FBGEMM's FP8, compressed-tensors, and MXFP4 of experts (gpt-oss). Activations are never
+DeepSeek-V3 and AutoFP8, FBGEMM's FP8, compressed-tensors, MXFP4 of experts (gpt-oss), and GGUF. Activations are never
 quantized: settings for them are ignored, and products are more precise.
 """
 
@@ -20,7 +20,7 @@ class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The format of all quantized matrices; the tensors in the checkpoint tell which matrices are quantized."""
 
     layout: Literal[
-        "on_load", "scaled", "awq", "gptq", "packed", "mxfp4"
+        "on_load", "scaled", "awq", "gptq", "packed", "mxfp4", "gguf"
     ]  # on_load: stored unquantized, quantized by us
     weight_dtype: Literal["int8", "fp8", "int4", "mxfp4"]
     block: tuple[int, int] | None = None  # scaled: (outputs, inputs) per scale; None: a scale per output or tensor
@@ -120,6 +120,10 @@ def _mxfp4(raw: dict[str, Any]) -> QuantizationConfig:
     return QuantizationConfig(layout="mxfp4", weight_dtype="mxfp4")
 
 
+def _gguf(raw: dict[str, Any]) -> QuantizationConfig:
+    return QuantizationConfig(layout="gguf", weight_dtype="int4")
+
+
 def _block(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
@@ -136,4 +140,5 @@ _PARSERS: dict[str, Callable[[dict[str, Any]], QuantizationConfig]] = {
     "fbgemm_fp8": _fbgemm_fp8,
     "compressed-tensors": _compressed_tensors,
     "mxfp4": _mxfp4,
+    "gguf": _gguf,
 }

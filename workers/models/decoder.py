@@ -40,8 +40,8 @@ from ..model_step import StepContext
 from ..parallel import ParallelGroup
 from ..weights.adapted_layers import Adaptable, AdaptedLayers
 from ..weights.checkpoint import Checkpoint, TensorSlice
-from ..weights.dummy import DummyCheckpoint
 from ..weights.loader import LayerLoader
+from ..weights.opening import open_checkpoint
 from ..weights.quantized_weights import is_spare
 
 
@@ -333,8 +333,7 @@ def load_model(
     lacks a tensor, has one too many or of another shape, is damaged, or does not divide by the group. `is_dummy`:
     random weights, and nothing is read. `adapters`: slots of `ops`, for the layers that adapters may update.
     """
-    arguments = (folder, dtype, device, config.quantization)
-    with DummyCheckpoint(*arguments, {}) if is_dummy else Checkpoint(*arguments) as checkpoint:
+    with open_checkpoint(folder, dtype, device, config.quantization, is_dummy=is_dummy) as checkpoint:
         checkpoint.on_progress = on_progress
         model = read_model(checkpoint, config, max_model_len, ops, group, adapters)
         # Kernels are warmed up on the meta device with some of the layers. Only rank 0 reads all biases.

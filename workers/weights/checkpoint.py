@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -71,7 +71,7 @@ class Checkpoint:
         self._open_files: dict[Path, Any] = {}
         self._file_by_name = file_by_tensor(folder) if file_by_name is None else file_by_name
 
-    def __enter__(self) -> Checkpoint:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -128,9 +128,7 @@ class Checkpoint:
     def _slice(self, wanted: TensorSlice, dtypes: Sequence[str]) -> Any:
         """Check shape and dtype of the tensor, report progress, and return safetensors' lazy slice of all of it."""
         path, source = self._find(wanted.name)
-        self._names_read.add(wanted.name)
-        if self.on_progress is not None:
-            self.on_progress(len(self._names_read), len(self._file_by_name))
+        self._note_read(wanted.name)
         shape, dtype = tuple(source.get_shape()), source.get_dtype()
         if shape != (wanted.shape[::-1] if wanted.is_transposed else wanted.shape):
             raise ConfigError(
@@ -143,6 +141,11 @@ class Checkpoint:
                 "quantization_config does not fit, or this tensor may not be quantized"
             )
         return source
+
+    def _note_read(self, name: str) -> None:
+        self._names_read.add(name)
+        if self.on_progress is not None:
+            self.on_progress(len(self._names_read), len(self._file_by_name))
 
     def _find(self, name: str) -> tuple[Path, Any]:
         path = self._file_by_name.get(name)

@@ -1,9 +1,10 @@
-"""Reads the matrices of a checkpoint as stored: floats, or quantized codes with scales in one of four layouts.
+"""Reads the matrices of a checkpoint as stored: floats, or quantized codes with scales in one of five layouts.
 
     scaled  weight [out, in] of 8 bits; weight_scale one, per output or per block, or weight_scale_inv per block
     packed  weight_packed [out, in / 8] int32, weight_scale [out, groups], weight_g_idx [in] or none; zero is code 8
     gptq    qweight [in / 8, out] int32, qzeros [groups, out / 8] int32, scales [groups, out], g_idx [in] or none
     awq     qweight [in, out / 8] int32, qzeros [groups, out / 8] int32, scales [groups, out]; codes are interleaved
+    gguf    blocks of codes and scales, see gguf_blocks.py
 
 An int32 holds eight codes, the first in its lowest bits. Knows the tensors of a matrix and the cut of a rank's shard;
 knows no layers.
@@ -22,6 +23,7 @@ from ...ipc.errors import ConfigError
 from ...ipc.models.quantization_config import QuantizationConfig
 from ...kernels.quantized import QuantizedWeight, Weight, as_floats, concatenate, from_g_idx, quantize
 from .checkpoint import FLOAT_DTYPES, Checkpoint, TensorSlice
+from .gguf_checkpoint import GgufCheckpoint
 
 HOST = torch.device("cpu")
 CODES_PER_WORD = 8  # of 4 bits in an int32
@@ -46,6 +48,9 @@ def load_matrix(checkpoint: Checkpoint, *slices: TensorSlice) -> Weight:
     """Read slices of `NAME.weight` [out, in] and concatenate them along axis 0: quantized if all of them are, or on
     load; if only some are, these become floats."""
     config = checkpoint.quantization
+    if isinstance(checkpoint, GgufCheckpoint) and config is not None and config.layout == "gguf":
+        codes = checkpoint.load_codes(*slices)
+        return checkpoint.load(*slices) if codes is None else codes
     if config is None or config.layout in ("on_load", "mxfp4"):  # mxfp4: of experts alone
         return quantize_on_load(checkpoint, checkpoint.load(*slices))
     parts = [_read(checkpoint, config, _Matrix.of(wanted)) for wanted in slices]

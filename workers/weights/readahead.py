@@ -6,6 +6,8 @@ import os
 import threading
 from pathlib import Path
 
+from ...ipc.config.weight_files import weight_paths
+
 
 def start_readahead(folder: Path) -> threading.Thread:
     """Start to read the weight files in `folder` into the page cache, beside the import of torch. Returns at once."""
@@ -20,7 +22,7 @@ def drop_pages(folder: Path) -> None:
 
 
 def _advise(folder: Path, advice: int) -> None:
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_paths(folder):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # loading the file reports it better

@@ -1,0 +1,177 @@
+"""Blocks of GGUF files become the floats of gguf-py, whole and in shards; codes stand for the same floats."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import gguf
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from tokenloom.ipc.config.gguf_index import BLOCKS, GGUF_INDEX_NAME, GgufTensor
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.kernels.quantized import QuantizedWeight
+from tokenloom.workers.weights.checkpoint import TensorSlice
+from tokenloom.workers.weights.gguf_blocks import FLOATS, dequantize
+from tokenloom.workers.weights.gguf_checkpoint import GgufCheckpoint
+from tokenloom.workers.weights.opening import open_checkpoint
+
+CPU = torch.device("cpu")
+HEAD = 8  # rows that are rotated together
+SHAPE = (48, 512)
+QUANTIZED = sorted(BLOCKS.keys() - FLOATS.keys())
+
+
+def random_bytes(kind: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    """Return rows of a format without infinities and NaNs: [rows, bytes] uint8."""
+    rng, (elements, _) = np.random.default_rng(seed), BLOCKS[kind]
+    if kind in FLOATS:
+        values = torch.from_numpy(rng.standard_normal(shape).astype(np.float32)).to(FLOATS[kind])
+        return values.view(torch.uint8).numpy().reshape(shape[0], -1)
+    if kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"):
+        values = rng.standard_normal(shape).astype(np.float32)
+        return gguf.quantize(values, gguf.GGMLQuantizationType[kind])
+    blocks = rng.integers(0, 256, (shape[0] * shape[1] // elements, BLOCKS[kind][1]), dtype=np.uint8)
+    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+    for at in halves.get(kind, (0,) if kind.startswith("IQ") else ()):
+        numbers = rng.uniform(0.0005, 0.002, len(blocks)).astype(np.float16)
+        blocks[:, at : at + 2] = numbers.view(np.uint8).reshape(-1, 2)
+    if kind == "MXFP4":
+        blocks[:, 0] = rng.integers(115, 125, len(blocks))
+    return blocks.reshape(shape[0], -1)
+
+
+def floats_of(kind: str, data: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.array(gguf.dequantize(data, gguf.GGMLQuantizationType[kind])))
+
+
+def in_halves(matrix: torch.Tensor) -> torch.Tensor:
+    """Undo the order of rotated pairs, a row at a time."""
+    rows = [head * HEAD + 2 * (i % (HEAD // 2)) + i // (HEAD // 2) for head in range(6) for i in range(HEAD)]
+    return matrix[rows]
+
+
+class Written:
+    """A checkpoint of one matrix of each format, w.KIND, and again with rows in rotated pairs, r.KIND."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.expected = folder, dict[str, torch.Tensor]()
+        self.index: dict[str, GgufTensor] = {}
+        with (folder / "00001.gguf").open("wb") as file:
+            file.write(b"header".ljust(32))
+            for seed, kind in enumerate(BLOCKS):
+                data = random_bytes(kind, SHAPE, seed)
+                where = GgufTensor(file="00001.gguf", kind=kind, shape=SHAPE, offset=file.tell())
+                file.write(data.tobytes())
+                self.index |= {f"w.{kind}": where, f"r.{kind}": msgspec.structs.replace(where, rotated=HEAD)}
+                self.expected[f"w.{kind}"] = floats_of(kind, data)
+                self.expected[f"r.{kind}"] = in_halves(self.expected[f"w.{kind}"])
+        (folder / GGUF_INDEX_NAME).write_bytes(msgspec.json.encode(self.index))
+
+    def open(self, dtype: torch.dtype = torch.float32) -> GgufCheckpoint:
+        checkpoint = open_checkpoint(self.folder, dtype, CPU, None)
+        assert isinstance(checkpoint, GgufCheckpoint)
+        return checkpoint
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return Written(tmp_path_factory.mktemp("gguf"))
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_random_blocks_become_the_floats_of_gguf_py(kind: str) -> None:
+    size, number = BLOCKS[kind], gguf.GGMLQuantizationType[kind]
+    assert gguf.GGML_QUANT_SIZES[number] == size
+    data = np.random.default_rng(1).integers(0, 256, (3000, size[1]), dtype=np.uint8)
+    with np.errstate(all="ignore"):
+        expected = gguf.dequantize(data, number)
+    found, is_finite = dequantize(kind, torch.from_numpy(data)).numpy(), np.isfinite(expected)
+    assert is_finite.mean() > 0.9 and np.array_equal(found[is_finite], expected[is_finite])
+    assert not np.isfinite(found[~is_finite]).any()
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_shards_of_rows_and_columns_are_those_of_the_whole_matrix(kind: str, written: Written) -> None:
+    rng = random.Random(kind)
+    with written.open() as checkpoint:
+        for name in (f"w.{kind}", f"r.{kind}"):
+            whole = written.expected[name]
+            assert torch.equal(checkpoint.load(TensorSlice(name, SHAPE)), whole)
+            for _ in range(4):
+                first, last = sorted(rng.sample(range(0, SHAPE[0] + 1, HEAD), 2))
+                rows = checkpoint.load(TensorSlice(name, SHAPE, 0, range(first, last)))
+                assert torch.equal(rows, whole[first:last])
+                first, last = sorted(rng.sample(range(SHAPE[1] + 1), 2))
+                columns = checkpoint.load(TensorSlice(name, SHAPE, 1, range(first, last)))
+                assert torch.equal(columns, whole[:, first:last])
+        padded = checkpoint.load(TensorSlice(f"w.{kind}", SHAPE, 0, range(40, 56)))
+        assert torch.equal(padded, torch.cat([written.expected[f"w.{kind}"][40:], torch.zeros(8, SHAPE[1])]))
+        checkpoint.dtype = torch.bfloat16
+        assert torch.equal(checkpoint.load(TensorSlice(f"w.{kind}", SHAPE)), written.expected[f"w.{kind}"].bfloat16())
+
+
+def check_codes(found: QuantizedWeight, expected: torch.Tensor, is_exact: bool) -> None:
+    assert found.shape == expected.shape and found.group_size == 32 and found.g_idx is None
+    moved = (found.dequantize() - expected).abs().unflatten(1, (-1, 32))
+    steps = expected.unflatten(1, (-1, 32)).abs().amax(2, keepdim=True) / 127
+    assert bool((moved <= (1e-5 if is_exact else 0.501) * steps + 1e-7).all())
+
+
+@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize("prefix", ["w", "r"])
+def test_codes_stand_for_the_same_floats(kind: str, prefix: str, written: Written) -> None:
+    name, exact = f"{prefix}.{kind}", kind in ("Q8_0", "Q4_0", "Q4_1", "Q4_K")
+    whole = written.expected[name]
+    with written.open() as checkpoint:
+        codes = checkpoint.load_codes(TensorSlice(name, SHAPE))
+        assert codes is not None and codes.is_packed == (exact and kind != "Q8_0")
+        check_codes(codes, whole, exact)
+        rows = checkpoint.load_codes(TensorSlice(name, SHAPE, 0, range(16, 40)))
+        columns = checkpoint.load_codes(TensorSlice(name, SHAPE, 1, range(128, 320)))
+        assert rows is not None and columns is not None
+        check_codes(rows, whole[16:40], exact)
+        check_codes(columns, whole[:, 128:320], exact)
+        cut = checkpoint.load_codes(TensorSlice(name, SHAPE, 1, range(16, 48)))
+        assert cut is not None and not cut.is_packed
+        check_codes(cut, whole[:, 16:48], False)
+
+
+def test_matrices_of_different_formats_meet_in_8_bits(written: Written) -> None:
+    slices = [TensorSlice(f"w.{kind}", SHAPE) for kind in ("Q4_K", "Q6_K", "Q4_K")]
+    with written.open() as checkpoint:
+        joint, alike = checkpoint.load_codes(*slices), checkpoint.load_codes(slices[0], slices[2])
+        assert joint is not None and alike is not None and not joint.is_packed and alike.is_packed
+        expected = torch.cat([written.expected[wanted.name] for wanted in slices])
+        check_codes(joint, expected, False)
+        check_codes(alike, torch.cat([written.expected["w.Q4_K"]] * 2), True)
+        assert checkpoint.load_codes(slices[0], TensorSlice("w.BF16", SHAPE)) is None
+
+
+def test_what_is_missing_or_has_another_shape_is_named(written: Written, tmp_path: Path) -> None:
+    with written.open() as checkpoint:
+        with pytest.raises(ConfigError, match=r"tensor w.Q9 is missing, among 32 in its GGUF files"):
+            checkpoint.load(TensorSlice("w.Q9", SHAPE))
+        with pytest.raises(ConfigError, match=r"w.Q4_K has shape \[48, 512\], the metadata ask for \[48, 256\]"):
+            checkpoint.load(TensorSlice("w.Q4_K", (48, 256)))
+    (tmp_path / GGUF_INDEX_NAME).write_bytes(msgspec.json.encode(written.index))
+    with (
+        open_checkpoint(tmp_path, torch.float32, CPU, None) as checkpoint,
+        pytest.raises(ConfigError, match=r"00001.gguf cannot be read: No such file .*: is its GGUF file still there"),
+    ):
+        checkpoint.load(TensorSlice("w.Q4_K", SHAPE))
+    (tmp_path / GGUF_INDEX_NAME).write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"cannot be read .*: remove .* and start again"):
+        open_checkpoint(tmp_path, torch.float32, CPU, None)
+
+
+def test_norms_take_back_what_was_added(tmp_path: Path) -> None:
+    (tmp_path / "00001.gguf").write_bytes(np.arange(5, dtype=np.float32).tobytes())
+    where = GgufTensor(file="00001.gguf", kind="F32", shape=(5,), offset=0, added=-1.0)
+    (tmp_path / GGUF_INDEX_NAME).write_bytes(msgspec.json.encode({"norm.weight": where}))
+    with open_checkpoint(tmp_path, torch.float32, CPU, None) as checkpoint:
+        assert checkpoint.load(TensorSlice("norm.weight", (5,))).tolist() == [-1, 0, 1, 2, 3]
+        assert checkpoint.load(TensorSlice("norm.weight", (5,), 0, range(2, 4))).tolist() == [1, 2]

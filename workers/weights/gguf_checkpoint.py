@@ -1,0 +1,141 @@
+"""GgufCheckpoint: reads slices of the tensors of GGUF files, by an index that names them as safetensors would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...ipc.config.gguf_index import BLOCKS, GgufTensor, read_gguf_index
+from ...ipc.errors import ConfigError
+from ...ipc.models.quantization_config import QuantizationConfig
+from ...kernels.quantized import QuantizedWeight, concatenate, pack_halves, quantize
+from .checkpoint import Checkpoint, TensorSlice
+from .gguf_blocks import FLOATS, dequantize, read_groups
+
+GROUP = 32  # inputs that share a scale, of codes that stay codes
+ZERO = 8  # code of 0, of 4 bits without mins
+CHUNK_ELEMENTS = 1 << 21  # become floats at a time
+CODES = {"Q8_0": "int8", "Q4_0": "int4", "Q4_1": "int4 with mins", "Q4_K": "int4 with mins"}  # others become int8
+
+
+class GgufCheckpoint(Checkpoint):
+    """Matrices become floats, exactly, or with `load_codes` stay codes."""
+
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        quantization: QuantizationConfig | None = None,
+    ) -> None:
+        super().__init__(folder, dtype, device, quantization)
+        self._index = read_gguf_index(folder) or {}
+
+    def load_codes(self, *slices: TensorSlice) -> QuantizedWeight | None:
+        """Read slices and concatenate them along axis 0, as codes of 8 or 4 bits; None if one is stored as floats.
+
+        Those in other formats than CODES, or in different ones, are rounded to 8 bits, with a scale for each GROUP
+        inputs."""
+        tensors = [self._checked(wanted) for wanted in slices]
+        if any(tensor.kind in FLOATS for tensor in tensors):
+            return None
+        forms = {CODES.get(tensor.kind, "int8") for tensor in tensors}
+        form = forms.pop() if len(forms) == 1 else "int8"
+        return concatenate([self._codes(wanted, form) for wanted in slices])
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self._tensor(name).shape
+
+    def load_stored(self, wanted: TensorSlice, dtypes: object, device: torch.device | None = None) -> Tensor:
+        raise ConfigError(f"{self.folder}: {wanted.name} cannot be read as it is stored in a GGUF file")
+
+    def _read(self, wanted: TensorSlice, target: Tensor) -> None:
+        tensor = self._checked(wanted)
+        size = wanted.shape[wanted.axis]
+        real = range(min(wanted.range.start, size), min(wanted.range.stop, size))
+        if target.device.type != "meta":
+            rows, columns = (real, slice(None)) if wanted.axis == 0 else (range(wanted.shape[0]), _span(real))
+            for at, values in self._floats(tensor, rows):
+                chosen = values if len(wanted.shape) == 1 else values[:, columns]
+                target[at : at + len(values)].narrow(wanted.axis, 0, chosen.shape[wanted.axis]).copy_(chosen)
+        target.narrow(wanted.axis, len(real), len(wanted.range) - len(real)).zero_()
+
+    def _floats(self, tensor: GgufTensor, rows: range) -> Iterator[tuple[int, Tensor]]:
+        """Yield the elements of some rows, piece by piece, each with the index of its first row in `rows`."""
+        step = max(CHUNK_ELEMENTS * tensor.shape[0] // tensor.num_elements, 1)
+        if tensor.rotated:
+            step = -(-step // tensor.rotated) * tensor.rotated
+        for first in range(rows.start, rows.stop, step):
+            data = self._rows(tensor, range(first, min(first + step, rows.stop)))
+            values = dequantize(tensor.kind, data)
+            if len(tensor.shape) == 1:
+                values = values.flatten()
+            yield first - rows.start, values.float() + tensor.added if tensor.added else values
+
+    def _rows(self, tensor: GgufTensor, rows: range) -> Tensor:
+        """Return the bytes of rows, in the order of the model: [rows, bytes] uint8."""
+        row_bytes = tensor.num_bytes // tensor.shape[0]
+        begin = tensor.offset + rows.start * row_bytes
+        data = self._open(self.folder / tensor.file)[begin : begin + len(rows) * row_bytes].view(len(rows), row_bytes)
+        if not tensor.rotated:
+            return data
+        return data.view(-1, tensor.rotated // 2, 2, row_bytes).transpose(1, 2).reshape(len(rows), row_bytes)
+
+    def _codes(self, wanted: TensorSlice, form: str) -> QuantizedWeight:
+        tensor = self._tensor(wanted.name)
+        rows, columns = (wanted.range, range(wanted.shape[1])) if wanted.axis == 0 else (None, wanted.range)
+        is_cut = columns.start % GROUP or columns.stop % GROUP
+        if is_cut or CODES.get(tensor.kind) != form:
+            floats = self.load(wanted, dtype=torch.float32)
+            size = GROUP if floats.shape[1] % GROUP == 0 else None
+            return quantize(floats, "int8", self.dtype, size)
+        count = wanted.shape[0] if rows is None else len(rows)
+        data = self._rows(tensor, range(count) if rows is None else rows)
+        found = read_groups(tensor.kind, data.reshape(-1, BLOCKS[tensor.kind][1]))
+        groups = slice(columns.start // GROUP, columns.stop // GROUP)
+        parts = (None if each is None else each.reshape(count, -1, *each.shape[2:])[:, groups] for each in found)
+        codes, scales, mins = (None if each is None else each.contiguous() for each in parts)
+        assert codes is not None and scales is not None
+        if form == "int8":
+            return QuantizedWeight(codes.flatten(1), scales, None, GROUP, None, self.dtype)
+        zeros = torch.full_like(scales, ZERO, dtype=torch.uint8) if mins is None else None
+        packed = pack_halves(codes.flatten(1) + (ZERO if mins is None else 0))
+        return QuantizedWeight(packed, scales, zeros, GROUP, None, self.dtype, mins)
+
+    def _tensor(self, name: str) -> GgufTensor:
+        tensor = self._index.get(name)
+        if tensor is None:
+            raise ConfigError(
+                f"{self.folder}: tensor {name} is missing, among {len(self._index)} in its GGUF files: they do not fit "
+                "their metadata or are incomplete"
+            )
+        return tensor
+
+    def _checked(self, wanted: TensorSlice) -> GgufTensor:
+        """Return the tensor after a check of its shape, and report progress."""
+        tensor = self._tensor(wanted.name)
+        self._note_read(wanted.name)
+        if tensor.shape != wanted.shape or wanted.is_transposed:
+            raise ConfigError(
+                f"{self.folder / tensor.file}: tensor {wanted.name} has shape {list(tensor.shape)}, the metadata ask "
+                f"for {list(wanted.shape)}: fetch the file again"
+            )
+        return tensor
+
+    def _open(self, path: Path) -> Tensor:
+        data = self._open_files.get(path)
+        if data is None:
+            try:
+                data = torch.from_numpy(np.memmap(path, np.uint8, mode="c"))  # "c": torch warns of read-only arrays
+            except OSError as error:
+                raise ConfigError(f"{path} cannot be read: {error.strerror}: is its GGUF file still there?") from None
+            self._open_files[path] = data
+        return data
+
+
+def _span(elements: range) -> slice:
+    return slice(elements.start, elements.stop)
