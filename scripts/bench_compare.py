@@ -9,8 +9,8 @@ medians, the median over the rounds of our throughput relative to theirs (x_ours
 
 Contestants: ours in its processes; transformers' generate of this Python (--no-transformers: without); with --vllm the
 vLLM of another Python, as it comes and tuned (all cores, tcmalloc and Intel's OpenMP preloaded); with --llama-cpp
-llama.cpp, one request after the other, on a GGUF file that write_gguf.py makes, in Q8_0 or Q4_0 beside --quantization
-int8 or int4. --cpu adds the CPU time per process.
+llama.cpp, one request after the other, on MODEL if that is a GGUF file, else on one that write_gguf.py makes, in Q8_0
+or Q4_0 beside --quantization int8 or int4. --cpu adds the CPU time per process.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pathlib import Path
 import psutil
 
 from tokenloom import LLM
+from tokenloom.ipc.config.gguf_index import GGUF_INDEX_NAME
 from tokenloom.scripts.bench_contestant import SCRIPTS, Contestant, Ours, Peer, median_ratio, transformers_peer
 from tokenloom.scripts.bench_limits import LimitsPeer
 from tokenloom.scripts.bench_processes import cpu_by_process, title, tree, used_since
@@ -102,7 +103,9 @@ def llama_cpp_peer(
     python: str, folder: Path, threads: int, *more: str, name: str = "llama.cpp", form: str = "BF16"
 ) -> Peer:
     file = folder / ("model.gguf" if form == "BF16" else f"model-{form}.gguf")
-    if not file.exists():
+    if (folder / GGUF_INDEX_NAME).exists():
+        file = next(iter(sorted(folder.glob("*.gguf"))))
+    elif not file.exists():
         convert = [python, str(SCRIPTS / "write_gguf.py"), str(folder), str(file), form]
         subprocess.run(convert, check=True, timeout=CONVERT_TIMEOUT_S, stdout=sys.stderr)
     return Peer(name, [python, str(SCRIPTS / "peer_llama_cpp.py"), str(file), "--threads", str(threads), *more])

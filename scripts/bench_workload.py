@@ -1,7 +1,7 @@
 """Workload: the requests of a benchmark and their model. Nothing here imports torch or the engine.
 
-A model is a folder, `demo`, or a name of make_checkpoint.py (135m, 0.6b, …), which is written once to the user's
-cache. Prompts are random token ids, new for each round and for the warm-up, so that the prefix cache never hits.
+A model is a folder, a GGUF file, `demo`, or a name of make_checkpoint.py (135m, 0.6b, …), which is written once to the
+user's cache. Prompts are random token ids, new for each round and for the warm-up, so that the prefix cache never hits.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from tokenloom.frontend.gguf.folder import SUFFIX, checkpoint_folder
 from tokenloom.frontend.options.arguments import add_engine_arguments
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.config.engine_config import EngineConfig
@@ -51,7 +52,7 @@ def new_model_parser(
     [IN] [OUT]."""
     parser = new_parser(description)
     parser.add_argument(
-        "checkpoint", metavar="MODEL", help="folder, demo, or a name of make_checkpoint.py such as 135m"
+        "checkpoint", metavar="MODEL", help="folder, GGUF file, demo, or a name of make_checkpoint.py such as 135m"
     )
     if num_requests is not None:
         parser.add_argument("num_requests", metavar="N", type=int, nargs="?", default=num_requests)
@@ -125,6 +126,8 @@ def find_checkpoint(name: str, dtype: str = "bfloat16") -> Path:
         return DEMO_FOLDER
     if os.path.isdir(name):
         return Path(name).resolve()
+    if name.endswith(SUFFIX):
+        return checkpoint_folder(Path(name))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tokenloom" / "checkpoints"
     folder = cache / f"{name}-{dtype}"
     if not folder.exists():

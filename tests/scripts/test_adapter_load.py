@@ -33,8 +33,8 @@ def test_numbers_of_adapters_are_at_least_one() -> None:
         counts("0,8")
 
 
-def test_a_linked_cache_shares_all_but_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("kernels", "adapters"):
+def test_a_linked_cache_shares_all_but_stores_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("kernels", "adapters", "gguf"):
         (tmp_path / "user" / "tokenloom" / name).mkdir(parents=True)
     (tmp_path / "user" / "tokenloom" / "kernels" / "a").write_text("x")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
