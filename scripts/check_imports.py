@@ -96,6 +96,7 @@ FOLDERS = {
         (*_frontend("client requests requests/media supervisor text"), "core", "core/grammar", "core/links", "workers"),
         _parties("msgspec zmq"),
     ),
+    "frontend/gguf": Folder(IPC, _parties("msgspec transformers")),
     "frontend/hosts": Folder(_frontend("adapters supervisor"), _parties("msgspec zmq")),
     "frontend/http": Folder(
         _frontend(
@@ -126,7 +127,7 @@ FOLDERS = {
     "frontend/requests/media": Folder(_frontend("client/media intake media sources text")),
     "frontend/sources": Folder(IPC, _parties("httptools")),
     "frontend/supervisor": Folder(
-        _frontend("adapters listening media supervisor/replicas"), _parties("msgspec zmq tqdm huggingface_hub")
+        _frontend("adapters gguf listening media supervisor/replicas"), _parties("msgspec zmq tqdm huggingface_hub")
     ),
     "frontend/supervisor/replicas": Folder(IPC, _parties("msgspec")),
     "frontend/text": Folder(IPC, _parties("msgspec tokenizers transformers jinja2")),

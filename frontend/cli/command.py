@@ -93,7 +93,9 @@ def load_command(name: str) -> Command:
 def unknown_command(name: str) -> str:
     """Return the error message for a first argument that is neither a command nor a model."""
     if "/" in name:
-        return f"{name} is neither a folder nor a hub id of the form owner/name: check the path of the model"
+        return (
+            f"{name} is neither a folder, a GGUF file nor a hub id of the form owner/name: check the path of the model"
+        )
     close = difflib.get_close_matches(name, ALL_COMMANDS, 1)
     mend = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(ALL_COMMANDS)};"
     return f"{name} is not a command: {mend} a model to serve is a folder, a hub id of the form owner/name, or demo"

@@ -185,7 +185,7 @@ class BaseClient(Generic[DoneT]):
 
 def _on_engine(path: str | os.PathLike[str]) -> str:
     """Return a path for the engine, which runs in another folder; a hub id stays as it is."""
-    return os.path.abspath(path) if os.path.isdir(path) else os.fspath(path)
+    return os.path.abspath(path) if os.path.exists(path) else os.fspath(path)
 
 
 def tokenize_query(prompt: str | Chat) -> Callable[..., Query]:

@@ -1,4 +1,4 @@
-"""Finds the folder of a checkpoint by its name: a folder, an id of the Hugging Face hub, or the demo model.
+"""Finds the folder of a checkpoint by its name: a folder, a GGUF file, an id of the Hugging Face hub, or the demo.
 
 The hub's client is imported only for a hub id.
 """
@@ -8,37 +8,60 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError
+from ..gguf.folder import SUFFIX, checkpoint_folder, gguf_in, is_first_part
 
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo"
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+))?")  # behind the colon: a part of the names of GGUF files
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
 _OTHER_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 
 
 def is_model_name(name: str) -> bool:
-    """Whether `name` can name a model: it is `demo`, an existing folder, or of the form owner/name."""
-    return name == "demo" or os.path.isdir(name) or _HUB_ID.fullmatch(name) is not None
+    """Whether `name` can name a model: it is `demo`, an existing folder or GGUF file, or of the form owner/name."""
+    is_file = name.endswith(SUFFIX) and os.path.isfile(name)
+    return name == "demo" or os.path.isdir(name) or is_file or _HUB_ID.fullmatch(name) is not None
 
 
 def find_checkpoint(
     name: str | None, revision: str | None, option: str = "--model", config: EngineConfig | None = None
 ) -> Path:
-    """Return the folder of a checkpoint; the files of a hub id are downloaded unless cached. None is the demo model.
+    """Return the folder of a checkpoint, or that of a GGUF file; files of a hub id, which may be owner/name:Q4_K_M, are
+    downloaded unless cached. None is the demo model.
     ConfigError, which names `option`, if it is not found. For the option --tokenizer no weights are downloaded."""
     if name is not None and os.path.isdir(name):
-        return Path(name).resolve()
+        folder = Path(name).resolve()
+        file = gguf_in(folder)
+        return folder if file is None else checkpoint_folder(file)
+    if name is not None and name.endswith(SUFFIX) and os.path.exists(name):
+        return checkpoint_folder(Path(name))
     if name in (None, "demo"):
         return DEMO_FOLDER
-    if not _HUB_ID.fullmatch(name):
-        raise ConfigError(f"{option} {name} is neither a folder, nor a hub id of the form owner/name, nor demo")
-    return _fetch(name, revision, option, config or EngineConfig())
+    found = _HUB_ID.fullmatch(name)
+    if found is None:
+        raise ConfigError(
+            f"{option} {name} is neither a folder, a GGUF file, a hub id of the form owner/name, nor demo"
+        )
+    repository, part = found.groups()
+    weights = _WEIGHT_FILES if part is None else [f"*{part}*{SUFFIX}"]
+    folder = _fetch(repository, weights, revision, option, config or EngineConfig())
+    return folder if part is None else _gguf_of(name, folder, part)
 
 
-def _fetch(name: str, revision: str | None, option: str, config: EngineConfig) -> Path:
+def _gguf_of(name: str, folder: Path, part: str) -> Path:
+    """Return the folder for the GGUF file with `part` in its name, in a download."""
+    files = [path for path in sorted(folder.rglob(f"*{part}*{SUFFIX}")) if is_first_part(path)]
+    if len(files) == 1:
+        return checkpoint_folder(files[0])
+    found = ", ".join(path.name for path in files[:5]) or "none"
+    raise ConfigError(f"{name}: one GGUF file with {part} in its name is needed, the repository has {found}")
+
+
+def _fetch(name: str, weights: Sequence[str], revision: str | None, option: str, config: EngineConfig) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -49,7 +72,7 @@ def _fetch(name: str, revision: str | None, option: str, config: EngineConfig) -
         folder = snapshot_download(
             name,
             revision=revision,
-            allow_patterns=_OTHER_FILES + (_WEIGHT_FILES if has_weights else []),
+            allow_patterns=_OTHER_FILES + ([*weights] if has_weights else []),
             cache_dir=config.download_dir,
             token=config.hf_token,
             tqdm_class=None if sys.stderr.isatty() else HubProgress,  # a terminal shows the hub's own bars

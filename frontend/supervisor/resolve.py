@@ -20,10 +20,11 @@ from ...ipc.addresses import RunDirectory
 from ...ipc.config.checkpoint_digest import checkpoint_digest, tokenizer_digest
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.config.gguf_index import BLOCKS
 from ...ipc.config.host_places import check_private, host_address, ray_listen_address
 from ...ipc.config.option_ranges import AUTO_LENGTH
 from ...ipc.config.served_model import served_model
-from ...ipc.config.weight_files import stored_tensors
+from ...ipc.config.weight_files import stored_tensors, weight_paths
 from ...ipc.endpoints import Endpoints
 from ...ipc.errors import ConfigError
 from ...ipc.keys import Keys
@@ -32,6 +33,7 @@ from ...ipc.messages.media import MediaKind
 from ...ipc.models.model_config import ModelConfig
 from ...ipc.process.machine_memory import available_bytes, gib, swap_bytes
 from ..adapters.modules import check_adapter_options
+from ..gguf.folder import add_tokenizer
 from ..listening.tls import new_ssl_context
 from ..media.processor import Processor, load_processor
 from .generation_config import default_sampling_params, generation_folder
@@ -47,6 +49,7 @@ _LARGEST: dict[MediaKind, str] = {  # how a medium gets fewer embeddings
     "audio": "longest audio clip: raise it, or lower --max-audio-s",
 }
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_GGUF_GROWTH = 4 / 3  # of 4-bit codes that stay codes, with scales and mins of 32 bits
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CODE_BYTES = {"int8": 1.0, "int4": 0.66}  # of a weight that is quantized on load, with its part of scales and zeros
 
@@ -106,7 +109,7 @@ def _digest(
 ) -> ModelDigest:
     """Return what gateways, engines and clients compare."""
     shape = msgspec.json.encode(msgspec.structs.replace(model, vision=None, audio=None), order="deterministic")
-    weights = checkpoint_digest(folder) if any(folder.glob("*.safetensors")) else ""
+    weights = checkpoint_digest(folder) if weight_paths(folder) else ""
     return ModelDigest(
         weights="dummy" if config.load_format == "dummy" else weights,
         model=hashlib.sha256(shape).hexdigest(),
@@ -148,6 +151,7 @@ def _with_encoder_cache(spec: EngineSpec, processor: Processor) -> EngineSpec:
 
 def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
     if config.tokenizer is None and config.tokenizer_revision is None:
+        add_tokenizer(folder)
         return folder
     return find_checkpoint(config.tokenizer or config.model, config.tokenizer_revision, "--tokenizer", config)
 
@@ -252,8 +256,11 @@ def check_weights(
     item_bytes: float = _ITEM_BYTES[dtype]
     if int8_activations and model.quantization is not None and model.quantization.layout == "on_load":
         item_bytes = _CODE_BYTES[model.quantization.weight_dtype]
+    keeps_blocks = model.quantization is not None and model.quantization.layout == "gguf"
+    floats = {*_FLOATS, *(() if keeps_blocks else BLOCKS)}
+    growth = _GGUF_GROWTH if keeps_blocks else 1
     num_bytes: float = sum(
-        each.num_elements * item_bytes if each.dtype in _FLOATS else each.num_bytes for each in tensors.values()
+        each.num_elements * item_bytes if each.dtype in floats else each.num_bytes * growth for each in tensors.values()
     )
     if model.quantization is not None and model.quantization.layout == "mxfp4":  # a byte becomes two floats
         num_bytes += sum(each.num_bytes * (2 * item_bytes - 1) for each in tensors.values() if each.dtype == "U8")

@@ -157,7 +157,7 @@ def test_all_processes_end_with_a_killed_supervisor(tmp_path: Path, are_stopped:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "/nowhere"], "neither a folder, nor a hub id of the form owner/name, nor demo"),
+        (["--model", "/nowhere"], "neither a folder, a GGUF file, a hub id of the form owner/name, nor demo"),
         (["--block-size", "0"], "--block-size must be in [1, 1024], got 0"),
         (["--tp", "64"], "do not divide among --tensor-parallel-size 64"),
         (["--num-kv-blocks", "1"], "--num-kv-blocks must be in [2,"),

@@ -41,7 +41,7 @@ def test_the_examples_of_serve_are_parsed() -> None:
 
 @pytest.mark.parametrize(
     "argument, mend",
-    [("statsu", "did you mean status?"), ("./Qwen3-0.6B", "neither a folder nor a hub id")],
+    [("statsu", "did you mean status?"), ("./Qwen3-0.6B", "neither a folder, a GGUF file nor a hub id")],
 )
 def test_an_unknown_command_is_refused_with_a_suggestion(
     argument: str, mend: str, capsys: pytest.CaptureFixture[str]

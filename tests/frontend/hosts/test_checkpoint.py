@@ -51,5 +51,5 @@ def test_a_host_takes_the_heads_path_or_else_the_name(copy: Path) -> None:
     assert find_model(new_spec(model_folder=str(copy))) == copy
     assert find_model(new_spec(model_folder="/only/on/the/head")) == DEMO_FOLDER
     elsewhere = new_spec(model_folder="/only/on/the/head", config=EngineConfig(model="/only/on/the/head"))
-    with pytest.raises(ConfigError, match="--model /only/on/the/head is neither a folder, nor a hub id"):
+    with pytest.raises(ConfigError, match="--model /only/on/the/head is neither a folder, a GGUF file, a hub id"):
         find_model(elsewhere)

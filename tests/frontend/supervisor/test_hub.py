@@ -10,6 +10,7 @@ import huggingface_hub.constants
 import pytest
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
+from tokenloom.frontend.supervisor import hub
 from tokenloom.frontend.supervisor.hub import find_checkpoint, is_model_name
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
@@ -73,6 +74,47 @@ def test_a_failed_download_is_one_line_with_the_mend(
     assert not any("safetensors" in pattern for pattern in asked["allow_patterns"])
 
 
-def test_only_the_demo_folders_and_hub_ids_are_model_names(tmp_path: Path) -> None:
+def test_only_the_demo_folders_gguf_files_and_hub_ids_are_model_names(tmp_path: Path) -> None:
     assert is_model_name("demo") and is_model_name("owner/name-1.5") and is_model_name(str(tmp_path))
     assert not is_model_name("statsu") and not is_model_name("./nowhere") and not is_model_name("a/b/c")
+    (tmp_path / "a.gguf").touch()
+    assert is_model_name(str(tmp_path / "a.gguf")) and is_model_name("owner/name:Q4_K_M")
+    assert not is_model_name(str(tmp_path / "b.gguf")) and not is_model_name("owner/name:")
+
+
+def test_of_a_repository_of_gguf_files_the_named_one_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, asked = tmp_path / "snapshot", dict[str, Any]()
+    for name in (
+        "m-Q4_K_M.gguf",
+        "m-Q4_K_S.gguf",
+        "UD/m-IQ4_XS-00001-of-00002.gguf",
+        "UD/m-IQ4_XS-00002-of-00002.gguf",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(folder)
+
+    found: list[Path] = []
+
+    def checkpoint_folder(path: Path) -> Path:
+        found.append(path)
+        return tmp_path
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(hub, "checkpoint_folder", checkpoint_folder)
+    assert find_checkpoint("owner/name:Q4_K_M", "main") == tmp_path
+    assert asked["name"] == "owner/name" and asked["revision"] == "main" and "*Q4_K_M*.gguf" in asked["allow_patterns"]
+    assert not any("safetensors" in pattern for pattern in asked["allow_patterns"])
+    find_checkpoint("owner/name:IQ4_XS", None)
+    assert [path.name for path in found] == ["m-Q4_K_M.gguf", "m-IQ4_XS-00001-of-00002.gguf"]
+    with pytest.raises(
+        ConfigError, match=r"Q4_K in its name is needed, the repository has m-Q4_K_M.gguf, m-Q4_K_S.gguf"
+    ):
+        find_checkpoint("owner/name:Q4_K", None)
+    with pytest.raises(ConfigError, match="Q8_0 in its name is needed, the repository has none"):
+        find_checkpoint("owner/name:Q8_0", None)

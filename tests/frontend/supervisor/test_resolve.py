@@ -74,7 +74,7 @@ def test_a_max_model_len_above_the_models_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="neither a folder, nor a hub id"):
+    with pytest.raises(ConfigError, match="neither a folder, a GGUF file, a hub id"):
         find_checkpoint(str(tmp_path / "missing"), None)
     with pytest.raises(ConfigError, match="--tokenizer /nowhere is neither a folder"):
         resolve(EngineConfig(tokenizer="/nowhere", device="cpu"), RunDirectory(tmp_path))

@@ -1,0 +1,259 @@
+"""The config.json that a GGUF file's metadata stand for, by its architecture.
+
+Keys are those of ggml-org/ggml's docs/gguf.md and llama.cpp's gguf-py. ARCHITECTURES has what llama.cpp knows of an
+architecture and no key says.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Never
+
+from ...ipc.config.gguf_index import GgufTensor
+from ...ipc.errors import ConfigError
+from .reader import GgufFile
+
+_SIZES = {  # of every model: our field, key behind the architecture
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+}
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")  # the names that families have for it
+
+
+# They end an answer of every model that has them, as in llama.cpp, whatever the metadata say.
+END_TOKENS = frozenset(
+    {
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<EOT>",
+        "_<EOT>",
+        "<｜end▁of▁sentence｜>",
+    }
+)
+
+
+class Metadata:
+    """The metadata of a file, read with checks. ConfigError names the file and the key."""
+
+    def __init__(self, file: GgufFile, links: Mapping[str, Path]) -> None:
+        """`links`: the files of the tensors, by GgufTensor.file."""
+        self._file, self.tensors, self._links = file, file.tensors, links
+        self.end_ids = {file.token_ids[token] for token in END_TOKENS if token in file.token_ids}
+        self.architecture = str(file.metadata.get("general.architecture"))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of `<architecture>.<key>`; one of all layers, if they are equal."""
+        value = self._file.metadata.get(f"{self.architecture}.{key}", default)
+        if isinstance(value, list) and value and all(each == value[0] for each in value):
+            return value[0]
+        return value
+
+    def number(self, key: str) -> float:
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.refuse(f"{self.architecture}.{key} must be a number, it is {value!r:.100}")
+        return value
+
+    def token_id(self, name: str) -> int | None:
+        value = self._file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+        return value if isinstance(value, int) else None
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.tensors
+
+    def floats(self, name: str) -> list[float]:
+        """Return the elements of a small tensor."""
+        tensor: GgufTensor = self.tensors[name]
+        if tensor.kind != "F32" or tensor.num_elements > 1 << 16:
+            self.refuse(f"tensor {name} is {tensor.kind} {list(tensor.shape)}, floats of 32 bits are expected")
+        with self._links[tensor.file].open("rb") as file:
+            file.seek(tensor.offset)
+            return list(struct.unpack(f"<{tensor.num_elements}f", file.read(tensor.num_bytes)))
+
+    def refuse(self, reason: str) -> Never:
+        raise ConfigError(f"{self._file.path}: {reason}")
+
+
+Fields = Mapping[str, "Callable[[Metadata], Any] | object"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model of config.json, and how tensors of the file differ from it."""
+
+    name: str
+    fields: Fields = field(default_factory=dict)  # beyond those of every model: values, or functions of the metadata
+    is_rotated: bool = False  # rows of query and key: the rotary halves of a head alternate
+    added: float = 0.0  # to the weights of norms
+    renamed: Mapping[str, str] = field(default_factory=dict)  # as tensors.IN_LAYER
+
+
+def key(name: str, default: Any = None) -> Callable[[Metadata], Any]:
+    return lambda data: data.get(name, default)
+
+
+def scaled(name: str, default: float = 1.0) -> Callable[[Metadata], float]:
+    return lambda data: float(data.get(name) or default)
+
+
+def present(*tensors: str) -> Callable[[Metadata], bool]:
+    return lambda data: all(map(data.has, tensors))
+
+
+def _query_scalar(num_layers: int) -> Callable[[Metadata], float]:
+    """Return the rule for Gemma's query_pre_attn_scalar: the size of a head, but for the model of 27 billion."""
+
+    def rule(data: Metadata) -> float:
+        if data.get("block_count") == num_layers:
+            return data.number("embedding_length") / data.number("attention.head_count")
+        return data.number("attention.key_length")
+
+    return rule
+
+
+ATTENTION_BIAS = {"attention_bias": present("blk.0.attn_q.bias")}
+BIASES = {**ATTENTION_BIAS, "mlp_bias": present("blk.0.ffn_up.bias")}
+WINDOW = {"sliding_window": key("attention.sliding_window")}
+GEMMA2: Fields = {
+    **WINDOW,
+    "attn_logit_softcapping": scaled("attn_logit_softcapping", 50.0),
+    "final_logit_softcapping": scaled("final_logit_softcapping", 30.0),
+    "query_pre_attn_scalar": _query_scalar(46),
+}
+EXPERTS: Fields = {
+    "num_experts": key("expert_count"),
+    "num_experts_per_tok": key("expert_used_count"),
+    "moe_intermediate_size": key("expert_feed_forward_length"),
+    "norm_topk_prob": True,
+}
+MIXTRAL = Architecture(
+    "MixtralForCausalLM",
+    {"num_local_experts": key("expert_count"), "num_experts_per_tok": key("expert_used_count")},
+    is_rotated=True,
+)
+ARCHITECTURES = {
+    "arcee": Architecture("ArceeForCausalLM", BIASES, is_rotated=True),
+    "cohere2": Architecture("Cohere2ForCausalLM", {**ATTENTION_BIAS, **WINDOW, "logit_scale": scaled("logit_scale")}),
+    "command-r": Architecture(
+        "CohereForCausalLM",
+        {**ATTENTION_BIAS, "logit_scale": scaled("logit_scale"), "use_qk_norm": present("blk.0.attn_q_norm.weight")},
+    ),
+    "ernie4_5": Architecture("Ernie4_5ForCausalLM", {"use_bias": present("blk.0.attn_q.bias")}),
+    "gemma": Architecture("GemmaForCausalLM", added=-1.0),
+    "gemma2": Architecture("Gemma2ForCausalLM", GEMMA2, added=-1.0),
+    "gemma3": Architecture(
+        "Gemma3ForCausalLM",
+        {
+            **WINDOW,
+            "final_logit_softcapping": key("final_logit_softcapping"),
+            "query_pre_attn_scalar": _query_scalar(62),
+            "rope_local_base_freq": key("rope.freq_base_swa", 10000.0),
+        },
+        added=-1.0,
+    ),
+    "glm4": Architecture("Glm4ForCausalLM", ATTENTION_BIAS),
+    "granite": Architecture(
+        "GraniteForCausalLM",
+        {
+            **BIASES,
+            "attention_multiplier": lambda data: data.number("attention.scale"),
+            "embedding_multiplier": scaled("embedding_scale"),
+            "residual_multiplier": scaled("residual_scale"),
+            "logits_scaling": scaled("logit_scale"),
+        },
+        is_rotated=True,
+    ),
+    "llama": Architecture("LlamaForCausalLM", BIASES, is_rotated=True),
+    "nemotron": Architecture("NemotronForCausalLM", BIASES, added=-1.0),
+    "olmo2": Architecture("Olmo2ForCausalLM", ATTENTION_BIAS),
+    "phi3": Architecture("Phi3ForCausalLM", WINDOW),
+    "qwen2": Architecture("Qwen2ForCausalLM"),
+    "qwen3": Architecture("Qwen3ForCausalLM", ATTENTION_BIAS),
+    "qwen3moe": Architecture("Qwen3MoeForCausalLM", {**ATTENTION_BIAS, **EXPERTS}),
+    "seed_oss": Architecture(
+        "SeedOssForCausalLM",
+        {**BIASES, "attention_out_bias": present("blk.0.attn_output.bias")},
+        renamed={"mlp_norm": "post_attention_norm"},
+    ),
+    "smollm3": Architecture("SmolLM3ForCausalLM", BIASES, is_rotated=True),
+    "starcoder2": Architecture("Starcoder2ForCausalLM", {"use_bias": present("blk.0.attn_q.bias")}),
+}
+
+
+def architecture_of(data: Metadata) -> Architecture:
+    if data.architecture == "llama" and data.get("expert_count"):
+        return MIXTRAL
+    if data.architecture not in ARCHITECTURES:
+        data.refuse(
+            f"architecture {data.architecture} is not supported in GGUF, known are {', '.join(ARCHITECTURES)}: take "
+            "the model's safetensors"
+        )
+    return ARCHITECTURES[data.architecture]
+
+
+def config_of(data: Metadata) -> dict[str, Any]:
+    """Return the fields of config.json."""
+    found = architecture_of(data)
+    config: dict[str, Any] = {"architectures": [found.name], "dtype": "bfloat16"}
+    config |= {name: int(data.number(each)) for name, each in _SIZES.items()}
+    config["num_key_value_heads"] = int(data.get("attention.head_count_kv") or config["num_attention_heads"])
+    config["head_dim"] = int(data.get("attention.key_length") or config["hidden_size"] // config["num_attention_heads"])
+    if data.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
+        data.refuse("heads of keys and of values have different sizes, which is not supported")
+    if not data.has("token_embd.weight"):
+        data.refuse("tensor token_embd.weight is missing: it is no language model, or a part of one in several files")
+    config["vocab_size"] = data.tensors["token_embd.weight"].shape[0]
+    config["tie_word_embeddings"] = not data.has("output.weight")
+    epsilon = data.get("attention.layer_norm_rms_epsilon", data.get("attention.layer_norm_epsilon"))
+    config |= {} if epsilon is None else dict.fromkeys(_EPSILONS, epsilon)
+    config |= _rope(data, config["head_dim"])
+    config |= {f"{name}_token_id": data.token_id(name) for name in ("bos", "eos")}
+    for name, rule in found.fields.items():
+        config[name] = rule(data) if callable(rule) else rule
+    config["quantization_config"] = {"quant_method": "gguf"}
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def _rope(data: Metadata, head_dim: int) -> dict[str, Any]:
+    rotary_dim = int(data.get("rope.dimension_count") or head_dim)
+    found: dict[str, Any] = {"rope_theta": data.get("rope.freq_base", 10000.0)}
+    if rotary_dim != head_dim:
+        found["partial_rotary_factor"] = rotary_dim / head_dim
+    scaling: dict[str, Any] = {}
+    factor = data.get("rope.scaling.factor") or data.get("rope.scale_linear")
+    original = data.get("rope.scaling.original_context_length")
+    if data.has("rope_freqs.weight"):
+        factors = data.floats("rope_freqs.weight")
+        scaling = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0, "rope_type": "longrope"}
+    elif data.has("rope_factors_long.weight"):
+        names = {f"{kind}_factor": f"rope_factors_{kind}.weight" for kind in ("short", "long")}
+        scaling = {name: data.floats(tensor) for name, tensor in names.items()}
+        scaling |= {"rope_type": "longrope", "attention_factor": data.get("rope.scaling.attn_factor", 1.0)}
+        found["original_max_position_embeddings"] = original
+    elif (kind := data.get("rope.scaling.type", "linear")) == "yarn" and factor:
+        betas = {name: data.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
+        scaling = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original} | betas
+        scaling = {name: value for name, value in scaling.items() if value is not None}
+    elif kind == "linear" and factor:
+        scaling = {"rope_type": kind, "factor": factor}
+    elif kind not in ("linear", "none"):
+        data.refuse(f"rope scaling {kind} is not supported")
+    if scaling:
+        found["rope_scaling"] = scaling
+    return found
+
+
+def eos_ids(data: Metadata) -> list[int]:
+    """Return the ids of the tokens that end an answer: those that the metadata name, and those of END_TOKENS."""
+    named = {each for name in ("eos", "eot", "eom") if (each := data.token_id(name)) is not None}
+    return sorted(named | data.end_ids)

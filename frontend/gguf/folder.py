@@ -1,0 +1,144 @@
+"""A folder with config.json, tokenizer and index for a GGUF file, made at its first use and kept in the user's cache.
+
+The engine reads it as it reads any checkpoint. The weights stay where they are: the folder has links to the files.
+Another file at the same path, or one of another time, gets a folder of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...ipc.config.gguf_index import GGUF_INDEX_NAME
+from ...ipc.errors import ConfigError
+from ...ipc.models.model_file import load_model_config
+from .config import END_TOKENS, Metadata, architecture_of, config_of, eos_ids
+from .reader import GgufFile, read_gguf
+from .tensors import index_of
+
+SUFFIX = ".gguf"
+FORM = 1  # of the files in the folder: a higher number makes new folders
+TOKENIZER_TIMEOUT_S = 300
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+
+
+def gguf_in(folder: Path) -> Path | None:
+    """Return the GGUF file of a folder that has no config.json, the first of its parts; None if it has none.
+    ConfigError if there are several."""
+    if (folder / "config.json").exists():
+        return None
+    first = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if is_first_part(path)]
+    if len(first) > 1:
+        raise ConfigError(f"{folder} has {len(first)} GGUF files, {first[0].name} and others: give the path of one")
+    return first[0] if first else None
+
+
+def is_first_part(path: Path) -> bool:
+    """Whether a GGUF file is a model, or the first part of one; projectors of images are not."""
+    part = _PART.search(path.name)
+    return "mmproj" not in path.name and (part is None or int(part[1]) == 1)
+
+
+def checkpoint_folder(path: Path) -> Path:
+    """Return the folder for the GGUF file at a path, or for all parts of a model that is split; ConfigError if they
+    cannot be used."""
+    parts = _parts(path)
+    folder = _cache() / _key(parts)
+    if (folder / GGUF_INDEX_NAME).exists():
+        return folder
+    made = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        _write(made, parts)
+        with contextlib.suppress(OSError):  # another process was faster
+            made.rename(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def add_tokenizer(folder: Path) -> None:
+    """Make the tokenizer of a folder of `checkpoint_folder`, if its files say one and it is not there yet. ConfigError
+    if that cannot be done."""
+    first = next(iter(sorted(folder.glob(f"*{SUFFIX}"))), None)
+    if first is None or not (folder / GGUF_INDEX_NAME).exists() or (folder / "tokenizer_config.json").exists():
+        return
+    kind = read_gguf(first, first.name).metadata.get("tokenizer.ggml.model", "none")
+    if kind in ("none", "no_vocab"):
+        return
+    command = [sys.executable, "-P", "-m", "tokenloom.frontend.gguf.tokenizer", str(first), str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TOKENIZER_TIMEOUT_S, check=False)
+        lines = done.stderr.strip().splitlines()
+        if done.returncode == 0:
+            return
+        why = lines[-1] if lines else f"exit code {done.returncode}"
+    except subprocess.TimeoutExpired:
+        why = f"it took more than {TOKENIZER_TIMEOUT_S} s"
+    raise ConfigError(
+        f"{first.resolve()}: its tokenizer {kind!r} cannot be read ({why}): give --tokenizer with the folder or hub id "
+        "of the original model"
+    )
+
+
+def _parts(path: Path) -> list[Path]:
+    found = _PART.search(path.name)
+    if found is None:
+        return [path.resolve()]
+    stem, count = path.name[: found.start()], int(found[2])
+    parts = [path.with_name(f"{stem}-{number:05}-of-{count:05}{SUFFIX}") for number in range(1, count + 1)]
+    missing = [each.name for each in parts if not each.exists()]
+    if missing:
+        raise ConfigError(f"{path}: {len(missing)} of its {count} parts are missing, {missing[0]} and on: fetch them")
+    return [each.resolve() for each in parts]
+
+
+def _cache() -> Path:
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        root = (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "tokenloom" / "gguf"
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"a GGUF file needs a cache folder ({error}): set XDG_CACHE_HOME to one") from None
+    return root
+
+
+def _key(parts: list[Path]) -> str:
+    digest = hashlib.sha256(f"{FORM}".encode())
+    for path in parts:
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        digest.update(f"\n{path} {status.st_size} {status.st_mtime_ns}".encode())
+    return digest.hexdigest()[:32]
+
+
+def _write(folder: Path, parts: list[Path]) -> None:
+    links = {f"{number:05}{SUFFIX}": path for number, path in enumerate(parts, 1)}
+    files = [read_gguf(path, link, END_TOKENS) for link, path in links.items()]
+    tensors = {name: tensor for file in files for name, tensor in file.tensors.items()}
+    data = Metadata(GgufFile(parts[0], files[0].metadata, tensors, files[0].token_ids), links)
+    config = config_of(data)
+    _save(folder / "config.json", config)
+    ends = eos_ids(data)
+    if ends:
+        _save(folder / "generation_config.json", {"eos_token_id": ends})
+    index = index_of(tensors, load_model_config(folder), architecture_of(data))
+    for link, path in links.items():
+        (folder / link).symlink_to(path)
+    (folder / GGUF_INDEX_NAME).write_bytes(msgspec.json.encode(index))
+
+
+def _save(path: Path, fields: dict[str, Any]) -> None:
+    path.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,74 @@
+"""The names that a model of config.json has for the tensors of a GGUF file."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...ipc.config.gguf_index import GgufTensor
+from ...ipc.models.model_config import ModelConfig
+from .config import Architecture
+
+CONSUMED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # they are in config.json
+WHOLE = {"embedding": "token_embd", "norm": "output_norm", "head": "output"}  # a field of TensorNames: a file's name
+IN_LAYER = {
+    "input_norm": "attn_norm",
+    "attention_output_norm": "post_attention_norm",
+    "mlp_norm": "ffn_norm",
+    "mlp_output_norm": "post_ffw_norm",
+    "query": "attn_q",
+    "key": "attn_k",
+    "value": "attn_v",
+    "qkv": "attn_qkv",
+    "output": "attn_output",
+    "query_norm": "attn_q_norm",
+    "key_norm": "attn_k_norm",
+    "gate": "ffn_gate",
+    "up": "ffn_up",
+    "gate_up": "ffn_up",
+    "down": "ffn_down",
+}
+EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # in one tensor for all: [experts, out, in]
+
+
+def index_of(tensors: dict[str, GgufTensor], config: ModelConfig, architecture: Architecture) -> dict[str, GgufTensor]:
+    """Return the tensors by config.json's names; those that it has no place for under their own."""
+    names = config.names
+    moved = {theirs: getattr(names, ours) for ours, theirs in WHOLE.items()}
+    found: dict[str, GgufTensor] = {}
+    for layer in range(config.num_layers):
+        here, there = f"{names.layers}.{layer}.", f"blk.{layer}."
+        in_layer = {**IN_LAYER, **architecture.renamed}
+        given = {ours: theirs for ours, theirs in in_layer.items() if getattr(names, ours)}
+        moved |= {there + theirs: here + getattr(names, ours) for ours, theirs in given.items()}
+        if config.experts is not None:
+            block = f"{here}{names.experts}."
+            moved[f"{there}ffn_gate_inp"] = block + names.router
+            for theirs, matrix in zip(EXPERTS, names.expert_matrices, strict=True):
+                whole = tensors.get(f"{there}{theirs}.weight")
+                if whole is not None:
+                    found |= {f"{block}experts.{i}.{matrix}.weight": each for i, each in enumerate(_each(whole))}
+    stacked = tuple(f"{name}.weight" for name in EXPERTS)
+    for name, tensor in tensors.items():
+        if name in CONSUMED or name.endswith(stacked):
+            continue
+        module, _, kind = name.rpartition(".")
+        tensor = _changed(tensor, name, config, architecture)
+        found[f"{moved[module]}.{kind}" if module in moved else name] = tensor
+    return found
+
+
+def _each(stacked: GgufTensor) -> list[GgufTensor]:
+    """Return the matrices of a tensor [n, out, in]."""
+    count, *shape = stacked.shape
+    size = stacked.num_bytes // count
+    return [
+        msgspec.structs.replace(stacked, shape=tuple(shape), offset=stacked.offset + i * size) for i in range(count)
+    ]
+
+
+def _changed(tensor: GgufTensor, name: str, config: ModelConfig, architecture: Architecture) -> GgufTensor:
+    if architecture.is_rotated and name.rpartition(".")[0].endswith((".attn_q", ".attn_k")):
+        return msgspec.structs.replace(tensor, rotated=config.head_dim)
+    if architecture.added and name.endswith("norm.weight"):
+        return msgspec.structs.replace(tensor, added=architecture.added)
+    return tensor

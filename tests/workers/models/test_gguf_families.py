@@ -1,0 +1,96 @@
+"""A GGUF file of each architecture has the logits of the checkpoint that it was made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tokenloom.frontend.gguf.config import ARCHITECTURES
+from tokenloom.frontend.gguf.folder import checkpoint_folder
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.served_model import served_model
+from tokenloom.kernels.select import select_ops
+from tokenloom.scripts.adapter_load import linked_cache
+from tokenloom.scripts.write_gguf import ARCHITECTURES as WRITTEN
+from tokenloom.scripts.write_gguf import convert
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule, schedule
+from tokenloom.tests.workers.models.test_families import TOLERANCE, reference_logits
+from tokenloom.tests.workers.paged_run import CPU, PagedRun
+from tokenloom.workers.models.decoder import load_model
+from tokenloom.workers.parallel import ParallelGroup
+
+ROOT = Path(__file__).resolve().parents[3]
+LENGTHS = {"a": 97, "b": 1, "c": 33}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 300.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CASES: dict[str, tuple[str, dict[str, object]]] = {  # GGUF's architecture, or one of its forms: family, its fields
+    "arcee": ("arcee", {}),
+    "cohere2": ("cohere2", {"sliding_window_pattern": 4}),
+    "command-r": ("cohere", {}),
+    "command-r, norms of heads": ("cohere_plus", {}),
+    "ernie4_5": ("ernie4_5", {}),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 24}),
+    "gemma3": (
+        "gemma3_text",
+        {
+            "query_pre_attn_scalar": 24,
+            "num_hidden_layers": 7,
+            "sliding_window_pattern": 6,
+            "rope_local_base_freq": 10000.0,
+        },
+    ),
+    "glm4": ("glm4", {}),
+    "granite": ("granite", {}),
+    "llama": ("llama", {}),
+    "llama, factors of frequencies": ("llama", {"rope_parameters": LLAMA3}),
+    "llama, biases": ("llama", {"attention_bias": True}),
+    "llama, experts": ("mixtral", {}),
+    "nemotron": ("nemotron", {}),
+    "olmo2": ("olmo2", {}),
+    "phi3": ("phi3", {}),
+    "phi3, rotated in part": ("phi4_mini", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {}),
+    "qwen3moe": ("qwen3_moe", {"mlp_only_layers": []}),
+    "seed_oss": ("seed_oss", {}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1], "no_rope_layer_interval": 4}),
+    "starcoder2": ("starcoder2", {"sliding_window": None}),
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(linked_cache(tmp_path / "cache")))
+
+
+def test_all_architectures_are_tested_and_documented() -> None:
+    assert {case.partition(",")[0] for case in CASES} == set(ARCHITECTURES) == set(WRITTEN.values())
+    listed = (ROOT / "docs" / "models.md").read_text(encoding="utf-8").partition("<!-- gguf: begin -->")[2]
+    assert listed.partition("<!-- gguf: end -->")[0] == ", ".join(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_the_original(case: str, tmp_path: Path) -> None:
+    family, fields = CASES[case]
+    folder = tiny_checkpoint(tmp_path / "model", family, seed=1, **fields)
+    convert(folder, tmp_path / "model.gguf", "F32")
+    made = checkpoint_folder(tmp_path / "model.gguf")
+    model = served_model(EngineConfig(), made)
+    tokens = prompts_of(LENGTHS, model.vocab_size, seed=2)
+    expected = reference_logits(folder, tokens)
+    ops = select_ops(CPU, torch.float32)
+    run = PagedRun(load_model(made, model, 128, torch.float32, CPU, ops, ParallelGroup()), 8)
+    actual = run_schedule(run, tokens, schedule(LENGTHS, seed=3))
+    for name in tokens:
+        tolerance = TOLERANCE * expected[name].abs().max().item()
+        torch.testing.assert_close(actual[name], expected[name], atol=tolerance, rtol=0)
