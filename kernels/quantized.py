@@ -35,6 +35,7 @@ class QuantizedWeight:
     g_idx: Tensor | None  # [in] int32: group of each input, if groups are not contiguous
     dtype: torch.dtype  # of products with it
     mins: Tensor | None = None  # [out, num_groups] float32; int4 only, in place of zeros
+    levels: tuple[int, ...] | None = None  # 16 numbers of 8 bits that int4 stands for, without zeros and mins
 
     @property
     def is_packed(self) -> bool:
@@ -66,7 +67,10 @@ class QuantizedWeight:
     def dequantize(self) -> Tensor:
         """Compute the matrix [out, in] in float32 and round it to `dtype`."""
         g_idx = self.input_groups()
-        qweight = (unpack_halves(self.qweight) if self.is_packed else self.qweight).float()
+        stored = unpack_halves(self.qweight) if self.is_packed else self.qweight
+        if self.levels is not None:
+            stored = torch.tensor(self.levels, device=stored.device)[stored.int()]
+        qweight = stored.float()
         if self.zeros is not None:
             qweight -= self.zeros.float()[:, g_idx]
         qweight *= self.scales.float()[:, g_idx]
@@ -136,7 +140,7 @@ def from_g_idx(
 
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """Concatenate matrices along the outputs; if their groups differ, take the intersections as new groups. All or none
-    have mins, and these have equal groups."""
+    have mins, and these have equal groups; all have the same levels."""
     first = weights[0]
     if len(weights) == 1:
         return first
@@ -154,7 +158,8 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     present = [each for each in zeros if each is not None]
     joint = torch.cat(present) if present else None
     mins = torch.cat([weight.mins for weight in weights if weight.mins is not None]) if first.mins is not None else None
-    return QuantizedWeight(qweight, torch.cat(scales), joint, first.group_size, g_idx, first.dtype, mins)
+    assert all(weight.levels == first.levels for weight in weights)
+    return QuantizedWeight(qweight, torch.cat(scales), joint, first.group_size, g_idx, first.dtype, mins, first.levels)
 
 
 def pack_halves(qweight: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, addressof, byref
+from ctypes import Structure, addressof, byref, c_uint8
 from dataclasses import dataclass
 
 import torch
@@ -89,11 +89,13 @@ class LinearPacker:
             begins[name] = num_bytes
             num_bytes += struct.num_pairs * num_groups * PAIR_OUTPUTS * each.itemsize
         address, owner, num_bytes = self._allocate(struct, num_bytes, bias)
+        levels = None if weight.levels is None else (c_uint8 * 16)(*(level + ZERO_CODE for level in weight.levels))
         codes = c.Codes(
             codes=address,
             num_groups=num_groups,
             group_lines=struct.num_lines if num_groups == 1 else weight.group_size // self._line,
             num_bits=num_bits,
+            levels=None if levels is None else addressof(levels),
             **{name: address + begin for name, begin in begins.items()},
         )
         struct.codes = addressof(codes)
@@ -102,7 +104,7 @@ class LinearPacker:
         self._library.pack_codes(byref(struct), byref(given), torch.get_num_threads())
         if bias is not None:
             self._library.pack_linear(byref(struct), None, _address(bias), torch.get_num_threads())
-        return (owner, codes), num_bytes
+        return (owner, codes, levels), num_bytes
 
     def _allocate(self, struct: Structure, num_bytes: int, bias: Tensor | None) -> tuple[int, object, int]:
         """Return the address of new memory, its owner and its bytes, with room for a bias behind `num_bytes`."""

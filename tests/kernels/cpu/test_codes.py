@@ -33,7 +33,7 @@ def ops(library: KernelLibrary, kind: tuple[torch.dtype, str]) -> CpuOps:
     return found
 
 
-def random_weight(num_bits: int, shape: tuple[int, int], group_size: int, *, has_mins: bool = False) -> QuantizedWeight:
+def random_weight(num_bits: int, shape: tuple[int, int], group_size: int, form: str = "zeros") -> QuantizedWeight:
     num_groups = -(-shape[1] // group_size)
     scales = (torch.rand(shape[0], num_groups) * 0.02 + 0.001).half().float()
     if num_bits == 8:
@@ -41,7 +41,10 @@ def random_weight(num_bits: int, shape: tuple[int, int], group_size: int, *, has
             torch.randint(-128, 128, shape).to(torch.int8), scales, None, group_size, None, torch.bfloat16
         )
     codes, zeros = torch.randint(0, 16, shape, dtype=torch.uint8), torch.randint(0, 17, scales.shape, dtype=torch.uint8)
-    if has_mins:
+    if form == "levels":
+        levels = (-128, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 127)
+        return QuantizedWeight(pack_halves(codes), scales, None, group_size, None, torch.bfloat16, None, levels)
+    if form == "mins":
         mins = (torch.randn(scales.shape) * 0.05).half().float()
         return QuantizedWeight(pack_halves(codes), scales, None, group_size, None, torch.bfloat16, mins)
     return QuantizedWeight(pack_halves(codes), scales, zeros, group_size, None, torch.bfloat16)
@@ -50,6 +53,8 @@ def random_weight(num_bits: int, shape: tuple[int, int], group_size: int, *, has
 def exact(weight: QuantizedWeight) -> Tensor:
     """Return the matrix in float64."""
     codes = (unpack_halves(weight.qweight) if weight.is_packed else weight.qweight).double()
+    if weight.levels is not None:
+        codes = torch.tensor(weight.levels).double()[codes.int()]
     groups = weight.input_groups()
     if weight.zeros is not None:
         codes -= weight.zeros.double()[:, groups]
@@ -73,11 +78,11 @@ def check(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found.double() / size, expected / size, rtol=rtol, atol=3e-5)
 
 
-@pytest.mark.parametrize(("num_bits", "has_mins"), [(8, False), (4, False), (4, True)])
-def test_products_are_those_of_the_rounded_rows(ops: CpuOps, num_bits: int, has_mins: bool) -> None:
+@pytest.mark.parametrize(("num_bits", "form"), [(8, "scales"), (4, "zeros"), (4, "mins"), (4, "levels")])
+def test_products_are_those_of_the_rounded_rows(ops: CpuOps, num_bits: int, form: str) -> None:
     torch.manual_seed(num_bits)
     for (outputs, inputs, group_size), num_rows in product(SHAPES, ROWS):
-        weight = random_weight(num_bits, (outputs, inputs), group_size, has_mins=has_mins)
+        weight = random_weight(num_bits, (outputs, inputs), group_size, form)
         bias = torch.randn(outputs).bfloat16()
         x = (torch.randn(num_rows, inputs) * torch.rand(num_rows, 1).mul(9).exp()).bfloat16()
         x[-1, : inputs // 2] = 0
