@@ -51,11 +51,14 @@ def load_expert_biases(
     names: TensorNames,
     shard: range,
 ) -> tuple[Tensor, Tensor]:
-    """Read the biases of interleaved experts: of gate_up [E, 2 n] and of down [E, hidden]."""
-    assert names.are_experts_interleaved
+    """Read the biases of experts: of gate_up [E, 2 n] and of down [E, hidden]."""
     num_experts, size = config.num_experts, config.intermediate_size
-    wanted = TensorSlice(f"{experts}.gate_up_proj_bias", (num_experts, 2 * size), 1, _both(shard))
     down = checkpoint.load(TensorSlice(f"{experts}.down_proj_bias", (num_experts, hidden_size)))
+    if f"{experts}.gate_proj_bias" in checkpoint:  # a GGUF file has no pairs
+        halves = (TensorSlice(f"{experts}.{name}_proj_bias", (num_experts, size), 1, shard) for name in ("gate", "up"))
+        return torch.cat([checkpoint.load(half) for half in halves], dim=1), down
+    assert names.are_experts_interleaved
+    wanted = TensorSlice(f"{experts}.gate_up_proj_bias", (num_experts, 2 * size), 1, _both(shard))
     return _separated(checkpoint.load(wanted), 1), down
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...ipc.config.gguf_index import BLOCKS
 
-IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # values of 4-bit codes
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # levels of 4-bit codes
 FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # e2m1, doubled
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -25,10 +26,15 @@ class Groups(NamedTuple):
     codes: Tensor  # [n, groups, size] uint8 or int8
     scales: Tensor  # [n, groups] float32
     mins: Tensor | None  # [n, groups] float32
+    levels: tuple[int, ...] | None = None  # numbers that codes of 4 bits stand for
 
     def dequantize(self) -> Tensor:
         """Return the elements, [n, groups, size] float32."""
-        values = self.codes.float().mul_(self.scales[..., None])
+        if self.levels is None:
+            values = self.codes.float()
+        else:
+            values = torch.from_numpy(np.array(self.levels, np.float32).take(self.codes.numpy()))
+        values *= self.scales[..., None]
         return values if self.mins is None else values.sub_(self.mins[..., None])
 
 
@@ -127,25 +133,20 @@ def _q6_k(data: Tensor) -> Groups:
     return Groups(codes.unflatten(1, (16, 16)), _half(data[:, 208:]) * data[:, 192:208].view(torch.int8), None)
 
 
-def _valued(codes: Tensor, values: tuple[int, ...]) -> Tensor:
-    return torch.tensor(values, dtype=torch.int8)[codes.int()]
-
-
 def _iq4_nl(data: Tensor) -> Groups:
-    return Groups(_valued(_nibbles(data[:, 2:], 16), IQ4)[:, None], _half(data[:, :2]), None)
+    return Groups(_nibbles(data[:, 2:], 16)[:, None], _half(data[:, :2]), None, IQ4)
 
 
 def _iq4_xs(data: Tensor) -> Groups:
     low = torch.stack((data[:, 4:8] & 15, data[:, 4:8] >> 4), dim=2).flatten(1)
     high = (data[:, 2:4, None] >> torch.arange(0, 8, 2, dtype=torch.uint8) & 3).flatten(1)
     scales = (low | high << 4).view(torch.int8) - 32
-    codes = _valued(_nibbles(data[:, 8:], 16), IQ4).unflatten(1, (8, 32))
-    return Groups(codes, _half(data[:, :2]) * scales, None)
+    return Groups(_nibbles(data[:, 8:], 16).unflatten(1, (8, 32)), _half(data[:, :2]) * scales, None, IQ4)
 
 
 def _mxfp4(data: Tensor) -> Groups:
     exponents = data[:, :1].float() - 128  # e8m0, halved as the codes are doubled
-    return Groups(_valued(_nibbles(data[:, 1:], 16), FP4)[:, None], torch.exp2(exponents), None)
+    return Groups(_nibbles(data[:, 1:], 16)[:, None], torch.exp2(exponents), None, FP4)
 
 
 _READERS: dict[str, Callable[[Tensor], Groups]] = {

@@ -19,7 +19,13 @@ from .gguf_blocks import FLOATS, dequantize, read_groups
 GROUP = 32  # inputs that share a scale, of codes that stay codes
 ZERO = 8  # code of 0, of 4 bits without mins
 CHUNK_ELEMENTS = 1 << 21  # become floats at a time
-CODES = {"Q8_0": "int8", "Q4_0": "int4", "Q4_1": "int4 with mins", "Q4_K": "int4 with mins"}  # others become int8
+CODES = {  # others are rounded to int8
+    **dict.fromkeys(("Q8_0", "Q5_0"), "int8"),
+    "Q4_0": "int4",
+    **dict.fromkeys(("Q4_1", "Q4_K"), "int4 with mins"),
+    **dict.fromkeys(("IQ4_NL", "IQ4_XS"), "levels of IQ4"),
+    "MXFP4": "levels of FP4",
+}
 
 
 class GgufCheckpoint(Checkpoint):
@@ -97,14 +103,15 @@ class GgufCheckpoint(Checkpoint):
         data = self._rows(tensor, range(count) if rows is None else rows)
         found = read_groups(tensor.kind, data.reshape(-1, BLOCKS[tensor.kind][1]))
         groups = slice(columns.start // GROUP, columns.stop // GROUP)
-        parts = (None if each is None else each.reshape(count, -1, *each.shape[2:])[:, groups] for each in found)
+        parts = (None if each is None else each.reshape(count, -1, *each.shape[2:])[:, groups] for each in found[:3])
         codes, scales, mins = (None if each is None else each.contiguous() for each in parts)
         assert codes is not None and scales is not None
         if form == "int8":
             return QuantizedWeight(codes.flatten(1), scales, None, GROUP, None, self.dtype)
-        zeros = torch.full_like(scales, ZERO, dtype=torch.uint8) if mins is None else None
-        packed = pack_halves(codes.flatten(1) + (ZERO if mins is None else 0))
-        return QuantizedWeight(packed, scales, zeros, GROUP, None, self.dtype, mins)
+        has_zeros = form == "int4"
+        zeros = torch.full_like(scales, ZERO, dtype=torch.uint8) if has_zeros else None
+        packed = pack_halves(codes.flatten(1) + (ZERO if has_zeros else 0))
+        return QuantizedWeight(packed, scales, zeros, GROUP, None, self.dtype, mins, found.levels)
 
     def _tensor(self, name: str) -> GgufTensor:
         tensor = self._index.get(name)

@@ -16,7 +16,7 @@ from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.quantized import QuantizedWeight
 from tokenloom.workers.weights.checkpoint import TensorSlice
 from tokenloom.workers.weights.gguf_blocks import FLOATS, dequantize
-from tokenloom.workers.weights.gguf_checkpoint import GgufCheckpoint
+from tokenloom.workers.weights.gguf_checkpoint import CODES, GgufCheckpoint
 from tokenloom.workers.weights.opening import open_checkpoint
 
 CPU = torch.device("cpu")
@@ -124,11 +124,11 @@ def check_codes(found: QuantizedWeight, expected: torch.Tensor, is_exact: bool) 
 @pytest.mark.parametrize("kind", QUANTIZED)
 @pytest.mark.parametrize("prefix", ["w", "r"])
 def test_codes_stand_for_the_same_floats(kind: str, prefix: str, written: Written) -> None:
-    name, exact = f"{prefix}.{kind}", kind in ("Q8_0", "Q4_0", "Q4_1", "Q4_K")
+    name, exact = f"{prefix}.{kind}", kind in CODES
     whole = written.expected[name]
     with written.open() as checkpoint:
         codes = checkpoint.load_codes(TensorSlice(name, SHAPE))
-        assert codes is not None and codes.is_packed == (exact and kind != "Q8_0")
+        assert codes is not None and codes.is_packed == ("4" in kind)
         check_codes(codes, whole, exact)
         rows = checkpoint.load_codes(TensorSlice(name, SHAPE, 0, range(16, 40)))
         columns = checkpoint.load_codes(TensorSlice(name, SHAPE, 1, range(128, 320)))
