@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "Gemma3ForCausalLM": "gemma3",
     "GemmaForCausalLM": "gemma",
     "Glm4ForCausalLM": "glm4",
+    "GptOssForCausalLM": "gpt-oss",
     "GraniteForCausalLM": "granite",
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
@@ -38,6 +39,7 @@ ARCHITECTURES = {
     "Olmo2ForCausalLM": "olmo2",
     "Phi3ForCausalLM": "phi3",
     "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2moe",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3moe",
     "SeedOssForCausalLM": "seed_oss",
@@ -105,6 +107,7 @@ def write_sizes(writer: Any, config: dict[str, Any]) -> None:
         "num_experts": writer.add_expert_count,
         "num_experts_per_tok": writer.add_expert_used_count,
         "moe_intermediate_size": writer.add_expert_feed_forward_length,
+        "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
         "sliding_window": writer.add_sliding_window,
         "attn_logit_softcapping": writer.add_attn_logit_softcapping,
         "final_logit_softcapping": writer.add_final_logit_softcapping,
@@ -117,6 +120,8 @@ def write_sizes(writer: Any, config: dict[str, Any]) -> None:
     for name, add in optional.items():
         if config.get(name) is not None:
             add(config[name])
+    if "num_local_experts" in config:
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
     write_scaling(writer, config, rope)
 
 
@@ -186,6 +191,17 @@ def stored_as(name: str, values: Any, form: str) -> tuple[Any, Any]:
     return gguf.quants.quantize(values, chosen), chosen
 
 
+def interleaved_experts(layer: str, name: str, values: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a tensor of gpt-oss's experts, of which gates and ups alternate, [E, in, out] or a bias [E, out]."""
+    kind = "bias" if name.endswith("_bias") else "weight"
+    parts = {"gate": values[..., ::2], "up": values[..., 1::2]} if name.startswith("gate_up") else {"down": values}
+    for part, each in parts.items():
+        yield (
+            f"blk.{layer}.ffn_{part}_exps.{kind}",
+            np.ascontiguousarray(each if kind == "bias" else each.swapaxes(1, 2)),
+        )
+
+
 def converted(folder: Path, config: dict[str, Any], architecture: str) -> Iterator[tuple[str, Any]]:
     """Yield the name and elements of each tensor as GGUF has them."""
     kind = next(each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
@@ -194,6 +210,9 @@ def converted(folder: Path, config: dict[str, Any], architecture: str) -> Iterat
     heads["attn_k"] = config.get("num_key_value_heads") or heads["attn_q"]
     experts: dict[str, dict[int, Any]] = {}
     for name, values in read_tensors(folder):
+        if ".experts." in name and architecture == "gpt-oss":
+            yield from interleaved_experts(name.split(".")[2], name.split(".experts.")[1], values)
+            continue
         if ".experts." in name:
             layer, expert, matrix = name.split(".")[2], *name.split(".")[-3:-1]
             experts.setdefault(f"blk.{layer}.ffn_{EXPERTS[matrix]}_exps.weight", {})[int(expert)] = values
@@ -204,6 +223,10 @@ def converted(folder: Path, config: dict[str, Any], architecture: str) -> Iterat
         module = found.split(".")[-2]
         if architecture in ROTATED and module in heads:
             values = rotated_pairs(values, heads[module])
+        if found.endswith("attn_sinks"):
+            found += ".weight"
+        if found.endswith("ffn_gate_inp_shexp.weight"):
+            values = values[0]
         yield found, values + 1 if architecture in ADDED and name.endswith("norm.weight") else values
     for name, each in experts.items():
         yield name, np.stack([each[i] for i in sorted(each)])

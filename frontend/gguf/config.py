@@ -96,6 +96,7 @@ class Architecture:
     is_rotated: bool = False  # rows of query and key: the rotary halves of a head alternate
     added: float = 0.0  # to the weights of norms
     renamed: Mapping[str, str] = field(default_factory=dict)  # as tensors.IN_LAYER
+    scaling: Mapping[str, object] = field(default_factory=dict)  # further fields of rope_scaling
 
 
 def key(name: str, default: Any = None) -> Callable[[Metadata], Any]:
@@ -162,6 +163,18 @@ ARCHITECTURES = {
         added=-1.0,
     ),
     "glm4": Architecture("Glm4ForCausalLM", ATTENTION_BIAS),
+    "gpt-oss": Architecture(
+        "GptOssForCausalLM",
+        {
+            **WINDOW,
+            "attention_bias": True,
+            "intermediate_size": key("expert_feed_forward_length"),
+            "num_local_experts": key("expert_count"),
+            "num_experts_per_tok": key("expert_used_count"),
+        },
+        renamed={"mlp_norm": "post_attention_norm"},
+        scaling={"truncate": False},
+    ),
     "granite": Architecture(
         "GraniteForCausalLM",
         {
@@ -178,6 +191,14 @@ ARCHITECTURES = {
     "olmo2": Architecture("Olmo2ForCausalLM", ATTENTION_BIAS),
     "phi3": Architecture("Phi3ForCausalLM", WINDOW),
     "qwen2": Architecture("Qwen2ForCausalLM"),
+    "qwen2moe": Architecture(
+        "Qwen2MoeForCausalLM",
+        {
+            **EXPERTS,
+            "norm_topk_prob": False,
+            "shared_expert_intermediate_size": key("expert_shared_feed_forward_length"),
+        },
+    ),
     "qwen3": Architecture("Qwen3ForCausalLM", ATTENTION_BIAS),
     "qwen3moe": Architecture("Qwen3MoeForCausalLM", {**ATTENTION_BIAS, **EXPERTS}),
     "seed_oss": Architecture(
@@ -216,7 +237,7 @@ def config_of(data: Metadata) -> dict[str, Any]:
     config["tie_word_embeddings"] = not data.has("output.weight")
     epsilon = data.get("attention.layer_norm_rms_epsilon", data.get("attention.layer_norm_epsilon"))
     config |= {} if epsilon is None else dict.fromkeys(_EPSILONS, epsilon)
-    config |= _rope(data, config["head_dim"])
+    config |= _rope(data, config["head_dim"], found.scaling)
     config |= {f"{name}_token_id": data.token_id(name) for name in ("bos", "eos")}
     for name, rule in found.fields.items():
         config[name] = rule(data) if callable(rule) else rule
@@ -224,7 +245,7 @@ def config_of(data: Metadata) -> dict[str, Any]:
     return {name: value for name, value in config.items() if value is not None}
 
 
-def _rope(data: Metadata, head_dim: int) -> dict[str, Any]:
+def _rope(data: Metadata, head_dim: int, more: Mapping[str, object]) -> dict[str, Any]:
     rotary_dim = int(data.get("rope.dimension_count") or head_dim)
     found: dict[str, Any] = {"rope_theta": data.get("rope.freq_base", 10000.0)}
     if rotary_dim != head_dim:
@@ -249,7 +270,7 @@ def _rope(data: Metadata, head_dim: int) -> dict[str, Any]:
     elif kind not in ("linear", "none"):
         data.refuse(f"rope scaling {kind} is not supported")
     if scaling:
-        found["rope_scaling"] = scaling
+        found["rope_scaling"] = {**scaling, **more}
     return found
 
 

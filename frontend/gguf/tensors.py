@@ -27,7 +27,7 @@ IN_LAYER = {
     "gate_up": "ffn_up",
     "down": "ffn_down",
 }
-EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")  # in one tensor for all: [experts, out, in]
+PARTS = ("gate", "up", "down")  # of an expert; in one tensor for all: ffn_gate_exps [experts, out, in] …
 
 
 def index_of(tensors: dict[str, GgufTensor], config: ModelConfig, architecture: Architecture) -> dict[str, GgufTensor]:
@@ -35,6 +35,7 @@ def index_of(tensors: dict[str, GgufTensor], config: ModelConfig, architecture: 
     names = config.names
     moved = {theirs: getattr(names, ours) for ours, theirs in WHOLE.items()}
     found: dict[str, GgufTensor] = {}
+    renamed: dict[str, str] = {}  # whole names
     for layer in range(config.num_layers):
         here, there = f"{names.layers}.{layer}.", f"blk.{layer}."
         in_layer = {**IN_LAYER, **architecture.renamed}
@@ -42,18 +43,24 @@ def index_of(tensors: dict[str, GgufTensor], config: ModelConfig, architecture: 
         moved |= {there + theirs: here + getattr(names, ours) for ours, theirs in given.items()}
         if config.experts is not None:
             block = f"{here}{names.experts}."
-            moved[f"{there}ffn_gate_inp"] = block + names.router
-            for theirs, matrix in zip(EXPERTS, names.expert_matrices, strict=True):
-                whole = tensors.get(f"{there}{theirs}.weight")
+            moved |= {
+                f"{there}ffn_gate_inp": block + names.router,
+                f"{there}ffn_gate_inp_shexp": block + names.shared_gate,
+            }
+            for part, matrix in zip(PARTS, names.expert_matrices, strict=True):
+                moved[f"{there}ffn_{part}_shexp"] = f"{block}{names.shared_expert}.{matrix}"
+                renamed[f"{there}ffn_{part}_exps.bias"] = f"{block}experts.{matrix}_bias"
+                whole = tensors.get(f"{there}ffn_{part}_exps.weight")
                 if whole is not None:
                     found |= {f"{block}experts.{i}.{matrix}.weight": each for i, each in enumerate(_each(whole))}
-    stacked = tuple(f"{name}.weight" for name in EXPERTS)
+        if names.sinks:
+            renamed[f"{there}attn_sinks.weight"] = here + names.sinks
     for name, tensor in tensors.items():
-        if name in CONSUMED or name.endswith(stacked):
+        if name in CONSUMED or name.endswith("_exps.weight"):
             continue
         module, _, kind = name.rpartition(".")
         tensor = _changed(tensor, name, config, architecture)
-        found[f"{moved[module]}.{kind}" if module in moved else name] = tensor
+        found[renamed.get(name) or (f"{moved[module]}.{kind}" if module in moved else name)] = tensor
     return found
 
 
@@ -69,6 +76,8 @@ def _each(stacked: GgufTensor) -> list[GgufTensor]:
 def _changed(tensor: GgufTensor, name: str, config: ModelConfig, architecture: Architecture) -> GgufTensor:
     if architecture.is_rotated and name.rpartition(".")[0].endswith((".attn_q", ".attn_k")):
         return msgspec.structs.replace(tensor, rotated=config.head_dim)
+    if name.endswith(".ffn_gate_inp_shexp.weight"):
+        return msgspec.structs.replace(tensor, shape=(1, *tensor.shape))
     if architecture.added and name.endswith("norm.weight"):
         return msgspec.structs.replace(tensor, added=architecture.added)
     return tensor

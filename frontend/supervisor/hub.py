@@ -22,9 +22,8 @@ _OTHER_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
 
 
 def is_model_name(name: str) -> bool:
-    """Whether `name` can name a model: it is `demo`, an existing folder or GGUF file, or of the form owner/name."""
-    is_file = name.endswith(SUFFIX) and os.path.isfile(name)
-    return name == "demo" or os.path.isdir(name) or is_file or _HUB_ID.fullmatch(name) is not None
+    """Whether `name` can name a model: it is `demo`, an existing folder or file, or of the form owner/name."""
+    return name == "demo" or os.path.exists(name) or _HUB_ID.fullmatch(name) is not None
 
 
 def find_checkpoint(
@@ -37,7 +36,7 @@ def find_checkpoint(
         folder = Path(name).resolve()
         file = gguf_in(folder)
         return folder if file is None else checkpoint_folder(file)
-    if name is not None and name.endswith(SUFFIX) and os.path.exists(name):
+    if name is not None and os.path.isfile(name):
         return checkpoint_folder(Path(name))
     if name in (None, "demo"):
         return DEMO_FOLDER

@@ -77,8 +77,8 @@ def test_a_failed_download_is_one_line_with_the_mend(
 def test_only_the_demo_folders_gguf_files_and_hub_ids_are_model_names(tmp_path: Path) -> None:
     assert is_model_name("demo") and is_model_name("owner/name-1.5") and is_model_name(str(tmp_path))
     assert not is_model_name("statsu") and not is_model_name("./nowhere") and not is_model_name("a/b/c")
-    (tmp_path / "a.gguf").touch()
-    assert is_model_name(str(tmp_path / "a.gguf")) and is_model_name("owner/name:Q4_K_M")
+    (tmp_path / "sha256-0").touch()  # files need no suffix
+    assert is_model_name(str(tmp_path / "sha256-0")) and is_model_name("owner/name:Q4_K_M")
     assert not is_model_name(str(tmp_path / "b.gguf")) and not is_model_name("owner/name:")
 
 
