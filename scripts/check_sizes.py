@@ -16,12 +16,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
-    ("frontend", ".py"): 32_700,
+    ("frontend", ".py"): 33_000,
     ("core", ".py"): 13_700,
     ("workers", ".py"): 12_700,
     ("kernels", ".py"): 7_200,
     ("kernels", ".c .h"): 5_200,
-    ("ipc", ".py"): 10_600,
+    ("ipc", ".py"): 10_650,
 }
 MAX_FILES = 16  # of a folder
 MAX_FILE_LINES = 400

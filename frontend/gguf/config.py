@@ -26,19 +26,10 @@ _SIZES = {  # of every model: our field, key behind the architecture
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")  # the names that families have for it
 
 
-# They end an answer of every model that has them, as in llama.cpp, whatever the metadata say.
+# They end an answer of every model that has them, whatever the metadata say, as in llama.cpp (src/llama-vocab.cpp).
 END_TOKENS = frozenset(
-    {
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<end_of_turn>",
-        "<|endoftext|>",
-        "<EOT>",
-        "_<EOT>",
-        "<｜end▁of▁sentence｜>",
-    }
+    """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|>
+    <|end_of_text|> </s> <eos> <EOT> _<EOT> [EOT] [EOS] <end_of_utterance> <｜end▁of▁sentence｜>""".split()  # noqa: SIM905
 )
 
 
@@ -58,8 +49,12 @@ class Metadata:
             return value[0]
         return value
 
-    def number(self, key: str) -> float:
-        value = self.get(key)
+    def whole(self, key: str) -> Any:
+        """Return the value of `<architecture>.<key>` as it is."""
+        return self._file.metadata.get(f"{self.architecture}.{key}")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.refuse(f"{self.architecture}.{key} must be a number, it is {value!r:.100}")
         return value
@@ -111,22 +106,42 @@ def present(*tensors: str) -> Callable[[Metadata], bool]:
     return lambda data: all(map(data.has, tensors))
 
 
-def _query_scalar(num_layers: int) -> Callable[[Metadata], float]:
+def _query_scalar(num_layers: int) -> Callable[[Metadata], int]:
     """Return the rule for Gemma's query_pre_attn_scalar: the size of a head, but for the model of 27 billion."""
 
-    def rule(data: Metadata) -> float:
+    def rule(data: Metadata) -> int:
         if data.get("block_count") == num_layers:
-            return data.number("embedding_length") / data.number("attention.head_count")
-        return data.number("attention.key_length")
+            return int(data.number("embedding_length") / max(data.number("attention.head_count"), 1))
+        return int(data.number("attention.key_length"))
 
     return rule
 
 
 ATTENTION_BIAS = {"attention_bias": present("blk.0.attn_q.bias")}
 BIASES = {**ATTENTION_BIAS, "mlp_bias": present("blk.0.ffn_up.bias")}
-WINDOW = {"sliding_window": key("attention.sliding_window")}
+
+
+def _window(data: Metadata) -> int | None:
+    return int(data.number("attention.sliding_window", 0)) or None  # 0: none
+
+
+def _layer_types(data: Metadata) -> list[str] | None:
+    """Return the kind of each layer: by the pattern, if there is one, or all without a window. A number is a period."""
+    pattern = data.whole("attention.sliding_window_pattern")
+    layers = range(int(data.number("block_count")))
+    if _window(data) is None:
+        return ["full_attention" for _ in layers]
+    if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0:
+        pattern = [(layer + 1) % pattern != 0 for layer in layers]
+    if not isinstance(pattern, list):
+        return None
+    return ["sliding_attention" if each else "full_attention" for each in pattern]
+
+
+WINDOW = {"sliding_window": _window}
+WINDOWS = {**WINDOW, "layer_types": _layer_types}  # in some layers
 GEMMA2: Fields = {
-    **WINDOW,
+    **WINDOWS,
     "attn_logit_softcapping": scaled("attn_logit_softcapping", 50.0),
     "final_logit_softcapping": scaled("final_logit_softcapping", 30.0),
     "query_pre_attn_scalar": _query_scalar(46),
@@ -142,9 +157,10 @@ MIXTRAL = Architecture(
     {"num_local_experts": key("expert_count"), "num_experts_per_tok": key("expert_used_count")},
     is_rotated=True,
 )
+OLMO3 = Architecture("Olmo3ForCausalLM", {**ATTENTION_BIAS, **WINDOWS})
 ARCHITECTURES = {
     "arcee": Architecture("ArceeForCausalLM", BIASES, is_rotated=True),
-    "cohere2": Architecture("Cohere2ForCausalLM", {**ATTENTION_BIAS, **WINDOW, "logit_scale": scaled("logit_scale")}),
+    "cohere2": Architecture("Cohere2ForCausalLM", {**ATTENTION_BIAS, **WINDOWS, "logit_scale": scaled("logit_scale")}),
     "command-r": Architecture(
         "CohereForCausalLM",
         {**ATTENTION_BIAS, "logit_scale": scaled("logit_scale"), "use_qk_norm": present("blk.0.attn_q_norm.weight")},
@@ -155,7 +171,7 @@ ARCHITECTURES = {
     "gemma3": Architecture(
         "Gemma3ForCausalLM",
         {
-            **WINDOW,
+            **WINDOWS,
             "final_logit_softcapping": key("final_logit_softcapping"),
             "query_pre_attn_scalar": _query_scalar(62),
             "rope_local_base_freq": key("rope.freq_base_swa", 10000.0),
@@ -214,10 +230,12 @@ ARCHITECTURES = {
 def architecture_of(data: Metadata) -> Architecture:
     if data.architecture == "llama" and data.get("expert_count"):
         return MIXTRAL
+    if data.architecture == "olmo2" and data.get("attention.sliding_window"):
+        return OLMO3
     if data.architecture not in ARCHITECTURES:
         data.refuse(
-            f"architecture {data.architecture} is not supported in GGUF, known are {', '.join(ARCHITECTURES)}: take "
-            "the model's safetensors"
+            f"architecture {data.architecture!r:.100} is not supported in GGUF, known are {', '.join(ARCHITECTURES)}: "
+            "take the model's safetensors"
         )
     return ARCHITECTURES[data.architecture]
 
@@ -227,8 +245,13 @@ def config_of(data: Metadata) -> dict[str, Any]:
     found = architecture_of(data)
     config: dict[str, Any] = {"architectures": [found.name], "dtype": "bfloat16"}
     config |= {name: int(data.number(each)) for name, each in _SIZES.items()}
-    config["num_key_value_heads"] = int(data.get("attention.head_count_kv") or config["num_attention_heads"])
-    config["head_dim"] = int(data.get("attention.key_length") or config["hidden_size"] // config["num_attention_heads"])
+    config["num_key_value_heads"] = int(data.number("attention.head_count_kv", config["num_attention_heads"]))
+    heads = max(config["num_attention_heads"], 1)
+    config["head_dim"] = int(data.number("attention.key_length", config["hidden_size"] // heads))
+    for name in ("rope.dimension_sections", "nextn_predict_layers"):
+        value = data.get(name, 0)
+        if any(value) if isinstance(value, list) else value:
+            data.refuse(f"{data.architecture}.{name} {value!r:.100} is not supported: take the model's safetensors")
     if data.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
         data.refuse("heads of keys and of values have different sizes, which is not supported")
     if not data.has("token_embd.weight"):
@@ -246,29 +269,30 @@ def config_of(data: Metadata) -> dict[str, Any]:
 
 
 def _rope(data: Metadata, head_dim: int, more: Mapping[str, object]) -> dict[str, Any]:
-    rotary_dim = int(data.get("rope.dimension_count") or head_dim)
-    found: dict[str, Any] = {"rope_theta": data.get("rope.freq_base", 10000.0)}
-    if rotary_dim != head_dim:
-        found["partial_rotary_factor"] = rotary_dim / head_dim
+    rotary_dim = data.number("rope.dimension_count", head_dim)
+    found: dict[str, Any] = {"rope_theta": data.number("rope.freq_base", 10000.0)}
+    found["partial_rotary_factor"] = rotary_dim / max(head_dim, 1)
     scaling: dict[str, Any] = {}
     factor = data.get("rope.scaling.factor") or data.get("rope.scale_linear")
     original = data.get("rope.scaling.original_context_length")
     if data.has("rope_freqs.weight"):
-        factors = data.floats("rope_freqs.weight")
-        scaling = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0, "rope_type": "longrope"}
+        scaling = {"rope_type": "divided", "factors": data.floats("rope_freqs.weight")}
     elif data.has("rope_factors_long.weight"):
         names = {f"{kind}_factor": f"rope_factors_{kind}.weight" for kind in ("short", "long")}
         scaling = {name: data.floats(tensor) for name, tensor in names.items()}
         scaling |= {"rope_type": "longrope", "attention_factor": data.get("rope.scaling.attn_factor", 1.0)}
         found["original_max_position_embeddings"] = original
     elif (kind := data.get("rope.scaling.type", "linear")) == "yarn" and factor:
-        betas = {name: data.get(f"rope.scaling.yarn_{name}") for name in ("beta_fast", "beta_slow")}
-        scaling = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original} | betas
+        named = {"beta_fast": "beta_fast", "beta_slow": "beta_slow", "attention_factor": "attn_factor"}
+        given = {ours: data.get(f"rope.scaling.yarn_{theirs}") for ours, theirs in named.items()}
+        if (multiplier := data.get("rope.scaling.yarn_log_multiplier")) is not None:
+            given |= {"mscale": 1.0, "mscale_all_dim": multiplier}
+        scaling = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original, **given}
         scaling = {name: value for name, value in scaling.items() if value is not None}
     elif kind == "linear" and factor:
         scaling = {"rope_type": kind, "factor": factor}
     elif kind not in ("linear", "none"):
-        data.refuse(f"rope scaling {kind} is not supported")
+        data.refuse(f"rope scaling {kind!r:.100} is not supported")
     if scaling:
         found["rope_scaling"] = {**scaling, **more}
     return found

@@ -15,12 +15,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ...ipc.config.gguf_index import GGUF_INDEX_NAME
+from ...ipc.config.gguf_index import GGUF_INDEX_NAME, GGUF_STATUS_NAME, gguf_status
 from ...ipc.errors import ConfigError
 from ...ipc.models.model_file import load_model_config
 from .config import END_TOKENS, Metadata, architecture_of, config_of, eos_ids
@@ -34,14 +35,29 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def gguf_in(folder: Path) -> Path | None:
-    """Return the GGUF file of a folder that has no config.json, the first of its parts; None if it has none.
-    ConfigError if there are several."""
-    if (folder / "config.json").exists():
+    """Return the GGUF file of a folder without safetensors, the first of its parts; None if it has none. ConfigError if
+    there are several."""
+    if (folder / GGUF_INDEX_NAME).exists() or any(folder.glob("*.safetensors")):
         return None
     first = [path for path in sorted(folder.glob(f"*{SUFFIX}")) if is_first_part(path)]
     if len(first) > 1:
         raise ConfigError(f"{folder} has {len(first)} GGUF files, {first[0].name} and others: give the path of one")
     return first[0] if first else None
+
+
+def chosen_parts(names: Sequence[str], part: str, what: str) -> list[str]:
+    """Return the names of the GGUF file, or of its parts in order, that have `part` as a whole word, such as Q4_K_M, in
+    whatever case. ConfigError, which begins with `what`, unless there is one."""
+    word = re.compile(rf"(?:^|[-./_]){re.escape(part.removesuffix(SUFFIX))}(?=[-./]|$)", re.IGNORECASE)
+    files = sorted(name for name in names if name.endswith(SUFFIX))
+    found = [name for name in files if is_first_part(Path(name)) and word.search(name.removesuffix(SUFFIX))]
+    if len(found) != 1:
+        shown = ", ".join(found or [name for name in files if is_first_part(Path(name))]) or "none"
+        raise ConfigError(f"{what}: {len(found)} GGUF files have {part!r} in their names, one must: {shown:.500}")
+    split = _PART.search(found[0])
+    if split is None:
+        return found
+    return [name for name in files if name.startswith(found[0][: split.start()]) and _PART.search(name)]
 
 
 def is_first_part(path: Path) -> bool:
@@ -57,13 +73,17 @@ def checkpoint_folder(path: Path) -> Path:
     folder = _cache() / _key(parts)
     if (folder / GGUF_INDEX_NAME).exists():
         return folder
-    made = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
-        _write(made, parts)
-        with contextlib.suppress(OSError):  # another process was faster
-            made.rename(folder)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent))
+        try:
+            _write(made, parts)
+            with contextlib.suppress(FileExistsError, NotADirectoryError):
+                made.rename(folder)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        if not (folder / GGUF_INDEX_NAME).exists():  # else another process was faster
+            raise ConfigError(f"{folder.parent} cannot be written ({error}): set XDG_CACHE_HOME to a folder") from None
     return folder
 
 
@@ -117,10 +137,9 @@ def _key(parts: list[Path]) -> str:
     digest = hashlib.sha256(f"{FORM}".encode())
     for path in parts:
         try:
-            status = path.stat()
+            digest.update(f"\n{path} {gguf_status(path)}".encode())
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-        digest.update(f"\n{path} {status.st_size} {status.st_mtime_ns}".encode())
     return digest.hexdigest()[:32]
 
 
@@ -134,9 +153,14 @@ def _write(folder: Path, parts: list[Path]) -> None:
     ends = eos_ids(data)
     if ends:
         _save(folder / "generation_config.json", {"eos_token_id": ends})
-    index = index_of(tensors, load_model_config(folder), architecture_of(data))
+    try:
+        model = load_model_config(folder)
+    except ConfigError as error:
+        data.refuse(str(error).removeprefix(f"{folder / 'config.json'}: "))
+    index = index_of(tensors, model, architecture_of(data))
     for link, path in links.items():
         (folder / link).symlink_to(path)
+    (folder / GGUF_STATUS_NAME).write_bytes(msgspec.json.encode({link: gguf_status(links[link]) for link in links}))
     (folder / GGUF_INDEX_NAME).write_bytes(msgspec.json.encode(index))
 
 

@@ -62,6 +62,8 @@ def read_gguf(path: Path, link: str, tokens: frozenset[str] = frozenset()) -> Gg
             if data[:4] != MAGIC:
                 raise ConfigError(f"{path} is no GGUF file: it begins with {data[:4]!r}")
             return _Header(path, data).read(link, {token.encode(): token for token in tokens})
+    except ConfigError:
+        raise
     except (struct.error, ValueError, LookupError, MemoryError, OverflowError, RecursionError) as error:
         raise damaged(path, error) from None
     except OSError as error:
@@ -143,7 +145,11 @@ class _Header:
         if kind not in KINDS:
             known = ", ".join(BLOCKS)
             what = UNSUPPORTED.get(kind, f"format {kind}")
-            raise ConfigError(f"{self._path}: tensor {name} is {what}, which is not supported, known are {known}")
+            raise ConfigError(
+                f"{self._path}: tensor {name!r:.100} is {what}, which is not supported, known are {known}"
+            )
+        if not shape or 0 in shape:
+            raise ValueError(f"tensor {name} of shape {shape}")
         if prod(shape) % BLOCKS[KINDS[kind]][0] or (shape and shape[-1] % BLOCKS[KINDS[kind]][0]):
             raise ValueError(f"tensor {name} of shape {shape} in {KINDS[kind]}")
         return name, GgufTensor(file=link, kind=KINDS[kind], shape=shape, offset=offset)

@@ -9,6 +9,7 @@ from ...ipc.models.model_config import ModelConfig
 from .config import Architecture
 
 CONSUMED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # they are in config.json
+OTHERS = ("v.", "a.", "mm.")  # of encoders of media and their projectors
 WHOLE = {"embedding": "token_embd", "norm": "output_norm", "head": "output"}  # a field of TensorNames: a file's name
 IN_LAYER = {
     "input_norm": "attn_norm",
@@ -56,7 +57,7 @@ def index_of(tensors: dict[str, GgufTensor], config: ModelConfig, architecture: 
         if names.sinks:
             renamed[f"{there}attn_sinks.weight"] = here + names.sinks
     for name, tensor in tensors.items():
-        if name in CONSUMED or name.endswith("_exps.weight"):
+        if name in CONSUMED or name.startswith(OTHERS) or name.endswith("_exps.weight"):
             continue
         module, _, kind = name.rpartition(".")
         tensor = _changed(tensor, name, config, architecture)

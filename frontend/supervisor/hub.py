@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.errors import ConfigError
-from ..gguf.folder import SUFFIX, checkpoint_folder, gguf_in, is_first_part
+from ..gguf.folder import SUFFIX, checkpoint_folder, chosen_parts, gguf_in
 
 DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo"
 _HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+))?")  # behind the colon: a part of the names of GGUF files
@@ -41,49 +40,62 @@ def find_checkpoint(
     if name in (None, "demo"):
         return DEMO_FOLDER
     found = _HUB_ID.fullmatch(name)
+    if name.endswith(SUFFIX) and ":" not in name:
+        raise ConfigError(f"{option} {name}: there is no such file")
     if found is None:
         raise ConfigError(
             f"{option} {name} is neither a folder, a GGUF file, a hub id of the form owner/name, nor demo"
         )
     repository, part = found.groups()
-    weights = _WEIGHT_FILES if part is None else [f"*{part}*{SUFFIX}"]
-    folder = _fetch(repository, weights, revision, option, config or EngineConfig())
-    return folder if part is None else _gguf_of(name, folder, part)
+    config = config or EngineConfig()
+    if part is not None:
+        return checkpoint_folder(_fetch(repository, [], revision, option, config, part))
+    has_weights = option != "--tokenizer" and config.load_format != "dummy"
+    return _fetch(repository, _OTHER_FILES + (_WEIGHT_FILES if has_weights else []), revision, option, config)
 
 
-def _gguf_of(name: str, folder: Path, part: str) -> Path:
-    """Return the folder for the GGUF file with `part` in its name, in a download."""
-    files = [path for path in sorted(folder.rglob(f"*{part}*{SUFFIX}")) if is_first_part(path)]
-    if len(files) == 1:
-        return checkpoint_folder(files[0])
-    found = ", ".join(path.name for path in files[:5]) or "none"
-    raise ConfigError(f"{name}: one GGUF file with {part} in its name is needed, the repository has {found}")
-
-
-def _fetch(name: str, weights: Sequence[str], revision: str | None, option: str, config: EngineConfig) -> Path:
-    from huggingface_hub import constants, snapshot_download
+def _fetch(
+    name: str,
+    patterns: list[str],
+    revision: str | None,
+    option: str,
+    config: EngineConfig,
+    part: str | None = None,
+) -> Path:
+    """Fetch the files of a repository and return their folder; with `part` fetch the GGUF file that has it in its name,
+    or all parts of that, and return the path of the first."""
+    from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     from .hub_progress import HubProgress
 
-    has_weights = option != "--tokenizer" and config.load_format != "dummy"
     try:
-        folder = snapshot_download(
-            name,
-            revision=revision,
-            allow_patterns=_OTHER_FILES + ([*weights] if has_weights else []),
-            cache_dir=config.download_dir,
-            token=config.hf_token,
-            tqdm_class=None if sys.stderr.isatty() else HubProgress,  # a terminal shows the hub's own bars
+        if part is not None and not constants.HF_HUB_OFFLINE:
+            listed = HfApi(token=config.hf_token).list_repo_files(name, revision=revision)
+            patterns = chosen_parts(listed, part, f"{option} {name}")
+        folder = Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=patterns or None,
+                cache_dir=config.download_dir,
+                token=config.hf_token,
+                tqdm_class=None if sys.stderr.isatty() else HubProgress,  # a terminal shows the hub's own bars
+            )
         )
-        return Path(folder)
+        if part is None:
+            return folder
+        cached = [str(path.relative_to(folder)) for path in folder.rglob(f"*{SUFFIX}")]
+        return folder / chosen_parts(cached, part, f"{option} {name}")[0]
     except GatedRepoError:
         why = "the hub requires its licence to be accepted: do so on its page and give HF_TOKEN or --hf-token"
     except RepositoryNotFoundError:
         why = "it is neither a folder nor a repository of the hub; a private one needs HF_TOKEN or --hf-token"
     except RevisionNotFoundError:
         why = f"the hub has no revision {revision} of it"
-    except OSError as error:  # base class of the hub's and the network's errors
+    except ConfigError:
+        raise
+    except Exception as error:  # OSError, and whatever the HTTP library of the hub's client raises
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         if constants.HF_HUB_OFFLINE:
             cache = config.download_dir or constants.HF_HUB_CACHE

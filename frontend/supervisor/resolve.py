@@ -20,11 +20,11 @@ from ...ipc.addresses import RunDirectory
 from ...ipc.config.checkpoint_digest import checkpoint_digest, tokenizer_digest
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.config.gguf_index import BLOCKS
+from ...ipc.config.gguf_index import BLOCKS, CODE_BITS
 from ...ipc.config.host_places import check_private, host_address, ray_listen_address
 from ...ipc.config.option_ranges import AUTO_LENGTH
 from ...ipc.config.served_model import served_model
-from ...ipc.config.weight_files import stored_tensors, weight_paths
+from ...ipc.config.weight_files import StoredTensor, stored_tensors, weight_paths
 from ...ipc.endpoints import Endpoints
 from ...ipc.errors import ConfigError
 from ...ipc.keys import Keys
@@ -49,7 +49,6 @@ _LARGEST: dict[MediaKind, str] = {  # how a medium gets fewer embeddings
     "audio": "longest audio clip: raise it, or lower --max-audio-s",
 }
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_GGUF_GROWTH = 4 / 3  # of 4-bit codes that stay codes, with scales and mins of 32 bits
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _CODE_BYTES = {"int8": 1.0, "int4": 0.66}  # of a weight that is quantized on load, with its part of scales and zeros
 
@@ -151,9 +150,11 @@ def _with_encoder_cache(spec: EngineSpec, processor: Processor) -> EngineSpec:
 
 def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
     if config.tokenizer is None and config.tokenizer_revision is None:
-        add_tokenizer(folder)
-        return folder
-    return find_checkpoint(config.tokenizer or config.model, config.tokenizer_revision, "--tokenizer", config)
+        found = folder
+    else:
+        found = find_checkpoint(config.tokenizer or config.model, config.tokenizer_revision, "--tokenizer", config)
+    add_tokenizer(found)
+    return found
 
 
 def check_ray() -> None:
@@ -228,6 +229,13 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len + model.num_clip_tokens
 
 
+def _bytes_kept(tensor: StoredTensor) -> float:
+    """Return the bytes of an element that is stored as a code; of GGUF's with a scale and a min for each 32."""
+    if tensor.dtype in BLOCKS:
+        return CODE_BITS.get(tensor.dtype, 8) / 8 + 4 / 32
+    return tensor.num_bytes / max(tensor.num_elements, 1)
+
+
 def check_gpu() -> None:
     """Raise ConfigError if no device node of a GPU exists. A node does not prove that the driver works."""
     if not any(map(os.path.exists, GPU_NODES)):
@@ -258,9 +266,8 @@ def check_weights(
         item_bytes = _CODE_BYTES[model.quantization.weight_dtype]
     keeps_blocks = model.quantization is not None and model.quantization.layout == "gguf"
     floats = {*_FLOATS, *(() if keeps_blocks else BLOCKS)}
-    growth = _GGUF_GROWTH if keeps_blocks else 1
     num_bytes: float = sum(
-        each.num_elements * item_bytes if each.dtype in floats else each.num_bytes * growth for each in tensors.values()
+        each.num_elements * (item_bytes if each.dtype in floats else _bytes_kept(each)) for each in tensors.values()
     )
     if model.quantization is not None and model.quantization.layout == "mxfp4":  # a byte becomes two floats
         num_bytes += sum(each.num_bytes * (2 * item_bytes - 1) for each in tensors.values() if each.dtype == "U8")

@@ -14,6 +14,7 @@ import msgspec
 from ..errors import ConfigError
 
 GGUF_INDEX_NAME = "model.gguf.index.json"
+GGUF_STATUS_NAME = "model.gguf.status.json"  # size and time of each file when the index was made
 BLOCKS = {  # of each format: elements, bytes
     "F32": (1, 4),
     "F16": (1, 2),
@@ -31,6 +32,18 @@ BLOCKS = {  # of each format: elements, bytes
     "IQ4_NL": (32, 18),
     "IQ4_XS": (256, 136),
     "MXFP4": (32, 17),
+}
+
+# Of formats whose blocks stay codes where these are multiplied as integers: bits of a code. Others are rounded to 8.
+CODE_BITS = {
+    "Q8_0": 8,
+    "Q5_0": 8,
+    "Q4_0": 4,
+    "Q4_1": 4,
+    "Q4_K": 4,
+    "IQ4_NL": 4,
+    "IQ4_XS": 4,
+    "MXFP4": 4,
 }
 
 
@@ -52,6 +65,23 @@ class GgufTensor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def num_bytes(self) -> int:
         elements, size = BLOCKS[self.kind]
         return self.num_elements // elements * size
+
+
+def gguf_status(path: Path) -> tuple[int, int]:
+    """Return the size and the time of a file, by which the index knows it again."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
+
+
+def check_unchanged(path: Path) -> None:
+    """Raise ConfigError if a file in the folder of an index is gone, or another than the one that was indexed."""
+    try:
+        known = msgspec.json.decode((path.parent / GGUF_STATUS_NAME).read_bytes(), type=dict[str, tuple[int, int]])
+        if known.get(path.name) == gguf_status(path):
+            return
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path.resolve()} cannot be read ({error}): is the GGUF file still there?") from None
+    raise ConfigError(f"{path.resolve()} has changed since the engine's start: start it again, or put the file back")
 
 
 def read_gguf_index(folder: Path) -> dict[str, GgufTensor] | None:

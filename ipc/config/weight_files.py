@@ -43,7 +43,11 @@ def file_by_tensor(folder: Path) -> dict[str, Path]:
     if single_file.exists():
         return dict.fromkeys(read_header(single_file), single_file)
     others = sorted(path.name for path in folder.glob("*.bin"))
-    mend = "convert it with transformers' save_pretrained" if others else "is --model the right folder?"
+    mend = (
+        "convert it with transformers' save_pretrained"
+        if others
+        else "is --model the right folder? Of a repository of GGUF files give one as owner/name:Q4_K_M"
+    )
     raise ConfigError(
         f"{folder} has neither {SINGLE_NAME} nor {INDEX_NAME}"
         + (f", only {', '.join(others[:3])}, which may run code when read: " if others else ": ")

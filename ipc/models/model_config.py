@@ -15,7 +15,7 @@ from .quantization_config import QuantizationConfig
 from .vision_config import VisionConfig
 
 ModelImplementation = Literal["auto", "native", "transformers"]
-RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional"]
+RopeKind = Literal["default", "linear", "llama3", "yarn", "dynamic", "longrope", "proportional", "divided"]
 Encoder: TypeAlias = VisionConfig | AudioConfig
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_clamped"]
 

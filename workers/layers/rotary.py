@@ -1,9 +1,9 @@
 """Tables of cosines and sines of every position, for each kind of RoPE scaling.
 
 Formulas: default (RoFormer, arXiv 2104.09864), linear (position interpolation), llama3 (Llama 3.1), yarn (arXiv
-2309.00071), longrope (Phi-3), dynamic (NTK). The base of dynamic and the factors of longrope are those of the longest
-context that may be served, so that a token's key does not depend on how long its request grows. All in float32, as in
-transformers.
+2309.00071), longrope (Phi-3), dynamic (NTK), divided (GGUF's, a factor for each frequency). The base of dynamic and the
+factors of longrope are those of the longest context that may be served, so that a token's key does not depend on how
+long its request grows. All in float32, as in transformers.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def rotary_frequencies(
         return _yarn_frequencies(rope, head_dim, max_position_embeddings, factor), _yarn_magnitude(rope, factor)
     if rope.kind == "longrope":
         original_length = _number(rope, "original_max_position_embeddings", max_position_embeddings)
-        factors = rope.parameters["long_factor" if max_model_len > original_length else "short_factor"]
-        if not isinstance(factors, list) or len(factors) != head_dim // 2:
-            raise ConfigError(f"config.json: rope type longrope needs {head_dim // 2} short and long factors")
-        frequencies = _inverse_powers(rope.theta, head_dim) / torch.tensor(factors, dtype=torch.float32)
+        name = "long_factor" if max_model_len > original_length else "short_factor"
+        frequencies = _inverse_powers(rope.theta, head_dim) / _factors(rope, name, head_dim)
         factor = _number(rope, "factor", max_position_embeddings / original_length)
         return frequencies, _longrope_magnitude(rope, factor, original_length)
+    if rope.kind == "divided":
+        return _inverse_powers(rope.theta, head_dim) / _factors(rope, "factors", head_dim), 1.0
     if rope.kind == "proportional":
         frequencies = _inverse_powers(rope.theta, head_dim)
         num_turning = int(_number(rope, "partial_rotary_factor") * head_dim // 2)
@@ -146,6 +146,13 @@ def _longrope_magnitude(rope: RopeConfig, factor: float, original_length: float)
     if rope.parameters.get("attention_factor") is not None:
         return _number(rope, "attention_factor")
     return math.sqrt(1 + math.log(factor) / math.log(original_length)) if factor > 1 else 1.0
+
+
+def _factors(rope: RopeConfig, name: str, head_dim: int) -> Tensor:
+    factors = rope.parameters.get(name)
+    if not isinstance(factors, list) or len(factors) != head_dim // 2:
+        raise ConfigError(f"config.json: rope type {rope.kind} needs {head_dim // 2} numbers {name}")
+    return torch.tensor(factors, dtype=torch.float32)
 
 
 def _number(rope: RopeConfig, name: str, default: float | None = None) -> float:

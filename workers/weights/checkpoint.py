@@ -62,7 +62,7 @@ class Checkpoint:
     ) -> None:
         """`quantization`: the stored layout of matrices, see `quantized_weights.py`. `file_by_name`: the file of each
         tensor; None: find the files in `folder`."""
-        self.folder = folder
+        self.folder = self.source = folder  # source: as errors name it
         self.dtype = dtype
         self.device = device
         self.quantization = quantization
@@ -110,7 +110,7 @@ class Checkpoint:
         if unknown:
             others = f" and for {len(unknown) - 1} others" if len(unknown) > 1 else ""
             raise ConfigError(
-                f"{self.folder}: the model in config.json has no place for tensor {unknown[0]}{others}: the checkpoint "
+                f"{self.source}: the model in config.json has no place for tensor {unknown[0]}{others}: the checkpoint "
                 "does not fit its config.json"
             )
 

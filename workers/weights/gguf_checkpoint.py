@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ipc.config.gguf_index import BLOCKS, GgufTensor, read_gguf_index
+from ...ipc.config.gguf_index import BLOCKS, CODE_BITS, GgufTensor, check_unchanged, read_gguf_index
 from ...ipc.errors import ConfigError
 from ...ipc.models.quantization_config import QuantizationConfig
 from ...kernels.quantized import QuantizedWeight, concatenate, pack_halves, quantize
@@ -19,8 +19,7 @@ from .gguf_blocks import FLOATS, dequantize, read_groups
 GROUP = 32  # inputs that share a scale, of codes that stay codes
 ZERO = 8  # code of 0, of 4 bits without mins
 CHUNK_ELEMENTS = 1 << 21  # become floats at a time
-CODES = {  # others are rounded to int8
-    **dict.fromkeys(("Q8_0", "Q5_0"), "int8"),
+FORMS = {  # of codes that stay codes, if not int8
     "Q4_0": "int4",
     **dict.fromkeys(("Q4_1", "Q4_K"), "int4 with mins"),
     **dict.fromkeys(("IQ4_NL", "IQ4_XS"), "levels of IQ4"),
@@ -40,16 +39,17 @@ class GgufCheckpoint(Checkpoint):
     ) -> None:
         super().__init__(folder, dtype, device, quantization)
         self._index = read_gguf_index(folder) or {}
+        self.source = min((folder / tensor.file for tensor in self._index.values()), default=folder).resolve()
 
     def load_codes(self, *slices: TensorSlice) -> QuantizedWeight | None:
         """Read slices and concatenate them along axis 0, as codes of 8 or 4 bits; None if one is stored as floats.
 
-        Those in other formats than CODES, or in different ones, are rounded to 8 bits, with a scale for each GROUP
+        Those in other formats than CODE_BITS, or in different ones, are rounded to 8 bits, with a scale for each GROUP
         inputs."""
         tensors = [self._checked(wanted) for wanted in slices]
         if any(tensor.kind in FLOATS for tensor in tensors):
             return None
-        forms = {CODES.get(tensor.kind, "int8") for tensor in tensors}
+        forms = {FORMS.get(tensor.kind, "int8") for tensor in tensors}
         form = forms.pop() if len(forms) == 1 else "int8"
         return concatenate([self._codes(wanted, form) for wanted in slices])
 
@@ -95,7 +95,7 @@ class GgufCheckpoint(Checkpoint):
         tensor = self._tensor(wanted.name)
         rows, columns = (wanted.range, range(wanted.shape[1])) if wanted.axis == 0 else (None, wanted.range)
         is_cut = columns.start % GROUP or columns.stop % GROUP
-        if is_cut or CODES.get(tensor.kind) != form:
+        if is_cut or tensor.kind not in CODE_BITS or FORMS.get(tensor.kind, "int8") != form:
             floats = self.load(wanted, dtype=torch.float32)
             size = GROUP if floats.shape[1] % GROUP == 0 else None
             return quantize(floats, "int8", self.dtype, size)
@@ -117,8 +117,8 @@ class GgufCheckpoint(Checkpoint):
         tensor = self._index.get(name)
         if tensor is None:
             raise ConfigError(
-                f"{self.folder}: tensor {name} is missing, among {len(self._index)} in its GGUF files: they do not fit "
-                "their metadata or are incomplete"
+                f"{self.source}: tensor {name} is missing, among {len(self._index)}: the file does not fit its "
+                "metadata or is incomplete"
             )
         return tensor
 
@@ -128,7 +128,7 @@ class GgufCheckpoint(Checkpoint):
         self._note_read(wanted.name)
         if tensor.shape != wanted.shape or wanted.is_transposed:
             raise ConfigError(
-                f"{self.folder / tensor.file}: tensor {wanted.name} has shape {list(tensor.shape)}, the metadata ask "
+                f"{self.source}: tensor {wanted.name} has shape {list(tensor.shape)}, the metadata ask "
                 f"for {list(wanted.shape)}: fetch the file again"
             )
         return tensor
@@ -136,10 +136,8 @@ class GgufCheckpoint(Checkpoint):
     def _open(self, path: Path) -> Tensor:
         data = self._open_files.get(path)
         if data is None:
-            try:
-                data = torch.from_numpy(np.memmap(path, np.uint8, mode="c"))  # "c": torch warns of read-only arrays
-            except OSError as error:
-                raise ConfigError(f"{path} cannot be read: {error.strerror}: is its GGUF file still there?") from None
+            check_unchanged(path)
+            data = torch.from_numpy(np.memmap(path, np.uint8, mode="c"))  # "c": torch warns of read-only arrays
             self._open_files[path] = data
         return data
 

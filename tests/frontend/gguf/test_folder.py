@@ -115,8 +115,9 @@ def test_a_folder_with_one_gguf_file_is_that_file(tiny: Path, tmp_path: Path) ->
     shutil.copy(tiny, tmp_path / "b.gguf")
     with pytest.raises(ConfigError, match=r"has 2 GGUF files, a-Q4_0.gguf and others: give the path of one"):
         gguf_in(tmp_path)
-    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "model.safetensors").touch()
     assert gguf_in(tmp_path) is None, "a checkpoint of another form"
+    assert gguf_in(checkpoint_folder(tiny)) is None, "a folder of ours"
 
 
 def test_all_tensors_count(tiny: Path) -> None:
@@ -128,11 +129,15 @@ def test_all_tensors_count(tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"general.architecture": "mamba"}, "architecture mamba is not supported in GGUF, known are .*llama.*: take"),
+        ({"general.architecture": "mamba"}, "architecture 'mamba' is not supported in GGUF, known are .*llama.*: take"),
         ({"llama.block_count": None}, "llama.block_count must be a number, it is None"),
         ({"llama.attention.value_length": 8}, "heads of keys and of values have different sizes"),
-        ({"llama.rope.scaling.type": "sideways"}, "rope scaling sideways is not supported"),
+        ({"llama.rope.scaling.type": "sideways"}, "rope scaling 'sideways' is not supported"),
         ({"llama.feed_forward_length": [88, 90]}, r"feed_forward_length must be a number, it is \[88, 90\]"),
+        ({"llama.attention.head_count_kv": [2, 4]}, r"head_count_kv must be a number, it is \[2, 4\]"),
+        ({"llama.attention.head_count": 0}, "num_attention_heads must be a positive integer, it is 0"),
+        ({"llama.rope.dimension_sections": [8, 8, 8, 0]}, r"rope.dimension_sections \[8, 8, 8, 0\] is not supported"),
+        ({"general.architecture": "evil\nline"}, r"architecture 'evil\\nline' is not supported"),
     ],
 )
 def test_metadata_that_cannot_be_served_are_named(
@@ -141,7 +146,11 @@ def test_metadata_that_cannot_be_served_are_named(
     path = rewritten(tiny, tmp_path / "other.gguf", **changed)
     with pytest.raises(ConfigError, match=words) as caught:
         checkpoint_folder(path)
-    assert str(path) in str(caught.value) and not list((cache / "tokenloom" / "gguf").iterdir())
+    assert (
+        str(path) in str(caught.value)
+        and "\n" not in str(caught.value)
+        and not list((cache / "tokenloom" / "gguf").iterdir())
+    )
 
 
 def test_without_a_cache_folder_the_mend_is_named(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

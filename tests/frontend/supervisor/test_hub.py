@@ -82,39 +82,92 @@ def test_only_the_demo_folders_gguf_files_and_hub_ids_are_model_names(tmp_path: 
     assert not is_model_name(str(tmp_path / "b.gguf")) and not is_model_name("owner/name:")
 
 
-def test_of_a_repository_of_gguf_files_the_named_one_is_fetched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, asked = tmp_path / "snapshot", dict[str, Any]()
-    for name in (
-        "m-Q4_K_M.gguf",
-        "m-Q4_K_S.gguf",
-        "UD/m-IQ4_XS-00001-of-00002.gguf",
-        "UD/m-IQ4_XS-00002-of-00002.gguf",
-    ):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
+FILES = [
+    "m-Q4_K_M.gguf",
+    "m-Q6_K.gguf",
+    "m-Q6_K_L.gguf",
+    "m-BF16.gguf",
+    "m-F16.gguf",
+    "mmproj-m-F16.gguf",
+    "UD/m-IQ4_XS-00001-of-00002.gguf",
+    "UD/m-IQ4_XS-00002-of-00002.gguf",
+]
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Make a repository of GGUF files, and return what is asked of it."""
+    asked: dict[str, Any] = {"opened": []}
+
+    def list_repo_files(self: object, name: str, *, revision: str | None) -> list[str]:
+        return ["README.md", *FILES]
 
     def snapshot_download(name: str, **options: Any) -> str:
         asked.update(options, name=name)
-        return str(folder)
-
-    found: list[Path] = []
+        for each in options["allow_patterns"] or FILES:
+            (tmp_path / each).parent.mkdir(exist_ok=True)
+            (tmp_path / each).touch()
+        return str(tmp_path)
 
     def checkpoint_folder(path: Path) -> Path:
-        found.append(path)
+        asked["opened"].append(path.name)
         return tmp_path
 
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", list_repo_files)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     monkeypatch.setattr(hub, "checkpoint_folder", checkpoint_folder)
-    assert find_checkpoint("owner/name:Q4_K_M", "main") == tmp_path
-    assert asked["name"] == "owner/name" and asked["revision"] == "main" and "*Q4_K_M*.gguf" in asked["allow_patterns"]
-    assert not any("safetensors" in pattern for pattern in asked["allow_patterns"])
-    find_checkpoint("owner/name:IQ4_XS", None)
-    assert [path.name for path in found] == ["m-Q4_K_M.gguf", "m-IQ4_XS-00001-of-00002.gguf"]
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("part", "fetched"),
+    [
+        ("Q4_K_M", ["m-Q4_K_M.gguf"]),
+        ("q6_k", ["m-Q6_K.gguf"]),
+        ("F16", ["m-F16.gguf"]),
+        ("Q6_K_L.gguf", ["m-Q6_K_L.gguf"]),
+        ("IQ4_XS", ["UD/m-IQ4_XS-00001-of-00002.gguf", "UD/m-IQ4_XS-00002-of-00002.gguf"]),
+    ],
+)
+def test_of_a_repository_of_gguf_files_the_named_one_alone_is_fetched(
+    part: str, fetched: list[str], repository: dict[str, Any]
+) -> None:
+    for option, config in (("--model", EngineConfig()), ("--tokenizer", EngineConfig(load_format="dummy"))):
+        find_checkpoint(f"owner/name:{part}", "main", option, config)
+        assert repository["name"] == "owner/name" and repository["revision"] == "main"
+        assert repository["allow_patterns"] == fetched
+    assert repository["opened"] == [Path(fetched[0]).name] * 2
+
+
+def test_without_a_network_cached_gguf_files_are_found(
+    repository: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    find_checkpoint("owner/name:Q6_K", None)
+    assert repository["opened"] == ["m-Q6_K.gguf"]
+
+
+def test_a_name_that_no_gguf_file_has_lists_those_that_are_there(repository: dict[str, Any]) -> None:
     with pytest.raises(
-        ConfigError, match=r"Q4_K in its name is needed, the repository has m-Q4_K_M.gguf, m-Q4_K_S.gguf"
+        ConfigError, match=r"--model owner/name: 0 GGUF files have 'Q4_K' in .*: UD/m-IQ4_XS-.*, m-BF16"
     ):
         find_checkpoint("owner/name:Q4_K", None)
-    with pytest.raises(ConfigError, match="Q8_0 in its name is needed, the repository has none"):
-        find_checkpoint("owner/name:Q8_0", None)
+    assert "name" not in repository, "nothing was fetched"
+
+
+def test_a_path_of_a_gguf_file_that_is_not_there_is_no_hub_id() -> None:
+    with pytest.raises(ConfigError, match=r"--model models/x.gguf: there is no such file"):
+        find_checkpoint("models/x.gguf", None)
+
+
+def test_a_network_that_fails_while_files_are_listed_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx2
+
+    def list_repo_files(self: object, name: str, *, revision: str | None) -> list[str]:
+        raise httpx2.ConnectError("no route to host")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", list_repo_files)
+    with pytest.raises(
+        ConfigError, match=r"cannot be fetched from https://\S+ \(no route to host\): check the network"
+    ):
+        find_checkpoint("owner/name:Q4_K_M", None)

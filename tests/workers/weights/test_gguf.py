@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -11,12 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-from tokenloom.ipc.config.gguf_index import BLOCKS, GGUF_INDEX_NAME, GgufTensor
+from tokenloom.ipc.config.gguf_index import (
+    BLOCKS,
+    CODE_BITS,
+    GGUF_INDEX_NAME,
+    GGUF_STATUS_NAME,
+    GgufTensor,
+    gguf_status,
+)
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.kernels.quantized import QuantizedWeight
 from tokenloom.workers.weights.checkpoint import TensorSlice
 from tokenloom.workers.weights.gguf_blocks import FLOATS, dequantize
-from tokenloom.workers.weights.gguf_checkpoint import CODES, GgufCheckpoint
+from tokenloom.workers.weights.gguf_checkpoint import GgufCheckpoint
 from tokenloom.workers.weights.opening import open_checkpoint
 
 CPU = torch.device("cpu")
@@ -54,6 +62,11 @@ def in_halves(matrix: torch.Tensor) -> torch.Tensor:
     return matrix[rows]
 
 
+def write_status(folder: Path) -> None:
+    status = {"00001.gguf": gguf_status(folder / "00001.gguf")}
+    (folder / GGUF_STATUS_NAME).write_bytes(msgspec.json.encode(status))
+
+
 class Written:
     """A checkpoint of one matrix of each format, w.KIND, and again with rows in rotated pairs, r.KIND."""
 
@@ -70,6 +83,7 @@ class Written:
                 self.expected[f"w.{kind}"] = floats_of(kind, data)
                 self.expected[f"r.{kind}"] = in_halves(self.expected[f"w.{kind}"])
         (folder / GGUF_INDEX_NAME).write_bytes(msgspec.json.encode(self.index))
+        write_status(folder)
 
     def open(self, dtype: torch.dtype = torch.float32) -> GgufCheckpoint:
         checkpoint = open_checkpoint(self.folder, dtype, CPU, None)
@@ -124,11 +138,11 @@ def check_codes(found: QuantizedWeight, expected: torch.Tensor, is_exact: bool) 
 @pytest.mark.parametrize("kind", QUANTIZED)
 @pytest.mark.parametrize("prefix", ["w", "r"])
 def test_codes_stand_for_the_same_floats(kind: str, prefix: str, written: Written) -> None:
-    name, exact = f"{prefix}.{kind}", kind in CODES
+    name, exact = f"{prefix}.{kind}", kind in CODE_BITS
     whole = written.expected[name]
     with written.open() as checkpoint:
         codes = checkpoint.load_codes(TensorSlice(name, SHAPE))
-        assert codes is not None and codes.is_packed == ("4" in kind)
+        assert codes is not None and codes.is_packed == (CODE_BITS.get(kind) == 4)
         check_codes(codes, whole, exact)
         rows = checkpoint.load_codes(TensorSlice(name, SHAPE, 0, range(16, 40)))
         columns = checkpoint.load_codes(TensorSlice(name, SHAPE, 1, range(128, 320)))
@@ -153,14 +167,24 @@ def test_matrices_of_different_formats_meet_in_8_bits(written: Written) -> None:
 
 def test_what_is_missing_or_has_another_shape_is_named(written: Written, tmp_path: Path) -> None:
     with written.open() as checkpoint:
-        with pytest.raises(ConfigError, match=r"tensor w.Q9 is missing, among 32 in its GGUF files"):
+        with pytest.raises(ConfigError, match=r"00001.gguf: tensor w.Q9 is missing, among 32: the file"):
             checkpoint.load(TensorSlice("w.Q9", SHAPE))
         with pytest.raises(ConfigError, match=r"w.Q4_K has shape \[48, 512\], the metadata ask for \[48, 256\]"):
             checkpoint.load(TensorSlice("w.Q4_K", (48, 256)))
     (tmp_path / GGUF_INDEX_NAME).write_bytes(msgspec.json.encode(written.index))
     with (
         open_checkpoint(tmp_path, torch.float32, CPU, None) as checkpoint,
-        pytest.raises(ConfigError, match=r"00001.gguf cannot be read: No such file .*: is its GGUF file still there"),
+        pytest.raises(
+            ConfigError, match=r"00001.gguf cannot be read \(.*No such file .*: is the GGUF file still there"
+        ),
+    ):
+        checkpoint.load(TensorSlice("w.Q4_K", SHAPE))
+    (tmp_path / "00001.gguf").write_bytes(bytes(1 << 20))
+    write_status(tmp_path)
+    os.utime(tmp_path / "00001.gguf", ns=(1, 1))
+    with (
+        open_checkpoint(tmp_path, torch.float32, CPU, None) as checkpoint,
+        pytest.raises(ConfigError, match=r"00001.gguf has changed since the engine's start: start it again, or put"),
     ):
         checkpoint.load(TensorSlice("w.Q4_K", SHAPE))
     (tmp_path / GGUF_INDEX_NAME).write_text("{", encoding="utf-8")
@@ -172,6 +196,7 @@ def test_norms_take_back_what_was_added(tmp_path: Path) -> None:
     (tmp_path / "00001.gguf").write_bytes(np.arange(5, dtype=np.float32).tobytes())
     where = GgufTensor(file="00001.gguf", kind="F32", shape=(5,), offset=0, added=-1.0)
     (tmp_path / GGUF_INDEX_NAME).write_bytes(msgspec.json.encode({"norm.weight": where}))
+    write_status(tmp_path)
     with open_checkpoint(tmp_path, torch.float32, CPU, None) as checkpoint:
         assert checkpoint.load(TensorSlice("norm.weight", (5,))).tolist() == [-1, 0, 1, 2, 3]
         assert checkpoint.load(TensorSlice("norm.weight", (5,), 0, range(2, 4))).tolist() == [1, 2]

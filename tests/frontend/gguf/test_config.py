@@ -1,0 +1,137 @@
+"""Metadata as llama.cpp's converter writes them become the config.json of the original model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenloom.frontend.gguf.config import ARCHITECTURES, Metadata, config_of, eos_ids
+from tokenloom.frontend.gguf.reader import GgufFile
+from tokenloom.ipc.config.gguf_index import GgufTensor
+from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.config_file import ConfigFile
+from tokenloom.ipc.models.model_config import ModelConfig
+from tokenloom.ipc.models.model_file import TEXT
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+SHAPE = {
+    "block_count": 4,
+    "context_length": 4096,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+TENSORS = ("token_embd.weight", "output_norm.weight")
+
+
+def metadata(architecture: str, tensors: tuple[str, ...] = (), **values: Any) -> Metadata:
+    """Return metadata of SHAPE and `values`, in whose names __ may stand for a dot."""
+    keys = SHAPE | {name.replace("__", "."): value for name, value in values.items()}
+    found: dict[str, Any] = {"general.architecture": architecture}
+    found |= {f"{architecture}.{name}": value for name, value in keys.items()}
+    where = GgufTensor(file="1", kind="F32", shape=(100, 64), offset=0)
+    return Metadata(GgufFile(Path("/m.gguf"), found, dict.fromkeys((*TENSORS, *tensors), where)), {})
+
+
+def model_of(data: Metadata) -> ModelConfig:
+    """Return the parts of the model's config that the rules of its family read."""
+    config = config_of(data)
+    family = TEXT[config["architectures"][0]]
+    file = family.prepare(ConfigFile(Path("/config.json"), config))
+    rules = {name: rule(file) if callable(rule) else rule for name, rule in family.rules().items()}
+    return ModelConfig(architecture="", dtype="", quantization=None, eos_token_ids=[], bos_token_id=None, **rules)
+
+
+def windows(model: ModelConfig) -> list[int | None]:
+    return [layer.window for layer in model.layers]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_all_of_a_head_turns_unless_a_size_is_given(architecture: str) -> None:
+    more = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32, "attention__scale": 0.1}
+    more |= {"expert_shared_feed_forward_length": 32, "attention__key_length": 16}
+    ropes = model_of(metadata(architecture, **more)).ropes
+    assert all(rope.rotary_dim in (0, 16) for rope in ropes) and ropes
+    half = model_of(metadata(architecture, rope__dimension_count=8, **more)).ropes
+    assert half[0].rotary_dim == 8
+
+
+def test_a_window_of_0_is_none() -> None:
+    """Phi-4's."""
+    assert windows(model_of(metadata("phi3", attention__sliding_window=0))) == [None] * 4
+    assert windows(model_of(metadata("phi3", attention__sliding_window=7))) == [7] * 4
+
+
+def test_olmo_3_is_known_by_its_windows() -> None:
+    assert config_of(metadata("olmo2"))["architectures"] == ["Olmo2ForCausalLM"]
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 8.0, "rope__freq_base": 5e5}
+    yarn |= {"rope__scaling__original_context_length": 512}
+    data = metadata("olmo2", attention__sliding_window=7, attention__sliding_window_pattern=[1, 1, 1, 0], **yarn)
+    model = model_of(data)
+    assert config_of(data)["architectures"] == ["Olmo3ForCausalLM"] and windows(model) == [7, 7, 7, None]
+    assert [rope.kind for rope in model.ropes] == ["yarn", "default"]
+    assert [layer.rope for layer in model.layers] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"attention__sliding_window": 7}, [7, 7, 7, 7]),
+        ({"attention__sliding_window": 7, "attention__sliding_window_pattern": 2}, [7, None, 7, None]),
+        ({"attention__sliding_window": 7, "attention__sliding_window_pattern": [True] * 4}, [7, 7, 7, 7]),
+        ({"attention__sliding_window": 7, "attention__sliding_window_pattern": [False, True] * 2}, [None, 7] * 2),
+        ({}, [None] * 4),
+    ],
+)
+def test_gemma_3_has_windows_where_the_file_says(values: dict[str, Any], expected: list[int | None]) -> None:
+    model = model_of(metadata("gemma3", attention__key_length=16, **values))
+    assert windows(model) == expected
+    assert [layer.rope for layer in model.layers] == [int(window is not None) for window in expected]
+
+
+def test_gemma_scales_queries_by_the_head_but_in_the_largest_model() -> None:
+    for architecture, layers in (("gemma2", 46), ("gemma3", 62)):
+        small = model_of(metadata(architecture, attention__key_length=32))
+        large = model_of(metadata(architecture, attention__key_length=32, block_count=layers))
+        assert small.attention_scale == pytest.approx(32**-0.5) and large.attention_scale == pytest.approx(16**-0.5)
+
+
+def test_yarn_has_the_magnitude_that_the_file_says() -> None:
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 8.0}
+    yarn |= {"rope__scaling__original_context_length": 512}
+    plain = model_of(metadata("qwen3", **yarn)).ropes[0]
+    assert plain.kind == "yarn" and plain.parameters == {"factor": 8.0, "original_max_position_embeddings": 512}
+    given = model_of(metadata("qwen3", rope__scaling__yarn_attn_factor=1.5, **yarn)).ropes[0]
+    assert given.parameters["attention_factor"] == 1.5
+    scaled = model_of(metadata("llama", rope__scaling__yarn_log_multiplier=0.5, **yarn)).ropes[0]
+    assert scaled.parameters["mscale"] == 1.0 and scaled.parameters["mscale_all_dim"] == 0.5
+
+
+def test_lists_of_equal_numbers_are_one() -> None:
+    data = metadata("llama", **{"attention.head_count_kv": [2, 2, 2, 2]})
+    assert config_of(data)["num_key_value_heads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"attention.head_count_kv": [2, 4, 2, 2]}, r"llama.attention.head_count_kv must be a number, it is \[2, 4"),
+        ({"rope.dimension_count": [8, 8, 4, 8]}, r"llama.rope.dimension_count must be a number, it is \[8, 8"),
+        ({"rope.dimension_sections": [8, 4, 4, 0]}, r"llama.rope.dimension_sections \[8, 4, 4, 0\] is not supported"),
+        ({"nextn_predict_layers": 1}, "llama.nextn_predict_layers 1 is not supported"),
+        ({"attention.value_length": 8}, "different sizes"),
+    ],
+)
+def test_what_no_model_of_ours_has_is_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config_of(metadata("llama", **values))
+
+
+def test_answers_end_at_all_tokens_that_end_them() -> None:
+    data = metadata("llama")
+    data.end_ids = {7}
+    assert eos_ids(data) == [7]
