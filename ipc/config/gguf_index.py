@@ -34,7 +34,7 @@ BLOCKS = {  # of each format: elements, bytes
     "MXFP4": (32, 17),
 }
 
-# Of formats whose blocks stay codes where these are multiplied as integers: bits of a code. Others are rounded to 8.
+# Bits of a code, of formats with blocks that stay codes where these are multiplied as integers. Others get 8 bits.
 CODE_BITS = {
     "Q8_0": 8,
     "Q5_0": 8,
