@@ -12,7 +12,6 @@ from typing import TypeAlias
 import torch
 
 from .batch_invariant import BatchInvariantOps
-from .cpu.processor import has_int8_products as has_int8_products
 from .cpu.processor import levels_up_to as levels_up_to
 from .reference import ReferenceOps
 

@@ -205,8 +205,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     int8_activations: Annotated[
         bool,
         _devices(
-            "multiply int8 and int4 weights as integers, on CPUs with AVX512-BF16: half to a third of the memory, less "
-            "time, slightly other answers"
+            "multiply int8 and int4 weights as integers, on CPUs: half to a third of the memory, less time, slightly "
+            "other answers"
         ),
     ] = False
     num_threads: Annotated[int | None, _devices("CPU threads of a worker; none: cores / local ranks")] = None

@@ -21,13 +21,13 @@ SOURCE_FOLDER = Path(__file__).parent
 COMPILE_TIMEOUT_S = 120
 
 _FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-pipe")
-_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
 LEVELS = {  # compiler flags by name, best level first
     "AMX": (*_AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),
     "AVX512-BF16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
     "AVX-512": _AVX512,
     # Without -fno-ivopts the compiler spills the sums of linear.c's inner loops to memory.
-    "AVX2": ("-mavx2", "-mfma", "-fno-ivopts"),
+    "AVX2": ("-mavx2", "-mfma", "-mf16c", "-fno-ivopts"),
 }
 FOR_ANY_MACHINE = ("-mtune=generic", "-s")  # for a library in a wheel
 FOR_THIS_MACHINE = ("-mtune=native",)

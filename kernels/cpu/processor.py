@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import platform
 
-_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
+_AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c"}
 _NEEDS = {  # required flags in /proc/cpuinfo by level, best first
     "AMX": {"amx_tile", "amx_bf16", "avx512_bf16", "avx512_vnni", *_AVX512},
     "AVX512-BF16": {"avx512_bf16", "avx512_vnni", *_AVX512},
     "AVX-512": _AVX512,
-    "AVX2": {"avx2", "fma"},
+    "AVX2": {"avx2", "fma", "f16c"},
 }
-_INT8_LEVELS = ("AMX", "AVX512-BF16")  # with kernels for codes, see codes.h
 _ARCH_PRCTL = 158  # system call on x86-64
 _REQUEST_PERMISSION, _TILE_DATA = 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
@@ -26,12 +25,6 @@ def levels_up_to(isa: str = "auto") -> list[str]:
     if isa not in short:
         raise ValueError(f"this processor has no {isa}, but: {', '.join(short) or 'no AVX2'}")
     return names[short.index(isa) :]
-
-
-def has_int8_products(isa: str = "auto") -> bool:
-    """Whether the kernels of the best level up to `isa` multiply int8 and int4 weights as integers. ValueError without
-    `isa`."""
-    return any(level in _INT8_LEVELS for level in levels_up_to(isa)[:1])
 
 
 def instruction_levels() -> list[str]:

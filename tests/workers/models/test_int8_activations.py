@@ -12,7 +12,7 @@ from torch import Tensor
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.models.quantization_config import QuantizationConfig
-from tokenloom.kernels.cpu.processor import has_int8_products, instruction_levels
+from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.media_checkpoints import DEMO
@@ -31,9 +31,7 @@ SHAPE = {
     "num_hidden_layers": 2,
 }
 COUNTRIES = ("France", "Norway", "Japan", "Peru", "Kenya", "Canada", "Egypt", "India")
-needs_products = pytest.mark.skipif(
-    not instruction_levels() or not has_int8_products(), reason="the processor has no AVX512-BF16"
-)
+needs_products = pytest.mark.skipif(not instruction_levels(), reason="the processor has no AVX2")
 
 
 def load_demo(quantization: str | None) -> DecoderModel:
@@ -81,7 +79,6 @@ def test_quantized_checkpoints_are_near_their_floats(form: str, tmp_path: Path) 
         ("fp8", {}, "bfloat16", "fp8 weights: leave it out"),
         ("int8", {}, "float32", "activations of float32: give --dtype bfloat16"),
         ("int4", {"enforce_reference": True}, "bfloat16", "plain torch: leave out --enforce-reference"),
-        ("int8", {"cpu_isa": "avx2"}, "bfloat16", "a CPU with AVX512-BF16, these kernels are for AVX2: leave it out"),
     ],
 )
 @pytest.mark.skipif(not instruction_levels(), reason="the processor has no AVX2")
