@@ -96,7 +96,7 @@ FOLDERS = {
         (*_frontend("client requests requests/media supervisor text"), "core", "core/grammar", "core/links", "workers"),
         _parties("msgspec zmq"),
     ),
-    "frontend/gguf": Folder(IPC, _parties("msgspec transformers")),
+    "frontend/gguf": Folder(IPC, _parties("msgspec")),
     "frontend/hosts": Folder(_frontend("adapters supervisor"), _parties("msgspec zmq")),
     "frontend/http": Folder(
         _frontend(

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
-    ("frontend", ".py"): 33_000,
+    ("frontend", ".py"): 33_200,
     ("core", ".py"): 13_700,
     ("workers", ".py"): 12_700,
     ("kernels", ".py"): 7_200,

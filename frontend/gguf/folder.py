@@ -12,8 +12,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,10 +25,10 @@ from ...ipc.models.model_file import load_model_config
 from .config import END_TOKENS, Metadata, architecture_of, config_of, eos_ids
 from .reader import GgufFile, read_gguf
 from .tensors import index_of
+from .tokenizer import write_tokenizer
 
 SUFFIX = ".gguf"
-FORM = 1  # of the files in the folder: a higher number makes new folders
-TOKENIZER_TIMEOUT_S = 300
+FORM = 2  # of the files in the folder: a higher number makes new folders
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -93,22 +91,7 @@ def add_tokenizer(folder: Path) -> None:
     first = next(iter(sorted(folder.glob(f"*{SUFFIX}"))), None)
     if first is None or not (folder / GGUF_INDEX_NAME).exists() or (folder / "tokenizer_config.json").exists():
         return
-    kind = read_gguf(first, first.name).metadata.get("tokenizer.ggml.model", "none")
-    if kind in ("none", "no_vocab"):
-        return
-    command = [sys.executable, "-P", "-m", "tokenloom.frontend.gguf.tokenizer", str(first), str(folder)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TOKENIZER_TIMEOUT_S, check=False)
-        lines = done.stderr.strip().splitlines()
-        if done.returncode == 0:
-            return
-        why = lines[-1] if lines else f"exit code {done.returncode}"
-    except subprocess.TimeoutExpired:
-        why = f"it took more than {TOKENIZER_TIMEOUT_S} s"
-    raise ConfigError(
-        f"{first.resolve()}: its tokenizer {kind!r} cannot be read ({why}): give --tokenizer with the folder or hub id "
-        "of the original model"
-    )
+    write_tokenizer(first.resolve(), folder)
 
 
 def _parts(path: Path) -> list[Path]:

@@ -46,7 +46,8 @@ UNSUPPORTED = {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3
 
 @dataclass
 class GgufFile:
-    """Of an array with more than MAX_KEPT elements, and of the vocabulary, `metadata` has the length."""
+    """Of an array with more than MAX_KEPT elements, and of the vocabulary, `metadata` has the length; but for arrays
+    that were asked for."""
 
     path: Path
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -54,14 +55,16 @@ class GgufFile:
     token_ids: dict[str, int] = field(default_factory=dict)  # of the tokens that were asked for
 
 
-def read_gguf(path: Path, link: str, tokens: frozenset[str] = frozenset()) -> GgufFile:
-    """Read the header of a file that tensors name as `link`, and the ids of some tokens. ConfigError if it is missing,
-    damaged, truncated, or has a tensor in a format that is not supported."""
+def read_gguf(
+    path: Path, link: str, tokens: frozenset[str] = frozenset(), whole: frozenset[str] = frozenset()
+) -> GgufFile:
+    """Read the header of a file that tensors name as `link`, the ids of some tokens, and some arrays whole. ConfigError
+    if it is missing, damaged, truncated, or has a tensor in a format that is not supported."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             if data[:4] != MAGIC:
                 raise ConfigError(f"{path} is no GGUF file: it begins with {data[:4]!r}")
-            return _Header(path, data).read(link, {token.encode(): token for token in tokens})
+            return _Header(path, data).read(link, {token.encode(): token for token in tokens}, whole)
     except ConfigError:
         raise
     except (struct.error, ValueError, LookupError, MemoryError, OverflowError, RecursionError) as error:
@@ -74,7 +77,7 @@ class _Header:
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, len(MAGIC)
 
-    def read(self, link: str, tokens: dict[bytes, str]) -> GgufFile:
+    def read(self, link: str, tokens: dict[bytes, str], whole: frozenset[str]) -> GgufFile:
         (version,) = self._take("I")
         if version not in VERSIONS:
             raise ConfigError(
@@ -85,7 +88,9 @@ class _Header:
         for _ in range(num_pairs):
             name = self._string()
             (kind,) = self._take("I")
-            if name == VOCABULARY and kind == ARRAY:
+            if name in whole and kind == ARRAY:
+                found.metadata[name] = self._whole(*self._take("IQ"))
+            elif name == VOCABULARY and kind == ARRAY:
                 kind, count = self._take("IQ")
                 found.metadata[name] = count
                 texts = enumerate(self._texts(count) if kind == STRING else ())
@@ -130,6 +135,11 @@ class _Header:
             for _ in self._texts(count):
                 pass
         return count
+
+    def _whole(self, kind: int, count: int) -> list[Any]:
+        if kind == STRING:
+            return [text.decode("utf-8", "replace") for text in self._texts(count)]
+        return list(self._take(f"{count}{NUMBERS[kind]}"))
 
     def _texts(self, count: int) -> Iterator[bytes]:
         for _ in range(count):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -12,9 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tokenloom.frontend.gguf.folder import add_tokenizer, checkpoint_folder, gguf_in
-from tokenloom.frontend.supervisor.hub import DEMO_FOLDER
-from tokenloom.frontend.text.tokenizer import Tokenizer
+from tokenloom.frontend.gguf.folder import checkpoint_folder, gguf_in
 from tokenloom.ipc.config.checkpoint_digest import checkpoint_digest
 from tokenloom.ipc.config.gguf_index import read_gguf_index
 from tokenloom.ipc.config.weight_files import stored_tensors
@@ -158,39 +155,3 @@ def test_without_a_cache_folder_the_mend_is_named(tiny: Path, tmp_path: Path, mo
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ConfigError, match=r"needs a cache folder .*: set XDG_CACHE_HOME to one"):
         checkpoint_folder(tiny)
-
-
-@pytest.mark.timeout(120)
-def test_the_tokenizer_in_the_file_is_the_original_one(tmp_path: Path) -> None:
-    convert(DEMO_FOLDER, tmp_path / "demo.gguf", "Q8_0", pre="gpt-2")
-    folder = checkpoint_folder(tmp_path / "demo.gguf")
-    add_tokenizer(folder)
-    mine, demo = Tokenizer.load(folder), Tokenizer.load(DEMO_FOLDER)
-    assert mine is not None and demo is not None
-    for text in ("The capital of France is", "hello <|end|> 123  x\n\n", "日本語 é <|user|>", " a", ""):
-        assert mine.encode(text) == demo.encode(text)
-        assert mine.decode(mine.encode(text)) == demo.decode(demo.encode(text))
-    assert mine.special_tokens["eos_token"] == "<|eos|>"
-    assert (folder / "chat_template.jinja").read_text() == json.loads(
-        (DEMO_FOLDER / "tokenizer_config.json").read_text()
-    )["chat_template"]
-    assert json.loads((folder / "generation_config.json").read_text()) == {"eos_token_id": [1, 2]}, "<|end|>, too"
-    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    add_tokenizer(folder)
-    assert before == {path: path.stat().st_mtime_ns for path in folder.iterdir()}, "once"
-
-
-@pytest.mark.timeout(120)
-def test_a_tokenizer_that_is_not_known_names_the_option(tiny: Path, tmp_path: Path) -> None:
-    folder = checkpoint_folder(rewritten(tiny, tmp_path / "x.gguf", **{"tokenizer.ggml.model": "rwkv"}))
-    with pytest.raises(
-        ConfigError, match=r"its tokenizer 'rwkv' cannot be read \(.*\): give --tokenizer with"
-    ) as caught:
-        add_tokenizer(folder)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_file_without_vocabulary_has_no_tokenizer(tiny: Path) -> None:
-    folder = checkpoint_folder(tiny)
-    add_tokenizer(folder)
-    assert Tokenizer.load(folder) is None
