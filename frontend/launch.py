@@ -107,7 +107,7 @@ def new_serve_parser(*, takes_model: bool = True) -> OptionParser:
     version = f"tokenloom {tokenloom_version()}"
     parser.add_argument("-v", "--version", action="version", version=version, help="print the version")
     if takes_model:
-        text = "a folder, a hub id or demo, as --model"
+        text = "a folder, a GGUF file, a hub id or demo, as --model"
         parser.add_argument("named_model", nargs="?", metavar="MODEL", help=text)
     add_engine_arguments(parser)
     return parser

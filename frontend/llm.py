@@ -26,7 +26,7 @@ START_TIMEOUT_S = 30.0  # for the first reply of an engine that has reported Rea
 
 
 class LLM(Client):
-    """Private engine and its synchronous client. `model`: a folder or hub id; None: the bundled demo model."""
+    """Private engine and its synchronous client. `model`: a folder, GGUF file or hub id; None: the demo model."""
 
     def __init__(
         self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: object
@@ -71,7 +71,7 @@ def open_in_process(config: EngineConfig, *, in_background: bool = False) -> tup
 
 
 class AsyncLLM(AsyncClient):
-    """Private engine and its asyncio client. `model`: a folder or hub id; None: the bundled demo model."""
+    """Private engine and its asyncio client. `model`: a folder, GGUF file or hub id; None: the demo model."""
 
     def __init__(
         self, model: str | os.PathLike[str] | None = None, *, in_process: bool = False, **options: object

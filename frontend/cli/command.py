@@ -98,4 +98,5 @@ def unknown_command(name: str) -> str:
         )
     close = difflib.get_close_matches(name, ALL_COMMANDS, 1)
     mend = f"did you mean {close[0]}?" if close else f"the commands are {', '.join(ALL_COMMANDS)};"
-    return f"{name} is not a command: {mend} a model to serve is a folder, a hub id of the form owner/name, or demo"
+    forms = "a folder, a GGUF file, a hub id of the form owner/name, or demo"
+    return f"{name} is not a command: {mend} a model to serve is {forms}"

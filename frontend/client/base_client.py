@@ -131,7 +131,7 @@ class BaseClient(Generic[DoneT]):
         """Load the weights of another checkpoint of the same architecture and shape; open requests continue with them.
         `model`: a folder, or a hub id, which the engine downloads if needed."""
         if not isinstance(model, (str, os.PathLike)):
-            raise RequestError(f"model is {model!r:.80}: it must be a folder or a hub id")
+            raise RequestError(f"model is {model!r:.80}: it must be a folder, a GGUF file or a hub id")
         return self._control(partial(Control, action="reload", model=_on_engine(model)))
 
     def load_adapter(self, name: str, path: str | os.PathLike[str], *, load_inplace: bool = False) -> DoneT:

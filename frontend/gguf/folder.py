@@ -91,7 +91,10 @@ def add_tokenizer(folder: Path) -> None:
     first = next(iter(sorted(folder.glob(f"*{SUFFIX}"))), None)
     if first is None or not (folder / GGUF_INDEX_NAME).exists() or (folder / "tokenizer_config.json").exists():
         return
-    write_tokenizer(first.resolve(), folder)
+    try:
+        write_tokenizer(first.resolve(), folder)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written ({error}): set XDG_CACHE_HOME to a folder that can") from None
 
 
 def _parts(path: Path) -> list[Path]:

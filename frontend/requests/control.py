@@ -148,7 +148,7 @@ class ControlProxy:
     def _find_checkpoint(self, model: str) -> str:
         """Find or download a checkpoint and return its folder; RequestError if it cannot replace the served one."""
         if not model:
-            raise RequestError("reload needs a model: a folder or a hub id")
+            raise RequestError("reload needs a model: a folder, a GGUF file or a hub id")
         try:
             folder = find_checkpoint(model, None, "the model", self._spec.config)
         except ConfigError as error:  # the caller's mistake here, not the operator's

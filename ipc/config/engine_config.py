@@ -37,7 +37,9 @@ _model, _answers, _devices, _memory, _tiers, _adapters, _media, _scheduling, _ht
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of one engine. Sizes are in tokens unless a name says otherwise."""
 
-    model: Annotated[str | None, _model("folder or hub id of the checkpoint; none, demo: the demo model")] = None
+    model: Annotated[
+        str | None, _model("folder, GGUF file, or hub id, of GGUF files as owner/name:Q4_K_M; none, demo: the demo")
+    ] = None
     tokenizer: Annotated[str | None, _model("folder or hub id of the tokenizer, if not the model's")] = None
     revision: Annotated[str | None, _model("branch, tag or commit of a hub id")] = None
     tokenizer_revision: Annotated[str | None, _model("branch, tag or commit of the tokenizer on the hub")] = None
