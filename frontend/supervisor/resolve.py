@@ -269,7 +269,8 @@ def check_weights(
     num_bytes: float = sum(
         each.num_elements * (item_bytes if each.dtype in floats else _bytes_kept(each)) for each in tensors.values()
     )
-    if model.quantization is not None and model.quantization.layout == "mxfp4":  # a byte becomes two floats
+    has_floats = model.quantization is not None and model.quantization.layout == "mxfp4" and not int8_activations
+    if has_floats:  # a byte becomes two
         num_bytes += sum(each.num_bytes * (2 * item_bytes - 1) for each in tensors.values() if each.dtype == "U8")
     free_bytes, num_bytes = available_bytes() + swap_bytes(), int(num_bytes * local_share)
     if num_bytes > free_bytes:

@@ -53,7 +53,7 @@ def _int8_obstacle(spec: EngineSpec) -> str:
     quantization, config = spec.model.quantization, spec.config
     if quantization is None:
         return "no quantized weights: give --quantization int8 or int4"
-    if quantization.weight_dtype not in ("int8", "int4"):
+    if quantization.weight_dtype == "fp8":
         return f"{quantization.weight_dtype} weights: leave it out"
     if spec.dtype != "bfloat16":
         return f"activations of {spec.dtype}: give --dtype bfloat16"

@@ -109,7 +109,8 @@ def _load_packed(
     biases = load_expert_biases(*arguments) if config.has_bias else None
     if biases is not None and loader.group.rank > 0:  # added once to the sum over ranks
         biases = (biases[0], torch.zeros_like(biases[1]))
-    packed = loader.pack_experts(*load_experts(*arguments), biases, activation_of(config.activation))
+    matrices = load_experts(*arguments, keeps_mxfp4=loader.ops.int8_activations)
+    packed = loader.pack_experts(*matrices, biases, activation_of(config.activation))
     if loader.adapted is not None:
         loader.adapted.add_experts(packed, *arguments[1:])
     return packed

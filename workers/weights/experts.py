@@ -23,19 +23,27 @@ from torch import Tensor
 from ...ipc.models.model_config import ExpertsConfig, TensorNames
 from ...kernels.quantized import Weight
 from .checkpoint import Checkpoint, TensorSlice
-from .mxfp4 import GROUP_SIZE, dequantize
+from .loader import reordered
+from .mxfp4 import GROUP_SIZE, as_codes, dequantize
 from .quantized_weights import load_matrix, quantize_on_load
 
 Matrices: TypeAlias = tuple[list[Weight], list[Weight]]  # gate_up and down of each expert
 
 
 def load_experts(
-    checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, names: TensorNames, shard: range
+    checkpoint: Checkpoint,
+    experts: str,
+    hidden_size: int,
+    config: ExpertsConfig,
+    names: TensorNames,
+    shard: range,
+    *,
+    keeps_mxfp4: bool = False,
 ) -> Matrices:
     """Read the n elements `shard` of each expert's inner size; return each gate_up [2 n, hidden] and down [hidden, n].
-    `experts`: the block's name."""
+    `experts`: the block's name. `keeps_mxfp4`: MXFP4 stays codes, but for shards that begin or end inside a group."""
     if f"{experts}.gate_up_proj_blocks" in checkpoint:
-        return _load_mxfp4(checkpoint, experts, hidden_size, config, shard)
+        return _load_mxfp4(checkpoint, experts, hidden_size, config, shard, keeps_mxfp4)
     if f"{experts}.gate_up_proj" not in checkpoint:
         return _load_each(checkpoint, experts, names.expert_matrices, hidden_size, config, shard)
     load = _load_interleaved if names.are_experts_interleaved else _load_stacked
@@ -102,26 +110,30 @@ def _load_interleaved(
 
 
 def _load_mxfp4(
-    checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, shard: range
+    checkpoint: Checkpoint, experts: str, hidden_size: int, config: ExpertsConfig, shard: range, keeps_codes: bool
 ) -> Matrices:
     num_experts, size = config.num_experts, config.intermediate_size
+    is_cut = shard.start % GROUP_SIZE or shard.stop % GROUP_SIZE
     groups = range(shard.start // GROUP_SIZE, -(-shard.stop // GROUP_SIZE))  # those that hold inputs of the shard
     start = shard.start - groups.start * GROUP_SIZE
 
-    def load(name: str, num_outputs: int, num_inputs: int, axis: int, part: range) -> Callable[[int], Tensor]:
+    def load(name: str, num_outputs: int, num_inputs: int, axis: int, part: range) -> Callable[[int], Weight]:
         shape = (num_experts, num_outputs, num_inputs // GROUP_SIZE)
         blocks, scales = (
             checkpoint.load_stored(TensorSlice(f"{experts}.{name}_{suffix}", each, axis, part), ("U8",))
             for suffix, each in (("blocks", (*shape, GROUP_SIZE // 2)), ("scales", shape))
         )
-        return lambda expert: dequantize(blocks[expert], scales[expert], checkpoint.dtype)
+        read = as_codes if keeps_codes and not (is_cut and axis == 2) else dequantize
+        return lambda expert: read(blocks[expert], scales[expert], checkpoint.dtype)
 
     gate_up = load("gate_up_proj", 2 * size, hidden_size, 1, _both(shard))
     down = load("down_proj", hidden_size, size, 2, groups)
     # one expert at a time, since floats take four times the memory of codes
+    order = _separated(torch.arange(2 * len(shard), device=checkpoint.device), 0)
+    downs = (down(expert) for expert in range(num_experts))
     return (
-        [_separated(gate_up(expert), 0) for expert in range(num_experts)],
-        [down(expert)[:, start : start + len(shard)] for expert in range(num_experts)],
+        [reordered(gate_up(expert), order) for expert in range(num_experts)],
+        [each[:, start : start + len(shard)] if isinstance(each, Tensor) else each for each in downs],
     )
 
 

@@ -16,7 +16,7 @@ from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.media_checkpoints import DEMO
-from tokenloom.tests.support.quantized_checkpoints import quantized_pair
+from tokenloom.tests.support.quantized_checkpoints import mxfp4_pair, quantized_pair
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.workers.device.device_check import check_cpu
 from tokenloom.workers.models.decoder import DecoderModel
@@ -69,6 +69,20 @@ def test_quantized_checkpoints_are_near_their_floats(form: str, tmp_path: Path) 
     found = PagedRun(load(quantized, BF16, ops=select_ops(CPU, BF16, int8_activations=True)), 16, dtype=BF16)
     exact = PagedRun(load(floats, BF16), 16, dtype=BF16).step(tokens)["a"]
     error = float((found.step(tokens)["a"] - exact).std() / exact.std())
+    assert 1e-4 < error < 0.05
+
+
+@needs_products
+def test_experts_in_mxfp4_stay_codes(tmp_path: Path) -> None:
+    quantized, plain = mxfp4_pair(tmp_path, intermediate_size=96)
+    codes, floats = (
+        load(folder, BF16, ops=select_ops(CPU, BF16, int8_activations=folder == quantized))
+        for folder in (quantized, plain)
+    )
+    assert codes.weight_bytes < 0.7 * floats.weight_bytes
+    texts = {"a": [5, 9, 200, 31, 7] * 6}
+    exact, found = logits_of(floats, texts).float(), logits_of(codes, texts).float()
+    error = float((found - exact).std() / exact.std())
     assert 1e-4 < error < 0.05
 
 

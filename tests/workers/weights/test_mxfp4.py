@@ -10,10 +10,11 @@ import torch
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.kernels.quantized import QuantizedWeight, as_floats
 from tokenloom.tests.support.quantized_checkpoints import E2M1, mxfp4_pair
 from tokenloom.workers.weights.checkpoint import Checkpoint
 from tokenloom.workers.weights.experts import load_experts
-from tokenloom.workers.weights.mxfp4 import dequantize
+from tokenloom.workers.weights.mxfp4 import as_codes, dequantize
 
 BLOCKS = torch.arange(256, dtype=torch.uint8).view(4, 4, 16)
 
@@ -34,6 +35,35 @@ def test_values_equal_those_of_transformers(dtype: torch.dtype) -> None:
     scales = torch.randint(100, 140, (4, 4), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     theirs = convert_moe_packed_tensors(BLOCKS[None], scales[None], dtype=dtype)  # [1, in, out]
     assert torch.equal(dequantize(BLOCKS, scales, dtype), theirs[0].T)
+
+
+def test_codes_stand_for_the_same_values() -> None:
+    scales = torch.randint(100, 140, (4, 4), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    scales[2, 1] = 255
+    found = as_codes(BLOCKS, scales, torch.bfloat16)
+    torch.testing.assert_close(
+        found.dequantize(), dequantize(BLOCKS, scales, torch.bfloat16), rtol=0, atol=0, equal_nan=True
+    )
+    assert found.nbytes == 4 * 64 + 4 * 4 * 4 and found.levels is not None and max(found.levels) == 12
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_shards_of_codes_equal_shards_of_the_floats(num_ranks: int, tmp_path: Path) -> None:
+    """Those that begin inside a group of 32 become floats."""
+    quantized, plain = mxfp4_pair(tmp_path, intermediate_size=96)
+    for rank in range(num_ranks):
+        shard = range(96 // num_ranks * rank, 96 // num_ranks * (rank + 1))
+        loaded = []
+        for folder in (quantized, plain):
+            config = load_model_config(folder)
+            assert config.experts is not None
+            with Checkpoint(folder, torch.float32, torch.device("cpu"), config.quantization) as checkpoint:
+                arguments = (checkpoint, "model.layers.1.mlp.experts", 64, config.experts, config.names, shard)
+                loaded.append(load_experts(*arguments, keeps_mxfp4=True))
+        for axis, (ours, theirs) in enumerate(zip(*loaded, strict=True)):
+            for each, exact in zip(ours, theirs, strict=True):
+                assert isinstance(each, QuantizedWeight) == (axis == 0 or num_ranks != 2)
+                assert torch.equal(as_floats(each), as_floats(exact))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
