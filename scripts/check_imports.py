@@ -42,7 +42,7 @@ def _frontend(names: str) -> tuple[str, ...]:
 
 FOLDERS = {
     "ipc": Folder((), _parties("msgspec zmq")),
-    "ipc/adapters": Folder(("ipc/models", "ipc/process"), _parties("msgspec")),
+    "ipc/adapters": Folder(("ipc/config", "ipc/models", "ipc/process"), _parties("msgspec")),
     "ipc/blobs": Folder(("ipc/messages",), _parties("zmq")),
     "ipc/config": Folder(("ipc/messages", "ipc/models", "ipc/process"), _parties("msgspec zmq")),
     "ipc/messages": Folder(("ipc/process",), _parties("msgspec")),

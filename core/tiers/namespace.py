@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from ...ipc.config.cache_folder import cache_folder
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.weight_files import file_by_tensor
 from ...ipc.errors import ConfigError
@@ -82,9 +83,8 @@ def digest_weights(spec: EngineSpec, folder: str) -> bytes:
 
 def _cache_folder(spec: EngineSpec) -> Path:
     """Return the user's cache folder, the run directory for a user without a home."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "tokenloom"
+        return cache_folder()
     except RuntimeError:
         return Path(spec.run_directory)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from ...ipc.config.cache_folder import cache_folder
 from ...ipc.config.gguf_index import GGUF_INDEX_NAME, GGUF_STATUS_NAME, gguf_status
 from ...ipc.errors import ConfigError
 from ...ipc.models.model_file import load_model_config
@@ -110,9 +110,8 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _cache() -> Path:
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        root = (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "tokenloom" / "gguf"
+        root = cache_folder() / "gguf"
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"a GGUF file needs a cache folder ({error}): set XDG_CACHE_HOME to one") from None

@@ -7,6 +7,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from ..config.cache_folder import cache_folder
+
 
 def adapters_folder(run_directory: str) -> Path:
     """Create and return the folder of the store for adapters that this engine's frontends have loaded."""
@@ -19,9 +21,8 @@ def gateway_adapters_folder(run_directory: str) -> Path:
 
 
 def _folder(run_directory: str, name: str) -> Path:
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
     with contextlib.suppress(OSError, RuntimeError):
-        root = (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "tokenloom" / name
+        root = cache_folder() / name
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(root, os.W_OK):
             return root
