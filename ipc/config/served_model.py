@@ -60,9 +60,8 @@ def _check_borrowed(config: EngineConfig, model: ModelConfig) -> None:
         f"--quantization {config.quantization}": config.quantization != "none",
         "--deterministic": config.deterministic,
         "--int8-activations": config.int8_activations,
+        "a GGUF file": model.quantization is not None and model.quantization.layout == "gguf",
     }
-    if model.quantization is not None and model.quantization.layout == "gguf":
-        wanted["a GGUF file"] = True
     option = next((option for option, is_wanted in wanted.items() if is_wanted), None)
     if model.implementation == "transformers" and option is not None:
         raise ConfigError(f"{option}: {model.architecture} runs on transformers' layers, which cannot: leave it out")

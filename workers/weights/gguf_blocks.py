@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ...ipc.config.gguf_index import BLOCKS
+from .mxfp4 import LEVELS
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # levels of 4-bit codes
-FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # e2m1, doubled
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -146,7 +146,7 @@ def _iq4_xs(data: Tensor) -> Groups:
 
 def _mxfp4(data: Tensor) -> Groups:
     exponents = data[:, :1].float() - 128  # e8m0, halved as the codes are doubled
-    return Groups(_nibbles(data[:, 1:], 16)[:, None], torch.exp2(exponents), None, FP4)
+    return Groups(_nibbles(data[:, 1:], 16)[:, None], torch.exp2(exponents), None, LEVELS)
 
 
 _READERS: dict[str, Callable[[Tensor], Groups]] = {

@@ -37,9 +37,10 @@ class GgufCheckpoint(Checkpoint):
         device: torch.device,
         quantization: QuantizationConfig | None = None,
     ) -> None:
-        super().__init__(folder, dtype, device, quantization)
         self._index = read_gguf_index(folder) or {}
-        self.source = min((folder / tensor.file for tensor in self._index.values()), default=folder).resolve()
+        files = {name: folder / tensor.file for name, tensor in self._index.items()}
+        super().__init__(folder, dtype, device, quantization, files)
+        self.source = min(files.values(), default=folder).resolve()
 
     def load_codes(self, *slices: TensorSlice) -> QuantizedWeight | None:
         """Read slices and concatenate them along axis 0, as codes of 8 or 4 bits; None if one is stored as floats.

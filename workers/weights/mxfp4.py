@@ -16,7 +16,7 @@ from ...kernels.quantized import QuantizedWeight, pack_halves
 GROUP_SIZE = 32  # codes per scale
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _VALUES = (*_MAGNITUDES, *(-each for each in _MAGNITUDES))  # by code; the highest bit is the sign
-LEVELS = tuple(int(2 * value) for value in _VALUES)
+LEVELS = tuple(int(2 * value) for value in _VALUES)  # doubled, so that they are integers
 _PAIRS = torch.tensor([(_VALUES[byte & 15], _VALUES[byte >> 4]) for byte in range(256)])
 _SCALES = torch.tensor([*(2.0 ** (scale - 127) for scale in range(255)), math.nan])
 
