@@ -78,7 +78,7 @@ def test_an_engine_killed_as_a_whole_leaves_its_blocks_to_the_next_one(tmp_path:
         with Client(engine.address) as client:
             calm = compute(engine, client, PROMPTS[:1])
             whole = set(objects(kv))
-            for prompt in PROMPTS[1:]:  # a prompt's last block alone need not be written again
+            for prompt in PROMPTS[1:]:  # its last block alone is not asked for: fetches.MIN_BLOCKS
                 before = set(objects(kv))
                 calm += compute(engine, client, [prompt])
                 whole.add(max(set(objects(kv)) - before, key=lambda path: path.stat().st_mtime_ns))
