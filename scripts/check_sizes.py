@@ -16,15 +16,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
-    ("frontend", ".py"): 33_200,
-    ("core", ".py"): 13_700,
-    ("workers", ".py"): 12_700,
+    ("frontend", ".py"): 35_600,
+    ("core", ".py"): 14_500,
+    ("workers", ".py"): 12_900,
     ("kernels", ".py"): 7_200,
     ("kernels", ".c .h"): 5_200,
-    ("ipc", ".py"): 10_650,
+    ("ipc", ".py"): 11_200,
 }
 MAX_FILES = 16  # of a folder
-MAX_FILE_LINES = 400
+MAX_FILE_LINES = 600  # a file that is joined up to stay under a limit is worse than a long one
 MAX_FUNCTION_LINES = 80
 
 
