@@ -2,14 +2,13 @@
 
 A file is written under `<root>/tmp` and renamed, without fsync: a torn file fails its checks and counts as missing. A
 scan of the names fills the index at the start. Files of other namespaces count toward the limit, and are removed first.
-One engine uses a folder at a time; a lock on `<root>/.lock` says so.
+One engine uses a folder at a time, and nobody else keeps anything in it (`disk_folder.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import threading
@@ -18,11 +17,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ...ipc.errors import ConfigError
 from ...ipc.messages.tier import SourceName, SourceState
 from ...ipc.process.log import is_worth_a_line
+from .disk_folder import UNFINISHED, DiskFolder
 from .disk_index import DiskIndex, NoRoom, Victim
 from .disk_scan import namespace_folders, scan
-from .object_file import ObjectFiles, can_write_directly, make_folder
+from .object_file import ObjectFiles, can_write_directly
 from .pause import Pause
 from .source import Item, Namespace
 
@@ -31,15 +32,15 @@ logger = logging.getLogger("tokenloom.tiers")
 RETRY_S = 30.0  # after a failed write or start
 READ_RETRY_S = 5.0  # after MAX_READ_FAILURES in a row
 MAX_READ_FAILURES = 3
-_NO_WRITES = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class _View:
     """The files of the open namespace."""
 
-    def __init__(self, root: Path, namespace: Namespace, index: DiskIndex, is_direct: bool) -> None:
+    def __init__(self, root: str, namespace: Namespace, index: DiskIndex, is_direct: bool) -> None:
         self.namespace, self.index = namespace, index
-        self.folder = root / namespace.digest.hex()[:16]
+        self.root = root
+        self.folder = f"{root}/{namespace.digest.hex()[:16]}"
         self.files = ObjectFiles(namespace.slot_bytes, is_direct)
         self.is_scanned = threading.Event()
 
@@ -47,9 +48,12 @@ class _View:
         name = key.hex()
         return f"{self.folder}/{name[:2]}/{name}" + (f"-{owner:x}" if owner else "")
 
+    def unfinished_path(self, key: bytes) -> str:
+        return f"{self.root}/{UNFINISHED}/{key.hex()}"
+
 
 class DiskSource:
-    """Owns the folder `root` while its lock is held. Lookups read no disk: they wait for the scan at most."""
+    """Owns the folder `root` while it is open. Lookups read no disk: they wait for the scan at most."""
 
     name: SourceName = "disk"
     num_loaders = 4
@@ -62,7 +66,7 @@ class DiskSource:
         self._view: _View | None = None
         self._opening = threading.Lock()
         self._storing = threading.Lock()  # one object is written at a time
-        self._lock_fd = -1
+        self._folder: DiskFolder | None = None
         self._starts, self._writes = Pause(1, RETRY_S), Pause(1, RETRY_S)
         self._reads = Pause(MAX_READ_FAILURES, READ_RETRY_S)
         self._error = ""
@@ -84,17 +88,18 @@ class DiskSource:
                 return
             try:
                 with self._storing:  # a write into the folder of the namespace before is counted by the scan
-                    make_folder(self._root)
-                    self._take_lock()
+                    if self._folder is None:
+                        self._folder = DiskFolder(self._root)
                     index = DiskIndex(ObjectFiles.size(namespace.slot_bytes), self._max_bytes, self._quota)
-                    self._view = view = _View(self._root, namespace, index, self._prepare())
+                    is_direct = self._prepare(self._folder)
+                    self._view = view = _View(self._folder.path, namespace, index, is_direct)
                     if index.object_bytes > self._max_bytes:
                         self._complain(OSError(errno.EFBIG, f"a block takes {index.object_bytes} bytes"))
                 try:
                     self._scan(view)
                 finally:
                     view.is_scanned.set()
-            except OSError as error:
+            except (OSError, ConfigError) as error:
                 self._view = None
                 self._starts.failed()
                 self._complain(error)
@@ -103,32 +108,12 @@ class DiskSource:
                     self._error = ""
             self._on_change()
 
-    def _take_lock(self) -> None:
-        if self._lock_fd >= 0:
-            return
-        path, flags = self._root / ".lock", os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
-        except OSError as error:
-            if error.errno not in _NO_WRITES:
-                raise
-            fd = os.open(path, os.O_RDONLY | flags)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
-            raise
-        self._lock_fd = fd
-
-    def _prepare(self) -> bool:
+    def _prepare(self, folder: DiskFolder) -> bool:
         """Remove unfinished files of dead writers, and return whether the disk takes O_DIRECT. If it takes no writes,
         blocks are only loaded."""
-        folder = self._root / "tmp"
         try:
-            make_folder(folder)
-            for entry in os.scandir(folder):
-                os.unlink(entry.path)
-            return can_write_directly(folder)
+            folder.remove_unfinished()
+            return can_write_directly(folder.unfinished)
         except OSError as error:
             self._writes.failed()
             self._complain(error)
@@ -137,10 +122,10 @@ class DiskSource:
     def _scan(self, view: _View) -> None:
         """Fill the index, then remove objects until the limits hold."""
         begun = time.monotonic()
-        folders = [str(view.folder), *(path for path in namespace_folders(str(self._root)) if path != str(view.folder))]
+        folders = [view.folder, *(path for path in namespace_folders(view.root) if path != view.folder)]
         for folder in folders:
             for files in scan(folder):
-                view.index.add(files, is_foreign=folder != str(view.folder))
+                view.index.add(files, is_foreign=folder != view.folder)
                 if self._wanted is not view.namespace:
                     return
         view.index.sort()
@@ -245,8 +230,7 @@ class DiskSource:
             return False
         path = view.path(item.key, item.owner)
         try:
-            temporary = f"{self._root}/tmp/{item.key.hex()}"
-            view.files.write(path, temporary, view.namespace.digest, item.key, item.slot, item.owner)
+            view.files.write(path, view.unfinished_path(item.key), view.namespace.digest, item.key, item.slot, item.owner)
         except OSError as error:
             view.index.cancel(item.owner)
             self._count("dropped")
@@ -308,9 +292,10 @@ class DiskSource:
             if seconds:
                 self._seconds[{"read": "read", "written": "write"}[what]] += seconds
 
-    def _complain(self, error: OSError) -> None:
+    def _complain(self, error: OSError | ConfigError) -> None:
         """Log an error with its remedy, unless it is the same as the last one."""
-        reason = f"--kv-disk {self._root}: {error.strerror}: {_remedy(error)}"
+        why = str(error) if isinstance(error, ConfigError) else f"{self._root}: {error.strerror}: {_remedy(error)}"
+        reason = f"--kv-disk {why}"
         if reason != self._error:
             self._error = reason
             logger.error("%s; requests go on, and the disk is tried again", reason)
@@ -341,9 +326,9 @@ class DiskSource:
 
     def close(self) -> None:
         self._wanted = self._view = None
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
 
 
 def _remedy(error: OSError) -> str:

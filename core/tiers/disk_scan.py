@@ -1,14 +1,16 @@
-"""Names of object files below the folder of a disk source. Changes nothing; files with other names are left alone."""
+"""Names of object files below the folder of a disk source. Changes nothing; files with other names are left alone, and a
+link with the name of a folder is an OSError: objects would be written, and removed, elsewhere."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_NAMESPACE, _FOLDER = re.compile("[0-9a-f]{16}"), re.compile("[0-9a-f]{2}")
-_OBJECT = re.compile("([0-9a-f]{64})(?:-([0-9a-f]{1,16}))?")
+NAMESPACE_NAME, _FOLDER = re.compile("[0-9a-f]{16}"), re.compile("[0-9a-f]{2}")
+OBJECT_NAME = re.compile("([0-9a-f]{64})(?:-([0-9a-f]{1,16}))?")
 
 
 class ScannedFile(NamedTuple):
@@ -23,7 +25,7 @@ class ScannedFile(NamedTuple):
 
 def namespace_folders(root: str) -> list[str]:
     """Return the folders of objects of one namespace each."""
-    return _folders(root, _NAMESPACE)
+    return _folders(root, NAMESPACE_NAME)
 
 
 def scan(folder: str) -> Iterator[list[ScannedFile]]:
@@ -31,7 +33,7 @@ def scan(folder: str) -> Iterator[list[ScannedFile]]:
     for path in _folders(folder, _FOLDER):
         files = []
         for entry in os.scandir(path):
-            if match := _OBJECT.fullmatch(entry.name):
+            if match := OBJECT_NAME.fullmatch(entry.name):
                 status = entry.stat(follow_symlinks=False)
                 key, owner = bytes.fromhex(match[1]), int(match[2] or "0", 16)
                 files.append(ScannedFile(int(status.st_mtime), key, owner, status.st_size, entry.path))
@@ -43,4 +45,7 @@ def _folders(folder: str, name: re.Pattern[str]) -> list[str]:
         entries = list(os.scandir(folder))
     except FileNotFoundError:
         return []
-    return [entry.path for entry in entries if name.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)]
+    named = [entry for entry in entries if name.fullmatch(entry.name)]
+    if link := next((entry.name for entry in named if entry.is_symlink()), None):
+        raise OSError(errno.ELOOP, f"{link} is a link")
+    return [entry.path for entry in named if entry.is_dir(follow_symlinks=False)]

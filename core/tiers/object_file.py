@@ -13,6 +13,7 @@ import os
 import threading
 from pathlib import Path
 
+from ...ipc.private_folder import make_folder
 from ...ipc.process.arena import PAGE
 from .object_format import HEADER_BYTES, Defect, find_defect, write_header
 
@@ -90,18 +91,9 @@ class ObjectFiles:
         return [self._buffers.header, *body, *([self._buffers.tail] if self._rest else [])]
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder and those above it, for this user alone."""
-    if not path.is_dir():
-        if path.parent != path:
-            make_folder(path.parent)
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-
-
-def can_write_directly(folder: Path) -> bool:
+def can_write_directly(folder: str) -> bool:
     """Whether the file system takes O_DIRECT, by writing a page; OSError if it takes no page at all."""
-    path = str(folder / "probe")
+    path = f"{folder}/probe"
     page = memoryview(mmap.mmap(-1, PAGE))
     for flag in (os.O_DIRECT, 0):
         try:

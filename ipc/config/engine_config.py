@@ -105,7 +105,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_host_bytes: Annotated[
         int | None, _tiers("memory for blocks that the pool evicts, such as 32G; none: only what the others need")
     ] = None
-    kv_disk: Annotated[str | None, _tiers("folder for blocks on a disk; none: no disk")] = None
+    kv_disk: Annotated[str | None, _tiers("folder of its own for blocks on a disk; none: no disk")] = None
     kv_disk_bytes: Annotated[int, _tiers("most bytes in --kv-disk, such as 200G")] = 64 << 30
     kv_remote: Annotated[
         str | None, _tiers("Redis or Valkey: redis://, rediss://, valkey:// or unix:// with the address; none: no such")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tokenloom.core.tiers.disk import DiskSource
+from tokenloom.core.tiers.disk_folder import MARKER
 from tokenloom.core.tiers.object_file import ObjectFiles
 from tokenloom.core.tiers.source import Item, Namespace
 from tokenloom.ipc.process.arena import PAGE
@@ -97,4 +98,4 @@ def wait_for_start(source: DiskSource, has_started: threading.Event) -> None:
 
 def files_of(root: Path) -> list[Path]:
     """Return the files of objects, those that are being written too."""
-    return sorted(path for path in root.rglob("*") if path.is_file() and path.name != ".lock")
+    return sorted(path for path in root.rglob("*") if path.is_file() and path.name not in (".lock", MARKER))

@@ -15,6 +15,7 @@ import pytest
 
 from tokenloom.core.tiers import disk
 from tokenloom.core.tiers.disk import DiskSource
+from tokenloom.core.tiers.disk_folder import MARKER
 from tokenloom.core.tiers.disk_scan import ScannedFile
 from tokenloom.core.tiers.object_file import ObjectFiles
 from tokenloom.core.tiers.source import Namespace
@@ -77,12 +78,13 @@ def test_a_restart_finds_everything_and_removes_unfinished_files(tmp_path: Path)
     source = open_disk(tmp_path)
     source.store(filled(range(50)) + filled(range(50, 60), owner=7))
     source.close()
-    (tmp_path / "tmp" / "torn").write_bytes(b"x" * 100)
-    (tmp_path / "stranger").write_bytes(b"x")
+    torn, strange = tmp_path / "tmp" / key_of(99).hex(), [tmp_path / "stranger", tmp_path / "tmp" / "stranger"]
+    for path in (torn, *strange):
+        path.write_bytes(b"x" * 100)
     source = open_disk(tmp_path)
     assert find(source, range(60)) == 60 and load(source, empty(range(60))) == [True] * 60
     assert source.state().held_bytes == 60 * OBJECT_BYTES
-    assert not (tmp_path / "tmp" / "torn").exists() and (tmp_path / "stranger").exists()
+    assert not torn.exists() and all(path.exists() for path in strange)
 
 
 def test_a_lookup_during_the_scan_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,12 +199,14 @@ def test_a_file_that_someone_removed_is_missing(tmp_path: Path) -> None:
 
 
 def bytes_at_one_instant(root: Path) -> int:
-    """Return the bytes of files that were all there at one instant: those in two listings, one after the other."""
+    """Return the bytes of blocks' files that were all there at one instant: in two listings, one after the other."""
 
     def listing() -> dict[int, int]:
         found = {}
         for folder, _, names in os.walk(root):
             for name in names:
+                if name == MARKER:
+                    continue
                 try:
                     status = os.stat(os.path.join(folder, name))
                 except FileNotFoundError:
@@ -339,7 +343,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system with room for five objects."""
     folder = tmp_path / "small"
     folder.mkdir()
-    options = ["-t", "tmpfs", "-o", f"size={5 * OBJECT_BYTES + 2 * PAGE}", "tmpfs", str(folder)]
+    options = ["-t", "tmpfs", "-o", f"mode=700,size={5 * OBJECT_BYTES + 3 * PAGE}", "tmpfs", str(folder)]
     if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
         pytest.skip("mounting a file system takes root")
     try:
