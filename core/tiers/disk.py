@@ -230,7 +230,8 @@ class DiskSource:
             return False
         path = view.path(item.key, item.owner)
         try:
-            view.files.write(path, view.unfinished_path(item.key), view.namespace.digest, item.key, item.slot, item.owner)
+            unfinished = view.unfinished_path(item.key)
+            view.files.write(path, unfinished, view.namespace.digest, item.key, item.slot, item.owner)
         except OSError as error:
             view.index.cancel(item.owner)
             self._count("dropped")

@@ -57,9 +57,9 @@ class DiskFolder:
         ours = (_LOCK, UNFINISHED)
         others = [name for name in found if not (name in ours or NAMESPACE_NAME.fullmatch(name))]
         if others or (found and _LOCK not in found):
+            first = (others or found)[0]
             raise ConfigError(
-                f"{path} holds other things ({(others or found)[0]!r:.100}): give a folder that is new or empty, such as "
-                f"{path / 'kv-blocks'}"
+                f"{path} holds other things ({first!r:.100}): give a folder that is new or empty, {path / 'kv-blocks'}"
             )
         with contextlib.suppress(FileExistsError):
             self._write_marker()

@@ -1,5 +1,7 @@
-"""Names of object files below the folder of a disk source. Changes nothing; files with other names are left alone, and a
-link with the name of a folder is an OSError: objects would be written, and removed, elsewhere."""
+"""Names of object files below the folder of a disk source. Changes nothing; files with other names are left alone.
+
+A link with the name of a folder is an OSError: objects would be written, and removed, elsewhere.
+"""
 
 from __future__ import annotations
 
