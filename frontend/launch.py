@@ -37,6 +37,7 @@ from .cli.command import (
 from .hosts.hosts import Hosts
 from .listening.http_listeners import HttpListeners
 from .options.arguments import add_engine_arguments, given_options
+from .options.environment import check_environment
 from .options.help import HelpAction
 from .options.nodes import join_words
 from .options.options import log_ignored, new_config
@@ -117,12 +118,7 @@ def serve(argv: Sequence[str], *, has_http: bool = False, is_gateway: bool = Fal
     """Run an engine until it ends and return the exit code. If a program set the configuration in the environment, the
     options of `argv` do not count. `has_http`: serve HTTP even if no option names an address. `is_gateway`: --cores is
     required."""
-    parser = new_serve_parser()
-    arguments = parser.parse(argv)
-    if (named := arguments.named_model) is not None:
-        if getattr(arguments, "model", named) != named:
-            parser.error(f"{named} and --model {arguments.model} are two models: give one of them")
-        arguments.model = named
+    arguments = _parse(argv)
     set_title("tokenloom supervisor")
     raise_descriptor_limit()
     for number in (signal.SIGUSR1, signal.SIGUSR2):
@@ -137,6 +133,8 @@ def serve(argv: Sequence[str], *, has_http: bool = False, is_gateway: bool = Fal
         if is_gateway and config.cores is None:
             raise ConfigError("a gateway needs --cores: the --core-listen addresses of its engines")
         log.configure("supervisor", config.log_level)
+        if not is_private:
+            check_environment(config, os.environ)
         log_ignored(options)
         supervisor = _start(config, is_private)
         supervisor.run()
@@ -153,6 +151,25 @@ def serve(argv: Sequence[str], *, has_http: bool = False, is_gateway: bool = Fal
         if supervisor is not None:
             supervisor.stop()
     return 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the words of the command. A word without a flag is the model; it ends the program to give two models, or a
+    model that a flag before it takes as one of its values."""
+    parser = new_serve_parser()
+    arguments = parser.parse(argv)
+    if (named := arguments.named_model) is not None:
+        if getattr(arguments, "model", named) != named:
+            flag = next((word for word in reversed(argv[: argv.index(named)]) if word.startswith("-")), "")
+            values = f", or {named} is a second value of {flag}, which takes one" if flag else ""
+            parser.error(f"{named} and --model {arguments.model} are two models{values}: give one of them")
+        arguments.model = named
+    elif arguments.config is None and "model" not in arguments and argv and is_model_name(argv[-1]):
+        taken = next((name for name, value in vars(arguments).items() if isinstance(value, list) and value[1:]), None)
+        if taken is not None and getattr(arguments, taken)[-1] == argv[-1]:
+            flag = f"--{taken.replace('_', '-')}"
+            parser.error(f"{flag} takes {argv[-1]} as one of its values: name the model first, or with --model")
+    return arguments
 
 
 def _exit_code(error: TokenloomError) -> int:

@@ -30,6 +30,7 @@ from tqdm import tqdm
 from ...ipc.config.engine_config import API_KEY_VARIABLE
 from ...ipc.errors import ConfigError
 from ..embedded.child_engine import ChildEngine
+from ..options.environment import key_of_environment
 from ..options.options import config_from_keywords
 from .attach import announce_start
 
@@ -62,9 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", type=Path, metavar="IN", help="lines of {custom_id, method, url, body}")
     parser.add_argument("output", type=Path, metavar="OUT", help="file to which the responses are appended")
     parser.add_argument("--url", metavar="URL", help="a running engine's --http address; none: start one")
-    key = os.environ.get(API_KEY_VARIABLE)
+    found = key_of_environment(os.environ)
     help_text = f"that engine's --api-key; none: {API_KEY_VARIABLE}"
-    parser.add_argument("--api-key", metavar="KEY", default=key, help=help_text)
+    parser.add_argument("--api-key", metavar="KEY", default=found and found.keys[0], help=help_text)
     parser.add_argument("--model", metavar="MODEL", help="without --url: the model to serve; none: the demo")
     parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at once (default: 64)")
 

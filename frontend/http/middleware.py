@@ -11,7 +11,7 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -36,12 +36,12 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
 
 class HttpMiddleware:
-    """ASGI middleware around `app`. If a key is set, all paths except OPEN_PATHS require it."""
+    """ASGI middleware around `app`. If there are keys, all paths except OPEN_PATHS require one of them."""
 
     def __init__(
         self,
         app: ASGIApp,
-        api_key: str | None,
+        api_keys: Sequence[str] | None,
         max_body_bytes: int,
         on_refused: Callable[[str], None],
         root_path: str = "",
@@ -50,7 +50,7 @@ class HttpMiddleware:
         """`on_refused` gets the reason (a metric label). `root_path` is removed from paths if the proxy has left it."""
         self._app = app
         self._on_refused = on_refused
-        self._api_key = None if api_key is None else api_key.encode()
+        self._api_keys = [key.encode() for key in api_keys or ()]
         self._max_body_bytes = max_body_bytes
         self._root_path = root_path
         self._open_requests = open_requests or OpenRequests()
@@ -106,8 +106,8 @@ class HttpMiddleware:
             message = "the server has as many connections as it can hold: try again later"
             again = {"retry-after": "1", "connection": "close"}
             raise HttpError(503, message, "overloaded_error", code="overloaded", headers=again)
-        key = None if scope["path"] in OPEN_PATHS else self._api_key
-        if key is not None and (fault := _credential_error(headers, key)):
+        keys = [] if scope["path"] in OPEN_PATHS else self._api_keys
+        if keys and (fault := _credential_error(headers, keys)):
             self._on_refused("key")
             message = f"{fault}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
             raise HttpError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
@@ -136,19 +136,24 @@ class HttpMiddleware:
         return HttpError(413, f"the body has more than {limit} bytes: send less or raise --max-body-bytes")
 
 
-def _credential_error(headers: dict[bytes, bytes], key: bytes) -> str:
+def _credential_error(headers: dict[bytes, bytes], keys: Sequence[bytes]) -> str:
     """Return the fault of the credentials, empty if they are valid. Anthropic's clients send the key in x-api-key,
     others after a scheme, which is case-insensitive (RFC 9110, 11.1)."""
     scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
-    if (alone := headers.get(b"x-api-key", b"").strip()) and hmac.compare_digest(alone, key):
+    if (alone := headers.get(b"x-api-key", b"").strip()) and _is_any_of(alone, keys):
         return ""
     if not scheme:
         return "the API key is wrong" if alone else "no API key was given"
     if scheme.lower() != b"bearer":
         return "the header authorization does not begin with `Bearer`"
-    if not hmac.compare_digest(token.strip(), key):
+    if not _is_any_of(token.strip(), keys):
         return "the API key is wrong" if token.strip() else "no API key follows `Bearer`"
     return ""
+
+
+def _is_any_of(token: bytes, keys: Sequence[bytes]) -> bool:
+    """Compare with all keys, in a time that does not depend on which one it is."""
+    return True in [hmac.compare_digest(token, key) for key in keys]
 
 
 def _routing_error(error: HTTPException, scope: Scope) -> HttpError:

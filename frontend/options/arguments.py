@@ -13,17 +13,22 @@ from typing import Any
 
 import msgspec
 
-from ...ipc.config.engine_config import API_KEY_VARIABLE, EngineConfig
+from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.option_groups import GROUPS
 from ...ipc.endpoints import DEFAULT_PORT
 from .config_file import read_config_file
+from .environment import with_key
 from .options import KINDS, Given, Kind
 from .parser import value_parser
 from .synonyms import NAMES
 from .vllm_options import VLLM_OPTIONS
 
 _METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON", list: "NAME"}
-_HIDDEN: dict[Any, dict[str, Any]] = {bool: {"action": argparse.BooleanOptionalAction}, list: {"nargs": "*"}, str: {}}
+_HIDDEN: dict[Any, dict[str, Any]] = {
+    bool: {"action": argparse.BooleanOptionalAction},
+    list: {"nargs": "*", "action": "extend"},
+    str: {},
+}
 _HTTP_OPTIONS = ("http", "host", "port", "uds")  # each enables HTTP
 
 
@@ -49,7 +54,7 @@ def _form(kind: Kind) -> dict[str, Any]:
     if kind.type is bool:
         return {"action": argparse.BooleanOptionalAction}
     if kind.type is list:
-        return {"nargs": "+", "metavar": _METAVARS[list]}
+        return {"nargs": "+", "action": "extend", "metavar": _METAVARS[list]}
     shown = {"choices": kind.choices} if kind.choices else {"metavar": _METAVARS[kind.type]}
     return {"type": value_parser(kind)} | shown
 
@@ -59,9 +64,7 @@ def given_options(arguments: argparse.Namespace, *, has_http: bool = False) -> d
 
     `has_http`: serve HTTP on DEFAULT_PORT unless an option names an address.
     """
-    options: dict[str, Given] = {}
-    if API_KEY_VARIABLE in os.environ:
-        options["api_key"] = Given(os.environ[API_KEY_VARIABLE], "--api-key")
+    options = with_key({}, os.environ)
     if arguments.config:
         options |= read_config_file(Path(arguments.config))
     typed = {name: value for name, value in vars(arguments).items() if name in KINDS or name in VLLM_OPTIONS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import yaml
@@ -43,8 +44,22 @@ def _options_of(path: Path, loader: yaml.SafeLoader, root: yaml.Node | None) -> 
         if name in options:
             raise ConfigError(f"{path} lines {line_by_name[name]} and {line} both give {written}: keep one of them")
         line_by_name[name] = line
+        _check_keys(where, value)
         options[name] = Given(_value_of(loader, name, value), written, where)
     return options
+
+
+def _check_keys(where: str, node: yaml.Node) -> None:
+    """Raise ConfigError for a key that an object of the value, at any depth, has twice: YAML keeps the last."""
+    if isinstance(node, yaml.SequenceNode):
+        for each in node.value:
+            _check_keys(where, each)
+    if isinstance(node, yaml.MappingNode):
+        keys = Counter(str(key.value) for key, _ in node.value)
+        if twice := next((key for key, count in keys.items() if count > 1), None):
+            raise ConfigError(f"{where}{twice} is given twice: keep one of them")
+        for _, value in node.value:
+            _check_keys(where, value)
 
 
 def _value_of(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> object:

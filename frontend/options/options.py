@@ -18,6 +18,7 @@ import msgspec
 
 from ...ipc.config.engine_config import MAX_NUM_SEQS, EngineConfig
 from ...ipc.errors import ConfigError
+from .environment import check_environment, with_key
 from .given import Given as Given
 from .nodes import with_nodes
 from .synonyms import COMMA_LISTS, NAMES, VALUES
@@ -79,7 +80,7 @@ class Kind(NamedTuple):
                 pass
         if (self.type is dict and not _COUNTS.fullmatch(text)) or (self.has_commas and text.startswith("[")):
             try:
-                return self.checked(json.loads(text))
+                return self.checked(json.loads(text, object_pairs_hook=_object_of))
             except json.JSONDecodeError as error:
                 raise ValueError(f"must be {self._wanted}, got {text!r:.80}: {error}") from None
         return self.checked(text)
@@ -87,6 +88,14 @@ class Kind(NamedTuple):
     @property
     def _wanted(self) -> str:
         return f"one of {', '.join(self.choices)}" if self.choices else _WORDS[self.type]
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of JSON; ValueError if it has a key twice, of which json.loads keeps the last."""
+    keys = [key for key, _ in pairs]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise ValueError(f"must have each key once, {twice} is there twice")
+    return dict(pairs)
 
 
 def _kind_of(name: str, annotation: object) -> Kind:
@@ -114,7 +123,9 @@ def config_from_keywords(owner: str, model: object, options: Mapping[str, object
             raise TypeError(f"{owner}() got an unexpected keyword argument {name!r}{suggestion(name, OPTION_NAMES)}")
     values = {"log_level": LIBRARY_LOG_LEVEL, "model": model, **options}
     given = {name: Given(_plain(value), name, f"{owner}(): ") for name, value in values.items() if value is not None}
+    given = with_key(given, os.environ)
     config = new_config(given)
+    check_environment(config, os.environ)
     log_ignored(given)
     return config
 

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -26,8 +26,23 @@ class OptionParser(argparse.ArgumentParser):
     """Argument parser that exits with USAGE_CODE after an error."""
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse as parse_args does. Flags may have `_` for `-`; a JSON option may be given key by key (--a.b 1)."""
-        return self.parse_args(self._with_objects([_with_dashes(word) for word in words]))
+        """Parse as parse_args does. Flags may have `_` for `-`; a JSON option may be given key by key (--a.b 1). Of an
+        option with one value the last one counts, as in a command that others append to, and a line says so."""
+        written = [_with_dashes(word) for word in words]
+        options = self.parse_args(self._with_objects(written))
+        for flag in self._given_again(written):
+            print(f"{self.prog}: {flag} is given more than once: the last one counts", file=sys.stderr)
+        return options
+
+    def _given_again(self, words: Sequence[str]) -> list[str]:
+        """Return the flags of options with one value that `words` give again."""
+        found = Counter(self._option_string_actions.get(word.partition("=")[0]) for word in words)
+        found.pop(None, 0)
+        return [
+            action.option_strings[-1]
+            for action, count in found.items()
+            if count > 1 and action is not None and action.nargs not in ("+", "*")
+        ]
 
     def _with_objects(self, words: Sequence[str]) -> list[str]:
         """Replace all `--option.key.key value` by one `--option=JSON` at the end."""
@@ -48,6 +63,8 @@ class OptionParser(argparse.ArgumentParser):
                 place = place.setdefault(key, {})
                 if not isinstance(place, dict):
                     self.error(f"{written} and a part of its name are both given: give one")
+            if path[-1] in place:
+                self.error(f"{written} is given more than once: give it once")
             place[path[-1]] = json_or_same(text)
         if twice := next((flag for flag in objects if flag in {word.partition("=")[0] for word in others}), None):
             self.error(f"{twice} and {twice}.{next(iter(objects[twice]))} are both given: give one")
@@ -57,7 +74,7 @@ class OptionParser(argparse.ArgumentParser):
         words = message.removeprefix("unrecognized arguments: ")
         if words != message:
             message = self._unknown(words.split())
-        message = re.sub(r"^argument ([^\s/]+)\S*: (must be) ", r"\1 \2 ", message)
+        message = re.sub(r"^argument ([^\s/]+)\S*: (must) ", r"\1 \2 ", message)
         print(f"{self.prog}: {message}", file=sys.stderr)
         raise SystemExit(USAGE_CODE)
 

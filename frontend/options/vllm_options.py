@@ -37,7 +37,7 @@ IGNORED = {
     "max_parallel_loading_workers ray_workers_use_nsight? disable_nccl_for_dp_synchronization? dcp_comm_backend "
     "dcp_kv_cache_interleave_size cp_kv_cache_interleave_size",
     "weights are mapped from safetensors files": "safetensors_load_strategy safetensors_prefetch_num_threads "
-    "safetensors_prefetch_block_size model_loader_extra_config ignore_patterns pt_load_map_location "
+    "safetensors_prefetch_block_size model_loader_extra_config ignore_patterns* pt_load_map_location "
     "use_tqdm_on_load? allow_deprecated_quantization?",
     "the model's code is this engine's": "code_revision",
     "media are kept once, on disk: see --media-store-bytes": "mm_processor_cache_gb mm_processor_cache_type "

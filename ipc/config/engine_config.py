@@ -248,8 +248,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         Literal["off", "errors", "all"], _logging("a line for each HTTP request at its end; errors: if it failed")
     ] = "errors"
     api_key: Annotated[
-        str | None,
-        _http(f"Bearer token that HTTP requests must carry; none: {API_KEY_VARIABLE}, or no token"),
+        list[str] | None,
+        _http(f"Bearer tokens, of which HTTP requests must carry one; none: {API_KEY_VARIABLE}, or no token"),
     ] = None
     cors_origins: Annotated[str | None, _http("web origins that may call, with commas between; *: any")] = None
     max_body_bytes: Annotated[int, _http("largest HTTP body that is read")] = 32 << 20
@@ -364,8 +364,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         media_limits(self.limit_mm_per_prompt)
         speculation_options(self.speculation)
         self._check_http()
-        if self.api_key is not None and not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
-            raise ConfigError(f"--api-key or {API_KEY_VARIABLE} must be at least 1 printable ASCII character")
+        if not all(key and key.isascii() and key.isprintable() for key in self.api_key or ()):
+            raise ConfigError("--api-key must be at least 1 printable ASCII character")
 
     def _check_http(self) -> None:
         """Raise ConfigError for invalid options of the HTTP server."""

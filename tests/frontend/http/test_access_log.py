@@ -37,8 +37,8 @@ async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def new_log(*, has_all: bool, api_key: str | None = None) -> AccessLog:
-    return AccessLog(HttpMiddleware(answer, api_key, 100, lambda why: None), has_all=has_all)
+def new_log(*, has_all: bool, api_keys: list[str] | None = None) -> AccessLog:
+    return AccessLog(HttpMiddleware(answer, api_keys, 100, lambda why: None), has_all=has_all)
 
 
 async def ask(app: ASGIApp, path: str) -> None:
@@ -81,12 +81,12 @@ def test_refused_and_cut_off_answers_are_logged(capfd: pytest.CaptureFixture[str
     bad, full, gone, torn = lines(capfd, new_log(has_all=True), "/bad", "/full", "/gone", "/torn")
     assert " 400 " in bad and " 503 " in full and " 499 " in gone and " cut " in gone and " 200 8 " in torn
     assert " cut " in torn and " cut " not in bad + full
-    (refused,) = lines(capfd, new_log(has_all=True, api_key="KEY"), "/v1/completions")
+    (refused,) = lines(capfd, new_log(has_all=True, api_keys=["KEY"]), "/v1/completions")
     assert " 401 " in refused and refused.endswith("id id-1")
 
 
 def test_level_errors_omits_successes_and_probes(capfd: pytest.CaptureFixture[str]) -> None:
-    log = new_log(has_all=False, api_key="KEY")
+    log = new_log(has_all=False, api_keys=["KEY"])
     assert [line.split()[2:4] for line in lines(capfd, log, "/health", "/v1/models")] == [["/v1/models", "401"]]
     assert lines(capfd, new_log(has_all=False), "/v1/completions", "/torn") == []
 

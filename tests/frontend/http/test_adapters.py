@@ -43,7 +43,7 @@ class Served:
         self.folder = tmp_path / "adapters"
         for seed, name in enumerate(("one", "two")):
             write_adapter(self.folder / name, seed=seed)
-        options = {"allow_runtime_lora": True, "adapter_folder": str(self.folder), "api_key": KEY, **options}
+        options = {"allow_runtime_lora": True, "adapter_folder": str(self.folder), "api_key": [KEY], **options}
         spec = adapter_spec(tmp_path / "run", **options)
         self.loop = asyncio.get_running_loop()
         self.frontend = Frontend(spec, TOKENIZER, TEMPLATE, lambda: self.loop.call_soon_threadsafe(self.turn))

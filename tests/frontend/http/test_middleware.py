@@ -93,7 +93,7 @@ def test_a_key_follows_bearer_in_any_case_and_an_error_names_the_fault(
     authorization: str | None, message: str | None
 ) -> None:
     refused: list[str] = []
-    middleware = HttpMiddleware(echo_path, "KEY", 100, refused.append)
+    middleware = HttpMiddleware(echo_path, ["KEY"], 100, refused.append)
     headers = [] if authorization is None else [(b"authorization", authorization.encode())]
     status, told, text = answer_of(middleware, headers=headers)
     if message is None:
@@ -101,6 +101,13 @@ def test_a_key_follows_bearer_in_any_case_and_an_error_names_the_fault(
         return
     assert (status, told["www-authenticate"], refused) == (401, "Bearer", ["key"])
     assert text == f"{message}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
+
+
+@pytest.mark.parametrize(("key", "status"), [("k1", 200), ("k2", 200), ("k3", 200), ("k", 401), ("k1 k2", 401)])
+def test_each_of_several_keys_is_valid_and_no_part_of_them(key: str, status: int) -> None:
+    middleware = HttpMiddleware(echo_path, ["k1", "k2", "k3"], 100, lambda why: None)
+    assert answer_of(middleware, headers=[(b"authorization", f"Bearer {key}".encode())])[0] == status
+    assert answer_of(middleware, headers=[(b"x-api-key", key.encode())])[0] == status
 
 
 @pytest.mark.parametrize(
@@ -116,14 +123,14 @@ def test_a_key_follows_bearer_in_any_case_and_an_error_names_the_fault(
 def test_a_key_may_come_in_x_api_key(authorization: str | None, key: str, status: int) -> None:
     headers = [(b"x-api-key", key.encode())]
     headers += [] if authorization is None else [(b"authorization", authorization.encode())]
-    middleware = HttpMiddleware(echo_path, "KEY", 100, lambda why: None)
+    middleware = HttpMiddleware(echo_path, ["KEY"], 100, lambda why: None)
     found, _, text = answer_of(middleware, headers=headers)
     assert found == status
     assert status == 200 or text.startswith("the API key is wrong" if key else "no API key was given")
 
 
 def test_errors_and_ids_on_anthropics_paths_have_anthropics_form() -> None:
-    middleware = HttpMiddleware(echo_path, "KEY", 100, lambda why: None, "/llm")
+    middleware = HttpMiddleware(echo_path, ["KEY"], 100, lambda why: None, "/llm")
     sent = [(b"x-request-id", b"mine")]
     status, headers, _ = answer_of(middleware, "/llm/v1/messages/count_tokens", headers=sent)
     assert (status, headers["request-id"], headers["x-request-id"]) == (401, "mine", "mine")
@@ -146,7 +153,7 @@ def test_the_proxys_root_path_is_removed_if_present(path: str, seen: str) -> Non
 
 
 def test_probes_need_no_key_below_the_root_path() -> None:
-    assert answer_of(HttpMiddleware(echo_path, "KEY", 100, lambda why: None, "/llm"), "/llm/health")[0] == 200
+    assert answer_of(HttpMiddleware(echo_path, ["KEY"], 100, lambda why: None, "/llm"), "/llm/health")[0] == 200
 
 
 def test_a_connection_above_the_limit_gets_503_except_for_probes() -> None:

@@ -59,21 +59,26 @@ def test_connections_wait_without_a_frontend_and_are_refused_after_close(listene
 
 
 @pytest.mark.parametrize(
-    ("http", "api_key", "shown", "warns"),
+    ("http", "api_keys", "shown", "warns"),
     [
-        ("0", None, "http://127.0.0.1:", False),
-        ("localhost:0", None, "http://127.0.0.1:", False),
-        ("[::1]:0", None, "http://[::1]:", False),
-        ("0.0.0.0:0", None, "http://0.0.0.0:", True),
-        ("0.0.0.0:0", "secret", "http://0.0.0.0:", False),
-        ("[::]:0", None, "http://[::]:", True),
+        ("0", [], "http://127.0.0.1:", False),
+        ("localhost:0", [], "http://127.0.0.1:", False),
+        ("[::1]:0", [], "http://[::1]:", False),
+        ("0.0.0.0:0", [], "http://0.0.0.0:", True),
+        ("0.0.0.0:0", ["secret"], "http://0.0.0.0:", False),
+        ("[::]:0", [], "http://[::]:", True),
     ],
 )
 def test_a_reachable_port_without_a_key_logs_a_warning(
-    listeners: HttpListeners, caplog: pytest.LogCaptureFixture, http: str, api_key: str | None, shown: str, warns: bool
+    listeners: HttpListeners,
+    caplog: pytest.LogCaptureFixture,
+    http: str,
+    api_keys: list[str] | None,
+    shown: str,
+    warns: bool,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        listeners.open(EngineConfig(http=http, api_key=api_key))
+        listeners.open(EngineConfig(http=http, api_key=api_keys or None))
     assert listeners.addresses[0].startswith(shown) and not listeners.addresses[0].endswith(":0")
     assert (WARNING in caplog.text) == warns
     family = socket.AF_INET6 if "[" in http else socket.AF_INET

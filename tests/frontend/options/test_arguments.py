@@ -72,9 +72,9 @@ def test_file_and_command_line_win_over_the_api_key_of_the_environment(
     file.write_text("api-key: of the file\n")
     assert parse().api_key is None
     monkeypatch.setenv("TOKENLOOM_API_KEY", "of the environment")
-    assert parse().api_key == "of the environment"
-    assert parse("--config", str(file)).api_key == "of the file"
-    assert parse("--config", str(file), "--api-key", "typed").api_key == "typed"
+    assert parse().api_key == ["of the environment"]
+    assert parse("--config", str(file)).api_key == ["of the file"]
+    assert parse("--config", str(file), "--api-key", "typed").api_key == ["typed"]
     monkeypatch.setenv("TOKENLOOM_API_KEY", "")
     with pytest.raises(ConfigError, match="at least 1 printable"):  # else an empty secret would admit everyone
         parse()
@@ -96,6 +96,7 @@ def test_file_and_command_line_win_over_the_api_key_of_the_environment(
         ("block_size: 0", r"engine.yaml line 1: block_size must be in \[1, 1024\], got 0$"),
         ("model: a\nblock-size: 8\nmodel: b", "engine.yaml lines 1 and 3 both give model: keep one of them"),
         ("block_size: 8\nblock-size: 8", "engine.yaml lines 1 and 2 both give block-size"),
+        ("hf_overrides:\n  a: [{b: 1, b: 2}]", "engine.yaml line 1: b is given twice: keep one of them"),
         ("- a list", "name: value"),
         ("model: x\na: [", "engine.yaml cannot be read: line 2 "),
         ("served_model_name: \udcff", "cannot be read"),  # a byte that is no UTF-8
@@ -151,6 +152,14 @@ def test_a_file_without_options_changes_nothing(tmp_path: Path, text: str) -> No
         ("--dtype int4", "--dtype must be one of auto, float32, bfloat16, float16, got 'int4'"),
         ("--block-size 0", "--block-size must be in [1, 1024], got 0"),
         ("--http 8000 demo twice", "unexpected argument 'twice'"),
+        ("serve --api-key k1 a/b", "--api-key takes a/b as one of its values: name the model first"),
+        ("serve a/b --model c/d", "a/b and --model c/d are two models: give one of them"),
+        (
+            "serve --model a/b --chat-template c d/e",
+            "d/e and --model a/b are two models, or d/e is a second value of --chat-template, which takes one",
+        ),
+        ('--hf-overrides {"a":{"b":1,"b":2}}', "--hf-overrides must have each key once, b is there twice"),
+        ("--hf-overrides.a 1 --hf-overrides.a 2", "--hf-overrides.a is given more than once: give it once"),
         ("chat --tempreature 1", "unknown option --tempreature: did you mean --temperature?"),
     ],
 )
@@ -207,6 +216,8 @@ def test_errors_of_keywords_have_the_words_of_flags(options: dict[str, object], 
         ("-tp 2", {"tensor_parallel_size": 2}),
         ("--tensor_parallel_size=2", {"tensor_parallel_size": 2}),
         ("--served-model-name a b", {"served_model_name": ["a", "b"]}),
+        ("--api-key k1 k2", {"api_key": ["k1", "k2"]}),
+        ("--api-key k1 --api-key k2 k3", {"api_key": ["k1", "k2", "k3"]}),
         ('--allowed-origins ["http://a","http://b"]', {"cors_origins": "http://a,http://b"}),
         ('--hf-overrides {"rope_theta":1e6}', {"hf_overrides": {"rope_theta": 1e6}}),
         ("--tool-call-parser llama3_json", {"tool_call_parser": "llama"}),
@@ -219,6 +230,17 @@ def test_errors_of_keywords_have_the_words_of_flags(options: dict[str, object], 
 def test_vllms_spelling_of_an_option_has_vllms_meaning(line: str, expected: dict[str, Any]) -> None:
     arguments = launch.new_serve_parser().parse(line.split())
     assert new_config(given_options(arguments)) == EngineConfig(**expected)
+
+
+def test_of_a_repeated_flag_with_one_value_the_last_counts_and_a_line_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = "--http 0.0.0.0:8000 -tp 1 --served-model-name a --http 9000 --served-model-name b --tensor-parallel-size=2"
+    config = new_config(given_options(launch.new_serve_parser().parse(line.split())))
+    assert (config.http, config.tensor_parallel_size, config.served_model_name) == ("9000", 2, ["a", "b"])
+    assert capsys.readouterr().err.splitlines() == [
+        f"engine-launch: {flag} is given more than once: the last one counts" for flag in ("--http", "--tp")
+    ]
 
 
 @pytest.mark.parametrize(

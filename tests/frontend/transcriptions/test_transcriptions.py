@@ -302,7 +302,7 @@ def test_a_lora_adapter_is_a_model(tmp_path: Path) -> None:
     write_adapter(tmp_path / "adapters" / "accent")
     folder = str(tmp_path / "adapters")
     (tmp_path / "run").mkdir()
-    serve(tmp_path / "run", test, enable_lora=True, allow_runtime_lora=True, adapter_folder=folder, api_key=KEY)
+    serve(tmp_path / "run", test, enable_lora=True, allow_runtime_lora=True, adapter_folder=folder, api_key=[KEY])
 
 
 def test_all_pieces_have_the_same_adapter_even_if_its_name_gets_another(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_all_pieces_have_the_same_adapter_even_if_its_name_gets_another(tmp_path
         write_adapter(tmp_path / "adapters" / name, seed=seed)
     folder = str(tmp_path / "adapters")
     (tmp_path / "run").mkdir()
-    serve(tmp_path / "run", test, enable_lora=True, allow_runtime_lora=True, adapter_folder=folder, api_key=KEY)
+    serve(tmp_path / "run", test, enable_lora=True, allow_runtime_lora=True, adapter_folder=folder, api_key=[KEY])
 
 
 @pytest.mark.parametrize(

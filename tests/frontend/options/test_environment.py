@@ -1,0 +1,164 @@
+"""A variable of the environment that is meant for a server is taken, or named; a key never leaves a server open."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tokenloom.frontend.options.environment import INSTEAD, KEY_VARIABLES, check_environment, with_key
+from tokenloom.frontend.options.options import config_from_keywords, new_config
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.errors import ConfigError
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "coming_from_vllm.md"
+HTTP = EngineConfig(http="8000")
+
+# Of vllm/envs.py: those that change security, answers or addresses, and some that change speed alone.
+VLLM = (
+    "VLLM_HOST_IP",
+    "VLLM_USE_MODELSCOPE",
+    "VLLM_USE_V1",
+    "VLLM_USE_DEEP_GEMM",
+    "VLLM_USE_FLASHINFER_SAMPLER",
+    "VLLM_LOGGING_LEVEL",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+    "VLLM_IMAGE_FETCH_TIMEOUT",
+    "VLLM_AUDIO_FETCH_TIMEOUT",
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS",
+    "VLLM_ATTENTION_BACKEND",
+    "VLLM_DO_NOT_TRACK",
+    "VLLM_NO_USAGE_STATS",
+    "VLLM_SERVER_DEV_MODE",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE",
+    "VLLM_PLUGINS",
+    "VLLM_TORCH_PROFILER_DIR",
+    "VLLM_LORA_RESOLVER_CACHE_DIR",
+    "VLLM_MODEL_REDIRECT_PATH",
+    "VLLM_WORKER_MULTIPROC_METHOD",
+    "VLLM_KV_CACHE_LAYOUT",
+    "VLLM_DP_SIZE",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION",
+    "VLLM_ENABLE_RESPONSES_API_STORE",
+    "VLLM_BATCH_INVARIANT",
+    "VLLM_PORT",
+)
+OTHERS = (
+    "SGLANG_ENABLE_JIT",
+    "SGL_CACHE",
+    "LLAMA_ARG_CTX_SIZE",
+    "LLAMA_ARG_HOST",
+    "LLAMA_CACHE",
+    "OLLAMA_HOST",
+    "TOKENLOOM_PROT",
+)
+OF_CLIENTS = (
+    "OPENAI_API_KEY",
+    "OPENAI_BASE_URL",
+    "ANTHROPIC_API_KEY",
+    "HF_TOKEN",
+    "HF_HUB_OFFLINE",
+    "OMP_NUM_THREADS",
+    "PATH",
+)
+
+
+def key_of(**environment: str) -> list[str] | None:
+    return new_config(with_key({}, environment)).api_key
+
+
+@pytest.mark.parametrize("name", (*VLLM, *OTHERS))
+def test_a_variable_that_is_not_read_is_named_in_one_line(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    check_environment(HTTP, {name: "1", "PATH": "/bin"})
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING and re.fullmatch(
+        rf"set in the environment, but not read: {name}( \(see --[a-z-]+.*\))?", record.getMessage()
+    )
+
+
+@pytest.mark.parametrize("name", OF_CLIENTS)
+def test_a_variable_of_clients_and_libraries_is_not_named(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    check_environment(HTTP, {name: "1"})
+    assert not caplog.records and key_of(**{name: "secret"}) is None
+
+
+def test_variables_that_kubernetes_sets_for_a_service_of_our_name_are_not_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    names = ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_80_TCP", "PORT_80_TCP_ADDR", "PORT_80_TCP_PORT")
+    services = {f"{server}_{name}": "10.0.0.7" for name in names for server in ("TOKENLOOM", "VLLM")}
+    check_environment(HTTP, services | {"TOKENLOOM_PORT": "tcp://10.0.0.7:80", "VLLM_API_PORT": "tcp://10.0.0.7:80"})
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", KEY_VARIABLES)
+def test_the_key_of_another_server_is_taken_and_a_line_says_so(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    assert key_of(**{name: "abc"}) == ["abc"]
+    check_environment(msgspec.structs.replace(HTTP, api_key=["abc"]), {name: "abc"})
+    assert [record.getMessage() for record in caplog.records] == [f"the API key is that of {name}"]
+
+
+def test_of_two_keys_ours_counts_and_the_line_names_the_other(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    both = {"VLLM_API_KEY": "theirs", "TOKENLOOM_API_KEY": "ours", "LLAMA_API_KEY": "ours"}
+    assert key_of(**both) == ["ours"]
+    check_environment(msgspec.structs.replace(HTTP, api_key=["ours"]), both)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the API key is that of TOKENLOOM_API_KEY, not that of VLLM_API_KEY"
+    ]
+
+
+def test_llama_cpp_separates_keys_by_commas_and_the_others_have_one() -> None:
+    assert key_of(LLAMA_API_KEY="a,b") == ["a", "b"]
+    assert key_of(VLLM_API_KEY="a,b") == ["a,b"]
+
+
+def test_an_empty_key_of_another_server_is_none_and_an_empty_one_of_ours_is_refused() -> None:
+    assert key_of(VLLM_API_KEY="") is None
+    with pytest.raises(ConfigError, match="TOKENLOOM_API_KEY must be at least 1 printable ASCII character"):
+        key_of(TOKENLOOM_API_KEY="")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("TOKENLOOM_APIKEY", "TOKENLOOM_API_KEYS", "TOKENLOOM_KEY", "TOKENLOM_API_KEY", "TOKENLOOM_API_KYE"),
+        *("TOKENLOOM_TOKEN", "LLAMA_ARG_API_KEY_FILE", "VLLM_APIKEY", "VLLM_AUTH"),
+    ],
+)
+def test_a_key_that_is_not_read_leaves_no_server_open(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^{name} is set, but it is not read, and HTTP would be served without a key"
+    ):
+        check_environment(HTTP, {name: "secret"})
+    for safe in (msgspec.structs.replace(HTTP, api_key=["k"]), EngineConfig()):
+        check_environment(safe, {name: "secret"})
+    assert [name in record.getMessage() for record in caplog.records] == [True, True]
+    assert "secret" not in caplog.text
+
+
+def test_no_key_in_the_file_and_one_in_the_environment_is_refused() -> None:
+    with pytest.raises(ConfigError, match="VLLM_API_KEY is set, but it is not read"):
+        check_environment(HTTP, {"VLLM_API_KEY": "abc"})  # api-key: null in the file
+
+
+def test_an_engine_of_a_program_has_the_key_of_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "abc")
+    assert config_from_keywords("LLM", None, {"http": "0"}).api_key == ["abc"]
+    assert config_from_keywords("LLM", None, {"http": "0", "api_key": "own"}).api_key == ["own"]
+
+
+def test_the_page_lists_the_variables_with_an_option_in_their_place() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("\n## Environment\n")[2].partition("\n## ")[0]
+    listed = dict(re.findall(r"^\| `(\w+)` \| `(--[^`]+)` \|$", section, re.MULTILINE))
+    assert listed == INSTEAD
+    assert all(name in section for name in KEY_VARIABLES)
+    fields = {"--" + name.replace("_", "-") for name in EngineConfig.__struct_fields__}
+    assert {re.split("[. ]", option)[0] for option in INSTEAD.values()} <= fields
