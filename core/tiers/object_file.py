@@ -13,7 +13,7 @@ import os
 import threading
 from pathlib import Path
 
-from ...ipc.private_folder import make_folder
+from ...ipc.config.private_folder import make_folder
 from ...ipc.process.arena import PAGE
 from .object_format import HEADER_BYTES, Defect, find_defect, write_header
 

@@ -1,7 +1,7 @@
-"""Folders that this user alone can write, and the files in them that only this user can read.
+"""Folders that this user alone can write.
 
-Whoever can write a folder can put links and other people's files where the engine expects its own. So a folder is
-checked when it is opened, and what must not depend on its name afterwards goes through the descriptor.
+Other users who can write a folder can put links and files of theirs where the engine expects its own. So a folder is
+checked when it is opened; accesses through its descriptor do not depend on its name afterwards.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from .errors import ConfigError
+from ..errors import ConfigError
 
 
 def make_folder(path: Path) -> None:
