@@ -1,4 +1,4 @@
-"""Checks the options of an engine whose ranks are on several hosts."""
+"""Checks the options of an engine with ranks on several hosts."""
 
 from __future__ import annotations
 

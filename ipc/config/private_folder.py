@@ -1,7 +1,7 @@
 """Folders that this user alone can write.
 
-Other users who can write a folder can put links and files of theirs where the engine expects its own. So a folder is
-checked when it is opened; accesses through its descriptor do not depend on its name afterwards.
+Another user with write access to a folder can put links and files of theirs where the engine expects its own. So a
+folder is checked when it is opened; accesses through its descriptor do not depend on its name afterwards.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def open_private(path: Path) -> int:
 
 
 def write_fault(status: os.stat_result) -> str:
-    """Explain why others can write a file or folder, and what to do; "" if this user and root alone can."""
+    """Explain why others can write a file or folder, with the remedy; "" if this user and root alone can."""
     if status.st_uid not in (0, os.getuid()):
         return f"belongs to the user with number {status.st_uid}: give a new one"
     if status.st_mode & 0o022:

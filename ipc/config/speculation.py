@@ -21,7 +21,7 @@ MAX_DRAFTS = 15  # of a row in a step
 
 
 class SpeculationOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Limits of what lookup proposes. Within them the measured cost decides."""
+    """Limits of lookup's proposals. Within them the measured cost decides."""
 
     method: str = "lookup"
     num_speculative_tokens: int = MAX_DRAFTS
