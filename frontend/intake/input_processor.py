@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -25,6 +26,7 @@ from ..client.prompts import check_text
 from ..openai.parsers.names import find_reasoning_parser
 from ..openai.parsers.thoughts import BEGIN_INSIDE, MARKERS
 from ..text.chat_template import MODEL_FORM, ChatTemplate
+from ..text.detokenizer import DetokenizerFactory
 from ..text.media_limits import MediaLimits
 from ..text.prompt_limits import PromptLimits
 from ..text.tokenizer import Tokenizer, head_of
@@ -120,8 +122,15 @@ class InputProcessor:
                 "chat_template is not taken from requests: leave it out, or start with --trust-request-chat-template"
             )
 
+    @cached_property
+    def detokenizers(self) -> DetokenizerFactory | None:
+        """Return the factory of detokenizers; None without a tokenizer."""
+        return None if self._tokenizer is None else DetokenizerFactory(self._tokenizer)
+
     def token_bytes(self, token_id: int) -> bytes:
-        return self._text_tokenizer().token_bytes(token_id)
+        """Return the bytes of text that a token stands for, which may be a part of a character."""
+        assert self.detokenizers is not None, "without a tokenizer no token has a text"
+        return self.detokenizers.texts.bytes_of(token_id)
 
     def token_string(self, token_id: int) -> str:
         """Return a token's spelling in the vocabulary."""

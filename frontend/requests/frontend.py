@@ -65,7 +65,6 @@ from ..intake.prompt_reader import PromptReader
 from ..intake.thread_pool import ThreadPool
 from ..metrics.tracing import new_tracing
 from ..text.chat_template import ChatTemplate
-from ..text.detokenizer import DetokenizerFactory
 from ..text.tokenizer import Tokenizer
 from .client_session import NEVER, LocalSession
 from .control import ControlProxy
@@ -114,9 +113,8 @@ class Frontend:
         self.thread_pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic)
         self.prompts = PromptReader(self.inputs, self.thread_pool)
         self.media = MediaDesk(spec, wake, media)
-        detokenizers = None if tokenizer is None else DetokenizerFactory(tokenizer)
         keys = index, spec.config.api_server_count
-        self._outputs = outputs = OutputProcessor(detokenizers, self.inputs.eos_token_ids, *keys)
+        self._outputs = outputs = OutputProcessor(self.inputs.detokenizers, self.inputs.eos_token_ids, *keys)
         self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key), index)
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._cores = Cores(spec, self.outbox, monotonic)

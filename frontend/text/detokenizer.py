@@ -17,19 +17,14 @@ streams and is wrong in 15 %.
 
 from __future__ import annotations
 
-import json
-import re
 from codecs import utf_8_decode
 from collections.abc import Sequence
 from typing import Protocol
 
-from ...ipc.codec import JsonObject
+from .pieces import PieceTable, comes_in_pieces, find_probe
+from .token_bytes import UNDECODABLE
 from .token_texts import TokenTexts
 from .tokenizer import Tokenizer
-
-REPLACEMENT = "\ufffd"
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_LOCAL_STEPS = {"ByteLevel", "WordPiece", "Metaspace", "BPEDecoder", "ByteFallback", "Fuse", "Replace", "Strip"}
 
 
 class Detokenizer(Protocol):
@@ -46,12 +41,10 @@ class DetokenizerFactory:
     """Factory of detokenizers for one tokenizer; owns the tables that they share."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.texts = TokenTexts(tokenizer)
-        self._tables: dict[bool, PieceTable] = {}
-        probe = find_probe(tokenizer)
-        if probe is not None:
-            self._tables = {skip: PieceTable(tokenizer, probe, skip) for skip in (False, True)}
+        self._tokenizer, probe = tokenizer, find_probe(tokenizer)
+        self._tables = {skip: PieceTable(tokenizer, probe, skip) for skip in (False, True)}
+        self._comes_in_pieces = probe is not None and comes_in_pieces(tokenizer)
+        self.texts, self.special_ids = TokenTexts(self._tables[False]), tokenizer.special_ids
 
     def new(
         self, prompt_token_ids: Sequence[int], skip_special_tokens: bool, spaces_between_special_tokens: bool = True
@@ -63,53 +56,9 @@ class DetokenizerFactory:
         return TightDetokenizer(detokenizer, self._tokenizer)
 
     def _new(self, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> Detokenizer:
-        if self._tables:
+        if self._comes_in_pieces:
             return PieceDetokenizer(self._tables[skip_special_tokens], prompt_token_ids)
         return WindowDetokenizer(self._tokenizer, prompt_token_ids, skip_special_tokens)
-
-
-class PieceTable(dict[int, "str | bytes"]):
-    """Token id → its piece after other text, computed on first use: str if it is whole characters, else bytes."""
-
-    def __init__(self, tokenizer: Tokenizer, probe: int, skip_special_tokens: bool) -> None:
-        super().__init__()
-        assert tokenizer.backend is not None
-        self._tokenizer = tokenizer
-        self._probe = probe
-        self._skip_special_tokens = skip_special_tokens
-        self._prefix = tokenizer.decode([probe], skip_special_tokens=False)
-        self._id_to_token = tokenizer.backend.id_to_token
-        self._kinds = {str(step["type"]) for step in decoder_steps(tokenizer)}
-
-    def __missing__(self, token_id: int) -> str | bytes:
-        piece: str | bytes = ""
-        if self.is_visible(token_id):
-            text = self._tokenizer.decode([self._probe, token_id], skip_special_tokens=False)
-            piece = self._exact(token_id, text.removeprefix(self._prefix))
-        self[token_id] = piece
-        return piece
-
-    def at_start(self, token_id: int) -> str | bytes:
-        """Return the piece of a token with nothing visible before it."""
-        if not self.is_visible(token_id):
-            return ""
-        return self._exact(token_id, self._tokenizer.decode([token_id], skip_special_tokens=False))
-
-    def is_visible(self, token_id: int) -> bool:
-        """Return False for unknown ids and skipped special tokens, which have no effect on the text, else True."""
-        if self._skip_special_tokens and token_id in self._tokenizer.special_ids:
-            return False
-        return token_id >= 0 and self._id_to_token(token_id) is not None
-
-    def _exact(self, token_id: int, text: str) -> str | bytes:
-        """Return `text`, or the bytes of a token that is not valid UTF-8 by itself."""
-        if REPLACEMENT not in text:
-            return text
-        token = self._id_to_token(token_id) or ""
-        if "ByteLevel" in self._kinds and all(character in _BYTE_BY_CHARACTER for character in token):
-            return bytes(_BYTE_BY_CHARACTER[character] for character in token)
-        match = _BYTE_TOKEN.fullmatch(token) if "ByteFallback" in self._kinds else None
-        return bytes([int(match[1], 16)]) if match else text
 
 
 class PieceDetokenizer:
@@ -193,7 +142,7 @@ class WindowDetokenizer:
     def append(self, token_id: int) -> str:
         self._segment.append(token_id)
         text = self._text(self._segment)
-        if not text.endswith(REPLACEMENT):
+        if not text.endswith(UNDECODABLE):
             if text:
                 self._context, self._segment = self._segment, []
             return text
@@ -215,56 +164,3 @@ class WindowDetokenizer:
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
-
-
-def decoder_steps(tokenizer: Tokenizer) -> list[JsonObject]:
-    """Return the steps of a backend's decoder in order, in the form of tokenizer.json; empty if it has no decoder."""
-    if tokenizer.backend is None or tokenizer.backend.decoder is None:
-        return []
-    decoder = json.loads(tokenizer.backend.decoder.__getstate__())
-    steps: list[JsonObject] = []
-    pending = [decoder]
-    while pending:
-        step = pending.pop(0)
-        if step["type"] == "Sequence":
-            pending = step["decoders"] + pending
-        else:
-            steps.append(step)
-    return steps
-
-
-def find_probe(tokenizer: Tokenizer) -> int | None:
-    """Find a token of ASCII text that, put before any token, makes it decode to its piece; None if the tokenizer's
-    texts are not made of pieces."""
-    if tokenizer.backend is None or not _comes_in_pieces(decoder_steps(tokenizer)):
-        return None
-    for token_id in range(tokenizer.size):
-        text = tokenizer.decode([token_id], skip_special_tokens=True)
-        twice = tokenizer.decode([token_id, token_id], skip_special_tokens=True)
-        if text.isascii() and text.isalnum() and twice.startswith(text) and len(twice) > len(text):
-            return token_id
-    return None
-
-
-def _comes_in_pieces(steps: list[JsonObject]) -> bool:
-    """Return whether a token's text depends on the tokens before it only by whether there are any."""
-    is_fused = False
-    for step in steps:
-        kind = step["type"]
-        if kind not in _LOCAL_STEPS:
-            return False
-        is_edge_strip = kind == "Strip" and step["stop"] == 0 and step["start"] in (0, 1)
-        if is_fused and not is_edge_strip:
-            return False
-        is_fused = is_fused or kind == "Fuse"
-    return True
-
-
-def _bytes_by_character() -> dict[str, int]:
-    """Build GPT-2's alphabet: printable Latin-1 characters are their own bytes, U+0100 and up the other 68 bytes."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_BY_CHARACTER = _bytes_by_character()

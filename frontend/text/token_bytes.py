@@ -23,7 +23,7 @@ _KEEPS_ALL = frozenset(("ByteLevel", "Metaspace", "Digits", "UnicodeScripts"))
 _SPLITS = frozenset(("Split", "Punctuation"))  # keep all text, unless their behavior is "Removed"
 
 UNDECODABLE = "\ufffd"  # in the text of a token with a part of a character
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # spelling of a byte in a vocabulary with byte fallback
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # spelling of a byte in a vocabulary with byte fallback
 _SHOWN = (*range(33, 127), *range(161, 173), *range(174, 256))  # bytes that ByteLevel spells as their character
 _HIDDEN = (byte for byte in range(256) if byte not in _SHOWN)  # it spells these as characters from 256 on, in order
 _BYTE_BY_CHARACTER = {chr(byte): byte for byte in _SHOWN} | {chr(256 + i): byte for i, byte in enumerate(_HIDDEN)}

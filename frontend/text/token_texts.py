@@ -1,17 +1,26 @@
-"""TokenTexts: caches the text of each token by itself, for logprobs."""
+"""TokenTexts: caches the text and the bytes of each token, for logprobs."""
 
 from __future__ import annotations
 
-from .tokenizer import Tokenizer
+from .pieces import PieceTable
 
 
 class TokenTexts(dict[int, str]):
-    """Token id → its text, decoded alone on first use."""
+    """Token id → its text after other text: a word has its leading space, a part of a character is U+FFFD.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    The bytes of consecutive tokens join to the bytes of their text, but for one space with which a text begins."""
+
+    def __init__(self, pieces: PieceTable) -> None:
+        """`pieces`: those of all tokens, special ones included."""
         super().__init__()
-        self._tokenizer = tokenizer
+        self._pieces = pieces
 
     def __missing__(self, token_id: int) -> str:
-        text = self[token_id] = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        piece = self._pieces[token_id]
+        text = self[token_id] = piece if isinstance(piece, str) else piece.decode(errors="replace")
         return text
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes of text that a token stands for, which may be a part of a character."""
+        piece = self._pieces[token_id]
+        return piece.encode() if isinstance(piece, str) else piece

@@ -20,7 +20,7 @@ from ...ipc.errors import ConfigError, RequestError
 from ...ipc.models.config_file import read_json
 from ...ipc.sampling_params import CutSide
 from .text_cut import TextCut
-from .token_bytes import UNDECODABLE, bytes_of, max_bytes_per_token
+from .token_bytes import max_bytes_per_token
 
 LONG_CHARACTERS = LONG_TOKENS = 4096  # above, use the calls that release Python's GIL, which are slower for short texts
 NUM_TIMESTAMPS = 1501  # of Whisper: each 20 ms of half a minute
@@ -95,11 +95,11 @@ class Tokenizer:
         known = None if self.backend is None else self.backend.id_to_token(token_id)
         return self.decode([token_id], skip_special_tokens=False) if known is None else str(known)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of text that a token stands for, which may be a part of a character."""
-        text = self.decode([token_id], skip_special_tokens=False)
-        spelled = bytes_of(self.token_string(token_id)) if UNDECODABLE in text else None
-        return text.encode() if spelled is None else spelled
+    def has_token(self, token_id: int) -> bool:
+        """Return whether an id is one of the vocabulary, which may have holes."""
+        if self.backend is None:
+            return 0 <= token_id < self.size
+        return token_id >= 0 and self.backend.id_to_token(token_id) is not None
 
     @cached_property
     def max_bytes_per_token(self) -> int | None:

@@ -8,7 +8,7 @@ import pytest
 
 from tokenloom.frontend.client.logprobs import Logprob, unpack_logprobs
 from tokenloom.frontend.requests.logprob_buffer import LogprobBuffer, LogprobRun, runs_of
-from tokenloom.frontend.text.token_texts import TokenTexts
+from tokenloom.frontend.text.detokenizer import DetokenizerFactory
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.core import KeyLogprobs
@@ -77,7 +77,7 @@ def test_unpacked_logprobs_are_one_dict_per_token_with_the_token_first() -> None
     buffer = LogprobBuffer(0)
     for each in runs_of(columns([(1, 0, [ids[1], ids[0], ids[1], ids[2]]), (1, 1, [ids[2], ids[0], ids[1], ids[2]])])):
         buffer.append(each)
-    packed = buffer.take(TokenTexts(tokenizer))
+    packed = buffer.take(DetokenizerFactory(tokenizer).texts)
     assert packed is not None and packed.num_top == 3 and set(packed.texts) == set(ids)
     first, second = unpack_logprobs(packed)
     text = {token_id: tokenizer.decode([token_id], skip_special_tokens=False) for token_id in ids}

@@ -18,13 +18,16 @@ SENTENCES = [
 ]
 SPECIAL_TOKENS = ["<unk>", "<s>", "</s>", "<|user|>"]
 KINDS = ("byte_level", "byte_fallback", "unigram", "word_piece")
+SENTENCE_PIECE_KINDS = ("gemma", "llama_metaspace", "metaspace_first", "metaspace_never")  # that differ from the above
 
 
 @functools.cache
 def backend_json(kind: str) -> str:
     """Return the tokenizer.json of a tokenizer of this kind."""
-    backend = {"byte_level": _byte_level, "byte_fallback": _byte_fallback, "unigram": _unigram}.get(kind, _word_piece)()
-    return str(backend.to_str())
+    makers = {"byte_level": _byte_level, "byte_fallback": _byte_fallback, "unigram": _unigram, "gemma": _gemma}
+    makers |= {"word_piece": _word_piece, "llama_metaspace": _llama_metaspace}
+    makers |= {f"metaspace_{scheme}": functools.partial(_unigram, scheme) for scheme in ("first", "never")}
+    return str(makers[kind]().to_str())
 
 
 def new_tokenizer(kind: str, **config: object) -> Tokenizer:
@@ -51,7 +54,7 @@ def _byte_fallback() -> tokenizers.Tokenizer:
     characters = sorted(set("".join(SENTENCES[:2]).replace(" ", "")))
     vocab = {token: i for i, token in enumerate(tokens + characters)}
     merges = []
-    for word in ["▁The", "▁capital", "▁of", "▁France", "▁is", "▁Paris", "and", "It's", "▁▁"]:
+    for word in ["▁The", "▁capital", "▁of", "▁France", "▁is", "▁Paris", "▁and", "and", "It's", "▁▁"]:
         left = word[0]
         for character in word[1:]:
             merges.append((left, character))
@@ -68,10 +71,26 @@ def _byte_fallback() -> tokenizers.Tokenizer:
     return backend
 
 
-def _unigram() -> tokenizers.Tokenizer:
+def _gemma() -> tokenizers.Tokenizer:
+    """Like Gemma's: no space is put before a text, and none is taken from it."""
+    backend = _byte_fallback()
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return backend
+
+
+def _llama_metaspace() -> tokenizers.Tokenizer:
+    """Like Llama 2's of newer files, without the legacy treatment of spaces."""
+    backend = _byte_fallback()
+    backend.normalizer = normalizers.Sequence([])
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return backend
+
+
+def _unigram(scheme: str = "always") -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.Unigram())
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
     trainer = trainers.UnigramTrainer(
         vocab_size=160, special_tokens=SPECIAL_TOKENS, unk_token="<unk>", show_progress=False
     )
