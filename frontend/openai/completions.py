@@ -8,6 +8,7 @@ from ...ipc.codec import JsonObject, decode_ids
 from ...ipc.messages.client import Delta, Logprobs
 from ..intake.body_parser import ParsedBody
 from ..intake.input_processor import InputProcessor
+from ..text.token_offsets import answer_offsets, prompt_offsets
 from .choices import Choice, ChoicesResponse
 from .forms.logprobs import CompletionLogprobs, narrowed, prompt_logprob_dicts
 from .forms.params import sampling_params
@@ -48,37 +49,49 @@ class _Choice(Choice):
     ) -> None:
         super().__init__(index, run, is_plain=body.logprobs is None)
         self._body, self._prompt_text, self._inputs = body, prompt_text, inputs
-        self._columns = CompletionLogprobs(with_ids=bool(body.return_tokens_as_token_ids))
+        self._columns: CompletionLogprobs | None = None  # from the first delta on, if logprobs are asked for
         self._num_echoed = 0  # of the deltas with logprobs of the prompt
+        self._num_characters = 0  # of the text in all chunks
 
     def build(self) -> JsonObject:
-        text = self._echoed() + "".join(self.texts)
         body, prompt_logprobs = self._body, self.prompt_logprobs
-        logprobs = [delta.logprobs for delta in self.with_logprobs]
-        if body.echo and body.logprobs is not None:
-            logprobs = [*(narrowed(each, body.logprobs) for each in prompt_logprobs), *logprobs]
         choice: JsonObject = {"stop_reason": None, "token_ids": None, "prompt_token_ids": None, "prompt_logprobs": None}
-        choice |= self._chunk(text, self.last, logprobs, bytes(self.token_ids))
+        echoed: list[Logprobs] = []
+        if body.echo and body.logprobs is not None:
+            echoed = [narrowed(each, body.logprobs) for each in prompt_logprobs]
+        logprobs = [delta.logprobs for delta in self.with_logprobs]
+        choice |= self._chunk("".join(self.texts), self.last, echoed, logprobs, bytes(self.token_ids))
         if body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = prompt_logprob_dicts(prompt_logprobs, body.prompt_logprobs)
         return choice
 
     def chunk(self, delta: Delta) -> JsonObject:
-        text = delta.text if self.has_begun else self._echoed() + delta.text
         if delta.prompt_logprobs is not None:
             self.with_prompt_logprobs.append(delta)
         new = self.with_prompt_logprobs[self._num_echoed :]  # also of other answers: they precede all tokens
         self._num_echoed += len(new)
-        return self._chunk(text, delta, [*(each.prompt_logprobs for each in new), delta.logprobs], delta.token_ids)
+        return self._chunk(delta.text, delta, [each.prompt_logprobs for each in new], [delta.logprobs], delta.token_ids)
 
-    def _chunk(self, text: str, newest: Delta, logprobs: Sequence[Logprobs | None], token_ids: bytes) -> JsonObject:
+    def _chunk(
+        self,
+        text: str,
+        newest: Delta,
+        echoed: Sequence[Logprobs | None],
+        logprobs: Sequence[Logprobs | None],
+        token_ids: bytes,
+    ) -> JsonObject:
+        """Return the entry of the answer's next text and tokens, the first with the prompt before them if `echo` is
+        set. `echoed`: logprobs of the prompt's next tokens."""
+        if not self.has_begun:
+            text = self._begin() + text
         choice = self.text_chunk(text)
+        self._num_characters += len(text)
         if newest.finish_reason is not None:
             choice |= {"finish_reason": newest.finish_reason, "stop_reason": newest.stop_reason}
-        if self._body.logprobs is not None:
-            for each in logprobs:
-                self._columns.add(each)
-            choice["logprobs"] = self._columns.take()
+        if self._columns is not None:
+            self._columns.add_prompt(echoed)
+            self._columns.add(logprobs)
+            choice["logprobs"] = self._columns.take(self._num_characters, is_last=newest.finish_reason is not None)
         if self._body.return_token_ids:
             choice["token_ids"] = decode_ids(token_ids).tolist()
             if not self.has_begun:
@@ -88,10 +101,21 @@ class _Choice(Choice):
     def text_chunk(self, text: str) -> JsonObject:
         return {"index": self._index, "text": text, "logprobs": None, "finish_reason": None}
 
-    def _echoed(self) -> str:
-        """If `echo` is set, return the prompt's text and add its first token to the logprobs; otherwise return ""."""
-        token_ids, text = self._run.prompt_ids(self._index), self._prompt_text
-        if not token_ids or not self._body.echo:
-            return ""
-        self._columns.add_first(int(decode_ids(token_ids)[0]), self._inputs.detokenize(token_ids[:4]))
-        return self._inputs.detokenize(token_ids) if text is None else text
+    def _begin(self) -> str:
+        """Return the text before the answer: the prompt if `echo` is set, otherwise none. Make the logprobs' columns,
+        if they are asked for, with the first token of an echoed prompt."""
+        body, token_ids = self._body, self._run.prompt_ids(self._index)
+        text = self._prompt_text if body.echo and token_ids else ""
+        if text is None:
+            text = self._inputs.detokenize(token_ids)
+        if body.logprobs is not None:
+            factory = self._inputs.detokenizers
+            self._columns = CompletionLogprobs(
+                prompt_offsets(factory, self._prompt_text),
+                answer_offsets(factory, token_ids, body, len(text)),
+                with_ids=bool(body.return_tokens_as_token_ids),
+            )
+            if body.echo and token_ids:
+                first = int(decode_ids(token_ids)[0])
+                self._columns.add_first(first, "" if factory is None else factory.texts[first])
+        return text

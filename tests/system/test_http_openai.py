@@ -89,7 +89,33 @@ def test_an_echoed_prompt_has_logprobs_too(client: openai.OpenAI, n: int, stream
         offsets = [offset for each in logprobs for offset in each.text_offset]
         assert tokens == ["<|bos|>", "The", " capital", " of", " F", "rance", " is", " Paris"]
         assert values[0] is None and all(value <= 0 for value in values[1:]) and len(values) == len(tokens)
-        assert offsets == [sum(map(len, tokens[:place])) for place in range(len(tokens))]
+        assert offsets == [sum(map(len, tokens[1:place])) for place in range(len(tokens))], "the text has no <|bos|>"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stop", [None, "\N{BUTTERFLY}"])
+def test_offsets_are_places_in_the_text_although_characters_have_several_tokens(
+    client: openai.OpenAI, stream: bool, stop: str | None
+) -> None:
+    answer, prompt = "a 漢字 😀b👩‍👩‍👧 c\N{BUTTERFLY}d", "Olá 漢 "
+    more = {"stop": stop, "stream": stream, "extra_body": {"structured_outputs": {"choice": [answer]}}}
+    made = complete(client, prompt, n=2, echo=True, logprobs=0, max_tokens=60, **more)
+    choices = [choice for chunk in (made if stream else [made]) for choice in chunk.choices]
+    for index in range(2):
+        mine = [choice for choice in choices if choice.index == index]
+        text, shown = "".join(choice.text for choice in mine), ""
+        assert text == prompt + (answer if stop is None else answer.partition(stop)[0])
+        tokens = [token for choice in mine for token in choice.logprobs.tokens]
+        offsets = [offset for choice in mine for offset in choice.logprobs.text_offset]
+        assert offsets == sorted(offsets) and offsets[-1] == len(text) - (stop is None)
+        for place, token in enumerate(tokens):
+            if "\ufffd" not in token and not token.startswith("<|") and offsets[place] < len(text):
+                assert text.startswith(token, offsets[place]), (place, token)
+        parts = [offset for token, offset in zip(tokens, offsets, strict=True) if token == "\ufffd"]
+        assert all(offset == len(text) or ord(text[offset]) > 127 for offset in parts) and len(set(parts)) < len(parts)
+        for choice in mine:
+            shown += choice.text
+            assert max(choice.logprobs.text_offset, default=0) <= len(shown), "no token precedes its text"
 
 
 def test_bytes_of_tokens_join_to_the_text_of_characters_in_several_tokens(

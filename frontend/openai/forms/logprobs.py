@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -11,39 +14,51 @@ from ....ipc.codec import JsonObject
 from ....ipc.messages.client import Delta, Logprobs
 from ...client.logprobs import Logprob, TokenLogprobs, unpack_logprobs, unpack_rows
 from ...text.token_bytes import UNDECODABLE
+from ...text.token_offsets import TokenOffsets
 
 TokenBytes: TypeAlias = Callable[[int], bytes]  # of a token id
+_COLUMNS = ("tokens", "token_logprobs", "top_logprobs")
 LOWEST = -9999.0  # stands for −∞, which JSON lacks; OpenAI's value
 
 
 class CompletionLogprobs:
     """Builder of the columns {tokens, token_logprobs, top_logprobs, text_offset} of one choice."""
 
-    def __init__(self, *, with_ids: bool = False) -> None:
+    def __init__(self, in_prompt: TokenOffsets, in_answer: TokenOffsets, *, with_ids: bool = False) -> None:
         """`with_ids`: write tokens as token_id:ID instead of text."""
-        self._with_ids = with_ids
-        self._offset = 0  # of the next token, in characters of the choice's text
+        self._in_prompt, self._in_answer, self._with_ids = in_prompt, in_answer, with_ids
         self._rows: list[tuple[str, float | None, dict[str, float] | None, int]] = []
 
     def add_first(self, token_id: int, text: str) -> None:
         """Add the first token of an echoed prompt, which has no logprob."""
-        self._add(_name(token_id, text, self._with_ids), text, None, None)
+        self._rows.append((_name(token_id, text, self._with_ids), None, None, self._in_prompt.next(token_id)))
 
-    def add(self, logprobs: Logprobs | None) -> None:
-        for tokens in _rows(logprobs, self._with_ids):
-            first = {tokens[0].name: tokens[0].logprob}
+    def add_prompt(self, parts: Iterable[Logprobs | None]) -> None:
+        """Add the next tokens of an echoed prompt."""
+        self._add(parts, self._in_prompt)
+
+    def add(self, parts: Iterable[Logprobs | None]) -> None:
+        """Add the next tokens of the answer."""
+        self._add(parts, self._in_answer)
+
+    def _add(self, parts: Iterable[Logprobs | None], offsets: TokenOffsets) -> None:
+        for tokens in chain.from_iterable(_rows(part, self._with_ids) for part in parts):
+            own = tokens[0]
+            first = {own.name: own.logprob}
             top = {each.name: each.logprob for each in reversed(tokens[1:])}  # tokens of one name: the likeliest
-            self._add(tokens[0].name, tokens[0].text, tokens[0].logprob, first | top | first)
+            self._rows.append((own.name, own.logprob, first | top | first, offsets.next(own.token_id)))
 
-    def _add(self, name: str, text: str, logprob: float | None, top: dict[str, float] | None) -> None:
-        self._rows.append((name, logprob, top, self._offset))
-        self._offset += len(text)
+    def take(self, num_characters: int, *, is_last: bool) -> JsonObject:
+        """Return the columns of the added tokens that begin within the first `num_characters` of the choice's text, all
+        that the caller has; they are returned once.
 
-    def take(self) -> JsonObject:
-        """Return the columns of the tokens that were added since the last call."""
-        rows, self._rows = self._rows, []
-        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-        return {name: [row[column] for row in rows] for column, name in enumerate(names)}
+        Later tokens wait for their text, which may become a stop string. If `is_last`, that text was cut off: all
+        tokens are returned, and those in it begin at the end."""
+        offset = itemgetter(3)
+        count = len(self._rows) if is_last else bisect_right(self._rows, num_characters, key=offset)
+        rows, self._rows = self._rows[:count], self._rows[count:]
+        columns: JsonObject = {name: [row[column] for row in rows] for column, name in enumerate(_COLUMNS)}
+        return columns | {"text_offset": [min(offset(row), num_characters) for row in rows]}
 
 
 def chat_logprobs(delta: Delta, token_bytes: TokenBytes, *, with_ids: bool = False) -> list[JsonObject]:
