@@ -16,6 +16,9 @@ from .errors import ProtocolError
 
 T = TypeVar("T")
 JsonObject: TypeAlias = dict[str, object]
+# A string of a JSON text as a regular expression. One that is cut off reaches to the end of the text: a search that
+# went on behind its quote would read the rest again from each escaped quote.
+JSON_STRING = r'"[^"\\]*(?:(?s:\\.)[^"\\]*)*"?'
 
 assert sys.byteorder == "little", "id frames are little-endian and are read in place"
 assert array("i").itemsize == 4, "id frames need a C int of 32 bits"

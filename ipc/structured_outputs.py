@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from .codec import JSON_STRING
 from .errors import RequestError
 
 GrammarKind: TypeAlias = Literal["json", "compact_json", "regex", "choice", "lark"]
@@ -19,7 +20,7 @@ MAX_GRAMMAR_CHARACTERS = 1 << 18  # in a schema, regex, grammar, or all choices 
 MAX_CHOICES = 4096
 MAX_SCHEMA_DEPTH = 124  # levels of objects and lists: the compiler reads JSON 127 deep and puts 3 around it
 
-_BRACKETS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|([\[{])|[\]}]', re.DOTALL)  # matches strings to skip their brackets
+_BRACKETS = re.compile(rf"{JSON_STRING}|([\[{{])|[\]}}]")  # matches strings to skip their brackets
 _ANY_OBJECT = '{"type":"object"}'
 
 

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message
 
+from ...ipc.codec import JSON_STRING
 from ..intake.body_parser import SMALL_BYTES
 from ..openai.forms.errors import HttpError
 from .endpoint import Endpoint
@@ -25,7 +26,7 @@ PATH_BY_FIELD = {  # first match wins: a chat to embed has messages too
     "prompt": "/v1/completions",
     "input": "/v1/embeddings",
 }
-_TOKEN = re.compile(rb'"((?:[^"\\]|\\.)*)"(\s*:)?|[{}\[\]]')
+_TOKEN = re.compile(rf"({JSON_STRING})(\s*:)?|[{{}}\[\]]".encode())
 
 
 class Invocations:
@@ -68,5 +69,5 @@ def top_level_fields(head: bytes) -> set[str]:
         elif token[0] in (b"}", b"]"):
             depth -= 1
         elif depth == 1 and token[2]:
-            fields.add(token[1].decode(errors="replace"))
+            fields.add(token[1][1:-1].decode(errors="replace"))
     return fields

@@ -9,12 +9,13 @@ import json
 import re
 from collections.abc import Iterator
 
+from ...ipc.codec import JSON_STRING
 from ...ipc.errors import RequestError
 
 _BACKTICKED = re.compile(r"`([^`]+)`")
 _FIELD = re.compile(r"(?:missing required field `([^`]*)`)?(?: - at `\$\.?([^`]*)`)?$")
 _KIND = re.compile(r"Invalid enum value '(.*)' - at `\$\.(tools|input)(\[\d+\])\.type`")
-_TOKENS = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"|([\[{])|([\]}])', re.DOTALL)
+_TOKENS = re.compile(rf"({JSON_STRING})|([\[{{])|[\]}}]".encode())
 
 KEY_OF = "a key of "
 _BODY = "the body"
@@ -89,9 +90,9 @@ def _deepest_field(raw: bytes | bytearray) -> str | None:
     """Return the top-level field with the deepest nesting."""
     depth, deepest, last, field, result = 0, 0, b"", b"", b""
     for found in _TOKENS.finditer(raw):
-        text, opening, _ = found.groups()
+        text, opening = found.groups()
         if text is not None:
-            last = text if depth == 1 else last
+            last = text[1:-1] if depth == 1 else last
         elif opening:
             field = last if depth == 1 else field
             depth += 1

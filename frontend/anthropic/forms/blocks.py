@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ....ipc.codec import JsonObject
+from ....ipc.codec import JSON_STRING, JsonObject
 from ...openai.parsers.parts import Arguments, BlankFilter, CallBegin, CallEnd, Content, Part, Thought, is_json
 
 Event = tuple[str, JsonObject]  # type, fields
 SIGNATURE = "unsigned"  # of every thought, because clients drop thoughts without one; it is never checked
-_TOKENS = re.compile(r'"(?:[^"\\]|\\.?)*"?|[\[\]{},]', re.DOTALL)
+_TOKENS = re.compile(rf"{JSON_STRING}|[\[\]{{}},]")
 MAX_TRIES = 8  # to close an incomplete object; only text that is not JSON would need more
 
 

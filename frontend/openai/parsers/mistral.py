@@ -9,7 +9,7 @@ from .json_calls import CallListReader, CallReader
 from .parts import CallBegin, Part, content
 
 MARKER = "[TOOL_CALLS]"
-_NAME = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]*\s*)?(?:\[ARGS\]\s*)?(?=\{)")
+_NAME = re.compile(r"\s*+([\w.-]++)\s*+(?:\[CALL_ID\]\s*+[\w-]*+\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)")
 
 
 class MistralParser:

@@ -1,0 +1,186 @@
+"""No regular expression takes time without a bound: each is in this table, and linear in whatever callers send.
+
+An expression reads the texts of callers or of models, or only those of the operator. A new one makes the first test red
+until it has its line here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tokenloom.frontend.openai.forms.params import _SCHEMA
+from tokenloom.frontend.text.markers import compile_markers
+
+from .expressions import ANYWHERE, expressions
+from .growth import fast_growth
+from .hostile_texts import Hostile, hostile_texts
+
+
+class Read(NamedTuple):
+    """An expression that reads texts of others: whose, texts to try beside those that are derived, and the method of
+    an expression that is not used by its name. `patterns`: examples, if it is put together at run time."""
+
+    whose: str
+    texts: tuple[Hostile, ...] = ()
+    method: str = ""
+    patterns: tuple[re.Pattern[Any], ...] = ()
+
+
+class Ours(NamedTuple):
+    """An expression that reads nothing of callers."""
+
+    why: str
+
+
+ESCAPED = Hostile('"', '\\"')  # a JSON string without end
+OPERATOR = Ours("the operator's options")
+HEADER, BODY, FORM = Read("a header"), Read("a body", (ESCAPED,)), Read("the head of a form's part")
+MODEL = Read("an answer", (ESCAPED, Hostile(" a [CALL_ID]", " "), Hostile('{"name": "', "\\\\")))
+ADAPTER = Read("an adapter's files")
+FIELDS = (  # all that are put before an error's message
+    rf"^{re.escape(_SCHEMA)}",
+    r"^structured_outputs\.\w+",
+    r"^(?=(?:the|a) (?:prompts?|image|audio clip)\b)",
+    r"^prompt_token_ids\b",
+    r"^messages\b",
+    r"^stop\b",
+    "^file: ",
+)
+TABLE: dict[str, Read | Ours] = {
+    "frontend/anthropic/forms/blocks.py _TOKENS": MODEL,
+    "frontend/gguf/folder.py _PART": OPERATOR,
+    "frontend/gguf/folder.py chosen_parts#1": OPERATOR,
+    "frontend/http/invocations.py _TOKEN": BODY,
+    "frontend/http/middleware.py _REQUEST_ID": HEADER,
+    "frontend/http/openapi.py _operation#1": Ours("our own paths"),
+    "frontend/intake/body_error.py _BACKTICKED": BODY,
+    "frontend/intake/body_error.py _FIELD": BODY,
+    "frontend/intake/body_error.py _KIND": BODY,
+    "frontend/intake/body_error.py _TOKENS": BODY,
+    "frontend/intake/body_error.py invalid_body#1": BODY,
+    "frontend/intake/form_data.py _BOUNDARY": HEADER,
+    "frontend/intake/form_data.py _OF_TYPE": Read("a header", (Hostile(";boundary=", '"'), Hostile("", ";boundary "))),
+    "frontend/intake/form_data.py _PARAMETER": FORM,
+    "frontend/intake/form_data.py _parameters#1": FORM,
+    "frontend/metrics/tracing.py _TRACEPARENT": HEADER,
+    "frontend/metrics/tracing.py _MEMBER": HEADER,
+    "frontend/openai/body_reader.py _JSON": HEADER,
+    "frontend/openai/forms/errors.py _LEADING_NAME": Read("a message with a caller's text"),
+    "frontend/openai/forms/params.py errors_about#1": Read(
+        "a message with a caller's text", patterns=tuple(map(re.compile, FIELDS))
+    ),
+    "frontend/openai/parsers/custom.py _BEGIN": MODEL,
+    "frontend/openai/parsers/custom.py _WHOLE": MODEL,
+    "frontend/openai/parsers/custom.py _ESCAPE": MODEL,
+    "frontend/openai/parsers/harmony.py _CHANNEL": MODEL,
+    "frontend/openai/parsers/harmony.py _FUNCTION": MODEL,
+    "frontend/openai/parsers/json_calls.py _HEAD": MODEL,
+    "frontend/openai/parsers/json_calls.py _OUTSIDE": MODEL,
+    "frontend/openai/parsers/json_calls.py _IN_TEXT": MODEL,
+    "frontend/openai/parsers/mistral.py _NAME": MODEL,
+    "frontend/openai/parsers/pythonic.py _BEGIN": MODEL,
+    "frontend/options/options.py _COUNTS": OPERATOR,
+    "frontend/options/options.py _SIZE": OPERATOR,
+    "frontend/options/options.py _as_given#1": OPERATOR,
+    "frontend/options/options.py _as_given#2": OPERATOR,
+    "frontend/options/parser.py _with_dashes#1": OPERATOR,
+    "frontend/options/parser.py error#1": OPERATOR,
+    "frontend/ray/cluster.py _VERSIONS": Ours("an error of Ray's"),
+    "frontend/supervisor/hub.py _HUB_ID": OPERATOR,
+    "frontend/text/detokenizer.py _BYTE_TOKEN": Read("the vocabulary"),
+    "frontend/text/markers.py compile_markers#1": Read(
+        "an answer", method="search", patterns=(compile_markers(("a" * 4096, "ab", '"]^\\-'))[1],)
+    ),
+    "frontend/text/text_cut.py _IN_TOKEN": Read("the vocabulary"),
+    "frontend/text/text_cut.py _PLACE": Read("a prompt"),
+    "frontend/text/token_bytes.py _BYTE": Read("the vocabulary"),
+    "frontend/transcriptions/prompts.py SPECIAL": MODEL,
+    "frontend/transcriptions/transcript.py _WITHOUT_BLANKS": MODEL,
+    "frontend/transcriptions/whisper.py TIME": MODEL,
+    "ipc/adapters/name_pattern.py COUNT": ADAPTER,
+    "ipc/adapters/pattern_table.py PLAIN": ADAPTER,
+    "ipc/adapters/targets.py MLP_BLOCK": ADAPTER,
+    "ipc/adapters/tensor_header.py NAME": ADAPTER,
+    "ipc/addresses.py _NAME": OPERATOR,
+    "ipc/blobs/folder.py _NAME": Read("names of files", method="fullmatch"),
+    "ipc/config/engine_config.py _check_http#1": OPERATOR,
+    "ipc/config/engine_config.py _check_http#2": OPERATOR,
+    "ipc/config/tier_places.py _peer_host#1": OPERATOR,
+    "ipc/models/model_file.py CAUSAL": Read("a checkpoint's config"),
+    "ipc/process/machine_memory.py _read_count#1": Ours("a file of the kernel"),
+    "ipc/structured_outputs.py _BRACKETS": BODY,
+    "core/tiers/disk_scan.py _FOLDER": Read("names of files", method="fullmatch"),
+    "core/tiers/disk_scan.py _NAMESPACE": Read("names of files", method="fullmatch"),
+    "core/tiers/disk_scan.py _OBJECT": Read("names of files"),
+    "core/tiers/namespace.py _BLOB_NAME": Read("names of files"),
+}
+IN_GRAMMAR_PROCESS = "core/grammar/"  # may be killed, and compiles each grammar within a limit of time
+FOUND = {each.place: each for each in expressions() if not each.place.startswith(IN_GRAMMAR_PROCESS)}
+READ = {place: entry for place, entry in TABLE.items() if isinstance(entry, Read)}
+
+
+def reading(pattern: re.Pattern[Any], methods: frozenset[str], hostile: Hostile, size: int) -> Callable[[], object]:
+    """Return the use of an expression by `methods` on a text of `size` characters."""
+    text: str | bytes = hostile.text(size)
+    if isinstance(pattern.pattern, bytes):
+        text = hostile.text(size).encode()
+    if methods == {"search"}:
+        return partial(pattern.search, text)
+    if methods & ANYWHERE:
+        return lambda: sum(1 for _ in pattern.finditer(text))
+    return lambda: [getattr(pattern, method)(text) for method in methods]
+
+
+def test_every_expression_is_in_the_table() -> None:
+    assert sorted(FOUND) == sorted(TABLE)
+
+
+@pytest.mark.parametrize("place", READ)
+def test_an_expression_takes_time_in_proportion_to_its_text(place: str) -> None:
+    entry, expression = READ[place], FOUND[place]
+    methods = frozenset((entry.method,)) if entry.method else expression.methods
+    patterns = entry.patterns or expression.patterns()
+    assert methods and patterns, "name its methods and examples in the table"
+    for pattern in patterns:
+        for hostile in (*entry.texts, *hostile_texts(pattern)):
+            slow = fast_growth(partial(reading, pattern, methods, hostile))
+            assert not slow, f"{place}: {pattern.pattern!r} on {hostile}: {slow}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "method"),
+    [
+        ('"[^"\\\\]*(?:\\\\.[^"\\\\]*)*"', "finditer"),
+        (r'("(?:[^"\\]|\\.)*")', "search"),
+        (r"\s*\w*\s*x", "match"),
+        ("(a+)+$", "fullmatch"),
+        (r"\s+b", "search"),
+        ("(?:a|aa)+b", "match"),
+        (b"[a-z]+=", "findall"),
+        (r"<[^>]*>", "sub"),
+    ],
+)
+def test_derived_texts_find_expressions_that_take_the_square(pattern: str | bytes, method: str) -> None:
+    compiled = re.compile(pattern)
+    found = (
+        fast_growth(partial(reading, compiled, frozenset((method,)), hostile)) for hostile in hostile_texts(compiled)
+    )
+    assert any(found)
+
+
+def test_an_expression_is_found_wherever_it_is(tmp_path: Path) -> None:
+    (tmp_path / "frontend").mkdir()
+    source = tmp_path / "frontend" / "new.py"
+    source.write_text(
+        "import re\nA, B = re.compile('a'), re.compile(f'{A}')\ndef f(x):\n    re.search('c', x)\n", encoding="utf-8"
+    )
+    assert [each.place.partition(" ")[2] for each in expressions(tmp_path)] == ["A", "B", "f#1"]
+    source.write_text("from re import compile\n", encoding="utf-8")
+    with pytest.raises(AssertionError, match="name alone"):
+        list(expressions(tmp_path))
