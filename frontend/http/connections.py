@@ -1,8 +1,11 @@
-"""Connections: limits the time in which an HTTP client must send a request, and the number of connections.
+"""Connections: limits the time in which an HTTP client must send a request, its head, and the number of connections.
 
 If a client sends a head or body too slowly, it gets 408 and its connection is closed. One timer checks all connections
 that wait for their client, a few times within the limit; without such connections no timer runs. An answer may take
 any time.
+
+A head may have MAX_HEAD_BYTES and MAX_HEADERS, trailers included, or the client gets 431. Bytes are counted as they
+come, before a key is checked; a refused client may go on sending for a while, since it may read its answer only then.
 
 At the limit of connections a new one replaces the connection that has been idle for longest. If none is idle, requests
 on the new connection get 503, except probes.
@@ -28,6 +31,9 @@ logger = logging.getLogger("tokenloom.http")
 
 CHECKS_PER_LIMIT = 4  # runs of the timer within the time limit
 MIN_BYTES_PER_S = 1024  # average rate at which a body must arrive
+MAX_HEAD_BYTES = 64 << 10  # of URL and headers of a request, and of the trailers behind its body
+MAX_HEADERS = 256  # of a request, trailers included
+MAX_PIPELINED = 128  # requests of a connection that wait for the answer before them
 NUM_KEPT_FDS = 128  # descriptors for the engine's own sockets and files, and for ZeroMQ clients
 
 
@@ -45,10 +51,11 @@ class Stage(enum.Enum):
     BODY = enum.auto()  # head received, body not complete
     ANSWER = enum.auto()  # request received, not answered
     IDLE = enum.auto()  # answered completely
+    REFUSED = enum.auto()  # answered with an error; what still comes is dropped
 
 
-_AWAITED = frozenset((Stage.NEW, Stage.HEAD, Stage.BODY))  # the client must send something
-_WITHOUT_REQUEST = frozenset((Stage.NEW, Stage.HEAD, Stage.IDLE))
+_AWAITED = frozenset((Stage.NEW, Stage.HEAD, Stage.BODY, Stage.REFUSED))  # the client must act
+_WITHOUT_REQUEST = frozenset((Stage.NEW, Stage.HEAD, Stage.IDLE, Stage.REFUSED))
 
 
 class Connections:
@@ -127,7 +134,7 @@ class Connections:
 
 
 class HttpConnection(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with time limits for the client."""
+    """uvicorn's HTTP protocol with limits of time and size for the client."""
 
     def __init__(self, config: Config, server_state: ServerState, connections: Connections, is_local: bool) -> None:
         """`is_local`: only a process of this machine can have connected."""
@@ -136,6 +143,8 @@ class HttpConnection(HttpToolsProtocol):
         self._stage = Stage.NEW
         self._marks = {LOCAL: True} if is_local else {}  # added to the ASGI scope of each request
         self._num_body_bytes = 0
+        self._num_head_bytes = self._num_headers = 0  # that the parser has passed on
+        self._num_unread_bytes = 0  # given to the parser since it has passed on a head or a part of a body
         self._since = self._last_at = 0.0  # loop times: start of the stage, last data
 
     def _enter(self, stage: Stage) -> None:
@@ -156,31 +165,51 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._stage is Stage.REFUSED:
+            return
         if self._stage in (Stage.NEW, Stage.IDLE):
             self._enter(Stage.HEAD)
         else:
             self._last_at = self.loop.time()
+        self._num_unread_bytes += len(data)
         super().data_received(data)
+        if self._num_unread_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse_head()
 
     # ── events of the parser and of the answer ──
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._num_head_bytes = self._num_headers = self._num_unread_bytes = 0
         self.scope.update(self._marks)  # type: ignore[typeddict-item]
         if self._stage is not Stage.HEAD:  # the next request of a pipeline
             self._enter(Stage.HEAD)
 
+    def on_url(self, url: bytes) -> None:
+        self._count_head(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_headers += 1
+        self._count_head(len(name) + len(value))
+        if self._stage is Stage.HEAD:  # trailers are dropped
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise ValueError("the connection has too many requests")  # which makes the parser stop
         super().on_headers_complete()  # raises for a bad URL
-        self._num_body_bytes = 0
+        self._num_body_bytes = self._num_unread_bytes = 0
         self._enter(Stage.BODY)
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
+        self._num_unread_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        self._num_unread_bytes = 0
         # If the answer came before the end of the body, the rest has stopped uvicorn's keep-alive timer: use ours.
         self._enter(Stage.NEW if self.cycle.response_complete else Stage.ANSWER)
 
@@ -202,12 +231,24 @@ class HttpConnection(HttpToolsProtocol):
         limit_s, taken_s = self._connections.timeout_s, now - self._since
         if self._stage is Stage.BODY:
             if now - self._last_at > limit_s or taken_s > limit_s + self._num_body_bytes / MIN_BYTES_PER_S:
-                self._refuse(408, f"{self._num_body_bytes} bytes of the body came within {taken_s:.0f} s", "slow")
+                self._refuse(
+                    408, f"{self._num_body_bytes} bytes of the body came within {taken_s:.0f} s: send it again", "slow"
+                )
         elif taken_s > limit_s:
             if self._stage is Stage.HEAD:
-                self._refuse(408, f"the head of the request did not come whole within {limit_s:g} s", "slow")
+                text = f"the head of the request did not come whole within {limit_s:g} s: send it again"
+                self._refuse(408, text, "slow")
             else:
                 self.transport.close()
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._is_head_too_large:
+            raise ValueError("the head is too large")  # which makes the parser stop
+
+    @property
+    def _is_head_too_large(self) -> bool:
+        return self._num_head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS
 
     @property
     def _is_answering_earlier(self) -> bool:
@@ -223,15 +264,34 @@ class HttpConnection(HttpToolsProtocol):
         return self._stage is not Stage.ANSWER and not has_begun and not self._is_answering_earlier
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "this is not an HTTP/1.1 request", "http")
+        """Refuse the request at which the parser has stopped."""
+        if self._is_head_too_large:
+            self._refuse_head()
+        else:
+            self._refuse(400, "this is not an HTTP/1.1 request: send it again", "http")
+
+    def _refuse_head(self) -> None:
+        text = f"URL and headers of a request may have {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} headers: send less"
+        self._refuse(431, text, "head")
 
     def _refuse(self, status: int, message: str, why: str) -> None:
-        """Send an error without the app, if it cannot be taken for an answer to another request, and close."""
-        if self._may_send_error:
-            error = HttpError(status, f"{message}: send it again")
+        """Send an error without the app and close, at once if the error can be taken for an answer to another request,
+        or if the client is slow; else when the client closes, because what it has sent unread would destroy the
+        error."""
+        may_send = self._may_send_error
+        if may_send:
+            error = HttpError(status, message)
             self._connections.on_refused(self, error, why)
             body = encode_json(error.body)
             length = b"content-length: %d\r\n" % len(body)
             head = STATUS_LINE[status] + b"content-type: application/json\r\nconnection: close\r\n" + length + b"\r\n"
             self.transport.write(head + body)
-        self.transport.close()
+        if not may_send or status == 408:
+            self.transport.close()
+            return
+        if self.cycle is not None:  # the app sends nothing behind the error
+            self.cycle.disconnected, self.cycle.waiting_for_100_continue = True, False
+            self.cycle.message_event.set()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._enter(Stage.REFUSED)

@@ -16,10 +16,9 @@ import pytest
 
 from tokenloom.frontend.openai.forms.params import _SCHEMA
 from tokenloom.frontend.text.markers import compile_markers
-
-from .expressions import ANYWHERE, expressions
-from .growth import fast_growth
-from .hostile_texts import Hostile, hostile_texts
+from tokenloom.tests.bounds.expressions import ANYWHERE, expressions
+from tokenloom.tests.bounds.growth import fast_growth
+from tokenloom.tests.bounds.hostile_texts import Hostile, hostile_texts
 
 
 class Read(NamedTuple):

@@ -3,139 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
-import uvicorn
-import uvloop
-from starlette.types import Receive, Scope, Send
 
-from tokenloom.frontend.http.connections import MIN_BYTES_PER_S, Connections, HttpConnection
-from tokenloom.frontend.http.middleware import HttpMiddleware
-from tokenloom.frontend.openai.forms.errors import HttpError
+from tokenloom.frontend.http.connections import MIN_BYTES_PER_S
+from tokenloom.tests.frontend.http.rig import CHUNKED, DEADLINE_S, GET, HEAD, LIMIT_S, Server, run
 
-DEADLINE_S = 10.0
-LIMIT_S = 0.2
-HEAD = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
-CHUNKED = b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
-GET = b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n"
 BAD_URL = b"http://x:99999/"  # the parser takes it as a target; its port is too large
-
-
-class Server:
-    """Server that answers with the length of the body; on `/slow` only once `finish` is set."""
-
-    def __init__(self) -> None:
-        self.refused: list[tuple[int, str]] = []
-        self.finish = asyncio.Event()
-        self.connections: Connections
-        self.port = 0
-        self.accepted: list[HttpConnection] = []
-        self._clients: list[Client] = []
-
-    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        length, has_more = 0, True
-        while has_more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            length, has_more = length + len(message["body"]), message["more_body"]
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})
-        if scope["path"] == "/slow":
-            await send({"type": "http.response.body", "body": b"slow", "more_body": True})
-            await self.finish.wait()
-            await send({"type": "http.response.body", "body": b"done"})
-        else:
-            await send({"type": "http.response.body", "body": b"%08d" % length})
-
-    def on_refused(self, connection: HttpConnection, error: HttpError, why: str) -> None:
-        self.refused.append((error.status, why))
-
-    @contextlib.asynccontextmanager
-    async def serve(self, max_connections: int) -> AsyncGenerator[None, None]:
-        middleware = HttpMiddleware(self.app, None, 10**9, lambda why: self.refused.append((503, why)))
-        config = uvicorn.Config(middleware, http="httptools", lifespan="off", log_config=None, access_log=False)
-        config.load()
-        state = uvicorn.server.ServerState()
-        self.connections = Connections(LIMIT_S, max_connections, self.on_refused)
-        loop = asyncio.get_running_loop()
-
-        def accept() -> HttpConnection:
-            self.accepted.append(HttpConnection(config, state, self.connections, True))
-            return self.accepted[-1]
-
-        listener = await loop.create_server(accept, "127.0.0.1", 0)
-        self.port = listener.sockets[0].getsockname()[1]
-        try:
-            yield
-        finally:
-            self.finish.set()
-            listener.close()
-            for each in self._clients:
-                await each.close()
-            while self.connections.num_open:
-                await asyncio.sleep(0.01)
-
-    async def connect(self, data: bytes = b"") -> Client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(data)
-        self._clients.append(Client(reader, writer))
-        return self._clients[-1]
-
-
-class Client:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    def send(self, data: bytes) -> None:
-        self._writer.write(data)
-
-    async def dribble(self, data: bytes, interval_s: float) -> None:
-        """Send byte by byte until the server closes the connection."""
-        with contextlib.suppress(ConnectionError, RuntimeError):  # uvloop raises RuntimeError if it is closed
-            for byte in data:
-                self._writer.write(bytes([byte]))
-                await asyncio.sleep(interval_s)
-
-    async def answer(self) -> tuple[int, bytes]:
-        """Read status and body of the next answer."""
-        head = await self._reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        return int(head.split(b" ")[1]), await self._reader.readexactly(length)
-
-    async def begin(self) -> None:
-        """Read the first half of the answer on `/slow`."""
-        await self._reader.readuntil(b"\r\n\r\nslow")
-
-    async def take(self, num_bytes: int) -> bytes:
-        return await self._reader.readexactly(num_bytes)
-
-    async def rest(self) -> bytes:
-        """Read until the server closes the connection."""
-        with contextlib.suppress(ConnectionError):  # reset, because it closed with unread data
-            return await self._reader.read()
-        return b""
-
-    async def close(self) -> None:
-        self._writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self._writer.wait_closed()
-
-
-def run(test: Callable[[Server], Awaitable[None]], max_connections: int = 100) -> None:
-    async def within() -> None:
-        server = Server()
-        async with server.serve(max_connections):
-            await test(server)
-
-    async def limited() -> None:
-        await asyncio.wait_for(within(), DEADLINE_S)
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(limited())
 
 
 def test_a_head_sent_byte_by_byte_gets_408_and_is_closed() -> None:

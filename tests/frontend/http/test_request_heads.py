@@ -1,0 +1,110 @@
+"""The limits of a request's head and trailers, which hold before a key is checked, on real sockets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tokenloom.frontend.http.connections import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
+from tokenloom.tests.frontend.http.rig import CHUNKED, GET, Server, run
+
+SENT_BYTES = 4 << 20  # by a client that does not stop
+MANY_HEADERS = b"".join(b"x-%d: %s\r\n" % (i, b"a" * 50) for i in range(1000))
+ENDLESS = {  # the begin of a request, and what is repeated
+    "headers": (b"GET / HTTP/1.1\r\n", MANY_HEADERS),
+    "header": (b"GET / HTTP/1.1\r\nx: ", b"a" * 60_000),
+    "header name": (b"GET / HTTP/1.1\r\n", b"a" * 60_000),
+    "url": (b"GET /", b"a" * 60_000),
+    "blank lines": (b"", b"\r\n" * 30_000),
+    "trailers": (CHUNKED + b"0\r\n", MANY_HEADERS),
+    "trailer": (CHUNKED + b"1\r\nx\r\n0\r\nx: ", b"a" * 60_000),
+    "chunk extension": (CHUNKED + b"1;", b"a" * 60_000),
+    "chunk size": (CHUNKED, b"0" * 60_000),
+}
+
+
+def pieces(begin: bytes, repeated: bytes) -> Iterator[bytes]:
+    yield begin
+    for _ in range(SENT_BYTES // len(repeated)):
+        yield repeated
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_head_without_end_gets_431_and_its_rest_is_dropped(kind: str) -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        for piece in pieces(*ENDLESS[kind]):  # a client that reads nothing before it has sent all
+            client.send(piece)
+        status, body = await client.answer()
+        assert status == 431 and str(MAX_HEAD_BYTES) in json.loads(body)["error"]["message"]
+        assert await client.rest() == b"" and server.refused == [(431, "head")]
+        assert len(getattr(server.accepted[0], "url", b"")) <= MAX_HEAD_BYTES
+        assert len(server.accepted[0].headers or ()) <= MAX_HEADERS
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /%b HTTP/1.1\r\nhost: x\r\n" % (b"u" * 60_000), 200),
+        (b"GET /%b HTTP/1.1\r\nhost: x\r\n" % (b"u" * MAX_HEAD_BYTES), 431),
+        (b"GET / HTTP/1.1\r\ncookie: %b\r\n" % (b"c" * 60_000), 200),
+        (b"GET / HTTP/1.1\r\ncookie: %b\r\n" % (b"c" * MAX_HEAD_BYTES), 431),
+        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * MAX_HEADERS, 200),
+        (b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * (MAX_HEADERS + 1), 431),
+    ],
+    ids=["url", "longer url", "cookie", "longer cookie", "headers", "more headers"],
+)
+@pytest.mark.parametrize("num_pieces", [1, 40])
+def test_the_limit_does_not_depend_on_how_a_head_comes(head: bytes, status: int, num_pieces: int) -> None:
+    async def test(server: Server) -> None:
+        client, size = await server.connect(), -(-len(head) // num_pieces)
+        for begin in range(0, len(head), size):
+            client.send(head[begin : begin + size])
+        client.send(b"\r\n")
+        assert (await client.answer())[0] == status
+
+    run(test)
+
+
+def test_each_request_of_a_connection_has_the_whole_limit() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect()
+        for _ in range(4):
+            client.send(b"GET / HTTP/1.1\r\ncookie: %b\r\n\r\n" % (b"c" * 40_000))
+            assert (await client.answer())[0] == 200
+
+    run(test)
+
+
+def test_a_body_of_tiny_chunks_has_no_limit_of_its_own() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect(CHUNKED + b"1\r\nx\r\n" * 100_000 + b"0\r\nx-trailer: y\r\n\r\n")
+        assert await client.answer() == (200, b"%08d" % 100_000)
+        assert [name for name, _ in server.accepted[0].headers] == [b"host", b"transfer-encoding"]
+
+    run(test)
+
+
+def test_nothing_follows_a_431() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect(CHUNKED + b"0\r\n" + b"x: y\r\n" * 1000 + b"\r\n" + GET % b"/")
+        assert (await client.answer())[0] == 431
+        assert await client.rest() == b""
+
+    run(test)
+
+
+def test_requests_that_wait_for_an_answer_before_them_are_few() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect(GET % b"/" * (MAX_PIPELINED // 2))
+        for _ in range(MAX_PIPELINED // 2):
+            assert (await client.answer())[0] == 200
+        client = await server.connect(GET % b"/slow" * 5000)
+        assert b"HTTP" not in await client.rest()
+        assert len(server.accepted[1].pipeline) <= MAX_PIPELINED
+
+    run(test)
