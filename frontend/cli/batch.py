@@ -17,6 +17,7 @@ import secrets
 import sys
 import threading
 import time
+from codecs import BOM_UTF8
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,13 @@ class BatchLine(msgspec.Struct, frozen=True):
     method: str = "POST"
 
 
+class BatchBody(msgspec.Struct, frozen=True):
+    """Fields of a body that ask for something else than one whole answer."""
+
+    stream: object = None
+    background: object = None
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", type=Path, metavar="IN", help="lines of {custom_id, method, url, body}")
     parser.add_argument("output", type=Path, metavar="OUT", help="file to which the responses are appended")
@@ -92,16 +100,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_lines(path: Path) -> list[BatchLine]:
-    """Read the requests of a batch file; ConfigError with the number of an invalid line or repeated custom_id."""
+    """Read the requests of a batch file; ConfigError with the number of a line that is invalid, repeats a custom_id or
+    does not ask for one whole answer."""
     lines: list[BatchLine] = []
     seen: set[str] = set()
-    for number, raw in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, raw in enumerate(path.read_bytes().removeprefix(BOM_UTF8).splitlines(), start=1):
         if not raw.strip():
             continue
         try:
             line = msgspec.json.decode(raw, type=BatchLine)
-        except msgspec.DecodeError as error:
+            body = msgspec.json.decode(line.body, type=BatchBody)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{path}:{number} is not a batch request: {error}") from None
+        for name in body.__struct_fields__:
+            if getattr(body, name) is True:
+                raise ConfigError(
+                    f"{path}:{number}: {name} is true, but a line of a batch gets one whole answer: leave it out"
+                )
         if line.method != "POST" or line.url not in PATHS:
             raise ConfigError(
                 f"{path}:{number}: {line.method} {line.url} is not served: POST one of {', '.join(PATHS)}"
@@ -159,7 +174,8 @@ def _run_all(todo: list[BatchLine], total: int, output: BinaryIO, url: str, api_
 
 
 def run_line(line: BatchLine, url: str, api_key: str | None) -> bytes:
-    """Run a request and return its line of OUT. An overloaded or lost engine is asked NUM_TRIES times at most."""
+    """Run a request and return its line of OUT. An overloaded or lost engine is asked NUM_TRIES times at most; once an
+    answer has come, the request is not generated again."""
     wait_s = 0.5
     for attempt in range(1, NUM_TRIES + 1):
         response = call("POST", url, line.url, bytes(line.body), api_key)
@@ -179,17 +195,17 @@ def run_line(line: BatchLine, url: str, api_key: str | None) -> bytes:
 
 
 class HttpResponse(NamedTuple):
-    """Response to one HTTP request; status 0: no response, or not JSON."""
+    """Response to one HTTP request; status 0: no whole response."""
 
     status: int
-    body: bytes = b"null"  # JSON
+    body: bytes = b"null"  # JSON in one line
     reason: str = ""  # of an error
     request_id: str = ""
     retry_after_s: float = 0.0
 
 
 def call(method: str, url: str, path: str, body: bytes | None, api_key: str | None) -> HttpResponse:
-    """Send one HTTP request; without a response in JSON the result has status 0 and the reason."""
+    """Send one HTTP request. The result has the reason if the response is not a 200 with JSON."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_TIMEOUT_S)
@@ -199,18 +215,24 @@ def call(method: str, url: str, path: str, body: bytes | None, api_key: str | No
     try:
         connection.request(method, parts.path.rstrip("/") + path, body, headers)
         response = connection.getresponse()
-        data = response.read() or b"null"
-        value = json.loads(data)
-    except (OSError, http.client.HTTPException, ValueError) as error:
+        data = response.read()
+    except (OSError, http.client.HTTPException) as error:
         return HttpResponse(0, reason=f"{url} does not answer: {error}")
     finally:
         connection.close()
-    reason = "" if response.status == 200 else f"status {response.status}: {_message(value)}"
     retry_after = response.headers.get("retry-after", "")
-    request_id = response.headers.get("x-request-id", "")
-    return HttpResponse(
-        response.status, data, reason, request_id, float(retry_after) if retry_after.isdecimal() else 0.0
+    answer = HttpResponse(
+        response.status,
+        request_id=response.headers.get("x-request-id", ""),
+        retry_after_s=float(retry_after) if retry_after.isdecimal() else 0.0,
     )
+    try:
+        value = msgspec.json.decode(data or b"null")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        kind_of_body = response.headers.get("content-type", "no type")
+        return answer._replace(reason=f"status {response.status} with {kind_of_body:.80}, which is not JSON: {error}")
+    reason = "" if response.status == 200 else f"status {response.status}: {_message(value)}"
+    return answer._replace(body=b" ".join((data or b"null").splitlines()), reason=reason)
 
 
 def _message(value: object) -> str:

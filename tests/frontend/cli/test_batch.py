@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import fcntl
+import http.server
 import json
 import random
+import re
+import threading
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from tokenloom.frontend.cli.batch import read_done, read_lines
+from tokenloom.frontend.cli import batch
+from tokenloom.frontend.cli.batch import LONGEST_WAIT_S, NUM_TRIES, BatchLine, read_done, read_lines, run_line
 from tokenloom.frontend.cli.command import load_command
 from tokenloom.ipc.errors import ConfigError
 
@@ -22,8 +28,95 @@ def answer(custom_id: str, status: int = 200) -> bytes:
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
-def request(custom_id: str, url: str = "/v1/completions") -> str:
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": {"prompt": "x"}}) + "\n"
+def request(custom_id: str, url: str = "/v1/completions", **fields: object) -> str:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": {"prompt": "x"} | fields}) + "\n"
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Server that gives the answers of a list in order, the last one again and again, and counts requests."""
+
+    daemon_threads = True
+
+    def __init__(self, *answers: tuple[int, bytes]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers, self.num_asked = list(answers), 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        status, body = self.server.answers[min(self.server.num_asked, len(self.server.answers) - 1)]
+        self.server.num_asked += 1
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def run(*answers: tuple[int, bytes]) -> tuple[int, Any]:
+    """Run a line against a Server with these answers; return how often it was asked, and the line of OUT."""
+    line = BatchLine(custom_id="a", url="/v1/completions", body=msgspec.Raw(b'{"prompt":"x"}'))
+    with Server(*answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            written = run_line(line, server.url, None)
+        finally:
+            server.shutdown()
+            thread.join(10)
+    assert written.count(b"\n") == 1 and written.endswith(b"\n")
+    return server.num_asked, json.loads(written)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (200, b"data: {}\n\ndata: [DONE]\n\n", "status 200 with .*, which is not JSON"),
+        (200, "Grüße".encode("latin-1"), "which is not JSON"),
+        (200, b"[" * 100_000, "which is not JSON"),
+        (400, b'{"error": {"message": "n is too large"}}', "status 400: n is too large"),
+        (404, b"<html>", "status 404 with .*, which is not JSON"),
+        (413, b"", "status 413"),
+        (500, b"{}", "status 500"),
+    ],
+)
+def test_an_answer_that_has_come_is_not_asked_for_again(status: int, body: bytes, message: str) -> None:
+    num_asked, line = run((status, body))
+    assert num_asked == 1 and line["response"]["status_code"] == status
+    assert line["error"]["code"] == str(status) and re.search(message, line["error"]["message"])
+
+
+def test_an_answer_of_several_lines_is_one_line_of_the_output() -> None:
+    num_asked, line = run((200, b'{\r\n  "id": "x"\n}\n'))
+    assert (num_asked, line["error"], line["response"]["body"]) == (1, None, {"id": "x"})
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_an_overloaded_engine_is_asked_a_bounded_number_of_times(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(batch.time, "sleep", waits.append)
+    num_asked, line = run((status, b"{}"))
+    assert num_asked == NUM_TRIES == len(waits) + 1 and line["error"]["code"] == str(status)
+    assert max(waits) <= LONGEST_WAIT_S
+    num_asked, line = run((status, b"{}"), (200, b'{"id": "x"}'))
+    assert num_asked == 2 and line["error"] is None
+
+
+@pytest.mark.parametrize("begin", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n \t\n"])
+def test_marks_of_editors_and_blank_lines_are_no_requests(begin: str, end: str, tmp_path: Path) -> None:
+    text = begin + request("a").strip() + end + request("b", stream=False, pad="x" * 1_000_000).strip()
+    (tmp_path / "in").write_bytes(text.encode())
+    assert [line.custom_id for line in read_lines(tmp_path / "in")] == ["a", "b"]
 
 
 def test_an_incomplete_last_line_is_cut_off_at_any_length(tmp_path: Path) -> None:
@@ -63,11 +156,17 @@ def test_requests_with_errors_count_as_done(tmp_path: Path) -> None:
         (request("a", "/v1/files"), "is not served"),
         (request("a") + "{", ":2 is not a batch request"),
         ('{"custom_id": "a"}\n', ":1 is not a batch request"),
+        (request("a") + request("b", stream=True), ":2: stream is true, .*leave it out"),
+        (request("a", "/v1/responses", background=True), ":1: background is true, .*leave it out"),
+        ('{"custom_id": "a", "url": "/v1/completions", "body": []}', ":1 is not a batch request"),
+        ('{"custom_id": "a", "url": "/v1/completions", "body": {}, "method": "GET"}', ":1: GET .* is not served"),
+        (request("a") + "[" * 100_000, ":2 is not a batch request"),
+        ('{"custom_id": "\udcff"}', ":1 is not a batch request"),
     ],
 )
 def test_an_invalid_line_is_refused_before_any_request_runs(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "in.jsonl"
-    path.write_text(text)
+    path.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=reason):
         read_lines(path)
     assert BATCH.main([str(path), str(tmp_path / "out.jsonl")]) == 2
