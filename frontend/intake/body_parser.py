@@ -5,6 +5,7 @@ The frontend's loop decodes small bodies, the intake process large ones, with th
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
@@ -44,6 +45,8 @@ def parse_body(
     """Decode and check a body. BodyError if it does not match the schema, RequestError for a bad value; both name the
     field. Unknown fields are refused if `is_strict` or the type is no Body (a control command); else dropped and named.
     """
+    if raw.startswith(BOM_UTF8):  # RFC 8259, 8.1: a reader may ignore it
+        raw = raw[len(BOM_UTF8) :]
     try:
         return _parse(raw, body_type, limits)
     except BodyError as error:

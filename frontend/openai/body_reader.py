@@ -11,6 +11,7 @@ import asyncio
 import logging
 import re
 import time
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -87,7 +88,7 @@ class BodyReader:
         if parsed is None:
             raise ClientDisconnect
         if body_type is ResponsesRequest and num_bytes <= MAX_RECORD_BYTES:
-            parsed = parsed._replace(raw=b"".join(chunks))
+            parsed = parsed._replace(raw=b"".join(chunks).removeprefix(BOM_UTF8))
         if parsed.ignored:
             self._warn(request, ", ".join(parsed.ignored))
         return parsed

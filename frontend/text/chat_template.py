@@ -190,7 +190,7 @@ def read_template(given: str) -> tuple[str, str]:
     if not os.path.isfile(given) and any(mark in given for mark in "{}\n"):
         return given, "--chat-template"
     try:
-        return Path(given).read_text(encoding="utf-8"), given
+        return Path(given).read_text(encoding="utf-8-sig"), given
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the chat template {given} cannot be read: {error}") from None
 

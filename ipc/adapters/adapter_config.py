@@ -7,6 +7,7 @@ name their modules. Adapters that are more than A, B and a DoRA magnitude are re
 from __future__ import annotations
 
 import math
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,7 +88,7 @@ def _read_fields(path: Path) -> dict[str, Any]:
     if len(content) > MAX_CONFIG_BYTES:
         raise RequestError(f"{path} has more than {MAX_CONFIG_BYTES} bytes: it is no config of a LoRA adapter")
     try:
-        return msgspec.json.decode(content, type=dict[str, Any])
+        return msgspec.json.decode(content.removeprefix(BOM_UTF8), type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"{path} is damaged ({error}): copy the adapter again") from None
 

@@ -75,7 +75,7 @@ class ConfigFile:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file of a checkpoint; ConfigError if it is missing or invalid."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: --model must name a folder with a checkpoint") from None
     except (OSError, ValueError) as error:

@@ -1,12 +1,19 @@
-"""Decode data: URLs (RFC 2397). Errors never show the content."""
+"""Decode data: URLs as browsers do (RFC 2397, and https://fetch.spec.whatwg.org/#data-urls). Errors never show the
+content."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 from urllib.parse import unquote_to_bytes
 
 from ....ipc.errors import RequestError
+
+SCHEME = "data:"
+_IN_URLS = str.maketrans("-_", "+/")  # the alphabet of RFC 4648, 5
+
+
+def is_data_url(url: str) -> bool:
+    return url[: len(SCHEME)].lower() == SCHEME
 
 
 def decode_data_url(url: str) -> bytes:
@@ -14,22 +21,33 @@ def decode_data_url(url: str) -> bytes:
     head, comma, content = url.partition(",")
     if not comma:
         raise RequestError("a data: URL has no comma: write data:image/png;base64,… or data:audio/wav;base64,…")
-    is_base64 = head.endswith(";base64")
-    data = decode_base64(content, "a data: URL") if is_base64 else unquote_to_bytes(content)
+    content = content.partition("#")[0]
+    _, semicolon, last = head.rpartition(";")
+    if semicolon and last.strip().lower() == "base64":
+        if "%" in content:
+            content = unquote_to_bytes(content).decode("latin-1")
+        data = decode_base64(content, "a data: URL")
+    else:
+        data = unquote_to_bytes(content)
     if not data:
         raise RequestError("a data: URL is empty: give its content after the comma")
     return data
 
 
+def least_bytes(url: str) -> int:
+    """Return a number of bytes that the content of a long data: URL in base64 has at least."""
+    num_others = 2 * url.count("%") + url.count("\n") + url.count("\r")  # of escapes and lines
+    return (len(url) - num_others) // 4 * 3 - 64  # after a head
+
+
 def decode_base64(content: str, where: str) -> bytes:
-    """Decode base64, also with white space in it or of the alphabet for URLs; RequestError names `where`."""
-    if "-" in content or "_" in content:
-        content = content.translate({ord("-"): "+", ord("_"): "/"})
+    """Decode base64, also with white space in it, without its padding or of the alphabet for URLs; RequestError names
+    `where`."""
     try:
         return base64.b64decode(content, validate=True)
     except ValueError:
-        pass
+        bare = "".join(content.translate(_IN_URLS).split()).rstrip("=")
     try:
-        return base64.b64decode("".join(content.split()), validate=True)
-    except (binascii.Error, ValueError) as error:
+        return base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
+    except ValueError as error:
         raise RequestError(f"{where} is not base64 ({error}): encode the whole file") from None

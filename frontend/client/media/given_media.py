@@ -79,7 +79,10 @@ def _content(kind: MediaKind, part: Mapping[str, Any], fields: Sequence[str]) ->
     given = part[field]
     if isinstance(given, Mapping) and "array" not in given:
         return _content(kind, given, ("url", *_IN_BASE64))
-    if isinstance(given, str) and not given.lower().startswith(URL_SCHEMES):
+    if isinstance(given, str):
+        given = given.strip()
+        if given[:6].lower().startswith(URL_SCHEMES):
+            return given, part
         if field not in _IN_BASE64:
             raise RequestError(f"the {MEDIUM[kind]} {given!r:.80} is no data:, http(s): or file: URL")
         given = decode_base64(given, field)

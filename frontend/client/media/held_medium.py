@@ -17,7 +17,7 @@ from ....ipc.errors import RequestError
 from ....ipc.messages.client import Medium
 from ....ipc.messages.media import A_MEDIUM, MEDIUM, MediaKind
 from ....ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
-from .data_url import decode_data_url
+from .data_url import decode_data_url, is_data_url
 from .wav_writer import wav_of
 
 Detail: TypeAlias = Literal["", "auto", "low", "high"]
@@ -66,7 +66,7 @@ def bytes_of(given: object, kind: MediaKind) -> bytes:
         return given
     if isinstance(given, bytearray | memoryview):
         return bytes(given)
-    if isinstance(given, str) and given[:5].lower() == "data:":
+    if isinstance(given, str) and is_data_url(given):
         return decode_data_url(given)
     if isinstance(given, str | os.PathLike):
         path = Path(given)

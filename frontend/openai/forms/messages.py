@@ -15,6 +15,7 @@ from ....ipc.errors import RequestError
 from ....ipc.messages.client import ChatForm, ChatMessage, MediaPart, Medium, TextPart
 from ....ipc.messages.intake import BodyInput
 from ....ipc.messages.media import MEDIUM
+from ...client.media.data_url import is_data_url, least_bytes
 from ...client.media.given_media import URL_SCHEMES, GivenMedia
 from ...text.media_limits import MediaLimits
 from ..parsers.thoughts import ends_inside
@@ -59,13 +60,13 @@ class ChatMedia:
 
     def add(self, part: MediumPart) -> MediaPart:
         """Add a medium; RequestError names its place in the body."""
-        url = part.url
+        url = None if part.url is None else part.url.strip()
         try:
             self._limits.check_count(part.kind, len(self.media) + 1)
             if url is not None and not url[:6].lower().startswith(URL_SCHEMES):
                 raise RequestError(f"the {MEDIUM[part.kind]} {url!r:.40} is no data:, http(s): or file: URL")
-            if url is not None and url[:5].lower() == "data:":
-                self._limits.check_bytes(len(url) // 4 * 3 - 64)  # in base64, after a head
+            if url is not None and is_data_url(url):
+                self._limits.check_bytes(least_bytes(url))
             return self._given.add(url, part.kind, part.uuid, part.detail)
         except RequestError as error:
             raise RequestError(f"{part.where}: {error}") from None

@@ -8,6 +8,7 @@ import msgspec
 
 from ....ipc.errors import RequestError
 from ....ipc.messages.media import A_MEDIUM, MediaKind
+from ...client.media.data_url import is_data_url
 from ...client.media.given_media import PART_KINDS
 
 TEXTS = ("text", "input_text", "output_text", "refusal")
@@ -130,7 +131,7 @@ def _audio(part: MessagePart) -> tuple[str | None, str | None]:
 
 def _data_url(kind: MediaKind, data: str | None) -> str | None:
     """Return base64 as a data: URL, if it is none; the format is read from the content."""
-    return data if data is None or data.startswith("data:") else f"data:{kind}/*;base64,{data}"
+    return data if data is None or is_data_url(data) else f"data:{kind}/*;base64,{data}"
 
 
 def _url_of(where: str, source: ImageSource | str) -> str:

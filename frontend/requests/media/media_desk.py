@@ -23,7 +23,7 @@ from ....ipc.errors import InternalError, Overloaded, RequestError, TokenloomErr
 from ....ipc.messages.client import Medium, PutMedium
 from ....ipc.messages.media import MediaKind
 from ....ipc.process.descriptors import descriptor_limit
-from ...client.media.data_url import decode_data_url
+from ...client.media.data_url import decode_data_url, is_data_url
 from ...intake.thread_pool import Then
 from ...sources.media_sources import MediaSources
 from ...text.media_limits import MediaLimits
@@ -261,7 +261,7 @@ class MediaDesk:
         raise Overloaded("media of the request were dropped from a full store before they were read: send them again")
 
     async def _fetch(self, job: MediaJob, medium: Medium) -> bytes:
-        if medium.url.startswith("data:"):
+        if is_data_url(medium.url):
             return await self._puts.put(decode_data_url(medium.url), job.source_user)
         if not medium.url:
             return self._sources.find(job.scope, medium.uuid, job.source_user)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,11 @@ def test_a_text_option_keeps_its_spelling_in_the_file(tmp_path: Path) -> None:
     assert config == parse(
         "--http", "8000", "--served-model-name", "1.10", "--revision", "2024-01-01", "--api-key", "on"
     )
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "engine.yaml").write_bytes(BOM_UTF8 + b"max-num-seqs: 7\n")
+    assert parse("--config", str(tmp_path / "engine.yaml")).max_num_seqs == 7
 
 
 @pytest.mark.parametrize("text", ["", "# max-num-seqs: 7\n", "---\n", "{}"])

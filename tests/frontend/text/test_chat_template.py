@@ -170,7 +170,7 @@ def test_the_flag_wins_over_the_template_file_and_the_file_over_the_config(tmp_p
     assert rendered("plain") == "plain" and rendered(named) == "config"
     (tmp_path / "chat_template.jinja").write_text("file")
     assert rendered(named) == "file"
-    (tmp_path / "mine.jinja").write_text("flag {{ bos_token }}")
+    (tmp_path / "mine.jinja").write_text("flag {{ bos_token }}", encoding="utf-8-sig")  # with a byte order mark
     assert rendered(named, str(tmp_path / "mine.jinja")) == "flag <s>"
     assert rendered(named, "{{ bos_token }} {{ 'inline' }}") == "<s> inline"
 

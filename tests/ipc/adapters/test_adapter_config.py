@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import peft
@@ -29,6 +30,12 @@ def test_fields_of_a_saved_config_are_read(tmp_path: Path) -> None:
     assert (config.rank_pattern, config.alpha_pattern) == ({"q_proj": 2}, {"k_proj": 7.0})
     assert config.scale(4, 10.0) == 5.0
     assert read(tmp_path).scale(8, 16.0) == 2.0
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path: Path) -> None:
+    expected, path = read(tmp_path), tmp_path / "adapter_config.json"
+    path.write_bytes(BOM_UTF8 + path.read_bytes())
+    assert read_config(tmp_path) == expected
 
 
 def test_every_switch_of_peft_is_read_or_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,13 @@ def test_a_damaged_file_is_a_config_error(content: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ConfigError, match=r"config\.json (cannot be read|must hold a JSON object)"):
         load_model_config(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    expected = read(tmp_path, {}, generation={"eos_token_id": 7})
+    for path in (tmp_path / "config.json", tmp_path / "generation_config.json"):
+        path.write_bytes(BOM_UTF8 + path.read_bytes())
+    assert load_model_config(tmp_path) == expected
 
 
 def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
