@@ -8,6 +8,10 @@ A GrammarHost (host.py) compiles grammars and makes masks; nothing here waits fo
 (WaitReason.GRAMMAR) until its grammar is open. A host that ends or hangs is replaced: the grammars it was compiling
 are tried again one at a time, and fail if they end that host too; all others continue from their tokens.
 
+A step waits LATE_S for masks at most. Then it goes on without the rows whose masks are late: their requests return to
+the queue, where they wait for their masks or for another host, and only the last block of their tokens is computed
+again. No token changes, since a token depends on those before it and on its draw alone.
+
 If a mask leaves one token, that token needs no sampling, and the tokens after it may need none either. The host sends
 them with the mask (jump-forward tokens). The core appends two or more at once, and the next step computes all of them
 together. The host gets them back as any other tokens, so the core may also ignore them.
@@ -17,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import chain
@@ -38,11 +42,12 @@ from ..request import Request, WaitReason
 from ..result_processor import NewTokens
 from ..scheduling.scheduler import Scheduler
 from .host import HOST_IS_UP, NUM_COMPILERS, GrammarHost, GrammarHostLost, GrammarHostUnavailable
-from .mask_fill import MaskFill, masks_in, may_jump
+from .mask_fill import GrammarMasks, MaskFill, masks_in, may_jump
 from .thought import OpenThought
 
 START_TIMEOUT_S = 60.0  # until a new host has read the vocabulary; compilation times count from then
 ADVANCE_TIMEOUT_S = 5.0  # the library's fuel ends a mask after some 20 ms
+LATE_S = 0.25  # for which a step waits for masks; the slowest of a calm host take some 20 ms
 REOPEN_S = 1.0  # until a host that could not be started is tried again
 MAX_LOSSES = 3  # losses of the host without a new token before a request fails
 
@@ -62,6 +67,7 @@ class _Entry:
     is_suspect: bool = False  # was compiling when a host was lost: compile it alone
     num_losses: int = 0
     num_opened: int = 0  # output tokens that the host got when it opened the grammar
+    late_masks: GrammarMasks | None = None  # of the next token; they came when their step had gone on
 
 
 class GrammarManager:
@@ -96,7 +102,9 @@ class GrammarManager:
         self._masked_step = 0  # the last step with requested masks
         self._fill: MaskFill | None = None
         self._serial = 0  # of the newest fill
-        self._num_unanswered = 0
+        self._late_serial = 0  # of the newest fill that was given up
+        self._answered_serial = 0  # of the newest fill that the host has answered
+        self._asked: deque[list[int]] = deque()  # grammars to mask of each unanswered message
         self._answer_deadline = 0.0
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
@@ -129,25 +137,42 @@ class GrammarManager:
                 continue
             if not entry.thought.is_over:
                 entry.thought.append(token_id)
-            elif entry.state is not GrammarState.QUEUED:
+                continue
+            entry.late_masks = None
+            if entry.state is not GrammarState.QUEUED:
                 entry.num_losses = 0
                 if entry.state is GrammarState.READY:  # else it gets all its tokens when it is open
                     self._advances.append((grammar_id, token_id))
 
     def want_masks(self) -> None:
-        """Order the masks of the oldest step in flight, once: all tokens before its samples are known by now. If none
-        of its grammars is in force yet, send the workers an empty mask. Also send noted tokens."""
+        """Order the masks of the oldest step in flight, once: all tokens before its samples are known by now. Send
+        those that are there already if the host need make none. Also send noted tokens."""
         step = self._scheduler.ledger.oldest
-        if step is not None and step.step > self._masked_step and step.batch.grammar_ids:
-            self._masked_step = step.step
-            entries = ((grammar_id, self._entry_by_id.get(grammar_id)) for grammar_id in step.batch.grammar_ids)
-            held = [grammar_id for grammar_id, entry in entries if entry is None or entry.thought.is_over]
-            if held:
-                self._serial += 1
-                self._fill = MaskFill(held, step.batch.drafts)
+        if step is None or step.step <= self._masked_step or not step.batch.grammar_ids:
+            self._flush()
+            return
+        self._masked_step = step.step
+        wanted, there, missing = list[int](), list[GrammarMasks](), list[int]()
+        for grammar_id in step.batch.grammar_ids:
+            entry = self._entry_by_id.get(grammar_id)
+            if entry is None or not entry.thought.is_over:
+                continue
+            if entry.late_masks is not None:
+                there.append(entry.late_masks)
+            elif entry.state is GrammarState.READY and not self._is_behind:
+                wanted.append(grammar_id)
             else:
-                self._send_masks([], [])
-        self._flush()
+                missing.append(grammar_id)
+        self._hold_back(missing)
+        if not wanted:
+            self._send_masks(there)
+            self._flush()
+            return
+        self._serial += 1
+        self._fill = MaskFill(wanted, there, self._clock.now + LATE_S)
+        row_of = {grammar_id: self._entry_by_id[grammar_id].request.row for grammar_id in wanted}
+        drafts = step.batch.drafts
+        self._flush(wanted, [drafts.get(row_of[grammar_id], []) for grammar_id in wanted] if drafts else [])
 
     def forget_masks(self) -> None:
         """Forget the order for masks: its step is lost with the workers. The steps of the new workers count from 1."""
@@ -165,34 +190,49 @@ class GrammarManager:
             return False
         return step.step > self._masked_step or self._fill is not None
 
-    def _flush(self) -> None:
-        """Send noted tokens to the host, if any was sampled, and the order for masks once its grammars are open."""
-        fill, serial, mask_ids, drafts = self._fill, 0, list[int](), list[list[int]]()
-        if fill is not None and not fill.is_sent:
-            wanted = [grammar_id for grammar_id in fill.grammar_ids if grammar_id in self._entry_by_id]
-            if all(self._entry_by_id[grammar_id].state is GrammarState.READY for grammar_id in wanted):
-                fill.is_sent, serial, mask_ids = True, self._serial, wanted
-                drafts = [fill.drafts.get(self._entry_by_id[each].request.row, []) for each in wanted if fill.drafts]
-        if not (self._advances and self._is_host_waiting) and not serial:
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the host has not answered an order for masks that was given up: it would be late again."""
+        return self._answered_serial < self._late_serial
+
+    def _flush(self, mask_ids: list[int] | None = None, drafts: Iterable[list[int]] = ()) -> None:
+        """Send noted tokens to the host, if any was sampled, and with `mask_ids` the order for masks."""
+        if not (self._advances and self._is_host_waiting) and not mask_ids:
             return
         advances, self._advances, self._is_host_waiting = self._advances, [], False
-        self._ask(
-            AdvanceGrammars(
-                grammar_ids=encode_ids(grammar_id for grammar_id, _ in advances),
-                token_ids=encode_ids(token_id for _, token_id in advances),
-                serial=serial,
-                mask_ids=encode_ids(mask_ids),
-                draft_counts=encode_ids(len(ids) for ids in drafts),
-                draft_ids=encode_ids(chain.from_iterable(drafts)),
-            )
+        drafts = list(drafts)
+        message = AdvanceGrammars(
+            grammar_ids=encode_ids(grammar_id for grammar_id, _ in advances),
+            token_ids=encode_ids(token_id for _, token_id in advances),
+            serial=self._serial if mask_ids else 0,
+            mask_ids=encode_ids(mask_ids or ()),
+            draft_counts=encode_ids(len(ids) for ids in drafts),
+            draft_ids=encode_ids(chain.from_iterable(drafts)),
         )
+        self._ask(message, mask_ids or [])
 
-    def _ask(self, message: AdvanceGrammars) -> None:
+    def _ask(self, message: AdvanceGrammars, mask_ids: list[int]) -> None:
         """Send a message that the host must answer within ADVANCE_TIMEOUT_S."""
         with contextlib.suppress(GrammarHostUnavailable):  # asked again after the time limit
             self._host.send(message)
-        self._num_unanswered += 1
+        self._asked.append(mask_ids)
         self._answer_deadline = self._clock.now + ADVANCE_TIMEOUT_S
+
+    def _hold_back(self, grammar_ids: list[int]) -> None:
+        """Return requests to the queue until their masks are there or their grammars are open."""
+        for grammar_id in grammar_ids:
+            entry = self._entry_by_id.get(grammar_id)
+            if entry is not None and entry.request.row >= 0:
+                entry.request.waits_for.add(WaitReason.GRAMMAR)
+                self._scheduler.preempt(entry.request)
+
+    def _give_up_masks(self) -> None:
+        """Let the oldest step go on without the rows whose masks are late."""
+        fill, self._fill = self._fill, None
+        if fill is not None:
+            self._late_serial = self._serial
+            self._hold_back(fill.grammar_ids)
+            self._send_masks(fill.there)
 
     # ── answers of the host ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -213,7 +253,7 @@ class GrammarManager:
         self._open_queued()
         self._flush()
         is_in_step = any(step.batch.grammar_ids for step in self._scheduler.ledger.entries)
-        self.is_active = is_in_step or bool(self._entry_by_id or self._deadline_by_opening or self._num_unanswered)
+        self.is_active = is_in_step or bool(self._entry_by_id or self._deadline_by_opening or self._asked)
 
     @property
     def next_deadline(self) -> float | None:
@@ -223,8 +263,10 @@ class GrammarManager:
             for each, deadline in self._deadline_by_opening.items()
             if each in self._entry_by_id and each not in self._late
         ]
-        if self._num_unanswered:
+        if self._asked:
             deadlines.append(self._answer_deadline)
+        if self._fill is not None:
+            deadlines.append(self._fill.deadline)
         if self._queue and self._clock.now < self._open_at:
             deadlines.append(self._open_at)
         return min(deadlines, default=None)
@@ -255,7 +297,7 @@ class GrammarManager:
             self._is_host_waiting = True
 
     def _on_advanced(self, message: GrammarsAdvanced) -> None:
-        self._num_unanswered -= 1
+        self._asked.popleft()
         self._num_until_sign = max(self._num_until_sign - 1, 0)
         for failure in message.failures:
             if (entry := self._entry_by_id.get(failure.grammar_id)) is not None:
@@ -263,15 +305,35 @@ class GrammarManager:
         for grammar_id in decode_ids(message.complete_ids):
             if (entry := self._entry_by_id.get(grammar_id)) is not None:
                 self._end(entry.request, "stop", None)
-        if self._fill is not None and message.serial == self._serial:
-            self._fill = None
+        if message.serial:
             self._on_masks(message)
+            self._catch_up(message.serial)
 
     def _on_masks(self, message: GrammarsAdvanced) -> None:
-        """Send the masks of requests that have a row, and append their jump-forward tokens, so that the next step
-        computes them together. A single one is left to the step in flight, which samples it."""
+        """Send the masks that the oldest step waits for, and append their jump-forward tokens, so that the next step
+        computes them together. Keep masks that are late for the step that their requests are in next."""
+        found = [masks for masks in masks_in(message) if masks.grammar_id in self._entry_by_id]
+        if self._fill is None or message.serial != self._serial:
+            for masks in found:
+                self._entry_by_id[masks.grammar_id].late_masks = masks
+            return
+        there, self._fill = self._fill.there, None
+        self._send_masks([*there, *found])
+
+    def _catch_up(self, serial: int) -> None:
+        """Let the requests run that wait for masks, once the host has answered all orders that were given up."""
+        was_behind, self._answered_serial = self._is_behind, serial
+        if was_behind and not self._is_behind:
+            for entry in self._entry_by_id.values():
+                if entry.state is GrammarState.READY:
+                    self._scheduler.waiting.release(entry.request, WaitReason.GRAMMAR)
+
+    def _send_masks(self, all_masks: list[GrammarMasks]) -> None:
+        """Send the masks of requests that have a row for the oldest step, and append their jump-forward tokens; a
+        single one is left to the step in flight, which samples it. A row that got another request since the step
+        ignores its masks."""
         rows, bits, counts, jumps = list[int](), list[bytes](), list[int](), list[tuple[Request, list[int]]]()
-        for masks in masks_in(message):
+        for masks in all_masks:
             entry = self._entry_by_id.get(masks.grammar_id)
             if entry is not None and entry.request.row >= 0:
                 rows.append(entry.request.row)
@@ -279,13 +341,6 @@ class GrammarManager:
                 counts.append(masks.num_masks)
                 if len(masks.jump_ids) > 1 and may_jump(entry.request.params):
                     jumps.append((entry.request, masks.jump_ids))
-        self._send_masks(rows, bits, counts if message.mask_counts else ())
-        if jumps:
-            self.advance(self._append(jumps), are_jump_tokens=True)
-
-    def _send_masks(self, rows: list[int], bits: list[bytes], counts: Sequence[int] = ()) -> None:
-        """Send the masks of the oldest step, `counts` of each row, or one. A row that got another request since the
-        step ignores its masks."""
         self._send(
             TokenMask(
                 step=self._masked_step,
@@ -293,16 +348,20 @@ class GrammarManager:
                 generation=self._scheduler.generation,
                 rows=encode_ids(rows),
                 bits=b"".join(bits),
-                counts=encode_ids(counts),
+                counts=encode_ids(counts) if any(count != 1 for count in counts) else b"",
             )
         )
+        if jumps:
+            self.advance(self._append(jumps), are_jump_tokens=True)
 
     # ── trouble ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _expire(self) -> None:
-        """Fail grammars that compile for too long; replace a host that hangs."""
+        """Go on without late masks, fail grammars that compile for too long, replace a host that hangs."""
         now = self._clock.now
-        if self._num_unanswered and now >= self._answer_deadline:
+        if self._fill is not None and now >= self._fill.deadline:
+            self._give_up_masks()
+        if self._asked and now >= self._answer_deadline:
             self._replace_host([])
             return
         if self._late and not self._num_until_sign:
@@ -310,8 +369,8 @@ class GrammarManager:
         overdue = [each for each, deadline in self._deadline_by_opening.items() if now >= deadline]
         if not self._late.issuperset(overdue):
             self._late.update(overdue)
-            self._ask(AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=0))  # a hung host gives no answer
-            self._num_until_sign = self._num_unanswered
+            self._ask(AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=0), [])  # a hung host gives no answer
+            self._num_until_sign = len(self._asked)
 
     def _fail_late(self) -> None:
         """Fail the requests of late grammars, after an answer has shown that the host lives; proven grammars get more
@@ -342,16 +401,16 @@ class GrammarManager:
     def _on_loss(self, reason: str) -> None:
         """Queue all grammars to be opened by the next host; fail those that ended a host alone, or MAX_LOSSES hosts."""
         suspects, self._deadline_by_opening = list(self._deadline_by_opening), {}
-        masked = self._fill.grammar_ids if self._fill is not None and self._fill.is_sent else []
-        blamed = frozenset(suspects or masked)
-        self._is_host_up, self._num_unanswered, self._num_until_sign, self._advances = False, 0, 0, []
+        blamed = frozenset(suspects or chain.from_iterable(self._asked))
+        self._is_host_up, self._num_until_sign, self._advances = False, 0, []
+        self._asked.clear()
         self._late.clear()
-        if self._fill is not None:
-            self._fill.is_sent = False
+        self._give_up_masks()
+        self._answered_serial = self._serial
         self._queue.clear()
         for grammar_id, entry in list(self._entry_by_id.items()):
             was_suspect = entry.is_suspect
-            entry.state = GrammarState.QUEUED
+            entry.state, entry.late_masks = GrammarState.QUEUED, None
             entry.is_suspect |= grammar_id in suspects
             entry.num_losses += grammar_id in blamed
             if suspects == [grammar_id] and was_suspect and not entry.is_proven:
@@ -364,10 +423,8 @@ class GrammarManager:
                     f"the grammar process has ended {MAX_LOSSES} times at this request; last: {reason}"
                 )
                 self._end(entry.request, "error", error_info(error))
-            elif WaitReason.GRAMMAR in entry.request.waits_for:
-                self._queue.append(grammar_id)
             else:
-                self._queue.appendleft(grammar_id)  # a step may wait for it
+                self._queue.append(grammar_id)
 
     def _open_queued(self) -> None:
         """Open queued grammars while fewer than NUM_COMPILERS are being compiled; a suspect is compiled alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,9 +15,9 @@ from ...ipc.sampling_params import SamplingParams
 class MaskFill:
     """The masks that the oldest step in flight waits for."""
 
-    grammar_ids: list[int]
-    drafts: Mapping[int, list[int]]  # by row of the step
-    is_sent: bool = False
+    grammar_ids: list[int]  # the host makes theirs
+    there: list[GrammarMasks]  # of other rows of the step
+    deadline: float  # by the clock; then the step goes on without the rows of `grammar_ids`
 
 
 class GrammarMasks(NamedTuple):

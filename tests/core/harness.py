@@ -132,6 +132,7 @@ class Harness:
 
     def renew_core(self) -> None:
         self.tier.die()
+        self.grammars.stop()  # it ends with its core
         tiers = None
         if self.tiers is not None:
             of_slots = None

@@ -6,20 +6,23 @@ import random
 
 import pytest
 
+from tokenloom.core.grammar.manager import LATE_S
 from tokenloom.tests.core.adversary import Adversary
 from tokenloom.tests.core.grammar.grammar_harness import GrammarHarness, expected_with_grammar
 from tokenloom.tests.core.harness import prompt_of, random_sizes
 
 
 def run_random_grammars(seed: int, num_operations: int, accuracy: float | None = None) -> GrammarHarness:
-    """Adds, aborts, late answers, lost hosts and lost workers over pools of random sizes. accuracy: of drafts."""
+    """Adds, aborts, late answers and masks, lost hosts and workers, over pools of random sizes. accuracy: of drafts."""
     rng = random.Random(seed)
-    harness = GrammarHarness(grammar_timeout_s=600.0, **random_sizes(rng))  # type: ignore[arg-type]
+    now = [0.0]
+    harness = GrammarHarness(monotonic=lambda: now[0], grammar_timeout_s=600.0, **random_sizes(rng))  # type: ignore[arg-type]
     if accuracy is not None:
         harness.proposer = harness.core.scheduler.drafting.proposer = Adversary(rng, accuracy, harness.right_tokens)
     key = num_losses = 0
     for _ in range(num_operations):
         action = rng.random()
+        now[0] += rng.choice([0.0] * 9 + [LATE_S])  # for which a step waits
         if action < 0.12 and harness.core.num_requests < 40:
             prompt, max_tokens = prompt_of(rng, rng.randrange(1, 30)), rng.randrange(1, 40)
             if rng.random() < 0.7:
