@@ -17,15 +17,19 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from ...ipc.process.descriptors import descriptor_limit
 from ...ipc.process.log import is_worth_a_line
 from ..openai.forms.errors import HttpError, encode_json
 from .middleware import LOCAL, OVER_LIMIT
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 
 logger = logging.getLogger("tokenloom.http")
 
@@ -133,6 +137,29 @@ class Connections:
             self._set_timer()
 
 
+class WithoutChunks:
+    """App for clients older than HTTP/1.1, which do not know chunks: the end of the connection, which uvicorn closes
+    behind the answer, ends a body whose length is not known before."""
+
+    def __init__(self, app: ASGI3Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        cycle: RequestResponseCycle = send.__self__  # type: ignore[attr-defined]
+        has_length = True
+
+        async def send_whole(message: ASGISendEvent) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+                cycle.chunked_encoding = None if has_length else False
+            elif message["type"] == "http.response.body" and not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, send_whole)
+
+
 class HttpConnection(HttpToolsProtocol):
     """uvicorn's HTTP protocol with limits of time and size for the client."""
 
@@ -145,6 +172,7 @@ class HttpConnection(HttpToolsProtocol):
         self._num_body_bytes = 0
         self._num_head_bytes = self._num_headers = 0  # that the parser has passed on
         self._num_unread_bytes = 0  # given to the parser since it has passed on a head or a part of a body
+        self._new_app, self._old_app = self.app, WithoutChunks(self.app)  # for HTTP/1.1, and before it
         self._since = self._last_at = 0.0  # loop times: start of the stage, last data
 
     def _enter(self, stage: Stage) -> None:
@@ -198,6 +226,9 @@ class HttpConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
             raise ValueError("the connection has too many requests")  # which makes the parser stop
+        is_old = self.parser.get_http_version() < "1.1"
+        self.app = self._old_app if is_old else self._new_app
+        self.expect_100_continue &= not is_old  # RFC 9110, 10.1.1
         super().on_headers_complete()  # raises for a bad URL
         self._num_body_bytes = self._num_unread_bytes = 0
         self._enter(Stage.BODY)

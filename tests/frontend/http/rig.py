@@ -22,7 +22,8 @@ GET = b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
 class Server:
-    """Server that answers with the length of the body; on `/slow` only once `finish` is set."""
+    """Server that answers with the length of the body; on `/slow` only once `finish` is set, and on `/stream` in two
+    parts without saying their length."""
 
     def __init__(self) -> None:
         self.refused: list[tuple[int, str]] = []
@@ -39,8 +40,12 @@ class Server:
             if message["type"] == "http.disconnect":
                 return
             length, has_more = length + len(message["body"]), message["more_body"]
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})
-        if scope["path"] == "/slow":
+        headers = [] if scope["path"] == "/stream" else [(b"content-length", b"8")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if scope["path"] == "/stream":
+            await send({"type": "http.response.body", "body": b"%08d" % length, "more_body": True})
+            await send({"type": "http.response.body", "body": b"more"})
+        elif scope["path"] == "/slow":
             await send({"type": "http.response.body", "body": b"slow", "more_body": True})
             await self.finish.wait()
             await send({"type": "http.response.body", "body": b"done"})
@@ -105,6 +110,9 @@ class Client:
     async def begin(self) -> None:
         """Read the first half of the answer on `/slow`."""
         await self._reader.readuntil(b"\r\n\r\nslow")
+
+    async def until(self, end: bytes) -> bytes:
+        return await self._reader.readuntil(end)
 
     async def take(self, num_bytes: int) -> bytes:
         return await self._reader.readexactly(num_bytes)

@@ -196,3 +196,45 @@ def test_a_request_that_is_not_http_gets_400_in_openais_form() -> None:
         assert await client.rest() == b"" and server.refused == [(400, "http")]
 
     run(test)
+
+
+@pytest.mark.parametrize("keeps", [b"", b"connection: keep-alive\r\n"])
+@pytest.mark.parametrize("body", [b"", b"abc"])
+def test_a_client_of_http_1_0_gets_a_stream_without_chunks_until_the_connection_closes(
+    body: bytes, keeps: bytes
+) -> None:
+    async def test(server: Server) -> None:
+        head = b"POST /stream HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: %d\r\n" % len(body)
+        client = await server.connect(head + keeps + b"\r\n" + body)
+        got, _, content = (await client.rest()).partition(b"\r\n\r\n")
+        assert content == b"%08dmore" % len(body)
+        assert got.splitlines()[0] == b"HTTP/1.1 200 OK", "100 Continue is unknown to HTTP/1.0"
+        assert b"transfer-encoding" not in got.lower() and b"connection: close" in got.lower()
+
+    run(test)
+
+
+def test_a_client_of_http_1_0_gets_an_answer_of_known_length_with_it_and_none_to_head() -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect(b"GET / HTTP/1.0\r\n\r\n")
+        assert await client.answer() == (200, b"%08d" % 0) and await client.rest() == b""
+        client = await server.connect(b"HEAD /stream HTTP/1.0\r\n\r\n")
+        head, _, content = (await client.rest()).partition(b"\r\n\r\n")
+        assert content == b"" and b"transfer-encoding" not in head.lower()
+
+    run(test)
+
+
+def test_a_client_of_http_1_1_gets_chunks_and_100_continue_also_behind_an_answer() -> None:
+    async def test(server: Server) -> None:
+        head = b"POST /stream HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n"
+        client = await server.connect()
+        for _ in range(2):
+            client.send(head)
+            continued = b"HTTP/1.1 100 Continue\r\n\r\n"
+            assert await client.take(len(continued)) == continued
+            client.send(b"abc")
+            content = b"8\r\n00000003\r\n4\r\nmore\r\n0\r\n\r\n"
+            assert (await client.until(content)).lower().count(b"transfer-encoding: chunked") == 1
+
+    run(test)
