@@ -17,6 +17,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from ...ipc.codec import num_ids
+from ...ipc.config.comma_list import comma_list
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import TokenloomError
 from ..anthropic.forms.request_body import CountTokensRequest, MessagesRequest, tokenize_request
@@ -25,6 +26,7 @@ from ..anthropic.forms.request_body import schema_field as schema_of_message
 from ..anthropic.messages import MessageCreation
 from ..intake.body_parser import BodyT, ParsedBody
 from ..listening.open_requests import OpenRequests
+from ..listening.web_pages import WebPages
 from ..metrics.access_record import CLIENT_CLOSED_REQUEST
 from ..metrics.tracing import TraceContext
 from ..openai.background_response import BackgroundResponse
@@ -219,13 +221,19 @@ def new_app(
     router = Router(routes(endpoints))
     config = spec.config
     middleware = HttpMiddleware(
-        router, config.api_key, config.max_body_bytes, frontend.metrics.on_refused, config.root_path, open_requests
+        router,
+        config.api_key,
+        config.max_body_bytes,
+        frontend.metrics.on_refused,
+        config.root_path,
+        open_requests,
+        WebPages.of(config),
     )
-    if spec.config.cors_origins is None:
+    if config.cors_origins is None:
         return middleware
     return CORSMiddleware(
         middleware,
-        allow_origins=[origin.strip() for origin in spec.config.cors_origins.split(",") if origin.strip()],
+        allow_origins=comma_list(config.cors_origins),
         allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
         expose_headers=["x-request-id", "warning", "endpoint-load-metrics", "metadata", *TraceContext._fields],

@@ -1,7 +1,7 @@
 """ControlEndpoints: pause, reload, sleep, profile and similar commands over HTTP, as the client library has them.
 
 With --api-key the key is required. Without one, only callers on this machine are accepted: unix sockets and loopback
-ports. Web pages are refused then, because a browser lets any page post to a local port.
+ports. Of web pages only our own are accepted then, because a browser lets any page post to a local port.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ...ipc.messages.client import Control, ControlAction, LoadAdapter, PauseMod
 from ...ipc.process.log import LogLevel
 from ..adapters.desk import NotFound
 from ..client.base_client import prefetch_query, sleep_query, wake_up_query
+from ..listening.web_pages import WebPages
 from ..openai.forms.errors import HttpError, json_response
 from ..openai.local_engine import LocalEngine
 from ..requests.frontend import Frontend
@@ -87,6 +88,7 @@ class ControlEndpoints:
     def __init__(self, engine: LocalEngine, frontend: Frontend, spec: EngineSpec) -> None:
         self._engine, self._frontend, self._spec = engine, frontend, spec
         self._has_key = spec.config.api_key is not None
+        self._own_pages = WebPages.of(spec.config, has_others=False)
 
     def endpoints(self) -> list[Endpoint]:
         fields, empty = msgspec.structs.asdict, EmptyRequest
@@ -204,10 +206,11 @@ class ControlEndpoints:
         return (await self._engine.bodies.read(request, body_type)).body
 
     def _check(self, request: Request) -> None:
-        """Raise 403 for a remote caller or a web page if no key is set. A set key is checked by HttpMiddleware."""
+        """Raise 403 for a remote caller or another site's page if no key is set. HttpMiddleware checks a set key, and
+        has refused most pages already: those of --cors-origins get no further than this."""
         if self._has_key:
             return
-        if "origin" in request.headers:
+        if self._own_pages.origin_fault(dict(request.scope["headers"])):
             raise HttpError(403, "without --api-key web pages may not send control requests: give the engine a key")
         if LOCAL not in request.scope:
             raise HttpError(

@@ -1,4 +1,6 @@
-"""HttpMiddleware: checks the key and the body size of every HTTP request, and turns exceptions into error answers.
+"""HttpMiddleware: checks the caller and the body size of every HTTP request, and turns exceptions into error answers.
+
+With keys a caller must send one; without, it must not be a web page of another site (`listening/web_pages.py`).
 
 Errors have OpenAI's form, on Anthropic's paths Anthropic's. Each answer gets `x-request-id` (the caller's or a new
 one), the caller's W3C trace context, and a `warning` if fields of the body had no effect. Plain ASGI, because every
@@ -20,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...ipc.errors import TokenloomError
 from ..anthropic.forms.errors import has_message_errors, message_error
 from ..listening.open_requests import OpenRequests
+from ..listening.web_pages import WebPages
 from ..metrics.tracing import TraceContext, incoming_trace, read_trace_context
 from ..openai.body_reader import WARNING
 from ..openai.events import SERVER_SEND
@@ -36,7 +39,8 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
 
 class HttpMiddleware:
-    """ASGI middleware around `app`. If there are keys, all paths except OPEN_PATHS require one of them."""
+    """ASGI middleware around `app`. All paths except OPEN_PATHS require one of the keys, if there are any, and else a
+    caller that `pages` lets in."""
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class HttpMiddleware:
         on_refused: Callable[[str], None],
         root_path: str = "",
         open_requests: OpenRequests | None = None,
+        pages: WebPages | None = None,
     ) -> None:
         """`on_refused` gets the reason (a metric label). `root_path` is removed from paths if the proxy has left it."""
         self._app = app
@@ -54,6 +59,7 @@ class HttpMiddleware:
         self._max_body_bytes = max_body_bytes
         self._root_path = root_path
         self._open_requests = open_requests or OpenRequests()
+        self._pages = pages or WebPages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -106,15 +112,26 @@ class HttpMiddleware:
             message = "the server has as many connections as it can hold: try again later"
             again = {"retry-after": "1", "connection": "close"}
             raise HttpError(503, message, "overloaded_error", code="overloaded", headers=again)
-        keys = [] if scope["path"] in OPEN_PATHS else self._api_keys
-        if keys and (fault := _credential_error(headers, keys)):
-            self._on_refused("key")
-            message = f"{fault}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
-            raise HttpError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        if scope["path"] not in OPEN_PATHS:
+            self._check_caller(scope, headers)
         length = headers.get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_body_bytes:
             self._on_refused("size")
             raise self._too_large()
+
+    def _check_caller(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        if self._api_keys:
+            if fault := _credential_error(headers, self._api_keys):
+                self._on_refused("key")
+                message = f"{fault}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
+                raise HttpError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            return
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        address, port = scope.get("server") or (None, None)
+        fault = self._pages.host_fault(hosts, None if port is None else address) or self._pages.origin_fault(headers)
+        if fault:
+            self._on_refused("origin")
+            raise HttpError(403, fault, "permission_error")
 
     def _limit_body(self, receive: Receive) -> Receive:
         """Wrap `receive` to raise HttpError 413 once a body exceeds the limit: content-length may be absent."""

@@ -15,6 +15,7 @@ from functools import cached_property
 import msgspec
 
 from ...ipc.codec import decode_ids, encode_ids, num_ids
+from ...ipc.config.comma_list import comma_list
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ProtocolError, RequestError
 from ...ipc.messages.client import ChatForm, Child, Submit
@@ -69,7 +70,7 @@ class InputProcessor:
         fallback = () if eos_token_id is None else (eos_token_id,)
         self.eos_token_ids = frozenset(spec.model.eos_token_ids or fallback)
         self._max_logprobs, self._max_step_tokens = spec.max_logprobs, spec.max_num_batched_tokens
-        self._processor_paths = [path.strip() for path in (spec.config.allowed_logits_processors or "").split(",")]
+        self._processor_paths = comma_list(spec.config.allowed_logits_processors)
         self._trusts_templates = spec.config.trust_request_chat_template
         self._seeds = random.Random(spec.config.seed)
 

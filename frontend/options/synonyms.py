@@ -47,4 +47,4 @@ VALUES: dict[str, Mapping[Any, Any]] = {  # option: {alias: value}
     "tool_call_parser": TOOL_PARSERS,
     "reasoning_parser": {"": "auto", "openai_gptoss": "gpt_oss", **REASONING_PARSERS},
 }
-COMMA_LISTS = ("cors_origins", "allowed_logits_processors")  # comma-separated options, also accepted as lists
+COMMA_LISTS = ("cors_origins", "allowed_hosts", "allowed_logits_processors")  # comma-separated, also taken as lists

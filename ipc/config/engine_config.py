@@ -252,6 +252,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _http(f"Bearer tokens, of which HTTP requests must carry one; none: {API_KEY_VARIABLE}, or no token"),
     ] = None
     cors_origins: Annotated[str | None, _http("web origins that may call, with commas between; *: any")] = None
+    allowed_hosts: Annotated[
+        str | None,
+        _http("without a key: names of this server that a Host header may have, with commas between; *: any"),
+    ] = None
     max_body_bytes: Annotated[int, _http("largest HTTP body that is read")] = 32 << 20
     response_store_bytes: Annotated[
         int, _http("of /v1/responses and their conversations that are kept, the oldest go first; 0: none is kept")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..endpoints import check_ports, split_tcp
 from ..errors import ConfigError
+from .comma_list import comma_list
 
 _KEYS = "--hosts-key-file: make it with `engine-launch keygen FILE` and copy it to each engine and gateway"
 
@@ -54,7 +55,7 @@ def check_gateway(options: GatewayOptions) -> None:
 
 def core_addresses(cores: str) -> list[str]:
     """Parse --cores into tcp://HOST:PORT addresses; ConfigError if one is none, or is given twice."""
-    addresses = [address.strip() for address in cores.split(",") if address.strip()]
+    addresses = comma_list(cores)
     for address in addresses:
         _split(f"--cores {address}", address)
     if not addresses or len({*addresses}) < len(addresses):

@@ -11,6 +11,7 @@ import re
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError
+from .comma_list import comma_list
 
 TIER_OPTIONS = ("kv_host_bytes", "kv_disk", "kv_remote", "kv_peers", "kv_listen")
 REMOTE_SCHEMES = ("redis", "rediss", "valkey", "valkeys", "unix")
@@ -84,7 +85,7 @@ def replay_address(address: str) -> str:
 
 def peer_addresses(peers: str | None) -> list[str]:
     """Return the addresses of --kv-peers."""
-    return [address.strip() for address in (peers or "").split(",") if address.strip()]
+    return comma_list(peers)
 
 
 def _remote_host(url: str) -> tuple[str, str | None]:

@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from tokenloom.frontend.http.middleware import OVER_LIMIT, HttpMiddleware
+from tokenloom.frontend.http.middleware import OPEN_PATHS, OVER_LIMIT, HttpMiddleware
 from tokenloom.frontend.intake.host import IntakeHost
 from tokenloom.frontend.intake.thread_pool import ThreadPool
 from tokenloom.frontend.listening.open_requests import OpenRequests
@@ -127,6 +127,39 @@ def test_a_key_may_come_in_x_api_key(authorization: str | None, key: str, status
     found, _, text = answer_of(middleware, headers=headers)
     assert found == status
     assert status == 200 or text.startswith("the API key is wrong" if key else "no API key was given")
+
+
+EVIL = [(b"host", b"evil.example")], [(b"host", b"localhost:8000"), (b"origin", b"https://evil.example")]
+
+
+@pytest.mark.parametrize("headers", EVIL)
+def test_without_a_key_other_sites_reach_the_open_paths_alone(headers: list[tuple[bytes, bytes]]) -> None:
+    refused: list[str] = []
+    middleware = HttpMiddleware(echo_path, None, 100, refused.append, "/llm")
+    orders = ("/dashboard/abort", "/abort", "/pause")
+    data = ("/v1/models", "/dashboard/data", "/server_info", "/kv", "/is_sleeping", "/v1/responses/resp_x")
+    for path in (*orders, *data, "/llm/v1/models", "/nowhere", "/health/x", "/v1/messages"):
+        for method in ("GET", "POST", "OPTIONS", "HEAD", "DELETE"):
+            answer = answer_of(middleware, path, headers=headers, method=method, server=("127.0.0.1", 8000))
+            assert answer[0] == 403 and "--api-key" in answer[2], (path, method)
+    assert set(refused) == {"origin"}
+    for path in OPEN_PATHS:
+        assert answer_of(middleware, path, headers=headers, server=("127.0.0.1", 8000))[0] == 200, path
+
+
+@pytest.mark.parametrize("headers", EVIL)
+def test_a_key_lets_in_under_any_name_and_from_any_page(headers: list[tuple[bytes, bytes]]) -> None:
+    middleware = HttpMiddleware(echo_path, ["KEY"], 100, lambda why: None)
+    server = ("127.0.0.1", 8000)
+    assert answer_of(middleware, headers=[*headers, (b"x-api-key", b"KEY")], server=server)[0] == 200
+    assert answer_of(middleware, headers=headers, server=server)[0] == 401
+
+
+def test_the_host_is_checked_on_the_loopback_alone() -> None:
+    middleware = HttpMiddleware(echo_path, None, 100, lambda why: None)
+    places = {("127.0.0.1", 80): 403, ("::1", 80): 403, ("10.0.0.7", 80): 200, ("/run/x", None): 200}
+    for server, status in places.items():
+        assert answer_of(middleware, headers=EVIL[0], server=server)[0] == status, server
 
 
 def test_errors_and_ids_on_anthropics_paths_have_anthropics_form() -> None:

@@ -1,0 +1,85 @@
+"""WebPages: which requests a web page of another site may have made a browser send.
+
+A browser lets every page send requests to this machine, and read the answers under a name that its owner points here
+(DNS rebinding). With a key such requests fail, because a browser does not know it. Without one the headers that a page
+cannot forge decide: Host, Origin and Sec-Fetch-Site. Other programs do not send the last two.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+from ...ipc.config.comma_list import comma_list
+from ...ipc.config.engine_config import EngineConfig
+from ...ipc.endpoints import http_endpoint
+from .http_listeners import is_loopback
+
+ANY = "*"
+_AUTHORITY = re.compile(r"(\[[0-9a-z:.%]+\]|[^:/?#@\[\]\s]+?)\.?(?::(\d{0,5}))?")  # host without a last dot, and port
+_UNOWNED = re.compile(  # hosts that nobody can register
+    r"\[.*\]|(?:.*\.)?(?:\d+|0x[0-9a-f]*)"  # addresses, also those that only browsers read as one
+    r"|[^.]+|.*\.(?:localhost|internal)"  # localhost, names of services and of containers' hosts
+)
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
+
+
+class WebPages:
+    """The pages that may call: those of this server, and those of the origins that the operator lists."""
+
+    def __init__(self, origins: Sequence[str] = (), hosts: Sequence[str] = (), listen_host: str = "") -> None:
+        """`origins`: of other pages that may call. `hosts`: further names of this server; without any, connections from
+        other machines may use any name, since proxies choose it. `listen_host`: as the operator wrote it."""
+        self._origins, self._hosts = frozenset(origins), frozenset(host.lower() for host in hosts)
+        machine = os.uname().nodename.lower()
+        self._names = {machine, f"{machine}.local", listen_host.lower(), *self._hosts}
+
+    @classmethod
+    def of(cls, config: EngineConfig, *, has_others: bool = True) -> WebPages:
+        """Return the pages that the options let in, without `has_others` only our own."""
+        origins = comma_list(config.cors_origins) if has_others else ()
+        host = "" if config.http_address is None else http_endpoint(config.http_address)[0]
+        return cls(origins, comma_list(config.allowed_hosts), host)
+
+    def host_fault(self, hosts: Sequence[bytes], address: str | None) -> str:
+        """Explain why a request's Host headers may hold a name of somebody else; "" if they do not. `address`: ours, of
+        its TCP connection; None: it came on a unix socket, which no browser reaches."""
+        if len(hosts) > 1:
+            return f"the request has {len(hosts)} Host headers: send one"
+        given = hosts[0].decode("latin-1").strip().lower() if hosts else ""
+        if not given or address is None or ANY in self._hosts or not (self._hosts or is_loopback(address)):
+            return ""
+        found = _AUTHORITY.fullmatch(given)
+        if found is not None and (found[1] in self._names or _UNOWNED.fullmatch(found[1])):
+            return ""
+        return (
+            f"the Host {given!r:.100} is no name of this server, and a web page could have made it one: ask for "
+            "localhost, or start with --allowed-hosts and the name, or with --api-key"
+        )
+
+    def origin_fault(self, headers: Mapping[bytes, bytes]) -> str:
+        """Explain why a request is one of a page that may not call; "" if the page may, or it is of no page."""
+        origin, site = (headers.get(name, b"").decode("latin-1").strip() for name in (b"origin", b"sec-fetch-site"))
+        if site in ("same-origin", "none") or ANY in self._origins or origin in self._origins:
+            return ""
+        if not origin:
+            is_link = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
+            if not site or is_link:
+                return ""
+        elif not site and self._is_own(origin.lower(), headers.get(b"host", b"").decode("latin-1").strip().lower()):
+            return ""
+        return (
+            f"web pages of {origin or 'other sites'!r:.100} may not call here: start with --cors-origins and their "
+            "origin, or with --api-key"
+        )
+
+    def _is_own(self, origin: str, host: str) -> bool:
+        """Whether an origin is that of our own pages: it is the request's Host, or an allowed name, since a proxy may
+        have replaced the Host."""
+        scheme, _, authority = origin.partition("://")
+        ours, theirs = _AUTHORITY.fullmatch(host), _AUTHORITY.fullmatch(authority)
+        if theirs is None or (port := _DEFAULT_PORTS.get(scheme)) is None:
+            return False
+        is_same = ours is not None and (ours[1], ours[2] or port) == (theirs[1], theirs[2] or port)
+        return is_same or theirs[1] in self._hosts
