@@ -24,6 +24,7 @@ from ..ipc.client_auth import DOMAIN, ZapHandler
 from ..ipc.config.engine_spec import EngineSpec, frontend_name, identity_of
 from ..ipc.errors import ConfigError
 from ..ipc.keys import Keys
+from ..ipc.messages.deadly import ReadingNote
 from ..ipc.messages.supervisor import (
     CoreUp,
     Drain,
@@ -153,8 +154,9 @@ class FrontendProcess:
         media = MediaInput.load(spec, tokenizer)
         marker = NO_MEDIA if media is None else media.placeholders.marker
         chat_template = ChatTemplate.of(spec, tokenizer, marker)
+        note = ReadingNote(spec.run_directory, self._identity.decode())
         frontend = Frontend(
-            spec, tokenizer, chat_template, self._wake, media, identity=self._identity, index=self._index
+            spec, tokenizer, chat_template, self._wake, media, note, identity=self._identity, index=self._index
         )
         detail = "none: token ids only" if tokenizer is None else f"{tokenizer.size} tokens"
         self.supervisor.send(Phase(name="tokenizer loaded", duration_s=time.monotonic() - begun, detail=detail))

@@ -45,7 +45,7 @@ FOLDERS = {
     "ipc/adapters": Folder(("ipc/config", "ipc/models", "ipc/process"), _parties("msgspec")),
     "ipc/blobs": Folder(("ipc/messages",), _parties("zmq")),
     "ipc/config": Folder(("ipc/messages", "ipc/models", "ipc/process"), _parties("msgspec zmq")),
-    "ipc/messages": Folder(("ipc/process",), _parties("msgspec")),
+    "ipc/messages": Folder(("ipc/process",), _parties("msgspec xxhash")),
     "ipc/models": Folder((), _parties("msgspec")),
     "ipc/process": Folder((), _parties("msgspec setproctitle")),
     "kernels": Folder((), _parties("torch numpy")),

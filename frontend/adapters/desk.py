@@ -26,9 +26,10 @@ from ...ipc.messages.client import (
     QueryFailed,
     Submit,
 )
+from ...ipc.messages.deadly import ReadingNote
 from ...ipc.process.pacer import Pacer
 from ..intake.host import IntakeHost
-from ..intake.thread_pool import Then, ThreadPool
+from ..intake.thread_pool import THREAD_BYTES, Then, ThreadPool
 from .modules import check_name, parse_modules
 from .names_file import FILE_NAME
 from .registry import AdapterRegistry
@@ -75,9 +76,10 @@ class AdapterDesk:
         unix_time: Callable[[], float] = time.time,
         is_busy: Callable[[], bool] = lambda: False,
         index: int = 0,
+        note: ReadingNote | None = None,
     ) -> None:
         """`is_busy`, called by threads: whether requests run, which loads should not slow. `index`: of this
-        frontend."""
+        frontend. `note`: where the threads note the queries that they work for."""
         self._spec, self._unix_time = spec, unix_time
         self.registry: AdapterRegistry | None = None
         self._loads: list[Load] = []
@@ -92,7 +94,7 @@ class AdapterDesk:
         folder = spec.config.adapter_folder
         self._folder = None if folder is None else Path(folder).resolve()
         self._monotonic, self._timeout_s = monotonic, spec.config.start_timeout_s
-        self._pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic)
+        self._pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic, note, 1 + len(THREAD_BYTES))
         self._placing = threading.Lock()  # a thread that has placed an adapter may name it before another drops it
         self._first_uses: dict[str, list[Then[AdapterInfo]]] = {}  # by the name that is being looked for
 

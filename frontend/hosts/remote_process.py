@@ -23,7 +23,7 @@ class RemoteProcess:
         self._name, self._host, self._wait, self._kill = spec.name, host, wait, kill
         self.place = f"host {host}"
         self._end: str | None = None
-        self.is_blameless = False
+        self.is_blameless = self.was_killed = False
         self._use = ProcessUse(self.key, 0.0, 0)
 
     def on_spawned(self, pid: int) -> None:

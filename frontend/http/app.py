@@ -228,6 +228,7 @@ def new_app(
         config.root_path,
         open_requests,
         WebPages.of(config),
+        frontend.note,
     )
     if config.cors_origins is None:
         return middleware

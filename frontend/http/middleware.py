@@ -13,13 +13,16 @@ import hmac
 import logging
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ...ipc.errors import TokenloomError
+from ...ipc.messages.deadly import REFUSAL, NotedCoroutine, ReadingNote
+from ...ipc.process.faults import maybe_fail
 from ..anthropic.forms.errors import has_message_errors, message_error
 from ..listening.open_requests import OpenRequests
 from ..listening.web_pages import WebPages
@@ -44,17 +47,19 @@ class HttpMiddleware:
 
     def __init__(
         self,
-        app: ASGIApp,
+        app: Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]],
         api_keys: Sequence[str] | None,
         max_body_bytes: int,
         on_refused: Callable[[str], None],
         root_path: str = "",
         open_requests: OpenRequests | None = None,
         pages: WebPages | None = None,
+        note: ReadingNote | None = None,
     ) -> None:
-        """`on_refused` gets the reason (a metric label). `root_path` is removed from paths if the proxy has left it."""
+        """`on_refused` gets the reason (a metric label). `root_path` is removed from paths if the proxy has left it.
+        `note` gets each request but probes while it is worked on; default: in memory."""
         self._app = app
-        self._on_refused = on_refused
+        self._on_refused, self._note = on_refused, note or ReadingNote()
         self._api_keys = [key.encode() for key in api_keys or ()]
         self._max_body_bytes = max_body_bytes
         self._root_path = root_path
@@ -92,7 +97,7 @@ class HttpMiddleware:
         self._open_requests.add(1)
         try:
             self._check(scope, headers)
-            await self._app(scope, self._limit_body(receive), send_with_headers)
+            await self._run(scope, receive, send_with_headers)
         except ClientDisconnect:  # the client disconnected before its body was complete
             return
         except Exception as error:
@@ -133,20 +138,43 @@ class HttpMiddleware:
             self._on_refused("origin")
             raise HttpError(403, fault, "permission_error")
 
-    def _limit_body(self, receive: Receive) -> Receive:
-        """Wrap `receive` to raise HttpError 413 once a body exceeds the limit: content-length may be absent."""
-        num_bytes = 0
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the app, and note each slice of its work on this request under a key of the method, path, query and body
+        so far. Raises HttpError 413 once the body exceeds the limit, since content-length may be absent, and 400 for a
+        request that has ended frontends."""
+        if scope["path"] in PROBE_PATHS:
+            await self._app(scope, receive, send)
+            return
+        num_bytes, found = 0, self._note.new_hash()
+        found.update(f"{scope['method']} {scope['path']}?".encode(errors="replace"))
+        found.update(scope.get("query_string", b"") + b"\n")
 
         async def limited() -> Message:
             nonlocal num_bytes
             message = await receive()
             if message["type"] == "http.request":
-                num_bytes += len(message.get("body", b""))
+                body = message.get("body", b"")
+                num_bytes += len(body)
                 if num_bytes > self._max_body_bytes:
                     raise self._too_large()
+                found.update(body)
+                work.key = found.digest()
+                self._note.begin(work.key)  # for the rest of this slice, too
+                self._refuse_deadly(work.key)
+                maybe_fail("frontend.read", num_bytes)
             return message
 
-        return limited
+        work = NotedCoroutine(self._note, self._app(scope, limited, send), found.digest())
+        try:
+            self._refuse_deadly(work.key)
+            await work
+        finally:
+            work.close()  # if it was refused before it began
+
+    def _refuse_deadly(self, key: bytes) -> None:
+        if self._note.is_deadly(key):
+            self._on_refused("deadly")
+            raise HttpError(400, REFUSAL, code="deadly_request")
 
     def _too_large(self) -> HttpError:
         limit = self._max_body_bytes

@@ -15,9 +15,9 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import uvicorn
 import uvloop
@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.messages.deadly import NONE, ReadingNote
 from ..listening.http_listeners import is_loopback
 from ..listening.open_requests import OpenRequests
 from ..listening.tls import new_ssl_context
@@ -38,6 +39,8 @@ from .access_log import AccessLog
 from .app import GeneratingEndpoints, new_app
 from .connections import Connections, HttpConnection, connection_limit
 from .peers import Peers
+
+T = TypeVar("T")
 
 IDLE_S = 75  # keep-alive time of a connection without a request
 FAREWELL_S = 2  # for unfinished answers when the engine stops
@@ -93,6 +96,7 @@ async def _serve(
     open_requests: OpenRequests,
     peers: Peers,
 ) -> None:
+    asyncio.get_running_loop().set_task_factory(partial(_new_task, frontend.note))
     turns = TurnLoop(process)
     engine = LocalEngine(
         frontend,
@@ -122,6 +126,13 @@ async def _serve(
     with contextlib.suppress(asyncio.CancelledError):
         await server.shutdown(sockets=list(listeners))
     store.close()
+
+
+def _new_task(
+    note: ReadingNote, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], **options: Any
+) -> asyncio.Task[T]:
+    """Make a task; one that is made while a request is read is noted as work on this request."""
+    return asyncio.Task(work if note.current == NONE else note.slices(work), loop=loop, **options)
 
 
 def new_server(app: ASGIApp) -> uvicorn.Server:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ...ipc.errors import Overloaded
+from ...ipc.messages.deadly import NONE
 
 W = TypeVar("W")
 
@@ -34,6 +35,7 @@ class Job(Generic[W]):
     owner: str
     expires_at: float  # monotonic seconds
     refuse: Callable[[Overloaded], None]
+    key: bytes = NONE  # of the request in a ReadingNote
 
 
 @dataclass

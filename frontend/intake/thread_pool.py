@@ -16,6 +16,7 @@ from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
 from ...ipc.errors import InternalError, Overloaded, TokenloomError
+from ...ipc.messages.deadly import NONE, ReadingNote
 from ...ipc.messages.intake import IntakeAnswer, IntakeQuestion
 from .fair_queue import FairQueue, Job
 
@@ -47,9 +48,16 @@ class ThreadPool:
     """Owner of the threads, which start with the first job, and of the queue. Only the loop calls public methods."""
 
     def __init__(
-        self, wake: Callable[[], None], new_host: Callable[[], Host], monotonic: Callable[[], float] = time.monotonic
+        self,
+        wake: Callable[[], None],
+        new_host: Callable[[], Host],
+        monotonic: Callable[[], float] = time.monotonic,
+        note: ReadingNote | None = None,
+        first_slot: int = 1,
     ) -> None:
-        """`wake` is called from a thread and must make the loop call `take` soon."""
+        """`wake` is called from a thread and must make the loop call `take` soon. `note`: where the threads note the
+        requests that they work for, in slots from `first_slot` on; default: in memory."""
+        self._note, self._first_slot = note or ReadingNote(), first_slot
         self._wake = wake
         self._new_host = new_host
         self._monotonic = monotonic
@@ -76,7 +84,8 @@ class ThreadPool:
         Returns None if `then` has been called already: with Overloaded because the queue is full, or with the outcome
         of `work` that is not `is_long`, which runs here."""
         if is_long:
-            return self._add(lambda _: partial(then, _outcome(work)), then, num_bytes, owner, wait_s)
+            bound = self._note.bound(then)
+            return self._add(lambda _: partial(bound, _outcome(work)), bound, num_bytes, owner, wait_s)
         then(_outcome(work))
         return None
 
@@ -93,16 +102,18 @@ class ThreadPool:
     ) -> PoolJob | None:
         """Send a question to an intake process in a thread, where `read` converts the answer. Otherwise as `run`."""
 
-        def work(host: Host) -> Callable[[], None]:
-            return partial(then, _outcome(lambda: read(host.ask(question, body))))
+        bound = self._note.bound(then)
 
-        return self._add(work, then, num_bytes, owner, wait_s)
+        def work(host: Host) -> Callable[[], None]:
+            return partial(bound, _outcome(lambda: read(host.ask(question, body))))
+
+        return self._add(work, bound, num_bytes, owner, wait_s)
 
     def _add(
         self, work: Work, refuse: Callable[[Overloaded], None], num_bytes: int, owner: str, wait_s: float
     ) -> PoolJob | None:
         now = self._monotonic()
-        job = Job(work, num_bytes, owner, now + min(wait_s, WAIT_S), refuse)
+        job = Job(work, num_bytes, owner, now + min(wait_s, WAIT_S), refuse, self._note.current)
         try:
             with self._changed:
                 self._queue.add(job, now)
@@ -167,7 +178,9 @@ class ThreadPool:
     def _serve(self, size_class: int) -> None:
         host = self._new_host()
         while (job := self._next(size_class, host)) is not None:
+            self._note.hold(self._first_slot + size_class, job.key)
             rest = job.work(host)
+            self._note.hold(self._first_slot + size_class, NONE)
             with self._changed:
                 del self._running[job]
             self._done.append(rest)

@@ -285,7 +285,8 @@ class LocalEngine:
         for position, submit in enumerate(submits):
             self._run_by_id[submit.request_id] = (run, position)
         self._session.num_readers += 1
-        work = (partial(self._submit, run, submit, trace, adapter) for submit in submits)
+        send = self._frontend.note.bound(partial(self._submit, run, trace, adapter))
+        work = (partial(send, submit) for submit in submits)
         try:
             run.waiting = None if max_open is None else work
             self._do_all(itertools.islice(work, max_open))
@@ -299,7 +300,7 @@ class LocalEngine:
             left = [each.request_id for each in submits if self._run_by_id.pop(each.request_id, None) is not None]
             self._do_all(partial(self._frontend.on_local_disconnect, self._session, each) for each in left)
 
-    def _submit(self, run: Run, submit: Submit, trace: TraceContext, adapter: str) -> None:
+    def _submit(self, run: Run, trace: TraceContext, adapter: str, submit: Submit) -> None:
         if self._run_by_id.get(submit.request_id, (None, 0))[0] is run:  # otherwise the caller left before its slice
             if adapter or trace.traceparent:
                 submit = msgspec.structs.replace(submit, adapter=adapter, **trace._asdict())

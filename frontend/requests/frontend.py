@@ -41,6 +41,7 @@ from ...ipc.messages.client import (
     Submit,
 )
 from ...ipc.messages.core import ControlDone, CoreToFrontend, EngineCoreOutputs, Load
+from ...ipc.messages.deadly import NONE, REFUSAL, ReadingNote
 from ...ipc.messages.supervisor import (
     CoreUp,
     Drain,
@@ -57,6 +58,7 @@ from ...ipc.messages.supervisor import (
     WorkersUp,
 )
 from ...ipc.process.awake_clock import AwakeClock
+from ...ipc.process.faults import maybe_fail
 from ..adapters.desk import AdapterDesk
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
 from ..intake.host import IntakeHost
@@ -94,6 +96,7 @@ class Frontend:
         chat_template: ChatTemplate | None,
         wake: Callable[[], None],
         media: MediaInput | None = None,
+        note: ReadingNote | None = None,
         *,
         identity: bytes = b"",
         index: int = 0,
@@ -101,7 +104,8 @@ class Frontend:
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         """`wake` is called from other threads and must cause a call of `on_wakeup`. `media`: how media are read, if
-        the model takes any."""
+        the model takes any. `note`: where to note what is read; default: in memory."""
+        self.note = note = note or ReadingNote()
         self._sessions = SessionTable()
         self.outbox = FrontendOutbox(to_clients=self._sessions.outbox)
         self.counts: Counter[str] = Counter()
@@ -110,12 +114,12 @@ class Frontend:
         self._spec, self._monotonic = spec, monotonic
         prepare = str if media is None else media.placeholders.before_tokenization
         self.inputs = InputProcessor(spec, tokenizer, chat_template, prepare)
-        self.thread_pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic)
+        self.thread_pool = ThreadPool(wake, lambda: IntakeHost(spec), monotonic, note)
         self.prompts = PromptReader(self.inputs, self.thread_pool)
         self.media = MediaDesk(spec, wake, media)
         keys = index, spec.config.api_server_count
-        self._outputs = outputs = OutputProcessor(self.inputs.detokenizers, self.inputs.eos_token_ids, *keys)
-        self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key), index)
+        self._outputs = outputs = OutputProcessor(self.inputs.detokenizers, self.inputs.eos_token_ids, note, *keys)
+        self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key), index, note)
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
         self._cores = Cores(spec, self.outbox, monotonic)
         self._tracing = new_tracing(spec)
@@ -133,6 +137,7 @@ class Frontend:
             self._cores,
             self.metrics,
             self.counts,
+            note,
             unix_time,
         )
         self.expand = MediaExpansion(self.media, self.inputs.media_limits, self._requests.placed).expand
@@ -183,19 +188,29 @@ class Frontend:
         session = self._sessions.get(identity)
         if session is not None:
             session.last_seen = self._monotonic()
+        found_id = None if session is None else message_id(frame)
+        key = NONE if found_id is None else self.note.key_of(identity, repr(found_id).encode())
+        if self.note.is_deadly(key):
+            self.counts["deadly_requests"] += 1
+            self._on_unreadable(identity, session, found_id, REFUSAL)
+            return
+        before = self.note.begin(key)
+        maybe_fail("frontend.read", len(frame))
         try:
             if len(frame) > LARGE_BYTES:
                 check_large_frame(frame)
             message = self._decoder.decode(frame)
         except ProtocolError as error:
-            self._on_malformed(identity, session, frame, str(error))
-            return
-        if isinstance(message, Hello):
-            self._on_hello(identity, session, message)
-        elif session is None:
-            self._sessions.send(identity, Unknown())
+            self.counts["malformed_client_frames"] += 1
+            self._on_unreadable(identity, session, found_id, str(error))
         else:
-            self.on_message(session, message)
+            if isinstance(message, Hello):
+                self._on_hello(identity, session, message)
+            elif session is None:
+                self._sessions.send(identity, Unknown())
+            else:
+                self.on_message(session, message)
+        self.note.end(before)
 
     def on_message(self, session: Session, message: ClientMessage) -> None:
         """Handle a message of a client that has a session; a Hello is ignored."""
@@ -262,13 +277,11 @@ class Frontend:
             self._sessions.mark(session)
         self._sessions.send(identity, self._spec.welcome)
 
-    def _on_malformed(self, identity: bytes, session: Session | None, frame: bytes | memoryview, reason: str) -> None:
-        """Answer a malformed frame under the id of its Submit or query if that can be read, else with Refused."""
-        self.counts["malformed_client_frames"] += 1
-        found_id = None if session is None else message_id(frame)
-        if isinstance(found_id, int):
+    def _on_unreadable(self, identity: bytes, session: Session | None, found_id: str | int | None, reason: str) -> None:
+        """Answer a frame that is not read under the id of its Submit or query, if it has one, else with Refused."""
+        if session is not None and isinstance(found_id, int):
             self._sessions.send(identity, QueryFailed(query_id=found_id, error=ErrorInfo("request", reason)))
-        elif session is not None and found_id is not None and self._may_refuse(session, found_id):
+        elif session is not None and isinstance(found_id, str) and self._may_refuse(session, found_id):
             self._requests.refuse(session, found_id, ErrorInfo("request", reason))
         else:
             self._sessions.send(identity, Refused(error=ErrorInfo("protocol", reason)))

@@ -13,6 +13,7 @@ from itertools import accumulate
 from ...ipc.codec import decode_ids
 from ...ipc.errors import ErrorInfo, ProtocolError
 from ...ipc.messages.core import EngineCoreOutputs, Finished
+from ...ipc.messages.deadly import KEY_BYTES, ReadingNote
 from ..intake.prompt import ProcessedRequest
 from ..text.detokenizer import DetokenizerFactory
 from .logprob_buffer import runs_of
@@ -38,11 +39,13 @@ class OutputProcessor:
         self,
         detokenizers: DetokenizerFactory | None,
         eos_token_ids: frozenset[int],
+        note: ReadingNote,
         first_key: int = 0,
         key_step: int = 1,
     ) -> None:
-        """Keys are `first_key` and those that follow it in steps: frontends of one engine have different ones."""
-        self._detokenizers = detokenizers
+        """Keys are `first_key` and those that follow it in steps: frontends of one engine have different ones. `note`
+        gets the request of each answer while its tokens become text."""
+        self._detokenizers, self._note = detokenizers, note
         self._texts = None if detokenizers is None else detokenizers.texts
         self._eos_token_ids = eos_token_ids
         self._next_key, self._key_step = first_key, key_step
@@ -99,17 +102,21 @@ class OutputProcessor:
             self._accept(outputs, now, result)
         for run in prompt_runs:
             answer = answer_by_key.get(run.key)
-            if answer is not None and answer.request.prompt_logprobs.append(run):
-                result.answers.append(answer)
+            if answer is not None:
+                self._note.begin(answer.request.key)
+                if answer.request.prompt_logprobs.append(run):
+                    result.answers.append(answer)
         scored = [(answer_by_key.get(run.key), run) for run in runs]  # an answer may end in this very message
         is_one_each = counts.count(1) == len(counts) == len(token_ids)
         pieces: Iterable[Sequence[int]] = zip(token_ids, strict=True) if is_one_each else _split(token_ids, counts)
         self._append_all(zip(keys, starts, pieces, strict=True), now, result)
         for answer, run in scored:
             if answer is not None:
+                self._note.begin(answer.request.key)
                 answer.append_logprobs(run)
         for finished in outputs.finished:
             self._finish(finished, now, result)
+        self._note.end()
         return result
 
     def _accept(self, outputs: EngineCoreOutputs, now: float, result: ProcessedOutputs) -> None:
@@ -130,10 +137,12 @@ class OutputProcessor:
         self, columns: Iterable[tuple[int, int, Sequence[int]]], now: float, result: ProcessedOutputs
     ) -> None:
         """Append the tokens of each (key, start, tokens) to its answer; a gap ends the answer with an error."""
+        cells = self._note.cells
         for key, start, token_ids in columns:
             answer = self.answer_by_key.get(key)
             if answer is None:
                 continue
+            cells[:KEY_BYTES] = answer.request.key
             try:
                 if answer.append(start, token_ids, now):
                     result.answers.append(answer)
@@ -148,6 +157,7 @@ class OutputProcessor:
     def _finish(self, finished: Finished, now: float, result: ProcessedOutputs) -> None:
         answer = self.answer_by_key.pop(finished.key, None)
         if answer is not None:
+            self._note.begin(answer.request.key)
             error = finished.error
             if error is not None and error.kind == "internal":
                 error = ErrorInfo(error.kind, f"request {answer.request.request_id}: {error.message}")

@@ -13,14 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ...ipc.codec import decode_ids, encode_ids
+from ...ipc.codec import decode_ids, encode_ids, num_ids
 from ...ipc.errors import Draining, ErrorInfo, Overloaded, TokenloomError, error_info
 from ...ipc.messages.adapter import AdapterRef
 from ...ipc.messages.base import FinishReason, Refused
 from ...ipc.messages.client import Accepted, Delta, NeedMedia, Submit
 from ...ipc.messages.core import EngineCoreOutputs
+from ...ipc.messages.deadly import ReadingNote
 from ...ipc.messages.intake import ReadPrompt
 from ...ipc.messages.supervisor import ReplicaDown
+from ...ipc.process.faults import maybe_fail
 from ..adapters.desk import AdapterDesk
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS, check_request_id
 from ..intake.prompt import Prompt
@@ -58,6 +60,7 @@ class RequestManager:
     _cores: Cores
     _metrics: EngineMetrics
     _counts: Counter[str]  # further events, for the metrics
+    _note: ReadingNote  # of the request that is read now; `bound` keeps it for what comes back later
     _unix_time: Callable[[], float]
     is_draining: bool = False  # refuse new requests, finish open ones
     next_resume_at: float = math.inf  # when to call `resume_waiting`; monotonic seconds
@@ -82,10 +85,10 @@ class RequestManager:
             self.refuse(session, submit.request_id[:MAX_REQUEST_ID_CHARACTERS], error_info(error))
             return
         self._counts["requests"] += 1
-        request = RequestState(session, submit, self._expires_at(submit))
+        request = RequestState(session, submit, self._expires_at(submit), self._note.current)
         session.request_by_id[submit.request_id] = request
         self._sessions.open_lease(session)
-        self._adapters.resolve(submit, lambda adapter: self._on_adapter(request, adapter))
+        self._adapters.resolve(submit, self._note.bound(lambda adapter: self._on_adapter(request, adapter)))
 
     def _expires_at(self, submit: Submit) -> float:
         """Return the unix time until which media and prompt of a request may be read, by its timeouts."""
@@ -120,7 +123,7 @@ class RequestManager:
 
         job = self._media.read(
             submit.media,
-            lambda read: self._on_media(request, read),
+            self._note.bound(lambda read: self._on_media(request, read)),
             need=need if session.can_repeat else None,
             owner=session.caller_of(submit.request_id),
             scope=submit.params.cache_salt or "",
@@ -186,6 +189,7 @@ class RequestManager:
             self._on_unread(request, prompt)
             return
         try:
+            maybe_fail("frontend.open", num_ids(prompt.token_ids))
             prompt = self.placed(prompt, media)
             processed = self._prompts.inputs.process(request.submit, prompt, now)
             ended = self._outputs.add(request, processed, now)

@@ -19,6 +19,7 @@ from ...ipc.messages.adapter import AdapterRef
 from ...ipc.messages.base import BulkArray, FinishReason
 from ...ipc.messages.client import Child, Delta, RequestMetrics, Submit
 from ...ipc.messages.core import CoreChild, EngineCoreRequest
+from ...ipc.messages.deadly import NONE
 from ...ipc.messages.tier import PlaceName
 from ..intake.prompt import ProcessedRequest
 from ..intake.thread_pool import PoolJob
@@ -42,6 +43,7 @@ class RequestState:
             "core",
             "expires_at",
             "is_accepted",
+            "key",
             "processed",
             "prompt_logprobs",
             "session",
@@ -51,8 +53,11 @@ class RequestState:
         "_releases",
     )
 
-    def __init__(self, session: ClientSession[RequestState], submit: Submit, expires_at: float = math.inf) -> None:
-        self.session = session
+    def __init__(
+        self, session: ClientSession[RequestState], submit: Submit, expires_at: float = math.inf, key: bytes = NONE
+    ) -> None:
+        """`key`: of the request in a frontend's ReadingNote."""
+        self.session, self.key = session, key
         self.expires_at = expires_at  # unix seconds: its media and prompt must have been read by then
         self.submit = submit
         self.processed: ProcessedRequest | None = None  # None while its prompt is tokenized

@@ -79,6 +79,10 @@ class ChildProcess(Protocol):
     def is_blameless(self) -> bool:
         """Whether it has ended only because its host is lost."""
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether it has ended because somebody else sent it a signal: a person or a program, not the kernel."""
+
     def describe_exit(self) -> str:
         """Name the process and the cause of its end. It must have ended."""
 
@@ -98,7 +102,7 @@ class ChildProcess(Protocol):
 class UnstartedProcess:
     """Process that could not be started: it has ended already."""
 
-    place, is_blameless, has_ended = "nowhere", False, True
+    place, is_blameless, was_killed, has_ended = "nowhere", False, False, True
     wake_fds: Sequence[int] = ()
 
     def __init__(self, name: str, error: OSError) -> None:

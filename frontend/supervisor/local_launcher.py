@@ -28,6 +28,7 @@ from ...ipc.process.signals import group_signals_held_back
 from .launcher import ProcessSpec, Role, Unit
 
 NUM_LAST_WORDS = 50
+_FROM_OTHERS = frozenset((-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT))
 MIN_RUN_S = 1e-3  # below this CPU time a process counts as not scheduled
 
 
@@ -131,6 +132,11 @@ class LocalProcess:
     @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None
+
+    @property
+    def was_killed(self) -> bool:
+        code = self._process.returncode
+        return code in _FROM_OTHERS and not (code == -signal.SIGKILL and self._oom_kills.describe())
 
     def resident_bytes(self) -> int:
         try:

@@ -21,6 +21,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import EngineDead, ProtocolError, TokenloomError
 from ...ipc.messages import supervisor as messages
 from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Pong
+from ...ipc.messages.deadly import DeadlyRequests
 from ...ipc.process import log
 from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.process.log import log_always
@@ -34,6 +35,7 @@ from .launcher import Launcher, Unit
 from .process_specs import ProcessSpecs
 from .replica import Replica
 from .replicas.drain import DrainWatch
+from .replicas.restart_policy import MAX_DELAY_S
 from .rolling_restart import RollingRestart
 from .roster import Roster
 from .signal_watch import SignalWatch, StartInterrupted
@@ -65,6 +67,7 @@ class Supervisor:
         self._listeners = listeners
         self._num_requests_cut = 0  # HTTP requests that lost frontends left unfinished
         self._run_directory = run_directory
+        self._deadly = DeadlyRequests(run_directory.path)
         self._announce = announce
         self._started_at = time.monotonic()
         self._clock = AwakeClock(BEAT_S)
@@ -302,15 +305,20 @@ class Supervisor:
             self._children.send(frontend, down)
 
     def _lose_frontend(self, child: Child, delay_s: float | None, reason: str) -> None:
-        """Replace a frontend after `delay_s`; if that is None, after REST_S, unless no other one is up."""
+        """Replace a frontend after `delay_s`. If that is None, after REST_S while another one is up, else after
+        MAX_DELAY_S: what ends a frontend that was ready came from a caller, and no caller may end the engine."""
         unit, identity = child.spec.unit, child.spec.identity
+        was_killed = child.process.was_killed
         if delay_s is None:
-            if not any(self._children.is_up(each) for each in self._roster.frontends if each != unit):
+            has_others = any(self._children.is_up(each) for each in self._roster.frontends if each != unit)
+            if not has_others and not child.is_ready:
                 self._failure = EngineDead(f"the {unit.name} cannot be kept alive; last: {reason}")
                 return
-            text = "the %s ends again and again: the others go on without it, and it is started again in %.0f s"
-            logger.error(text, unit.name, REST_S)
-        self._replace(unit, REST_S if delay_s is None else delay_s)
+            delay_s = REST_S if has_others else MAX_DELAY_S
+            others = "the others go on without it, and " if has_others else ""
+            logger.error("the %s ends again and again: %sit is started again in %.0f s", unit.name, others, delay_s)
+        self._replace(unit, delay_s)
+        self._deadly.on_loss(identity.decode(), is_to_blame=not was_killed)
         self._num_requests_cut += take_left(path_of(self.spec.run_directory, identity.decode()))
         self._children.broadcast(messages.FrontendDown(identity=identity), "core")
         self._rolling.on_drained(identity)

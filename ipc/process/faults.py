@@ -1,9 +1,10 @@
 """Fault injection for tests and the chaos harness: TOKENLOOM_FAULTS=FOLDER.
 
-Code marks fault points (`maybe_fail("core.schedule")`). A file of that name in the folder (in a worker
-`worker.forward.RANK`, at core.add and core.admit with the number of tokens) contains the fault: `error`, `memory`,
-`device`, `hang`, `kill`, or `delay SECONDS`. The first process at the point removes the file, so that each fault occurs
-once; `always` after the fault keeps it. Without the variable a fault point costs one comparison.
+Code marks fault points (`maybe_fail("core.schedule")`). A file of that name in the folder contains the fault: `error`,
+`memory`, `device`, `hang`, `kill`, `abort`, or `delay SECONDS`. In a worker it is `worker.forward.RANK`; at core.add,
+core.admit and frontend.open its name ends with the number of tokens, at frontend.read with that of bytes. The first
+process at the point removes the file, so that each fault occurs once; `always` after the fault keeps it.
+Without the variable a fault point costs one comparison.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ POINTS = (
     *("worker.load", "worker.update rows", "worker.prepare inputs", "worker.forward", "worker.sample", "worker.send"),
     *("worker.reload", "worker.profile", "worker.copy blocks", "worker.fill"),
     *("core.receive", "core.add", "core.admit", "core.schedule", "core.send"),
-    *("frontend.receive", "frontend.send"),
+    *("frontend.receive", "frontend.read", "frontend.open", "frontend.send"),
     "grammar.advance",
     *("tier.receive", "tier.load", "tier.store"),
     "intake.read",
@@ -56,6 +57,8 @@ def _strike(folder: Path, point: str, name: str) -> None:
         threading.Event().wait()
     elif kind == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "abort":
+        os.abort()
     elif kind == "memory":
         raise MemoryError(f"injected at {point}")
     elif kind == "device":

@@ -16,6 +16,7 @@ from tokenloom.ipc.errors import ErrorInfo
 from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello, Ping, Welcome
 from tokenloom.ipc.messages.client import ClientMessage, Delta, Deltas, FrontendMessage, Submit
 from tokenloom.ipc.messages.core import AbortRequests, EngineCoreOutputs, EngineCoreRequest
+from tokenloom.ipc.messages.deadly import ReadingNote
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.text.samples import new_tokenizer
 from tokenloom.tests.support.engine_specs import new_spec
@@ -34,9 +35,10 @@ class Bench:
         is_core_up: bool = True,
         media: MediaInput | None = None,
         seeing: EngineSpec | None = None,
+        note: ReadingNote | None = None,
         **spec: Any,
     ) -> None:
-        """`seeing`: the specification of a model that takes media by `media`."""
+        """`seeing`: the specification of a model that takes media by `media`. `note`: as a Frontend's."""
         self.now = 100.0
         self.is_awake = threading.Event()
         self.frontend = Frontend(
@@ -45,6 +47,7 @@ class Bench:
             TEMPLATE,
             self.is_awake.set,
             media,
+            note,
             monotonic=lambda: self.now,
             unix_time=lambda: self.now + 1e9,
         )

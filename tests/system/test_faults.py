@@ -51,7 +51,7 @@ SCHEMA = SamplingParams(
 )
 WORDS = {"error": "InjectedFault", "memory": "MemoryError", "device": "DeviceFault: CUDA error", "hang": "hang"}
 
-OF_A_LENGTH = ("core.add", "core.admit")  # struck only by requests of one length
+OF_A_LENGTH = ("core.add", "core.admit", "frontend.read", "frontend.open")  # struck only by requests of one length
 SINGLE = [point for point in POINTS if point.startswith(("core.", "frontend.")) and point not in OF_A_LENGTH]
 
 # Point, kind, rank, and the expected words in health: process and rank, phase, cause.

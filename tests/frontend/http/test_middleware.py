@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from functools import partial
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -12,6 +14,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from tokenloom.frontend.http.middleware import OPEN_PATHS, OVER_LIMIT, HttpMiddleware
+from tokenloom.frontend.http.server import _new_task
 from tokenloom.frontend.intake.host import IntakeHost
 from tokenloom.frontend.intake.thread_pool import ThreadPool
 from tokenloom.frontend.listening.open_requests import OpenRequests
@@ -19,6 +22,7 @@ from tokenloom.frontend.openai.body_reader import BodyReader
 from tokenloom.frontend.openai.forms.errors import json_response
 from tokenloom.frontend.text.prompt_limits import PromptLimits
 from tokenloom.ipc.errors import RequestError
+from tokenloom.ipc.messages.deadly import LOSSES_TO_REFUSE, NONE, DeadlyRequests, ReadingNote
 from tokenloom.tests.support.engine_specs import new_spec
 
 
@@ -208,3 +212,79 @@ def test_a_request_counts_as_open_until_its_answer_or_error_is_sent() -> None:
     middleware = HttpMiddleware(app, None, 100, lambda why: None, open_requests=requests)
     assert answer_of(middleware)[0] == 400
     assert (counts, requests.count) == ([1], 0)
+
+
+def answered(middleware: HttpMiddleware, path: str, *chunks: bytes, query: bytes = b"") -> tuple[int, bytes]:
+    """POST these chunks; return status and body."""
+    arriving = [{"type": "http.request", "body": each, "more_body": each is not chunks[-1]} for each in chunks]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return arriving.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": query}
+    asyncio.run(middleware(scope, receive, send))
+    return sent[0]["status"], sent[1]["body"]
+
+
+def test_a_request_is_noted_under_its_path_query_and_body_and_refused_once_it_is_deadly(tmp_path: Path) -> None:
+    table, seen, refused = DeadlyRequests(tmp_path), list[bytes](), list[str]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive())["more_body"]:
+            pass
+        seen.append(bytes(note.cells[:16]))
+        await asyncio.sleep(0)
+        seen.append(bytes(note.cells[:16]))
+        await json_response({})(scope, receive, send)
+
+    for number in range(LOSSES_TO_REFUSE):
+        note = ReadingNote(str(tmp_path), f"frontend-{number}")
+        middleware = HttpMiddleware(app, None, 100, refused.append, note=note)
+        assert answered(middleware, "/v1/completions", b"{", b"}", query=b"a=1")[0] == 200
+        assert seen[-2:] == [note.key_of(b"POST /v1/completions?a=1\n{}")] * 2 and note.current == NONE
+        note.begin(seen[-1])  # the frontend ends in its next request of this kind
+        table.on_loss(f"frontend-{number}", is_to_blame=True)
+    note = ReadingNote(str(tmp_path), "successor")
+    middleware, num_seen = HttpMiddleware(app, None, 100, refused.append, note=note), len(seen)
+    status, body = answered(middleware, "/v1/completions", b"{}", query=b"a=1")
+    assert (status, json.loads(body)["error"]["code"], refused) == (400, "deadly_request", ["deadly"])
+    assert len(seen) == num_seen and note.current == NONE
+    for path, content, query in (
+        ("/v1/chat", b"{}", b"a=1"),
+        ("/v1/completions", b"{} ", b"a=1"),
+        ("/v1/completions", b"{}", b""),
+    ):
+        assert answered(middleware, path, content, query=query)[0] == 200
+
+
+def test_probes_are_not_noted() -> None:
+    note, seen = ReadingNote(), list[bytes]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(note.current)
+        await json_response({"path": scope["path"]})(scope, receive, send)
+
+    answer_of(HttpMiddleware(app, None, 100, lambda why: None, note=note), "/health")
+    answer_of(HttpMiddleware(app, None, 100, lambda why: None, note=note), "/v1/models")
+    assert seen[0] == NONE != seen[1]
+
+
+def test_a_task_that_is_made_for_a_request_is_noted_under_its_key() -> None:
+    note, key = ReadingNote(), b"k" * 16
+
+    async def work() -> bytes:
+        await asyncio.sleep(0)
+        return note.current
+
+    async def main() -> list[bytes]:
+        asyncio.get_running_loop().set_task_factory(partial(_new_task, note))
+        before = note.begin(key)
+        of_request = asyncio.create_task(work())
+        note.end(before)
+        return [await of_request, await asyncio.create_task(work())]
+
+    assert asyncio.run(main()) == [key, NONE]

@@ -67,7 +67,7 @@ WITH_TIERS = pytest.mark.parametrize("launcher", [TIERS], indirect=True)
 class RemoteProcess:
     """A process of another host, of which only messages and an event descriptor are here."""
 
-    is_blameless = False
+    is_blameless = was_killed = False
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], engine: EngineSpec, spec: ProcessSpec) -> None:
         self.spec, self.place = spec, "pid 7 on host-1"
@@ -687,13 +687,36 @@ def test_a_frontend_that_has_served_is_started_again_at_once(launcher: RemoteLau
     assert time.monotonic() - ended_at[0] < 10
 
 
+def test_no_number_of_lost_frontends_that_were_ready_ends_the_engine(
+    launcher: RemoteLauncher, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "MAX_DELAY_S", 0.01)
+    for _ in range(MAX_FAILURES):
+        supervisor._roster.policies[FRONTEND].on_failure()
+    supervisor.start()
+
+    def end_the_ready() -> None:
+        if supervisor._children.is_up(FRONTEND):
+            if len(launcher.of(FRONTEND)) > 3 * MAX_FAILURES:
+                stop_when(launcher, lambda: True)
+            else:
+                launcher.of(FRONTEND)[-1].end()
+
+    launcher.script = end_the_ready
+    supervisor.run()
+
+
 @TWO_FRONTENDS
-def test_the_engine_ends_with_its_last_frontend(launcher: RemoteLauncher, supervisor: Supervisor) -> None:
+def test_the_engine_ends_with_its_last_frontend_that_can_be_started(
+    launcher: RemoteLauncher, supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor_module, "MAX_DELAY_S", 0.01)
     one, other = start_all(launcher, supervisor)
     for unit in (FRONTEND, Unit("frontend", 1)):
         for _ in range(MAX_FAILURES):
             supervisor._roster.policies[unit].on_failure()
+    launcher.refusal = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     one.end()
     other.end()
-    with pytest.raises(EngineDead, match="the frontend 1 cannot be kept alive; last: frontend 1 was lost with host-1"):
+    with pytest.raises(EngineDead, match="the frontend 1 cannot be kept alive; last: frontend 1 cannot be started"):
         supervisor.run()

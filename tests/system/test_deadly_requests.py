@@ -1,0 +1,91 @@
+"""A request that kills frontends ends alone: after two deaths it is refused by name, and no caller ends the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+
+import httpx2
+import pytest
+
+from tokenloom import Client, RequestError, SamplingParams
+from tokenloom.frontend.supervisor.replicas.restart_policy import MAX_FAILURES
+from tokenloom.ipc.messages.deadly import LOSSES_TO_REFUSE
+from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.faults import inject
+from tokenloom.tests.system.launched import serve
+
+OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--http", "0", "--hang-timeout-s", "1"]
+LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+REFUSAL = r"2 frontends have ended while they worked on this request, so it is refused"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    yield from serve(Engine(tmp_path_factory.mktemp("deadly"), OPTIONS))
+
+
+@pytest.fixture(autouse=True)
+def no_fault_stays(engine: Engine) -> Iterator[None]:
+    yield
+    for path in engine.faults.iterdir():
+        path.unlink()
+
+
+def num_frontends_lost(engine: Engine) -> int:
+    return engine.errors.read_text(encoding="utf-8").count(" supervisor: frontend is back\n")
+
+
+def post(engine: Engine, body: bytes) -> httpx2.Response | None:
+    """Send a body to the completions; None if the connection was cut."""
+    with contextlib.suppress(httpx2.RemoteProtocolError, httpx2.ReadError):
+        headers = {"content-type": "application/json"}
+        return httpx2.post(f"{engine.url}/v1/completions", content=body, headers=headers, timeout=60)
+    return None
+
+
+@pytest.mark.parametrize("kind", [pytest.param("abort", marks=pytest.mark.slow), "hang"])
+def test_a_body_that_kills_frontends_is_refused_after_two_and_others_go_on(engine: Engine, kind: str) -> None:
+    body = json.dumps({"prompt": "x", "max_tokens": 2, "user": "u" * (500 + len(kind))}).encode()
+    before = num_frontends_lost(engine)
+    with Client(engine.address) as client:
+        (calm,) = client.generate("The capital of France is", LONG)
+        inject(engine.faults, "frontend.read", f"{kind} always", len(body))
+        stream = client.stream("The capital of France is", LONG)
+        text = next(stream)
+        answers = [post(engine, body) for _ in range(LOSSES_TO_REFUSE)]
+        assert answers == [None] * LOSSES_TO_REFUSE
+        refused = post(engine, body)
+        assert refused is not None and refused.status_code == 400
+        error = refused.json()["error"]
+        assert error["code"] == "deadly_request" and error["message"].startswith(REFUSAL.replace("\\", ""))
+        assert text + "".join(stream) == calm.outputs[0].text
+    assert num_frontends_lost(engine) - before == LOSSES_TO_REFUSE
+
+
+@pytest.mark.parametrize("kind", ["abort", pytest.param("error", marks=pytest.mark.slow)])
+def test_the_library_brings_back_a_request_that_kills_frontends_only_once(engine: Engine, kind: str) -> None:
+    prompt = "a b c d e f g h" + " x" * len(kind)
+    before = num_frontends_lost(engine)
+    with Client(engine.address) as client, Client(engine.address) as other:
+        (calm,) = other.generate("The capital of France is", LONG)
+        inject(engine.faults, "frontend.open", f"{kind} always", len(client.tokenize(prompt)))
+        stream = other.stream("The capital of France is", LONG)
+        text = next(stream)
+        with pytest.raises(RequestError, match=REFUSAL):
+            client.generate(prompt, SamplingParams(max_tokens=5))
+        assert text + "".join(stream) == calm.outputs[0].text
+        (again,) = client.generate("The capital of France is", LONG)
+        assert again.outputs[0].text == calm.outputs[0].text
+    assert num_frontends_lost(engine) - before == LOSSES_TO_REFUSE
+
+
+@pytest.mark.slow
+def test_a_caller_whose_requests_all_kill_a_frontend_does_not_end_the_engine(engine: Engine) -> None:
+    for number in range(MAX_FAILURES + 3):
+        body = json.dumps({"prompt": "x" * number, "user": "u" * 900}).encode()
+        inject(engine.faults, "frontend.read", "abort", len(body))
+        assert post(engine, body) is None
+    answer = post(engine, json.dumps({"prompt": "x", "max_tokens": 2}).encode())
+    assert answer is not None and answer.status_code == 200
