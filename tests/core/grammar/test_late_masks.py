@@ -1,5 +1,5 @@
-"""A step waits for masks for a moment only: rows without a grammar, and those with their masks, go on while a host hangs,
-is replaced or is slow. No token changes."""
+"""A step waits for masks for a moment only: rows without a grammar, and those with their masks, go on while a host
+hangs, is replaced or is slow. No token changes."""
 
 from __future__ import annotations
 
