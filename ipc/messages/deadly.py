@@ -1,12 +1,12 @@
-"""Deadly requests: a note of what a frontend is reading, which outlives it, and the keys of those that ended two.
+"""Deadly requests: a frontend's note of the request that it works on, and the keys of those that ended two frontends.
 
     IDENTITY.reading    the key of the request that the frontend's loop works on, then of those of its threads
     deadly              seed u64 │ number of keys ever u64 │ key 1 │ key 2 │ …    a key: 16 bytes, zeros for none
 
 A frontend notes a request before it touches it, with plain stores, so that no kind of death loses the note. The
 supervisor reads the note of a frontend that ended by itself or hung, and writes the keys of those requests that did so
-twice; all frontends refuse these. A key stands for what a caller repeats: a client's identity with the id of its
-request or query, or an HTTP request's method, path and body.
+twice; all frontends refuse these. A repeated request has the same key, made of a client's identity and the id of its
+request or query, or of an HTTP request's method, path and body.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ REFUSAL = (
 
 
 class ReadingNote:
-    """What a frontend reads now, and the requests that it must refuse. `current`: key of the loop's request, else NONE.
+    """The request that a frontend works on, and those that it must refuse.
 
-    The loop calls all methods; a thread stores its own slot with `hold`.
+    `current`: key of the loop's request, else NONE. The loop calls all methods; a thread stores its own slot with `hold`.
     """
 
     def __init__(self, run_directory: str = "", identity: str = "") -> None:
@@ -159,8 +159,8 @@ class DeadlyRequests:
         self._num_keys = 0
 
     def on_loss(self, identity: str, *, is_to_blame: bool) -> None:
-        """Read and remove the note of a frontend that is lost. `is_to_blame`: it hung, or ended by itself, so that what
-        it was reading may be the cause."""
+        """Read and remove the note of a frontend that is lost. `is_to_blame`: it hung, or ended by itself, so that
+        the request may be the cause."""
         path = note_path(str(self._directory), identity)
         try:
             keys = set(_keys(path.read_bytes()))

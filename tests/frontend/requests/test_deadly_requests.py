@@ -17,7 +17,7 @@ from tokenloom.tests.frontend.bench import TOKENIZER, Bench, new_submit
 
 
 class Spy:
-    """The tokenizer, which records what the note says of the loop, or of threads, at each use of it there."""
+    """The tokenizer, which records the keys in the note, of the loop or of threads, at each use of it there."""
 
     def __init__(self, note: ReadingNote) -> None:
         self._note, self.seen = note, defaultdict[bool, set[bytes]](set)

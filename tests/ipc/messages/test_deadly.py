@@ -1,4 +1,4 @@
-"""What a frontend was reading can be read after its end, and a request that ended two frontends is refused by all."""
+"""The note of a frontend can be read after its end, and a request that ended two frontends is refused by all."""
 
 from __future__ import annotations
 
