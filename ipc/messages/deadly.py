@@ -41,7 +41,8 @@ REFUSAL = (
 class ReadingNote:
     """The request that a frontend works on, and those that it must refuse.
 
-    `current`: key of the loop's request, else NONE. The loop calls all methods; a thread stores its own slot with `hold`.
+    `current`: key of the loop's request, else NONE. The loop calls all methods; a thread stores its own slot with
+    `hold`.
     """
 
     def __init__(self, run_directory: str = "", identity: str = "") -> None:
