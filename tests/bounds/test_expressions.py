@@ -84,15 +84,6 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/openai/parsers/json_calls.py _IN_TEXT": MODEL,
     "frontend/openai/parsers/mistral.py _NAME": MODEL,
     "frontend/openai/parsers/pythonic.py _BEGIN": MODEL,
-    "frontend/options/options.py _COUNTS": OPERATOR,
-    "frontend/options/options.py _SIZE": OPERATOR,
-    "frontend/options/options.py _as_given#1": OPERATOR,
-    "frontend/options/options.py _as_given#2": OPERATOR,
-    "frontend/options/parser.py _with_dashes#1": OPERATOR,
-    "frontend/options/parser.py error#1": OPERATOR,
-    "frontend/ray/cluster.py _VERSIONS": Ours("an error of Ray's"),
-    "frontend/supervisor/hub.py _HUB_ID": OPERATOR,
-    "frontend/text/detokenizer.py _BYTE_TOKEN": Read("the vocabulary"),
     "frontend/text/markers.py compile_markers#1": Read(
         "an answer", method="search", patterns=(compile_markers(("a" * 4096, "ab", '"]^\\-'))[1],)
     ),
@@ -114,14 +105,20 @@ TABLE: dict[str, Read | Ours] = {
     "ipc/models/model_file.py CAUSAL": Read("a checkpoint's config"),
     "ipc/process/machine_memory.py _read_count#1": Ours("a file of the kernel"),
     "ipc/structured_outputs.py _BRACKETS": BODY,
+    "core/tiers/disk_folder.py _NOT_COUNTED": Read("names of files"),
+    "core/tiers/disk_scan.py NAMESPACE_NAME": Read("names of files"),
+    "core/tiers/disk_scan.py OBJECT_NAME": Read("names of files"),
     "core/tiers/disk_scan.py _FOLDER": Read("names of files", method="fullmatch"),
-    "core/tiers/disk_scan.py _NAMESPACE": Read("names of files", method="fullmatch"),
-    "core/tiers/disk_scan.py _OBJECT": Read("names of files"),
     "core/tiers/namespace.py _BLOB_NAME": Read("names of files"),
 }
-IN_GRAMMAR_PROCESS = "core/grammar/"  # may be killed, and compiles each grammar within a limit of time
-FOUND = {each.place: each for each in expressions() if not each.place.startswith(IN_GRAMMAR_PROCESS)}
-READ = {place: entry for place, entry in TABLE.items() if isinstance(entry, Read)}
+FOLDERS = {  # whose expressions read nothing of callers in a loop
+    "core/grammar/": "a process that may be killed, and compiles each grammar within a limit of time",
+    "frontend/options/": "the operator's options and environment",
+    "frontend/ray/": "the operator's options, and errors of Ray's",
+    "frontend/supervisor/": "the operator's options",
+}
+FOUND = {each.place: each for each in expressions() if not each.place.startswith(tuple(FOLDERS))}
+READ = {place: entry for place, entry in TABLE.items() if isinstance(entry, Read) and place in FOUND}
 
 
 def reading(pattern: re.Pattern[Any], methods: frozenset[str], hostile: Hostile, size: int) -> Callable[[], object]:
