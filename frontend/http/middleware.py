@@ -18,6 +18,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ...ipc.errors import TokenloomError
@@ -101,15 +102,13 @@ class HttpMiddleware:
         except ClientDisconnect:  # the client disconnected before its body was complete
             return
         except Exception as error:
-            answer = _routing_error(error, scope) if isinstance(error, HTTPException) else to_http_error(error)
-            if answer.status == 500 and not isinstance(error, TokenloomError):  # a bug, not an expected error
-                logger.exception("%s %s failed", scope["method"], scope["path"])
+            response = _error_response(error, scope)
             if not has_started:
-                body, status = message_error(answer) if is_anthropic else (answer.body, answer.status)
-                await json_response(body, status, answer.headers)(scope, receive, send_with_headers)
+                await response(scope, receive, send_with_headers)
         finally:
             if is_open:
                 self._open_requests.add(-1)
+            del scope[SERVER_SEND]  # which holds the scope: a cycle
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if OVER_LIMIT in scope and scope["path"] not in PROBE_PATHS:
@@ -179,6 +178,17 @@ class HttpMiddleware:
     def _too_large(self) -> HttpError:
         limit = self._max_body_bytes
         return HttpError(413, f"the body has more than {limit} bytes: send less or raise --max-body-bytes")
+
+
+def _error_response(error: Exception, scope: Scope) -> Response:
+    """Return the answer to a failed request, and log a bug. No frame in the error's traceback may hold the error, or
+    the request stays in memory until a full garbage collection: hence this function."""
+    answer = _routing_error(error, scope) if isinstance(error, HTTPException) else to_http_error(error)
+    if answer.status == 500 and not isinstance(error, TokenloomError):  # a bug, not an expected error
+        logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+    has_form = has_message_errors(scope["path"])
+    body, status = message_error(answer) if has_form else (answer.body, answer.status)
+    return json_response(body, status, answer.headers)
 
 
 def _credential_error(headers: dict[bytes, bytes], keys: Sequence[bytes]) -> str:

@@ -13,6 +13,7 @@ import re
 import time
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -174,17 +175,18 @@ def _http_error(error: BodyError) -> HttpError:
 async def in_thread_pool(thread_pool: ThreadPool, start: Callable[[Then[T]], PoolJob | None]) -> T:
     """Start a job and return its result, or raise its error; cancelling this coroutine cancels the job."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-    def then(outcome: T | TokenloomError) -> None:
-        if future.done():
-            return
-        if isinstance(outcome, TokenloomError):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
-
-    job = start(then)
+    job = start(partial(_settle, future))
     try:
         return await future
     finally:
         thread_pool.cancel(job)
+        del future, job  # they hold an error, whose traceback holds this frame
+
+
+def _settle(future: asyncio.Future[T], outcome: T | TokenloomError) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, TokenloomError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

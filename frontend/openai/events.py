@@ -86,6 +86,7 @@ async def until_disconnect(receive: Callable[[], Awaitable[object]], work: Corou
             each.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await task
+        del task  # its error holds this frame
 
 
 async def _wait_disconnect(receive: Callable[[], Awaitable[object]]) -> None:

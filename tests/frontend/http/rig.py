@@ -23,7 +23,7 @@ GET = b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n"
 
 class Server:
     """Server that answers with the length of the body; on `/slow` only once `finish` is set, and on `/stream` in two
-    parts without saying their length."""
+    parts without saying their length. `/fails` fails."""
 
     def __init__(self) -> None:
         self.refused: list[tuple[int, str]] = []
@@ -34,6 +34,8 @@ class Server:
         self._clients: list[Client] = []
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/fails":
+            raise HttpError(400, "no")
         length, has_more = 0, True
         while has_more:
             message = await receive()
