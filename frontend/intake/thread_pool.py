@@ -119,7 +119,7 @@ class ThreadPool:
                 self._queue.add(job, now)
                 self._changed.notify_all()
         except Overloaded as error:
-            refuse(error)
+            refuse(error.with_traceback(None))
             return None
         if not self._threads:
             self._start()
@@ -200,10 +200,11 @@ class ThreadPool:
 
 
 def _outcome(work: Callable[[], T]) -> T | TokenloomError:
+    """Return the result or error of `work`; the error without its traceback, whose frames hold the request's text."""
     try:
         return work()
     except TokenloomError as error:
-        return error
+        return error.with_traceback(None)
     except Exception as error:  # a bug must not end the thread
         logger.exception("work in the thread pool failed")
         return InternalError(f"{type(error).__name__}: {error}")

@@ -346,7 +346,7 @@ class LocalEngine:
             self.wake()
             return await done
         finally:
-            del self._controls[query_id]
+            del self._controls[query_id], done  # the future's error holds this frame
 
     async def load_adapter(self, query: LoadAdapter) -> None:
         """Load an adapter from beneath --adapter-folder. RequestError if it cannot be, NotFound if it is not there."""

@@ -26,9 +26,10 @@ class MediaExpansion:
 
         def on_read(read: list[ReadMedium] | TokenloomError) -> None:
             self._desk.release(job)
+            if isinstance(read, TokenloomError):
+                then(read)
+                return
             try:
-                if isinstance(read, TokenloomError):
-                    raise read
                 prompt = self._placed(Prompt(token_ids, None), read)
             except TokenloomError as error:
                 then(error)

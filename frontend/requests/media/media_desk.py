@@ -188,7 +188,7 @@ class MediaDesk:
         except TimeoutError:
             result = Overloaded(f"the {len(job.media)} media of the request were not read within {wait_s:g} s")
         except TokenloomError as error:
-            result = error
+            result = error.with_traceback(None)  # its frames hold the request, and this one the error
         except Exception as error:  # a bug must not leave the request open
             logger.exception("reading media failed")
             result = InternalError(f"reading media failed: {type(error).__name__}: {error}")

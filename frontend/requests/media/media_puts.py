@@ -53,8 +53,8 @@ class MediaPuts:
         """Wait until bytes that are being written are there; raise the error of those that could not be kept."""
         if digest in self._tasks:
             await asyncio.wait([self._tasks[digest]])
-        if (error := self._failed.pop(digest, None)) is not None:
-            raise error
+        if digest in self._failed:
+            raise self._failed.pop(digest)
 
     def arrival(self, digest: bytes) -> asyncio.Event:
         """Return the event of the arrival of bytes that the store lacks."""
@@ -102,7 +102,7 @@ class MediaPuts:
             if found != digest:
                 raise RequestError(f"the digest of a medium is {found.hex()}, the client says {digest.hex()}")
         except TokenloomError as error:
-            self._failed[digest] = error
+            self._failed[digest] = error.with_traceback(None)  # its frames hold the bytes
             if len(self._failed) > MAX_FAILED:
                 self._failed.popitem(last=False)
         finally:

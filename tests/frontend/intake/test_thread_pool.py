@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -95,6 +97,26 @@ def test_an_error_is_returned_as_outcome_and_the_thread_goes_on(bench: Bench) ->
         bench.thread_pool.run(partial(fail, error), bench.outcomes.append)
         found = bench.wait(number + 1)[number]
         assert isinstance(found, RequestError if number % 2 else InternalError)
+
+
+def test_an_error_that_is_returned_keeps_nothing_of_its_work(bench: Bench) -> None:
+    class Text:
+        pass
+
+    def fail() -> None:
+        text = Text()
+        texts.append(weakref.ref(text))
+        raise RequestError("no")
+
+    texts: list[weakref.ref[Text]] = []
+    gc.disable()
+    try:
+        bench.thread_pool.run(fail, bench.outcomes.append)
+        bench.thread_pool.run(fail, bench.outcomes.append, is_long=False)
+        bench.wait(2)
+        assert [text() for text in texts] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_a_job_cancelled_in_the_queue_never_runs(bench: Bench) -> None:

@@ -105,6 +105,12 @@ def test_a_bad_medium_and_a_wrong_digest_fail_alone(desk: Desk) -> None:
     assert desk.files(good) == [b"file of g"]
 
 
+def test_the_error_of_a_medium_keeps_no_frame_with_its_bytes(desk: Desk) -> None:
+    for medium in (desk.put(BAD), desk.put(b"a", bytes(32))):
+        _, error = desk.read(medium)
+        assert isinstance(error, TokenloomError) and error.__traceback__ is None
+
+
 def test_missing_bytes_are_requested_once_and_come_late(desk: Desk) -> None:
     a = Medium(digest=hashlib.sha256(b"a").digest())
     _, results = desk.begin(a, a)
