@@ -11,10 +11,8 @@ from typing import TypeAlias
 
 Work: TypeAlias = Callable[[int], Callable[[], object]]  # makes the work on an input of a size, which is then measured
 
-SIZES = (12, 22, 32, 1024)
-QUICK_S = (
-    0.001  # work of the largest size that takes less is linear: steps of the square of 1024 take three times as long
-)
+SIZES = (12, 22, 32, 256, 4096)
+QUICK_S = 0.002  # work that takes less is linear: the square of 4096 is 8 million steps of a nanosecond at least
 STEP = 4  # between the sizes that are compared
 LINEAR = 9.0  # the largest ratio of their times: the square's is 16, that of n·log n 5
 
