@@ -68,6 +68,7 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/intake/form_data.py _PARAMETER": FORM,
     "frontend/intake/form_data.py _parameters#1": FORM,
     "frontend/listening/web_pages.py _AUTHORITY": HEADER,
+    "frontend/listening/web_pages.py _UNOWNED": HEADER,
     "frontend/metrics/tracing.py _TRACEPARENT": HEADER,
     "frontend/metrics/tracing.py _MEMBER": HEADER,
     "frontend/openai/body_reader.py _JSON": HEADER,
