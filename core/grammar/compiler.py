@@ -12,7 +12,9 @@ threads; a matcher belongs to one thread at a time.
 from __future__ import annotations
 
 import json
+import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from ...ipc.errors import RequestError
 from ...ipc.json_schema import subschemas
@@ -34,11 +36,15 @@ if TYPE_CHECKING:
 CACHE_SIZE = 64  # compiled grammars; one may take 10 MB
 MAX_ERROR_CHARACTERS = 1000
 MAX_LOCATE_TRIES = 200  # parts of a bad schema that are compiled alone to find where it is wrong
+MAX_LOCATE_S = 0.3  # of CPU, for that
 # A space, or a line break with its indent. Without a bound, whitespace need never end.
 JSON_OPTIONS: dict[GrammarKind, JsonCompileOptions] = {
     "json": {"whitespace_pattern": r" |\n( {0,32}|\t{0,8})"},
     "compact_json": {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"},
 }
+
+# a rule `start` or an option of Lark: else the grammar is llama.cpp's. Lines are read once, however many are empty
+_LARK = re.compile(r"^[^\S\n]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
 
 Words = npt.NDArray[np.uint32]
 
@@ -113,6 +119,8 @@ class GrammarCompiler:
     def _compile(self, kind: GrammarKind, text: str) -> LLMatcher:
         try:
             return LLMatcher(self._tokenizer, _to_llguidance(kind, text), log_level=0, limits=self._limits)
+        except RequestError:
+            raise
         except Exception as error:  # the converters raise any kind of exception
             raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}: {_trimmed(str(error))}") from None
 
@@ -126,23 +134,30 @@ class GrammarCompiler:
 
     def _locate(self, text: str, reason: str) -> str:
         """Return " at #POINTER" of the smallest part of a schema that alone fails for the same reason, with " or below"
-        if MAX_LOCATE_TRIES parts did not suffice; "" if unknown."""
+        if MAX_LOCATE_TRIES parts or MAX_LOCATE_S did not suffice; "" if unknown."""
         try:
             schema = json.loads(text)
         except (ValueError, RecursionError):
             return ""
-        pointer, budget = "", MAX_LOCATE_TRIES
+        pointer, budget, begun_at = "", MAX_LOCATE_TRIES, time.thread_time()
         while True:
             for step, part in subschemas(schema):
                 budget -= 1
-                if budget < 0:
+                if budget < 0 or time.thread_time() - begun_at > MAX_LOCATE_S:
                     return f" at #{pointer} or below" if pointer else ""
-                inner = self._compile("json", json.dumps(part))
-                if inner.is_error() and _trimmed(inner.get_error()) == reason:
+                if self._reason_against(part) == reason:
                     pointer, schema = pointer + step, part
                     break
             else:
                 return f" at #{pointer}" if pointer else ""
+
+    def _reason_against(self, schema: object) -> str | None:
+        """Return why a schema does not compile; None if it does."""
+        try:
+            inner = self._compile("json", json.dumps(schema))
+        except RequestError as error:
+            return str(error)
+        return _trimmed(inner.get_error()) if inner.is_error() else None
 
 
 _FIELD_BY_KIND: dict[GrammarKind, str] = {
@@ -160,7 +175,7 @@ def _to_llguidance(kind: GrammarKind, text: str) -> str:
         return str(LLMatcher.grammar_from_regex(text))
     if kind == "choice":
         return str(LLMatcher.grammar_from_lark("start: " + " | ".join(_quote(each) for each in json.loads(text))))
-    return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
+    return str(LLMatcher.grammar_from_lark(text if _LARK.search(text) else gbnf_to_lark(text)))
 
 
 def _adapted(text: str) -> str:
@@ -170,6 +185,8 @@ def _adapted(text: str) -> str:
         if schema is True:
             return "{}"  # options apply to objects alone
         return _quote(adapted(schema)) if isinstance(schema, dict) else text
+    except RequestError:
+        raise
     except (ValueError, TypeError, AttributeError, RecursionError):
         return text
 

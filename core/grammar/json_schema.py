@@ -16,7 +16,9 @@ from typing import Any
 from urllib.parse import unquote
 
 from ...ipc.json_schema import with_subschemas
+from .key_pattern import KeyPatterns
 from .look_ahead import without_look_ahead
+from .translation_budget import TranslationBudget
 
 Schema = dict[str, Any]
 
@@ -38,7 +40,8 @@ _KEYS = ("properties", "patternProperties", "additionalProperties", "required")
 
 
 def adapted(schema: Schema) -> Schema:
-    """Translate a user's schema for the library: `schema` accepts all that the result accepts, annotations apart."""
+    """Translate a user's schema for the library: `schema` accepts all that the result accepts, annotations apart.
+    RequestError if the result would be too large or take too long."""
     result = _Adapter(schema).adapt(schema, is_open=False)
     assert isinstance(result, dict)
     return result
@@ -49,6 +52,8 @@ class _Adapter:
 
     def __init__(self, root: Schema) -> None:
         self._root = root
+        self.budget = TranslationBudget(root)
+        self._key_patterns = KeyPatterns()
         self._num_inlined = 0
         self._inlining: list[str] = []
 
@@ -56,12 +61,13 @@ class _Adapter:
         """Return the translation of a part of the root. is_open: leave it open, since a schema around it closes it."""
         if not isinstance(schema, dict):
             return schema
+        self.budget.enter(schema)
         node = schema.copy()
         self._adapt_text(node)
         self._adapt_array(node)
         self._adapt_names(node)
         self._adapt_conditions(node)
-        joined = _join_patterns(node)
+        joined = self._join_patterns(node)
         is_joined = is_open or _num_parts(node) > 1
         inlined = self._inline(node) if is_joined and "$ref" in node else []
         branches = {name: node.pop(name) for name in _BRANCHES if isinstance(node.get(name), list)}
@@ -73,6 +79,8 @@ class _Adapter:
         _also(result, *inlined)
         if not is_open:
             _close(result, _Names(self, node | branches, *inlined))
+        if result.get("properties") and result.get("patternProperties"):
+            self._drop_used_up(result)
         return result
 
     def resolve(self, schema: object) -> Schema:
@@ -84,6 +92,7 @@ class _Adapter:
         return schema if isinstance(schema, dict) else {}
 
     def _at(self, reference: str) -> object:
+        self.budget.spend(1 + len(reference) // 64)
         part: Any = self._root if reference.startswith("#") else {}
         for step in unquote(reference).split("/")[1:]:
             key = step.replace("~1", "/").replace("~0", "~")
@@ -127,6 +136,7 @@ class _Adapter:
                 sizes = range(low, min(high, len(values)) + 1)
                 node.clear()
                 node["enum"] = [list(each) for size in sizes for each in permutations(values, size)]
+                self.budget.spend(len(node["enum"]), len(node["enum"]) * len(json.dumps(values)))
         node.pop("uniqueItems", None)
         prefix, items = node.get("prefixItems", []), node.get("items", {})
         if "contains" in node and "maxContains" not in node and not isinstance(items, list):
@@ -167,6 +177,35 @@ class _Adapter:
             for key, needed in dict(node.pop(keyword, {})).items():
                 then = {"required": needed} if isinstance(needed, list) else needed
                 _also(node, {"anyOf": [{"properties": {key: False}}, then]})
+
+    def _join_patterns(self, node: Schema) -> Schema:
+        """Join each property's schema with those of the patterns that match its name, so that they are closed together;
+        return these patterns."""
+        own, patterns = node.get("properties"), node.get("patternProperties")
+        joined: Schema = {}
+        if isinstance(own, dict) and isinstance(patterns, dict):
+            properties: Schema = {}
+            for name, part in own.items():
+                found = [each for each in patterns if self._matches(each, name)]
+                joined |= {each: patterns[each] for each in found}
+                properties[name] = {"allOf": [part, *(patterns[each] for each in found)]} if found else part
+            node["properties"] = properties
+        return joined
+
+    def _matches(self, pattern: str, name: str) -> bool:
+        """Whether a pattern matches a key. False for a wrong pattern, which the library refuses."""
+        self.budget.spend(1)
+        return self._key_patterns.matches(pattern, name) is True
+
+    def _drop_used_up(self, node: Schema) -> None:
+        """Remove patterns that match no further keys than the properties: the library would begin such a key and find
+        no end."""
+        properties, patterns = node["properties"], node["patternProperties"]
+        if isinstance(properties, dict) and isinstance(patterns, dict):
+            for pattern in list(patterns):
+                names = [name for name in properties if self._matches(pattern, name)]
+                if names and not self._key_patterns.matches_others(pattern, names):
+                    del patterns[pattern]
 
     def _adapt_conditions(self, node: Schema) -> None:
         if "if" in node:
@@ -230,6 +269,8 @@ class _Names:
         if not isinstance(schema, dict) or id(schema) in self._seen:
             return
         self._seen.add(id(schema))
+        lists = (schema.get(each) for each in ("properties", "required", "patternProperties"))
+        self._adapter.budget.spend(1 + sum(len(each) for each in lists if isinstance(each, dict | list)))
         self.has_any |= not schema.keys().isdisjoint(("properties", "patternProperties", "required"))
         self.is_open |= schema.get("additionalProperties", False) is not False
         self.is_open |= schema.get("unevaluatedProperties", False) is not False
@@ -240,28 +281,6 @@ class _Names:
                 self._add(part)
         if "$ref" in schema:
             self._add(self._adapter.resolve(schema))
-
-
-def _join_patterns(node: Schema) -> Schema:
-    """Join each property's schema with those of the patterns that match its name, so that they are closed together;
-    return these patterns."""
-    own, patterns = node.get("properties"), node.get("patternProperties")
-    joined: Schema = {}
-    if isinstance(own, dict) and isinstance(patterns, dict):
-        found = {name: [each for each in patterns if _matches(each, name)] for name in own}
-        joined = {each: patterns[each] for names in found.values() for each in names}
-        node["properties"] = {
-            name: {"allOf": [part, *(patterns[each] for each in found[name])]} if found[name] else part
-            for name, part in own.items()
-        }
-    return joined
-
-
-def _matches(pattern: str, name: str) -> bool:
-    try:
-        return re.search(pattern, name) is not None
-    except re.error:
-        return False  # the library judges it
 
 
 def _close(node: Schema, found: _Names) -> None:
@@ -304,7 +323,7 @@ def _values(schema: Schema) -> list[object]:
 
 def _difference(values: list[object], without: list[object]) -> list[object]:
     """Return the values that are not in `without`, compared as JSON does: true is not 1."""
-    texts = [json.dumps(each, sort_keys=True) for each in without]
+    texts = {json.dumps(each, sort_keys=True) for each in without}
     return [each for each in values if json.dumps(each, sort_keys=True) not in texts]
 
 

@@ -19,13 +19,19 @@ _REFUSALS: tuple[tuple[re.Pattern[str], Callable[[str], str]], ...] = (
 )
 # pydantic's Decimal of at most N digits: those before and after the point count together
 _DIGITS = re.compile(r"\(\?=\[\\d\.\]\{1,(\d+)\}0\*\$\)\\d\{0,\d+\}\\\.\\d\{0,\d+\}")
+_ATOM = re.compile(
+    r"\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]?|[()]", re.DOTALL
+)  # matches sets without an end, too, to read them once
 MAX_DIGITS = 100
+MAX_LOOK_AHEADS = 32
 
 
 def without_look_ahead(pattern: str) -> list[str]:
     """Return patterns that together match the same texts as `pattern`: the pattern itself, if it has no look-ahead or
     one that cannot be replaced."""
-    rest = _DIGITS.sub(lambda found: _digits(min(int(found[1]) - 1, MAX_DIGITS)), pattern)
+    if pattern.count("(?") > MAX_LOOK_AHEADS:
+        return [pattern]
+    rest = _DIGITS.sub(lambda found: _digits(min(int(found[1][:9]) - 1, MAX_DIGITS)), pattern)
     more: list[str] = []
     while (opening := re.match(r"\^?\(\?[=!]", rest)) is not None:
         end = _closing(rest, opening.end())
@@ -54,7 +60,7 @@ def _digits(count: int) -> str:
 def _closing(pattern: str, start: int) -> int:
     """Return the index of the bracket that closes the group around `start`; -1 if there is none."""
     depth = 1
-    for found in re.compile(r"\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]|[()]").finditer(pattern, start):
+    for found in _ATOM.finditer(pattern, start):
         depth += (found[0] == "(") - (found[0] == ")")
         if not depth:
             return found.start()

@@ -168,3 +168,9 @@ def test_a_model_without_tokenizer_json_is_an_error(tmp_path: Path) -> None:
 def test_masks_are_as_wide_as_the_larger_of_model_and_tokenizer() -> None:
     assert GrammarCompiler(DEMO, 3000, [EOS]).num_words == -(-3000 // 32)
     assert GrammarCompiler(DEMO, 100, [EOS, 9999]).num_words == VOCAB_SIZE // 32
+
+
+def test_the_language_of_a_grammar_is_found_in_linear_time(compiler: GrammarCompiler) -> None:
+    with pytest.raises(RequestError, match="Expected ::="):
+        compiler.compile("lark", "\n" * 200_000 + "x")
+    compiler.compile("lark", "\n" * 1000 + ' \tstart : "a"')

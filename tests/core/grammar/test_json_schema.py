@@ -6,6 +6,7 @@ import decimal
 import json
 import random
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -298,3 +299,85 @@ def test_a_schema_that_refers_to_itself_in_all_its_parts_ends() -> None:
     schema = {"$defs": {f"d{i}": chain(i + 1) for i in range(30)} | {"d30": record(a=DIGIT)}, **chain(0)}
     assert len(json.dumps(adapted(schema))) < 10_000_000
     adapted({"allOf": [{"$ref": "#"}, {"properties": {"a": {}}}]})
+
+
+def repeated(depth: int, num_times: int = 64) -> Schema:
+    """A small schema with parts that are repeated num_times ** depth times."""
+    return DIGIT if not depth else {"type": "array", "contains": repeated(depth - 1), "minContains": num_times}
+
+
+def conditional(depth: int) -> Schema:
+    """A schema that doubles at each level."""
+    condition: Schema = {"type": "object", "if": {"required": ["a", "b"]}}
+    return DIGIT if not depth else condition | {"then": {"properties": {"a": conditional(depth - 1)}}, "else": {}}
+
+
+LONG = {"enum": ["x" * 100] * 1000}
+HOSTILE: dict[str, Schema] = {
+    "contains": repeated(6),
+    "contains of much text": {"type": "array", "contains": LONG, "minContains": 64},
+    "if": conditional(30),
+    "dependencies": record(**{f"k{i}": DIGIT for i in range(400)})
+    | {
+        "dependentSchemas": {f"k{i}": {"$ref": "#/$defs/all"} for i in range(400)},
+        "$defs": {"all": record(**{f"k{i}": DIGIT for i in range(400)})},
+    },
+    "names of a reference": {
+        "$defs": {"big": record(**{f"k{i}": DIGIT for i in range(2000)})},
+        "anyOf": [{"properties": {"x": {"$ref": "#/$defs/big"}}} for _ in range(2000)],
+    },
+    "patterns": record(**{f"k{i}": DIGIT for i in range(2000)})
+    | {"patternProperties": {f"^{i}": XY for i in range(2000)}},
+    "arrangements": {
+        "type": "array",
+        "items": {"enum": [f"{i}" + "x" * 20_000 for i in range(5)]},
+        "uniqueItems": True,
+    },
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_small_schema_with_a_huge_translation_is_refused_with_its_place_and_the_numbers(name: str) -> None:
+    with pytest.raises(RequestError, match=r"structured_outputs.json( at #\S*)?: more than \d+ (parts|MiB|s) "):
+        COMPILER.compile("json", json.dumps(HOSTILE[name]))
+
+
+@pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "(a*)*(a*)*(a*)*!$", "(.*a){30}"])
+def test_a_pattern_meets_keys_in_linear_time(pattern: str) -> None:
+    schema = record(**{"a" * 5000 + "b": DIGIT}) | {"patternProperties": {pattern: DIGIT}}
+    begun_at = time.thread_time()
+    adapted(schema)
+    assert time.thread_time() - begun_at < 5, "Python's re takes longer than the world is old"
+
+
+@pytest.mark.parametrize("text", ["^(?=" + "[" * 20_000, "^" + "(?=a)" * 20_000, "^(?=" + "[a" * 20_000 + "\\" * 3])
+def test_hostile_look_ahead_is_read_in_linear_time(text: str) -> None:
+    def seconds(pattern: str) -> float:
+        begun_at = time.thread_time()
+        without_look_ahead(pattern)
+        return time.thread_time() - begun_at
+
+    assert min(seconds(text + text[1:]) for _ in range(3)) < 6 * min(seconds(text) for _ in range(3)) + 0.01
+
+
+ENDLESS_KEYS: list[tuple[Schema, object]] = [
+    (record(score=DIGIT) | {"patternProperties": {"^score$": DIGIT}}, {"score": 5}),
+    (
+        record(a=DIGIT, b=DIGIT) | {"patternProperties": {"^[ab]$": {"minimum": 3}, "^a$": {"maximum": 6}}},
+        {"a": 4, "b": 9},
+    ),
+    (record(a=DIGIT) | {"patternProperties": {"^[ab]$": DIGIT}}, {"a": 4, "b": 9}),
+    ({"type": "object", "required": ["x1"], "patternProperties": {"^x": DIGIT}}, {"x1": 5, "x2": 6}),
+    ({"type": "object", "properties": {"a": DIGIT}, "patternProperties": {"^a$": XY}}, {}),
+]
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize(("schema", "value"), ENDLESS_KEYS)
+def test_patterns_that_match_properties_lead_to_no_dead_end(schema: Schema, value: object, is_closed: bool) -> None:
+    schema = schema | ({"additionalProperties": False} if is_closed else {})
+    assert accepts(schema, value)
+    for seed in range(12):
+        found = answer(schema, seed)  # fails if a mask leaves nothing
+        if found is not None:
+            jsonschema.Draft202012Validator(schema).validate(found)
