@@ -34,7 +34,7 @@ def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[E
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[list[int]]:
-    """Return what transformers' own generate answers."""
+    """Return the answers of transformers' own generate."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     answers = []
     for prompt in PROMPTS:

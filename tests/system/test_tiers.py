@@ -117,7 +117,7 @@ def test_logprobs_of_a_prompt_are_computed_though_its_blocks_are_on_the_disk(dis
 
 @pytest.fixture(scope="module")
 def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """An engine whose pool holds two prompts at most; what it evicts goes to slots."""
+    """An engine whose pool holds two prompts at most; evicted blocks go to slots."""
     options = ["--num-kv-blocks", "101", "--max-model-len", "900", "--kv-host-bytes", "64M", "--deterministic"]
     options += ["--speculation", "off"]  # wrong guesses count as computed
     with TierEngine(tmp_path_factory.mktemp("slots"), None, *options) as engine:

@@ -1,4 +1,4 @@
-"""`transcribe` of the client library gives what /v1/audio/transcriptions gives, for each family of prompts."""
+"""`transcribe` of the client library gives the same as /v1/audio/transcriptions, for each family of prompts."""
 
 from __future__ import annotations
 
