@@ -85,8 +85,8 @@ class ThreadPool:
         of `work` that is not `is_long`, which runs here."""
         if is_long:
             bound = self._note.bound(then)
-            return self._add(lambda _: partial(bound, _outcome(work)), bound, num_bytes, owner, wait_s)
-        then(_outcome(work))
+            return self._add(lambda _: partial(bound, outcome_of(work)), bound, num_bytes, owner, wait_s)
+        then(outcome_of(work))
         return None
 
     def ask(
@@ -105,7 +105,7 @@ class ThreadPool:
         bound = self._note.bound(then)
 
         def work(host: Host) -> Callable[[], None]:
-            return partial(bound, _outcome(lambda: read(host.ask(question, body))))
+            return partial(bound, outcome_of(lambda: read(host.ask(question, body))))
 
         return self._add(work, bound, num_bytes, owner, wait_s)
 
@@ -199,12 +199,14 @@ class ThreadPool:
         return None
 
 
-def _outcome(work: Callable[[], T]) -> T | TokenloomError:
-    """Return the result or error of `work`; the error without its traceback, whose frames hold the request's text."""
+def outcome_of(work: Callable[[], T]) -> T | TokenloomError:
+    """Return the result or the error of work on one request; the error without its traceback, whose frames hold the
+    request's text. A bug becomes an InternalError: it must end neither the thread nor the loop, with the requests of
+    others."""
     try:
         return work()
     except TokenloomError as error:
         return error.with_traceback(None)
-    except Exception as error:  # a bug must not end the thread
-        logger.exception("work in the thread pool failed")
+    except Exception as error:
+        logger.exception("work on a request failed")
         return InternalError(f"{type(error).__name__}: {error}")

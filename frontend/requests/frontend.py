@@ -209,8 +209,21 @@ class Frontend:
             elif session is None:
                 self._sessions.send(identity, Unknown())
             else:
-                self.on_message(session, message)
+                self._try(session, message, found_id)
         self.note.end(before)
+
+    def _try(self, session: Session, message: ClientMessage, found_id: str | int | None) -> None:
+        """Handle a message. A bug that it meets ends its request or query, not this process with the streams of all."""
+        try:
+            self.on_message(session, message)
+        except Exception as error:
+            logger.exception("a message of a client met a bug")
+            text = f"{type(error).__name__}: {error}"
+            request = session.request_by_id.get(found_id) if isinstance(found_id, str) else None
+            if request is None:
+                self._on_unreadable(session.identity, session, found_id, text)
+            else:
+                self._requests.end(request, "error", ErrorInfo("internal", text))
 
     def on_message(self, session: Session, message: ClientMessage) -> None:
         """Handle a message of a client that has a session; a Hello is ignored."""

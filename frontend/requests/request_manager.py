@@ -27,13 +27,14 @@ from ..adapters.desk import AdapterDesk
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS, check_request_id
 from ..intake.prompt import Prompt
 from ..intake.prompt_reader import PromptReader
+from ..intake.thread_pool import outcome_of
 from ..replicas.resume_queue import ResumeQueue
 from .cores import NOWHERE, Cores
 from .engine_metrics import EngineMetrics
 from .media.media_desk import MediaDesk
 from .media.media_input import Placeholders, ReadMedium
 from .output_processor import OutputProcessor
-from .request_state import RequestState, Session
+from .request_state import AnswerState, RequestState, Session
 from .session_table import SessionTable
 
 logger = logging.getLogger("tokenloom.frontend")
@@ -188,13 +189,10 @@ class RequestManager:
         if isinstance(prompt, TokenloomError):
             self._on_unread(request, prompt)
             return
-        try:
-            maybe_fail("frontend.open", num_ids(prompt.token_ids))
-            prompt = self.placed(prompt, media)
-            processed = self._prompts.inputs.process(request.submit, prompt, now)
-            ended = self._outputs.add(request, processed, now)
-        except TokenloomError as error:
-            self._fail(request, error)
+        ended = outcome_of(partial(self._add, request, prompt, media, now))
+        if isinstance(ended, TokenloomError):
+            self._outputs.remove(request)
+            self._fail(request, ended)
             return
         self._metrics.on_open(request)
         for answer in ended:
@@ -208,6 +206,12 @@ class RequestManager:
             self._cores.submit(request)
             if request.core == NOWHERE:
                 self._wait_for_core(request)
+
+    def _add(self, request: RequestState, prompt: Prompt, media: list[ReadMedium], now: float) -> list[AnswerState]:
+        """Check a tokenized request and make its answers; return those that have ended already."""
+        maybe_fail("frontend.open", num_ids(prompt.token_ids))
+        processed = self._prompts.inputs.process(request.submit, self.placed(prompt, media), now)
+        return self._outputs.add(request, processed, now)
 
     def placed(self, prompt: Prompt, media: list[ReadMedium]) -> Prompt:
         """Put media into a prompt in place of their markers; RequestError unless there are as many."""

@@ -121,3 +121,37 @@ def bench_error(replies: list[Any]) -> Any:
     ((delta,),) = [reply.deltas for reply in replies]
     assert delta.finish_reason == "error"
     return delta.error
+
+
+def test_a_bug_that_one_request_meets_ends_this_request_alone(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    other, process = bench.submit("other"), bench.frontend.inputs.process
+
+    def fail_later(*arguments: Any) -> Any:
+        processed = process(*arguments)
+        return processed._replace(children=[*processed.children, None])
+
+    bench.frontend.inputs.process = fail_later  # type: ignore[method-assign]
+    error = bench.refusal(new_submit("r"))
+    assert error.kind == "internal" and "AttributeError" in error.message
+    assert [record.message for record in caplog.records] == ["work on a request failed"]
+    assert list(bench.frontend._outputs.answer_by_key) == [other]
+    bench.frontend.inputs.process = process  # type: ignore[method-assign]
+    assert bench.submit("r") != other
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_bug_in_handling_a_message_ends_its_request_or_query_alone(is_open: bool, bench: Bench) -> None:
+    other = bench.submit("other")
+
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("bug")
+
+    if is_open:
+        bench.frontend.prompts.read = fail  # type: ignore[assignment]
+    else:
+        bench.frontend._requests._expires_at = fail  # type: ignore[assignment]
+    assert "KeyError: 'bug'" in bench.refusal(new_submit("r")).message
+    if is_open:
+        (failed,) = bench.say(Tokenize(query_id=7, prompt="a"))
+        assert isinstance(failed, QueryFailed) and failed.query_id == 7 and "KeyError" in failed.error.message
+    assert list(bench.frontend._outputs.answer_by_key) == [other]
