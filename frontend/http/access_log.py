@@ -19,7 +19,7 @@ from ...ipc.process.log import write_line
 from ..metrics.access_record import AccessRecord, access_record
 from ..openai.events import SERVER_SEND
 from ..openai.forms.errors import HttpError
-from .middleware import PROBE_PATHS
+from .middleware import PROBE_PATHS, shown_path
 
 logger = logging.getLogger("tokenloom.http")
 
@@ -66,7 +66,7 @@ class AccessLog:
             first = f" first {record.first_at - record.begun_at:.3f} s"
         if record.num_prompt_tokens:
             tokens = f" tokens {record.num_prompt_tokens}+{record.num_completion_tokens}"
-        path = scope.get("raw_path", b"").decode("ascii", "replace")[:MAX_PATH_CHARACTERS]
+        path = shown_path(scope.get("raw_path", b"").decode("ascii", "replace"))[:MAX_PATH_CHARACTERS]
         self._write(
             f"{_peer(scope.get('client'))} {scope['method']} {path} {record.status} {record.num_bytes} bytes "
             f"{now - record.begun_at:.3f} s{first}{tokens}{adapter}{'' if record.is_whole else ' cut'} id {request_id}",

@@ -39,6 +39,7 @@ OPEN_PAGES = frozenset(("/", "/dashboard", "/chat", "/docs", "/redoc", "/favicon
 OPEN_PATHS = PROBE_PATHS | OPEN_PAGES | {"/version", "/openapi.json"}
 OVER_LIMIT = "tokenloom.over_limit"  # scope key: the connection exceeds the limit
 LOCAL = "tokenloom.local"  # scope key: the client is on this machine
+_STORED = re.compile(r"/v1/responses/(?!input_tokens(?![^/]))[^/]+")
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,200}")
 
 
@@ -185,10 +186,15 @@ def _error_response(error: Exception, scope: Scope) -> Response:
     the request stays in memory until a full garbage collection: hence this function."""
     answer = _routing_error(error, scope) if isinstance(error, HTTPException) else to_http_error(error)
     if answer.status == 500 and not isinstance(error, TokenloomError):  # a bug, not an expected error
-        logger.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+        logger.error("%s %s failed", scope["method"], shown_path(scope["path"]), exc_info=error)
     has_form = has_message_errors(scope["path"])
     body, status = message_error(answer) if has_form else (answer.body, answer.status)
     return json_response(body, status, answer.headers)
+
+
+def shown_path(path: str) -> str:
+    """Return a path for the log: without the id of a stored response, which alone protects it."""
+    return _STORED.sub("/v1/responses/ID", path)
 
 
 def _credential_error(headers: dict[bytes, bytes], keys: Sequence[bytes]) -> str:

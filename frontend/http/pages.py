@@ -39,7 +39,7 @@ _HEADERS = {
 class AbortAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Key of the open answer to abort."""
 
-    key: int
+    key: str
 
 
 class PageEndpoints:
@@ -117,7 +117,7 @@ class PageEndpoints:
         if not self._frontend.abort_answer(body.key):
             if (answer := await self._peers.ask_all(request, encode_json(body))) is not None:
                 return answer
-            raise HttpError(404, f"no answer {body.key} is open", param="key")
+            raise HttpError(404, f"no answer {body.key!r:.100} is open", param="key")
         self._engine.wake()
         return json_response({"key": body.key, "aborted": 1})
 

@@ -17,6 +17,7 @@ from ..openai.forms.params import schema_errors_about
 from ..openai.forms.response_body import ResponsesRequest, chat_request, schema_field
 from ..openai.local_engine import LocalEngine
 from ..openai.response_store import Record
+from ..openai.responses import item_prefix
 from ..openai.stored_responses import StoredResponses
 from .endpoint import AnyBody, Endpoint
 from .peers import PASSED_ON, Peers
@@ -75,7 +76,7 @@ class ResponseEndpoints:
         """List one page of a response's input items, newest first unless `order` is asc."""
         record = await self._responses.find(request.path_params["response_id"])
         items: list[JsonObject] = msgspec.json.decode(record.items)
-        unique = record.id.removeprefix("resp_")
+        unique = item_prefix(record.id)
         items = [
             {"id": f"item_{unique}_{index}", "type": "message", **_in_parts(item)} for index, item in enumerate(items)
         ]

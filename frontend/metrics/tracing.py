@@ -48,6 +48,7 @@ class Timeline:
     last_at: float = 0.0  # its newest tokens
     num_tokens: int = 0
     num_resumed: int = 0  # tokens of earlier attempts, which the client has
+    shown_key: str = ""  # random, once the dashboard has shown the answer
 
 
 class Tracing:

@@ -55,6 +55,7 @@ from ..requests.media.media_job import MediaJob
 from .body_reader import BodyReader, in_thread_pool
 from .forms.errors import unknown_model
 from .forms.messages import chat_input
+from .forms.prompts import submitted_id
 from .forms.schema import ChatRequest, TokenizeRequest
 from .slices import SLICE_S
 
@@ -278,8 +279,7 @@ class LocalEngine:
 
         All submits have the same `n`. RequestError for an id that is in use."""
         for submit in submits:
-            if submit.request_id in self._run_by_id:
-                raise id_is_open(submit.request_id)
+            self.check_id(submit.request_id)
         run, trace = Run(len(submits), submits[0].params.n, self._block_size), incoming_trace.get()
         adapter = "" if model in self._frontend.model_names else model
         for position, submit in enumerate(submits):
@@ -299,6 +299,11 @@ class LocalEngine:
                 record.adapter = adapter
             left = [each.request_id for each in submits if self._run_by_id.pop(each.request_id, None) is not None]
             self._do_all(partial(self._frontend.on_local_disconnect, self._session, each) for each in left)
+
+    def check_id(self, request_id: str) -> None:
+        """Raise RequestError if a submit with this id is open."""
+        if request_id in self._run_by_id:
+            raise id_is_open(request_id)
 
     def _submit(self, run: Run, trace: TraceContext, adapter: str, submit: Submit) -> None:
         if self._run_by_id.get(submit.request_id, (None, 0))[0] is run:  # otherwise the caller left before its slice
@@ -322,13 +327,8 @@ class LocalEngine:
         self.wake()
 
     def abort(self, request_id: str) -> int:
-        """Abort the submits `request_id` and `request_id/N`, and return their number; their `run` gets partial answers.
-
-        The submit of resp_X and of msg_X is chatcmpl-X.
-        """
-        kind, _, unique = request_id.partition("_")
-        if kind in ("resp", "msg"):
-            request_id = f"chatcmpl-{unique}"
+        """Abort the submits of an answer, ID and ID/N, and return their number; their `run` gets partial answers."""
+        request_id = submitted_id(request_id)
         found = [each for each in self._run_by_id if each == request_id or each.rpartition("/")[0] == request_id]
         for each in found:
             self._frontend.on_message(self._session, Abort(request_id=each))

@@ -17,7 +17,6 @@ from typing import NamedTuple, TypeVar
 
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import InternalError, Overloaded
-from ..client.prompts import id_is_open
 
 T = TypeVar("T")
 
@@ -76,18 +75,16 @@ class ResponseStore:
         self._database: sqlite3.Connection | None = None  # used only by the thread
 
     async def add(self, record: Record) -> None:
-        """Add a response, in place of an ended one with its id, and delete the oldest ended ones until it fits.
+        """Add a response, whose id is new, and delete the oldest ended ones until it fits.
 
-        RequestError if an open response has the same id; Overloaded, and nothing is deleted, if it does not fit."""
+        Overloaded, and nothing is deleted, if it does not fit."""
 
         def work(database: sqlite3.Connection) -> None:
-            if database.execute("SELECT 1 FROM responses WHERE id = ? AND is_open", (record.id,)).fetchone():
-                raise id_is_open(record.id[:200])
             if not self._make_room(database, record.num_bytes):
                 raise Overloaded("all responses that are kept are still being made: ask again later", retry_after_s=5)
             marks = "?, ?, ?, ?, ?, ?, ?, ?"
             values = (*record._replace(owner=self._owner), time.time())
-            database.execute(f"INSERT OR REPLACE INTO responses ({_FIELDS}, created) VALUES ({marks})", values)
+            database.execute(f"INSERT INTO responses ({_FIELDS}, created) VALUES ({marks})", values)
 
         await self._do(work)
 

@@ -19,6 +19,7 @@ from .forms.errors import encode_json, stream_error
 from .forms.items import Event, ItemWriter
 from .forms.logprobs import chat_logprobs
 from .forms.params import errors_about, schema_errors_about
+from .forms.prompts import new_response_id
 from .forms.response_body import ResponsesRequest, schema_field
 from .local_engine import LocalEngine, Run
 
@@ -41,13 +42,14 @@ class ResponseCreation:
         chat: ChatCompletion,
         keep: Callable[[dict[str, Any]], Awaitable[bool]] | None = None,
         created: int | None = None,
+        response_id: str | None = None,
     ) -> None:
         """`keep` stores the response before the client gets it; returns False if that fails. `created`: unix time in
-        seconds; None: now."""
+        seconds; None: now. `response_id`: that of an earlier attempt; None: a new one."""
         self._engine, self._body, self._chat, self._keep = engine, body, chat, keep
         self._created = int(time.time()) if created is None else created
-        self.id = response_id(chat.id)
-        self._writer = ItemWriter(hashlib.sha256(self.id.encode()).hexdigest()[:24])
+        self.id = response_id or new_response_id(chat.id)
+        self._writer = ItemWriter(item_prefix(self.id))
 
     async def whole(self) -> bytes:
         """Generate until the answer has ended, and return the response body (JSON)."""
@@ -139,9 +141,9 @@ class ResponseCreation:
         }
 
 
-def response_id(chat_id: str) -> str:
-    """Return the response's id, resp_X, for the chat's id, chatcmpl-X."""
-    return "resp_" + chat_id.partition("-")[2]
+def item_prefix(response_id: str) -> str:
+    """Return the unique part of the ids of a response's items, from which nobody can tell the response's id."""
+    return hashlib.sha256(response_id.encode()).hexdigest()[:24]
 
 
 def encode_events(events: Iterable[Event], first: int) -> Iterator[bytes]:

@@ -1,6 +1,6 @@
 """Create, continue, store and cancel responses of /v1/responses.
 
-All clients share one store; the random id of a response is the only protection against others.
+All clients share one store; the secret in the id of a response is the only protection against others.
 """
 
 from __future__ import annotations
@@ -72,10 +72,11 @@ class StoredResponses:
         creation = ResponseCreation(self._engine, shown, chat, keep)
         if not body.background:
             return creation
+        self._engine.check_id(chat.id)
         fields, items = conversation(parsed.raw)
         digest = self._engine.adapter_digest(model)
         chat.pin_adapter(digest)
-        given = {"request_id": creation.id.removeprefix("resp_"), "seed": seed, _DIGEST: digest.hex()}
+        given = {"request_id": chat.id.partition("-")[2], "seed": seed, _DIGEST: digest.hex()}
         request = fields | {name: msgspec.Raw(encode_json(value)) for name, value in given.items()}
         response = encode_json(creation.response("queued"))
         record = Record(creation.id, True, True, encode_json(items), encode_json(request), response)
@@ -168,7 +169,7 @@ class StoredResponses:
         body, chat = await self._new_chat(parsed, before["model"])
         chat.pin_adapter(digest)
         body = msgspec.structs.replace(body, previous_response_id=before["previous_response_id"])
-        return ResponseCreation(self._engine, body, chat, created=before["created_at"])
+        return ResponseCreation(self._engine, body, chat, created=before["created_at"], response_id=record.id)
 
     async def _keep(self, raw: bytes, response: dict[str, Any]) -> bool:
         """Store a response. If the store fails or is full, log a warning and return False: the client still gets it."""

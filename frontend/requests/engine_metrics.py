@@ -11,6 +11,7 @@ if vLLM has the metric. While no request is open these equations hold exactly:
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping
@@ -181,12 +182,14 @@ class EngineMetrics:
         return len(self._timelines)
 
     def open_answers(self, limit: int) -> list[JsonObject]:
-        """Return up to `limit` open answers, oldest first, for the dashboard."""
-        now = time.monotonic()
+        """Return up to `limit` open answers, oldest first, for the dashboard. Their ids are for their callers alone:
+        each is shown with a random key, by which it can be aborted."""
+        now, shown = time.monotonic(), list(islice(self._timelines.values(), limit))
+        for each in shown:
+            each.shown_key = each.shown_key or secrets.token_hex(16)
         return [
             {
-                "key": key,
-                "request_id": each.submit.request_id,
+                "key": each.shown_key,
                 "adapter": each.submit.adapter,
                 "state": "running" if each.started_at else "waiting",
                 "age_s": now - each.arrived_at,
@@ -194,8 +197,13 @@ class EngineMetrics:
                 "num_tokens": each.num_tokens,
                 "tokens_per_s": each.num_tokens and each.num_tokens / (now - each.started_at),
             }
-            for key, each in islice(self._timelines.items(), limit)
+            for each in shown
         ]
+
+    def find_answer(self, shown_key: str) -> int | None:
+        """Return the key in the core of an open answer that was shown with a key; None if there is none."""
+        found = (key for key, each in self._timelines.items() if shown_key and each.shown_key == shown_key)
+        return next(found, None)
 
     def latencies(self) -> JsonObject:
         """Return the cumulative counts of four latency histograms, ttft, itl, queue and e2e: at each bound of SECONDS,

@@ -262,9 +262,11 @@ class Frontend:
         """Abort a request because its HTTP caller has disconnected."""
         self._requests.abort(session, request_id, "disconnect")
 
-    def abort_answer(self, key: int) -> bool:
-        """Abort the request of an open answer, of any client. Returns False if no open answer has this key."""
-        answer = self._outputs.answer_by_key.get(key)
+    def abort_answer(self, shown_key: str) -> bool:
+        """Abort the request of an open answer, of any client, by its key on the dashboard. Returns False if there is no
+        such answer."""
+        key = self.metrics.find_answer(shown_key)
+        answer = None if key is None else self._outputs.answer_by_key.get(key)
         if answer is not None:
             self._requests.end(answer.request, "abort", cause="operator")
         return answer is not None

@@ -87,6 +87,23 @@ def test_a_stored_response_can_be_retrieved_until_it_is_deleted(client: openai.O
     assert http.get(f"{PATH}/{response.id}/input_items").status_code == 404
 
 
+def test_a_chosen_request_id_neither_replaces_nor_reveals_a_response(http: httpx2.Client) -> None:
+    first = made(http, input="my diagnosis is secret-4711", request_id="mine")
+    second = made(http, request_id="mine")
+    assert first["id"] != second["id"] and http.get(f"{PATH}/{first['id']}").json() == first
+    for guess in ("resp_mine", "chatcmpl-mine", "mine", first["id"][:-1], first["id"].replace("resp_", "chatcmpl-")):
+        assert http.get(f"{PATH}/{guess}").status_code == http.delete(f"{PATH}/{guess}").status_code == 404
+        assert http.post(PATH, json={"input": "Hi", "previous_response_id": guess}).status_code == 400
+    items = http.get(f"{PATH}/{first['id']}/input_items").text + json.dumps(first["output"])
+    assert first["id"].rpartition("_")[2] not in items, "an item shows no id of its response"
+    running = begun(http, request_id="mine")
+    refused = http.post(PATH, json=LONG | {"request_id": "mine"})
+    assert error(refused)[:2] == (400, "request_id chatcmpl-mine is open already: choose another")
+    shown = http.get("/dashboard/data").text
+    assert "mine" not in shown and running not in shown
+    assert http.post("/abort", json={"request_id": running}).json()["aborted"] == 1
+
+
 def test_a_streamed_response_is_stored_before_its_last_event(http: httpx2.Client) -> None:
     streamed = events(http.post(PATH, json={"input": QUESTION, "stream": True, "max_output_tokens": 8}).text)
     assert http.get(f"{PATH}/{streamed[-1]['response']['id']}").json() == streamed[-1]["response"]

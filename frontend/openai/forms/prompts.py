@@ -5,6 +5,7 @@ A request with one prompt submits it under its own id, `cmpl-…`; of several pr
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from typing import cast
@@ -18,6 +19,8 @@ from ...client.prompts import check_text, check_token_ids
 from ...text.prompt_limits import PromptLimits
 from .schema import MAX_ID_CHARACTERS, MAX_PROMPTS, Prompts
 
+_SECRET = re.compile("_[0-9a-f]{32}$")
+
 
 def answer_id(prefix: str, given: str | None) -> str:
     """Return `prefix-ID` with the caller's id, or with a random one; RequestError for an invalid id."""
@@ -26,6 +29,20 @@ def answer_id(prefix: str, given: str | None) -> str:
     if not 0 < len(given) <= MAX_ID_CHARACTERS or not given.isprintable() or "/" in given:
         raise RequestError(f"request_id must have 1 to {MAX_ID_CHARACTERS} printable characters other than /")
     return f"{prefix}-{given}"
+
+
+def new_response_id(chat_id: str) -> str:
+    """Return an id for the response of the chat chatcmpl-X: resp_X_SECRET. A caller may choose X, and logs and traces
+    show it; the secret keeps others from a stored response."""
+    return f"resp_{chat_id.partition('-')[2]}_{secrets.token_hex(16)}"
+
+
+def submitted_id(answer_id: str) -> str:
+    """Return the id under which an answer was submitted: chatcmpl-X for resp_X, with a secret or not, and for msg_X."""
+    kind, _, unique = answer_id.partition("_")
+    if kind == "resp":
+        unique = _SECRET.sub("", unique)
+    return f"chatcmpl-{unique}" if kind in ("resp", "msg") else answer_id
 
 
 def body_inputs(field: str, prompts: Prompts, limits: PromptLimits, n: int | None = None) -> list[BodyInput]:

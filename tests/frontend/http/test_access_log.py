@@ -122,3 +122,9 @@ def test_a_logged_request_costs_few_calls(capfd: pytest.CaptureFixture[str], has
     with_log, without = (asyncio.run(count(app)) for app in (AccessLog(middleware, has_all=has_all), middleware))
     assert 0 < with_log - without < max_calls
     assert len(capfd.readouterr().err.splitlines()) == has_all
+
+
+def test_the_id_of_a_stored_response_is_not_logged(capfd: pytest.CaptureFixture[str]) -> None:
+    paths = ("/v1/responses/resp_mine_5ec7e7", "/llm/v1/responses/resp_5ec7e7/cancel", "/v1/responses/input_tokens")
+    found = [line.split()[2] for line in lines(capfd, new_log(has_all=True), *paths, "/v1/responses")]
+    assert found == ["/v1/responses/ID", "/llm/v1/responses/ID/cancel", "/v1/responses/input_tokens", "/v1/responses"]

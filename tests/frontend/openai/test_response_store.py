@@ -12,7 +12,7 @@ import pytest
 
 from tokenloom.frontend.openai.response_store import Record, ResponseStore
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.errors import InternalError, Overloaded, RequestError
+from tokenloom.ipc.errors import InternalError, Overloaded
 from tokenloom.scripts.engine_steps import new_frontend
 
 T = TypeVar("T")
@@ -67,10 +67,21 @@ def test_open_responses_are_never_deleted_for_new_ones(tmp_path: Path) -> None:
         await store.add(waiting("b"))
         with pytest.raises(Overloaded):
             await store.add(waiting("c"))
-        with pytest.raises(RequestError, match="open already"):
-            await store.add(done("a"))
 
     run(store, work())
+
+
+def test_no_response_replaces_another(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+
+    async def work() -> list[Record | None]:
+        for first in (done("a", 10), waiting("w")):
+            await store.add(first)
+            with pytest.raises(InternalError, match="UNIQUE"):
+                await store.add(done(first.id, 20))
+        return [await store.get("a"), await store.get("w")]
+
+    assert run(store, work()) == [done("a", 10), waiting("w")]
 
 
 def test_ended_responses_expire(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -61,6 +62,11 @@ class Fleet(Bench):
     def clear(self) -> None:
         for messages in self.by_core:
             messages.clear()
+
+    def abort_shown(self) -> bool:
+        """Abort the only open answer as the dashboard does."""
+        (shown,) = self.frontend.metrics.open_answers(9)
+        return self.frontend.abort_answer(shown["key"])
 
     def send(self, request_id: str, **fields: Any) -> tuple[int, EngineCoreRequest]:
         """Submit a request; return the core that gets it, and its message."""
@@ -278,7 +284,7 @@ def test_a_request_that_ends_while_it_waits_to_be_resumed_is_sent_nowhere() -> N
     core, _ = fleet.send("r")
     fleet.lose(1 - core)
     fleet.lose(core)
-    fleet.frontend.abort_answer(next(iter(fleet.frontend._outputs.answer_by_key)))
+    assert fleet.abort_shown()
     fleet.welcome(core)
     assert fleet.keys(core) == []
 
@@ -311,7 +317,7 @@ def test_requests_without_a_core_go_to_the_one_whose_workers_come_back_first() -
 def test_an_aborted_request_is_aborted_at_its_own_core() -> None:
     fleet = Fleet()
     core, request = fleet.send("r")
-    fleet.frontend.abort_answer(request.children[0].key)
+    assert fleet.abort_shown()
     fleet.turn()
     assert fleet.aborts(core) == [request.children[0].key] and fleet.aborts(1 - core) == []
 
@@ -466,3 +472,17 @@ def test_the_work_of_other_frontends_at_a_core_counts_until_it_is_done() -> None
         fleet.frontend.on_core_message(Load(), busy)
     cores = [fleet.send(f"last-{number}", prompt_token_ids=encode_ids([3, number]))[0] for number in range(12)]
     assert set(cores) == {0, 1}
+
+
+def test_the_dashboard_shows_random_keys_that_stay_and_no_ids() -> None:
+    fleet = Fleet()
+    for name in ("alice-1", "alice-2"):
+        fleet.send(name)
+    shown = fleet.frontend.metrics.open_answers(9)
+    assert "alice" not in str(shown) and len({each["key"] for each in shown}) == 2
+    assert all(re.fullmatch("[0-9a-f]{32}", each["key"]) for each in shown)
+    assert [each["key"] for each in fleet.frontend.metrics.open_answers(9)] == [each["key"] for each in shown]
+    for guess in ("", "0", "1", shown[0]["key"][:-1]):
+        assert not fleet.frontend.abort_answer(guess)
+    assert fleet.frontend.abort_answer(shown[1]["key"]) and not fleet.frontend.abort_answer(shown[1]["key"])
+    assert [each["key"] for each in fleet.frontend.metrics.open_answers(9)] == [shown[0]["key"]]
