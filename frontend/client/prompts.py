@@ -149,9 +149,8 @@ def id_is_open(request_id: str) -> RequestError:
 
 
 def check_text(text: str) -> str:
-    """Return `text` unchanged; RequestError if it is empty, has a lone surrogate or exceeds MAX_PROMPT_BYTES."""
-    if not text:
-        raise RequestError("the prompt is empty: give at least one character")
+    """Return `text` unchanged; RequestError if it has a lone surrogate or exceeds MAX_PROMPT_BYTES. It may be empty:
+    many tokenizers put a token before every text."""
     _check_encodable("the prompt", text)
     return text
 

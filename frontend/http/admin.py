@@ -12,6 +12,8 @@ from ...ipc.codec import JsonObject, decode_ids, num_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.messages.adapter import AdapterInfo
 from ...ipc.version import tokenloom_version
+from ..anthropic.forms.errors import VERSION_HEADER
+from ..anthropic.forms.models import model_info, model_page
 from ..openai.forms.errors import HttpError, encode_json, json_response, unknown_model
 from ..openai.forms.schema import AbortRequest, DetokenizeRequest, TokenizeRequest
 from ..openai.local_engine import LocalEngine
@@ -51,17 +53,22 @@ class AdminEndpoints:
 
     async def models(self, request: Request) -> Response:
         cards = [self._model(name) for name in self._spec.model_names]
-        adapters = map(self._adapter, self._frontend.adapters.infos)
-        return json_response({"object": "list", "data": [*cards, *adapters]})
+        cards += map(self._adapter, self._frontend.adapters.infos)
+        is_anthropics = VERSION_HEADER.decode() in request.headers
+        return json_response(model_page(cards) if is_anthropics else {"object": "list", "data": cards})
 
     async def model(self, request: Request) -> Response:
-        name = request.path_params["model"]
+        card = self._card(request.path_params["model"])
+        return json_response(model_info(card) if VERSION_HEADER.decode() in request.headers else card)
+
+    def _card(self, name: str) -> JsonObject:
+        """Return the card of a model or an adapter; HttpError 404 if there is none of this name."""
         if name in self._spec.model_names:
-            return json_response(self._model(name))
+            return self._model(name)
         info = next((info for info in self._frontend.adapters.infos if info.name == name), None)
         if info is None:
             raise unknown_model(self._frontend.adapters.unknown(name))
-        return json_response(self._adapter(info))
+        return self._adapter(info)
 
     def _adapter(self, info: AdapterInfo) -> JsonObject:
         card = {"id": info.name, "created": int(info.loaded_at), "root": info.path, "parent": info.base}

@@ -77,7 +77,7 @@ class HttpMiddleware:
         incoming_trace.set(trace)
         if self._root_path and f"{scope['path']}/".startswith(f"{self._root_path}/"):
             scope["path"] = scope["path"].removeprefix(self._root_path) or "/"
-        is_anthropic = has_message_errors(scope["path"])
+        is_anthropic = has_message_errors(scope["path"], headers)
         extra = _headers_to_add(headers, trace, is_anthropic)
         has_started, is_open = False, True
 

@@ -184,7 +184,8 @@ class InputProcessor:
         prompt = self._truncated(prompt, params, num_reserved=0 if submit.pooling else max(params.max_tokens or 0, 1))
         num_prompt_tokens = num_ids(prompt.token_ids)
         if not prompt.token_ids:
-            raise RequestError("the prompt has no tokens: give at least one")
+            why = "" if prompt.text is None else ", since it is empty and the tokenizer adds none"
+            raise RequestError(f"the prompt has no tokens{why}: give at least one")
         if self._num_clip_tokens:
             check_clip(submit, prompt, self._num_clip_tokens)
         self.limits.check_length(num_prompt_tokens, is_answered=submit.pooling is None)  # before the ids are decoded

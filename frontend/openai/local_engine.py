@@ -146,14 +146,16 @@ class Run:
         return sum(max(0, each - found) for each, found in zip(kept, self._num_cached, strict=True))
 
     def usage(self, num_sent: int | None = None) -> JsonObject:
-        """Return OpenAI's usage. `num_sent`: completion tokens to report; None: all that have arrived."""
+        """Return OpenAI's usage. `num_sent`: completion tokens to report; None: all that have arrived.
+
+        The engine's own drafts have names of their own: OpenAI's prediction tokens are those of the field `prediction`,
+        and are billed."""
         num_prompt = self.num_prompt_tokens
         num_completion = self.num_completion_tokens if num_sent is None else num_sent
         prompt = {"cached_tokens": self.num_cached_tokens, "cache_write_tokens": self.num_cache_writes}
         completion = {"reasoning_tokens": self.num_thought_tokens}
         if self._num_drafts:
-            completion["accepted_prediction_tokens"] = self._num_accepted_drafts
-            completion["rejected_prediction_tokens"] = self._num_drafts - self._num_accepted_drafts
+            completion |= {"draft_tokens": self._num_drafts, "accepted_draft_tokens": self._num_accepted_drafts}
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_completion,

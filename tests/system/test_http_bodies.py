@@ -55,7 +55,7 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/embeddings", {"input": [5] * 2048}),
     ("/v1/embeddings", {"input": [5] * 2049}),
     ("/v1/chat/completions", CHAT | {"return_token_ids": True, "prompt_logprobs": 0}),
-    ("/v1/completions", {"prompt": "", "max_tokens": 1}),
+    ("/v1/completions", {"prompt": "", "max_tokens": 1, "temperature": 0}),
     ("/v1/completions", {"prompt": "x", "model": "gpt-7"}),
     ("/v1/completions", {"prompt": ["x"] * 200, "n": 128}),
     ("/v1/completions", {"prompt": "x", "guided_json": {"enum": "red"}, "guided_regex": "x"}),

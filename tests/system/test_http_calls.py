@@ -117,7 +117,9 @@ def test_a_function_without_parameters_gets_empty_arguments(http: httpx2.Client)
         assert choice["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+@pytest.mark.parametrize(
+    "choice", ["required", "any", {"type": "function", "function": {"name": "f"}}, {"function": {"name": "f"}}]
+)
 def test_forced_calls_stream_in_pieces_and_a_token_limit_cuts_them(client: openai.OpenAI, choice: Any) -> None:
     fields: Any = {
         "tools": [function("f", WORDS)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 from typing import Any
@@ -175,3 +176,16 @@ def test_a_disconnect_ends_the_message_request(http: httpx2.Client) -> None:
         next(answer.iter_lines())
     wait_idle(http, begun)
     assert samples(http)[aborted] == before + 1
+
+
+def test_anthropics_clients_get_models_in_anthropics_form(http: httpx2.Client) -> None:
+    version = {"anthropic-version": "2023-06-01"}
+    plain, page = http.get("/v1/models").json(), http.get("/v1/models", headers=version).json()
+    (model,), (card,) = page["data"], plain["data"]
+    assert page == {"data": [model], "has_more": False, "first_id": model["id"], "last_id": model["id"]}
+    assert (model["type"], model["id"], model["display_name"]) == ("model", card["id"], card["id"])
+    assert datetime.datetime.fromisoformat(model["created_at"]).timestamp() == card["created"]
+    assert http.get(f"/v1/models/{model['id']}", headers=version).json() == model
+    assert http.get(f"/v1/models/{model['id']}").json() == card
+    assert error(http.get("/v1/models/gpt-7", headers=version))[:2] == (404, "not_found_error")
+    assert http.get("/v1/models/gpt-7").json()["error"]["code"] == "model_not_found"

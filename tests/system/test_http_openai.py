@@ -130,6 +130,25 @@ def test_bytes_of_tokens_join_to_the_text_of_characters_in_several_tokens(
     assert bytes(byte for token in part["logprobs"] for byte in token["bytes"]).decode() == text
 
 
+@pytest.mark.parametrize("stream", [None, False])
+def test_options_of_a_stream_have_no_effect_on_a_whole_answer(http: httpx2.Client, stream: bool | None) -> None:
+    options = {"stream": stream, "stream_options": {"include_usage": True}, "temperature": 0}
+    for path, body in (
+        ("/v1/completions", {"prompt": FRANCE}),
+        ("/v1/chat/completions", {"messages": QUESTION}),
+        ("/v1/responses", {"input": "Hi"}),
+    ):
+        answer = http.post(path, json=body | options)
+        assert answer.status_code == 200 and "warning" not in answer.headers and answer.json()["usage"]
+
+
+def test_an_empty_prompt_is_the_token_before_every_text(http: httpx2.Client) -> None:
+    answer = http.post("/v1/completions", json={"prompt": "", "max_tokens": 1, "echo": True, "return_token_ids": True})
+    (choice,) = answer.json()["choices"]
+    assert choice["prompt_token_ids"] == http.post("/tokenize", json={"prompt": ""}).json()["tokens"] != []
+    assert http.post("/v1/embeddings", json={"input": ["", "x"]}).status_code == 200
+
+
 def test_a_stop_string_ends_the_answer_and_is_named(client: openai.OpenAI) -> None:
     (choice,) = complete(client, stop=["ri"]).choices
     assert choice.text == " Pa"

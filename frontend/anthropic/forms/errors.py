@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
 
 from ...openai.forms.errors import HttpError
 
+VERSION_HEADER = b"anthropic-version"  # of Anthropic's clients alone
 OVERLOADED = 529  # Anthropic's own status, which its clients retry
 _KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
 _KINDS |= {429: "rate_limit_error", OVERLOADED: "overloaded_error"}
@@ -23,9 +25,11 @@ class MessageErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     error: MessageErrorDetail
 
 
-def has_message_errors(path: str) -> bool:
-    """Return whether the errors of this path have Anthropic's form."""
-    return f"{path}/".startswith("/v1/messages/")
+def has_message_errors(path: str, headers: Collection[bytes] = ()) -> bool:
+    """Return whether the errors of this path have Anthropic's form; those of models do if Anthropic's clients ask.
+    `headers`: names of the request's headers."""
+    is_of_models = f"{path}/".startswith("/v1/models/") and VERSION_HEADER in headers
+    return is_of_models or f"{path}/".startswith("/v1/messages/")
 
 
 def message_error(error: HttpError) -> tuple[MessageErrorBody, int]:

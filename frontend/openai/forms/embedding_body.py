@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.sampling_params import MAX_LOGPROB_TOKEN_IDS
-from .schema import MAX_PROMPTS, Body, Message, Prompts, RequestId, Scheduled, Text, TokenId, TokenizeRequest, items
+from .schema import MAX_PROMPTS, Body, Message, Prompts, RequestId, Scheduled, TokenId, TokenizeRequest, items
 
-_Part: TypeAlias = Text | Annotated[list[TokenId], items(1)]
+_Part: TypeAlias = str | Annotated[list[TokenId], items(1)]
 _Parts: TypeAlias = Annotated[list[_Part], items(1, MAX_PROMPTS)]
 _Labels: TypeAlias = Annotated[list[TokenId], items(1, MAX_LOGPROB_TOKEN_IDS)]
 INPUT_TYPES = ("search_document", "search_query", "classification", "clustering")  # Cohere's
@@ -48,7 +48,7 @@ class CohereEmbedRequest(Body, frozen=True, kw_only=True):
     NOT_SERVED: ClassVar[dict[str, tuple[object, ...]]] = {"images": ([],), "inputs": ([],)}
 
     model: str | None = None
-    texts: Annotated[list[Text], items(1, MAX_PROMPTS)]
+    texts: Annotated[list[str], items(1, MAX_PROMPTS)]
     input_type: str | None = None
     embedding_types: list[Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]] | None = None
     output_dimension: int | None = None

@@ -60,9 +60,7 @@ def sampling_params(body: Generation, **more: object) -> SamplingParams:
 
 
 def refuse_unserved(body: Body) -> None:
-    """Raise RequestError for a field of NOT_SERVED that has an effect, and for stream_options without stream."""
-    if getattr(body, "stream_options", None) is not None and not getattr(body, "stream", None):
-        raise RequestError("stream_options needs stream to be true: leave it out or stream the answer")
+    """Raise RequestError for a field of NOT_SERVED that has an effect."""
     for name, harmless in body.NOT_SERVED.items():
         value = getattr(body, name)
         if value is not None and value not in harmless:

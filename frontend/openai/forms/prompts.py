@@ -83,7 +83,7 @@ def prompt_submits(
 
 
 def _listed(field: str, prompts: Prompts) -> list[str | list[int]]:
-    if prompts and isinstance(prompts, str):
+    if isinstance(prompts, str):
         return [prompts]
     if not prompts:
         raise RequestError(f"{field} is empty: give text, token ids, or a list of these")

@@ -58,11 +58,11 @@ RequestId: TypeAlias = Annotated[str, matching(rf"^[ -.0-~]{{1,{MAX_ID_CHARACTER
 Salt: TypeAlias = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_SALT_CHARACTERS})]
 Bias: TypeAlias = dict[Annotated[str, matching("^[0-9]+$")], Annotated[float, within(-100, 100)]]
 
-_TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "maximum": MOST, "title": TOKEN_ID}}
-_PROMPTS = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"anyOf": [_TEXT, _IDS]}}
+_PROMPTS = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"anyOf": [{"type": "string"}, _IDS]}}
+_FORMS = [{"type": "string"}, _IDS, _PROMPTS]
 Prompts: TypeAlias = Annotated[  # one prompt as text or ids, or a list of prompts
-    str | list[str | int | list[int]], Meta(extra_json_schema={"allOf": [{"anyOf": [_TEXT, _IDS, _PROMPTS]}]})
+    str | list[str | int | list[int]], Meta(extra_json_schema={"allOf": [{"anyOf": _FORMS}]})
 ]
 
 
@@ -255,7 +255,7 @@ class CustomTool(Function, frozen=True, kw_only=True):
 
 class Tool(Called, Body, frozen=True, kw_only=True):
     FIELD: ClassVar = "tools"
-    type: Literal["function", "custom"]
+    type: Literal["function", "custom"] = "function"
     function: Function = Function(name="")
     custom: CustomTool = CustomTool(name="")
 
@@ -265,7 +265,7 @@ class NamedFunction(Body, frozen=True, kw_only=True):
 
 
 class AllowedTool(Called, Body, frozen=True, kw_only=True):
-    type: Literal["function", "custom"]
+    type: Literal["function", "custom"] = "function"
     function: NamedFunction = NamedFunction(name="")
     custom: NamedFunction = NamedFunction(name="")
 
@@ -278,9 +278,9 @@ class AllowedTools(Body, frozen=True, kw_only=True):
 
 
 class NamedTool(Called, Body, frozen=True, kw_only=True):
-    """Tool that must be called, or a list of allowed ones."""
+    """Tool that must be called, or a list of allowed ones. Some clients of other servers leave out the type."""
 
-    type: Literal["function", "custom", "allowed_tools"]
+    type: Literal["function", "custom", "allowed_tools"] = "function"
     function: NamedFunction = NamedFunction(name="")
     custom: NamedFunction = NamedFunction(name="")
     allowed_tools: AllowedTools | None = None
@@ -317,7 +317,7 @@ class AnyChat(Conversation, frozen=True, kw_only=True):
     max_completion_tokens: Length | None = None
     logprobs: bool | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required", "any"] | NamedTool | None = None  # any: Mistral's name of required
     reasoning_effort: str | None = None
     modalities: list[str] | None = None
     verbosity: str | None = None
@@ -364,7 +364,7 @@ class TokenizeRequest(Body, frozen=True, kw_only=True):
     """POST /tokenize: a text or a chat."""
 
     model: str | None = None
-    prompt: Text | None = None
+    prompt: str | None = None
     messages: Annotated[list[Message], items(1)] | None = None
     tools: list[Tool] | None = None
     add_special_tokens: bool | None = None  # null: with a text, but not with a chat

@@ -126,8 +126,8 @@ async def test_an_error_is_raised_in_the_task_of_its_request(fake: FakeFrontend,
     good = asyncio.create_task(last(client, "good", 20))
     with pytest.raises(RequestError, match="forbidden"):
         await last(client, FORBIDDEN, 1)
-    with pytest.raises(RequestError, match="empty"):
-        client.generate("")
+    with pytest.raises(RequestError, match="no tokens"):
+        client.generate([])
     with pytest.raises(RequestError, match="forbidden"):
         await client.tokenize(FORBIDDEN)
     assert (await good).finished

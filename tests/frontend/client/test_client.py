@@ -84,8 +84,8 @@ def test_parameters_are_checked_and_copied_at_submission(client: Client) -> None
 
 
 def test_an_invalid_prompt_among_many_is_refused_before_any_is_sent(fake: FakeFrontend, client: Client) -> None:
-    with pytest.raises(RequestError, match="empty"):
-        client.generate(["good", ""], greedy(), use_tqdm=False)
+    with pytest.raises(RequestError, match="no tokens"):
+        client.generate(["good", []], greedy(), use_tqdm=False)
     assert fake.do(lambda service: service.submits) == []
 
 
@@ -132,8 +132,8 @@ def test_closing_a_stream_aborts_the_request(fake: FakeFrontend, client: Client)
 def test_a_stream_raises_the_error_of_its_request(client: Client) -> None:
     with pytest.raises(RequestError, match="forbidden"):
         list(client.stream(FORBIDDEN))
-    with pytest.raises(RequestError, match="empty"):
-        client.stream("")  # before the iterator is read
+    with pytest.raises(RequestError, match="no tokens"):
+        client.stream([])  # before the iterator is read
 
 
 def test_a_future_returns_the_output(client: Client) -> None:

@@ -56,7 +56,6 @@ def test_token_ids_are_sent_unchanged(ids: object) -> None:
 @pytest.mark.parametrize(
     ("prompt", "complaint"),
     [
-        ("", "empty"),
         ([], "no tokens"),
         ({"prompt_token_ids": []}, "no tokens"),
         ([1, -2], "token id -2, which is out of vocabulary: ids begin at 0"),

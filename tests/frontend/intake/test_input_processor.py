@@ -50,6 +50,13 @@ def test_text_gets_the_special_tokens_and_a_chat_only_those_of_its_template() ->
     assert inputs.tokenize(ReadPrompt(token_ids=encode_ids([5, 6]))) == Prompt(encode_ids([5, 6]), None)
 
 
+def test_an_empty_prompt_is_served_if_the_tokenizer_adds_a_token() -> None:
+    assert decode_ids(process(new_inputs(), prompt="").prompt_token_ids).tolist() == [1]
+    bare = InputProcessor(new_spec(), new_tokenizer("byte_level"), TEMPLATE)
+    with pytest.raises(RequestError, match="no tokens, since it is empty and the tokenizer adds none: give at least"):
+        process(bare, prompt="")
+
+
 def test_max_tokens_is_limited_by_max_model_len() -> None:
     inputs = new_inputs(max_model_len=100)
     assert process(inputs, SamplingParams(max_tokens=None)).max_tokens == 90
@@ -105,7 +112,6 @@ def test_a_resumed_request_keeps_its_children_and_arrival_time() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"prompt": ""}, "prompt is empty"),
         ({"prompt_token_ids": b""}, "prompt has no tokens"),
         ({"prompt_token_ids": b"\1\0\0"}, "3 bytes"),
         (

@@ -12,6 +12,7 @@ from tokenloom.frontend.intake.body_parser import parse_body
 from tokenloom.frontend.intake.unknown_fields import MAX_NAMED
 from tokenloom.frontend.openai.forms.schema import ChatRequest
 from tokenloom.frontend.text.prompt_limits import PromptLimits
+from tokenloom.ipc.errors import RequestError
 
 LIMITS = PromptLimits(max_model_len=100, max_answers=100, max_tokens=1000)
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -35,7 +36,7 @@ def test_an_unknown_field_is_named_and_the_rest_decodes_as_without_it(name: str)
     more, named = CASES[name]
     raw = json.dumps({"messages": MESSAGES, "seed": 3} | more, ensure_ascii=False).encode()
     if name == "in a list":  # the second tool stays invalid
-        with pytest.raises(BodyError, match=r"missing required field `type` - at `\$.tools\[1\]`"):
+        with pytest.raises(RequestError, match=r"tools: type function must have function\.name: give it"):
             parse_body(raw, ChatRequest, LIMITS)
         raw = raw.replace(b", {}", b"")
     parsed = parse_body(b" " + raw, ChatRequest, LIMITS)

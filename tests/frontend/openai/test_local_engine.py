@@ -10,12 +10,12 @@ from tokenloom.frontend.intake.body_parser import ParsedBody
 from tokenloom.frontend.openai import local_engine as server_engine
 from tokenloom.frontend.openai import slices as server_slices
 from tokenloom.frontend.openai.forms.schema import ChatRequest, Message
-from tokenloom.frontend.openai.local_engine import LocalEngine
+from tokenloom.frontend.openai.local_engine import LocalEngine, Run
 from tokenloom.frontend.openai.slices import in_slices
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
-from tokenloom.ipc.codec import encode_ids
+from tokenloom.ipc.codec import JsonObject, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.messages.client import Submit
+from tokenloom.ipc.messages.client import Accepted, Delta, RequestMetrics, Submit
 from tokenloom.ipc.messages.intake import BodyInput
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.scripts.engine_steps import new_frontend
@@ -48,6 +48,21 @@ def test_each_turn_of_the_loop_submits_or_aborts_one_slice() -> None:
             await asyncio.sleep(0)
 
     asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_usage_gives_the_engines_own_drafts_under_names_of_their_own() -> None:
+    async def used(metrics: RequestMetrics) -> JsonObject:
+        run = Run(1, 1)
+        run.put(0, Accepted(request_id="x", attempt=0, prompt_token_ids=encode_ids([5, 6]), prompt=None, seed=1))
+        run.put(0, Delta(request_id="x", token_ids=encode_ids([7]), finish_reason="stop", metrics=metrics))
+        async for _ in run.deltas():
+            pass
+        return run.usage()
+
+    usage = asyncio.run(used(RequestMetrics(num_drafts=9, num_accepted_drafts=5)))
+    details = {"reasoning_tokens": 0, "draft_tokens": 9, "accepted_draft_tokens": 5}
+    assert usage["completion_tokens_details"] == details, "OpenAI's prediction tokens are billed"
+    assert asyncio.run(used(RequestMetrics()))["completion_tokens_details"] == {"reasoning_tokens": 0}
 
 
 def test_a_request_that_is_left_before_its_slice_is_not_submitted() -> None:
