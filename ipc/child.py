@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import resource
@@ -23,6 +22,7 @@ from .process import log
 from .process.lifeline import start_lifeline
 from .process.signals import ignore_group_signals
 from .process.title import set_title
+from .shortages.failure import REMEDIES
 from .sockets import new_socket
 
 EXIT_FAULT = 1
@@ -108,17 +108,9 @@ def limit_address_space(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-_REMEDIES = {  # of a process that the kernel does not start
-    errno.EAGAIN: "raise the limit of processes (ulimit -u, pids.max of the cgroup)",
-    errno.EMFILE: "raise the limit of open files (ulimit -n, LimitNOFILE)",
-    errno.ENFILE: "raise the machine's limit of open files (sysctl fs.file-max)",
-    errno.ENOMEM: "free memory, or raise the limit of its cgroup",
-}
-
-
 def spawn_failure(error: OSError) -> str:
     """Describe why a process could not be started, with the remedy."""
-    return f"{error.strerror}: {_REMEDIES.get(error.errno or 0, f'check {sys.executable}')}"
+    return f"{error.strerror}: {REMEDIES.get(error.errno or 0, f'check {sys.executable}')}"
 
 
 def spawn_child(

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-IPC = ("ipc", "ipc/adapters", "ipc/blobs", "ipc/config", "ipc/messages", "ipc/models", "ipc/process")
+IPC = ("ipc", "ipc/adapters", "ipc/blobs", "ipc/config", "ipc/messages", "ipc/models", "ipc/process", "ipc/shortages")
 
 
 class Folder(NamedTuple):
@@ -42,12 +42,13 @@ def _frontend(names: str) -> tuple[str, ...]:
 
 FOLDERS = {
     "ipc": Folder((), _parties("msgspec zmq")),
-    "ipc/adapters": Folder(("ipc/config", "ipc/models", "ipc/process"), _parties("msgspec")),
-    "ipc/blobs": Folder(("ipc/messages",), _parties("zmq")),
-    "ipc/config": Folder(("ipc/messages", "ipc/models", "ipc/process"), _parties("msgspec zmq")),
+    "ipc/adapters": Folder(("ipc/config", "ipc/models", "ipc/process", "ipc/shortages"), _parties("msgspec")),
+    "ipc/blobs": Folder(("ipc/messages", "ipc/shortages"), _parties("zmq")),
+    "ipc/config": Folder(("ipc/messages", "ipc/models", "ipc/process", "ipc/shortages"), _parties("msgspec zmq")),
     "ipc/messages": Folder(("ipc/process",), _parties("msgspec xxhash")),
     "ipc/models": Folder((), _parties("msgspec")),
     "ipc/process": Folder((), _parties("msgspec setproctitle")),
+    "ipc/shortages": Folder(),
     "kernels": Folder((), _parties("torch numpy")),
     "kernels/cpu": Folder((), _parties("torch numpy")),
     "kernels/gpu": Folder((), _parties("torch triton")),
@@ -85,7 +86,7 @@ FOLDERS = {
     "frontend/anthropic": Folder(_frontend("anthropic/forms openai openai/forms"), _ASGI),
     "frontend/anthropic/forms": Folder(_frontend("openai/forms openai/parsers"), _ASGI),
     "frontend/cli": Folder(_frontend("client embedded hosts options"), _CLIENT | _parties("shtab")),
-    "frontend/client": Folder(("ipc", "ipc/messages", "ipc/process"), _CLIENT),
+    "frontend/client": Folder(("ipc", "ipc/messages", "ipc/process", "ipc/shortages"), _CLIENT),
     "frontend/client/media": Folder(("ipc", "ipc/messages"), _parties("msgspec")),
     "frontend/client/offline": Folder(("ipc", "ipc/messages"), _CLIENT | _parties("transformers")),
     "frontend/client/speech": Folder(

@@ -13,7 +13,6 @@ import contextlib
 import itertools
 import math
 import os
-import threading
 import time
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -23,6 +22,8 @@ from ...ipc.blobs.fetch import BlobFetch, FetchState
 from ...ipc.blobs.store import BlobStore
 from ...ipc.errors import InternalError, Overloaded, RequestError, TokenloomError
 from ...ipc.messages.blobs import BlobReply, GetBlob
+from ...ipc.shortages.failure import failure_of
+from ...ipc.shortages.threads import start_thread
 from .needed_blobs import Failed, Found, Missing, News, Wanted
 
 MAX_FETCHES = 4  # at once
@@ -86,8 +87,12 @@ class BlobFetcher:
 
     def want(self, wanted: Wanted, frontend_id: int) -> None:
         if not self._has_thread:
+            try:
+                start_thread("blobs", self._run)
+            except Overloaded as error:
+                self._post(Failed(wanted, error))
+                return
             self._has_thread = True
-            threading.Thread(target=self._run, name="blobs", daemon=True).start()
         self._tasks.put(_Want(wanted, frontend_id))
 
     def drop(self, wanted: Wanted) -> None:
@@ -134,7 +139,7 @@ class BlobFetcher:
             try:
                 self._want(task)
             except (OSError, TokenloomError) as error:
-                self._post(Failed(task.wanted, InternalError(f"a store cannot be read: {error}")))
+                self._post(Failed(task.wanted, failure_of(error, "a store cannot be read")))
         elif isinstance(task, _Drop):
             self._drop(task.wanted)
         else:

@@ -17,9 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...ipc.errors import ConfigError
+from ...ipc.errors import ConfigError, Overloaded
 from ...ipc.messages.tier import SourceName, SourceState
 from ...ipc.process.log import is_worth_a_line
+from ...ipc.shortages.failure import REMEDIES
+from ...ipc.shortages.threads import start_thread
 from .disk_folder import UNFINISHED, DiskFolder
 from .disk_index import DiskIndex, NoRoom, Victim
 from .disk_scan import namespace_folders, scan
@@ -80,7 +82,11 @@ class DiskSource:
     def open(self, namespace: Namespace) -> None:
         self._wanted = namespace
         self._view = None
-        threading.Thread(target=self._start, args=(namespace,), name="scan", daemon=True).start()
+        try:
+            start_thread("scan", self._start, namespace)
+        except Overloaded:
+            self._starts.failed()
+            self._complain(OSError(errno.EAGAIN, "no thread can be started"))
 
     def _start(self, namespace: Namespace) -> None:
         with self._opening:
@@ -333,7 +339,7 @@ class DiskSource:
 
 
 def _remedy(error: OSError) -> str:
-    if error.errno in (errno.EAGAIN, errno.EWOULDBLOCK):
+    if error.errno == errno.EBUSY:
         return "another engine uses this folder: give another one, or load from that engine by --kv-peers"
     if error.errno == errno.EFBIG:
         return "raise --kv-disk-bytes"
@@ -343,4 +349,4 @@ def _remedy(error: OSError) -> str:
         return "mount the disk for writing, or give another folder"
     if error.errno in (errno.EACCES, errno.EPERM, errno.ELOOP):
         return "let this user write there, or give another folder"
-    return "check the disk, or give another folder"
+    return REMEDIES.get(error.errno or 0, "check the disk, or give another folder")

@@ -89,6 +89,9 @@ class DiskFolder:
             fd = os.open(_LOCK, os.O_RDONLY | flags, dir_fd=self._fd)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(fd)
+            raise OSError(errno.EBUSY, error.strerror) from None
         except OSError:
             os.close(fd)
             raise

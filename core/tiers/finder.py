@@ -7,12 +7,12 @@ store that is slow delays no lookup that the disk answers alone.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
 from ...ipc.messages.tier import SOURCES, BlocksFound, FindBlocks
+from ...ipc.shortages.threads import start_thread
 from ..kv.block_hash import block_keys
 from .source import Source
 
@@ -63,7 +63,7 @@ class Finder:
         self._arrived: SimpleQueue[_Lookup] = SimpleQueue()
         self._going_on: SimpleQueue[_Lookup] = SimpleQueue()
         for target in (self._look_near, self._look_far):
-            threading.Thread(target=target, name="find", daemon=True).start()
+            start_thread("find", target)
 
     def find(self, message: FindBlocks) -> None:
         self._arrived.put(_Lookup(message))

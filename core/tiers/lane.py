@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ...ipc.process.faults import maybe_fail
+from ...ipc.shortages.threads import start_thread
 from .reports import LoadJob, StoreJob
 from .source import Item, Source
 
@@ -43,7 +44,7 @@ class Lane:
         self._num_storing = 0
         targets = [self._run_loads] * source.num_loaders + [self._run_stores]
         for target in targets:
-            threading.Thread(target=target, name=source.name, daemon=True).start()
+            start_thread(source.name, target)
 
     @property
     def num_queued(self) -> int:

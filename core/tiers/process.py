@@ -13,7 +13,6 @@ import os
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -26,7 +25,7 @@ from ...ipc.codec import decode_ids
 from ...ipc.config.engine_spec import EngineSpec, host_process_name
 from ...ipc.config.tier_places import listen_address_of, peer_addresses
 from ...ipc.endpoints import tcp_address
-from ...ipc.errors import ConfigError, ProtocolError
+from ...ipc.errors import Overloaded, ProtocolError, TokenloomError
 from ...ipc.messages.supervisor import Initialize, Ready, Stop, TierListening
 from ...ipc.messages.tier import (
     SOURCES,
@@ -50,6 +49,8 @@ from ...ipc.messages.tier import (
 )
 from ...ipc.process.arena import Arena
 from ...ipc.process.faults import maybe_fail
+from ...ipc.shortages.failure import RETRY_S, failure_of
+from ...ipc.shortages.threads import Threads, start_thread
 from ...ipc.sockets import new_socket
 from ..kv.block_hash import KEY_BYTES
 from .disk import DiskSource
@@ -92,6 +93,7 @@ class TierProcess:
         self._opening = threading.Lock()
         self._open_serial = 0  # of the last OpenTier
         self._error = ""  # of the weights
+        self._may_open_later = False  # the error is a shortage
         self._queue_lock = threading.Lock()
         self._num_queued = 0  # blocks to be written
         self._sent: list[SourceState] = []
@@ -219,10 +221,10 @@ class TierProcess:
             elif isinstance(order, FlushTier):
                 self._flushes[order.serial] = set(self._stores)
             elif isinstance(order, ClearTier):
-                threading.Thread(target=self._clear, args=(order.serial,), name="clear", daemon=True).start()
+                start_thread("clear", self._clear, order.serial)
             else:
                 self._open_serial = order.serial
-                threading.Thread(target=self._open, args=(order,), name="open", daemon=True).start()
+                start_thread("open", self._open, order)
         except ProtocolError as error:
             self._core.count_malformed(error)
 
@@ -280,18 +282,13 @@ class TierProcess:
             self._num_queued -= 1
 
     def _open(self, order: OpenTier) -> None:
-        """Read the digest of the weights and open all sources, unless another order came meanwhile."""
+        """Read the digest of the weights and open all sources, unless another order came meanwhile. A shortage delays
+        that, other failures end it."""
         begun = time.monotonic()
-        try:
-            with ThreadPoolExecutor(1, "digest", _yield_to_others) as background:
-                folder = order.model_folder or self._spec.model_folder
-                weights = background.submit(digest_weights, self._spec, folder).result()
-            digest = new_namespace(weights, order.facts, self._secret)
-        except ConfigError as error:
-            logger.error("the KV tiers stay closed: %s", error)
-            self._error = str(error)
-            self._reports.touch()
-            return
+        while (digest := self._namespace(order)) is None:
+            if order.serial != self._open_serial or not self._may_open_later:
+                return
+            time.sleep(RETRY_S)
         with self._opening:
             if order.serial != self._open_serial:
                 return
@@ -304,6 +301,22 @@ class TierProcess:
                 self._peer_server.open(namespace)
         logger.info("KV tiers opened, namespace %s (%.2f s)", digest.hex()[:16], time.monotonic() - begun)
         self._reports.put(TierOpened(serial=order.serial, namespace=digest))
+
+    def _namespace(self, order: OpenTier) -> bytes | None:
+        """Return the namespace of the weights; None, with the error to show, if they cannot be read."""
+        try:
+            with Threads(1, "digest", _yield_to_others) as background:
+                folder = order.model_folder or self._spec.model_folder
+                weights = background.submit(digest_weights, self._spec, folder).result()
+            return new_namespace(weights, order.facts, self._secret)
+        except (TokenloomError, OSError) as error:
+            failure = failure_of(error, "the weights cannot be read")
+            self._may_open_later = isinstance(failure, Overloaded)
+            if self._error != str(failure):
+                logger.error("the KV tiers stay closed%s: %s", " for now" * self._may_open_later, failure)
+            self._error = str(failure)
+            self._reports.touch()
+            return None
 
     def _clear(self, serial: int) -> None:
         for lane in self._lanes.values():

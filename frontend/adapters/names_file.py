@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from ...ipc.errors import InternalError
 from ...ipc.messages.adapter import AdapterInfo
+from ...ipc.shortages.failure import failure_of
 
 FILE_NAME = "adapters.json"
 
@@ -96,13 +96,14 @@ class NamesFile:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace a file of the run directory in one step; InternalError if it cannot be written."""
+    """Replace a file of the run directory in one step; Overloaded if something has run out, else InternalError if it
+    cannot be written."""
     aside = path.with_suffix(".new")
     try:
         aside.write_bytes(content)
         os.replace(aside, path)
     except OSError as error:
-        raise InternalError(f"{path} cannot be written ({error.strerror}): free space there") from None
+        raise failure_of(error, f"{path} cannot be written") from None
 
 
 def read_names(path: Path) -> Names:

@@ -32,6 +32,7 @@ from ...ipc.messages.adapter import AdapterRef
 from ...ipc.process.faults import maybe_fail
 from ...ipc.process.pacer import Pacer, Pause
 from ...ipc.process.page_file import WINDOW_BYTES, new_pages
+from ...ipc.shortages.failure import shortage_of
 from .file_copy import copy_file
 from .finite_check import FiniteCheck
 from .registry import digests_of
@@ -117,7 +118,8 @@ class AdapterStore:
             return copied
         except OSError as error:
             self._remove(folder, lock_fd)
-            raise RequestError(f"{source} cannot be copied to {self.root}: {error.strerror}: check both") from None
+            what = f"{source} cannot be copied to {self.root}"
+            raise shortage_of(error, what) or RequestError(f"{what}: {error.strerror}: check both") from None
         except BaseException:
             self._remove(folder, lock_fd)
             raise

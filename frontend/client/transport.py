@@ -22,6 +22,7 @@ import msgspec
 from ...ipc.codec import encode
 from ...ipc.errors import RequestError
 from ...ipc.messages.client import ClientMessage, Query, Submit
+from ...ipc.shortages.threads import start_thread
 from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 from .open_request import OpenRequest, Sink
 from .protocol import ClientProtocol, QuerySink
@@ -112,26 +113,22 @@ def wait_for_end(thread: threading.Thread | None) -> None:
 
 
 class CallbackThread:
-    """Thread that runs user callbacks in order. It starts with the first one. The thread of the socket cannot run them:
-    a callback may be slow or wait for this client, and pings must continue.
+    """Thread that runs user callbacks in order. The thread of the socket cannot run them: a callback may be slow or
+    wait for this client, and pings must continue. It starts with this object, so that no callback waits for it.
 
     `run` may be called from any thread; after `stop` it runs a callback in the calling thread.
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
         self._callbacks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        self.thread: threading.Thread | None = None  # None until the first callback
         self._is_stopped = False
+        self.thread = start_thread(name, self._work)
 
     def run(self, callback: Callable[[], None]) -> None:
         with self._lock:
             if not self._is_stopped:
                 self._callbacks.put(callback)
-                if self.thread is None:
-                    self.thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                    self.thread.start()
                 return
         callback()
 

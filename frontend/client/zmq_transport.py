@@ -22,11 +22,12 @@ from typing import Any, TypeVar
 import zmq
 
 from ...ipc.codec import Decoder
-from ...ipc.errors import ConfigError, InternalError, ProtocolError, RequestError, TokenloomError
+from ...ipc.errors import ConfigError, InternalError, Overloaded, ProtocolError, RequestError, TokenloomError
 from ...ipc.keys import Keys
 from ...ipc.messages.client import ClientMessage, FrontendMessage, GetInfo, Info
 from ...ipc.process.awake_clock import AwakeClock
 from ...ipc.sampling_params import TIMEOUT_S
+from ...ipc.shortages.threads import start_thread
 from ...ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive
 from .protocol import ClientProtocol, QueryResult, check_reply
 from .transport import CallbackThread, Transport, encode_client_message, wait_for_end
@@ -61,7 +62,6 @@ class ZmqTransport(Transport):
         self._hop_s, self._hop_at = FIRST_HOP_S, math.inf  # time to go on to the next address while nobody answers
         self._identity = secrets.token_bytes(16)
         self._decoder: Decoder[FrontendMessage] = Decoder(FrontendMessage)
-        self._callbacks = CallbackThread("tokenloom callbacks")
         self._lock = threading.Lock()  # guards _is_closed, _is_woken and _wake_fd until it is closed
         self._is_closed = False
         self._is_woken = False
@@ -77,12 +77,19 @@ class ZmqTransport(Transport):
         self._opened_at = 0.0
         try:
             self._open(self._clock.now)
-        except zmq.ZMQError as error:
+            self._callbacks = CallbackThread("tokenloom callbacks")
+            try:
+                self._thread = start_thread("tokenloom connection", self._run)
+            except Overloaded:
+                self._callbacks.stop()
+                raise
+        except (zmq.ZMQError, Overloaded) as error:
+            self._close_sockets()
             self._context.destroy(linger=0)
             os.close(self._wake_fd)
+            if isinstance(error, Overloaded):
+                raise
             raise ConfigError(f"cannot connect to {places}: {error.strerror}") from None
-        self._thread = threading.Thread(target=self._run, name="tokenloom connection", daemon=True)
-        self._thread.start()
 
     # ── called from any thread ──
 
@@ -111,7 +118,7 @@ class ZmqTransport(Transport):
             os.eventfd_write(self._wake_fd, 1)
         if threading.current_thread() is not self._thread:  # garbage collection may run in any thread
             wait_for_end(self._thread)
-            wait_for_end(self._callbacks.thread)  # joined last: the transport's thread may have started it
+            wait_for_end(self._callbacks.thread)
 
     def _command(self, command: Callable[[], None]) -> None:
         if os.getpid() != self._pid:
@@ -163,7 +170,7 @@ class ZmqTransport(Transport):
             reopen_at = self._opened_at + REOPEN_INTERVAL_S
             if now >= reopen_at:
                 self._place = (self._place + 1) % len(self.addresses)
-                self._open(now)
+                self._reopen(now)
                 return 0.0
             protocol.needs_reconnect = True
             next_due = reopen_at if next_due is None else min(next_due, reopen_at)
@@ -222,32 +229,41 @@ class ZmqTransport(Transport):
         return is_disconnected
 
     def _send(self, message: ClientMessage) -> None:
-        assert self._socket is not None, "ClientProtocol sends only on an open connection"
-        self._socket.send(encode_client_message(message), zmq.DONTWAIT)
+        if self._socket is not None:  # else `_reopen` tries again
+            self._socket.send(encode_client_message(message), zmq.DONTWAIT)
+
+    def _reopen(self, now: float) -> None:
+        """Open again; without a free descriptor try later, within the time that a lost engine has to come back."""
+        try:
+            self._open(now)
+        except zmq.ZMQError:
+            self._close_sockets()
+            self._protocol.greet(now)
+            self._protocol.needs_reconnect = True
 
     def _open(self, now: float) -> None:
         """Connect a new socket and send Hello; messages queued on the old one, for a lost peer, are dropped with it."""
         self._close_sockets()
-        socket = new_socket(
+        self._opened_at = now
+        socket = self._socket = new_socket(
             self._context, zmq.DEALER, identity=self._identity, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES
         )
         if self._keys is not None:
             self._keys.secure_client(socket)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self._socket = socket
         self._monitor = socket.get_monitor_socket(_MONITORED, f"inproc://monitor-{next(self._query_ids)}")
         self._make_poller()
         self._has_shaken_hands = False
-        self._opened_at = now
         socket.connect(self.addresses[self._place])
         self._protocol.greet(now)
 
     def _close_sockets(self) -> None:
-        if self._socket is not None and self._monitor is not None:
-            # In this order: an event that nobody reads blocks ZeroMQ's thread, and so disable_monitor, forever.
-            self._socket.disable_monitor()
-            self._monitor.close(linger=0)
+        if self._socket is not None:
+            if self._monitor is not None:
+                # In this order: an event that nobody reads blocks ZeroMQ's thread, and so disable_monitor, forever.
+                self._socket.disable_monitor()
+                self._monitor.close(linger=0)
             self._socket.close(linger=0)
         self._socket = self._monitor = None
         self._make_poller()

@@ -5,14 +5,15 @@ The core asks for a few parts at a time, so that no more than those are in memor
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
 from ...ipc.blobs.channel import BlobServer
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import Overloaded
 from ...ipc.messages.blobs import BlobReply, GetBlob
+from ...ipc.shortages.threads import start_thread
 from ..adapters.engine_blobs import EngineBlobs
 
 
@@ -27,10 +28,13 @@ class BlobSender:
         self._has_thread = False
 
     def ask(self, core: int, request: GetBlob) -> None:
-        """Read a part of a blob for a core."""
+        """Read a part of a blob for a core, which asks again for what gets no reply."""
         if not self._has_thread:
+            try:
+                start_thread("blobs", self._run)
+            except Overloaded:
+                return
             self._has_thread = True
-            threading.Thread(target=self._run, name="blobs", daemon=True).start()
         self._requests.put((core, request))
 
     def take(self) -> list[tuple[int, BlobReply]]:
@@ -41,5 +45,7 @@ class BlobSender:
         server = BlobServer(EngineBlobs(self._spec))
         while True:
             core, request = self._requests.get()
-            self._replies.put((core, server.reply(request, time.monotonic())))
-            self._wake()
+            reply = server.reply(request, time.monotonic())
+            if reply is not None:
+                self._replies.put((core, reply))
+                self._wake()

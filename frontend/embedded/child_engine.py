@@ -24,8 +24,9 @@ from weakref import WeakSet
 import msgspec
 
 from ...ipc.config.engine_config import CONFIG_VARIABLE, EngineConfig
-from ...ipc.errors import EngineDead, ErrorInfo, TokenloomError
+from ...ipc.errors import EngineDead, ErrorInfo, Overloaded, TokenloomError
 from ...ipc.process.awake_clock import AwakeClock
+from ...ipc.shortages.threads import start_thread
 
 BEAT_S = 1.0  # beat of the clock that limits the start
 NUM_LAST_LINES = 50  # of standard error, kept
@@ -62,8 +63,14 @@ class ChildEngine:
         assert self._process.stdin is not None and self._process.stdout is not None
         self.lifeline = self._process.stdin
         _engines.add(self)
-        self._reader = _start_thread("tokenloom engine stderr", self._read_stderr)
-        self._watcher = _start_thread("tokenloom engine watch", self._watch)
+        try:
+            self._reader = start_thread("tokenloom engine stderr", self._read_stderr)
+            self._watcher = start_thread("tokenloom engine watch", self._watch)
+        except Overloaded:
+            self.lifeline.close()
+            self._process.kill()
+            self._process.wait()
+            raise
         try:
             with self._process.stdout as ready:
                 self.addresses, self.http_address = self._wait_ready(ready, config.start_timeout_s)
@@ -182,9 +189,3 @@ def _environment() -> dict[str, str]:
     if package.name == "tokenloom" and folder not in installed and folder in map(os.path.abspath, sys.path):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, environment.get("PYTHONPATH")]))
     return environment
-
-
-def _start_thread(name: str, target: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=target, name=name, daemon=True)
-    thread.start()
-    return thread

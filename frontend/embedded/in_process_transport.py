@@ -16,8 +16,9 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Protocol, TypeVar
 
-from ...ipc.errors import InternalError, RequestError, TokenloomError
+from ...ipc.errors import InternalError, Overloaded, RequestError, TokenloomError
 from ...ipc.messages.client import ClientMessage, FrontendMessage
+from ...ipc.shortages.threads import start_thread
 from ..client.protocol import ClientProtocol
 from ..client.transport import Transport, wait_for_end
 
@@ -50,8 +51,11 @@ class InProcessTransport(Transport):
         self._thread: threading.Thread | None = None
         self._protocol.greet(time.monotonic())
         if in_background:
-            self._thread = threading.Thread(target=self._run, name="tokenloom engine", daemon=True)
-            self._thread.start()
+            try:
+                self._thread = start_thread("tokenloom engine", self._run)
+            except Overloaded:
+                engine.close()
+                raise
 
     def wait(self, queue: SimpleQueue[T], timeout_s: float | None = None) -> T:
         if self._thread is not None:

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 
 import msgspec
 import zmq
@@ -20,7 +19,7 @@ import zmq
 from ...ipc.addresses import RunDirectory
 from ...ipc.config.checkpoint_digest import checkpoint_digest
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.errors import ErrorInfo, TokenloomError, error_info
+from ...ipc.errors import ErrorInfo, Overloaded, TokenloomError, error_info
 from ...ipc.keys import Keys
 from ...ipc.messages.base import Ping, Rank
 from ...ipc.messages.hosts import (
@@ -43,7 +42,8 @@ from ...ipc.messages.hosts import (
 from ...ipc.process.arena import new_arena
 from ...ipc.process.log import write_line
 from ...ipc.process.service_manager import READY, notify
-from ..supervisor.launcher import ProcessSpec, Unit
+from ...ipc.shortages.threads import start_thread
+from ..supervisor.launcher import ProcessSpec, Unit, UnstartedProcess
 from ..supervisor.local_launcher import LocalLauncher, LocalProcess
 from ..supervisor.signal_watch import SignalWatch
 from .checkpoint import find_model
@@ -181,7 +181,10 @@ class HostProcesses:
             with contextlib.suppress(OSError):  # closed meanwhile
                 os.eventfd_write(self._prepared_fd, 1)
 
-        threading.Thread(target=find, name="checkpoint", daemon=True).start()
+        try:
+            start_thread("checkpoint", find)
+        except Overloaded as error:
+            raise HeadLostError(str(error)) from None
 
     def turn(self) -> None:
         """Report new lines and ended processes. ConfigError if there is no checkpoint here."""
@@ -230,7 +233,12 @@ class HostProcesses:
         unit, rank = Unit(order.role, order.replica), Rank.parse(order.rank) if order.rank else None
         fds = [self._arena_fds[order.replica]] if self._arena_fds else []
         arguments = [*order.arguments, *(f"--arena-fd={fd}" for fd in fds)]
-        process = self._launcher.spawn(ProcessSpec(unit, order.number, rank, order.host, arguments, fds))
+        spec = ProcessSpec(unit, order.number, rank, order.host, arguments, fds)
+        try:
+            process = self._launcher.spawn(spec)
+        except OSError as error:
+            self._link.send(Ended(process=order.process, how=UnstartedProcess(spec.name, error).describe_exit()))
+            return
         self._process_by_key[order.process] = process
         self._link.send(Spawned(process=order.process, pid=process.pid))
 

@@ -2,7 +2,7 @@
 
 The first question starts the process. It is killed if a question takes longer than ANSWER_S or is interrupted, or if it
 has grown beyond IDLE_BYTES; the next question starts another one. A question that ends the process fails alone: a
-question that finds the process dead is sent again to a new one.
+question that finds the process dead is sent again to a new one. A process that does not start is no question's fault.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from ...ipc.child import spawn_child
+from ...ipc.child import spawn_child, spawn_failure
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.errors import InternalError, RequestError, TokenloomError
+from ...ipc.errors import Overloaded, RequestError, TokenloomError
 from ...ipc.messages.intake import IntakeAnswer, IntakeQuestion
 from ...ipc.process.frames import receive_frame, send_frame
 from ...ipc.process.log import is_worth_a_line
+from ...ipc.shortages.failure import RETRY_S
 
 logger = logging.getLogger("tokenloom.frontend")
 
 ANSWER_S = 60.0  # for a question, the start of the process included
 IDLE_BYTES = 512 << 20  # limit of its memory between questions
+READER = "the process that reads large requests"
 
 
 class IntakeHost:
@@ -44,7 +46,7 @@ class IntakeHost:
 
     def ask(self, question: IntakeQuestion, body: Sequence[bytes] = ()) -> IntakeAnswer:
         """Send `question` and `body`, and return the answer. RequestError if the question ends the process, takes too
-        long or is interrupted; InternalError if the process cannot be started."""
+        long or is interrupted; Overloaded if the process cannot be started."""
         frame = encode(question)
         num_bytes = sum(map(len, body)) or len(frame)
         while True:
@@ -67,7 +69,7 @@ class IntakeHost:
 
     def _exchange(self, frame: bytes, body: Sequence[bytes]) -> IntakeAnswer:
         deadline = time.monotonic() + ANSWER_S
-        channel = self._started()
+        channel = self._started(deadline)
         send_frame(channel, [frame], deadline)
         send_frame(channel, body, deadline)
         return self._decoder.decode(receive_frame(channel, deadline))
@@ -89,38 +91,59 @@ class IntakeHost:
             process.kill()
             process.communicate()  # closes the lifeline, and waits
 
-    def _started(self) -> socket.socket:
+    def _started(self, deadline: float) -> socket.socket:
+        """Return the socket to the process, after its start if there is none."""
         if self._is_interrupted or (self._process is not None and self._process.poll() is not None):
             self.stop()  # it was interrupted, or killed while idle
         self._is_interrupted = False
         if self._socket is None:
             self._has_answered = False
-            self._socket, theirs = socket.socketpair()
-            with theirs:
-                fd, module = theirs.fileno(), "tokenloom.frontend.intake.process"
-                self._process = spawn_child(module, ["--fd", str(fd)], self._spec.environment(), [fd])
+            try:
+                self._socket = self._start()
+            except OSError as error:
+                raise Overloaded(f"{READER} could not be started: {spawn_failure(error)}", RETRY_S) from None
+            try:
+                receive_frame(self._socket, deadline)  # empty: it is ready
+            except OSError as error:
+                if self._is_interrupted:
+                    raise
+                how = f"did not start within {ANSWER_S:g} s" if isinstance(error, TimeoutError) else self._end()
+                self.stop()
+                raise Overloaded(f"{READER} {how} at its start: see its log", RETRY_S) from None
         return self._socket
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            fd, module = theirs.fileno(), "tokenloom.frontend.intake.process"
+            try:
+                self._process = spawn_child(module, ["--fd", str(fd)], self._spec.environment(), [fd])
+            except OSError:
+                ours.close()
+                raise
+        return ours
+
+    def _end(self) -> str:
+        """Describe how the process ended."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        code = self._process.poll()
+        if code is None:
+            return "closed its socket"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
     def _loss(self, num_bytes: int) -> TokenloomError:
         """Remove the ended process, and return the error of the question that ended it."""
-        process = self._process
-        if process is None:
-            self.stop()
-            return InternalError("the process that reads large requests could not be started")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1)
-        code = process.poll()
+        how = self._end()
         self.stop()
-        how = "closed its socket" if code is None else f"exited with code {code}"
-        if code is not None and code < 0:
-            how = f"was ended by {signal.Signals(-code).name}"
         if not self._is_interrupted:
             self._num_ended += 1
             if is_worth_a_line(self._num_ended):
                 logger.warning("the intake process %s over a request of %d bytes", how, num_bytes)
         return RequestError(
-            f"the request's {num_bytes} bytes could not be read: the process that reads large requests {how}, which "
-            "too little memory can cause: send less"
+            f"the request's {num_bytes} bytes could not be read: {READER} {how}, which too little memory can cause: "
+            "send less"
         )
 
     def _resident_bytes(self) -> int:

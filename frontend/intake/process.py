@@ -28,6 +28,7 @@ from ...ipc.messages.intake import IntakeAnswer, IntakeQuestion, NotRead, Prompt
 from ...ipc.process.faults import maybe_fail
 from ...ipc.process.frames import receive_frame, send_frame
 from ...ipc.process.malloc import return_large_blocks
+from ...ipc.shortages.failure import shortage_of
 from ..client.media.held_medium import HeldMedium
 from ..text.media_limits import MediaLimits
 from ..text.prompt_limits import PromptLimits
@@ -60,6 +61,7 @@ class IntakeProcess:
 
     def run(self) -> None:
         with contextlib.suppress(ConnectionError):
+            send_frame(self._channel, [])  # it is ready
             while True:
                 question = self._decoder.decode(receive_frame(self._channel))
                 body = receive_frame(self._channel)
@@ -90,6 +92,10 @@ class IntakeProcess:
             return NotRead(message=str(error))
         except Overloaded as error:
             return NotRead(message=str(error), status=503, code="overloaded")
+        except OSError as error:
+            if (shortage := shortage_of(error, "the request's media cannot be kept")) is None:
+                raise
+            return NotRead(message=str(shortage), status=503, code="overloaded")
         except MemoryError:
             limit = ADDRESS_SPACE_BYTES >> 30
             return NotRead(message=f"the request's {len(body)} bytes need more than {limit} GiB to be read: send less")

@@ -2,7 +2,7 @@
 
 Each thread takes jobs up to a size, so that short jobs never wait for the longest, and has an intake process of its own
 (`host.py`), started when needed. A cancelled job is dropped or interrupted; a job that waits too long for a thread is
-refused. Knows nothing of the work itself.
+refused, and at once while no thread can be started. Knows nothing of the work itself.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from typing import Protocol, TypeAlias, TypeVar
 from ...ipc.errors import InternalError, Overloaded, TokenloomError
 from ...ipc.messages.deadly import NONE, ReadingNote
 from ...ipc.messages.intake import IntakeAnswer, IntakeQuestion
+from ...ipc.shortages.failure import failure_of
+from ...ipc.shortages.threads import start_thread
 from .fair_queue import FairQueue, Job
 
 T = TypeVar("T")
@@ -66,7 +68,7 @@ class ThreadPool:
         self._queue: FairQueue[Work] = FairQueue(THREAD_BYTES)
         self._running: dict[PoolJob, Host] = {}
         self._is_closed = False
-        self._threads: list[threading.Thread] = []
+        self._threads: dict[int, threading.Thread] = {}  # by size class
 
     def run(
         self,
@@ -81,8 +83,8 @@ class ThreadPool:
         """Run `work` in a thread and return its job; the loop later calls `then` with the result or error, or with
         Overloaded after `wait_s`, at most WAIT_S, in the queue.
 
-        Returns None if `then` has been called already: with Overloaded because the queue is full, or with the outcome
-        of `work` that is not `is_long`, which runs here."""
+        Returns None if `then` has been called already: with Overloaded because the queue is full or there is no
+        thread, or with the outcome of `work` that is not `is_long`, which runs here."""
         if is_long:
             bound = self._note.bound(then)
             return self._add(lambda _: partial(bound, outcome_of(work)), bound, num_bytes, owner, wait_s)
@@ -115,14 +117,13 @@ class ThreadPool:
         now = self._monotonic()
         job = Job(work, num_bytes, owner, now + min(wait_s, WAIT_S), refuse, self._note.current)
         try:
+            self._start_missing()
             with self._changed:
                 self._queue.add(job, now)
                 self._changed.notify_all()
         except Overloaded as error:
             refuse(error.with_traceback(None))
             return None
-        if not self._threads:
-            self._start()
         return job
 
     def cancel(self, job: PoolJob | None) -> None:
@@ -168,12 +169,16 @@ class ThreadPool:
 
     # ── threads ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self) -> None:
-        for size_class in range(len(THREAD_BYTES)):
-            self._threads.append(
-                threading.Thread(target=self._serve, args=(size_class,), name=f"thread-pool-{size_class}", daemon=True)
-            )
-            self._threads[-1].start()
+    def _start_missing(self) -> None:
+        """Start the threads that do not run yet, first the one that takes jobs of all sizes; Overloaded without it."""
+        for size_class in reversed(range(len(THREAD_BYTES))):
+            if size_class not in self._threads:
+                try:
+                    self._threads[size_class] = start_thread(f"thread-pool-{size_class}", self._serve, size_class)
+                except Overloaded:
+                    if not self._threads:
+                        raise
+                    return  # the next job tries again
 
     def _serve(self, size_class: int) -> None:
         host = self._new_host()
@@ -208,5 +213,7 @@ def outcome_of(work: Callable[[], T]) -> T | TokenloomError:
     except TokenloomError as error:
         return error.with_traceback(None)
     except Exception as error:
-        logger.exception("work on a request failed")
-        return InternalError(f"{type(error).__name__}: {error}")
+        failure = failure_of(error, "the request could not be carried out")
+        if isinstance(failure, InternalError):
+            logger.exception("work on a request failed")
+        return failure

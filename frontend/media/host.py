@@ -19,6 +19,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import InternalError, RequestError, TokenloomError
 from ...ipc.messages.media import MEDIUM, MediaKind
 from ...ipc.messages.media_process import MediaNotRead, MediaOrder, MediaPart, MediaRead, ReadAudio, ReadImage
+from ...ipc.shortages.failure import failure_of
 from .images.image_processor_config import Detail, ImageProcessorConfig
 from .link import MediaLink
 from .processor import Processor
@@ -135,9 +136,11 @@ class MediaHost:
                     link.stop()
                     _end(job, _ended(job))
                     raise
-                except Exception as error:  # a bug costs one medium
-                    logger.exception("reading a medium failed")
-                    _end(job, InternalError(f"reading a medium failed: {type(error).__name__}: {error}"))
+                except Exception as error:  # it costs one medium
+                    failure = failure_of(error, "reading a medium failed")
+                    if isinstance(failure, InternalError):
+                        logger.exception("reading a medium failed")
+                    _end(job, failure)
                 else:
                     if not job.result.done():
                         job.result.set_result(parts)

@@ -10,13 +10,14 @@ import signal
 import socket
 import subprocess
 
-from ...ipc.child import spawn_child
+from ...ipc.child import spawn_child, spawn_failure
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.errors import InternalError
+from ...ipc.errors import Overloaded
 from ...ipc.messages.media_process import MediaAnswer, MediaOrder, MediaReady
 from ...ipc.process.frames import LENGTH_BYTES
 from ...ipc.process.log import is_worth_a_line
+from ...ipc.shortages.failure import RETRY_S
 
 logger = logging.getLogger("tokenloom.frontend")
 
@@ -39,7 +40,7 @@ class MediaLink:
 
     async def ask(self, order: MediaOrder, item_s: float) -> MediaAnswer:
         """Send an order and return its answer. OSError if the process ends, TimeoutError if it hangs or takes too long;
-        then it must be stopped. InternalError if it does not start."""
+        then it must be stopped. Overloaded if it does not start."""
         if self._process is not None and (self._process.poll() is not None or self._resident_bytes() > IDLE_BYTES):
             self.stop()
         channel = await self._started()
@@ -64,12 +65,10 @@ class MediaLink:
 
     def end(self) -> str:
         """Describe how the process ended."""
-        process = self._process
-        if process is None:
-            return "could not be started"
+        assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1)
-        code = process.poll()
+            self._process.wait(1)
+        code = self._process.poll()
         if code is None:
             return "closed its socket"
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
@@ -93,21 +92,31 @@ class MediaLink:
 
     async def _started(self) -> socket.socket:
         if self._socket is None:
-            ours, theirs = socket.socketpair()
-            ours.setblocking(False)
-            self._socket = ours
-            with theirs:
-                fd, module = theirs.fileno(), "tokenloom.frontend.media.process"
-                self._process = spawn_child(module, ["--fd", str(fd)], self._spec.environment(), [fd])
+            try:
+                self._socket = self._start()
+            except OSError as error:
+                raise Overloaded(f"a media process could not be started: {spawn_failure(error)}", RETRY_S) from None
             try:
                 async with asyncio.timeout(START_S):
-                    ready = await self._receive(ours)
+                    ready = await self._receive(self._socket)
             except (TimeoutError, OSError) as error:
                 how = f"did not start within {START_S:g} s" if isinstance(error, TimeoutError) else self.end()
                 self.lose(how)
-                raise InternalError(f"a media process {how} at its start: see its log") from None
+                raise Overloaded(f"a media process {how} at its start: see its log", RETRY_S) from None
             assert isinstance(ready, MediaReady)
         return self._socket
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            fd, module = theirs.fileno(), "tokenloom.frontend.media.process"
+            try:
+                self._process = spawn_child(module, ["--fd", str(fd)], self._spec.environment(), [fd])
+            except OSError:
+                ours.close()
+                raise
+        return ours
 
     async def _receive(self, channel: socket.socket) -> MediaAnswer:
         length = await _receive_bytes(channel, LENGTH_BYTES)

@@ -11,10 +11,10 @@ queues at most 2048 (OTEL_BSP_MAX_QUEUE_SIZE). OpenTelemetry (the extra `otel`) 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
-import threading
 import time
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -23,8 +23,9 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.errors import ConfigError
+from ...ipc.errors import ConfigError, Overloaded
 from ...ipc.messages.client import Submit
+from ...ipc.shortages.threads import start_thread
 
 logger = logging.getLogger("tokenloom.frontend")
 
@@ -101,9 +102,8 @@ class Tracing:
 
     def close(self) -> None:
         """Send the queued spans and end the exporter's thread; wait at most FLUSH_S for it."""
-        flush = threading.Thread(target=self._provider.shutdown, name="tokenloom spans", daemon=True)
-        flush.start()
-        flush.join(FLUSH_S)
+        with contextlib.suppress(Overloaded):
+            start_thread("tokenloom spans", self._provider.shutdown).join(FLUSH_S)
 
 
 def new_tracing(spec: EngineSpec) -> Tracing | None:

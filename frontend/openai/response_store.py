@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ...ipc.config.engine_spec import EngineSpec
-from ...ipc.errors import InternalError, Overloaded
+from ...ipc.errors import InternalError, Overloaded, TokenloomError
+from ...ipc.process.descriptors import check_free
+from ...ipc.shortages.failure import shortage_of
+from ...ipc.shortages.threads import Threads
 
 T = TypeVar("T")
 
 FILE = "responses.sqlite"
+NUM_FILES = 4  # that SQLite may have to open: the database, its log, its index, a folder
+SPARE_BYTES = 1 << 20  # a disk with less is full
 LOCK_S = 30.0  # longest wait for the transactions of other frontends
 MAX_RECORD_BYTES = 4 << 20  # of a stored conversation: the event loop reads its top-level fields, at 1 ms per MiB
 _SCHEMA = """
@@ -58,7 +64,8 @@ class Record(NamedTuple):
 
 
 class ResponseStore:
-    """Bounded store of responses. Calls take effect in order, and raise InternalError if SQLite fails.
+    """Bounded store of responses. Calls take effect in order. They raise Overloaded if the disk is full or something
+    else has run out, InternalError if SQLite fails otherwise.
 
     Invariant after each call: count and bytes are within their limits, except for bytes that open responses have added.
     """
@@ -71,7 +78,7 @@ class ResponseStore:
         self._max_bytes, self._max_count = config.response_store_bytes, config.response_store_count
         self._max_age_s = config.response_store_age_s
         self.is_on = self._max_bytes > 0
-        self._thread = ThreadPoolExecutor(1, "responses")
+        self._thread = Threads(1, "responses")
         self._database: sqlite3.Connection | None = None  # used only by the thread
 
     async def add(self, record: Record) -> None:
@@ -152,12 +159,43 @@ class ResponseStore:
     def _transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             if self._database is None:
-                self._database = sqlite3.connect(self.path, LOCK_S, isolation_level="IMMEDIATE")
-                self._database.executescript(_SCHEMA)
+                self._database = self._connect()
             with self._database:
                 return work(self._database)
         except sqlite3.Error as error:
-            raise InternalError(f"responses cannot be kept in {self.path}: {error}") from None
+            raise self._failure(error) from None
+
+    def _failure(self, error: sqlite3.Error) -> TokenloomError:
+        """Return the error for the caller. SQLite does not always say why it cannot open or extend its files."""
+        cause: Exception = error
+        match error.sqlite_errorcode & 0xFF:
+            case sqlite3.SQLITE_FULL:
+                cause = OSError(errno.ENOSPC, str(error))
+            case sqlite3.SQLITE_NOMEM:
+                cause = MemoryError()
+            case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_CANTOPEN:
+                cause = self._shortage() or error
+        what = f"responses cannot be kept in {self.path}"
+        return shortage_of(cause, what) or InternalError(f"{what}: {error}")
+
+    def _shortage(self) -> OSError | None:
+        """Return what SQLite's files lack now: descriptors or room."""
+        try:
+            check_free(NUM_FILES)
+            status = os.statvfs(self.path.parent)
+        except OSError as error:
+            return error
+        is_full = status.f_bavail * status.f_frsize < SPARE_BYTES
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) if is_full else None
+
+    def _connect(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self.path, LOCK_S, isolation_level="IMMEDIATE")
+        try:
+            database.executescript(_SCHEMA)
+        except sqlite3.Error:
+            database.close()  # the next call makes the tables that are missing
+            raise
+        return database
 
     def _oldest(self) -> float:
         return time.time() - self._max_age_s

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import httptools
 
 from ...ipc.errors import RequestError
+from ...ipc.shortages.failure import shortage_of
 from .addresses import is_public
 from .media_url import AllowedDomains, MediaUrl, parse_url
 
@@ -80,7 +81,8 @@ class HttpFetcher:
                 f"{url} took longer than {self._timeout_s:g} s: send the file itself, or raise --media-fetch-timeout-s"
             ) from None
         except OSError as error:
-            raise RequestError(f"{url} cannot be read: {error}: check the URL, or send the file itself") from None
+            refusal = RequestError(f"{url} cannot be read: {error}: check the URL, or send the file itself")
+            raise shortage_of(error, f"{url} cannot be read") or refusal from None
 
     @contextlib.asynccontextmanager
     async def _connection(self, url: MediaUrl, deadline: float) -> AsyncIterator[asyncio.StreamReader]:

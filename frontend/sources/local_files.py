@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ...ipc.errors import RequestError
+from ...ipc.shortages.failure import shortage_of
 from .media_url import shown
 
 READ_BYTES = 1 << 20
@@ -57,7 +58,8 @@ class LocalFiles:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as error:
-            raise RequestError(f"{shown(url)} cannot be read: {error.strerror}: check the path") from None
+            what = f"{shown(url)} cannot be read"
+            raise shortage_of(error, what) or RequestError(f"{what}: {error.strerror}: check the path") from None
         try:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):

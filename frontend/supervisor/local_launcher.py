@@ -122,7 +122,12 @@ class LocalProcess:
         self.pid = self._process.pid
         self._stderr_fd = self._process.stderr.fileno()
         os.set_blocking(self._stderr_fd, False)
-        self._pid_fd = os.pidfd_open(self.pid)
+        try:
+            self._pid_fd = os.pidfd_open(self.pid)
+        except OSError:
+            self._process.kill()
+            self._process.communicate()
+            raise
         self.wake_fds: Sequence[int] = (self._stderr_fd, self._pid_fd)
         self.place = f"pid {self.pid}"
         self._partial = b""

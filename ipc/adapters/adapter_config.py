@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import RequestError
+from ..shortages.failure import shortage_of
 from .tensor_header import shown
 
 CONFIG_NAME = "adapter_config.json"
@@ -84,7 +85,8 @@ def _read_fields(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
-        raise RequestError(f"{path} cannot be read ({error.strerror}): check its permissions") from None
+        refusal = RequestError(f"{path} cannot be read ({error.strerror}): check its permissions")
+        raise shortage_of(error, f"{path} cannot be read") or refusal from None
     if len(content) > MAX_CONFIG_BYTES:
         raise RequestError(f"{path} has more than {MAX_CONFIG_BYTES} bytes: it is no config of a LoRA adapter")
     try:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from ..errors import RequestError
 from ..process.page_file import WINDOW_BYTES, PageFile, new_pages
+from ..shortages.failure import shortage_of
 from .adapter_config import read_config
 from .tensor_header import TENSORS_NAME
 
@@ -46,5 +47,6 @@ def adapter_digest(folder: Path, pause: Callable[[], None] = lambda: None, pages
                 offset += count
                 pause()
     except OSError as error:
-        raise RequestError(f"{path} cannot be read ({error.strerror}): check the path and its permissions") from None
+        refusal = RequestError(f"{path} cannot be read ({error.strerror}): check the path and its permissions")
+        raise shortage_of(error, f"{path} cannot be read") or refusal from None
     return content.digest()

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import RequestError
+from ..shortages.failure import shortage_of
 
 TENSORS_NAME = "adapter_model.safetensors"
 MAX_HEADER_BYTES = 32 << 20  # a tensor takes about 150
@@ -72,7 +73,8 @@ def load_header(path: Path) -> TensorHeader:
                 raise _damaged(path, f"its header has {num_header_bytes} bytes, the file {num_file_bytes}")
             return TensorHeader(file.read(num_header_bytes), num_file_bytes)
     except OSError as error:
-        raise RequestError(f"{path} cannot be read ({error.strerror}): check its permissions") from None
+        refusal = RequestError(f"{path} cannot be read ({error.strerror}): check its permissions")
+        raise shortage_of(error, f"{path} cannot be read") or refusal from None
 
 
 def parse_header(path: Path, header: TensorHeader) -> dict[str, TensorPlace]:

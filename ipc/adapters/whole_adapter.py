@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from ..errors import RequestError
+from ..shortages.failure import shortage_of
 from .adapter_config import CONFIG_NAME, AdapterConfig, read_config
 from .digest import PREFIX
 from .tensor_header import TENSORS_NAME
@@ -34,7 +35,8 @@ class WholeAdapter:
         try:
             self._fd = os.open(folder / TENSORS_NAME, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise RequestError(f"{folder / TENSORS_NAME} cannot be read: {error.strerror}") from None
+            what = f"{folder / TENSORS_NAME} cannot be read"
+            raise shortage_of(error, what) or RequestError(f"{what}: {error.strerror}") from None
         weakref.finalize(self, os.close, self._fd)
         self._size = os.fstat(self._fd).st_size
 

@@ -43,12 +43,15 @@ class BlobServer:
         self._leases: dict[bytes, tuple[Blob, float]] = {}  # by digest: the blob and the end; soonest first
         self._decoder = Decoder[GetBlob](GetBlob)
 
-    def reply(self, request: GetBlob, now: float) -> BlobReply:
-        """Return the requested part of a blob, or NoBlob. The blob stays mapped for LEASE_S, or until MAX_LEASES others
-        are."""
+    def reply(self, request: GetBlob, now: float) -> BlobReply | None:
+        """Return the requested part of a blob, or NoBlob; None if it cannot be read now, and the peer is to ask again.
+        The blob stays mapped for LEASE_S, or until MAX_LEASES others are."""
         self.expire(now)
         lease = self._leases.pop(request.digest, None)
-        blob = self._store.open(request.digest) if lease is None else lease[0]
+        try:
+            blob = self._store.open(request.digest) if lease is None else lease[0]
+        except OSError:  # no descriptor or memory is free
+            return None
         if blob is None or not 0 <= request.offset <= len(blob):
             return NoBlob(digest=request.digest)
         self._leases[request.digest] = blob, now + LEASE_S
@@ -71,8 +74,9 @@ class BlobServer:
             except ProtocolError:
                 self.num_malformed += 1
                 continue
-            with contextlib.suppress(zmq.ZMQError):
-                socket.send_multipart([identity, encode(reply)], zmq.NOBLOCK)
+            if reply is not None:
+                with contextlib.suppress(zmq.ZMQError):
+                    socket.send_multipart([identity, encode(reply)], zmq.NOBLOCK)
 
 
 _replies = Decoder[BlobReply](BlobReply)

@@ -11,7 +11,6 @@ Layout, on a local disk: <folder>/{lock,<64 hex>,<16 hex>.part}; folder mode 070
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ConfigError, Overloaded, RequestError
+from ..shortages.failure import shortage_of
 
 MANY_FILES = 256  # above, an eviction frees 1 / SPARE of the limit, so that few writes have to list the files
 SPARE = 16
@@ -69,10 +69,14 @@ class BlobFolder:
                 fd = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME)
             except FileNotFoundError:
                 break
-            fcntl.flock(fd, fcntl.LOCK_SH)  # waits while an eviction decides: microseconds
-            if os.fstat(fd).st_nlink:
-                self._touch(fd)
-                return fd
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH)  # waits while an eviction decides: microseconds
+                if os.fstat(fd).st_nlink:
+                    self._touch(fd)
+                    return fd
+            except BaseException:
+                os.close(fd)
+                raise
             os.close(fd)  # evicted between open and flock
         return None
 
@@ -81,7 +85,11 @@ class BlobFolder:
         path = self.path / f"{secrets.token_hex(8)}.part"
         with self.locked():
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH)
+            except BaseException:
+                os.close(fd)
+                raise
         return path, fd
 
     def resize(self, fd: int, old_size: int, new_size: int) -> None:
@@ -121,7 +129,7 @@ class BlobFolder:
     def locked(self) -> Iterator[int]:
         """Hold the lock of the folder, which is created if it is missing; yield the descriptor of the lock's file.
         ConfigError if the folder is open to others."""
-        with self.full_disk_is_overload():
+        with self.shortage_is_overload():
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = self.path.stat()
             if status.st_uid != os.getuid() or status.st_mode & 0o077:
@@ -134,15 +142,12 @@ class BlobFolder:
                 os.close(fd)
 
     @contextlib.contextmanager
-    def full_disk_is_overload(self) -> Iterator[None]:
-        """Raise Overloaded instead of the OSError of a full disk."""
+    def shortage_is_overload(self) -> Iterator[None]:
+        """Raise Overloaded instead of the OSError of a full disk, or of any other shortage."""
         try:
             yield
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            message = f"cannot write to {self.path}: {error.strerror}: free space or choose another folder"
-            raise Overloaded(message) from None
+            raise shortage_of(error, f"cannot write to {self.path}") or error from None
 
     def _touch(self, fd: int) -> None:
         """Set the last use of a file to now; its mtime stays, which is part of its identity."""

@@ -125,8 +125,10 @@ class BlobStore:
             if hashlib.file_digest(file, "sha256").digest() == digest:
                 self._note_checked(digest, fd)
                 return fd
-        self.num_corrupt += self.folder.remove(digest.hex(), fd)
-        os.close(fd)
+        try:
+            self.num_corrupt += self.folder.remove(digest.hex(), fd)
+        finally:
+            os.close(fd)
         return None
 
     def _note_checked(self, digest: bytes, fd: int) -> None:

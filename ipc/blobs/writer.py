@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 
@@ -33,7 +34,7 @@ class BlobWriter:
             limit = self._folder.max_bytes
             self._reserve(max(end, min(end + MAX_STEP_BYTES, end + limit // 64, limit)))
         rest = memoryview(data)
-        with self._folder.full_disk_is_overload():
+        with self._folder.shortage_is_overload():
             while rest:
                 rest = rest[os.write(self.fd, rest) :]
         self._hash.update(data)
@@ -51,7 +52,8 @@ class BlobWriter:
     def close(self) -> None:
         """Remove the temporary file, if it was not published."""
         if self.fd >= 0:
-            self._part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # without its lock it is removed when room is needed
+                self._part.unlink()
             os.close(self.fd)
             self.fd = -1
 

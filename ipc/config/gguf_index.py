@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ..errors import ConfigError
+from ..shortages.failure import shortage_of
 
 GGUF_INDEX_NAME = "model.gguf.index.json"
 GGUF_STATUS_NAME = "model.gguf.status.json"  # size and time of each file when the index was made
@@ -80,7 +81,8 @@ def check_unchanged(path: Path) -> None:
         if known.get(path.name) == gguf_status(path):
             return
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path.resolve()} cannot be read ({error}): is the GGUF file still there?") from None
+        what = f"{path.resolve()} cannot be read"
+        raise shortage_of(error, what) or ConfigError(f"{what} ({error}): is the GGUF file still there?") from None
     raise ConfigError(f"{path.resolve()} has changed since the engine's start: start it again, or put the file back")
 
 
@@ -92,4 +94,5 @@ def read_gguf_index(folder: Path) -> dict[str, GgufTensor] | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): remove {folder} and start again") from None
+        refusal = ConfigError(f"{path} cannot be read ({error}): remove {folder} and start again")
+        raise shortage_of(error, f"{path} cannot be read") or refusal from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 
 MAX_DESCRIPTORS = 1 << 20  # some container runtimes set 2^30, for which some programs allocate tables
@@ -22,3 +23,10 @@ def descriptor_limit() -> int:
     """Return the soft limit, MAX_DESCRIPTORS if there is none."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def check_free(count: int) -> None:
+    """Raise the OSError of a process or a machine that has fewer than `count` free descriptors."""
+    with contextlib.ExitStack() as opened:
+        for _ in range(count):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

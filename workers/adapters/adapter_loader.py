@@ -20,12 +20,13 @@ from queue import SimpleQueue
 
 import torch
 
-from ...ipc.errors import ProtocolError, TokenloomError
+from ...ipc.errors import Overloaded, ProtocolError, TokenloomError
 from ...ipc.messages.adapter import FillSlot, SlotContent
 from ...ipc.messages.base import Rank
 from ...ipc.messages.workers import SchedulerOutput, SlotFilled
 from ...ipc.process.faults import maybe_fail
 from ...ipc.process.pacer import Pacer
+from ...ipc.shortages.threads import start_thread
 from .slot_filler import SlotFiller
 
 logger = logging.getLogger("tokenloom.worker")
@@ -98,13 +99,18 @@ class AdapterLoader:
                 "in memory"
             )
         self._digest_by_slot.pop(order.slot, None)
-        if self._queue is None:
-            self._queue = SimpleQueue()
-            self._start_thread(self._queue)
         self._num_waiting = order.num_waiting
         job = _Job(order, step, self._filler)
         self._open.append(job)
-        self._queue.put(job)
+        try:
+            if self._queue is None:
+                self._queue = self._start_thread()
+        except Overloaded as error:
+            job.error = str(error)
+            self._done.put(job)
+            os.eventfd_write(self.fd, 1)
+        else:
+            self._queue.put(job)
 
     def check_filled(self, slot: int) -> None:
         """Raise ProtocolError for a slot without a known content: rows in it would get the tokens of the base."""
@@ -154,12 +160,14 @@ class AdapterLoader:
         poll.register(self.fd, select.POLLIN)
         poll.poll(timeout_s * 1000)
 
-    def _start_thread(self, queue: SimpleQueue[_Job | None]) -> None:
+    def _start_thread(self) -> SimpleQueue[_Job | None]:
+        """Start a thread and return its queue."""
+        queue: SimpleQueue[_Job | None] = SimpleQueue()
         begun = threading.Event()
-        arguments = (queue, self._done, self.fd, self._rank.tp, self._pacer, begun)
-        threading.Thread(target=_run, args=arguments, name="adapter-loader", daemon=True).start()
+        start_thread("adapter-loader", _run, queue, self._done, self.fd, self._rank.tp, self._pacer, begun)
         begun.wait()
         torch.set_num_threads(torch.get_num_threads())  # for later threads again as many as for this one
+        return queue
 
     def _reply_to(self, job: _Job) -> SlotFilled:
         return SlotFilled(

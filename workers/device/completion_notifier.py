@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 
+from ...ipc.shortages.threads import start_thread
+
 
 class CompletionNotifier:
     """Owns the eventfd and a thread, started at the first `add`, that waits for one completion after the other."""
@@ -23,8 +25,7 @@ class CompletionNotifier:
     def add(self, wait: Callable[[], None]) -> None:
         """Notify after `wait` returns or raises. The thread calls the waits in the order of `add`."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="completion-watch", daemon=True)
-            self._thread.start()
+            self._thread = start_thread("completion-watch", self._run)
         self._waits.put(wait)
 
     def clear(self) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -20,7 +20,8 @@ from redis.backoff import NoBackoff
 from redis.connection import parse_url
 from redis.retry import Retry
 
-from ....ipc.errors import ConfigError
+from ....ipc.errors import ConfigError, Overloaded
+from ....ipc.shortages.threads import Threads
 from .resp import Connection, command
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ class RedisNodes:
         self._connection_type: Any = self._options.pop("connection_class", TcpConnection)
         self._cluster: Any = None  # a RedisCluster
         self.is_known = False  # the nodes; set to False, they are read again
-        self._connector = ThreadPoolExecutor(1, "connect")  # resolving a name may take longer than callers can wait
+        self._connector = Threads(1, "connect")  # resolving a name may take longer than callers can wait
 
     def connect(self, node: Node, deadline: float) -> Connection:
         """Connect to a node and authenticate."""
@@ -92,7 +93,10 @@ class RedisNodes:
 
     def _run(self, function: Callable[[], T], discard: Callable[[Future[T]], None] | None, deadline: float) -> T:
         """Run a function in the thread that connects; `discard` its result if that comes after the deadline."""
-        future = self._connector.submit(function)
+        try:
+            future = self._connector.submit(function)
+        except Overloaded as error:
+            raise ConnectionError(str(error)) from None
         try:
             return future.result(max(deadline - time.monotonic(), 0))
         except (TimeoutError, CancelledError):

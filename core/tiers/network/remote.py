@@ -7,13 +7,16 @@ while it runs, so no call waits for another.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
+from ....ipc.errors import Overloaded
 from ....ipc.messages.tier import SourceName, SourceState
+from ....ipc.shortages.threads import start_thread
 from ..object_format import HEADER_BYTES
 from ..source import Item, Namespace
 from .breaker import Breaker
@@ -63,7 +66,8 @@ class RemoteSource:
             for node in self._nodes.nodes():
                 links.connection(node, deadline)
 
-        threading.Thread(target=self._try, args=("find", connect, deadline), name="remote", daemon=True).start()
+        with contextlib.suppress(Overloaded):  # the first call connects, too
+            start_thread("remote", self._try, "find", connect, deadline)
 
     def find(self, keys: Sequence[bytes], deadline: float) -> int:
         num_found = 0

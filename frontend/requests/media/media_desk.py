@@ -8,6 +8,7 @@ as long as a request needs it; a full store makes requests wait. Knows no prompt
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
@@ -22,7 +23,9 @@ from ....ipc.config.engine_spec import EngineSpec
 from ....ipc.errors import InternalError, Overloaded, RequestError, TokenloomError
 from ....ipc.messages.client import Medium, PutMedium
 from ....ipc.messages.media import MediaKind
-from ....ipc.process.descriptors import descriptor_limit
+from ....ipc.process.descriptors import check_free, descriptor_limit
+from ....ipc.shortages.failure import failure_of
+from ....ipc.shortages.threads import Threads, start_thread
 from ...client.media.data_url import decode_data_url, is_data_url
 from ...intake.thread_pool import Then
 from ...sources.media_sources import MediaSources
@@ -38,6 +41,7 @@ logger = logging.getLogger("tokenloom.frontend")
 MAX_KNOWN = 1 << 12  # entries of the table of media that have been read
 MAX_CLIPS = 1 << 10  # entries of the table of clips that have been cut
 MAX_ASKS = 3  # for the same bytes
+LOOP_DESCRIPTORS = 3  # asyncio leaves half a loop behind if one of them is missing
 PINS_SHARE = 4  # of the descriptors that this process may have, pinned media take at most 1 / PINS_SHARE
 
 _Key: TypeAlias = tuple[bytes, MediaKind, str]  # digest of the source, kind, detail
@@ -72,9 +76,11 @@ class MediaDesk:
     # ── the frontend's loop ──────────────────────────────────────────────────────────────────────────────────────
 
     def put(self, message: PutMedium) -> None:
-        """Write the bytes of a medium to the store, for a request that comes within HOLD_S. Errors are kept for it."""
+        """Write the bytes of a medium to the store, for a request that comes within HOLD_S. Errors are kept for it;
+        while the thread cannot start the bytes are dropped, and the request asks for them again."""
         if self._limits.kind is not None:
-            self._call(partial(self._puts.begin, message))
+            with contextlib.suppress(TokenloomError):
+                self._call(partial(self._puts.begin, message))
 
     def read(
         self,
@@ -90,7 +96,7 @@ class MediaDesk:
         order, or with an error. `need` is called for bytes that the store lacks. `owner`: the caller, for fair
         queueing; `scope`: of uuids."""
         job = MediaJob(f"job-{next(self._numbers)}", media, owner, scope, need)
-        self._call(partial(self._begin, job, self._read_all, then, min(wait_s, WAIT_S)))
+        self._submit(job, self._read_all, then, wait_s)
         return job
 
     def read_pieces(
@@ -106,12 +112,14 @@ class MediaDesk:
         """Read an audio clip in pieces of at most `piece_s`, cut at quiet places; pin and hand them over as `read`
         does. Until the release, other requests may name a piece by its digest as an audio clip of its own."""
         job = MediaJob(f"job-{next(self._numbers)}", [clip], owner, scope, None, piece_s)
-        self._call(partial(self._begin, job, self._read_all_pieces, then, min(wait_s, WAIT_S)))
+        self._submit(job, self._read_all_pieces, then, wait_s)
         return job
 
     def release(self, job: MediaJob) -> None:
         """Unpin the media of a job; if it is not done, drop it without a call of its `then`."""
-        self._call(partial(self._release, job))
+        job.is_over = True
+        with contextlib.suppress(TokenloomError):  # no thread has begun the job
+            self._call(partial(self._release, job))
 
     def on_wakeup(self) -> None:
         """Call the callbacks of the jobs that are done."""
@@ -123,7 +131,11 @@ class MediaDesk:
         for digest in digests:
             user = self._puts.new_user()
             if self.store.pin(digest, user):
-                self._call(partial(self._puts.hold, digest, user))
+                try:
+                    self._call(partial(self._puts.hold, digest, user))
+                except TokenloomError:
+                    self.store.unpin(digest, user)
+                    raise
 
     def close(self) -> None:
         """End the thread and the processes that it has started."""
@@ -136,16 +148,28 @@ class MediaDesk:
     # ── the thread ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _call(self, function: Callable[[], None]) -> None:
-        """Call a function in the thread's loop, which starts with the first call."""
+        """Call a function in the thread's loop, which starts with the first call; Overloaded while it cannot start."""
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._run, args=(self._loop,), name="media", daemon=True)
-                self._thread.start()
+                self._loop = self._start()
             self._loop.call_soon_threadsafe(function)
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        try:
+            check_free(LOOP_DESCRIPTORS)
+            loop = asyncio.new_event_loop()
+        except OSError as error:
+            raise failure_of(error, "media cannot be read") from None
+        try:
+            self._thread = start_thread("media", self._run, loop)
+        except Overloaded:
+            loop.close()
+            raise
+        return loop
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
+        loop.set_default_executor(Threads(thread_name_prefix="media"))
         self._reader = None if self._input is None else self._input.new_reader(self.store)
         self._sources = MediaSources.of(self.store, self._config)
         try:
@@ -162,14 +186,22 @@ class MediaDesk:
         self._done.append(callback)
         self._wake()
 
+    def _end(self, job: MediaJob, then: Then[T], result: T | TokenloomError) -> None:
+        self._post(lambda: None if job.is_over else then(result))
+
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _submit(self, job: MediaJob, work: Callable[[MediaJob], Awaitable[T]], then: Then[T], wait_s: float) -> None:
+        try:
+            self._call(partial(self._begin, job, work, then, min(wait_s, WAIT_S)))
+        except TokenloomError as error:
+            self._end(job, then, error.with_traceback(None))
 
     def _begin(self, job: MediaJob, work: Callable[[MediaJob], Awaitable[T]], then: Then[T], wait_s: float) -> None:
         if not job.is_over:
             job.task = new_task(self._finish(job, work, then, wait_s))
 
     def _release(self, job: MediaJob) -> None:
-        job.is_over = True
         if job.task is not None:
             job.task.cancel()
         for digest in job.pinned:
@@ -189,10 +221,11 @@ class MediaDesk:
             result = Overloaded(f"the {len(job.media)} media of the request were not read within {wait_s:g} s")
         except TokenloomError as error:
             result = error.with_traceback(None)  # its frames hold the request, and this one the error
-        except Exception as error:  # a bug must not leave the request open
-            logger.exception("reading media failed")
-            result = InternalError(f"reading media failed: {type(error).__name__}: {error}")
-        self._post(lambda: None if job.is_over else then(result))
+        except Exception as error:  # it must not leave the request open
+            result = failure_of(error, "reading media failed")
+            if isinstance(result, InternalError):
+                logger.exception("reading media failed")
+        self._end(job, then, result)
 
     async def _read_all(self, job: MediaJob) -> list[ReadMedium]:
         return await self._with_sources(job, self._read_each)

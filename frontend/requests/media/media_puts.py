@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from ....ipc.blobs.store import BlobStore
 from ....ipc.errors import Overloaded, RequestError, TokenloomError
 from ....ipc.messages.client import PutMedium
+from ....ipc.shortages.failure import failure_of
 from ...text.media_limits import MediaLimits
 
 T = TypeVar("T")
@@ -101,8 +102,8 @@ class MediaPuts:
             self.hold(found, user)
             if found != digest:
                 raise RequestError(f"the digest of a medium is {found.hex()}, the client says {digest.hex()}")
-        except TokenloomError as error:
-            self._failed[digest] = error.with_traceback(None)  # its frames hold the bytes
+        except Exception as error:  # the request gets it; its frames hold the bytes
+            self._failed[digest] = failure_of(error, "a medium cannot be kept").with_traceback(None)
             if len(self._failed) > MAX_FAILED:
                 self._failed.popitem(last=False)
         finally:

@@ -17,7 +17,8 @@ from tokenloom.core.blobs.needed_blobs import Failed, Found, Missing, News, Want
 from tokenloom.ipc.blobs.channel import BlobServer
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.errors import Overloaded, RequestError
-from tokenloom.ipc.messages.blobs import NoBlob
+from tokenloom.ipc.messages.blobs import GetBlob, NoBlob
+from tokenloom.tests.support.shortages import few_descriptors, few_threads
 
 LIMIT = 4 << 20
 DEADLINE_S = 20.0
@@ -45,7 +46,9 @@ class Bench:
                 if isinstance(each, Ask):
                     self.asked.append(each)
                     if each.frontend_id not in self.silent:
-                        self.fetcher.receive(each.frontend_id, self.server.reply(each.message, 0.0))
+                        reply = self.server.reply(each.message, 0.0)
+                        assert reply is not None
+                        self.fetcher.receive(each.frontend_id, reply)
                 else:
                     found.append(each)
         return found
@@ -116,3 +119,29 @@ def test_an_engine_without_adapters_refuses_one(bench: Bench) -> None:
     bench.fetcher.want(wanted, 1)
     found = bench.one()
     assert isinstance(found, Failed) and isinstance(found.error, RequestError)
+
+
+def test_without_a_thread_a_blob_fails_as_an_overload_and_the_next_one_comes(bench: Bench) -> None:
+    digest = bench.theirs.put(b"x" * 1000)
+    with few_threads():
+        bench.fetcher.want(Wanted(1, digest, "image"), 7)
+        failed = bench.one()
+    assert isinstance(failed, Failed) and isinstance(failed.error, Overloaded) and failed.wanted.number == 1
+    bench.fetcher.want(Wanted(2, digest, "image"), 7)
+    assert bench.one() == Found(Wanted(2, digest, "image"))
+
+
+def test_without_descriptors_a_blob_fails_as_an_overload_and_the_next_one_comes(bench: Bench) -> None:
+    here, digest = bench.media.put(b"h"), bench.theirs.put(b"x" * 1000)
+    bench.fetcher.want(Wanted(1, here, "image"), 7)
+    assert isinstance(bench.one(), Found)
+    other = bench.media.put(b"o")
+    with few_descriptors():
+        bench.fetcher.want(Wanted(2, other, "image"), 7)
+        failed = bench.one()
+        assert isinstance(failed, Failed) and isinstance(failed.error, Overloaded), failed
+        assert bench.server.reply(GetBlob(digest=digest, offset=0, length=9), 0.0) is None, "to be asked again"
+    bench.fetcher.want(Wanted(3, other, "image"), 7)
+    assert isinstance(bench.one(), Found)
+    bench.fetcher.want(Wanted(4, digest, "image"), 7)
+    assert isinstance(bench.one(), Found)

@@ -18,6 +18,7 @@ from tokenloom.core.tiers.disk import DiskSource
 from tokenloom.core.tiers.disk_folder import MARKER
 from tokenloom.core.tiers.disk_scan import ScannedFile
 from tokenloom.core.tiers.object_file import ObjectFiles
+from tokenloom.core.tiers.pause import Pause
 from tokenloom.core.tiers.source import Namespace
 from tokenloom.ipc.process.arena import PAGE
 from tokenloom.tests.core.tiers.slots import (
@@ -35,6 +36,7 @@ from tokenloom.tests.core.tiers.slots import (
     reopen,
     wait_for_start,
 )
+from tokenloom.tests.support.shortages import few_threads
 
 OTHER = Namespace(key_of(999), b"", SLOT_BYTES)
 
@@ -440,3 +442,21 @@ def test_a_scan_of_100000_files_costs_three_times_their_listing(tmp_path: Path) 
     scanned = time.process_time()
     assert source.state().num_objects == 100_000
     assert scanned - listed < 3 * (listed - begun), f"{scanned - listed:.2f} s against {listed - begun:.2f} s of CPU"
+
+
+def test_a_folder_that_no_thread_can_open_is_opened_by_a_later_lookup(tmp_path: Path) -> None:
+    before = open_disk(tmp_path)
+    before.store(filled(range(3)))
+    before.close()
+    has_started = threading.Event()
+    source = DiskSource(tmp_path, 1 << 30, 1.0, has_started.set)
+    with few_threads():
+        source.open(NAMESPACE)
+        assert find(source, range(3)) == 0 and "no thread can be started" in source.state().error
+    source._starts = Pause(1, 0.0)  # the pause is over
+    source._starts.failed()
+    has_started.clear()
+    assert find(source, range(3)) == 0
+    wait_for_start(source, has_started)
+    assert find(source, range(3)) == 3 and not source.state().error
+    source.close()

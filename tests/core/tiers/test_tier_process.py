@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -32,6 +34,7 @@ from tokenloom.ipc.messages.tier import (
 )
 from tokenloom.tests.core.tiers.slots import OBJECT_BYTES, SLOT_BYTES, content_of, files_of, key_of
 from tokenloom.tests.core.tiers.tier_bench import DEADLINE_S, TierBench
+from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.faults import inject
 
 SLOTS = range(1, 41)  # of 64; a quarter of them may wait to be written
@@ -342,3 +345,27 @@ def test_the_process_dies_with_its_lifeline(bench: TierBench) -> None:
     os.close(bench.lifeline)
     assert bench.process.wait(5.0) != 0
     bench.lifeline = os.open(os.devnull, os.O_RDONLY)
+
+
+def test_weights_that_a_shortage_hides_are_read_when_it_is_over(tmp_path: Path) -> None:
+    bench = TierBench(tmp_path, load_format="auto")
+    try:
+        bench.start()
+        bench.say(
+            FindBlocks(serial=1, parent=bytes(32), token_ids=b"", block_size=4)
+        )  # so that it has accepted the core
+        bench.get(BlocksFound)
+        checkpoint = tiny_checkpoint(tmp_path / "model")
+        soft, hard = resource.prlimit(bench.process.pid, resource.RLIMIT_NOFILE)
+        used = {int(path.name) for path in Path(f"/proc/{bench.process.pid}/fd").iterdir()}
+        lowest = min(set(range(len(used) + 1)) - used)
+        resource.prlimit(bench.process.pid, resource.RLIMIT_NOFILE, (lowest, hard))
+        bench.say(OpenTier(serial=1, model_folder=str(checkpoint), facts=b"{}"))
+        state = bench.get(TierState, lambda message: bool(message.sources[0].error))
+        assert re.search("model.* cannot be read: Too many open files: raise the limit", state.sources[0].error)
+        resource.prlimit(bench.process.pid, resource.RLIMIT_NOFILE, (soft, hard))
+        assert bench.get(TierOpened).serial == 1
+        bench.get(TierState, lambda message: message.sources[0].is_open and not message.sources[0].error)
+        assert bench.log().count("the KV tiers stay closed for now: ") == 1
+    finally:
+        bench.close()

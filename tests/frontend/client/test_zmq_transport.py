@@ -14,10 +14,11 @@ import pytest
 
 from tokenloom.frontend.client.client import Client
 from tokenloom.frontend.client.zmq_transport import ZmqTransport
-from tokenloom.ipc.errors import EngineDead, InternalError, ProtocolError, RequestError
+from tokenloom.ipc.errors import EngineDead, InternalError, Overloaded, ProtocolError, RequestError
 from tokenloom.ipc.messages.client import CREDIT_WINDOW, Delta, Submit
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FakeFrontend, expected_text, greedy
+from tokenloom.tests.support.shortages import few_descriptors, few_threads, num_descriptors
 
 
 def test_requests_resume_after_the_frontend_has_lost_its_sessions(fake: FakeFrontend, client: Client) -> None:
@@ -203,3 +204,27 @@ def test_a_client_refuses_calls_after_a_fork(fake: FakeFrontend, client: Client)
 
 def _submit(request_id: str) -> Submit:
     return Submit(request_id=request_id, prompt="p", params=greedy())
+
+
+@pytest.mark.parametrize("num_left", [0, 1])
+def test_a_client_whose_threads_cannot_start_leaves_nothing_behind(fake: FakeFrontend, num_left: int) -> None:
+    before, num_threads = num_descriptors(), threading.active_count()
+    for _ in range(3):
+        with few_threads(num_left), pytest.raises(Overloaded, match="can't start new thread"):
+            Client(fake.address)
+    deadline = time.monotonic() + DEADLINE_S
+    while threading.active_count() > num_threads:
+        assert time.monotonic() < deadline
+    assert num_descriptors() == before
+    with Client(fake.address) as client:
+        assert client.generate("p", greedy(), use_tqdm=False)[0].outputs[0].text == expected_text("p", 40)
+
+
+def test_a_lost_client_without_descriptors_connects_when_there_are_some(fake: FakeFrontend, client: Client) -> None:
+    fake.hang_up()
+    fake.come_back()
+    with few_descriptors():
+        future = client.submit("p", greedy())
+        with pytest.raises(TimeoutError):
+            future.result(0.5)
+    assert future.result(DEADLINE_S).outputs[0].text == expected_text("p", 40)

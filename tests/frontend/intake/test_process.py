@@ -33,11 +33,12 @@ from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.config.engine_spec import EngineSpec
-from tokenloom.ipc.errors import InternalError, RequestError
+from tokenloom.ipc.errors import Overloaded, RequestError
 from tokenloom.ipc.messages.client import ChatForm, ChatMessage
 from tokenloom.ipc.messages.intake import BodyInput, BodyRead, NotRead, PromptRead, ReadBody, ReadPrompt
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.faults import inject
+from tokenloom.tests.support.shortages import few_descriptors, num_descriptors
 
 DEADLINE_S = 20.0
 TEXT = "The capital of Peru is Lima. " * 4
@@ -111,7 +112,25 @@ def test_a_process_that_could_not_be_started_is_started_for_the_next_request(
 ) -> None:
     with monkeypatch.context() as context:
         context.setattr(sys, "executable", "/nowhere")
-        with pytest.raises(InternalError, match="could not be started"):
+        with pytest.raises(Overloaded, match="could not be started: No such file or directory: check /nowhere"):
+            read(host)
+    assert read(host).token_ids
+
+
+@pytest.mark.parametrize("num_left", range(6))
+def test_without_descriptors_a_request_is_refused_and_none_is_kept(host: IntakeHost, num_left: int) -> None:
+    before = num_descriptors()
+    with few_descriptors(num_left), pytest.raises(Overloaded, match=r"could not be started: .* \(ulimit -n"):
+        read(host)
+    assert num_descriptors() == before and read(host).token_ids
+
+
+def test_a_process_that_ends_before_it_is_ready_is_no_fault_of_the_request(
+    monkeypatch: pytest.MonkeyPatch, host: IntakeHost
+) -> None:
+    with monkeypatch.context() as context:
+        context.setenv("PYTHONHOME", "/nonexistent")
+        with pytest.raises(Overloaded, match="exited with code 1 at its start: see its log"):
             read(host)
     assert read(host).token_ids
 

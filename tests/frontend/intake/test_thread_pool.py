@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +17,7 @@ from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.errors import InternalError, Overloaded, RequestError
 from tokenloom.ipc.messages.intake import IntakeAnswer, IntakeQuestion, PromptRead, ReadPrompt
+from tokenloom.tests.support.shortages import few_threads
 
 DEADLINE_S = 20.0
 QUESTION = ReadPrompt(prompt="x")
@@ -186,3 +189,32 @@ def test_tokenizing_a_long_text_releases_the_gil() -> None:
         num_turns += 1
     thread.join()
     assert num_turns > 20
+
+
+def test_without_a_thread_a_job_is_refused_and_the_next_one_starts_them(bench: Bench) -> None:
+    with few_threads():
+        for number in range(2):
+            assert bench.thread_pool.run(lambda: 1, bench.outcomes.append, num_bytes=9) is None
+            refusal = bench.outcomes[number]
+            assert isinstance(refusal, Overloaded) and "can't start new thread" in str(refusal)
+        assert bench.thread_pool.next_expiry == math.inf, "no job waits"
+    bench.thread_pool.run(lambda: 2, bench.outcomes.append)
+    assert bench.wait(3)[2] == 2
+    bench.occupy()()  # every thread runs
+
+
+def test_one_thread_of_all_takes_jobs_of_each_size_until_the_others_can_start(bench: Bench) -> None:
+    with few_threads(1):
+        for size in (1, *THREAD_BYTES[:-1], THREAD_BYTES[-2] + 1):
+            bench.thread_pool.run(lambda: 1, bench.outcomes.append, num_bytes=size)
+        assert bench.wait(len(THREAD_BYTES) + 1) == [1] * (len(THREAD_BYTES) + 1)
+    bench.occupy()()
+
+
+def test_a_shortage_in_the_work_is_an_overload(bench: Bench) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    bench.thread_pool.run(fail, bench.outcomes.append)
+    (refusal,) = bench.wait(1)
+    assert isinstance(refusal, Overloaded) and "ulimit -n" in str(refusal)

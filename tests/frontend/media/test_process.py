@@ -32,6 +32,7 @@ from tokenloom.tests.frontend.media.audio.sound_files import compressed, stored,
 from tokenloom.tests.frontend.media.images.image_files import encoded, new_pixels
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.faults import inject
+from tokenloom.tests.support.shortages import few_descriptors, num_descriptors
 
 DEADLINE_S = 60.0
 CONFIG = ImageProcessorConfig(
@@ -154,8 +155,21 @@ def test_process_that_does_not_start_is_no_error_of_the_image(tmp_path: Path, mo
 
     async def work() -> None:
         async with bench(tmp_path) as ours:
-            with pytest.raises(InternalError, match="a media process exited with code 1 at its start"):
+            with pytest.raises(Overloaded, match="a media process exited with code 1 at its start"):
                 await ours.host.read(ours.put(), "image")
+
+    run(work)
+
+
+@pytest.mark.parametrize("num_left", [0, 1, 2, 3])
+def test_without_descriptors_an_image_is_refused_and_the_next_one_is_read(tmp_path: Path, num_left: int) -> None:
+    async def work() -> None:
+        async with bench(tmp_path) as ours:
+            source, before = ours.put(), num_descriptors()
+            with few_descriptors(num_left), pytest.raises(Overloaded, match=r"not be started: .* \(ulimit -n"):
+                await ours.host.read(source, "image")
+            assert num_descriptors() == before
+            assert (await ours.host.read(source, "image")).num_bytes
 
     run(work)
 

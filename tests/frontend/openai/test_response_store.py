@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +16,7 @@ from tokenloom.frontend.openai.response_store import Record, ResponseStore
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import InternalError, Overloaded
 from tokenloom.scripts.engine_steps import new_frontend
+from tokenloom.tests.support.shortages import few_descriptors, few_threads, num_descriptors
 
 T = TypeVar("T")
 _, SPEC = new_frontend(EngineConfig(device="cpu"))
@@ -120,3 +123,67 @@ def test_an_error_names_the_file_that_cannot_be_written(tmp_path: Path) -> None:
     store = new_store(tmp_path / "missing")
     with pytest.raises(InternalError, match=r"missing/responses\.sqlite: unable to open"):
         run(store, store.add(done("a")))
+
+
+FULL_DISK = """
+import asyncio, sys
+from pathlib import Path
+from tokenloom.ipc.errors import Overloaded
+from tokenloom.tests.frontend.openai.test_response_store import done, kept, new_store
+
+async def work(folder, has_begun):
+    store = new_store(folder)
+    if has_begun:
+        await store.add(done("a"))
+    with open(folder / "filler", "wb", buffering=0) as filler:
+        try:
+            while True:
+                filler.write(bytes(4096))
+        except OSError:
+            pass
+        for _ in range(2):
+            try:
+                await store.add(done("b", 100_000))
+            except Overloaded as error:
+                print(error)
+    (folder / "filler").unlink()
+    await store.add(done("c", 100_000))
+    print(await kept(store, "abc"))
+    store.close()
+
+asyncio.run(work(Path(sys.argv[1]), sys.argv[2] == "True"))
+"""
+CAN_MOUNT = subprocess.run(
+    ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, check=False, timeout=30
+)
+
+
+@pytest.mark.skipif(CAN_MOUNT.returncode != 0, reason="this machine allows no mount in a user namespace")
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_full_disk_is_an_overload_and_afterwards_responses_are_kept_again(tmp_path: Path, has_begun: bool) -> None:
+    """Also if the disk is full when the tables are to be made."""
+    mount = f'mount -t tmpfs -o size=1m tmpfs {tmp_path} && exec "$@"'
+    command = ["unshare", "-rm", "sh", "-c", mount, "sh", sys.executable, "-P", "-c", FULL_DISK]
+    output = subprocess.run(
+        [*command, tmp_path, str(has_begun)], capture_output=True, text=True, timeout=60, check=True
+    )
+    first, second, names = output.stdout.splitlines()
+    for refusal in (first, second):
+        assert "responses.sqlite: " in refusal and refusal.endswith("free space or choose another folder")
+    assert names == ("ac" if has_begun else "c")
+
+
+def test_without_descriptors_or_threads_a_response_is_refused_and_the_next_one_is_kept(tmp_path: Path) -> None:
+    store, before = new_store(tmp_path), num_descriptors()
+
+    async def work() -> str:
+        with few_threads(), pytest.raises(Overloaded, match="can't start new thread"):
+            await store.add(done("a"))
+        assert await kept(store, "") == ""
+        for num_left in range(3):
+            with few_descriptors(num_left), pytest.raises(Overloaded, match=r"Too many open files: raise .*ulimit -n"):
+                await store.add(done("b"))
+        await store.add(done("c"))
+        return await kept(store, "abc")
+
+    assert run(store, work()) == "c" and num_descriptors() == before

@@ -20,6 +20,7 @@ from tokenloom.ipc.process import faults
 from tokenloom.ipc.process.pacer import Pause
 from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.shortages import few_threads
 from tokenloom.tests.workers.adapters.adapted_model import load_adaptable
 from tokenloom.tests.workers.random_schedule import message
 from tokenloom.workers.adapters.adapter_loader import LULL_S, AdapterLoader
@@ -288,3 +289,13 @@ def test_fills_rest_beside_steps_and_not_once_these_have_ended(case: Case) -> No
     assert not filler.look()
     (reply,) = replies_of(loader, 1)
     assert not reply.error
+
+
+def test_without_a_thread_an_order_fails_and_the_next_one_is_filled(loader: AdapterLoader, case: Case) -> None:
+    with few_threads():
+        start(loader, case.order(1, 0))
+        (reply,) = replies_of(loader, 1)
+    assert "can't start new thread" in reply.error and loader.contents == []
+    start(loader, case.order(1, 0))
+    (reply,) = replies_of(loader, 1)
+    assert not reply.error and loader.contents == [case.content(1, 0)]

@@ -5,6 +5,10 @@ from __future__ import annotations
 import select
 import threading
 
+import pytest
+
+from tokenloom.ipc.errors import Overloaded
+from tokenloom.tests.support.shortages import few_threads
 from tokenloom.workers.device.completion_notifier import CompletionNotifier
 
 DEADLINE_S = 20.0
@@ -31,4 +35,12 @@ def test_the_descriptor_is_readable_after_a_wait_raises() -> None:
 
     watch = CompletionNotifier()
     watch.add(fail)
+    assert is_readable(watch, DEADLINE_S)
+
+
+def test_a_thread_that_could_not_start_is_started_for_the_next_wait() -> None:
+    watch = CompletionNotifier()
+    with few_threads(), pytest.raises(Overloaded):
+        watch.add(lambda: None)
+    watch.add(lambda: None)
     assert is_readable(watch, DEADLINE_S)

@@ -16,7 +16,9 @@ from tokenloom.frontend.requests.media.media_input import ReadMedium, ReadPiece
 from tokenloom.frontend.requests.media.media_job import MediaJob, NeedBytes
 from tokenloom.ipc.errors import Overloaded, TokenloomError
 from tokenloom.ipc.messages.client import Medium, PutMedium
+from tokenloom.ipc.shortages.threads import Threads
 from tokenloom.tests.frontend.requests.fake_media import BAD, fake_media, seeing_spec
+from tokenloom.tests.support.shortages import few_descriptors, few_threads, num_descriptors
 
 DEADLINE_S = 20.0
 Result = list[ReadMedium] | TokenloomError
@@ -223,3 +225,64 @@ def test_a_clip_whose_pieces_cannot_be_read_fails_with_its_name(desk: Desk) -> N
 def test_a_bad_clip_is_named_as_a_clip(desk: Desk) -> None:
     bad = desk.put(BAD)
     assert desk.error(Medium(kind="audio", digest=bad.digest)).startswith("the audio clip 1 of 1 cannot be taken")
+
+
+def test_without_a_thread_media_are_refused_and_the_next_request_reads_them(desk: Desk) -> None:
+    digest = hashlib.sha256(b"a").digest()
+    kept = desk.desk.store.put(b"kept")
+    with few_threads():
+        a = desk.put(b"a")
+        job, result = desk.read(a)
+        assert isinstance(result, Overloaded) and "can't start new thread" in str(result)
+        desk.desk.release(job)
+        released, dropped = desk.begin(a)
+        desk.desk.release(released)
+        desk.turn()
+        assert not dropped
+        with pytest.raises(Overloaded):
+            desk.desk.hold([kept])
+    assert not desk.desk.store._pins
+    _, results = desk.begin(Medium(digest=digest))
+    while not desk.asked:
+        desk.turn()
+    desk.put(b"a")  # the bytes of the first try were dropped, and are asked for
+    while not results:
+        desk.turn()
+    assert isinstance(results[0], list)
+
+
+def test_bytes_that_no_thread_can_write_are_refused_and_leave_no_pin(desk: Desk) -> None:
+    assert desk.files(desk.put(b"a")) == [b"file of a"]
+    data = "data:image/png;base64," + base64.b64encode(b"b").decode()
+    executor = desk.desk._loop._default_executor  # type: ignore[union-attr]
+    assert isinstance(executor, Threads)
+    executor._max_workers += 1  # the next work needs another thread
+    while not executor._idle_semaphore.acquire(timeout=0):
+        pass
+    with few_threads():
+        job, results = desk.begin(Medium(url=data), wait_s=0.2)
+        while not results:
+            desk.turn()
+        assert isinstance(results[0], Overloaded)
+        desk.desk.release(job)
+    assert desk.files(Medium(url=data)) == [b"file of b"]
+    users = {user for pin in desk.desk.store._pins.values() for user in pin.users}
+    assert job.user not in users and job.source_user not in users
+
+
+@pytest.mark.parametrize("num_left", range(4))
+def test_without_descriptors_media_are_refused_and_none_is_kept(tmp_path: Path, num_left: int) -> None:
+    desk, before = Desk(tmp_path), num_descriptors()
+    with few_descriptors(num_left):
+        a = desk.put(b"a")
+        job, results = desk.begin(a, wait_s=0.5, can_repeat=False)
+        while not results:
+            desk.turn()
+        assert isinstance(results[0], Overloaded), results
+    desk.desk.release(job)
+    assert desk.files(desk.put(b"a")) == [b"file of a"]
+    desk.desk.close()
+    for digest, pin in list(desk.desk.store._pins.items()):
+        for user in list(pin.users):
+            desk.desk.store.unpin(digest, user)
+    assert num_descriptors() == before

@@ -1,0 +1,39 @@
+"""Errors of resources that run out for a while: descriptors, tasks, memory, room on a disk.
+
+They are nobody's fault and end without a restart, so the caller is to ask again, and the operator reads a remedy.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from ..errors import InternalError, Overloaded, TokenloomError
+
+TASKS = "raise the limit of processes (ulimit -u, pids.max of the cgroup)"
+MEMORY = "free memory, or raise the limit of its cgroup"
+REMEDIES = {  # by the number of an OSError
+    errno.EAGAIN: TASKS,
+    errno.EMFILE: "raise the limit of open files (ulimit -n, LimitNOFILE)",
+    errno.ENFILE: "raise the machine's limit of open files (sysctl fs.file-max)",
+    errno.ENOMEM: MEMORY,
+    errno.ENOSPC: "free space or choose another folder",
+    errno.EDQUOT: "free space, raise the quota or choose another folder",
+}
+RETRY_S = 5.0
+
+
+def shortage_of(error: Exception, subject: str) -> Overloaded | None:
+    """Return the error for the caller whose work has raised `error` if something has run out, else None. `subject`: of
+    the message, such as «the file cannot be read»."""
+    if isinstance(error, OSError) and error.errno in REMEDIES:
+        return Overloaded(f"{subject}: {error.strerror}: {REMEDIES[error.errno]}", RETRY_S)
+    if isinstance(error, MemoryError):
+        return Overloaded(f"{subject}: out of memory: {MEMORY}", RETRY_S)
+    return None
+
+
+def failure_of(error: Exception, subject: str) -> TokenloomError:
+    """Return the error for the caller as `shortage_of`, else InternalError; a TokenloomError as it is."""
+    if isinstance(error, TokenloomError):
+        return error
+    return shortage_of(error, subject) or InternalError(f"{subject}: {type(error).__name__}: {error}")

@@ -1,0 +1,53 @@
+"""Threads that may not start: a machine or a cgroup without a free task refuses one, and grants the next.
+
+A caller keeps a thread only after `start_thread` has returned it, so that the next attempt starts one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from ..errors import Overloaded
+from .failure import RETRY_S, TASKS
+
+T = TypeVar("T")
+
+
+def start_thread(name: str, target: Callable[..., object], *arguments: object) -> threading.Thread:
+    """Start a daemon thread and return it; Overloaded if the system refuses one."""
+    thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise _refusal(name, error) from None
+    return thread
+
+
+class Threads(ThreadPoolExecutor):
+    """Executor that keeps no work that it refuses. The standard library queues work before it starts a thread, so that
+    refused work may run later."""
+
+    def submit(self, work: Callable[..., T], /, *arguments: Any, **keywords: Any) -> Future[T]:
+        """Run `work` in a thread. Overloaded if none can be started; then `work` never runs."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work(*arguments, **keywords))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        try:
+            super().submit(run)
+        except RuntimeError as error:
+            if future.cancel():  # it waits in the queue, for a thread that starts later
+                raise _refusal(self._thread_name_prefix or "", error) from None
+        return future
+
+
+def _refusal(name: str, error: RuntimeError) -> Overloaded:
+    return Overloaded(f"the thread «{name}» cannot be started: {error}: {TASKS}", RETRY_S)
