@@ -14,11 +14,23 @@ Each message says what happened, with numbers, and the remedy.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
+
+_CREDENTIALS = re.compile(r"(?<=://)[^\s/?#]*@")
+
+
+def hide_credentials(text: str) -> str:
+    """Return a text without the names and passwords that URLs in it hold."""
+    return _CREDENTIALS.sub("***@", text)
 
 
 class TokenloomError(Exception):
-    """Root of every error that tokenloom raises on purpose."""
+    """Root of every error that tokenloom raises on purpose. No message shows the credentials of a URL."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(hide_credentials(message))
 
 
 class RequestError(TokenloomError, ValueError):

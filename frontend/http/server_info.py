@@ -16,7 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ...ipc.codec import JsonObject
+from ...ipc.config.engine_config import SECRET_OPTIONS
 from ...ipc.config.engine_spec import EngineSpec
+from ...ipc.errors import hide_credentials
 from ...ipc.version import tokenloom_version
 from ..openai.forms.errors import HttpError, json_response
 from ..requests.frontend import Frontend
@@ -30,7 +32,6 @@ GROUPS = {  # of vLLM, and our options in each
     "lora_config": "enable_lora max_loras max_lora_rank max_cpu_loras lora_target_modules lora_modules",
     "parallel_config": "tensor_parallel_size pipeline_parallel_size data_parallel_size",
 }
-SECRETS = ("api_key", "hf_token", "otlp_endpoint")
 PATH_FIELDS = ("vocab_file", "merges_file")  # of tokenizer_config.json: they show local paths
 
 
@@ -69,7 +70,11 @@ class InfoEndpoints:
         """Return all options except secrets, in vLLM's groups and engine_config. Automatic options that the engine spec
         resolves have that value; others, such as the parsers, stay "auto"."""
         spec, metrics = self._spec, self._frontend.metrics
-        options = {name: value for name, value in msgspec.to_builtins(spec.config).items() if name not in SECRETS}
+        options = {
+            name: hide_credentials(value) if isinstance(value, str) else value
+            for name, value in msgspec.to_builtins(spec.config).items()
+            if name not in SECRET_OPTIONS
+        }
         options |= {"model": spec.model_folder, "tokenizer": spec.tokenizer_folder, "dtype": spec.dtype}
         options |= {"served_model_name": spec.served_model_name, "max_model_len": self._frontend.inputs.max_model_len}
         options |= {"max_num_batched_tokens": spec.max_num_batched_tokens, "policy": options.pop("scheduling_policy")}

@@ -119,7 +119,7 @@ def new_tracing(spec: EngineSpec) -> Tracing | None:
     except ImportError as error:
         mend = f"{error}: install it with pip install 'tokenloom[otel]'"
         if endpoint is not None:
-            raise ConfigError(f"--otlp-endpoint {endpoint} needs OpenTelemetry; {mend}") from None
+            raise ConfigError(f"--otlp-endpoint needs OpenTelemetry; {mend}") from None
         logger.warning("spans are not exported; %s", mend)
         return None
 

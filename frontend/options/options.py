@@ -50,6 +50,7 @@ class Kind(NamedTuple):
     group: str  # of GROUPS
     other_values: Mapping[Any, Any]  # alias: value
     has_commas: bool  # comma-separated text, also accepted as a list
+    is_secret: bool  # errors do not show its value
 
     def checked(self, value: object) -> object:
         """Convert `value`, also an alias or a size like 4k, to the option's type; ValueError: "must be …, got …"."""
@@ -68,8 +69,7 @@ class Kind(NamedTuple):
                 value = ",".join(value)
             return msgspec.convert(value, self.annotation)
         except msgspec.ValidationError:
-            shown = "nothing" if value is None else f"{value!r:.80}"
-            raise ValueError(f"must be {self._wanted}, got {shown}") from None
+            raise ValueError(f"must be {self._wanted}{self._got(value)}") from None
 
     def parsed(self, text: str) -> object:
         """Parse `text` of the command line; ValueError as `checked`."""
@@ -82,8 +82,13 @@ class Kind(NamedTuple):
             try:
                 return self.checked(json.loads(text, object_pairs_hook=_object_of))
             except json.JSONDecodeError as error:
-                raise ValueError(f"must be {self._wanted}, got {text!r:.80}: {error}") from None
+                raise ValueError(f"must be {self._wanted}{self._got(text)}: {error}") from None
         return self.checked(text)
+
+    def _got(self, value: object) -> str:
+        if self.is_secret:
+            return ""
+        return ", got nothing" if value is None else f", got {value!r:.80}"
 
     @property
     def _wanted(self) -> str:
@@ -107,7 +112,8 @@ def _kind_of(name: str, annotation: object) -> Kind:
     choices = typing.get_args(inner) if is_choice else ()
     base = str if is_choice else typing.get_origin(inner) or inner
     others = VALUES.get(name, {})
-    return Kind(base, whole, choices, meta.description, meta.extra["group"], others, name in COMMA_LISTS)
+    group, is_secret = meta.extra["group"], meta.extra["is_secret"]
+    return Kind(base, whole, choices, meta.description, group, others, name in COMMA_LISTS, is_secret)
 
 
 KINDS = {field.name: _kind_of(field.name, field.type) for field in msgspec.structs.fields(EngineConfig)}

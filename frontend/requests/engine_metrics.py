@@ -11,6 +11,7 @@ if vLLM has the metric. While no request is open these equations hold exactly:
 
 from __future__ import annotations
 
+import hmac
 import secrets
 import time
 from collections import deque
@@ -202,8 +203,9 @@ class EngineMetrics:
 
     def find_answer(self, shown_key: str) -> int | None:
         """Return the key in the core of an open answer that was shown with a key; None if there is none."""
-        found = (key for key, each in self._timelines.items() if shown_key and each.shown_key == shown_key)
-        return next(found, None)
+        given = shown_key.encode()
+        found = (key for key, each in self._timelines.items() if hmac.compare_digest(each.shown_key.encode(), given))
+        return next(found, None) if given else None
 
     def latencies(self) -> JsonObject:
         """Return the cumulative counts of four latency histograms, ttft, itl, queue and e2e: at each bound of SECONDS,

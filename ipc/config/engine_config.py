@@ -19,7 +19,7 @@ from ..process.log import LogLevel
 from .gateway_places import GatewayOptions, check_gateway
 from .host_places import check_hosts
 from .media_limits import media_limits
-from .option_groups import GROUPS, in_group
+from .option_groups import GROUPS, InGroup, secret_options
 from .option_ranges import AUTO, INT_RANGES, TIMEOUTS
 from .speculation import speculation_options
 from .tier_places import TIER_OPTIONS, check_events, check_places, check_replica_ports
@@ -30,7 +30,7 @@ CONFIG_VARIABLE = "TOKENLOOM_CONFIG"  # passes the configuration from a program 
 
 MAX_NUM_SEQS = 256  # the default
 _model, _answers, _devices, _memory, _tiers, _adapters, _media, _scheduling, _http, _clients, _limits, _logging = map(
-    in_group, GROUPS
+    InGroup, GROUPS
 )
 
 
@@ -43,7 +43,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tokenizer: Annotated[str | None, _model("folder or hub id of the tokenizer, if not the model's")] = None
     revision: Annotated[str | None, _model("branch, tag or commit of a hub id")] = None
     tokenizer_revision: Annotated[str | None, _model("branch, tag or commit of the tokenizer on the hub")] = None
-    hf_token: Annotated[str | None, _model("key of the hub; none: as HF_TOKEN or `hf auth login` says")] = None
+    hf_token: Annotated[
+        str | None, _model("key of the hub; none: as HF_TOKEN or `hf auth login` says", is_secret=True)
+    ] = None
     download_dir: Annotated[str | None, _model("folder for downloads from the hub; none: the hub's cache")] = None
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"], _model("dummy: random weights, for measurements without weight files")
@@ -108,7 +110,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_disk: Annotated[str | None, _tiers("folder of its own for blocks on a disk; none: no disk")] = None
     kv_disk_bytes: Annotated[int, _tiers("most bytes in --kv-disk, such as 200G")] = 64 << 30
     kv_remote: Annotated[
-        str | None, _tiers("Redis or Valkey: redis://, rediss://, valkey:// or unix:// with the address; none: no such")
+        str | None,
+        _tiers(
+            "Redis or Valkey: redis://, rediss://, valkey:// or unix:// with the address; none: no such", is_secret=True
+        ),
     ] = None
     kv_remote_salted: Annotated[bool, _tiers("blocks of requests with a cache_salt may go to --kv-remote")] = True
     kv_peers: Annotated[
@@ -249,7 +254,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "errors"
     api_key: Annotated[
         list[str] | None,
-        _http(f"Bearer tokens, of which HTTP requests must carry one; none: {API_KEY_VARIABLE}, or no token"),
+        _http(
+            f"Bearer tokens, of which HTTP requests must carry one; none: {API_KEY_VARIABLE}, or no token",
+            is_secret=True,
+        ),
     ] = None
     cors_origins: Annotated[str | None, _http("web origins that may call, with commas between; *: any")] = None
     allowed_hosts: Annotated[
@@ -271,7 +279,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     metrics_names: Annotated[Literal["tokenloom", "vllm"], _logging("prefix of the metrics")] = "tokenloom"
     enable_tokenizer_info_endpoint: Annotated[bool, _http("serve /tokenizer_info over HTTP")] = False
     otlp_endpoint: Annotated[
-        str | None, _logging("URL of an OpenTelemetry collector for spans; none: as OTEL_EXPORTER_OTLP_ENDPOINT says")
+        str | None,
+        _logging(
+            "URL of an OpenTelemetry collector for spans; none: as OTEL_EXPORTER_OTLP_ENDPOINT says", is_secret=True
+        ),
     ] = None
     tool_call_parser: Annotated[
         Literal["auto", "hermes", "llama", "mistral", "pythonic", "qwen3_coder", "openai", "none"],
@@ -389,3 +400,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+SECRET_OPTIONS = secret_options(EngineConfig)  # shown nowhere: neither in answers nor in logs

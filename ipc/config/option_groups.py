@@ -1,10 +1,10 @@
-"""The groups of the engine's options in --help, and the metadata of an option in one."""
+"""The groups of the engine's options in --help, and the metadata of an option: group, help text, and secrecy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import get_args
 
-from msgspec import Meta
+from msgspec import Meta, Struct, structs
 
 GROUPS = {  # of options in --help
     "model": "the model and its files",
@@ -22,6 +22,18 @@ GROUPS = {  # of options in --help
 }
 
 
-def in_group(group: str) -> Callable[[str], Meta]:
-    """Return a function from an option's help text to its metadata, for options of `group`."""
-    return lambda text: Meta(description=text, extra={"group": group})
+class InGroup:
+    """Makes the metadata of options of one group from their help texts."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def __call__(self, text: str, *, is_secret: bool = False) -> Meta:
+        """`is_secret`: its value is for the engine's own processes alone."""
+        return Meta(description=text, extra={"group": self._group, "is_secret": is_secret})
+
+
+def secret_options(config_type: type[Struct]) -> frozenset[str]:
+    """Return the names of the options that are secrets."""
+    named = ((field.name, get_args(field.type)) for field in structs.fields(config_type))
+    return frozenset(name for name, (_, meta, *_) in named if meta.extra["is_secret"])

@@ -1,4 +1,4 @@
-"""Logging: one line per event on stderr with time, level, process and text; never a prompt.
+"""Logging: one line per event on stderr with time, level, process and text; never a prompt or a password.
 
 Each process calls `configure` once with its name; modules use logging.getLogger("tokenloom…").
 """
@@ -12,6 +12,8 @@ import select
 import sys
 import time
 from typing import Literal, TextIO, TypeAlias
+
+from ..errors import hide_credentials
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -53,7 +55,7 @@ def log_always(logger: logging.Logger, message: str) -> None:
 
 class _LineHandler(logging.StreamHandler[TextIO]):
     def emit(self, record: logging.LogRecord) -> None:
-        write_line(self.format(record), self.stream)
+        write_line(hide_credentials(self.format(record)), self.stream)
 
 
 def configure(process: str, level: str = "info") -> None:
