@@ -36,7 +36,7 @@ from .prompt import ProcessedRequest, Prompt
 
 MAX_DETOKENIZED = 1 << 20  # tokens at once
 MAX_NAMED_IDS = 32  # bad token ids listed in one error
-MAX_STOP_CHARACTERS = 4096  # of all stop strings of a request together
+MAX_STRING_CHARACTERS = 4096  # of all stop strings of a request together, and of all bad words
 MAX_STEP_LOGPROBS = 6 << 20  # of a prompt's tokens in one step: at 8 bytes each they fit a message of 64 MiB
 MAX_OPENING_TOKENS = 16  # of the marker that opens a thought and the white space after it
 MAX_LOGPROBS = 32 << 20  # of an answer, or of a prompt: a slow reader makes us keep all of them
@@ -199,7 +199,7 @@ class InputProcessor:
                 f"{self.max_model_len} leaves room for {room}: lower it or shorten the prompt"
             )
         params = self._with_timeout(params)
-        self._check_stops(params)
+        self._check_strings(params)
         self._check_tokens(params)
         params = params.traced(room)
         if not math.isfinite(submit.arrival_time) or submit.arrival_time < 0:
@@ -307,8 +307,7 @@ class InputProcessor:
         """Tokenize each bad word twice: as at the begin of a text, and after a space."""
         if not params.bad_words:
             return []
-        tokenizer = self._text_tokenizer(", so that bad_words have no tokens: use logit_bias")
-        words: list[bytes] = []
+        tokenizer, words = self._text_tokenizer(), list[bytes]()
         for word in params.bad_words:
             for text in (word.lstrip(), " " + word.lstrip()):
                 token_ids = encode_ids(tokenizer.encode(text, add_special_tokens=False))
@@ -374,15 +373,20 @@ class InputProcessor:
         timeout_s = max_s if default_s is None else default_s
         return params if timeout_s is None else params.replace(timeout_s=timeout_s)
 
-    def _check_stops(self, params: SamplingParams) -> None:
-        strings = params.stop_strings
-        if strings:
-            self._text_tokenizer(", so that stop strings cannot be found: use stop_token_ids")
-        num_characters = sum(map(len, strings))
-        if num_characters > MAX_STOP_CHARACTERS:
-            raise RequestError(
-                f"stop has {num_characters} characters in all, at most {MAX_STOP_CHARACTERS} are allowed"
-            )
+    def _check_strings(self, params: SamplingParams) -> None:
+        """Raise RequestError for stop strings or bad words that cannot be found, or are too long for this loop."""
+        for name, strings, mend in (
+            ("stop", params.stop_strings, ", so that stop strings cannot be found: use stop_token_ids"),
+            ("bad_words", params.bad_words or (), ", so that bad_words have no tokens: use logit_bias"),
+        ):
+            if strings:
+                self._text_tokenizer(mend)
+            num_characters = sum(map(len, strings))
+            if num_characters > MAX_STRING_CHARACTERS:
+                raise RequestError(
+                    f"{name} has {num_characters} characters in all, at most {MAX_STRING_CHARACTERS} are allowed: "
+                    "shorten them or send fewer"
+                )
 
     def _children(self, submit: Submit, max_tokens: int) -> list[Child]:
         """Check the answers of a resumed request, or make the n answers of a new one with their seeds."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -149,11 +149,24 @@ def test_bad_input_is_refused_with_its_numbers(fields: dict[str, Any], reason: s
         (SamplingParams(stop_token_ids=[1000]), "stop_token_ids has 1000, .* 0 to 999"),
         (SamplingParams(min_tokens=503, max_tokens=None), "min_tokens is 503, .* leaves room for 502"),
         (SamplingParams(stop=["x" * 3000, "y" * 3000]), "6000 characters in all, at most 4096"),
+        (SamplingParams(bad_words=["x" * 3000, "y" * 3000]), "bad_words has 6000 characters in all, at most 4096"),
     ],
 )
 def test_parameters_that_this_model_cannot_serve_are_refused(params: SamplingParams, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         process(new_inputs(), params)
+
+
+def test_bad_words_are_counted_before_one_is_tokenized() -> None:
+    class Untouched:
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            raise AssertionError(f"{len(text)} characters are tokenized in the loop")
+
+    inputs = new_inputs()
+    inputs._tokenizer = cast(Any, Untouched())
+    prompt = Prompt(encode_ids([1]), None)
+    with pytest.raises(RequestError, match="bad_words has 7000000 characters"):
+        inputs.process(Submit(request_id="a", params=SamplingParams(bad_words=["a" * 7_000_000])), prompt, 0.0)
 
 
 def test_a_submit_without_a_prompt_is_refused() -> None:
