@@ -19,10 +19,12 @@ from ...ipc.codec import JsonObject, encode_ids
 from ...ipc.errors import ConfigError, RequestError
 from ...ipc.models.config_file import read_json
 from ...ipc.sampling_params import CutSide
+from .split_patterns import make_splits_linear
 from .text_cut import TextCut
 from .token_bytes import max_bytes_per_token
 
 LONG_CHARACTERS = LONG_TOKENS = 4096  # above, use the calls that release Python's GIL, which are slower for short texts
+PANIC = "PanicException"  # a BaseException of Rust's libraries, as for an expression that gives up on a text
 NUM_TIMESTAMPS = 1501  # of Whisper: each 20 ms of half a minute
 TRANSFORMERS_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tokenizer_config.json")
 
@@ -56,6 +58,7 @@ class Tokenizer:
         """Wrap `backend`, after switching truncation and padding off and adding the tokens of `config`."""
         backend.no_truncation()
         backend.no_padding()
+        make_splits_linear(backend)
         _add_tokens(backend, config)
         added = backend.get_added_tokens_decoder()
 
@@ -83,7 +86,9 @@ class Tokenizer:
         RequestError if the library fails."""
         try:
             return self._encode(text, add_special_tokens)
-        except Exception as error:  # the libraries raise bare Exception, and a remote tokenizer anything
+        except BaseException as error:  # the libraries raise bare Exception, and a remote tokenizer anything
+            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+                raise
             raise RequestError(f"a text of {len(text)} characters cannot be tokenized: {error}") from None
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

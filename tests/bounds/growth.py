@@ -17,10 +17,10 @@ STEP = 4  # between the sizes that are compared
 LINEAR = 9.0  # the largest ratio of their times: the square's is 16, that of n·log n 5
 
 
-def fast_growth(work: Work, sizes: tuple[int, ...] = SIZES) -> str:
+def fast_growth(work: Work, sizes: tuple[int, ...] = SIZES, quick_s: float = QUICK_S) -> str:
     """Return the times of two sizes if the work grows with the square of its input or faster, else an empty text."""
     for size in sizes:
-        if seconds(work, size) < QUICK_S or seconds(work, size) < QUICK_S:
+        if seconds(work, size) < quick_s or seconds(work, size) < quick_s:
             continue
         long_s = min(seconds(work, size) for _ in range(3))
         short_s = min(seconds(work, max(1, size // STEP)) for _ in range(5))
