@@ -55,7 +55,7 @@ class Stage(enum.Enum):
     BODY = enum.auto()  # head received, body not complete
     ANSWER = enum.auto()  # request received, not answered
     IDLE = enum.auto()  # answered completely
-    REFUSED = enum.auto()  # answered with an error; what still comes is dropped
+    REFUSED = enum.auto()  # answered with an error; further bytes are dropped
 
 
 _AWAITED = frozenset((Stage.NEW, Stage.HEAD, Stage.BODY, Stage.REFUSED))  # the client must act
@@ -307,8 +307,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str, why: str) -> None:
         """Send an error without the app and close, at once if the error can be taken for an answer to another request,
-        or if the client is slow; else when the client closes, because what it has sent unread would destroy the
-        error."""
+        or if the client is slow; else when the client closes: a socket that is closed with unread bytes resets the
+        connection, and the client may lose the error."""
         may_send = self._may_send_error
         if may_send:
             error = HttpError(status, message)

@@ -57,6 +57,7 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/gguf/folder.py chosen_parts#1": OPERATOR,
     "frontend/http/invocations.py _TOKEN": BODY,
     "frontend/http/middleware.py _REQUEST_ID": HEADER,
+    "frontend/http/middleware.py _STORED": Read("a path"),
     "frontend/http/openapi.py _operation#1": Ours("our own paths"),
     "frontend/intake/body_error.py _BACKTICKED": BODY,
     "frontend/intake/body_error.py _FIELD": BODY,
