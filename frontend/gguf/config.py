@@ -293,6 +293,8 @@ def _rope(data: Metadata, head_dim: int, more: Mapping[str, object]) -> dict[str
         scaling = {"rope_type": kind, "factor": factor}
     elif kind not in ("linear", "none"):
         data.refuse(f"rope scaling {kind!r:.100} is not supported")
+    elif rotary_dim < head_dim:  # so that families without a part of their own have it, too
+        scaling = {"rope_type": "divided", "factors": [1.0] * (int(rotary_dim) // 2)}
     if scaling:
         found["rope_scaling"] = {**scaling, **more}
     return found

@@ -35,8 +35,7 @@ class ConfigFile:
 
     def with_names(self, names: Mapping[str, str]) -> ConfigFile:
         """Return a copy with fields under another name, too: `names` maps our name to the file's."""
-        found = {ours: self._fields[theirs] for ours, theirs in names.items() if theirs in self._fields}
-        return ConfigFile(self.path, {**self._fields, **found})
+        return ConfigFile(self.path, named(self._fields, names))
 
     def nested(self, name: str) -> ConfigFile:
         """Return the fields of the object `name`, with the outer fields for those that it does not name."""
@@ -70,6 +69,11 @@ class ConfigFile:
     def refuse_native(self, reason: str) -> Never:
         """Refuse to run native layers. --model-impl auto takes transformers' instead."""
         raise NotNative(f"{self.path}: {reason}: leave out --model-impl native")
+
+
+def named(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields, those that `names` maps one of our names to under our name, too."""
+    return {**fields, **{ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}}
 
 
 def read_json(path: Path) -> dict[str, Any]:

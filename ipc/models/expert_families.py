@@ -79,6 +79,11 @@ def sigmoid_experts(file: ConfigFile) -> ExpertsConfig:
     num_experts = file.positive("n_routed_experts")
     if num_groups < 1 or num_experts % num_groups or not 1 <= top_groups <= num_groups:
         file.refuse(f"{num_experts} experts, n_group {num_groups} and topk_group {top_groups} do not fit together")
+    top_k, num_eligible = file.positive("num_experts_per_tok"), num_experts // num_groups * top_groups
+    if top_k > num_eligible:
+        file.refuse(
+            f"num_experts_per_tok {top_k} is above the {num_eligible} experts in topk_group {top_groups} groups"
+        )
     size = file.positive("moe_intermediate_size")
     return fields.experts_of(
         file,
@@ -144,7 +149,7 @@ def minimax_experts(file: ConfigFile) -> ExpertsConfig:
 def minimax_ropes(file: ConfigFile) -> list[RopeConfig]:
     """Published files have rotary_dim, the rotated elements of a head."""
     head_dim = head_dim_of(file)
-    return rope(default_part=int(file.get("rotary_dim", head_dim)) / head_dim)(file)
+    return rope(part=int(file.get("rotary_dim", head_dim)) / head_dim)(file)
 
 
 def without_speculation(file: ConfigFile) -> TensorNames:
@@ -179,7 +184,7 @@ EXPERT_FAMILIES: dict[str, Family] = {
         {
             **SIGMOID,
             "layers": after_dense_layers(1),
-            "ropes": rope(default_part=0.5),
+            "ropes": rope(part=0.5),
             "head_norms": if_flag("use_qk_norm", head_norms(rms())),
             "has_qkv_bias": flag("attention_bias"),
         },
@@ -223,7 +228,12 @@ EXPERT_FAMILIES: dict[str, Family] = {
         {"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
     ),
     "SolarOpenForCausalLM": Family(
-        {**SIGMOID, "layers": experts_everywhere, "has_qkv_bias": flag("attention_bias")},
+        {
+            **SIGMOID,
+            "layers": experts_everywhere,
+            "ropes": rope(part=1.0),
+            "has_qkv_bias": flag("attention_bias"),
+        },
         {
             "head_dim": 128,
             "num_key_value_heads": 8,

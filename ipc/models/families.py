@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from . import family_rules as rules
-from . import model_fields as fields
 from .family_rules import Family, flag, head_norms, layer_norm, number, rms, rope
-from .model_config import ActivationConfig, NormConfig, TensorNames
+from .model_config import NormConfig, TensorNames
 
 SANDWICH = TensorNames(
     attention_output_norm="post_attention_layernorm",
@@ -71,7 +70,7 @@ GEMMA3_DEFAULTS = {
 }
 GLM = {
     "has_qkv_bias": flag("attention_bias", True),
-    "ropes": rope(is_paired=True, default_part=0.5),
+    "ropes": rope(is_paired=True, part=0.5),
     "norm": rms(default=1.5625e-7),
 }
 COHERE = {
@@ -112,7 +111,7 @@ FAMILIES: dict[str, Family] = {
     "MixtralForCausalLM": Family(
         {
             "layers": rules.mixtral_layers,
-            "experts": lambda file: fields.experts_of(file, "intermediate_size", is_normalized=True),
+            "experts": rules.mixtral_experts,
             "names": TensorNames(experts="block_sparse_moe", expert_matrices=("w1", "w3", "w2")),
         },
         {
@@ -134,7 +133,7 @@ FAMILIES: dict[str, Family] = {
         {
             **QWEN3,
             "layers": rules.qwen_expert_layers,
-            "experts": lambda file: fields.experts_of(file, "moe_intermediate_size"),
+            "experts": rules.qwen3_experts,
         },
         {
             "num_key_value_heads": 4,
@@ -144,7 +143,7 @@ FAMILIES: dict[str, Family] = {
             "moe_intermediate_size": 768,
         },
     ),
-    "GemmaForCausalLM": Family({**GEMMA, "activation": ActivationConfig(kind="gelu_tanh")}, {"head_dim": 256}),
+    "GemmaForCausalLM": Family({**GEMMA, "activation": rules.gemma_activation}, {"head_dim": 256}),
     "Gemma2ForCausalLM": Family(GEMMA2, GEMMA2_DEFAULTS),
     "VaultGemmaForCausalLM": Family(
         {**GEMMA2, "names": TensorNames(mlp_norm="pre_feedforward_layernorm")}, GEMMA2_DEFAULTS
@@ -157,7 +156,7 @@ FAMILIES: dict[str, Family] = {
             "is_parallel": True,
             "norm": layer_norm("layer_norm_eps"),
             "head_norms": rules.if_flag("qk_layernorm", head_norms(layer_norm("layer_norm_eps"))),
-            "ropes": rope(default_part=0.5),
+            "ropes": rope(part=0.5),
             "activation": UNGATED,
             "names": TensorNames(
                 norm="model.final_layernorm",
@@ -175,6 +174,7 @@ FAMILIES: dict[str, Family] = {
         {
             "norm": rms(default=1e-5),
             "layers": rules.windows_everywhere,
+            "ropes": rope(part=1.0),
             "names": TensorNames(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
         }
     ),
@@ -247,7 +247,7 @@ FAMILIES: dict[str, Family] = {
         {
             **BIASES,
             "norm": layer_norm("norm_eps", offset=1.0),
-            "ropes": rope(default_part=0.5),
+            "ropes": rope(part=0.5),
             "activation": UNGATED,
         },
         {"hidden_act": "relu2"},
@@ -256,7 +256,7 @@ FAMILIES: dict[str, Family] = {
     "StableLmForCausalLM": Family(
         {
             "norm": layer_norm("layer_norm_eps"),
-            "ropes": rope(default_part=0.25),
+            "ropes": rope(part=0.25),
             "has_qkv_bias": flag("use_qkv_bias"),
             "is_parallel": flag("use_parallel_residual"),
             "head_norms": rules.if_flag(
@@ -305,7 +305,7 @@ FAMILIES: dict[str, Family] = {
     "GPTNeoXForCausalLM": Family(
         {
             "norm": layer_norm("layer_norm_eps"),
-            "ropes": rope(default_part=0.25),
+            "ropes": rope(part=0.25),
             "is_parallel": flag("use_parallel_residual", True),
             "activation": UNGATED,
             "has_qkv_bias": flag("attention_bias", True),

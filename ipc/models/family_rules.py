@@ -11,8 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from . import model_fields as fields
-from .config_file import ConfigFile
-from .model_config import ActivationConfig, HeadNormsConfig, LayerConfig, NormConfig, RopeConfig, TensorNames
+from .config_file import ConfigFile, named
+from .model_config import (
+    ActivationConfig,
+    ExpertsConfig,
+    HeadNormsConfig,
+    LayerConfig,
+    NormConfig,
+    RopeConfig,
+    TensorNames,
+)
 from .model_fields import FULL, SLIDING
 
 Rule: TypeAlias = Any  # a value of a field of ModelConfig, or Callable[[ConfigFile], value]
@@ -78,8 +86,15 @@ def activation(
     return rule
 
 
-def rope(*, is_paired: bool = False, default_part: float = 1.0) -> Callable[[ConfigFile], list[RopeConfig]]:
-    return lambda file: [fields.rope_of(file, head_dim_of(file), is_paired=is_paired, default_part=default_part)]
+def gemma_activation(file: ConfigFile) -> ActivationConfig:
+    """Gemma's first files say gelu and mean its approximation by tanh."""
+    kind: Any = file.choice("hidden_act", {**ACTIVATIONS, "gelu": "gelu_tanh"}, "gelu_pytorch_tanh")
+    return ActivationConfig(kind=kind)
+
+
+def rope(*, is_paired: bool = False, part: float | None = None) -> Callable[[ConfigFile], list[RopeConfig]]:
+    """part: rotated part of a head if no field says it; None: the family rotates whole heads, whatever fields say."""
+    return lambda file: [fields.rope_of(file, head_dim_of(file), is_paired=is_paired, part=part)]
 
 
 def head_norms(norm: Callable[[ConfigFile], NormConfig], **more: bool) -> Callable[[ConfigFile], HeadNormsConfig]:
@@ -121,6 +136,14 @@ def qwen_expert_layers(file: ConfigFile) -> list[LayerConfig]:
 
 def mixtral_layers(file: ConfigFile) -> list[LayerConfig]:
     return [LayerConfig(window=fields.window_of(file), has_experts=True)] * file.positive("num_hidden_layers")
+
+
+def mixtral_experts(file: ConfigFile) -> ExpertsConfig:
+    return fields.experts_of(file, "intermediate_size", is_normalized=True, activation=activation()(file))
+
+
+def qwen3_experts(file: ConfigFile) -> ExpertsConfig:
+    return fields.experts_of(file, "moe_intermediate_size", activation=activation()(file))
 
 
 def sliding_layers(period: int) -> Callable[[ConfigFile], list[LayerConfig]]:
@@ -286,7 +309,7 @@ class Family:
         """Return the file with Llama's names and with defaults."""
         if self.text_field in file:
             file = file.nested(self.text_field)
-        return file.with_names(self.renamed).with_defaults(self.defaults)
+        return file.with_names(self.renamed).with_defaults(named(self.defaults, self.renamed))
 
     def rules(self) -> Mapping[str, Rule]:
         return {**LLAMA, **self.own}

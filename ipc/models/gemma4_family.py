@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from . import model_fields as fields
 from .config_file import ConfigFile
 from .families import GEMMA, SANDWICH, VISION
-from .family_rules import Family, Rule, activation, head_dim_of, head_norms, kv_heads_of, number, rms
+from .family_rules import Family, Rule, activation, head_dim_of, head_norms, number, rms
 from .model_config import ExpertsConfig, LayerConfig, NormConfig, RopeConfig, TensorNames
 from .model_fields import FULL, SLIDING
 
@@ -29,38 +31,58 @@ def first_sharing(file: ConfigFile) -> int:
     return file.positive("num_hidden_layers") - int(file.get("num_kv_shared_layers", 0))
 
 
+def sizes(file: ConfigFile) -> list[Mapping[str, int]]:
+    """Return head_dim and num_key_value_heads of each layer where they are not the model's: per_layer_config, as
+    transformers writes it since 5.23, by the layer's number, or the older fields, for full layers."""
+    kinds, listed = kinds_of(file), file.get("per_layer_config")
+    if listed is None:
+        full = {"head_dim": int(file.get("global_head_dim", 512))}
+        if file.flag("attention_k_eq_v") and "num_global_key_value_heads" in file:
+            full["num_key_value_heads"] = file.positive("num_global_key_value_heads")
+        return [full if kind == FULL else {} for kind in kinds]
+    if others := {name for own in listed.values() for name in own} - {"head_dim", "num_key_value_heads"}:
+        file.refuse_native(f"per_layer_config with {', '.join(sorted(others))} has no native layers")
+    own_by_layer = {int(layer): own for layer, own in listed.items()}
+    return [own_by_layer.get(layer, {}) for layer in range(len(kinds))]
+
+
 def layers(file: ConfigFile) -> list[LayerConfig]:
-    if file.get("use_bidirectional_attention") == "all":
-        file.refuse("use_bidirectional_attention all is not supported: give a causal model")
     if int(file.get("hidden_size_per_layer_input")):
         file.refuse_native("embeddings of each layer (hidden_size_per_layer_input) have no native layers")
     kinds, first, window = kinds_of(file), first_sharing(file), fields.window_of(file)
-    has_keys_as_values, num_kv_heads = file.flag("attention_k_eq_v"), kv_heads_of(file)
-    if has_keys_as_values and "num_global_key_value_heads" in file:
-        num_kv_heads = file.positive("num_global_key_value_heads")
-    head_dim, inner_size = file.positive("global_head_dim"), file.positive("intermediate_size")
+    has_keys_as_values, inner_size = file.flag("attention_k_eq_v"), file.positive("intermediate_size")
     own_kinds = kinds[:first]
     if set(kinds) != set(own_kinds):
         file.refuse(f"num_kv_shared_layers {len(kinds) - first} leaves no layer of some type with its own keys")
 
-    def layer_of(layer: int, kind: str) -> LayerConfig:
+    def layer_of(layer: int, kind: str, own: Mapping[str, int]) -> LayerConfig:
         is_full, is_sharing = kind == FULL, layer >= first
         return LayerConfig(
             window=None if is_full else window,
             rope=int(not is_full),
             has_experts=file.flag("enable_moe_block"),
-            head_dim=head_dim if is_full else None,
-            num_kv_heads=num_kv_heads if is_full else None,
+            head_dim=own.get("head_dim"),
+            num_kv_heads=own.get("num_key_value_heads"),
             intermediate_size=2 * inner_size if is_sharing and file.flag("use_double_wide_mlp") else None,
             are_values_keys=is_full and has_keys_as_values,
             kv_layer=first - 1 - own_kinds[::-1].index(kind) if is_sharing else None,
         )
 
-    return [layer_of(layer, kind) for layer, kind in enumerate(kinds)]
+    return [layer_of(layer, kind, own) for layer, (kind, own) in enumerate(zip(kinds, sizes(file), strict=True))]
 
 
 def ropes(file: ConfigFile) -> list[RopeConfig]:
-    return fields.ropes_by_kind(file, head_dim_of(file), 10000.0, file.positive("global_head_dim"))
+    """Layers of a kind have one table of rotations, so that their heads have one size."""
+    sliding, full = (_head_dim_of_kind(file, kind) for kind in (SLIDING, FULL))
+    return fields.ropes_by_kind(file, sliding, 10000.0, full)
+
+
+def _head_dim_of_kind(file: ConfigFile, kind: str) -> int:
+    head_dim, layers = head_dim_of(file), zip(sizes(file), kinds_of(file), strict=True)
+    found = {own.get("head_dim", head_dim) for own, each in layers if each == kind} or {head_dim}
+    if len(found) > 1:
+        file.refuse_native(f"per_layer_config with {kind} layers of different head_dim has no native layers")
+    return found.pop()
 
 
 def experts(file: ConfigFile) -> ExpertsConfig | None:
@@ -101,7 +123,6 @@ GEMMA4 = Family(
     RULES,
     {
         "head_dim": 256,
-        "global_head_dim": 512,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "sliding_window": 512,

@@ -28,14 +28,15 @@ def head_dim(file: ConfigFile, hidden_size: int, num_heads: int) -> int:
     return size
 
 
-def rope_of(file: ConfigFile, head_dim: int, *, is_paired: bool = False, default_part: float = 1.0) -> RopeConfig:
-    """Parse the rotary embedding that all layers share. `default_part`: rotated part of a head if no field says it."""
+def rope_of(file: ConfigFile, head_dim: int, *, is_paired: bool = False, part: float | None = None) -> RopeConfig:
+    """Parse the rotary embedding that all layers share. `part`: rotated part of a head if no field says it; None: whole
+    heads turn, and the type default has no such field."""
     parameters = dict(file.get("rope_scaling") or file.get("rope_parameters") or {})
     for name, value in parameters.items():
         if isinstance(value, dict):
             file.refuse(f"rope parameters of their own for {name} layers are not supported")
     theta = parameters.pop("rope_theta", None) or file.get("rope_theta") or 10000.0
-    return _rope(file, parameters, float(theta), head_dim, is_paired, default_part)
+    return _rope(file, parameters, float(theta), head_dim, is_paired, part)
 
 
 def ropes_by_kind(
@@ -50,13 +51,14 @@ def ropes_by_kind(
         if isinstance(entries.get(kind), dict):
             parameters = dict(entries[kind])
             theta = float(parameters.pop("rope_theta", None) or 10000.0)
+            parameters.pop("truncate", None)  # which transformers does not read of a kind
         elif kind == SLIDING:
             parameters, theta = {}, file.number("rope_local_base_freq", local_theta)
         else:
             parameters = dict(file.get("rope_scaling") or entries)
             theta = float(parameters.pop("rope_theta", None) or file.number("rope_theta", 10000.0))
         size = head_dim if kind == SLIDING else full_head_dim or head_dim
-        found.append(_rope(file, parameters, theta, size, False, 1.0))
+        found.append(_rope(file, parameters, theta, size, False, None))
     return found
 
 
@@ -66,7 +68,7 @@ def _rope(
     theta: float,
     head_dim: int,
     is_paired: bool,
-    default_part: float,
+    default_part: float | None,
 ) -> RopeConfig:
     old_kind = parameters.pop("type", None)
     kind: Any = parameters.pop("rope_type", None) or old_kind or "default"
@@ -74,7 +76,11 @@ def _rope(
         kind = "longrope"  # Phi-3's first name for it
     if kind not in ROPE_KINDS:
         file.refuse(f"rope type {kind} is not supported, known are {', '.join(ROPE_KINDS)}")
-    part = parameters.pop("partial_rotary_factor", None) or file.number("partial_rotary_factor", default_part)
+    part = parameters.pop("partial_rotary_factor", None) or file.number("partial_rotary_factor", default_part or 1.0)
+    if default_part is None and (kind == "default" or "alpha" in parameters):
+        part = 1.0
+    elif default_part is None and part != 1 and kind not in ("proportional", "divided"):
+        file.refuse(f"partial_rotary_factor {part} with rope type {kind} is not supported: heads turn as a whole")
     if not 0 < part <= 1:
         file.refuse(f"partial_rotary_factor {part} is outside (0, 1]")
     original_length = file.get("original_max_position_embeddings")

@@ -70,6 +70,9 @@ def _parse(file: ConfigFile, generation: dict[str, Any], implementation: ModelIm
         file.refuse(
             f"architecture {architecture} has no native model: leave out --model-impl; native are {', '.join(NATIVE)}"
         )
+    text = text_of(file)
+    if (two_way := text.get("use_bidirectional_attention")) in (True, "all"):
+        file.refuse(f"use_bidirectional_attention {two_way} is not supported: answers need a causal model")
     if is_native and implementation != "transformers":
         try:
             return _parse_native(file, generation, architecture)
@@ -78,7 +81,6 @@ def _parse(file: ConfigFile, generation: dict[str, Any], implementation: ModelIm
                 raise
     if file.flag("is_encoder_decoder"):
         file.refuse(f"architecture {architecture} is an encoder-decoder, which transformers' layers cannot run here")
-    text = text_of(file)
     return borrowed_config(text, architecture, _eos_token_ids(text, generation))
 
 
@@ -88,6 +90,8 @@ def _parse_native(file: ConfigFile, generation: dict[str, Any], architecture: st
     else:
         family = TEXT[architecture]
         file = family.prepare(file)
+    if "per_layer_config" in file and architecture not in GEMMA4_FAMILIES:
+        file.refuse_native("per_layer_config, fields of single layers, has no native layers")
     fields = {name: rule(file) if callable(rule) else rule for name, rule in family.rules().items()}
     config = ModelConfig(
         architecture=architecture,

@@ -61,6 +61,7 @@ def language_model(file: ConfigFile, model: MultimodalFamily) -> tuple[Family, C
     encoder = model.encoder(file)
     name = "vision" if isinstance(encoder, VisionConfig) else "audio"
     rules = {"names": _names(family), "tie_word_embeddings": is_tied, name: encoder}
+    rules |= {"logit_scale": 1.0, "logit_softcap": 0.0}  # transformers' wrappers apply the head alone
     return replace(family, own={**family.own, **rules}), family.prepare(text)
 
 
