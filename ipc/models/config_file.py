@@ -34,15 +34,17 @@ class ConfigFile:
         return ConfigFile(self.path, {**defaults, **self._fields})
 
     def with_names(self, names: Mapping[str, str]) -> ConfigFile:
-        """Return a copy with fields under another name, too: `names` maps our name to the file's."""
+        """Return a copy with fields under another name, too; see `named`."""
         return ConfigFile(self.path, named(self._fields, names))
 
     def nested(self, name: str) -> ConfigFile:
-        """Return the fields of the object `name`, with the outer fields for those that it does not name."""
+        """Return the fields of the object `name`, with the outer fields for those that it does not name, and for
+        tie_word_embeddings, which transformers reads of the whole model."""
         inner = self.get(name)
         if not isinstance(inner, dict):
             self.refuse(f"{name} must be an object, it is {inner!r}")
-        return ConfigFile(self.path, {**self._fields, **inner})
+        outer = {"tie_word_embeddings": self.get("tie_word_embeddings")}
+        return ConfigFile(self.path, {**self._fields, **inner, **outer})
 
     def positive(self, name: str) -> int:
         value = self._fields.get(name)
@@ -72,7 +74,9 @@ class ConfigFile:
 
 
 def named(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields, those that `names` maps one of our names to under our name, too."""
+    """Return the fields, those of `names` under both of their names. `names`: our name, and that of most files."""
+    theirs = {theirs: fields[ours] for ours, theirs in names.items() if ours in fields}
+    fields = {**theirs, **fields}
     return {**fields, **{ours: fields[theirs] for ours, theirs in names.items() if theirs in fields}}
 
 

@@ -7,7 +7,20 @@ from collections.abc import Callable
 from . import model_fields as fields
 from .config_file import ConfigFile
 from .families import ATTENTION_BIAS, ERNIE
-from .family_rules import Family, Rule, activation, flag, head_dim_of, head_norms, if_flag, rms, rope, sliding_layers
+from .family_rules import (
+    LOCAL_EXPERTS,
+    ROUTED_EXPERTS,
+    Family,
+    Rule,
+    activation,
+    flag,
+    head_dim_of,
+    head_norms,
+    if_flag,
+    rms,
+    rope,
+    sliding_layers,
+)
 from .model_config import ActivationConfig, ExpertsConfig, LayerConfig, RopeConfig, TensorNames
 from .model_fields import FULL, SLIDING
 
@@ -178,7 +191,14 @@ EXPERT_FAMILIES: dict[str, Family] = {
             "sliding_window": 128,
             "num_local_experts": 128,
             "num_experts_per_tok": 4,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "truncate": False,
+            },
         },
+        LOCAL_EXPERTS,
     ),
     "Glm4MoeForCausalLM": Family(
         {
@@ -197,6 +217,7 @@ EXPERT_FAMILIES: dict[str, Family] = {
             "num_experts_per_tok": 8,
             "norm_topk_prob": True,
         },
+        ROUTED_EXPERTS,
     ),
     "Dots1ForCausalLM": Family(
         {**SIGMOID, **ATTENTION_BIAS, "layers": dots1_layers, "head_norms": head_norms(rms())},
@@ -206,6 +227,7 @@ EXPERT_FAMILIES: dict[str, Family] = {
             "sliding_window": 4096,
             "max_window_layers": 62,
         },
+        ROUTED_EXPERTS,
     ),
     "Ernie4_5_MoeForCausalLM": Family(
         {
@@ -246,6 +268,7 @@ EXPERT_FAMILIES: dict[str, Family] = {
             "num_experts_per_tok": 8,
             "norm_topk_prob": True,
         },
+        ROUTED_EXPERTS,
     ),
     "MiniMaxM2ForCausalLM": Family(
         {
@@ -266,6 +289,7 @@ EXPERT_FAMILIES: dict[str, Family] = {
             "num_local_experts": 256,
             "num_experts_per_tok": 8,
         },
+        LOCAL_EXPERTS,
     ),
     "OlmoeForCausalLM": Family(
         {
@@ -276,6 +300,7 @@ EXPERT_FAMILIES: dict[str, Family] = {
             "experts": olmoe_experts,
         },
         {"num_experts": 64, "num_experts_per_tok": 8},
+        LOCAL_EXPERTS,
     ),
     "Qwen2MoeForCausalLM": Family(
         {

@@ -121,6 +121,7 @@ FAMILIES: dict[str, Family] = {
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
         },
+        rules.LOCAL_EXPERTS,
     ),
     "Qwen2ForCausalLM": Family(
         {"layers": rules.qwen_windows, "has_qkv_bias": True},
@@ -142,6 +143,7 @@ FAMILIES: dict[str, Family] = {
             "num_experts_per_tok": 8,
             "moe_intermediate_size": 768,
         },
+        rules.LOCAL_EXPERTS,
     ),
     "GemmaForCausalLM": Family({**GEMMA, "activation": rules.gemma_activation}, {"head_dim": 256}),
     "Gemma2ForCausalLM": Family(GEMMA2, GEMMA2_DEFAULTS),
@@ -300,7 +302,7 @@ FAMILIES: dict[str, Family] = {
             "layers": rules.exaone4_layers,
             "names": POST_NORMS,
         },
-        {"num_key_value_heads": 32},
+        {"num_key_value_heads": 32, "sliding_window": 4096},
     ),
     "GPTNeoXForCausalLM": Family(
         {
@@ -342,14 +344,30 @@ FAMILIES: dict[str, Family] = {
                 roots=["transformer.", ""],
             ),
         },
-        renamed={
+        {"n_positions": 1024},
+        {
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",
             "num_attention_heads": "n_head",
             "max_position_embeddings": "n_positions",
         },
     ),
-    "Ministral3ForCausalLM": Family(MINISTRAL3, {"num_key_value_heads": 8}),
+    "Ministral3ForCausalLM": Family(
+        MINISTRAL3,
+        {
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
     "FalconForCausalLM": Family(
         {
             "norm": layer_norm("layer_norm_epsilon"),

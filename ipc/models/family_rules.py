@@ -25,6 +25,8 @@ from .model_fields import FULL, SLIDING
 
 Rule: TypeAlias = Any  # a value of a field of ModelConfig, or Callable[[ConfigFile], value]
 
+LOCAL_EXPERTS = {"num_experts": "num_local_experts"}  # two names of one field
+ROUTED_EXPERTS = {"num_local_experts": "n_routed_experts"}
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
@@ -269,7 +271,12 @@ def if_flag(name: str, rule: Callable[[ConfigFile], Any]) -> Callable[[ConfigFil
 
 def gpt2_scale(file: ConfigFile) -> float:
     if file.flag("scale_attn_by_inverse_layer_idx") or not file.flag("scale_attn_weights", True):
-        file.refuse("only attention scaled by 1 / √head_dim is supported, not scale_attn_by_inverse_layer_idx")
+        file.refuse(
+            "only attention scaled by 1 / √head_dim is supported, neither scale_attn_by_inverse_layer_idx true nor "
+            "scale_attn_weights false"
+        )
+    if file.flag("add_cross_attention"):
+        file.refuse("add_cross_attention true is not supported: there is no encoder")
     return 1 / math.sqrt(head_dim_of(file))
 
 
@@ -302,7 +309,7 @@ class Family:
 
     own: Mapping[str, Rule] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)  # transformers', of fields that a file may leave out
-    renamed: Mapping[str, str] = field(default_factory=dict)  # the file's name of a field by Llama's
+    renamed: Mapping[str, str] = field(default_factory=dict)  # the other name that a file may have for a field, by ours
     text_field: str = ""  # of the object that holds the text model's fields; empty: they are not nested
 
     def prepare(self, file: ConfigFile) -> ConfigFile:

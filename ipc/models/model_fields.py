@@ -79,10 +79,10 @@ def _rope(
     part = parameters.pop("partial_rotary_factor", None) or file.number("partial_rotary_factor", default_part or 1.0)
     if default_part is None and (kind == "default" or "alpha" in parameters):
         part = 1.0
-    elif default_part is None and part != 1 and kind not in ("proportional", "divided"):
-        file.refuse(f"partial_rotary_factor {part} with rope type {kind} is not supported: heads turn as a whole")
     if not 0 < part <= 1:
         file.refuse(f"partial_rotary_factor {part} is outside (0, 1]")
+    if default_part is None and part != 1 and kind not in ("proportional", "divided"):
+        file.refuse(f"partial_rotary_factor {part} with rope type {kind} is not supported: heads turn as a whole")
     original_length = file.get("original_max_position_embeddings")
     if kind in ("llama3", "yarn", "longrope") and original_length is not None:
         parameters["original_max_position_embeddings"] = original_length

@@ -156,7 +156,11 @@ def test_end_tokens_of_generation_config_replace_those_of_config(
         ({"eos_token_id": ["<eos>"]}, "has an invalid value: 'str' object cannot be interpreted as an integer"),
         ({"hidden_act": "mish"}, "hidden_act mish is not supported, known are silu"),
         ({"rope_scaling": {"type": "ntk"}}, "rope type ntk is not supported, known are default"),
-        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor 1.5 is outside"),
+        ({"rope_scaling": {"type": "linear", "partial_rotary_factor": 1.5}}, "partial_rotary_factor 1.5 is outside"),
+        (
+            {"rope_scaling": {"type": "linear", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor 0.5 with rope type linear is not supported: heads turn as a whole",
+        ),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "for full_attention layers are not supported"),
         (
             {
@@ -174,6 +178,13 @@ def test_unsupported_models_are_refused_in_one_line(fields: dict[str, object], m
         read(tmp_path, fields)
     assert str(caught.value).startswith(str(tmp_path / "config.json"))
     assert "\n" not in str(caught.value)
+
+
+def test_fields_of_single_layers_take_transformers_layers(tmp_path: Path) -> None:
+    fields: dict[str, object] = {"per_layer_config": {"0": {"num_key_value_heads": 1}}}
+    assert read(tmp_path, fields).implementation == "transformers"
+    with pytest.raises(ConfigError, match="per_layer_config, fields of single layers, has no native layers"):
+        load_model_config(tmp_path, implementation="native")
 
 
 @pytest.mark.parametrize("content", ["{", "3", "[]"])
