@@ -95,7 +95,7 @@ def gemma_activation(file: ConfigFile) -> ActivationConfig:
 
 
 def rope(*, is_paired: bool = False, part: float | None = None) -> Callable[[ConfigFile], list[RopeConfig]]:
-    """part: rotated part of a head if no field says it; None: the family rotates whole heads, whatever fields say."""
+    """part: rotated part of a head if no field says it; None: whole heads turn in all models of the family."""
     return lambda file: [fields.rope_of(file, head_dim_of(file), is_paired=is_paired, part=part)]
 
 
