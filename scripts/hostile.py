@@ -1,0 +1,372 @@
+"""Attack an engine with the inputs of hostile callers, beside bystanders: nobody is cut, nothing pauses or stays.
+
+    python scripts/hostile.py                     each attack alone
+    python scripts/hostile.py --crowd-s 60        eight callers send hostile bodies without a rest, beside 8 streams
+    python scripts/hostile.py --mixture-s 600     all attacks at random, beside requests whose answers are known
+
+Starts an engine on the demo model, or on --model, with one compute thread. For each attack it prints the answers by
+status, the longest pause of a bystander's stream, the memory that its processes keep afterwards, their CPU time in the
+second that follows it, and the processes that were lost. Exit code 1 if a limit is exceeded; the limits and the load
+of the machine are printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import random
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import psutil
+import zmq
+
+from tokenloom import Client, RequestOutput
+from tokenloom.ipc.codec import encode
+from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello
+from tokenloom.scripts import hostile_inputs as inputs
+from tokenloom.scripts.bench_report import Report, new_parser, percentile
+from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.hostile_bystander import Watch
+from tokenloom.scripts.soak import measure
+from tokenloom.tests.support.chaos_work import Work, difference, make_work
+
+OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--max-num-seqs", "64")
+ROLES = ("supervisor", "frontend", "core", "worker 0")  # lost if their process is another one
+PATIENCE_S = 120.0  # for one answer
+RAW_S = 4.0  # of an endless connection, if the server does not close it
+RAW_BYTES = 64 << 20
+SETTLE_S = 1.5
+PAUSE_LIMIT_S = 2.0
+KEPT_LIMIT_MB = 24.0  # of any process; the first use of a part loads it
+CPU_LIMIT_S = 0.3  # in the second after an attack, of processes that bystanders do not use
+CROWD_RATIO = 3.0  # p99 of the gaps between tokens, to that of the calm
+NUM_CALLERS, NUM_STREAMS, MIN_BODIES = 8, 4, 200  # streams: of HTTP, and of the library
+GROWTH_LIMIT_MB = 16.0  # over the last two thirds of a mixture
+REFUSED_OR_SERVED = frozenset((200, 400, 404, 408, 413, 414, 415, 422, 429, 431, 503))
+
+
+class Attack(NamedTuple):
+    """`run` sends it and returns the answers by status, or by the error of a connection."""
+
+    name: str
+    run: Callable[[], Counter[str]]
+    is_raw: bool = False  # its connections may be closed without an answer
+
+
+def send_body(url: str, body: inputs.Body) -> Counter[str]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=PATIENCE_S)
+    with contextlib.closing(connection):
+        try:
+            connection.request("POST", body.path, body.content, body.headers)
+            answer = connection.getresponse()
+            answer.read()
+        except (BrokenPipeError, ConnectionResetError, http.client.HTTPException, TimeoutError) as error:
+            return Counter([type(error).__name__])
+    return Counter([str(answer.status)])
+
+
+def send_endless(url: str, first: bytes, more: bytes) -> Counter[str]:
+    """Send `first`, then `more` again and again until the server closes, RAW_S or RAW_BYTES."""
+    parts, num_bytes, end = urlsplit(url), 0, time.monotonic() + RAW_S
+    with socket.create_connection((parts.hostname, parts.port or 80), timeout=RAW_S) as connection:
+        try:
+            connection.sendall(first)
+            while time.monotonic() < end and num_bytes < RAW_BYTES:
+                connection.sendall(more)
+                num_bytes += len(more)
+            status = "left open"
+        except TimeoutError:
+            status = "not read"
+        except OSError:
+            status = "closed"
+        with contextlib.suppress(OSError):
+            connection.settimeout(0.2)
+            if (head := connection.recv(64)).startswith(b"HTTP/1.1 "):
+                status = head[9:12].decode()
+    return Counter([status])
+
+
+def send_frames(address: str, frames: Sequence[bytes]) -> Counter[str]:
+    """Send frames of a client that reads nothing, and leave."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as client:
+        client.linger = 1000
+        client.sndtimeo = int(PATIENCE_S * 1000)
+        client.connect(address)
+        client.send(encode(Hello(protocol_version=PROTOCOL_VERSION)))
+        client.recv()
+        for frame in frames:
+            client.send(frame)
+    return Counter({"frames": len(frames)})
+
+
+def attacks(engine: Engine) -> Iterator[Attack]:
+    for body in inputs.bodies():
+        yield Attack(body.name, partial(send_body, engine.url, body))
+    for name, first, more in inputs.connections():
+        yield Attack(name, partial(send_endless, engine.url, first, more), is_raw=True)
+    for name, frames in inputs.frames():
+        yield Attack(f"client socket: {name}", partial(send_frames, engine.address, frames), is_raw=True)
+
+
+# ── the engine's processes ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Processes:
+    """The engine's processes at one moment: their memory, CPU time and pids."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.by_name: dict[str, psutil.Process] = {}
+        for process in engine.processes():
+            with contextlib.suppress(psutil.Error):
+                title = " ".join(process.cmdline()).strip().removeprefix("tokenloom ")
+                self.by_name["supervisor" if process.pid == engine.process.pid else f"{title}"] = process
+        self.mb: dict[int, float] = {}
+        for process in self.by_name.values():
+            with contextlib.suppress(OSError, psutil.Error):
+                self.mb[process.pid] = measure({"": process})[""][0]
+
+    def kept_mb(self, before: Processes) -> float:
+        """Return the largest growth of a process that lived before, too."""
+        return max((mb - before.mb[pid] for pid, mb in self.mb.items() if pid in before.mb), default=0.0)
+
+    def lost(self, before: Processes) -> list[str]:
+        """Return the names of the processes in ROLES that are not those of before."""
+        pids = [{name: process.pid for name, process in each.by_name.items()} for each in (before, self)]
+        return [role for role in ROLES if role in pids[0] and pids[0][role] != pids[1].get(role)]
+
+    def busy_s(self, seconds: float) -> float:
+        """Return the CPU time that the processes outside of ROLES take in the next seconds."""
+        others = [process for name, process in self.by_name.items() if name not in ROLES]
+        begun = [_cpu_s(process) for process in others]
+        time.sleep(seconds)
+        return sum(_cpu_s(process) - before for process, before in zip(others, begun, strict=True))
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+# ── runs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def one_by_one(engine: Engine, chosen: Sequence[Attack], report: Report) -> list[str]:
+    """Run each attack alone, beside two streams; return the exceeded limits."""
+    faults: list[str] = []
+    watch = Watch(engine.url, engine.address, 1, 1)
+    try:
+        time.sleep(SETTLE_S)
+        for attack in chosen:
+            watch.take()
+            before = Processes(engine)
+            begun = time.monotonic()
+            answers = attack.run()
+            taken_s = time.monotonic() - begun
+            time.sleep(SETTLE_S)
+            gaps, cuts = watch.take()
+            after = Processes(engine)
+            row = {
+                "attack": attack.name,
+                "answers": ", ".join(f"{number} × {status}" for status, number in answers.items()),
+                "seconds": round(taken_s, 2),
+                "longest pause in s": round(max(gaps), 2),
+                "memory kept in MB": round(after.kept_mb(before), 1),
+                "CPU after it in s": round(after.busy_s(1.0), 2),
+                "lost": " ".join(after.lost(before)),
+                "cut": len(cuts),
+                "load": round(os.getloadavg()[0], 1),
+            }
+            report.add(**row)  # type: ignore[arg-type]
+            print(row, file=sys.stderr)
+            faults += faults_of(row, answers, attack, cuts)
+    finally:
+        watch.close()
+    return faults
+
+
+def faults_of(row: dict[str, object], answers: Counter[str], attack: Attack, cuts: Sequence[str]) -> list[str]:
+    """Return a line for each limit that the row of an attack exceeds."""
+    found = [f"{attack.name}: a stream was cut: {cut}" for cut in cuts]
+    limits = {
+        "longest pause in s": PAUSE_LIMIT_S,
+        "memory kept in MB": KEPT_LIMIT_MB,
+        "CPU after it in s": CPU_LIMIT_S,
+    }
+    for name, limit in limits.items():
+        value = row[name]
+        if isinstance(value, int | float) and value > limit:
+            found.append(f"{attack.name}: {name}: {value}, at most {limit}")
+    if row["lost"]:
+        found.append(f"{attack.name}: {row['lost']} was lost")
+    if not attack.is_raw:
+        bad = [status for status in answers if not status.isdigit() or int(status) not in REFUSED_OR_SERVED]
+        found += [f"{attack.name}: answered with {status}" for status in bad]
+    return found
+
+
+def crowd(engine: Engine, seconds: float, report: Report) -> list[str]:
+    """Let NUM_CALLERS callers send hostile bodies without a rest, beside streams of HTTP and of the library; compare
+    the gaps between tokens with those of as long a calm."""
+    watch = Watch(engine.url, engine.address, NUM_STREAMS, NUM_STREAMS)
+    bodies, before = list(inputs.bodies()), Processes(engine)
+    try:
+        time.sleep(SETTLE_S)
+        watch.take()
+        time.sleep(seconds)
+        calm, _ = watch.take()
+        answers, end = Counter[str](), time.monotonic() + seconds
+        lock = threading.Lock()
+
+        def call(rng: random.Random) -> None:
+            while time.monotonic() < end:
+                found = send_body(engine.url, rng.choice(bodies))
+                with lock:
+                    answers.update(found)
+
+        callers = [threading.Thread(target=call, args=(random.Random(seed),)) for seed in range(NUM_CALLERS)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        attacked, cuts = watch.take()
+        after = Processes(engine)
+    finally:
+        watch.close()
+    ratio = percentile(attacked, 99) / percentile(calm, 99)
+    report.add(
+        attack=f"{NUM_CALLERS} callers for {seconds:g} s",
+        answers=", ".join(f"{number} × {status}" for status, number in sorted(answers.items())),
+        load=round(os.getloadavg()[0], 1),
+        lost=" ".join(after.lost(before)),
+        cut=len(cuts),
+        **{
+            "p50 between tokens in ms, calm": round(statistics.median(calm) * 1000, 1),
+            "p99, calm": round(percentile(calm, 99) * 1000, 1),
+            "p99, attacked": round(percentile(attacked, 99) * 1000, 1),
+            "longest pause in s": round(max(attacked), 2),
+            "ratio": round(ratio, 2),
+        },
+    )
+    faults = [f"a stream was cut: {cut}" for cut in cuts] + [f"{each} was lost" for each in after.lost(before)]
+    if sum(answers.values()) < MIN_BODIES:
+        faults.append(f"only {sum(answers.values())} bodies were answered, at least {MIN_BODIES} are to be")
+    if ratio > CROWD_RATIO:
+        faults.append(f"p99 between tokens is {ratio:.2f} × that of the calm, at most {CROWD_RATIO}")
+    return faults
+
+
+def mixture(engine: Engine, seconds: float, seed: int, report: Report) -> list[str]:
+    """Run attacks at random beside real work, whose answers are compared with those of the calm."""
+    rng = random.Random(seed)
+    work, chosen = make_work(rng), list(attacks(engine))
+    with Client(engine.address) as client:
+        calm = {each.kind: _answer(client, each) for each in work}
+    faults, counts, is_over, lock = list[str](), Counter[str](), threading.Event(), threading.Lock()
+
+    def attack(rng: random.Random) -> None:
+        while not is_over.is_set():
+            one = rng.choice(chosen)
+            with contextlib.suppress(OSError):
+                counts.update({"attacks": 1, **one.run()})
+
+    def serve(rng: random.Random) -> None:
+        while not is_over.is_set():
+            with Client(engine.address, reconnect_timeout_s=PATIENCE_S) as client:
+                for _ in range(20):
+                    each = rng.choice(work)
+                    try:
+                        found = difference(calm[each.kind], _answer(client, each))
+                    except Exception as error:
+                        found = f"{type(error).__name__}: {error}"
+                    with lock:
+                        counts.update({"answers": 1})
+                        faults.extend([f"{each.kind}: {found}"] if found else [])
+                    if is_over.is_set():
+                        return
+
+    before = Processes(engine)
+    threads = [threading.Thread(target=attack, args=(random.Random(seed + i),)) for i in range(NUM_CALLERS)]
+    threads += [threading.Thread(target=serve, args=(random.Random(seed + 100 + i),)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(seconds / 3)
+    middle = Processes(engine)
+    time.sleep(seconds * 2 / 3)
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    time.sleep(SETTLE_S)
+    end = Processes(engine)
+    growth = {
+        name: end.mb[process.pid] - middle.mb[process.pid]
+        for name, process in end.by_name.items()
+        if process.pid in middle.mb and process.pid in end.mb
+    }
+    report.add(
+        attack=f"a mixture for {seconds:g} s",
+        answers=f"{counts['answers']}, {len(faults)} lost or changed; {counts['attacks']} attacks",
+        lost=" ".join(end.lost(before)),
+        load=round(os.getloadavg()[0], 1),
+        **{"growth in MB": ", ".join(f"{name} {mb:.1f}" for name, mb in growth.items())},
+    )
+    faults += [f"{each} was lost" for each in end.lost(before)]
+    faults += [f"{name} grew by {mb:.1f} MB" for name, mb in growth.items() if mb > GROWTH_LIMIT_MB]
+    return faults
+
+
+def _answer(client: Client, work: Work) -> RequestOutput:
+    (found,) = client.generate(work.prompt, work.params, use_tqdm=False)
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = new_parser(__doc__)
+    parser.add_argument("--model", default="", help="folder or file of the model; default: the demo")
+    parser.add_argument("--only", default="", help="only the attacks with this in their names")
+    parser.add_argument("--crowd-s", type=float, default=0.0, help="seconds of the crowd, in place of single attacks")
+    parser.add_argument(
+        "--mixture-s", type=float, default=0.0, help="seconds of the mixture, in place of single attacks"
+    )
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the mixture; default: the time")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth attack")
+    arguments = parser.parse_args(argv)
+    report = Report("hostile", {"model": arguments.model or "demo", "seed": arguments.seed})
+    options = [*OPTIONS, *(["--model", arguments.model] if arguments.model else [])]
+    with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), options) as engine:
+        engine.wait_ready()
+        if arguments.crowd_s:
+            faults = crowd(engine, arguments.crowd_s, report)
+        elif arguments.mixture_s:
+            faults = mixture(engine, arguments.mixture_s, arguments.seed, report)
+        else:
+            chosen = [each for each in attacks(engine) if arguments.only in each.name]
+            faults = one_by_one(engine, chosen[:: arguments.every], report)
+        code = engine.stop()
+        errors = engine.errors.read_text(encoding="utf-8")
+    faults += [f"exit code {code}"] if code else []
+    faults += ["a traceback is in the log"] if "Traceback" in errors else []
+    report.note("limits", {"pause in s": PAUSE_LIMIT_S, "kept in MB": KEPT_LIMIT_MB, "CPU in s": CPU_LIMIT_S})
+    report.note("faults", faults)
+    report.publish(arguments.json)
+    if "Traceback" in errors:
+        print(errors[errors.index("Traceback") :][:3000], file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
