@@ -165,19 +165,22 @@ def _cpu_s(process: psutil.Process) -> float:
 # ── runs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def one_by_one(engine: Engine, chosen: Sequence[Attack], report: Report) -> list[str]:
-    """Run each attack alone, beside two streams; return the exceeded limits."""
+def one_by_one(
+    engine: Engine, chosen: Sequence[Attack], settle_s: float, pause_limit_s: float, report: Report
+) -> list[str]:
+    """Run each attack alone, beside two streams; return the exceeded limits. `settle_s`: of the engine after each; with
+    0 memory and CPU time are not measured."""
     faults: list[str] = []
     watch = Watch(engine.url, engine.address, 1, 1)
     try:
-        time.sleep(SETTLE_S)
+        time.sleep(settle_s)
         for attack in chosen:
             watch.take()
             before = Processes(engine)
             begun = time.monotonic()
             answers = attack.run()
             taken_s = time.monotonic() - begun
-            time.sleep(SETTLE_S)
+            time.sleep(settle_s)
             gaps, cuts = watch.take()
             after = Processes(engine)
             row = {
@@ -185,25 +188,27 @@ def one_by_one(engine: Engine, chosen: Sequence[Attack], report: Report) -> list
                 "answers": ", ".join(f"{number} × {status}" for status, number in answers.items()),
                 "seconds": round(taken_s, 2),
                 "longest pause in s": round(max(gaps), 2),
-                "memory kept in MB": round(after.kept_mb(before), 1),
-                "CPU after it in s": round(after.busy_s(1.0), 2),
+                "memory kept in MB": round(after.kept_mb(before), 1) if settle_s else None,
+                "CPU after it in s": round(after.busy_s(1.0), 2) if settle_s else None,
                 "lost": " ".join(after.lost(before)),
                 "cut": len(cuts),
                 "load": round(os.getloadavg()[0], 1),
             }
             report.add(**row)  # type: ignore[arg-type]
             print(row, file=sys.stderr)
-            faults += faults_of(row, answers, attack, cuts)
+            faults += faults_of(row, answers, attack, cuts, pause_limit_s)
     finally:
         watch.close()
     return faults
 
 
-def faults_of(row: dict[str, object], answers: Counter[str], attack: Attack, cuts: Sequence[str]) -> list[str]:
+def faults_of(
+    row: dict[str, object], answers: Counter[str], attack: Attack, cuts: Sequence[str], pause_limit_s: float
+) -> list[str]:
     """Return a line for each limit that the row of an attack exceeds."""
     found = [f"{attack.name}: a stream was cut: {cut}" for cut in cuts]
     limits = {
-        "longest pause in s": PAUSE_LIMIT_S,
+        "longest pause in s": pause_limit_s,
         "memory kept in MB": KEPT_LIMIT_MB,
         "CPU after it in s": CPU_LIMIT_S,
     }
@@ -343,6 +348,8 @@ def main(argv: list[str] | None = None) -> int:
         "--mixture-s", type=float, default=0.0, help="seconds of the mixture, in place of single attacks"
     )
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the mixture; default: the time")
+    parser.add_argument("--settle-s", type=float, default=SETTLE_S, help="after each attack; 0: measure no memory")
+    parser.add_argument("--pause-limit-s", type=float, default=PAUSE_LIMIT_S, help="of a bystander's stream")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth attack")
     arguments = parser.parse_args(argv)
     report = Report("hostile", {"model": arguments.model or "demo", "seed": arguments.seed})
@@ -355,12 +362,13 @@ def main(argv: list[str] | None = None) -> int:
             faults = mixture(engine, arguments.mixture_s, arguments.seed, report)
         else:
             chosen = [each for each in attacks(engine) if arguments.only in each.name]
-            faults = one_by_one(engine, chosen[:: arguments.every], report)
+            chosen = chosen[:: arguments.every]
+            faults = one_by_one(engine, chosen, arguments.settle_s, arguments.pause_limit_s, report)
         code = engine.stop()
         errors = engine.errors.read_text(encoding="utf-8")
     faults += [f"exit code {code}"] if code else []
     faults += ["a traceback is in the log"] if "Traceback" in errors else []
-    report.note("limits", {"pause in s": PAUSE_LIMIT_S, "kept in MB": KEPT_LIMIT_MB, "CPU in s": CPU_LIMIT_S})
+    report.note("limits", {"pause in s": arguments.pause_limit_s, "kept in MB": KEPT_LIMIT_MB, "CPU in s": CPU_LIMIT_S})
     report.note("faults", faults)
     report.publish(arguments.json)
     if "Traceback" in errors:
