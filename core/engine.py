@@ -26,6 +26,7 @@ from .deadlines import Deadlines
 from .drafting import proposer_of_environment
 from .grammar.host import GrammarHost
 from .grammar.manager import GrammarManager
+from .grammar.prover import GrammarProver
 from .hang_detector import HangDetector, StepTimer
 from .kv.block_record import BlockRecord
 from .kv.manager import KVCacheManager
@@ -61,6 +62,7 @@ class EngineCore:
         executor: Executor,
         grammar_host: GrammarHost,
         *,
+        grammar_prover: GrammarHost | None = None,
         core_epoch: int = 0,
         generation: int = 0,
         record: BlockRecord | None = None,
@@ -71,7 +73,9 @@ class EngineCore:
         on_admission: Callable[[Request], None] | None = None,
         blobs: NeededBlobs | None = None,
     ) -> None:
-        """record: file with the keys of the blocks that this generation of workers has computed. tiers: places for
+        """grammar_prover: compiles unknown grammars first; None: nothing protects the host from them.
+
+        record: file with the keys of the blocks that this generation of workers has computed. tiers: places for
         blocks outside the pool. clock: given if the caller advances it, too. asleep: parts of their memory that the
         workers do not hold. has_exact_drafts: as in Initialize. on_admission: is called before a request is
         admitted to a step. blobs: those that requests of gateways need, if there are any."""
@@ -117,7 +121,7 @@ class EngineCore:
         self._admission = Admission(spec, self.scheduler.kv_cache, self.scheduler.waiting, self.stats)
         self.grammars = GrammarManager(
             grammar_host,
-            config.grammar_timeout_s,
+            None if grammar_prover is None else GrammarProver(grammar_prover, config.grammar_timeout_s, self._clock),
             self._clock,
             self.scheduler,
             send=self._send_masks,

@@ -73,7 +73,10 @@ class CoreProcess:
         self._clock = AwakeClock(min(BEAT_S, (spec.config.step_timeout_s or FIRST_LIMIT_S) / BEATS_PER_TIMEOUT))
         self._num_gaps = 0  # of the clock, that the engine knows of
         self._zap = _new_zap(self._context, spec)
-        self._grammar_host = GrammarProcessHost(self._context, spec, core_epoch)
+        self._grammar_host = GrammarProcessHost(self._context, spec, spec.endpoints.grammar_of(core_epoch))
+        self._grammar_prover = GrammarProcessHost(
+            self._context, spec, spec.endpoints.prover_of(core_epoch), is_prover=True
+        )
         self._tier = TierLink(self._context, spec, arena)
         self._events: EventPort | None = None  # with --kv-events
         self._is_stopping = False
@@ -87,7 +90,7 @@ class CoreProcess:
         poller, polled = zmq.Poller(), list[zmq.Socket[bytes] | int]()
         while not self._is_stopping:
             results = [] if self._workers is None else [self._workers.results]
-            wakers = [*self._grammar_host.wakers, *self._tier.wakers]
+            wakers = [*self._grammar_host.wakers, *self._grammar_prover.wakers, *self._tier.wakers]
             sources = [self.supervisor.socket, *self._frontends.wakers, *wakers, *results]
             sources += [] if self._events is None else self._events.wakers
             sources += [] if self._zap is None else [self._zap.socket]
@@ -129,6 +132,7 @@ class CoreProcess:
             message.num_blocks,
             self._workers,
             self._grammar_host,
+            grammar_prover=self._grammar_prover,
             core_epoch=self._core_epoch,
             generation=generation,
             record=record,
@@ -364,6 +368,7 @@ class CoreProcess:
 
     def close(self) -> None:
         self._grammar_host.stop()
+        self._grammar_prover.stop()
         self._context.destroy(linger=200)
 
 

@@ -28,6 +28,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     steps: str  # core, for the workers of generation {}: SchedulerOutput
     results: str  # core, for the workers of generation {}: ModelRunnerOutput
     grammar: str  # grammar process of the core of epoch {}
+    prover: str  # prover of grammars of the core of epoch {}
     tier: str  # tier process number {}, for the core
     blobs: str = ""  # supervisor, for ranks on other hosts
     agents: str = ""  # supervisor, for agents of other hosts
@@ -36,7 +37,8 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     def in_folder(cls, folder: str | Path, clients: str | None = None) -> Endpoints:
         """Return ipc addresses in a run directory; `clients` replaces the one for clients."""
         names = {"clients": "client", "control": "control", "core": "core"}
-        names |= {"steps": "workers-{}", "results": "results-{}", "grammar": "grammar-{}", "tier": "tier-{}"}
+        names |= {"steps": "workers-{}", "results": "results-{}", "grammar": "grammar-{}"}
+        names |= {"prover": "prover-{}", "tier": "tier-{}"}
         addresses = {field: f"ipc://{folder}/{name}.sock" for field, name in names.items()}
         return cls(**addresses | ({} if clients is None else {"clients": clients}))
 
@@ -45,7 +47,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
         if replica == 0:
             return self
         own = {}
-        for field in ("core", "steps", "results", "grammar", "tier"):
+        for field in ("core", "steps", "results", "grammar", "prover", "tier"):
             folder, slash, name = getattr(self, field).rpartition("/")
             own[field] = f"{folder}{slash}replica-{replica}-{name}"
         return msgspec.structs.replace(self, **own)
@@ -70,6 +72,9 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
 
     def grammar_of(self, core_epoch: int) -> str:
         return _numbered(self.grammar, core_epoch)
+
+    def prover_of(self, core_epoch: int) -> str:
+        return _numbered(self.prover, core_epoch)
 
     def tier_of(self, number: int) -> str:
         return _numbered(self.tier, number)

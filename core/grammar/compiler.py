@@ -86,13 +86,16 @@ class Matcher:
 
 
 class GrammarCompiler:
-    """Owns the vocabulary in bytes and the last CACHE_SIZE grammars. `num_words` is the width of a mask."""
+    """Owns the vocabulary in bytes and the last grammars. `num_words` is the width of a mask."""
 
-    def __init__(self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: Sequence[int], cache_size: int = CACHE_SIZE
+    ) -> None:
         """Read the vocabulary; RequestError if the folder has no tokenizer.json with the bytes of each token."""
         self._tokenizer = _load_tokenizer(tokenizer_folder, vocab_size, eos_token_ids)
         self.num_words = -(-self._tokenizer.vocab_size // 32)
         self._limits = LLParserLimits(verbose_errors=False)
+        self._cache_size = cache_size
         self._cache: OrderedDict[tuple[GrammarKind, str], Matcher] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -112,7 +115,7 @@ class GrammarCompiler:
         self._warm(matcher, kind)
         with self._lock:
             self._cache[kind, text] = matcher
-            if len(self._cache) > CACHE_SIZE:
+            if len(self._cache) > self._cache_size:
                 self._cache.popitem(last=False)
         return matcher.copy()
 

@@ -1,12 +1,14 @@
 """GrammarManager: structured output in the core, from a request's submit to its finish.
 
-    queued ──open──▶ opening ──opened──▶ ready: masks and tokens until the request ends
-      ▲                 └─ error, or longer than the deadline: the request fails
-      └── the host was lost: all are opened again with the tokens they have
+    proving ──▶ queued ──open──▶ opening ──opened──▶ ready: masks and tokens until the request ends
+       │          ▲                 └─ error: the request fails
+       │          └── the host was lost: all are opened again with the tokens they have
+       └─ refused: the request fails
 
-A GrammarHost (host.py) compiles grammars and makes masks; nothing here waits for it. A request waits
-(WaitReason.GRAMMAR) until its grammar is open. A host that ends or hangs is replaced: the grammars it was compiling
-are tried again one at a time, and fail if they end that host too; all others continue from their tokens.
+The GrammarProver (prover.py) compiles what no host has compiled yet, in a process of its own. A GrammarHost (host.py)
+then compiles it once more and makes masks; nothing here waits for either. A request waits (WaitReason.GRAMMAR) until
+its grammar is open. A host that ends or hangs is replaced, and all grammars continue from their tokens; a request at
+which MAX_LOSSES hosts have ended fails.
 
 A step waits LATE_S for masks at most. Then it goes on without the rows whose masks are late: their requests return to
 the queue, where they wait for their masks or for another host, and only the last block of their tokens is computed
@@ -27,7 +29,7 @@ from enum import Enum, auto
 from itertools import chain
 
 from ...ipc.codec import decode_ids, encode_ids
-from ...ipc.errors import ErrorInfo, InternalError, RequestError, error_info
+from ...ipc.errors import ErrorInfo, InternalError, error_info
 from ...ipc.messages.base import FinishReason
 from ...ipc.messages.grammar import (
     AdvanceGrammars,
@@ -41,18 +43,26 @@ from ...ipc.process.awake_clock import AwakeClock
 from ..request import Request, WaitReason
 from ..result_processor import NewTokens
 from ..scheduling.scheduler import Scheduler
-from .host import HOST_IS_UP, NUM_COMPILERS, GrammarHost, GrammarHostLost, GrammarHostUnavailable
+from .host import (
+    ANSWER_TIMEOUT_S,
+    HOST_IS_UP,
+    NUM_COMPILERS,
+    REOPEN_S,
+    START_TIMEOUT_S,
+    GrammarHost,
+    GrammarHostLost,
+    GrammarHostUnavailable,
+)
 from .mask_fill import GrammarMasks, MaskFill, masks_in, may_jump
+from .prover import GrammarProver
 from .thought import OpenThought
 
-START_TIMEOUT_S = 60.0  # until a new host has read the vocabulary; compilation times count from then
-ADVANCE_TIMEOUT_S = 5.0  # the library's fuel ends a mask after some 20 ms
 LATE_S = 0.25  # for which a step waits for masks; the slowest of a calm host take some 20 ms
-REOPEN_S = 1.0  # until a host that could not be started is tried again
 MAX_LOSSES = 3  # losses of the host without a new token before a request fails
 
 
 class GrammarState(Enum):
+    PROVING = auto()
     QUEUED = auto()
     OPENING = auto()
     READY = auto()
@@ -62,10 +72,9 @@ class GrammarState(Enum):
 class _Entry:
     request: Request
     thought: OpenThought  # before its end the grammar is not in force
-    state: GrammarState = GrammarState.QUEUED
-    is_proven: bool = False  # was compiled before, here or for an earlier core: it can be compiled
-    is_suspect: bool = False  # was compiling when a host was lost: compile it alone
-    num_losses: int = 0
+    state: GrammarState = GrammarState.PROVING
+    is_suspect: bool = False  # was being opened when a host was lost: open it alone
+    num_losses: int = 0  # of hosts that opened it or made its mask
     num_opened: int = 0  # output tokens that the host got when it opened the grammar
     late_masks: GrammarMasks | None = None  # of the next token; they came when their step had gone on
 
@@ -76,7 +85,7 @@ class GrammarManager:
     def __init__(
         self,
         host: GrammarHost,
-        timeout_s: float,
+        prover: GrammarProver | None,
         clock: AwakeClock,
         scheduler: Scheduler,
         *,
@@ -84,17 +93,17 @@ class GrammarManager:
         end: Callable[[Request, FinishReason, ErrorInfo | None], None],
         append: Callable[[list[tuple[Request, list[int]]]], NewTokens],
     ) -> None:
-        """send: sends masks to the workers. end: finishes a request and drops it here. append: appends jump-forward
+        """prover: None if the host shares its process with the core, so that nothing protects it.
+
+        send: sends masks to the workers. end: finishes a request and drops it here. append: appends jump-forward
         tokens to requests."""
-        self._host, self._timeout_s, self._clock, self._scheduler = host, timeout_s, clock, scheduler
+        self._host, self._prover, self._clock, self._scheduler = host, prover, clock, scheduler
         self._send, self._end, self._append = send, end, append
         self.is_active = False  # a request, a step in flight or an unanswered message has a grammar
         self._entry_by_id: dict[int, _Entry] = {}
         self._queue: deque[int] = deque()
         self._open_at = 0.0  # not before: no host could be started
         self._deadline_by_opening: dict[int, float] = {}  # all that the host compiles, even for finished requests
-        self._late: set[int] = set()  # of these: past their deadline; they fail if the host is alive
-        self._num_until_sign = 0  # answers until the one that shows that the host is alive
         self._next_id = HOST_IS_UP + 1
         self._is_host_up = False
         self._advances: list[tuple[int, int]] = []  # grammar id, token: not sent yet
@@ -115,13 +124,22 @@ class GrammarManager:
         request.grammar_id, self._next_id = self._next_id, self._next_id + 1
         request.waits_for.add(WaitReason.GRAMMAR)
         thought = OpenThought(request.thought_end, self._scheduler.rows.output_tokens(request).tobytes())
-        self._entry_by_id[request.grammar_id] = _Entry(request, thought, is_proven=request.num_output_tokens > 0)
-        self._queue.append(request.grammar_id)
-        self._open_queued()
+        entry = self._entry_by_id[request.grammar_id] = _Entry(request, thought)
+        params = request.params.structured_outputs
+        assert params is not None, "only requests with a grammar come here"
+        if self._prover is None:
+            entry.state = GrammarState.QUEUED
+            self._queue.append(request.grammar_id)
+            self._open_queued()
+        else:
+            is_resumed = request.num_output_tokens > 0
+            self._prover.add(request.grammar_id, params.kind, params.text, is_resumed=is_resumed)
 
     def drop(self, request: Request) -> None:
         """Drop a finished request. If its grammar is being compiled, the result is discarded."""
         entry = self._entry_by_id.pop(request.grammar_id, None)
+        if entry is not None and entry.state is GrammarState.PROVING and self._prover is not None:
+            self._prover.drop(request.grammar_id)
         if entry is not None and entry.state is GrammarState.READY:
             self._host.send(CloseGrammars(grammar_ids=[request.grammar_id]))
 
@@ -139,10 +157,9 @@ class GrammarManager:
                 entry.thought.append(token_id)
                 continue
             entry.late_masks = None
-            if entry.state is not GrammarState.QUEUED:
-                entry.num_losses = 0
-                if entry.state is GrammarState.READY:  # else it gets all its tokens when it is open
-                    self._advances.append((grammar_id, token_id))
+            entry.num_losses = 0
+            if entry.state is GrammarState.READY:  # else it gets all its tokens when it is open
+                self._advances.append((grammar_id, token_id))
 
     def want_masks(self) -> None:
         """Order the masks of the oldest step in flight, once: all tokens before its samples are known by now. Send
@@ -212,11 +229,11 @@ class GrammarManager:
         self._ask(message, mask_ids or [])
 
     def _ask(self, message: AdvanceGrammars, mask_ids: list[int]) -> None:
-        """Send a message that the host must answer within ADVANCE_TIMEOUT_S."""
+        """Send a message that the host must answer within ANSWER_TIMEOUT_S."""
         with contextlib.suppress(GrammarHostUnavailable):  # asked again after the time limit
             self._host.send(message)
         self._asked.append(mask_ids)
-        self._answer_deadline = self._clock.now + ADVANCE_TIMEOUT_S
+        self._answer_deadline = self._clock.now + ANSWER_TIMEOUT_S
 
     def _hold_back(self, grammar_ids: list[int]) -> None:
         """Return requests to the queue until their masks are there or their grammars are open."""
@@ -241,6 +258,7 @@ class GrammarManager:
         if not (self.is_active or self._host.has_process):
             return
         self._clock.look()
+        self._take_verdicts()
         try:
             for message in self._host.receive():
                 if isinstance(message, GrammarOpened):
@@ -253,16 +271,25 @@ class GrammarManager:
         self._open_queued()
         self._flush()
         is_in_step = any(step.batch.grammar_ids for step in self._scheduler.ledger.entries)
-        self.is_active = is_in_step or bool(self._entry_by_id or self._deadline_by_opening or self._asked)
+        is_opening = bool(self._entry_by_id or self._deadline_by_opening or self._asked)
+        self.is_active = is_in_step or is_opening or (self._prover is not None and self._prover.is_active)
+
+    def _take_verdicts(self) -> None:
+        """Queue the grammars that are proven; end the requests with the others."""
+        for grammar_id, error in self._prover.take() if self._prover is not None else ():
+            entry = self._entry_by_id.get(grammar_id)
+            if entry is not None and error is not None:
+                self._end(entry.request, "error", error)
+            elif entry is not None:
+                entry.state = GrammarState.QUEUED
+                self._queue.append(grammar_id)
 
     @property
     def next_deadline(self) -> float | None:
         """When to call `take` next if the host sends nothing, by the clock; None: no deadline."""
-        deadlines = [
-            deadline
-            for each, deadline in self._deadline_by_opening.items()
-            if each in self._entry_by_id and each not in self._late
-        ]
+        deadlines = list(self._deadline_by_opening.values())
+        if self._prover is not None and (deadline := self._prover.next_deadline) is not None:
+            deadlines.append(deadline)
         if self._asked:
             deadlines.append(self._answer_deadline)
         if self._fill is not None:
@@ -274,10 +301,8 @@ class GrammarManager:
     def _on_opened(self, message: GrammarOpened) -> None:
         if message.grammar_id == HOST_IS_UP:
             self._is_host_up = True
-            self._deadline_by_opening = dict.fromkeys(self._deadline_by_opening, self._clock.now + self._timeout_s)
             return
         self._deadline_by_opening.pop(message.grammar_id, None)
-        self._late.discard(message.grammar_id)
         entry = self._entry_by_id.get(message.grammar_id)
         if entry is None:
             if message.error is None:
@@ -289,7 +314,6 @@ class GrammarManager:
         elif message.is_complete:
             self._end(entry.request, "stop", None)
         else:
-            entry.is_proven = True
             self._scheduler.waiting.release(entry.request, WaitReason.GRAMMAR)
             num_had = max(entry.num_opened, entry.thought.num_tokens)
             late_ids = self._scheduler.rows.output_tokens(entry.request)[num_had:].tolist()
@@ -298,7 +322,6 @@ class GrammarManager:
 
     def _on_advanced(self, message: GrammarsAdvanced) -> None:
         self._asked.popleft()
-        self._num_until_sign = max(self._num_until_sign - 1, 0)
         for failure in message.failures:
             if (entry := self._entry_by_id.get(failure.grammar_id)) is not None:
                 self._end(entry.request, "error", failure.error)
@@ -357,68 +380,34 @@ class GrammarManager:
     # ── trouble ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _expire(self) -> None:
-        """Go on without late masks, fail grammars that compile for too long, replace a host that hangs."""
+        """Go on without late masks; replace a host that hangs."""
         now = self._clock.now
         if self._fill is not None and now >= self._fill.deadline:
             self._give_up_masks()
-        if self._asked and now >= self._answer_deadline:
-            self._replace_host([])
-            return
-        if self._late and not self._num_until_sign:
-            self._fail_late()
-        overdue = [each for each, deadline in self._deadline_by_opening.items() if now >= deadline]
-        if not self._late.issuperset(overdue):
-            self._late.update(overdue)
-            self._ask(AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=0), [])  # a hung host gives no answer
-            self._num_until_sign = len(self._asked)
-
-    def _fail_late(self) -> None:
-        """Fail the requests of late grammars, after an answer has shown that the host lives; proven grammars get more
-        time instead. Replace the host if the others occupy all its compilers."""
-        now = self._clock.now
-        for grammar_id in self._late:
-            entry = self._entry_by_id.get(grammar_id)
-            if entry is not None and entry.is_proven:
-                self._deadline_by_opening[grammar_id] = now + self._timeout_s
-            elif entry is not None:
-                limit = self._timeout_s if self._is_host_up else START_TIMEOUT_S
-                error = RequestError(
-                    f"structured_outputs was not compiled within {limit:g} s: simplify it or raise --grammar-timeout-s"
-                )
-                self._end(entry.request, "error", error_info(error))
-        stuck = [each for each in self._late if self._deadline_by_opening[each] <= now]
-        self._late.intersection_update(stuck)
-        if len(stuck) == NUM_COMPILERS:
-            self._replace_host(stuck)
-
-    def _replace_host(self, stuck: list[int]) -> None:
-        """Stop a host that hangs, so that the next message starts another; the openings in `stuck` have failed."""
-        self._host.stop()
-        for grammar_id in stuck:
-            del self._deadline_by_opening[grammar_id]
-        self._on_loss("it did not answer in time")
+        is_hung = self._asked and now >= self._answer_deadline
+        if is_hung or any(now >= deadline for deadline in self._deadline_by_opening.values()):
+            self._host.stop()
+            self._on_loss("it did not answer in time")
 
     def _on_loss(self, reason: str) -> None:
-        """Queue all grammars to be opened by the next host; fail those that ended a host alone, or MAX_LOSSES hosts."""
-        suspects, self._deadline_by_opening = list(self._deadline_by_opening), {}
-        blamed = frozenset(suspects or chain.from_iterable(self._asked))
-        self._is_host_up, self._num_until_sign, self._advances = False, 0, []
+        """Queue all grammars to be opened by the next host; fail those at which MAX_LOSSES hosts have ended. One that
+        ends before it has read its vocabulary is a matter of the machine, and no grammar is to blame."""
+        suspects = frozenset(self._deadline_by_opening if self._is_host_up else ())
+        blamed = suspects or frozenset(chain.from_iterable(self._asked))
+        if not self._is_host_up:
+            self._open_at = self._clock.now + REOPEN_S
+        self._is_host_up, self._advances, self._deadline_by_opening = False, [], {}
         self._asked.clear()
-        self._late.clear()
         self._give_up_masks()
         self._answered_serial = self._serial
         self._queue.clear()
         for grammar_id, entry in list(self._entry_by_id.items()):
-            was_suspect = entry.is_suspect
+            if entry.state is GrammarState.PROVING:
+                continue
             entry.state, entry.late_masks = GrammarState.QUEUED, None
             entry.is_suspect |= grammar_id in suspects
             entry.num_losses += grammar_id in blamed
-            if suspects == [grammar_id] and was_suspect and not entry.is_proven:
-                error: Exception = RequestError(
-                    f"structured_outputs ended its compiler ({reason}): it is nested too deep or too large; simplify it"
-                )
-                self._end(entry.request, "error", error_info(error))
-            elif entry.num_losses >= MAX_LOSSES:
+            if entry.num_losses >= MAX_LOSSES:
                 error = InternalError(
                     f"the grammar process has ended {MAX_LOSSES} times at this request; last: {reason}"
                 )
@@ -427,7 +416,8 @@ class GrammarManager:
                 self._queue.append(grammar_id)
 
     def _open_queued(self) -> None:
-        """Open queued grammars while fewer than NUM_COMPILERS are being compiled; a suspect is compiled alone."""
+        """Open queued grammars while fewer than NUM_COMPILERS are being compiled; one that may have ended a host is
+        compiled alone."""
         while self._queue and len(self._deadline_by_opening) < NUM_COMPILERS and self._clock.now >= self._open_at:
             entry = self._entry_by_id.get(self._queue[0])
             opening = (self._entry_by_id.get(grammar_id) for grammar_id in self._deadline_by_opening)
@@ -452,5 +442,4 @@ class GrammarManager:
             return
         entry.num_opened = len(tokens)
         entry.state = GrammarState.OPENING
-        limit = self._timeout_s if self._is_host_up else START_TIMEOUT_S
-        self._deadline_by_opening[grammar_id] = self._clock.now + limit
+        self._deadline_by_opening[grammar_id] = self._clock.now + START_TIMEOUT_S

@@ -1,8 +1,8 @@
-"""The grammar process: python -m tokenloom.core.grammar.process --address A
+"""The grammar process: python -m tokenloom.core.grammar.process --address A [--prover]
 
 Compiles grammars and makes masks outside the core's loop. The core starts it with the first grammar, and replaces it
 if a grammar crashes it or keeps it busy past a deadline: a stack overflow or an endless search in a library fails
-only the request with that grammar.
+only the request with that grammar. With --prover it only tries whether grammars compile, and keeps none.
 
 Compilations run in threads with large stacks (the compilers recurse; a grammar of MAX_GRAMMAR_CHARACTERS needs up to
 60 MB) and release the GIL; masks are made in the loop, between them.
@@ -25,7 +25,7 @@ from ...ipc.errors import ErrorInfo, InternalError, error_info
 from ...ipc.messages.grammar import CloseGrammars, CoreToGrammar, GrammarOpened, GrammarToCore, OpenGrammar
 from ...ipc.process.faults import maybe_fail
 from ...ipc.sockets import new_socket
-from .compiler import Matcher
+from .compiler import CACHE_SIZE, Matcher
 from .host import HOST_IS_UP, NUM_COMPILERS
 from .server import GrammarServer
 
@@ -38,8 +38,9 @@ class GrammarProcess:
 
     supervisor = None
 
-    def __init__(self, spec: EngineSpec, address: str) -> None:
-        self._server = GrammarServer(spec)
+    def __init__(self, spec: EngineSpec, address: str, *, is_prover: bool) -> None:
+        self._server = GrammarServer(spec, cache_size=0 if is_prover else CACHE_SIZE)
+        self._is_prover = is_prover
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = new_socket(self._context, zmq.DEALER)
         socket.bind(address)
@@ -65,7 +66,7 @@ class GrammarProcess:
 
     def _obey(self, message: CoreToGrammar) -> None:
         if isinstance(message, OpenGrammar):
-            future = self._pool.submit(self._server.compile, message)
+            future = self._pool.submit(self._server.prove if self._is_prover else self._server.compile, message)
             self._compiling[message.grammar_id] = future
             future.add_done_callback(lambda _: os.write(self._wake_write, b"."))
         elif isinstance(message, CloseGrammars):
@@ -78,7 +79,11 @@ class GrammarProcess:
         for grammar_id, future in list(self._compiling.items()):
             if future.done():
                 del self._compiling[grammar_id]
-                self._core.send(self._server.open(grammar_id, _result_of(future)))
+                result = _result_of(future)
+                if self._is_prover and not isinstance(result, ErrorInfo):
+                    self._core.send(GrammarOpened(grammar_id=grammar_id))
+                else:
+                    self._core.send(self._server.open(grammar_id, result))
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -94,9 +99,11 @@ def _result_of(future: Future[Matcher | ErrorInfo]) -> Matcher | ErrorInfo:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tokenloom grammar", description="Makes token masks; started by the core.")
     parser.add_argument("--address", required=True)
+    parser.add_argument("--prover", action="store_true", help="try whether grammars compile, and keep none")
     arguments = parser.parse_args()
     limit_address_space(ADDRESS_SPACE_BYTES)
-    return run_child("grammar", lambda spec: GrammarProcess(spec, arguments.address))
+    name = "prover" if arguments.prover else "grammar"
+    return run_child(name, lambda spec: GrammarProcess(spec, arguments.address, is_prover=arguments.prover))
 
 
 if __name__ == "__main__":

@@ -23,12 +23,16 @@ logger = logging.getLogger("tokenloom.core")
 class GrammarProcessHost:
     """Owns the grammar process, which the first message starts: the socket to it, its pid and its lifeline."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, core_epoch: int) -> None:
-        self._context, self._spec, self._core_epoch = context, spec, core_epoch
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], spec: EngineSpec, address: str, *, is_prover: bool = False
+    ) -> None:
+        """address: the process binds it. is_prover: it compiles grammars for a GrammarProver, and makes no masks."""
+        self._context, self._spec, self._address, self._is_prover = context, spec, address, is_prover
+        self._name = "prover of grammars" if is_prover else "grammar process"
         self._channel: Channel[GrammarToCore, CoreToGrammar] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._pid_fd = -1
-        self._num_unstarted = 0
+        self._num_unstarted = self._num_ended = 0
 
     @property
     def has_process(self) -> bool:
@@ -48,7 +52,7 @@ class GrammarProcessHost:
             except OSError as error:
                 self._num_unstarted += 1
                 if is_worth_a_line(self._num_unstarted):
-                    logger.warning("the grammar process cannot be started: %s", spawn_failure(error))
+                    logger.warning("the %s cannot be started: %s", self._name, spawn_failure(error))
                 raise GrammarHostUnavailable from None
         self._channel.send(message)
 
@@ -61,7 +65,9 @@ class GrammarProcessHost:
             code = self._process.returncode
             self.stop()
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            logger.warning("the grammar process ended by %s; another one is started when it is needed", how)
+            self._num_ended += 1
+            if is_worth_a_line(self._num_ended):
+                logger.warning("the %s ended by %s; another one is started when it is needed", self._name, how)
             raise GrammarHostLost(how)
         return messages
 
@@ -77,9 +83,11 @@ class GrammarProcessHost:
         self._channel = self._process = None
 
     def _start(self) -> Channel[GrammarToCore, CoreToGrammar]:
-        address = self._spec.endpoints.grammar_of(self._core_epoch)
-        process = spawn_child("tokenloom.core.grammar.process", ["--address", address], self._spec.environment())
+        arguments = ["--address", self._address, *(["--prover"] if self._is_prover else [])]
+        process = spawn_child("tokenloom.core.grammar.process", arguments, self._spec.environment())
         self._process, self._pid_fd = process, os.pidfd_open(process.pid)
         socket = new_socket(self._context, zmq.DEALER)
-        socket.connect(address)  # the process binds: if this socket did, a send would block until the process connects
-        return Channel(socket, GrammarToCore, "grammar process")
+        socket.connect(
+            self._address
+        )  # the process binds: if this socket did, a send would block until the process connects
+        return Channel(socket, GrammarToCore, self._name)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
+import time
 from pathlib import Path
 from threading import Lock
 
@@ -18,17 +20,20 @@ from ...ipc.codec import decode_ids, encode_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ErrorInfo, RequestError, error_info
 from ...ipc.messages.grammar import AdvanceGrammars, GrammarFailure, GrammarOpened, GrammarsAdvanced, OpenGrammar
-from .compiler import GrammarCompiler, Matcher
+from .compiler import CACHE_SIZE, GrammarCompiler, Matcher
 from .cursor import GrammarCursor
 
+MAX_MASK_S = 0.5  # of CPU, for one mask or a row of slow ones; the slowest of everyday schemas take 0.02
+PROOF_TOKENS = 32  # tokens of the walk by which a grammar is tried
+PROOF_S = 0.2  # of CPU, for that walk
 PARALLEL_FROM = 1 << 17  # bits of masks in a step: with fewer, one thread is done before others wake
 
 
 class GrammarServer:
     """Owns the compiler, made at its first use, and the cursor of each answer."""
 
-    def __init__(self, spec: EngineSpec) -> None:
-        self._spec = spec
+    def __init__(self, spec: EngineSpec, cache_size: int = CACHE_SIZE) -> None:
+        self._spec, self._cache_size = spec, cache_size
         self._num_words = -(-spec.model.vocab_size // 32)
         self._compiler: GrammarCompiler | None = None
         self._compiler_lock = Lock()
@@ -51,12 +56,31 @@ class GrammarServer:
             return error_info(RequestError(f"the tokens of this resumed request leave its grammar: {matcher.error}"))
         return matcher
 
+    def prove(self, message: OpenGrammar) -> Matcher | ErrorInfo:
+        """Compile a grammar and make the masks of a short walk through it; return the error if that fails, or if a
+        mask takes longer than MAX_MASK_S."""
+        matcher = self.compile(message)
+        if isinstance(matcher, ErrorInfo):
+            return matcher
+        words, draw = np.zeros(self._shared_compiler().num_words, np.uint32), random.Random(0)
+        begun_at = time.thread_time()
+        for _ in range(PROOF_TOKENS):
+            mask_at = time.thread_time()
+            matcher.fill(words)
+            if (seconds := time.thread_time() - mask_at) > MAX_MASK_S:
+                return error_info(RequestError(f"structured_outputs: {_too_slow(seconds)}"))
+            allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
+            if matcher.has_stopped or not len(allowed) or time.thread_time() - begun_at > PROOF_S:
+                break
+            matcher.consume([int(draw.choice(allowed))])
+        return matcher
+
     def _shared_compiler(self) -> GrammarCompiler:
         with self._compiler_lock:
             if self._compiler is None:
                 model = self._spec.model
                 folder = Path(self._spec.tokenizer_folder)
-                self._compiler = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids)
+                self._compiler = GrammarCompiler(folder, model.vocab_size, model.eos_token_ids, self._cache_size)
             return self._compiler
 
     def open(self, grammar_id: int, compiled: Matcher | ErrorInfo) -> GrammarOpened:
@@ -139,6 +163,10 @@ class GrammarServer:
     def _fail(self, grammar_id: int, reason: str) -> GrammarFailure:
         self.close([grammar_id])
         return GrammarFailure(grammar_id, error_info(RequestError(f"structured_outputs cannot go on: {reason}")))
+
+
+def _too_slow(seconds: float) -> str:
+    return f"its masks take {seconds:.1f} s of CPU, at most {MAX_MASK_S} are allowed: repeat or nest less"
 
 
 def _drafts_by_id(message: AdvanceGrammars) -> dict[int, list[int]]:

@@ -59,11 +59,13 @@ class Harness:
         encoder_cache: int = 0,
         max_item_embeds: int = 0,
         proposer: Proposer | None = None,
+        has_prover: bool = False,
         **options: object,
     ) -> None:
         """record: the file of the core's BlockRecord, if any. num_new_tokens: draws how many tokens a row brings.
         tiers: places for blocks outside the pool; `seed` of the FakeTier that serves them. vision: the model sees
-        images of up to `max_item_embeds`; workers keep `encoder_cache` embeddings. proposer: of drafts."""
+        images of up to `max_item_embeds`; workers keep `encoder_cache` embeddings. proposer: of drafts.
+        has_prover: unknown grammars are tried first."""
         self.tiers, self.arena = tiers, dict[int, tuple[object, ...]]()
         self.tier = FakeTier(self.arena, self._tell, random.Random(seed))
         self.num_new_tokens, self.proposer = num_new_tokens, proposer
@@ -77,6 +79,7 @@ class Harness:
         self.media: dict[int, list[MediaSpan]] = {}
         self.broken, self.damaged = set[bytes](), set[bytes]()  # media without files, and with bad ones
         self.grammars = FakeGrammarHost()
+        self.prover = FakeGrammarHost() if has_prover else None
         self.core_epoch = self.generation = self.num_arenas = 0
         self.renew_worker()
         self.renew_core()
@@ -133,6 +136,8 @@ class Harness:
     def renew_core(self) -> None:
         self.tier.die()
         self.grammars.stop()  # it ends with its core
+        if self.prover is not None:
+            self.prover.stop()
         tiers = None
         if self.tiers is not None:
             of_slots = None
@@ -145,6 +150,7 @@ class Harness:
             self.num_blocks,
             self.worker,
             self.grammars,
+            grammar_prover=self.prover,
             core_epoch=self.core_epoch,
             generation=self.generation,
             record=record,

@@ -132,6 +132,21 @@ def test_a_fault_in_the_grammar_process_changes_no_answer(engine: Engine) -> Non
 
 
 @pytest.mark.timeout(120)
+def test_plain_answers_go_on_while_the_grammar_process_is_stopped(engine: Engine) -> None:
+    with Client(engine.address) as client:
+        calm, calm_plain = (client.generate(PROMPT, each, use_tqdm=False)[0] for each in (SCHEMA, GREEDY))
+        stopped = engine.find("grammar")
+        assert stopped is not None
+        structured, stream = client.stream(PROMPT, SCHEMA), client.stream(PROMPT, GREEDY)
+        begun, text = next(structured), next(stream)
+        stopped.suspend()
+        text += "".join(stream)
+        assert stopped.status() == psutil.STATUS_STOPPED, "it is replaced before the plain answer ends"
+        assert text == calm_plain.outputs[0].text
+        assert begun + "".join(structured) == calm.outputs[0].text
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_killing_or_stopping_any_rank_changes_no_answer(engine: Engine, number: signal.Signals) -> None:
     with Client(engine.address) as client:

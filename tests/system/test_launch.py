@@ -143,7 +143,7 @@ def test_all_processes_end_with_a_killed_supervisor(tmp_path: Path, are_stopped:
             stream = client.stream("The capital of France is", LONG)
             next(stream)
             children = engine.processes()[1:]
-            assert len(children) == 4, "worker, core, frontend, grammar"
+            assert len(children) == 5, "worker, core, frontend, prover, grammar"
             for child in children:
                 if are_stopped:
                     child.suspend()

@@ -183,9 +183,9 @@ def refuse_all(llm: LLM, grammars: list[StructuredOutputsParams]) -> int:
 
 
 def processes_of(title: str) -> set[int]:
-    """Return the pids of this program's engines, without the grammar process, which an extreme grammar may kill."""
+    """Return the pids of this program's engines, the prover apart, which an extreme grammar may kill."""
     children = psutil.Process().children(recursive=True)
-    return {child.pid for child in children if title in (line := " ".join(child.cmdline())) and "grammar" not in line}
+    return {child.pid for child in children if title in (line := " ".join(child.cmdline())) and "prover" not in line}
 
 
 def test_malformed_grammars_fail_only_their_own_requests(engines: dict[str, LLM]) -> None:

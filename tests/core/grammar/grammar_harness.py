@@ -53,6 +53,8 @@ class GrammarHarness(Harness):
         return tokens[len(tokens) - count :]
 
     def turn(self, answers: int = 1) -> None:
+        if self.prover is not None:
+            self.prover.work()
         self.grammars.work()
         self.core.grammars.take()
         super().turn(answers)

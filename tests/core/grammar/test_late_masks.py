@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from tokenloom.core.grammar.manager import ADVANCE_TIMEOUT_S, LATE_S
+from tokenloom.core.grammar.host import ANSWER_TIMEOUT_S
+from tokenloom.core.grammar.manager import LATE_S
 from tokenloom.tests.core.grammar.grammar_harness import GrammarHarness
 from tokenloom.tests.core.harness import Harness
 
@@ -98,8 +99,8 @@ def test_a_host_that_hangs_is_replaced_and_no_answer_changes() -> None:
     host, num_starts = engine.harness.grammars, engine.harness.grammars.num_starts
     while host.num_starts == num_starts:
         engine.turn(LATE_S)
-        assert engine.now < 4 * ADVANCE_TIMEOUT_S
-    assert engine.num_plain > ADVANCE_TIMEOUT_S / LATE_S - 4, "a token in each of the turns meanwhile"
+        assert engine.now < 4 * ANSWER_TIMEOUT_S
+    assert engine.num_plain > ANSWER_TIMEOUT_S / LATE_S - 4, "a token in each of the turns meanwhile"
     engine.finish()
 
 

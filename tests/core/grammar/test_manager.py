@@ -139,7 +139,7 @@ def test_a_bad_grammar_fails_its_own_request_and_says_why() -> None:
 
 
 def test_a_slow_grammar_fails_at_its_deadline_and_blocks_no_other() -> None:
-    harness = GrammarHarness(block_size=4, grammar_timeout_s=0.01)
+    harness = GrammarHarness(block_size=4, grammar_timeout_s=0.01, has_prover=True)
     for key in range(4):
         harness.ask(key, [1, 2, 3], 8, "slow")
     harness.ask(4, [1, 2, 3], 8, "3,8")
@@ -147,7 +147,9 @@ def test_a_slow_grammar_fails_at_its_deadline_and_blocks_no_other() -> None:
     for key in range(4):
         assert "not compiled within 0.01 s" in harness.error_of(key)
     harness.check(4)
-    assert harness.grammars.num_starts > 1, "a host is replaced that compiles for nobody"
+    assert harness.prover is not None
+    assert not harness.prover.is_started, "its process compiles for nobody"
+    assert harness.grammars.num_starts == 1
 
 
 def _let_pass(harness: GrammarHarness, seconds: float) -> None:
@@ -265,8 +267,8 @@ def test_a_token_that_comes_while_its_grammar_is_opened_again_counts() -> None:
     harness.check(0)
 
 
-def test_a_grammar_that_ends_its_host_fails_alone() -> None:
-    harness = GrammarHarness(block_size=4)
+def test_a_grammar_that_ends_its_compiler_fails_alone() -> None:
+    harness = GrammarHarness(block_size=4, has_prover=True)
     harness.ask(0, [1, 2, 3], 40, "4,40")
     for _ in range(5):
         harness.turn()
@@ -274,7 +276,9 @@ def test_a_grammar_that_ends_its_host_fails_alone() -> None:
         harness.ask(key, [1, 2, 3], 8, "deadly" if key == 2 else "5,8")
     harness.run()
     assert "ended its compiler (a test)" in harness.error_of(2)
-    assert harness.grammars.num_starts == 3, "it ended one host among others and one alone"
+    assert harness.prover is not None
+    assert harness.prover.num_starts == 2, "it ended one process among others and one alone"
+    assert harness.grammars.num_starts == 1, "no answer has noticed"
     for key in (0, 1, 3):
         harness.check(key)
 

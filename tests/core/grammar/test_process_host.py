@@ -20,7 +20,7 @@ DEADLINE_S = 60.0
 def test_the_core_never_waits_for_a_grammar_process_that_is_not_there_yet(tmp_path: Path) -> None:
     spec = in_folder(make_spec(), tmp_path, tokenizer_folder=str(DEMO_FOLDER))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    host = GrammarProcessHost(context, spec, core_epoch=0)
+    host = GrammarProcessHost(context, spec, spec.endpoints.grammar_of(0))
     try:
         for _ in range(2):
             host.send(AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=0))

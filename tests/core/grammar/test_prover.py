@@ -1,0 +1,166 @@
+"""Unknown grammars are tried in a process that may be killed: a hostile one is really stopped, is tried once however
+often it is sent, and is blamed only if the process was up. No answer notices."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenloom.core.grammar.host import ANSWER_TIMEOUT_S, NUM_COMPILERS, REOPEN_S
+from tokenloom.core.grammar.prover import PATIENCE, REFUSED_S, GrammarProver
+from tokenloom.ipc.process.awake_clock import AwakeClock
+from tokenloom.tests.core.grammar.fake_grammar_host import FakeGrammarHost
+from tokenloom.tests.core.grammar.grammar_harness import GrammarHarness
+
+LIMIT_S = 2.0
+
+
+class Bench:
+    """A prover, its fake process and a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.now, self.host = 0.0, FakeGrammarHost()
+        self.clock = AwakeClock(100.0, lambda: self.now)
+        self.prover = GrammarProver(self.host, LIMIT_S, self.clock)
+        self.errors: dict[int, str | None] = {}
+
+    def add(self, grammar_id: int, text: str, *, is_resumed: bool = False) -> None:
+        self.prover.add(grammar_id, "lark", text, is_resumed=is_resumed)
+
+    def turn(self, seconds: float = 0.0, *, works: bool = True) -> None:
+        self.now += seconds
+        self.clock.look()
+        if works:
+            self.host.work()
+        for grammar_id, error in self.prover.take():
+            self.errors[grammar_id] = None if error is None else str(error.message)
+
+    def settle(self, seconds: float = LIMIT_S) -> None:
+        for _ in range(4):
+            self.turn(seconds)
+
+
+def test_a_late_grammar_is_refused_and_its_process_is_killed_at_once() -> None:
+    bench = Bench()
+    bench.add(1, "slow")
+    bench.turn()
+    bench.turn(LIMIT_S)
+    bench.turn()
+    assert "not compiled within 2 s" in str(bench.errors[1])
+    assert not bench.host.is_started, "its thread would go on"
+    assert not bench.prover.is_active and bench.prover.next_deadline is None
+
+
+def test_others_are_compiled_again_after_a_kill_and_not_blamed() -> None:
+    bench = Bench()
+    bench.add(1, "slow")
+    for i in range(2, 8):
+        bench.add(i, f"{i},3")
+    for _ in range(60):
+        bench.turn(LIMIT_S / 20)
+    assert bench.errors.pop(1) is not None
+    assert bench.errors == dict.fromkeys(range(2, 8))
+
+
+def test_the_same_grammar_is_tried_once_however_often_it_is_sent() -> None:
+    bench = Bench()
+    for i in range(200):
+        bench.add(i, "slow")
+    bench.settle()
+    assert len(bench.errors) == 200 and bench.host.num_starts == 1
+    for i in range(200, 400):
+        bench.add(i, "slow")
+        bench.turn(0.01)
+        assert "not compiled" in str(bench.errors[i])
+    assert bench.host.num_starts == 1
+    bench.turn(REFUSED_S)
+    bench.add(500, "slow")
+    bench.settle()
+    assert bench.host.num_starts == 2 and 500 in bench.errors, "it may have been the machine's fault"
+
+
+def test_a_proven_grammar_is_not_compiled_again() -> None:
+    bench = Bench()
+    bench.add(1, "3,8")
+    bench.settle()
+    bench.host.die()
+    bench.add(2, "3,8")
+    bench.turn(works=False)
+    assert bench.errors == {1: None, 2: None}
+
+
+def test_a_grammar_is_not_blamed_for_a_process_that_ends_before_it_is_up() -> None:
+    bench = Bench()
+    for i in range(1, 4):
+        bench.add(i, f"{i},8")
+    for _ in range(20):  # at the limit of tasks it ends each time
+        bench.host.outbox.clear()
+        bench.host.die()
+        bench.turn(works=False)
+        assert not bench.errors
+        bench.turn(REOPEN_S, works=False)
+    assert bench.host.num_starts > 3
+    bench.settle()
+    assert bench.errors == {1: None, 2: None, 3: None}
+
+
+def test_starts_that_fail_are_tried_again() -> None:
+    bench = Bench()
+    bench.host.num_refusals = 5
+    bench.add(1, "3,8")
+    for _ in range(10):
+        deadline = bench.prover.next_deadline
+        if deadline is None:
+            break
+        bench.turn(max(deadline - bench.now, 0.0))
+    bench.turn()
+    assert bench.errors == {1: None}
+
+
+def test_a_process_that_hangs_is_replaced_and_a_grammar_at_which_it_hangs_twice_is_refused() -> None:
+    bench = Bench()
+    bench.add(1, "3,8")
+    bench.turn()
+    bench.add(2, "4,8")
+    bench.turn(works=False)
+    bench.turn(LIMIT_S, works=False)  # asked for a sign of life
+    bench.turn(ANSWER_TIMEOUT_S, works=False)
+    assert 2 not in bench.errors, "it may have been another one's fault"
+    bench.turn()
+    assert bench.errors == {1: None, 2: None}
+
+
+def test_a_resumed_grammar_gets_more_time() -> None:
+    bench = Bench()
+    bench.add(1, "slow", is_resumed=True)
+    bench.turn()
+    for _ in range(PATIENCE - 2):
+        bench.turn(LIMIT_S)
+        bench.turn()
+    assert not bench.errors
+    bench.settle()
+    assert "not compiled within 20 s" in str(bench.errors[1])
+
+
+@pytest.mark.parametrize("num_dropped", [1, NUM_COMPILERS + 1])
+def test_dropped_requests_leave_nothing(num_dropped: int) -> None:
+    bench = Bench()
+    for i in range(num_dropped):
+        bench.add(i, f"{i + 1},8")
+        bench.prover.drop(i)
+    bench.settle()
+    assert not bench.errors and not bench.prover.is_active
+
+
+def test_hostile_grammars_stop_no_answer() -> None:
+    now = [0.0]
+    harness = GrammarHarness(block_size=4, monotonic=lambda: now[0], has_prover=True, grammar_timeout_s=LIMIT_S)
+    harness.ask(0, [1, 2, 3], 40, "4,40")
+    for key in range(1, 9):
+        harness.ask(key, [1, 2, 3], 8, "slow")
+    for _ in range(80):
+        now[0] += 0.1
+        harness.turn()
+    harness.check(0)
+    harness.run()
+    assert harness.grammars.num_starts == 1 and harness.core.scheduler.num_preemptions == 0
+    assert all("not compiled within" in harness.error_of(key) for key in range(1, 9))
