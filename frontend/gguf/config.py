@@ -6,14 +6,16 @@ architecture and no key says.
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Never
 
 from ...ipc.config.gguf_index import GgufTensor
 from ...ipc.errors import ConfigError
+from ...ipc.models.config_file import MAX_LAYERS, MAX_SIZE
 from .reader import GgufFile
 
 _SIZES = {  # of every model: our field, key behind the architecture
@@ -23,14 +25,26 @@ _SIZES = {  # of every model: our field, key behind the architecture
     "num_attention_heads": "attention.head_count",
     "max_position_embeddings": "context_length",
 }
+ORIGINAL_LENGTH = "rope.scaling.original_context_length"
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")  # the names that families have for it
 
 
-# They end an answer of every model that has them, whatever the metadata say, as in llama.cpp (src/llama-vocab.cpp).
+# They end an answer of every model that has them, whatever the metadata say, unless `end_tokens` leaves them out.
 END_TOKENS = frozenset(
     """<|eot_id|> <|eom_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|>
     <|end_of_text|> </s> <eos> <EOT> _<EOT> [EOT] [EOS] <end_of_utterance> <｜end▁of▁sentence｜>""".split()  # noqa: SIM905
 )
+
+
+def end_tokens(vocabulary: Container[str]) -> set[str]:
+    """Return the tokens that end an answer in a vocabulary, as llama.cpp does (src/llama-vocab.cpp): in gpt-oss, where
+    others return and call, `<|end|>` ends a message only. Beside `<eos>`, `</s>` is a tag of HTML, as in Gemma."""
+    found = {token for token in END_TOKENS if token in vocabulary}
+    if found & {"<|call|>", "<|calls|>"} and found & {"<|return|>", "<|flush|>"}:
+        found.discard("<|end|>")
+    if "<eos>" in found:
+        found.discard("</s>")
+    return found
 
 
 class Metadata:
@@ -39,7 +53,11 @@ class Metadata:
     def __init__(self, file: GgufFile, links: Mapping[str, Path]) -> None:
         """`links`: the files of the tensors, by GgufTensor.file."""
         self._file, self.tensors, self._links = file, file.tensors, links
-        self.end_ids = {file.token_ids[token] for token in END_TOKENS if token in file.token_ids}
+        ends = end_tokens(file.token_ids)
+        self.end_ids = {file.token_ids[token] for token in ends}
+        self.other_ids = {
+            file.token_ids[token] for token in END_TOKENS - ends if token in file.token_ids
+        }  # end no answer
         self.architecture = str(file.metadata.get("general.architecture"))
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -55,9 +73,19 @@ class Metadata:
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             self.refuse(f"{self.architecture}.{key} must be a number, it is {value!r:.100}")
         return value
+
+    def known_number(self, key: str) -> float | None:
+        """Return the number `<architecture>.<key>`, None if the file has none."""
+        return None if self.get(key) is None else self.number(key)
+
+    def count(self, key: str, default: float | None = None, most: int = MAX_SIZE) -> int:
+        value = self.number(key, default)
+        if not 0 <= value <= most or value != int(value):
+            self.refuse(f"{self.architecture}.{key} must be a whole number of at most {most}, it is {value!r:.100}")
+        return int(value)
 
     def token_id(self, name: str) -> int | None:
         value = self._file.metadata.get(f"tokenizer.ggml.{name}_token_id")
@@ -99,7 +127,7 @@ def key(name: str, default: Any = None) -> Callable[[Metadata], Any]:
 
 
 def scaled(name: str, default: float = 1.0) -> Callable[[Metadata], float]:
-    return lambda data: float(data.get(name) or default)
+    return lambda data: float(data.number(name, default) or default)
 
 
 def present(*tensors: str) -> Callable[[Metadata], bool]:
@@ -111,8 +139,8 @@ def _query_scalar(num_layers: int) -> Callable[[Metadata], int]:
 
     def rule(data: Metadata) -> int:
         if data.get("block_count") == num_layers:
-            return int(data.number("embedding_length") / max(data.number("attention.head_count"), 1))
-        return int(data.number("attention.key_length"))
+            return data.count("embedding_length") // max(data.count("attention.head_count"), 1)
+        return data.count("attention.key_length")
 
     return rule
 
@@ -122,13 +150,13 @@ BIASES = {**ATTENTION_BIAS, "mlp_bias": present("blk.0.ffn_up.bias")}
 
 
 def _window(data: Metadata) -> int | None:
-    return int(data.number("attention.sliding_window", 0)) or None  # 0: none
+    return data.count("attention.sliding_window", 0) or None  # 0: none
 
 
 def _layer_types(data: Metadata) -> list[str] | None:
     """Return the kind of each layer: by the pattern, if there is one, or all without a window. A number is a period."""
     pattern = data.whole("attention.sliding_window_pattern")
-    layers = range(int(data.number("block_count")))
+    layers = range(data.count("block_count", most=MAX_LAYERS))
     if _window(data) is None:
         return ["full_attention" for _ in layers]
     if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0:
@@ -244,10 +272,11 @@ def config_of(data: Metadata) -> dict[str, Any]:
     """Return the fields of config.json."""
     found = architecture_of(data)
     config: dict[str, Any] = {"architectures": [found.name], "dtype": "bfloat16"}
-    config |= {name: int(data.number(each)) for name, each in _SIZES.items()}
-    config["num_key_value_heads"] = int(data.number("attention.head_count_kv", config["num_attention_heads"]))
+    data.count("block_count", most=MAX_LAYERS)
+    config |= {name: data.count(each) for name, each in _SIZES.items()}
+    config["num_key_value_heads"] = data.count("attention.head_count_kv", config["num_attention_heads"])
     heads = max(config["num_attention_heads"], 1)
-    config["head_dim"] = int(data.number("attention.key_length", config["hidden_size"] // heads))
+    config["head_dim"] = data.count("attention.key_length", config["hidden_size"] // heads)
     for name in ("rope.dimension_sections", "nextn_predict_layers"):
         value = data.get(name, 0)
         if any(value) if isinstance(value, list) else value:
@@ -258,7 +287,8 @@ def config_of(data: Metadata) -> dict[str, Any]:
         data.refuse("tensor token_embd.weight is missing: it is no language model, or a part of one in several files")
     config["vocab_size"] = data.tensors["token_embd.weight"].shape[0]
     config["tie_word_embeddings"] = not data.has("output.weight")
-    epsilon = data.get("attention.layer_norm_rms_epsilon", data.get("attention.layer_norm_epsilon"))
+    epsilon = data.known_number("attention.layer_norm_rms_epsilon")
+    epsilon = data.known_number("attention.layer_norm_epsilon") if epsilon is None else epsilon
     config |= {} if epsilon is None else dict.fromkeys(_EPSILONS, epsilon)
     config |= _rope(data, config["head_dim"], found.scaling)
     config |= {f"{name}_token_id": data.token_id(name) for name in ("bos", "eos")}
@@ -269,23 +299,23 @@ def config_of(data: Metadata) -> dict[str, Any]:
 
 
 def _rope(data: Metadata, head_dim: int, more: Mapping[str, object]) -> dict[str, Any]:
-    rotary_dim = data.number("rope.dimension_count", head_dim)
+    rotary_dim = data.count("rope.dimension_count", head_dim)
     found: dict[str, Any] = {"rope_theta": data.number("rope.freq_base", 10000.0)}
     found["partial_rotary_factor"] = rotary_dim / max(head_dim, 1)
     scaling: dict[str, Any] = {}
-    factor = data.get("rope.scaling.factor") or data.get("rope.scale_linear")
-    original = data.get("rope.scaling.original_context_length")
+    factor = data.known_number("rope.scaling.factor") or data.known_number("rope.scale_linear")
+    original = None if data.get(ORIGINAL_LENGTH) is None else data.count(ORIGINAL_LENGTH)
     if data.has("rope_freqs.weight"):
         scaling = {"rope_type": "divided", "factors": data.floats("rope_freqs.weight")}
     elif data.has("rope_factors_long.weight"):
         names = {f"{kind}_factor": f"rope_factors_{kind}.weight" for kind in ("short", "long")}
         scaling = {name: data.floats(tensor) for name, tensor in names.items()}
-        scaling |= {"rope_type": "longrope", "attention_factor": data.get("rope.scaling.attn_factor", 1.0)}
+        scaling |= {"rope_type": "longrope", "attention_factor": data.number("rope.scaling.attn_factor", 1.0)}
         found["original_max_position_embeddings"] = original
     elif (kind := data.get("rope.scaling.type", "linear")) == "yarn" and factor:
         named = {"beta_fast": "beta_fast", "beta_slow": "beta_slow", "attention_factor": "attn_factor"}
-        given = {ours: data.get(f"rope.scaling.yarn_{theirs}") for ours, theirs in named.items()}
-        if (multiplier := data.get("rope.scaling.yarn_log_multiplier")) is not None:
+        given = {ours: data.known_number(f"rope.scaling.yarn_{theirs}") for ours, theirs in named.items()}
+        if (multiplier := data.known_number("rope.scaling.yarn_log_multiplier")) is not None:
             given |= {"mscale": 1.0, "mscale_all_dim": multiplier}
         scaling = {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original, **given}
         scaling = {name: value for name, value in scaling.items() if value is not None}
@@ -301,6 +331,7 @@ def _rope(data: Metadata, head_dim: int, more: Mapping[str, object]) -> dict[str
 
 
 def eos_ids(data: Metadata) -> list[int]:
-    """Return the ids of the tokens that end an answer: those that the metadata name, and those of END_TOKENS."""
-    named = {each for name in ("eos", "eot", "eom") if (each := data.token_id(name)) is not None}
-    return sorted(named | data.end_ids)
+    """Return the ids of the tokens that end an answer: those that the metadata name, and those of `end_tokens`."""
+    eos, *others = (data.token_id(name) for name in ("eos", "eot", "eom"))
+    found = {eos} | ({*others} - data.other_ids) | data.end_ids
+    return sorted(each for each in found if each is not None)

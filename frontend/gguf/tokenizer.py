@@ -10,19 +10,22 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from operator import neg
 from pathlib import Path
 from typing import Any, Never
 
 import msgspec
 
 from ...ipc.errors import ConfigError
-from .config import END_TOKENS
+from .config import end_tokens
 from .pre_tokenizers import DEFAULT, PRE_TOKENIZERS
 from .reader import read_gguf
 
 PREFIX = "tokenizer.ggml."
 LISTS = ("tokens", "token_type", "scores", "merges")
+MAX_TOKEN_CHARACTERS = 4096  # the longest of published vocabularies, runs of spaces, have 1,024
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # numbers of a token's type
 SPACE = "\u2581"  # in SentencePiece's tokens
 SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}  # unless the file says otherwise
@@ -71,6 +74,9 @@ class _Vocabulary:
             self._refuse("it has no tokenizer.ggml.tokens")
         self._types: list[int] = self._list("token_type", int) or [1] * len(texts)
         self._scores: list[float] = self._list("scores", float, int) or [0.0] * len(texts)
+        if (longest := max(map(len, texts))) > MAX_TOKEN_CHARACTERS:
+            place = f"tokenizer.ggml.tokens[{[len(each) for each in texts].index(longest)}]"
+            self._refuse(f"{place} has {longest} characters, tokens have at most {MAX_TOKEN_CHARACTERS}")
         if len(self._types) < len(texts) or len(self._scores) < len(texts):
             self._refuse(
                 f"it has {len(texts)} tokens, but {len(self._types)} types and {len(self._scores)} scores of tokens"
@@ -141,12 +147,13 @@ class _Vocabulary:
 
     def _added_tokens(self) -> Iterator[dict[str, Any]]:
         """Yield the tokens that are found in a text before all others, and of which special ones are no text."""
+        ends = end_tokens(self._ids)
         strips = not self._is_bytes and any(
             each in str(self._metadata.get("general.name")).lower() for each in ("phi-3", "phi3")
         )
         for text, i in self._ids.items():
             kind = self._types[i]
-            is_special = kind in (UNKNOWN, CONTROL) or text in END_TOKENS or i in self._ends
+            is_special = kind in (UNKNOWN, CONTROL) or text in ends or i in self._ends
             if is_special or kind == USER_DEFINED:
                 yield {
                     "id": i,
@@ -194,8 +201,9 @@ class _Vocabulary:
         """Yield every way to make a token of two others: highest score first, and of equal ones the longest token, as
         llama.cpp makes runs of spaces."""
         ids = self._ids
+        lengths = sorted({len(text) for text in ids}, reverse=True)
         for text in sorted(ids, key=lambda each: (-self._scores[ids[each]], -len(each))):
-            for cut in range(len(text) - 1, 0, -1):
+            for cut in lengths[bisect_right(lengths, -len(text), key=neg) :]:  # those that are shorter
                 left, right = text[:cut], text[cut:]
                 if left in ids and right in ids:
                     yield left, right

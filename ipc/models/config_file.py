@@ -9,6 +9,12 @@ from typing import Any, Never
 
 from ..errors import ConfigError
 
+MAX_LAYERS = 4096  # a list of them is made before anything else is checked
+MAX_SIZE = (1 << 31) - 1  # of a field that counts something
+LAYER_COUNTS = frozenset("num_hidden_layers num_layers n_layer n_layers num_blocks depth encoder_layers".split())  # noqa: SIM905
+MAX_NUMBER = 1e38  # of float32
+MAX_JSON_BYTES = 64 << 20
+
 
 class NotNative(ConfigError):
     """The native model of an architecture lacks what config.json asks for."""
@@ -47,13 +53,17 @@ class ConfigFile:
         return ConfigFile(self.path, {**self._fields, **inner, **outer})
 
     def positive(self, name: str) -> int:
-        value = self._fields.get(name)
-        if not isinstance(value, int) or value < 1:
-            self.refuse(f"{name} must be a positive integer, it is {value!r}")
+        value, most = self._fields.get(name), MAX_LAYERS if name in LAYER_COUNTS else MAX_SIZE
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            limit = f" of at most {most}" if isinstance(value, int) and value > most else ""
+            self.refuse(f"{name} must be a positive integer{limit}, it is {value!r:.100}")
         return value
 
     def number(self, name: str, default: float) -> float:
-        return float(self.get(name, default))
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
+            self.refuse(f"{name} must be a number, it is {value!r:.100}")
+        return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
         return bool(self.get(name, default))
@@ -83,10 +93,14 @@ def named(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file of a checkpoint; ConfigError if it is missing or invalid."""
     try:
+        if (num_bytes := path.stat().st_size) > MAX_JSON_BYTES:
+            raise ConfigError(f"{path} has {num_bytes} bytes, at most {MAX_JSON_BYTES} are read: it is no such file")
         value = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: --model must name a folder with a checkpoint") from None
-    except (OSError, ValueError) as error:
+    except ConfigError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path} must hold a JSON object, it holds {type(value).__name__}")

@@ -6,6 +6,7 @@ of layer, and the older `rope_theta` with `rope_scaling`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
@@ -35,8 +36,8 @@ def rope_of(file: ConfigFile, head_dim: int, *, is_paired: bool = False, part: f
     for name, value in parameters.items():
         if isinstance(value, dict):
             file.refuse(f"rope parameters of their own for {name} layers are not supported")
-    theta = parameters.pop("rope_theta", None) or file.get("rope_theta") or 10000.0
-    return _rope(file, parameters, float(theta), head_dim, is_paired, part)
+    theta = _theta(file, parameters, file.number("rope_theta", 10000.0) or 10000.0)
+    return _rope(file, parameters, theta, head_dim, is_paired, part)
 
 
 def ropes_by_kind(
@@ -50,16 +51,21 @@ def ropes_by_kind(
     for kind in (FULL, SLIDING):
         if isinstance(entries.get(kind), dict):
             parameters = dict(entries[kind])
-            theta = float(parameters.pop("rope_theta", None) or 10000.0)
+            theta = _theta(file, parameters, 10000.0)
             parameters.pop("truncate", None)  # which transformers does not read of a kind
         elif kind == SLIDING:
             parameters, theta = {}, file.number("rope_local_base_freq", local_theta)
         else:
             parameters = dict(file.get("rope_scaling") or entries)
-            theta = float(parameters.pop("rope_theta", None) or file.number("rope_theta", 10000.0))
+            theta = _theta(file, parameters, file.number("rope_theta", 10000.0))
         size = head_dim if kind == SLIDING else full_head_dim or head_dim
         found.append(_rope(file, parameters, theta, size, False, None))
     return found
+
+
+def _theta(file: ConfigFile, parameters: dict[str, Any], default: float) -> float:
+    """Remove and return the base of the rotary angles."""
+    return ConfigFile(file.path, {"rope_theta": parameters.pop("rope_theta", None)}).number("rope_theta", 0) or default
 
 
 def _rope(
@@ -70,6 +76,10 @@ def _rope(
     is_paired: bool,
     default_part: float | None,
 ) -> RopeConfig:
+    for name, value in parameters.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, float) and not math.isfinite(each):
+                file.refuse(f"{name} of the rotary embedding must be a number, it is {each}")
     old_kind = parameters.pop("type", None)
     kind: Any = parameters.pop("rope_type", None) or old_kind or "default"
     if kind == "su":

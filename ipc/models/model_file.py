@@ -56,7 +56,7 @@ def load_model_config(
         return config if with_encoder else msgspec.structs.replace(config, vision=None, audio=None)
     except ConfigError:
         raise
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, MemoryError, RecursionError) as error:
         raise ConfigError(f"{path} has an invalid value: {error}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,52 @@ def test_answers_end_at_all_tokens_that_end_them() -> None:
     data = metadata("llama")
     data.end_ids = {7}
     assert eos_ids(data) == [7]
+
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize("value", [INF, NAN, -1, -(10**30), 10**30, 2.5, True, "many", "x" * 10**6, [[1], [2]], {}])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count"),
+        *("attention.head_count_kv", "attention.key_length", "attention.sliding_window", "rope.dimension_count"),
+        *("rope.freq_base", "rope.scaling.factor", "attention.layer_norm_rms_epsilon", "final_logit_softcapping"),
+    ],
+)
+def test_a_number_that_no_model_has_is_refused_by_its_name(name: str, value: object) -> None:
+    is_real = name in ("rope.freq_base", "rope.scaling.factor", "attention.layer_norm_rms_epsilon")
+    is_real |= name == "final_logit_softcapping"
+    if is_real and not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
+        return  # of any size, for the model's own rules
+    with pytest.raises(ConfigError, match=rf"^/m\.gguf: gemma2\.{name} must be a (whole )?number") as caught:
+        config_of(metadata("gemma2", **{"attention.key_length": 16, name: value}))
+    assert len(str(caught.value)) < 300
+
+
+def test_a_count_of_layers_makes_no_list_before_it_is_checked() -> None:
+    with pytest.raises(ConfigError, match=r"block_count must be a whole number of at most 4096, it is 10{9}$"):
+        config_of(metadata("gemma3", attention__sliding_window=7, block_count=10**9))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "named", "ends"),
+    [
+        ("<|endoftext|> <|return|> <|end|> <|call|>", {"eos": "<|return|>"}, "<|endoftext|> <|return|> <|call|>"),
+        ("<|return|> <|end|> <|call|>", {"eos": "<|return|>", "eot": "<|end|>"}, "<|return|> <|call|>"),
+        ("<|end|> <|flush|> <|calls|>", {}, "<|flush|> <|calls|>"),
+        ("<|end|> <|call|>", {}, "<|end|> <|call|>"),
+        ("<|end|> <|return|> <|call|>", {"eos": "<|end|>"}, "<|end|> <|return|> <|call|>"),
+        ("<|endoftext|> <|user|> <|end|>", {"eos": "<|endoftext|>"}, "<|endoftext|> <|end|>"),  # Phi
+        ("<eos> <end_of_turn> </s>", {"eos": "<eos>"}, "<eos> <end_of_turn>"),  # Gemma
+        ("<eos> </s>", {"eos": "</s>"}, "<eos> </s>"),
+        ("<s> </s> [INST]", {}, "</s>"),  # Llama 2
+        ("<|im_end|> hello <|endoftext|>", {"eom": "hello"}, "<|im_end|> hello <|endoftext|>"),
+    ],
+)
+def test_answers_end_where_the_model_ends_them(tokens: str, named: dict[str, str], ends: str) -> None:
+    ids = {token: i for i, token in enumerate(tokens.split())}
+    found = {f"tokenizer.ggml.{name}_token_id": ids[token] for name, token in named.items()}
+    file = GgufFile(Path("/m.gguf"), {"general.architecture": "llama", **found}, {}, ids)
+    assert eos_ids(Metadata(file, {})) == sorted(ids[token] for token in ends.split())

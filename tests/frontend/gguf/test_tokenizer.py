@@ -11,7 +11,7 @@ import tokenizers
 
 from tokenloom.frontend.gguf.folder import add_tokenizer, checkpoint_folder
 from tokenloom.frontend.gguf.pre_tokenizers import PRE_TOKENIZERS
-from tokenloom.frontend.gguf.tokenizer import write_tokenizer
+from tokenloom.frontend.gguf.tokenizer import _Vocabulary, write_tokenizer
 from tokenloom.frontend.supervisor.hub import DEMO_FOLDER
 from tokenloom.frontend.text.detokenizer import DetokenizerFactory
 from tokenloom.frontend.text.tokenizer import Tokenizer
@@ -216,3 +216,33 @@ def test_the_tokenizer_in_the_file_is_the_original_one(tmp_path: Path, monkeypat
 def test_a_file_without_vocabulary_has_no_tokenizer(tmp_path: Path) -> None:
     write_tokenizer(write_vocabulary(tmp_path / "x.gguf", {"model": "none"}), tmp_path)
     assert Tokenizer.load(tmp_path) is None
+
+
+@pytest.mark.parametrize("write", [write_byte_level, write_sentencepiece])
+def test_a_token_of_100_kb_is_refused_by_its_place(write: Any, tmp_path: Path) -> None:
+    names = {"model": "gpt2" if write is write_byte_level else "llama", "tokens": ["a", "b" * 100_000, "ab"]}
+    file = write_vocabulary(
+        tmp_path / "x.gguf", {**names, "scores": [0.0] * 3, "token_type": [1] * 3, "merges": ["a b"]}
+    )
+    with pytest.raises(
+        ConfigError, match=r"tokenizer.ggml.tokens\[1\] has 100000 characters, tokens have at most 4096"
+    ):
+        write_tokenizer(file, tmp_path)
+
+
+class CountedText(str):
+    """A text that counts how often it is cut."""
+
+    num_cuts = 0
+
+    def __getitem__(self, index: Any) -> str:
+        CountedText.num_cuts += 1
+        return super().__getitem__(index)
+
+
+def test_a_long_token_is_cut_only_where_both_parts_may_be_tokens() -> None:
+    texts = ["a", "aa", "aaaa", CountedText("a" * 3000), "b"]
+    metadata = {"model": "llama", "tokens": texts, "scores": [0.0] * 5}
+    vocabulary = _Vocabulary(Path("/x.gguf"), {f"tokenizer.ggml.{name}": value for name, value in metadata.items()})
+    assert list(vocabulary._merges_of_scores()) == [("aa", "aa"), ("a", "a")]
+    assert CountedText.num_cuts <= 2 * 3

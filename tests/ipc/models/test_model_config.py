@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
@@ -151,7 +152,19 @@ def test_end_tokens_of_generation_config_replace_those_of_config(
             "num_experts_per_tok 9 is above num_local_experts 8",
         ),
         ({"architectures": "GPT2Model"}, "architecture GPT2Model is not supported"),
-        ({"rms_norm_eps": "small"}, "has an invalid value: could not convert string to float: 'small'"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps must be a number, it is 'small'"),
+        ({"rms_norm_eps": math.inf}, "rms_norm_eps must be a number, it is inf"),
+        ({"rope_theta": math.nan}, "rope_theta must be a number, it is nan"),
+        ({"rope_theta": True}, "rope_theta must be a number, it is True"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be a positive integer of at most 4096, it is 10{9}"),
+        ({"num_hidden_layers": 32.0}, "num_hidden_layers must be a positive integer, it is 32.0"),
+        ({"num_hidden_layers": True}, "num_hidden_layers must be a positive integer, it is True"),
+        ({"hidden_size": "x" * 10**6}, "hidden_size must be a positive integer, it is 'x{1,100}$"),
+        ({"vocab_size": 1 << 40}, "vocab_size must be a positive integer of at most 2147483647, it is 1099511627776"),
+        (
+            {"architectures": ["CustomForCausalLM"], "n_layer": 10**9, "num_hidden_layers": None},
+            "n_layer must be a pos",
+        ),
         ({"rope_scaling": "linear"}, "has an invalid value"),
         ({"eos_token_id": ["<eos>"]}, "has an invalid value: 'str' object cannot be interpreted as an integer"),
         ({"hidden_act": "mish"}, "hidden_act mish is not supported, known are silu"),
