@@ -35,19 +35,37 @@ logger = logging.getLogger("tokenloom.borrowed")
 
 # Model types whose layers compute or keep state where neither our attention function nor a cache object sees it.
 REFUSED = {
+    "axk2": "its layers choose keys with an indexer (sparse attention)",
     "bloom": "its attention is computed inline, with ALiBi",
     "codegen": "its attention is computed inline",
+    "deepseek_v32": "its layers choose keys with an indexer (sparse attention)",
     "diffllama": "its layers attend twice",
     "doge": "its layers make masks of their own",
+    "glm_moe_dsa": "its layers choose keys with an indexer (sparse attention)",
     "hrm_text": "its layers run in loops",
+    "hy_v4": "its layers choose keys with an indexer (sparse attention)",
     "inkling_text": "its attention has a position bias",
+    "minimax": "its linear attention reads the mask of a batch",
+    "mpt": "its attention is computed inline, with ALiBi",
     "recurrent_gemma": "its state is kept outside the cache",
     "rwkv": "its state is kept outside the cache",
     "zamba2": "its layers share attention with other inputs",
 }
+# Models of text and media, by model_type, whose language model is served alone: transformers gives it the same logits.
+AS_TEXT = frozenset(("aya_vision", "cohere2_vision", "lfm2_vl", "llava_next", "llava_onevision"))
+OF_CAUSAL_HEAD = {
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "final_logit_softcapping": None,
+}  # models of media have none
+TEXT_NAMES = {r"^language_model\.lm_head\.": "lm_head.", r"^(model\.)?language_model\.(model\.)?": "model."}
+SUFFIX = re.compile("For[A-Z][A-Za-z]+$|LMHeadModel$")  # of names of architectures
+CLOSE = 0.7  # least difflib ratio of names that are similar
 ORIGINAL_LENGTH = "original_max_position_embeddings"
 # Tensors of parts that answer no text prompts: heads that draft tokens, vision and audio.
-UNUSED = re.compile(r"(^|\.)(mtp|nextn|vision|visual|audio|multi_modal_projector|embed_vision|embed_audio)[._]|^mtp")
+UNUSED = re.compile(
+    r"(^|\.)(mtp|nextn|vision|visual|audio|multi_modal_projector|embed_vision|embed_audio|image_newline)([._]|$)|^mtp"
+)
 
 
 def load_borrowed(
@@ -71,7 +89,9 @@ def load_borrowed(
     log: Any = transformers.logging
     log.set_verbosity_error()
     log.disable_progress_bar()
-    theirs = read_config(folder, config.hf_overrides)
+    whole = read_config(folder, config.hf_overrides)
+    theirs = language_model(whole, model_config.architecture)
+    names = None if theirs is whole else TEXT_NAMES
     text = theirs.get_text_config(decoder=True)
     for each in (theirs, text):  # we read such checkpoints as floats
         each.__dict__.pop("quantization_config", None)
@@ -83,7 +103,8 @@ def load_borrowed(
             begun = time.monotonic()
             is_stepwise = check_architecture(text, group=group)
             logger.info("self-check of %s passed in %.1f s", model_config.architecture, time.monotonic() - begun)
-        weights: Any = _random(theirs, dtype) if is_dummy else _read(folder, theirs, dtype, model_config.quantization)
+        quantization = model_config.quantization
+        weights: Any = _random(theirs, dtype) if is_dummy else _read(folder, theirs, dtype, quantization, names)
         if group is not None:
             shard_model(weights, group)
         model = BorrowedModel(weights.to(device), ops, dtype, group)
@@ -113,6 +134,25 @@ def read_config(folder: Path, overrides: dict[str, Any] | None) -> PreTrainedCon
     return found
 
 
+def language_model(config: PreTrainedConfig, architecture: str) -> PreTrainedConfig:
+    """Return the config of the causal language model: `config`, or the text model's part of it. ConfigError if
+    transformers has none."""
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return config
+    if config.model_type not in AS_TEXT:
+        raise ConfigError(
+            f"{architecture} cannot be served: transformers {transformers.__version__} has no causal language model of "
+            f"type {config.model_type}, and its language model is not served alone"
+        )
+    text = config.get_text_config(decoder=True)
+    text.tie_word_embeddings = config.tie_word_embeddings
+    for name, value in OF_CAUSAL_HEAD.items():
+        if hasattr(text, name):
+            setattr(text, name, value)
+    logger.info("%s is served as its language model, %s: for text alone", architecture, text.model_type)
+    return text
+
+
 def _check_known(config: PreTrainedConfig, architecture: str) -> None:
     reason = REFUSED.get(config.model_type)
     if reason is not None:
@@ -125,8 +165,9 @@ def _refusal(architecture: str, reason: str) -> str:
 
 def _nearest(architecture: str) -> str:
     """Return the end of an error that names the native architecture with the most similar name, if one is similar."""
-    found = difflib.get_close_matches(architecture, NATIVE, 1)
-    return f"; the nearest native model is {found[0]}" if found else ""
+    natives = {SUFFIX.sub("", name): name for name in NATIVE}
+    found = difflib.get_close_matches(SUFFIX.sub("", architecture), natives, 1, CLOSE)
+    return f"; the nearest native model is {natives[found[0]]}" if found else ""
 
 
 def _check_rotary(config: PreTrainedConfig, max_model_len: int) -> None:
@@ -159,9 +200,14 @@ def _random(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _read(
-    folder: Path, config: PreTrainedConfig, dtype: torch.dtype, quantization: QuantizationConfig | None
+    folder: Path,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    quantization: QuantizationConfig | None,
+    names: dict[str, str] | None,
 ) -> PreTrainedModel:
-    """Read the weights. ConfigError names missing, surplus and misshapen tensors."""
+    """Read the weights. ConfigError names missing, surplus and misshapen tensors. names: the model's names of tensors,
+    by patterns of the file's."""
     load: Any = AutoModelForCausalLM.from_pretrained
     source: dict[str, Any] = {"config": config}
     place: Path | None = folder
@@ -180,6 +226,7 @@ def _read(
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
+            key_mapping=names,
             ignore_mismatched_sizes=True,
         )
     except Exception as error:  # whatever transformers finds wrong with the files

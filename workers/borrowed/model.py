@@ -155,7 +155,7 @@ class BorrowedModel:
         except Unserved:
             raise
         except Exception as error:  # whatever the code of a model raises if it needs a mask, or another cache
-            raise Unserved(f"its forward pass fails without masks: {_shown(error)}") from error
+            raise Unserved(f"its layers need a mask or cache of transformers' own ({_shown(error)})") from error
 
 
 def _shown(error: Exception) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
@@ -25,7 +27,7 @@ from tokenloom.tests.support.recurrent_families import RECURRENT, recurrent_chec
 from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule
 from tokenloom.tests.workers.paged_run import CPU, PagedRun
 from tokenloom.workers.borrowed.attention import PagedAttention, Unserved, attention_function
-from tokenloom.workers.borrowed.load import REFUSED, check_state, load_borrowed
+from tokenloom.workers.borrowed.load import AS_TEXT, REFUSED, check_state, language_model, load_borrowed
 from tokenloom.workers.borrowed.model import BorrowedModel
 
 
@@ -55,6 +57,71 @@ def test_the_refusal_names_the_nearest_native_family(tmp_path: Path) -> None:
     edit(folder, architectures=["Qwen3OmniForCausalLM"], model_type="rwkv", vocab_size=271)
     with pytest.raises(ConfigError, match="the nearest native model is Qwen3ForCausalLM"):
         load(folder)
+
+
+def test_a_name_that_shares_no_more_than_the_kind_of_model_is_not_suggested(tmp_path: Path) -> None:
+    folder = edit(tiny_checkpoint(tmp_path), architectures=["DeepseekV32ForCausalLM"], model_type="deepseek_v32")
+    with pytest.raises(ConfigError, match=r"an indexer \(sparse attention\), so that answers would be wrong$"):
+        load(folder)
+
+
+VISION = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIGLIP = {"model_type": "siglip_vision_model", **VISION, "image_size": 28, "patch_size": 14}
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 88,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 271,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+OF_MEDIA: dict[str, dict[str, Any]] = {
+    "aya_vision": {"text_config": {**TEXT, "model_type": "cohere2", "logit_scale": 0.3}, "vision_config": SIGLIP},
+    "cohere2_vision": {"text_config": {**TEXT, "model_type": "cohere2", "logit_scale": 0.3}, "vision_config": SIGLIP},
+    "lfm2_vl": {
+        "text_config": {**TEXT, "model_type": "lfm2", "layer_types": ["conv", "full_attention"]},
+        "vision_config": {**SIGLIP, "model_type": "siglip2_vision_model", "num_patches": 4},
+    },
+    "llava_next": {
+        "text_config": {**TEXT, "model_type": "llama"},
+        "vision_config": {**SIGLIP, "model_type": "clip_vision_model"},
+    },
+    "llava_onevision": {"text_config": {**TEXT, "model_type": "qwen2"}, "vision_config": SIGLIP},
+}
+
+
+@pytest.mark.parametrize("model_type", AS_TEXT)
+def test_the_language_model_of_a_model_of_media_has_the_logits_of_the_whole(model_type: str, tmp_path: Path) -> None:
+    config = transformers.CONFIG_MAPPING[model_type](**OF_MEDIA[model_type], dtype="float32")
+    whole: Any = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    randomize(whole, 1)
+    config.architectures = [type(whole).__name__]
+    whole.save_pretrained(tmp_path)
+    tokens = prompts_of({"a": 24, "b": 9}, 256, seed=1)
+    actual = run_schedule(PagedRun(load(tmp_path), 8), tokens, [{"a": 11, "b": 9}, {"a": 13}])
+    with torch.inference_mode():
+        for name, ids in tokens.items():
+            expected = whole(torch.tensor([ids])).logits[0]
+            torch.testing.assert_close(actual[name], expected, atol=1e-5 * expected.abs().max().item(), rtol=0)
+
+
+@pytest.mark.parametrize("model_type", sorted(set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES) | {"mistral4"}))
+def test_each_model_of_media_is_native_or_served_as_text_or_refused_in_a_clear_line(model_type: str) -> None:
+    config = transformers.CONFIG_MAPPING[model_type]()
+    try:
+        text = language_model(config, "TheArchitecture")
+    except ConfigError as refusal:
+        assert re.fullmatch(
+            rf"TheArchitecture cannot be served: transformers \S+ has no causal language model of type {model_type}, "
+            "and its language model is not served alone",
+            str(refusal),
+        )
+    else:
+        assert type(text) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
