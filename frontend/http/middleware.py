@@ -187,7 +187,7 @@ def _error_response(error: Exception, scope: Scope) -> Response:
     answer = _routing_error(error, scope) if isinstance(error, HTTPException) else to_http_error(error)
     if answer.status == 500 and not isinstance(error, TokenloomError):  # a bug, not an expected error
         logger.error("%s %s failed", scope["method"], shown_path(scope["path"]), exc_info=error)
-    has_form = has_message_errors(scope["path"])
+    has_form = has_message_errors(scope["path"], dict(scope["headers"]))
     body, status = message_error(answer) if has_form else (answer.body, answer.status)
     return json_response(body, status, answer.headers)
 

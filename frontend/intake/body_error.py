@@ -14,7 +14,7 @@ from ...ipc.errors import RequestError
 
 _BACKTICKED = re.compile(r"`([^`]+)`")
 _FIELD = re.compile(r"(?:missing required field `([^`]*)`)?(?: - at `\$\.?([^`]*)`)?$")
-_KIND = re.compile(r"Invalid enum value '(.*)' - at `\$\.(tools|input)(\[\d+\])\.type`")
+_KIND = re.compile(r"Invalid enum value '(.*)' - at `\$\.((?:tools|input|tool_choice)[\[\]\d\w.]*)\.type`")
 _TOKENS = re.compile(rf"({JSON_STRING})|([\[{{])|[\]}}]".encode())
 
 KEY_OF = "a key of "
@@ -54,9 +54,9 @@ def invalid_body(error: Exception, raw: bytes | bytearray) -> BodyError:
             outermost = re.split(r"[.\[]", field.removeprefix(KEY_OF))[0]
             return BodyError(text, param=None if outermost == _BODY else outermost)
     if (kind := _KIND.search(message)) is not None:
-        field = kind.group(2)
-        text = f"{field}{kind.group(3)} is of type {kind.group(1)!r:.80}, which is not served: leave it out"
-        return BodyError(text, param=field)
+        name = kind.group(2)
+        text = f"{name} is of type {kind.group(1)!r:.80}, which is not served: leave it out"
+        return BodyError(text, param=re.split(r"[.\[]", name)[0])
     missing = _FIELD.search(message)
     names = () if missing is None else reversed(missing.groups())  # the place before the field that it lacks
     return BodyError(message, param=".".join(filter(None, names)) or None)

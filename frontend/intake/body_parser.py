@@ -18,7 +18,7 @@ from ..openai.forms.embedding_body import CohereEmbedRequest, EmbeddingRequest, 
 from ..openai.forms.prompts import body_inputs
 from ..openai.forms.schema import Body, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ..text.prompt_limits import PromptLimits
-from .body_error import UNKNOWN_FIELD, BodyError, invalid_body
+from .body_error import BodyError, invalid_body
 from .unknown_fields import without_unknown
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
@@ -43,19 +43,21 @@ def parse_body(
     raw: bytes | bytearray, body_type: type[BodyT], limits: PromptLimits, *, is_strict: bool = False
 ) -> ParsedBody[BodyT]:
     """Decode and check a body. BodyError if it does not match the schema, RequestError for a bad value; both name the
-    field. Unknown fields are refused if `is_strict` or the type is no Body (a control command); else dropped and named.
-    """
+    field. Unknown fields, and items that have no meaning here, are refused if `is_strict` or the type is no Body (a
+    control command); else dropped and named."""
     if raw.startswith(BOM_UTF8):  # RFC 8259, 8.1: a reader may ignore it
         raw = raw[len(BOM_UTF8) :]
     try:
         return _parse(raw, body_type, limits)
-    except BodyError as error:
-        if is_strict or error.code != UNKNOWN_FIELD or not issubclass(body_type, Body):
+    except BodyError:
+        if is_strict or not issubclass(body_type, Body):
             raise
         try:
             known, ignored = without_unknown(raw, body_type)
         except _UNREADABLE as broken:  # a syntax error after the unknown field
             raise invalid_body(broken, raw) from None
+        if not ignored:
+            raise
         parsed = _parse(known, body_type, limits)
         return ParsedBody(parsed.body, parsed.inputs, ignored)
 

@@ -95,7 +95,7 @@ class BodyReader:
         return parsed
 
     def _warn(self, request: Request, ignored: str) -> None:
-        """Name ignored fields in a response header, and at most once a minute in the log."""
+        """Name ignored fields and items in a response header, and at most once a minute in the log."""
         warning = f"unknown fields were ignored: {ignored}"
         request.scope[WARNING] = warning
         if (now := time.monotonic()) >= self._log_at:

@@ -20,7 +20,7 @@ from .forms.items import Event, ItemWriter
 from .forms.logprobs import chat_logprobs
 from .forms.params import errors_about, schema_errors_about
 from .forms.prompts import new_response_id
-from .forms.response_body import ResponsesRequest, schema_field
+from .forms.response_body import ResponsesRequest, schema_field, tool_names
 from .local_engine import LocalEngine, Run
 
 BEGIN = ("response.created", "response.in_progress")
@@ -49,7 +49,7 @@ class ResponseCreation:
         self._engine, self._body, self._chat, self._keep = engine, body, chat, keep
         self._created = int(time.time()) if created is None else created
         self.id = response_id or new_response_id(chat.id)
-        self._writer = ItemWriter(item_prefix(self.id))
+        self._writer = ItemWriter(item_prefix(self.id), tool_names(body))
 
     async def whole(self) -> bytes:
         """Generate until the answer has ended, and return the response body (JSON)."""

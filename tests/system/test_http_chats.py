@@ -120,17 +120,54 @@ def test_allowing_an_unknown_tool_is_refused(http: httpx2.Client, path: str) -> 
 
 @pytest.mark.parametrize("kind", ["web_search", "mcp", "code_interpreter", "file_search"])
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
-def test_a_tool_of_another_type_is_refused_by_name(http: httpx2.Client, path: str, kind: str) -> None:
-    body = {"messages": QUESTION} if path == CHAT else {"input": "x"}
-    found = error(http, path, body | {"tools": [*([TOOLS[0]] if path == CHAT else []), {"type": kind, kind: {}}]})
+def test_a_tool_that_a_server_would_run_is_left_out_unless_it_is_chosen(
+    http: httpx2.Client, path: str, kind: str
+) -> None:
+    body: dict[str, Any] = {"messages": QUESTION} if path == CHAT else {"input": "x"}
+    tools = [*([TOOLS[0]] if path == CHAT else []), {"type": kind, kind: {}}]
+    answer = http.post(path, json=body | GREEDY | {"tools": tools, "tool_choice": "none"})
     place = "tools[1]" if path == CHAT else "tools[0]"
-    assert found["message"] == f"{place} is of type '{kind}', which is not served: leave it out"
-    assert found["param"] == "tools"
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["warning"] == f'299 - "unknown fields were ignored: {place} of type {kind}"'
+    found = error(http, path, body | {"tools": tools, "tool_choice": {"type": kind}})
+    assert found["message"] == f"tool_choice is of type '{kind}', which is not served: leave it out"
+    assert found["param"] == "tool_choice"
 
 
-def test_an_item_of_another_type_is_refused_by_name(http: httpx2.Client) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_first_request_of_codex_calls_a_tool_in_a_namespace(http: httpx2.Client, stream: bool) -> None:
+    one = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+    space = {"type": "function", "name": "spawn", "description": "d", "strict": False, "parameters": one}
+    body: dict[str, Any] = {
+        "instructions": "You are a coding agent.",
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+            {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
+        ],
+        "tools": [
+            {"type": "function", "name": "exec_command", "parameters": {"type": "object", "properties": {}}},
+            {"type": "namespace", "name": "agents", "description": "d", "tools": [space]},
+            {"type": "web_search", "external_web_access": True},
+        ],
+        "tool_choice": {"type": "function", "name": "spawn", "namespace": "agents"},
+        "store": False,
+        "stream": stream,
+    }
+    answer = http.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["warning"].count(" of type ") == 2
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    whole = json.loads(lines[-1])["response"] if stream else answer.json()
+    (call,) = whole["output"]
+    assert (call["type"], call["name"], call["namespace"]) == ("function_call", "spawn", "agents")
+    assert json.loads(call["arguments"]) == {"a": 1}
+
+
+def test_an_item_that_is_not_served_is_refused_by_name(http: httpx2.Client) -> None:
+    found = error(http, "/v1/responses", {"input": [{"type": "item_reference", "id": "msg_1"}]})
+    assert found["message"].startswith("input[0] is of type 'item_reference'") and found["param"] == "input"
     found = error(http, "/v1/responses", {"input": [{"type": "web_search_call", "id": "ws_1"}]})
-    assert found["message"].startswith("input[0] is of type 'web_search_call'") and found["param"] == "input"
+    assert "input is empty" in found["message"]
 
 
 BATCH = "/v1/chat/completions/batch"

@@ -241,7 +241,7 @@ REFUSED: list[tuple[str, Answer]] = [
     *((COMPLETION, {name: value}) for name, value in (("use_beam_search", True), ("length_penalty", 2))),
     *((CHAT, {name: [{}]}) for name in ("functions",)),
     *((CHAT, {name: value}) for name, value in (("modalities", ["audio"]), ("audio", {"voice": "x"}))),
-    *((CHAT, {name: value}) for name, value in (("web_search_options", {}), ("function_call", {"name": "f"}))),
+    *((CHAT, {name: value}) for name, value in (("function_call", {"name": "f"}),)),
     *((RESPONSE, {name: value}) for name, value in (("n", 2), ("return_token_ids", True), ("prompt_logprobs", 1))),
     *((RESPONSE, {name: value}) for name, value in (("conversation", "c"), ("prompt", {"id": "pmpt_1"}))),
 ]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from ....ipc.codec import JsonObject
 from ....ipc.errors import RequestError
 from ....ipc.sampling_params import MAX_STOP_STRINGS
 from ...openai.forms import schema as openai
 from ...openai.forms.params import refuse_unserved
-from ...openai.forms.parts import MessagePart, Sent, content_of
+from ...openai.forms.parts import MessagePart, Sent, content_of, refuse_left_out
 from ...openai.forms.schema import ChatRequest, Message, Scheduled, TokenizeRequest
 
 BILLING = "x-anthropic-billing-header"  # begins a system block of Claude Code that differs in each request
@@ -19,24 +19,42 @@ _CHOICES: dict[str, Literal["auto", "required", "none"]] = {"auto": "auto", "any
 _SAME = (*Scheduled.__struct_fields__, "stream", "temperature", "top_p", "top_k", "vllm_xargs")  # as in a chat
 
 
+class ResultPart(MessagePart, frozen=True, kw_only=True):
+    """Part of a tool's result."""
+
+    LEFT_OUT: ClassVar = "tool_reference"  # of a search for tools that is left out too
+
+    def __post_init__(self) -> None:
+        refuse_left_out(self.type, self.LEFT_OUT)
+
+
 class Block(MessagePart, frozen=True, kw_only=True):
-    """Text, thought, image, tool call or tool result. Other types decode, so that an error can name them."""
+    """Text, thought, image, document, tool call or tool result. Other types decode, so that an error can name them."""
+
+    LEFT_OUT: ClassVar = r"server_tool_use|mcp_tool_use|.+_tool_result|container_upload|compaction"
 
     id: str | None = None
     name: str | None = None
     input: JsonObject | None = None
     tool_use_id: str | None = None
-    content: str | list[MessagePart] | None = None
+    content: str | list[ResultPart] | None = None
     is_error: bool | None = None
+
+    def __post_init__(self) -> None:
+        refuse_left_out(self.type, self.LEFT_OUT)
 
 
 class Turn(Sent, frozen=True, kw_only=True):
+    LEFT_OUT: ClassVar = ""  # blocks of it may be left out, but no turn
+
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
 class MessageTool(Sent, frozen=True, kw_only=True):
-    """Function of the caller. Anthropic's own tools, which have other types and run on its servers, are not served."""
+    """Function of the caller. Anthropic's own tools, whose types are known to its models alone, are left out."""
+
+    LEFT_OUT: ClassVar = "(?!custom$).*"
 
     name: str
     input_schema: JsonObject
@@ -70,8 +88,6 @@ class OutputConfig(Sent, frozen=True, kw_only=True):
 class CountTokensRequest(Scheduled, frozen=True, kw_only=True):
     """POST /v1/messages/count_tokens: the fields that determine the prompt."""
 
-    NOT_SERVED = Scheduled.NOT_SERVED | {"container": (), "mcp_servers": ([],)}
-
     messages: Annotated[list[Turn], openai.items(1)]
     system: str | list[MessagePart] | None = None
     tools: list[MessageTool] | None = None
@@ -81,8 +97,6 @@ class CountTokensRequest(Scheduled, frozen=True, kw_only=True):
     output_format: OutputFormat | None = None  # the older place of output_config.format
     cache_control: JsonObject | None = None  # prefixes are always cached
     context_management: JsonObject | None = None
-    container: str | JsonObject | None = None
-    mcp_servers: list[JsonObject] | None = None
     speed: str | None = None
     # beyond Anthropic
     chat_template_kwargs: JsonObject | None = None

@@ -6,7 +6,7 @@ and their joined deltas do not depend on how the answer is split into deltas.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ....ipc.codec import JsonObject
 from ..parsers.parts import Arguments, BlankFilter, CallBegin, CallEnd, Content, CustomBegin, Part, Thought, is_json
@@ -23,9 +23,10 @@ _TEXT_EVENTS = {  # by type of item
 class ItemWriter:
     """Writer of one answer. `items` holds the closed items in order."""
 
-    def __init__(self, unique: str) -> None:
-        """`unique` stands in the ids of all items and calls: generating the answer again repeats its ids."""
-        self._unique = unique
+    def __init__(self, unique: str, tool_names: Mapping[str, JsonObject] | None = None) -> None:
+        """`unique` stands in the ids of all items and calls: generating the answer again repeats its ids. `tool_names`:
+        the fields of a call that name its tool, by the name that the model writes; None: that is the name."""
+        self._unique, self._tool_names = unique, tool_names or {}
         self._open: JsonObject = {}  # the open item as it began
         self._type = ""  # of the open item, "" if none is open
         self._texts: list[str] = []  # deltas of the open item
@@ -46,7 +47,8 @@ class ItemWriter:
                 yield from self._append("message", part.text)
             elif isinstance(part, CallBegin):
                 kind, prefix = ("custom_tool_call", "ctc") if isinstance(part, CustomBegin) else ("function_call", "fc")
-                yield from self._begin(kind, prefix, name=part.name, **{part.form[1]: ""})
+                named = self._tool_names.get(part.name, {"name": part.name})
+                yield from self._begin(kind, prefix, **named, **{part.form[1]: ""})
             elif isinstance(part, Arguments):
                 yield self._delta(part.text)
             elif isinstance(part, CallEnd):

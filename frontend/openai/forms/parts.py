@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -13,11 +14,18 @@ from ...client.media.given_media import PART_KINDS
 
 TEXTS = ("text", "input_text", "output_text", "refusal")
 THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
+DOCUMENTS = ("document", "search_result")
 MEDIA = {name: kind for name, kind in PART_KINDS.items() if name != "image_pil"}  # an object of Python
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
     """Base of structs in a conversation. Unknown fields are ignored: clients send back messages of other servers."""
+
+
+def refuse_left_out(kind: str, left_out: str) -> None:
+    """Raise ValueError for a type that matches LEFT_OUT of its struct, so that it is left out before decoding."""
+    if re.fullmatch(left_out, kind):
+        raise ValueError(f"type {kind:.80} is not served: leave it out")
 
 
 class MediaUrl(Sent, frozen=True, kw_only=True):
@@ -36,12 +44,13 @@ class AudioData(Sent, frozen=True, kw_only=True):
 
 
 class ImageSource(Sent, frozen=True, kw_only=True):
-    """Anthropic's form of an image."""
+    """Anthropic's form of an image, or of a document."""
 
     type: str = ""
     media_type: str = "image/png"
     data: str | None = None
     url: str | None = None
+    content: str | list[MessagePart] | None = None  # of a document
 
 
 class MessagePart(Sent, frozen=True, kw_only=True):
@@ -61,6 +70,8 @@ class MessagePart(Sent, frozen=True, kw_only=True):
     detail: str | None = None
     uuid: str | None = None  # vLLM's: the caller's name of the medium
     file_id: str | None = None
+    title: str | None = None  # Anthropic's: of a document
+    context: str | None = None  # Anthropic's: of a document
 
 
 class MediumPart(MessagePart, frozen=True, kw_only=True):
@@ -89,6 +100,8 @@ def content_of(
             thoughts.append(part.thinking or text or "")
         elif part.type in MEDIA:
             parts.append(part if isinstance(part, MediumPart) else _medium(f"{where}[{position}]", part))
+        elif part.type in DOCUMENTS:
+            parts += _document(f"{where}[{position}]", part)
         elif part.type not in TEXTS:
             kind = f"{part.type!r:.40}"
             raise RequestError(f"{where}[{position}] is a part of type {kind}, which is not served: leave it out")
@@ -97,6 +110,23 @@ def content_of(
         else:
             parts.append(MessagePart(type="text", text=text))
     return parts, "\n".join(filter(None, thoughts)) or None
+
+
+def _document(where: str, part: MessagePart) -> list[MessagePart]:
+    """Return a document or search result as texts and images: its title and context or source, then its content.
+    RequestError for one that is no text."""
+    source = ImageSource() if part.source is None else part.source
+    if isinstance(source, str):  # of a search result: where it was found
+        content, heads = getattr(part, "content", None), (part.title, source)
+    else:
+        content, heads = source.data if source.type == "text" else source.content, (part.title, part.context)
+    if content is None:
+        kind = "" if isinstance(source, str) else source.media_type if source.type == "base64" else source.type
+        raise RequestError(f"{where} is a {part.type} of type {kind!r:.40}, which cannot be read: give its text")
+    head = "".join(f"{text}\n" for text in heads if text)
+    inner, _ = content_of(f"{where}.content", content)
+    body = [MessagePart(type="text", text=inner)] if isinstance(inner, str) else inner
+    return [MessagePart(type="text", text=head), *body] if head else body
 
 
 def _medium(where: str, part: MessagePart) -> MediumPart:

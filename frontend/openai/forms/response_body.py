@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
@@ -33,11 +34,17 @@ from .schema import (
     items,
 )
 
+PLAIN = "functions"  # the namespace of tools that have no other one
 LOGPROBS = "message.output_text.logprobs"  # in `include`
 
 
 class InputItem(Sent, frozen=True, kw_only=True):
     """Message, tool call, output of a call, or reasoning of an earlier answer."""
+
+    # calls of tools that are left out too, and their outputs, as other servers answer with them
+    LEFT_OUT: ClassVar = (
+        r"(?!(?:custom_tool|function)_call(?:_output)?$)(?:.+_call(?:_output)?|mcp_.+|tool_search_output|compaction.*)"
+    )
 
     type: Literal[
         "message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output", "reasoning"
@@ -46,20 +53,37 @@ class InputItem(Sent, frozen=True, kw_only=True):
     content: str | list[MessagePart] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | JsonObject | None = None
     input: str | None = None
     output: str | list[MessagePart] | None = None
 
 
 class ResponseTool(Function, frozen=True, kw_only=True):
-    """Function or custom tool. Its fields stand beside the type; in a chat they stand in a field of the type's name."""
+    """Function, custom tool, or namespace of such tools. The fields of a tool stand beside the type; in a chat they
+    stand in a field of the type's name."""
 
-    type: Literal["function", "custom"]
+    LEFT_OUT: ClassVar = "(?!(?:function|custom|namespace)$).*"  # tools that the server would run
+
+    type: Literal["function", "custom", "namespace"]
     format: CustomFormat | None = None
+    tools: list[ResponseTool] | None = None  # of a namespace
+
+    def members(self) -> Iterator[tuple[str | None, ResponseTool]]:
+        """Yield the tools of a namespace with its name, or the tool itself with none."""
+        if self.type != "namespace":
+            yield None, self
+        for each in self.tools or () if self.type == "namespace" else ():
+            yield self.name, each
 
 
-class ResponseToolName(NamedFunction, frozen=True, kw_only=True):
+class ResponseToolName(NamedFunction, frozen=True, kw_only=True, omit_defaults=True):
     type: Literal["function", "custom"]
+    namespace: str | None = None
+
+    @property
+    def in_chat(self) -> NamedFunction:
+        return NamedFunction(name=flat_name(self.namespace, self.name))
 
 
 class ResponseToolChoice(Body, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,13 +91,14 @@ class ResponseToolChoice(Body, frozen=True, kw_only=True, omit_defaults=True):
 
     type: Literal["function", "custom", "allowed_tools"]
     name: str = ""
+    namespace: str | None = None
     mode: Literal["auto", "required"] = "auto"
     tools: list[ResponseToolName] | None = None
 
     def to_chat(self) -> NamedTool:
         """Return this choice in the form of a chat's tool_choice."""
-        named = NamedFunction(name=self.name)
-        allowed = [AllowedTool(type=each.type, function=each, custom=each) for each in self.tools or ()]
+        named = NamedFunction(name=flat_name(self.namespace, self.name))
+        allowed = [AllowedTool(type=each.type, function=each.in_chat, custom=each.in_chat) for each in self.tools or ()]
         lists = AllowedTools(mode=self.mode, tools=allowed) if self.type == "allowed_tools" else None
         return NamedTool(type=self.type, function=named, custom=named, allowed_tools=lists)
 
@@ -125,14 +150,6 @@ class ResponsesRequest(Conversation, frozen=True, kw_only=True):
 def chat_request(body: ResponsesRequest) -> ChatRequest:
     """Rewrite a request as the chat that answers it; RequestError for fields that are not served."""
     refuse_unserved(body)
-    tools = [
-        Tool(
-            type=each.type,
-            function=each,
-            custom=CustomTool(name=each.name, description=each.description, format=each.format),
-        )
-        for each in body.tools or ()
-    ]
     if body.max_output_tokens is not None:
         LENGTH.check("max_output_tokens", body.max_output_tokens)
     choice = body.tool_choice
@@ -142,11 +159,36 @@ def chat_request(body: ResponsesRequest) -> ChatRequest:
         **same,
         messages=_messages(body),
         max_completion_tokens=body.max_output_tokens,
-        tools=tools or None,
+        tools=list(_chat_tools(body)) or None,
         tool_choice=choice.to_chat() if isinstance(choice, ResponseToolChoice) else choice,
         logprobs=bool(body.top_logprobs) or LOGPROBS in (body.include or ()),
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
     )
+
+
+def tool_names(body: ResponsesRequest) -> dict[str, JsonObject]:
+    """Map the name under which the model sees a tool to the fields of a call that name it: also its namespace."""
+    members = (member for tool in body.tools or () for member in tool.members())
+    return {flat_name(space, each.name): {"name": each.name, "namespace": space} for space, each in members if space}
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """Return the name under which the model sees a tool. The namespace `functions` is that of tools without one."""
+    return f"{namespace.rstrip('_')}__{name}" if namespace and namespace != PLAIN else name
+
+
+def _chat_tools(body: ResponsesRequest) -> Iterator[Tool]:
+    """Yield the tools as a chat has them; RequestError if the names of two tools, one in a namespace, become the same
+    one, or if a namespace holds another one."""
+    seen = set[str]()
+    for namespace, tool in (member for each in body.tools or () for member in each.members()):
+        name = flat_name(namespace, tool.name)
+        if tool.type == "namespace" or (namespace and name in seen):
+            why = "is a namespace" if tool.type == "namespace" else f"is {name!r:.80} to the model, as another tool is"
+            raise RequestError(f"tools: {tool.name!r:.80} in {namespace!r:.80} {why}: leave it out or rename it")
+        seen.add(name)
+        custom = CustomTool(name=name, description=tool.description, format=tool.format)
+        yield Tool(type=tool.type, function=msgspec.structs.replace(tool, name=name), custom=custom)
 
 
 def schema_field(body: ResponsesRequest) -> str:
@@ -192,7 +234,7 @@ def _messages(body: ResponsesRequest) -> list[Message]:
 def _message(where: str, item: InputItem) -> Message:
     """Return the message of an item that is no reasoning."""
     if item.type in ("function_call", "custom_tool_call"):
-        call = FunctionCall(name=item.name or "", arguments=item.arguments, input=item.input)
+        call = FunctionCall(name=flat_name(item.namespace, item.name or ""), arguments=item.arguments, input=item.input)
         return Message(role="assistant", tool_calls=[ToolCall(id=item.call_id, function=call)])
     if item.type in ("function_call_output", "custom_tool_call_output"):
         text, _ = content_of(f"{where}.output", item.output)

@@ -255,6 +255,7 @@ class CustomTool(Function, frozen=True, kw_only=True):
 
 class Tool(Called, Body, frozen=True, kw_only=True):
     FIELD: ClassVar = "tools"
+    LEFT_OUT: ClassVar = "(?!(?:function|custom)$).*"  # tools that the server would run
     type: Literal["function", "custom"] = "function"
     function: Function = Function(name="")
     custom: CustomTool = CustomTool(name="")
@@ -310,7 +311,6 @@ class AnyChat(Conversation, frozen=True, kw_only=True):
         "audio": (),
         "functions": ([],),
         "function_call": ("none", "auto"),
-        "web_search_options": (),
     }
 
     max_tokens: Length | None = None
@@ -325,7 +325,6 @@ class AnyChat(Conversation, frozen=True, kw_only=True):
     audio: JsonObject | None = None
     functions: list[JsonObject] | None = None
     function_call: str | JsonObject | None = None
-    web_search_options: JsonObject | None = None
     # beyond OpenAI
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

@@ -29,6 +29,7 @@ USE = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}}
 RESULT = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "found"}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
 SCHEMA = {"type": "object", "properties": {"a": {"const": 1}}}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "AAAA"}
 
 
 def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
@@ -50,6 +51,20 @@ def said(role: str, *blocks: object) -> dict[str, object]:
 
 def text(words: str) -> dict[str, object]:
     return {"type": "text", "text": words, "cache_control": {"type": "ephemeral"}}
+
+
+def test_a_document_that_is_text_is_read_with_its_title_and_context() -> None:
+    plain = {"type": "text", "media_type": "text/plain", "data": "Peru's capital is Lima."}
+    blocks = {"type": "content", "content": [text("One."), text("Two.")]}
+    document = {"type": "document", "source": plain, "title": "Peru", "context": "From a book.", "citations": {}}
+    assert turns(said("user", document, text("Which?"))) == [
+        ("user", "Peru\nFrom a book.\n\nPeru's capital is Lima.\nWhich?")
+    ]
+    assert turns(said("user", {"type": "document", "source": blocks})) == [("user", "One.\nTwo.")]
+    assert turns(said("user", {"type": "document", "source": {"type": "content", "content": "x"}})) == [("user", "x")]
+    found = {"type": "search_result", "source": "https://a.example", "title": "A", "content": [text("x")]}
+    assert turns(said("user", found)) == [("user", "A\nhttps://a.example\n\nx")]
+    assert turns(said("user", RESULT | {"content": [document]}))[0][1].endswith("Lima.")
 
 
 def test_system_becomes_the_first_turn() -> None:
@@ -156,14 +171,18 @@ def test_sampling_fields_become_openais() -> None:
             {"messages": [QUESTION, said("user", RESULT, IMAGE)]},
             r"messages\[1\].content\[1\]: the model 'sample' does not see images",
         ),
-        ({"messages": [said("user", {"type": "document"})]}, r"messages\[0\].content\[0\] .* which is not served"),
         (
-            {
-                "messages": [
-                    said("user", {"type": "search_result", "source": "https://a.example", "content": [text("x")]})
-                ]
-            },
-            r"messages\[0\].content\[0\] is a part of type 'search_result', which is not served",
+            {"messages": [said("user", {"type": "document", "source": PDF})]},
+            r"messages\[0\].content\[0\] is a document of type 'application/pdf', .* give its text",
+        ),
+        (
+            {"messages": [said("user", {"type": "document", "source": {"type": "url", "url": "https://a.example"}})]},
+            r"messages\[0\].content\[0\] is a document of type 'url', .* give its text",
+        ),
+        ({"messages": [said("user", {"type": "document"})]}, r"messages\[0\].content\[0\] is a document"),
+        (
+            {"messages": [said("user", {"type": "hologram"})]},
+            r"content\[0\] is a part of type 'hologram', which is not",
         ),
         ({"messages": [said("user", {"type": "image", "source": "x"})]}, r"content\[0\].source is a text: it must be"),
         (
@@ -176,8 +195,6 @@ def test_sampling_fields_become_openais() -> None:
             r"messages\[0\].content\[0\] .* without a name",
         ),
         ({"messages": [], "system": "Be brief."}, "messages is empty"),
-        ({"container": "c"}, "container is not served"),
-        ({"mcp_servers": [{"url": "x"}]}, "mcp_servers is not served"),
     ],
 )
 def test_unsupported_values_are_refused_by_name(fields: dict[str, Any], message: str) -> None:

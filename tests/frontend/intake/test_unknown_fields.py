@@ -6,11 +6,13 @@ import json
 
 import pytest
 
+from tokenloom.frontend.anthropic.forms.request_body import MessagesRequest
 from tokenloom.frontend.http.control import PauseRequest
 from tokenloom.frontend.intake.body_error import UNKNOWN_FIELD, BodyError
 from tokenloom.frontend.intake.body_parser import parse_body
 from tokenloom.frontend.intake.unknown_fields import MAX_NAMED
-from tokenloom.frontend.openai.forms.schema import ChatRequest
+from tokenloom.frontend.openai.forms.response_body import ResponsesRequest
+from tokenloom.frontend.openai.forms.schema import Body, ChatRequest
 from tokenloom.frontend.text.prompt_limits import PromptLimits
 from tokenloom.ipc.errors import RequestError
 
@@ -45,6 +47,135 @@ def test_an_unknown_field_is_named_and_the_rest_decodes_as_without_it(name: str)
     with pytest.raises(BodyError) as refused:
         parse_body(raw, ChatRequest, LIMITS, is_strict=True)
     assert refused.value.code == UNKNOWN_FIELD
+
+
+FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+SERVED = {"role": "user", "content": "hi"}
+LEFT_OUT: dict[str, tuple[type[Body], dict[str, object], list[str]]] = {
+    "tools of a response": (
+        ResponsesRequest,
+        {"input": "hi", "tools": [{"type": "web_search", "filters": {"a": 1}}, FUNCTION, {"type": "mcp", "name": 7}]},
+        ["tools[0] of type web_search", "tools[2] of type mcp"],
+    ),
+    "tools in a namespace": (
+        ResponsesRequest,
+        {
+            "input": "hi",
+            "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "image_generation"}, FUNCTION]}],
+        },
+        ["tools[0].tools[0] of type image_generation"],
+    ),
+    "items": (
+        ResponsesRequest,
+        {
+            "input": [
+                {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
+                {"type": "local_shell_call", "call_id": "c", "action": {}},
+                {"type": "local_shell_call_output", "call_id": "c", "output": {"stdout": "x"}},
+                {"type": "computer_call_output", "output": {"type": "computer_screenshot"}},
+                {"type": "mcp_list_tools", "tools": []},
+                {"type": "compaction", "encrypted_content": "x"},
+                SERVED,
+                {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c1", "output": "x"},
+            ]
+        },
+        [
+            *("input[0] of type web_search_call", "input[1] of type local_shell_call"),
+            *("input[2] of type local_shell_call_output", "input[3] of type computer_call_output"),
+            *("input[4] of type mcp_list_tools", "input[5] of type compaction"),
+        ],
+    ),
+    "tools of a chat": (
+        ChatRequest,
+        {"messages": MESSAGES, "tools": [{"type": "web_search_preview"}, {"function": {"name": "f"}}]},
+        ["tools[0] of type web_search_preview"],
+    ),
+    "tools of a message": (
+        MessagesRequest,
+        {
+            "messages": MESSAGES,
+            "max_tokens": 1,
+            "tools": [
+                {"name": "web_search", "type": "web_search_20250305", "max_uses": 5},
+                {"type": "bash_20250124", "name": "bash"},
+                {"type": "custom", "name": "f", "input_schema": {}},
+                {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
+            ],
+            "container": "c",
+            "mcp_servers": [{"url": "x"}],
+        },
+        [
+            *("tools[0] of type web_search_20250305", "tools[1] of type bash_20250124"),
+            *("tools[3] of type text_editor_20250728", "container", "mcp_servers"),
+        ],
+    ),
+    "blocks": (
+        MessagesRequest,
+        {
+            "max_tokens": 1,
+            "messages": [
+                SERVED,
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+                        {"type": "web_search_tool_result", "tool_use_id": "s", "content": {"error_code": "x"}},
+                        {"type": "text", "text": "found"},
+                        {"type": "tool_use", "id": "t", "name": "f", "input": {}},
+                    ],
+                },
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "tool_result",
+                            "tool_use_id": "t",
+                            "content": [{"type": "tool_reference", "tool_name": "f"}, {"type": "text", "text": "x"}],
+                        }
+                    ],
+                },
+            ],
+        },
+        [
+            *(
+                "messages[1].content[0] of type server_tool_use",
+                "messages[1].content[1] of type web_search_tool_result",
+            ),
+            "messages[2].content[0].content[0] of type tool_reference",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_only_another_server_can_run_or_read_is_left_out_and_named(name: str) -> None:
+    body_type, body, named = LEFT_OUT[name]
+    raw = json.dumps(body).encode()
+    parsed = parse_body(raw, body_type, LIMITS)
+    assert sorted(parsed.ignored) == sorted(named)
+    lists = [each for each in (getattr(parsed.body, "tools", None), getattr(parsed.body, "input", None)) if each]
+    kept = [each.type for listed in lists if not isinstance(listed, str) for each in listed]
+    assert set(kept) <= {"function", "namespace", "custom", "message", "function_call", "function_call_output"}
+    with pytest.raises(BodyError, match=r"not served|unknown field"):
+        parse_body(raw, body_type, LIMITS, is_strict=True)
+
+
+@pytest.mark.parametrize(
+    ("body_type", "body", "place"),
+    [
+        (ResponsesRequest, {"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
+        (ResponsesRequest, {"input": [{"type": "mesage", "role": "user", "content": "hi"}]}, "input"),
+        (ResponsesRequest, {"input": "hi", "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        (ChatRequest, {"messages": MESSAGES, "tool_choice": {"type": "web_search"}}, "tool_choice"),
+    ],
+)
+def test_what_the_caller_says_or_chooses_is_never_left_out(
+    body_type: type[Body], body: dict[str, object], place: str
+) -> None:
+    with pytest.raises(BodyError, match=f"{place}.* is of type .*, which is not served") as refused:
+        parse_body(json.dumps(body).encode(), body_type, LIMITS)
+    assert refused.value.param == place
 
 
 def test_at_most_max_named_unknown_fields_are_named() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import example, given
 
 from tokenloom.frontend.openai.forms.items import Event, ItemWriter
+from tokenloom.frontend.openai.parsers.parts import Arguments, CallBegin, CallEnd
 from tokenloom.tests.frontend.openai.parsers.cuts import ANSWER_TEXTS, ANSWERS, PLACES, cut, read_deltas
 
 
@@ -39,3 +40,12 @@ def test_leading_white_space_belongs_to_the_message() -> None:
 
 def test_white_space_alone_is_no_message() -> None:
     assert written([" ", "\n"])[0] == []
+
+
+def test_a_call_of_a_tool_in_a_namespace_names_both() -> None:
+    writer = ItemWriter("x", {"mcp__shop__find": {"name": "find", "namespace": "mcp__shop"}})
+    parts = [CallBegin("mcp__shop__find"), Arguments("{}"), CallEnd(""), CallBegin("now"), CallEnd("")]
+    events = [*writer.write(parts), *writer.finish(is_whole=True)]
+    assert [(item["name"], item.get("namespace")) for item in writer.items] == [("find", "mcp__shop"), ("now", None)]
+    added = [fields["item"] for kind, fields in events if kind == "response.output_item.added"]
+    assert [(item["name"], item.get("namespace")) for item in added] == [("find", "mcp__shop"), ("now", None)]
