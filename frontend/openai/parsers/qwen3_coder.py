@@ -1,7 +1,7 @@
 """Parse Qwen 3 Coder: <tool_call><function=NAME><parameter=KEY>VALUE</parameter>…</function></tool_call>.
 
-Values are text without quotes; the schema of the tool tells strings from other types. Arguments leave one parameter at
-a time.
+Values are text without quotes; the schema of the tool tells their types (`argument_types.py`). Arguments leave one
+parameter at a time.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from ....ipc.codec import JsonObject
 from ...text.markers import MarkerFinder
+from .argument_types import ArgumentTypes
 from .parts import Arguments, CallBegin, CallEnd, Part, content
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -41,7 +42,7 @@ class Qwen3CoderParser:
 
     def __init__(self, schemas: Mapping[str, JsonObject]) -> None:
         """`schemas`: schema of the arguments by name of the tool."""
-        self._schemas = schemas
+        self._types = {name: ArgumentTypes(schema) for name, schema in schemas.items()}
         self._enter("outside")
         self._before = ""  # the text since the last marker
         self._raw = ""  # the text since the first marker of the call
@@ -98,17 +99,8 @@ class Qwen3CoderParser:
 
     def _argument(self, text: str) -> Part:
         text = text.removeprefix("\n").removesuffix("\n")
-        value = json.dumps(self._value(text), ensure_ascii=False)
+        types = self._types.get(self._name)
+        value = json.dumps(text, ensure_ascii=False) if types is None else types.written(self._key, text)
         comma = ", " if self._num_parameters else ""
         self._num_parameters += 1
         return Arguments(f"{comma}{json.dumps(self._key, ensure_ascii=False)}: {value}")
-
-    def _value(self, text: str) -> object:
-        properties = self._schemas.get(self._name, {}).get("properties")
-        schema = properties.get(self._key) if isinstance(properties, dict) else None
-        if not isinstance(schema, dict) or schema.get("type") == "string":
-            return text
-        try:
-            return json.loads({"True": "true", "False": "false", "None": "null"}.get(text.strip(), text))
-        except (ValueError, RecursionError):
-            return text

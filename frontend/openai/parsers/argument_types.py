@@ -1,0 +1,142 @@
+"""ArgumentTypes: whether the text of an argument is a text or JSON, by the schema of the tool.
+
+For forms of calls that write values without quotes. Does not check values: it chooses between two readings.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from typing import TypeAlias
+
+import msgspec
+
+from ....ipc.codec import JsonObject
+
+Allowed: TypeAlias = Mapping[str, frozenset[object] | None]  # values by JSON type; None: all of the type
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_ALL: Allowed = dict.fromkeys(("null", "boolean", "integer", "number", "string", "array", "object"))
+_SYNONYMS = {"int": "integer", "float": "number", "str": "string", "bool": "boolean", "list": "array", "dict": "object"}
+_NAMES = {type(None): "null", bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
+
+
+class ArgumentTypes:
+    """Types of one tool's arguments, each found once. A schema may refer to itself."""
+
+    def __init__(self, schema: JsonObject) -> None:
+        self._root = schema
+        self._by_key: dict[str, Allowed | None] = {}
+        self._by_ref: dict[str, Allowed] = {}
+
+    def written(self, key: str, text: str) -> str:
+        """Return an argument's value as JSON text.
+
+        JSON of a type that the schema names goes before text, as in vLLM: 42 is a number for ["integer", "string"], and
+        a text for ["string", "null"]. JSON stays JSON if the schema names no type, or neither its type nor string.
+        Everything else is text, and so is an argument that the schema does not have."""
+        if key not in self._by_key:
+            try:
+                self._by_key[key] = _union(self._of_property(self._root, key, set()))
+            except RecursionError:
+                self._by_key[key] = _ALL
+        allowed, as_text = self._by_key[key], json.dumps(text, ensure_ascii=False)
+        bare = _PYTHON.get(text.strip(), text.strip())
+        try:
+            value = msgspec.json.decode(bare)
+        except (msgspec.DecodeError, RecursionError):
+            return as_text
+        if not allowed or ("string" in allowed and (isinstance(value, str) or not _is_allowed(value, allowed))):
+            return as_text
+        return bare
+
+    def _of_property(self, schema: object, key: str, seen: set[str]) -> Iterable[Allowed]:
+        """Yield what each part of a schema of objects allows for one of its properties."""
+        if not isinstance(schema, dict):
+            return
+        properties, others = schema.get("properties"), schema.get("additionalProperties")
+        if isinstance(properties, dict) and key in properties:
+            yield self._allowed(properties[key])
+        elif isinstance(others, dict):
+            yield self._allowed(others)
+        ref = schema.get("$ref")
+        if isinstance(ref, str) and ref not in seen:
+            seen.add(ref)
+            yield from self._of_property(self._target(ref), key, seen)
+        for name in ("allOf", "anyOf", "oneOf"):
+            for each in _list(schema.get(name)):
+                yield from self._of_property(each, key, seen)
+
+    def _allowed(self, schema: object) -> Allowed:
+        if not isinstance(schema, dict):
+            return _ALL
+        found = [self._allowed(each) for each in _list(schema.get("allOf"))]
+        if isinstance(ref := schema.get("$ref"), str):
+            found.append(self._referred(ref))
+        if "const" in schema:
+            found.append(_of_value(schema["const"]))
+        for name, read in (("type", _of_type), ("enum", _of_value), ("anyOf", self._allowed), ("oneOf", self._allowed)):
+            if choices := _list(schema.get(name)):
+                found.append(_union(map(read, choices)))
+        allowed = reduce(_intersection, found, _ALL)
+        return {**allowed, "null": None} if schema.get("nullable") is True else allowed
+
+    def _referred(self, ref: str) -> Allowed:
+        """Return what the schema behind a $ref allows; nothing while it is being read, which ends a circle."""
+        if ref not in self._by_ref:
+            self._by_ref[ref] = {}
+            self._by_ref[ref] = self._allowed(self._target(ref))
+        return self._by_ref[ref]
+
+    def _target(self, ref: str) -> object:
+        """Return the schema at a path in the root, "#/$defs/name"; None elsewhere."""
+        found: object = self._root if ref.startswith("#") else None
+        for name in ref.lstrip("#").split("/")[1:]:
+            name = name.replace("~1", "/").replace("~0", "~")
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+
+def _list(value: object) -> list[object]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _of_type(name: object) -> Allowed:
+    name = _SYNONYMS.get(str(name).lower(), str(name).lower())
+    if name == "number":
+        return {"number": None, "integer": None}
+    return {name: None} if name in _ALL else _ALL
+
+
+def _of_value(value: object) -> Allowed:
+    """Return what one value of an enumeration allows: of texts, lists and objects all of the type."""
+    name = _type_of(value)
+    return {name: frozenset((value,)) if name in ("null", "boolean", "integer", "number") else None}
+
+
+def _union(many: Iterable[Allowed]) -> Allowed:
+    united: dict[str, frozenset[object] | None] = {}
+    for allowed in many:
+        for name, values in allowed.items():
+            known = united.get(name, frozenset())
+            united[name] = None if known is None or values is None else known | values
+    return united
+
+
+def _intersection(one: Allowed, other: Allowed) -> Allowed:
+    common: dict[str, frozenset[object] | None] = {}
+    for name in one.keys() & other.keys():
+        a, b = one[name], other[name]
+        common[name] = b if a is None else a if b is None else a & b
+    return common
+
+
+def _type_of(value: object) -> str:
+    if isinstance(value, float):
+        return "integer" if value.is_integer() else "number"
+    return _NAMES[type(value)]
+
+
+def _is_allowed(value: object, allowed: Allowed) -> bool:
+    name = _type_of(value)
+    return name in allowed and ((values := allowed[name]) is None or value in values)
