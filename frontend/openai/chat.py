@@ -149,7 +149,7 @@ class ChatChoice(Choice):
             "index": self._index,
             "message": message,
             "logprobs": {"content": logprobs, "refusal": None} if self._body.logprobs else None,
-            **(self._end(self.last) if calls else _ending(self.last.finish_reason, self.last)),
+            **self._end(self.last),
             "token_ids": None,
         }
         if self._body.return_token_ids:
@@ -205,17 +205,13 @@ class ChatChoice(Choice):
         return {"reasoning": thought, "reasoning_content": thought} if shows else {}
 
     def _end(self, last: Delta) -> JsonObject:
-        return _ending(self._text.finish_reason(last), last)
+        return {"finish_reason": self._text.finish_reason(last), "stop_reason": last.stop_reason}
 
     def text_chunk(self, text: str) -> JsonObject:
         return self._chunk({"content": text})
 
     def _chunk(self, message: JsonObject) -> JsonObject:
         return {"index": self._index, "delta": message, "logprobs": None, "finish_reason": None}
-
-
-def _ending(finish_reason: str | None, last: Delta) -> JsonObject:
-    return {"finish_reason": finish_reason, "stop_reason": last.stop_reason}
 
 
 def chat_params(body: ChatRequest) -> SamplingParams:

@@ -82,11 +82,15 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/openai/parsers/custom.py _ESCAPE": MODEL,
     "frontend/openai/parsers/harmony.py _CHANNEL": MODEL,
     "frontend/openai/parsers/harmony.py _FUNCTION": MODEL,
+    "frontend/openai/parsers/harmony.py _HEADER": MODEL,
     "frontend/openai/parsers/json_calls.py _HEAD": MODEL,
     "frontend/openai/parsers/json_calls.py _OUTSIDE": MODEL,
     "frontend/openai/parsers/json_calls.py _IN_TEXT": MODEL,
-    "frontend/openai/parsers/mistral.py _NAME": MODEL,
+    "frontend/openai/parsers/mistral.py _BARE": MODEL,
+    "frontend/openai/parsers/mistral.py _BEGIN": MODEL,
+    "frontend/openai/parsers/mistral.py _CALL": MODEL,
     "frontend/openai/parsers/pythonic.py _BEGIN": MODEL,
+    "frontend/openai/parsers/pythonic.py _NAME": MODEL,
     "frontend/text/markers.py compile_markers#1": Read(
         "an answer", method="search", patterns=(compile_markers(("a" * 4096, "ab", '"]^\\-'))[1],)
     ),

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ....ipc.codec import JSON_STRING, JsonObject
-from ...openai.parsers.parts import Arguments, BlankFilter, CallBegin, CallEnd, Content, Part, Thought, is_json
+from ...openai.parsers.parts import Arguments, BlankFilter, CallBegin, CallEnd, Content, Part, Thought, is_object
 
 Event = tuple[str, JsonObject]  # type, fields
 SIGNATURE = "unsigned"  # of every thought, because clients drop thoughts without one; it is never checked
@@ -53,7 +53,7 @@ class BlockWriter:
             return
         text = "".join(self._texts)
         if self._kind == "tool_use":
-            self.has_calls |= is_json(text)
+            self.has_calls |= is_object(text)
             self._open["input"] = partial_object(text)
         else:
             self._open[self._kind] = text

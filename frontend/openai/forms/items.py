@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ....ipc.codec import JsonObject
-from ..parsers.parts import Arguments, BlankFilter, CallBegin, CallEnd, Content, CustomBegin, Part, Thought, is_json
+from ..parsers.parts import Arguments, BlankFilter, CallBegin, CallEnd, Content, CustomBegin, Part, Thought, is_object
 
 Event = tuple[str, JsonObject]  # type, fields
 _TEXT_EVENTS = {  # by type of item
@@ -78,7 +78,7 @@ class ItemWriter:
             self._logprobs = []
         else:
             field = "input" if "input" in item else "arguments"
-            item |= {field: text, "status": "completed" if field == "input" or is_json(text) else "incomplete"}
+            item |= {field: text, "status": "completed" if field == "input" or is_object(text) else "incomplete"}
             yield done, {**where, "name": item["name"], field: text}
         self.items.append(item)
         self._type = ""

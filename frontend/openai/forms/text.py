@@ -12,7 +12,7 @@ from ....ipc.messages.client import Delta
 from ..parsers.custom import CustomCalls
 from ..parsers.forced import ForcedParser
 from ..parsers.names import new_parsers
-from ..parsers.parts import Arguments, CallBegin, CallEnd, Content, Parser, Part, Thought
+from ..parsers.parts import Arguments, CallBegin, CallEnd, CallJoiner, Content, Parser, Part, Thought
 from ..parsers.thoughts import MARKERS, ThoughtParser
 
 
@@ -47,6 +47,7 @@ class AnswerText:
         self._parsers = style.new_parsers()
         self._custom_calls = CustomCalls(style.custom_names, is_text=style.is_text)
         self._is_dropping = False  # inside a call beyond max_calls
+        self._joiner, self._has_calls = CallJoiner(), False  # those of a whole answer
         self._num_held_tokens = 0  # tokens with text that is held back
         self.num_calls = 0
         self.num_thought_tokens = 0
@@ -62,7 +63,10 @@ class AnswerText:
             return [Content(delta.text)] if delta.text else []
         parts = self._parse(delta.text, is_last=delta.finish_reason is not None)
         self._count(delta, parts)
-        return self._custom_calls.read([part for part in parts if self._is_admitted(part)])
+        read = self._custom_calls.read([part for part in parts if self._is_admitted(part)])
+        for part in read:
+            self._has_calls |= self._joiner.read(part) is not None
+        return read
 
     def _parse(self, text: str, *, is_last: bool) -> list[Part]:
         parts: list[Part] = [Content(text)] if text else []
@@ -93,6 +97,7 @@ class AnswerText:
     def finish_reason(self, delta: Delta) -> str | None:
         """Return "tool_calls" for an answer with calls that ends with "stop", otherwise the delta's own reason.
 
-        A call that tool_choice names keeps "stop", as at OpenAI and vLLM."""
-        is_made = self.num_calls and self._style.forced_name is None
+        A call that is content of a whole answer does not count. A call that tool_choice names keeps "stop", as at
+        OpenAI and vLLM."""
+        is_made = self._has_calls and self._style.forced_name is None
         return "tool_calls" if is_made and delta.finish_reason == "stop" else delta.finish_reason

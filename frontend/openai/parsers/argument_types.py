@@ -51,7 +51,7 @@ class ArgumentTypes:
         return bare
 
     def _of_property(self, schema: object, key: str, seen: set[str]) -> Iterable[Allowed]:
-        """Yield what each part of a schema of objects allows for one of its properties."""
+        """Yield the types and values that the parts of a schema of objects allow for one of its properties."""
         if not isinstance(schema, dict):
             return
         properties, others = schema.get("properties"), schema.get("additionalProperties")
@@ -82,7 +82,7 @@ class ArgumentTypes:
         return {**allowed, "null": None} if schema.get("nullable") is True else allowed
 
     def _referred(self, ref: str) -> Allowed:
-        """Return what the schema behind a $ref allows; nothing while it is being read, which ends a circle."""
+        """Return the types and values of the schema behind a $ref; none while it is being read, which ends a circle."""
         if ref not in self._by_ref:
             self._by_ref[ref] = {}
             self._by_ref[ref] = self._allowed(self._target(ref))
@@ -109,7 +109,7 @@ def _of_type(name: object) -> Allowed:
 
 
 def _of_value(value: object) -> Allowed:
-    """Return what one value of an enumeration allows: of texts, lists and objects all of the type."""
+    """Return one value of an enumeration; of texts, lists and objects only the type."""
     name = _type_of(value)
     return {name: frozenset((value,)) if name in ("null", "boolean", "integer", "number") else None}
 

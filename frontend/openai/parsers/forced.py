@@ -5,33 +5,33 @@ from __future__ import annotations
 from ....ipc.codec import JsonObject
 from ....ipc.json_schema import moved
 from .json_calls import CallListReader
-from .parts import Arguments, CallBegin, CallEnd, Content, Part
+from .parts import Arguments, CallBegin, CallEnd, Part, content
 
 
 class ForcedParser:
-    """Parser of one forced answer. Its parts never hold content, even if the answer is incomplete."""
+    """Parser of one forced answer. An incomplete call is content of a whole answer."""
 
     def __init__(self, name: str | None) -> None:
         """`name`: the forced function; None if the answer is a list of calls."""
         self._name = name
-        self._has_begun = False
+        self._raw: list[str] = []  # of the named function's call
         self._calls = CallListReader("[,] \n\t")
 
     def append(self, text: str) -> list[Part]:
         if self._name is None:
-            return _without_content(self._calls.append(text))
-        begin: list[Part] = [] if self._has_begun or not text else [CallBegin(self._name)]
-        self._has_begun |= bool(text)
+            return content(text) if self._calls.is_over else self._read_list(text)
+        begin: list[Part] = [] if self._raw or not text else [CallBegin(self._name)]
+        self._raw += [text] if text else []
         return [*begin, Arguments(text)] if text else []
 
     def finish(self) -> list[Part]:
         if self._name is None:
-            return _without_content(self._calls.finish())
-        return [CallEnd("")] if self._has_begun else []
+            return self._calls.finish()
+        return [CallEnd("".join(self._raw))] if self._raw else []
 
-
-def _without_content(parts: list[Part]) -> list[Part]:
-    return [CallEnd("") if isinstance(part, CallEnd) else part for part in parts if not isinstance(part, Content)]
+    def _read_list(self, text: str) -> list[Part]:
+        parts, calls = self._calls.append(text), self._calls
+        return [*parts, *content(calls.before + calls.rest)] if calls.is_over else parts
 
 
 def forcing_schema(parameters_by_name: dict[str, JsonObject], name: str | None, *, is_parallel: bool) -> JsonObject:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
 
-from .parts import Arguments, CallBegin, CallEnd, Part, call, content
+import msgspec
 
-_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+from .parts import Arguments, CallBegin, CallEnd, Part, call, content, is_object
+
+MAX_HEAD = 1024  # characters before the arguments of a call that may stream
+_HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)+")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _OUTSIDE, _IN_TEXT = re.compile(r'["\[\]{}<]'), re.compile(r'["\\]')
 
 
 class JsonScanner:
-    """Scanner for the end of a JSON object or list. `is_over`: the end was found, or a < outside strings (a marker)."""
+    """Scanner for the end of a JSON object or list. `is_over`: the end was found (`is_whole`), or a < outside strings
+    (a marker)."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
         self._is_in_text = self._is_escaped = False
-        self.is_over = False
+        self.is_over = self.is_whole = False
 
     def append(self, text: str) -> int:
         """Scan the next text and return the number of its characters that belong to the object."""
@@ -36,7 +39,7 @@ class JsonScanner:
             else:
                 self._depth += 1 if sign in "{[" else -1
                 if self._depth <= 0:
-                    self.is_over = True
+                    self.is_over = self.is_whole = True
                     return position
         return len(text)
 
@@ -45,16 +48,20 @@ class CallReader:
     """Reader of one call. Parts come early if the object begins with name and arguments, in this order; otherwise all
     come at its end. With `has_name` the name was read before, and the object holds only the arguments.
 
-    Once it `is_over`, `rest` is the text after the call, or the whole text if `is_call` is False."""
+    Once it `is_over`, `rest` is the text after the call, or the whole text if `is_call` is False. A call ends after
+    its arguments if its object does not go on as JSON."""
 
     def __init__(self, before: str = "", *, has_name: bool = False) -> None:
         """`before`: text before the object that is part of the raw call, such as its opening marker."""
-        self._before = before
-        self._head = ""
+        self.before = before
+        self._head: list[str] = []
+        self._begin_of_head = ""  # its first characters, which tell whether parts come early
         self._raw: list[str] = []
         self._whole = JsonScanner()
         self._arguments: JsonScanner | None = JsonScanner() if has_name else None
-        self._tail = None if has_name else JsonScanner(depth=1)
+        self._has_tail = not has_name
+        self._tail: list[str] = []  # text of the object after its arguments
+        self._tail_end: JsonScanner | None = None  # once the object goes on there
         self.is_over = False
         self.is_call = has_name
         self.rest = ""
@@ -66,28 +73,36 @@ class CallReader:
         """Return the parts of an object that the end of the text cuts off."""
         if self.is_over:
             return []
-        return [self._end()] if self.is_call else content(self._before + self._head)
+        return [self._end(), *content("".join(self._tail))] if self.is_call else content(self.before + self._held)
+
+    @property
+    def _held(self) -> str:
+        return "".join(self._head)
 
     def _begin(self, text: str) -> list[Part]:
-        self._head += text
-        if (head := _HEAD.match(self._head)) is not None and (name := _text_of(head[1])) is not None:
-            self.is_call, self._arguments = True, JsonScanner()
-            self._raw.append(head[0])
-            return [CallBegin(name), *self._continue(self._head[head.end() :])]
-        begun = self._head.lstrip()
-        if begun and begun[0] != "{":
-            self.is_over, self.rest = True, self._head
+        self._head.append(text)
+        if len(self._begin_of_head) < MAX_HEAD:
+            self._begin_of_head += text[: MAX_HEAD - len(self._begin_of_head)]
+            head = _HEAD.match(self._begin_of_head)
+            if head is not None and (name := _text_of(head[1])) is not None:
+                self.is_call, self._arguments = True, JsonScanner()
+                self._raw.append(head[0])
+                return [CallBegin(name), *self._continue(self._held[head.end() :])]
+        if (begun := self._begin_of_head.lstrip()) and begun[0] != "{":
+            self.is_over, self.rest = True, self._held
             return []
-        end = len(self._head) - len(text) + self._whole.append(text)
+        end = self._whole.append(text)
         if not self._whole.is_over:
             return []
         self.is_over = True
-        found = read_call(self._head[:end])
+        held = self._held
+        end += len(held) - len(text)
+        found = read_call(held[:end])
         if found is None:
-            self.rest = self._head
+            self.rest = held
             return []
-        self.is_call, self.rest = True, self._head[end:]
-        return call(*found, raw=self._before + self._head[:end])
+        self.is_call, self.rest = True, held[end:]
+        return call(*found, raw=self.before + held[:end])
 
     def _continue(self, text: str) -> list[Part]:
         parts: list[Part] = []
@@ -99,15 +114,37 @@ class CallReader:
             if not self._arguments.is_over:
                 return parts
             self._arguments = None
-        end = 0 if self._tail is None else self._tail.append(text)
-        self._raw.append(text[:end])
-        if self._tail is None or self._tail.is_over:
-            self.is_over, self.rest = True, text[end:]
+        if self._has_tail:
+            text = self._read_tail(text)
+        else:
+            self.is_over = True
+        if self.is_over:
+            self.rest = text
             parts.append(self._end())
         return parts
 
+    def _read_tail(self, text: str) -> str:
+        """Read the object after its arguments: white space, further fields and the closing bracket. Return the text
+        after it; if it is not of this form, the text after the arguments."""
+        if self._tail_end is None:
+            begun = text.lstrip()
+            if begun and begun[0] in "},":
+                self._tail_end = JsonScanner(depth=1)
+            elif begun:
+                self.is_over = True
+        end = 0 if self._tail_end is None else self._tail_end.append(text)
+        self.is_over |= self._tail_end is not None and self._tail_end.is_over
+        self._tail.append(text[:end] if self.is_over else text)
+        if not self.is_over:
+            return ""
+        tail, rest = "".join(self._tail), text[end:]
+        if self._tail_end is None or not self._tail_end.is_whole or not is_object(f'{{"": 0{tail}'):
+            return tail + rest
+        self._raw.append(tail)
+        return rest
+
     def _end(self) -> CallEnd:
-        return CallEnd(self._before + "".join(self._raw))
+        return CallEnd(self.before + "".join(self._raw))
 
 
 class CallListReader:
@@ -149,25 +186,32 @@ class CallListReader:
         return [] if self._has_calls else content(self.before)
 
 
-def read_call(text: str) -> tuple[str, str] | None:
-    """Return name and arguments (JSON text) of a call, or None if `text` is not a call.
+class _Written(msgspec.Struct):
+    """Call as the model writes it."""
 
-    The arguments may be called arguments or parameters; both absent means {}. They are an object, or a text, which is
-    returned unchecked."""
+    name: str
+    arguments: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def read_call(text: str) -> tuple[str, str] | None:
+    """Return name and arguments (JSON text of an object) of a call, or None if `text` is not a call.
+
+    The arguments may be called arguments or parameters, and may be an object or a text that holds one. Absent, null
+    and empty ones mean {}."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        written = msgspec.json.decode(text, type=_Written)
+        given = written.parameters if isinstance(written.arguments, msgspec.UnsetType) else written.arguments
+        raw = b"null" if isinstance(given, msgspec.UnsetType) else bytes(given)
+        arguments = msgspec.json.decode(raw, type=str) if raw.startswith(b'"') else raw.decode()
+    except (msgspec.DecodeError, RecursionError):
         return None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        return None
-    arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):
-        return value["name"], arguments
-    return (value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    arguments = arguments if arguments.strip() not in ("", "null") else "{}"
+    return (written.name, arguments) if written.name and is_object(arguments) else None
 
 
 def _text_of(quoted: str) -> str | None:
     try:
-        return str(json.loads(quoted))
-    except ValueError:
+        return msgspec.json.decode(quoted, type=str)
+    except msgspec.DecodeError:
         return None

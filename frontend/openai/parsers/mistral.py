@@ -6,10 +6,14 @@ import re
 
 from ...text.markers import MarkerFinder
 from .json_calls import CallListReader, CallReader
-from .parts import CallBegin, Part, content
+from .parts import CallBegin, Part, call, content
 
 MARKER = "[TOOL_CALLS]"
-_NAME = re.compile(r"\s*+([\w.-]++)\s*+(?:\[CALL_ID\]\s*+[\w-]*+\s*+)?+(?:\[ARGS\]\s*+)?+(?=\{)")
+MAX_HEAD = 512  # characters between a marker and the arguments
+_NAME = r"\s*+([\w.-]++)\s*+(?:\[CALL_ID\]\s*+[\w-]*+\s*+)?+"
+_CALL = re.compile(_NAME + r"(?:\[ARGS\]\s*+)?+(?=\{)")
+_BARE = re.compile(_NAME + r"\[ARGS\]\s*+(?:null\s*+)?+(?=\[TOOL_CALLS\]|\Z)")  # a call without arguments
+_BEGIN = re.compile(rf"\s*+(?:{_NAME}(?:\[ARGS\]\s*+(?:n(?:u(?:l(?:l\s*+)?)?)?)?)?(?:\[[A-Z_]*+)?)?")  # of either
 
 
 class MistralParser:
@@ -42,7 +46,10 @@ class MistralParser:
             return self._list.finish()
         if self._call is not None:
             return self._call.finish()
-        return content(self._marker.finish() if self._head is None else MARKER + self._head)
+        if self._head is None:
+            return content(self._marker.finish())
+        bare = _BARE.match(self._head)
+        return content(MARKER + self._head) if bare is None else call(bare[1], "{}", MARKER + self._head)
 
     def _read_name(self, head: str) -> tuple[list[Part], str]:
         """Read the text between marker and list or arguments, or hold it. Return parts and the text after them."""
@@ -51,13 +58,16 @@ class MistralParser:
             before, _, rest = head.partition("[")
             self._list = CallListReader(", \n\t", f"{MARKER}{before}[")
             return [], rest
-        if (name := _NAME.match(head)) is not None:
+        window = head[:MAX_HEAD]
+        if (name := _CALL.match(window)) is not None:
             self._call = CallReader(MARKER + name[0], has_name=True)
             return [CallBegin(name[1])], head[name.end() :]
-        if "{" in head or "\n" in head.strip():
-            return content(MARKER), head
-        self._head = head
-        return [], ""
+        if len(head) < MAX_HEAD and _BEGIN.fullmatch(head):
+            self._head = head
+            return [], ""
+        if (bare := _BARE.match(window)) is not None:
+            return call(bare[1], "{}", MARKER + bare[0]), head[bare.end() :]
+        return content(MARKER), head
 
     def _read_list(self, calls: CallListReader, text: str) -> tuple[list[Part], str]:
         parts = calls.append(text)

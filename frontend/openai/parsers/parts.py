@@ -14,6 +14,8 @@ import msgspec
 
 from ....ipc.codec import JsonObject
 
+MAX_NULL = 64  # characters of null and the white space behind it
+
 
 class Thought(msgspec.Struct, frozen=True):
     text: str
@@ -47,7 +49,8 @@ class CustomInput(Arguments, frozen=True):
 
 
 class CallEnd(msgspec.Struct, frozen=True):
-    """End of a call. `raw`: the call as the model wrote it, which is content if a function's arguments are not JSON."""
+    """End of a call. `raw`: the call as the model wrote it, which is content if a function's arguments are no JSON
+    object."""
 
     raw: str
 
@@ -97,6 +100,26 @@ def call(name: str, arguments: str, raw: str) -> list[Part]:
     return [CallBegin(name), Arguments(arguments), CallEnd(raw)]
 
 
+class ArgumentsWriter:
+    """Writer of the arguments of one call from pieces of text. Null, or no text, means {}."""
+
+    def __init__(self) -> None:
+        self._held: str | None = ""  # the text so far, while it may be null
+
+    def append(self, text: str) -> list[Part]:
+        if self._held is not None:
+            text = self._held = (self._held + text).lstrip()
+            if len(text) <= MAX_NULL and "null".startswith(text.rstrip()):
+                return []
+            self._held = None
+        return [Arguments(text)] if text else []
+
+    def finish(self) -> list[Part]:
+        if self._held is None:
+            return []
+        return [Arguments("{}" if self._held.strip() in ("", "null") else self._held)]
+
+
 class ToolUse(msgspec.Struct, frozen=True):
     """Whole call. `arguments` is JSON text, or the input of a custom tool."""
 
@@ -110,30 +133,44 @@ class ToolUse(msgspec.Struct, frozen=True):
         return {"id": self.id, "type": kind, kind: {"name": self.name, text: self.arguments}}
 
 
-def whole_calls(parts: Iterable[Part]) -> tuple[str, list[ToolUse]]:
-    """Return content and calls of a whole answer, without thoughts. A function call with invalid JSON is content."""
-    texts: list[str] = []
-    calls: list[ToolUse] = []
-    begin, arguments = CallBegin(""), list[str]()
-    for part in parts:
-        if isinstance(part, Content):
-            texts.append(part.text)
-        elif isinstance(part, CallBegin):
-            begin, arguments = part, []
+class CallJoiner:
+    """Joiner of the parts of calls."""
+
+    def __init__(self) -> None:
+        self._begin, self._arguments = CallBegin(""), list[str]()
+
+    def read(self, part: Part) -> ToolUse | None:
+        """Take the next part; at the end of a call return the call, unless it is a function's without a JSON object."""
+        if isinstance(part, CallBegin):
+            self._begin, self._arguments = part, []
         elif isinstance(part, Arguments):
-            arguments.append(part.text)
+            self._arguments.append(part.text)
         elif isinstance(part, CallEnd):
-            use = ToolUse(begin.id, begin.name, "".join(arguments), begin.form)
-            if isinstance(begin, CustomBegin) or is_json(use.arguments):
-                calls.append(use)
-            else:
-                texts.append(part.raw)
+            begin = self._begin
+            use = ToolUse(begin.id, begin.name, "".join(self._arguments), begin.form)
+            return use if isinstance(begin, CustomBegin) or is_object(use.arguments) else None
+        return None
+
+
+def whole_calls(parts: Iterable[Part]) -> tuple[str, list[ToolUse]]:
+    """Return content and calls of a whole answer, without thoughts. A function call without a JSON object of
+    arguments is content."""
+    texts, calls, joiner = list[str](), list[ToolUse](), CallJoiner()
+    for part in parts:
+        use = joiner.read(part)
+        if use is not None:
+            calls.append(use)
+        elif isinstance(part, Content):
+            texts.append(part.text)
+        elif isinstance(part, CallEnd):
+            texts.append(part.raw)
     return "".join(texts), calls
 
 
-def is_json(text: str) -> bool:
+def is_object(text: str) -> bool:
+    """Return whether `text` is a JSON object, which the arguments of a function must be."""
     try:
-        msgspec.json.decode(text)
+        msgspec.json.decode(text, type=dict)
     except (msgspec.DecodeError, RecursionError):
         return False
     return True

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from ....ipc.codec import JsonObject
 from ...text.markers import MarkerFinder
 from .argument_types import ArgumentTypes
-from .parts import Arguments, CallBegin, CallEnd, Part, content
+from .parts import Arguments, BlankFilter, CallBegin, CallEnd, Part, content
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
@@ -21,7 +21,7 @@ _MARKERS: dict[str, tuple[str, ...]] = {  # the markers that end each state
     "outside": (OPENING, FUNCTION),
     "opened": (FUNCTION, CLOSING),
     "name": (">",),
-    "parameters": (PARAMETER, END_FUNCTION),
+    "parameters": (PARAMETER, END_FUNCTION, CLOSING, OPENING, FUNCTION),
     "key": (">",),
     "value": (END_PARAMETER, PARAMETER, END_FUNCTION),
     "closing": (CLOSING, OPENING, FUNCTION),
@@ -34,46 +34,50 @@ _NEXT = {  # state after each marker
     END_PARAMETER: "parameters",
     END_FUNCTION: "closing",
 }
+_BETWEEN_CALLS = ("outside", "closing")
 
 
 class Qwen3CoderParser:
     """Parser of one answer: a state machine over the markers. It holds names and values until the marker after them
-    comes; content is not held."""
+    comes; content is not held. Text inside a call that belongs to no parameter is content after the call."""
 
     def __init__(self, schemas: Mapping[str, JsonObject]) -> None:
         """`schemas`: schema of the arguments by name of the tool."""
         self._types = {name: ArgumentTypes(schema) for name, schema in schemas.items()}
         self._enter("outside")
-        self._before = ""  # the text since the last marker
-        self._raw = ""  # the text since the first marker of the call
+        self._before: list[str] = []  # the text since the last marker
+        self._raw: list[str] = []  # the text since the first marker of the call
+        self._stray: list[str] = []  # text of the call outside its parameters
         self._name = self._key = ""
         self._num_parameters = 0
+        self._blanks = BlankFilter(keeps_first=True)
 
     def append(self, text: str) -> list[Part]:
         parts: list[Part] = []
         while text:
             before, marker, text = self._finder.feed(text)
-            if self._state == "outside":
+            if self._state in _BETWEEN_CALLS:
                 parts += content(before)
-                self._raw = marker
+                self._raw = [marker]
             else:
-                self._before += before
-                self._raw += before + marker
+                self._before.append(before)
+                self._raw += before, marker
             if marker:
-                before, self._before = self._before, ""
+                before, self._before = "".join(self._before), []
                 parts += self._move(before, marker)
-        return parts
+        return self._blanks.read(parts)
 
     def finish(self) -> list[Part]:
         """Return the held text. An incomplete call ends with its raw text, or is content if it has no name."""
         held = self._finder.finish()
-        if self._state == "outside":
-            return content(held)
-        raw = self._raw + held
-        if self._state == "closing":
-            return content(raw.rpartition(END_FUNCTION)[2].strip())
-        is_call = self._state not in ("opened", "name")
-        return [CallEnd(raw)] if is_call else content(raw)
+        raw = "".join(self._raw) + held
+        if self._state in _BETWEEN_CALLS:
+            found = content(held)
+        elif self._state in ("opened", "name"):
+            found = content(raw)
+        else:
+            found = [CallEnd(raw)]
+        return self._blanks.read(found)
 
     def _enter(self, state: str) -> None:
         self._state, self._finder = state, MarkerFinder(*_MARKERS[state])
@@ -83,19 +87,34 @@ class Qwen3CoderParser:
         state = self._state
         self._enter(_NEXT.get(marker) or ("parameters" if state == "name" else "value"))
         if state == "name":
-            self._name, self._num_parameters = before.strip(), 0
-            return [CallBegin(self._name), Arguments("{")]
+            return self._begin(before.strip())
+        if state == "opened" and marker == CLOSING:
+            return content("".join(self._raw))
+        if state == "opened" and before.strip():
+            self._raw = [marker]
+            return content(before)
         if state == "key":
             self._key = before.strip()
-            return []
-        if state == "opened" and marker == CLOSING:
-            return content(self._raw)
-        parts = [self._argument(before)] if state == "value" else []
-        if marker == END_FUNCTION:
-            return [*parts, Arguments("}"), CallEnd(self._raw)]
-        if state == "closing":
-            self._raw = marker
-        return parts
+        elif state == "value":
+            return [self._argument(before), *(self._end() if marker == END_FUNCTION else ())]
+        elif state == "parameters":
+            self._stray += [before] if before.strip() else []
+            return [] if marker == PARAMETER else self._end(marker)
+        return []
+
+    def _begin(self, name: str) -> list[Part]:
+        """Begin a call; without a name it is content."""
+        if not name:
+            self._enter("outside")
+            return content("".join(self._raw))
+        self._name, self._num_parameters, self._stray = name, 0, []
+        return [CallBegin(name), Arguments("{")]
+
+    def _end(self, marker: str = END_FUNCTION) -> list[Part]:
+        """End the call at `marker`, which may belong to what follows it."""
+        ended: list[Part] = [Arguments("}"), CallEnd("".join(self._raw)), *content("".join(self._stray))]
+        self._raw = [marker]
+        return ended
 
     def _argument(self, text: str) -> Part:
         text = text.removeprefix("\n").removesuffix("\n")

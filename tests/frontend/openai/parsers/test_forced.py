@@ -1,4 +1,4 @@
-"""Forced answers are calls; an incomplete answer keeps its complete calls."""
+"""Forced answers are calls; an incomplete answer keeps its complete calls, and the rest is content."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ def test_parts_of_forced_answers_do_not_depend_on_cuts(name: str | None, length:
 
 
 @pytest.mark.parametrize("length", range(len(LIST) + 1))
-def test_a_forced_answer_has_no_content(length: int) -> None:
-    """An answer that ends anywhere keeps its complete calls."""
+def test_an_answer_that_ends_anywhere_keeps_its_complete_calls_and_the_text_behind_them(length: int) -> None:
     complete: list[tuple[str, object]] = [("f", {"a": "]}"})] * (length >= LIST.index("}},") + 1)
     complete += [("g", {"b": [1]})] * (length >= LIST.index("}} ]") + 1)
-    assert parse(ForcedParser(None), [LIST[:length]]) == ("", "", complete)
+    text = LIST[:length]
+    thought, content, calls = parse(ForcedParser(None), [text])
+    assert (thought, calls) == ("", complete)
+    ends = [0, LIST.index("}},") + 2, LIST.index("}} ]") + 2]
+    rest = text[ends[len(calls)] :]
+    assert content == (rest if not calls or rest.strip("[,] \n") else "")
 
 
 def test_the_whole_answer_is_the_arguments_of_the_named_function() -> None:
     assert parse(ForcedParser("f"), ['{"a"', ": 1}"]) == ("", "", [("f", {"a": 1})])
-    assert parse(ForcedParser("f"), ['{"a"']) == ("", "", [])
+    assert parse(ForcedParser("f"), ['{"a"', ": "]) == ("", '{"a": ', []), "a cut call is content"
     assert parse(ForcedParser("f"), []) == ("", "", [])
 
 
