@@ -43,7 +43,9 @@ REFUSED = {  # field: the reason; null, false and empty values are not refused
     "monteclora_config": "it adds samplers",
     "velora_config": "it adds projections",
 }
-HARMLESS = frozenset({"use_rslora", "use_dora", "loftq_config", "eva_config", "corda_config", "lora_ga_config"})
+HARMLESS = frozenset(
+    ("use_rslora", "use_dora", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "runtime_config")
+)
 
 
 class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,5 +116,5 @@ def _refuse_other_kinds(path: Path, fields: dict[str, Any]) -> None:
             continue
         if name in REFUSED:
             raise RequestError(f"{path}: {name} {shown(value)} is not supported, {REFUSED[name]}: {MERGE}")
-        if name.startswith("use_") and name not in HARMLESS:  # of a newer PEFT
+        if (name.startswith("use_") or name.endswith("_config")) and name not in HARMLESS:  # of a newer PEFT
             raise RequestError(f"{path}: {shown(name)} is unknown and may change the adapter's meaning: {MERGE}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -38,10 +39,18 @@ def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path: Path) -> None:
     assert read_config(tmp_path) == expected
 
 
-def test_every_switch_of_peft_is_read_or_refused() -> None:
-    fields = peft.LoraConfig().to_dict()
-    switches = {name for name in fields if name.startswith("use_") or name.endswith("_config")}
-    assert switches <= REFUSED.keys() | HARMLESS
+WITHOUT_EFFECT = {  # on a trained adapter: they choose modules and chances of training, or describe the file
+    *("task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout", "runtime_config"),
+    "fan_in_fan_out",  # of the base's matrices, which the engine knows
+    *("megatron_core", "qalora_group_size"),  # of megatron_config and use_qalora, which are refused
+}
+
+
+def test_every_field_of_peft_is_read_or_refused_or_known_to_have_no_effect() -> None:
+    fields = {field.name for field in dataclasses.fields(peft.LoraConfig)}
+    checked = {"peft_type", "init_lora_weights", "bias"}
+    assert fields <= WITHOUT_EFFECT | checked | REFUSED.keys() | HARMLESS | set(AdapterConfig.__struct_fields__)
 
 
 OTHER_KINDS: dict[str, object] = {
@@ -59,6 +68,7 @@ OTHER_KINDS: dict[str, object] = {
     "monteclora_config": {"num_samples": 1},
     "velora_config": {"scale": 1},
     "use_something_new": True,
+    "something_new_config": {"a": 1},
     "bias": "all",
     "init_lora_weights": "pissa_niter_4",
     "peft_type": "LOHA",
