@@ -21,6 +21,16 @@ NAMES = {  # name in the file: field of SamplingParams
     "max_new_tokens": "max_tokens",
 }
 
+NOT_APPLIED = {  # field that acts in transformers alone: the values that ask for nothing, beside null and empty ones
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0,)),
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "guidance_scale"), (1,)),
+    **dict.fromkeys(("typical_p", "encoder_repetition_penalty"), (1,)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "penalty_alpha", "diversity_penalty"), (0,)),
+    **dict.fromkeys(("top_h", "max_time", "stop_strings", "bad_words_ids", "sequence_bias", "dola_layers"), ()),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"), ()),
+    **dict.fromkeys(("force_words_ids", "constraints", "watermarking_config", "token_healing"), ()),
+}
+
 
 def generation_folder(config: EngineConfig, folder: Path) -> Path:
     """Return the folder of the generation_config.json to read: the model's `folder` or that of --generation-config.
@@ -38,7 +48,12 @@ def default_sampling_params(config: EngineConfig, folder: Path) -> dict[str, int
     ConfigError for an invalid value, or for an override of an unknown name."""
     file = folder / FILE
     reads_file = config.generation_config != "vllm" and file.is_file()
-    params = _params(read_json(file) if reads_file else {}, str(file))
+    found = read_json(file) if reads_file else {}
+    params = _params(found, str(file))
+    unlike = [name for name, same in NOT_APPLIED.items() if found.get(name) and found[name] not in same]
+    if unlike:
+        shown = ", ".join(f"{name} {found[name]!s:.60}" for name in unlike)
+        logger.warning("%s: not applied to answers: %s", file, shown)
     if params:
         shown = ", ".join(f"{name} {value}" for name, value in params.items())
         logger.info("defaults of %s: %s; --generation-config vllm takes the engine's own", file, shown)

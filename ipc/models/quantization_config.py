@@ -67,7 +67,8 @@ def _group_size(value: object) -> int | None:
 
 def _awq(raw: dict[str, Any]) -> QuantizationConfig:
     _expect(raw, "bits", 4)
-    version = str(raw.get("version", "gemm")).lower()
+    _expect(raw, "zero_point", True, default=True)
+    version = str(raw.get("version") or raw.get("format") or "gemm").lower()
     if version != "gemm":
         raise _Unsupported(f"version {version}")
     return QuantizationConfig(layout="awq", weight_dtype="int4", group_size=_group_size(raw["group_size"]))
@@ -75,7 +76,8 @@ def _awq(raw: dict[str, Any]) -> QuantizationConfig:
 
 def _gptq(raw: dict[str, Any]) -> QuantizationConfig:
     _expect(raw, "bits", 4)
-    checkpoint_format = _expect(raw, "checkpoint_format", "gptq", "gptq_v2", default="gptq")
+    name = "checkpoint_format" if raw.get("checkpoint_format") else "format"  # transformers' since 5
+    checkpoint_format = _expect(raw, name, "gptq", "gptq_v2", default="gptq")
     if raw.get("dynamic"):
         raise _Unsupported("different settings per layer (dynamic)")
     offset = 1 if checkpoint_format == "gptq" else 0
@@ -86,6 +88,7 @@ def _gptq(raw: dict[str, Any]) -> QuantizationConfig:
 
 def _fp8(raw: dict[str, Any]) -> QuantizationConfig:
     _expect(raw, "fmt", "e4m3", default="e4m3")
+    _expect(raw, "expert_dtype", None, "fp8")
     return QuantizationConfig(layout="scaled", weight_dtype="fp8", block=_block(raw.get("weight_block_size")))
 
 
@@ -94,6 +97,9 @@ def _fbgemm_fp8(raw: dict[str, Any]) -> QuantizationConfig:
 
 
 def _compressed_tensors(raw: dict[str, Any]) -> QuantizationConfig:
+    for name in ("transform_config", "sparsity_config"):  # rotations at run time; weights stored without zeros
+        if raw.get(name) and raw[name].get("format") != "dense":
+            raise _Unsupported(name)
     groups = list(raw["config_groups"].values())
     weights = [group["weights"] for group in groups]
     if not weights or any(each != weights[0] for each in weights):

@@ -8,7 +8,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import transformers
 
+from tokenloom.frontend.supervisor.generation_config import NAMES, NOT_APPLIED
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER, resolve
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.config.engine_config import EngineConfig
@@ -49,6 +51,37 @@ def test_overrides_win_over_the_defaults_of_generation_config_json(
     assert "temperature 0.6, top_p 0.95, max_tokens 7; --generation-config vllm" in line
     changed = spec_of(model, override_generation_config={"temperature": 0.0, "top_k": 5})
     assert changed.default_sampling_params == OF_FILE | {"temperature": 0.0, "top_k": 5}
+
+
+# Fields of transformers' GenerationConfig with no effect on tokens: caches, outputs, assistants, and beams' details.
+WITHOUT_EFFECT = {
+    *("max_length", "use_cache", "cache_implementation", "cache_config", "max_cache_len", "use_mtp", "is_assistant"),
+    *("early_stopping", "length_penalty", "renormalize_logits", "remove_invalid_values", "do_sample", "low_memory"),
+    *("output_attentions", "output_hidden_states", "output_scores", "output_logits", "return_dict_in_generate"),
+    *("pad_token_id", "decoder_start_token_id", "compile_config", "disable_compile", "continuous_batching_config"),
+    *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold", "speculation_type"),
+    *("prompt_lookup_num_tokens", "max_matching_ngram_size", "assistant_early_exit", "assistant_lookbehind"),
+    *("target_lookbehind", "assistant_ensemble_weight", "prefill_chunk_size", "_from_model_config"),
+    "transformers_version",
+}
+ELSEWHERE = {"eos_token_id", "bos_token_id", "suppress_tokens", "begin_suppress_tokens"}  # of ModelConfig
+
+
+def test_every_field_of_transformers_is_applied_or_named_or_known_to_have_no_effect() -> None:
+    fields = set(transformers.GenerationConfig().to_dict())
+    assert fields <= NAMES.keys() | NOT_APPLIED.keys() | WITHOUT_EFFECT | ELSEWHERE
+
+
+def test_fields_that_do_not_act_here_are_named_in_one_line(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = model / "generation_config.json"
+    neutral = {name: (values or (None,))[0] for name, values in NOT_APPLIED.items()}
+    file.write_text(json.dumps(FILE | neutral))
+    spec_of(model)
+    assert not [record for record in caplog.records if record.levelno == logging.WARNING]
+    file.write_text(json.dumps(FILE | {"no_repeat_ngram_size": 3, "num_beams": 4, "bad_words_ids": [[5]]}))
+    spec_of(model)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert line == f"{file}: not applied to answers: no_repeat_ngram_size 3, num_beams 4, bad_words_ids [[5]]"
 
 
 def test_generation_config_vllm_uses_the_engines_defaults_and_the_models_eos_tokens(model: Path) -> None:

@@ -38,6 +38,10 @@ def compressed(file_format: str = "int-quantized", **weights: object) -> dict[st
             QuantizationConfig(layout="gptq", weight_dtype="int4", group_size=32),
         ),
         (
+            {"quant_method": "gptq", "bits": 4, "group_size": 32, "format": "gptq_v2"},
+            QuantizationConfig(layout="gptq", weight_dtype="int4", group_size=32),
+        ),
+        (
             {"quant_method": "fp8", "weight_block_size": [128, 64]},
             QuantizationConfig(layout="scaled", weight_dtype="fp8", block=(128, 64)),
         ),
@@ -73,6 +77,18 @@ def test_without_a_method_there_is_no_quantization() -> None:
         ({"quant_method": "bitsandbytes"}, "quantization method bitsandbytes is not supported, known are awq, comp"),
         ({"bits": 4}, "quantization method None is not supported"),
         ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "gptq with bits 3 is not supported"),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 128, "format": "marlin"},
+            "gptq with format 'marlin' is not",
+        ),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "format": "gemv"}, "awq with version gemv is not"),
+        (
+            {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": False},
+            "awq with zero_point False is not",
+        ),
+        ({"quant_method": "fp8", "expert_dtype": "fp4"}, "fp8 with expert_dtype 'fp4' is not supported"),
+        (compressed() | {"transform_config": {"config_groups": {"R3": {}}}}, "with transform_config is not supported"),
+        (compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "with sparsity_config is not supported"),
         ({"quant_method": "gptq", "bits": 4}, "quantization_config of gptq cannot be read"),
         (
             {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:a": {}}},
