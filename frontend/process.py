@@ -39,7 +39,7 @@ from ..ipc.messages.supervisor import (
 )
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.malloc import return_large_blocks
-from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket, receive_uncopied
+from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, bind, new_socket, receive_uncopied
 from .cores.local_cores import NEVER, LocalCores
 from .cores.remote_cores import RemoteCores
 from .listening.open_requests import OpenRequests, path_of
@@ -172,8 +172,8 @@ class FrontendProcess:
         if address.startswith("tcp://") and address.endswith(":0"):
             address = address.removesuffix("0") + "*"
         try:
-            self._clients.bind(address)
-        except zmq.ZMQError as error:
+            bind(self._clients, address, int(self._spec.config.listen_mode, 8))
+        except (zmq.ZMQError, OSError) as error:
             raise ConfigError(
                 f"cannot listen on {self._address}: {error.strerror}; choose another --listen address"
             ) from None

@@ -17,6 +17,7 @@ import re
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -136,10 +137,13 @@ def lock_ipc_address(address: str, option: str = "--listen") -> int:
     The lock tells whether an address is in use: a second bind in ZeroMQ takes over an ipc path without an error.
     """
     path = Path(address.removeprefix("ipc://"))
+    lock = _lock_of(path)
     if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES:
         raise ConfigError(f"{path} has {len(os.fsencode(path))} bytes, a socket path holds {MAX_IPC_PATH_BYTES}")
+    if lock.is_symlink() or (lock.exists() and not _is_empty_file(lock)):
+        raise ConfigError(f"cannot listen on {address}: {lock} is not ours: choose another {option} address")
     try:
-        lock_fd = _try_lock(path.with_name(path.name + ".lock"))
+        lock_fd = _try_lock(lock)
     except OSError as error:
         raise ConfigError(f"cannot listen on {address}: {error.strerror} ({path.parent})") from None
     if lock_fd is None:
@@ -148,17 +152,33 @@ def lock_ipc_address(address: str, option: str = "--listen") -> int:
     while (found := _foreign(path)) == _LISTENS and time.monotonic() < deadline:
         time.sleep(0.05)
     if found:
-        path.with_name(path.name + ".lock").unlink()
+        lock.unlink()
         os.close(lock_fd)
         raise ConfigError(f"cannot listen on {address}: {found}: remove it or choose another {option} address")
     return lock_fd
+
+
+def check_ipc_address(address: str, option: str) -> None:
+    """Raise ConfigError if a bind would replace a file, or take the address of a program that listens: ZeroMQ does both
+    without an error."""
+    if found := _foreign(Path(address.removeprefix("ipc://"))):
+        raise ConfigError(f"cannot listen on {address}: {found}: remove it or choose another {option} address")
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_name(path.name + ".lock")
+
+
+def _is_empty_file(path: Path) -> bool:
+    status = path.lstat()
+    return stat.S_ISREG(status.st_mode) and status.st_size == 0
 
 
 def _foreign(path: Path) -> str:
     """Explain why `path` must not be replaced by our socket; "" if it is free or a dead engine's socket."""
     if not path.is_symlink() and not path.exists():
         return ""
-    if not path.is_socket():
+    if path.is_symlink() or not path.is_socket():
         return "there is a file"
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
@@ -167,17 +187,31 @@ def _foreign(path: Path) -> str:
 
 
 def unlink_ipc_address(address: str) -> None:
-    """Remove the socket and lock files of an ipc address that this process owned."""
+    """Remove the socket and lock files of an ipc address that this process owned, unless others have replaced them."""
     path = Path(address.removeprefix("ipc://"))
-    for file in (path, path.with_name(path.name + ".lock")):
-        with contextlib.suppress(FileNotFoundError):
-            file.unlink()
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
+    with contextlib.suppress(FileNotFoundError):
+        if _is_empty_file(_lock_of(path)):
+            _lock_of(path).unlink()
+
+
+def set_socket_mode(path: str | Path, mode: int) -> None:
+    """Set the permissions of a socket file; OSError if there is something else, also a link to a socket."""
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK), str(path))
+        os.chmod(f"/proc/self/fd/{fd}", mode)
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager
 def _locked(base: Path) -> Iterator[None]:
     """Hold the lock of the base directory, which engines take only for microseconds."""
-    fd = os.open(base / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(base / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -187,7 +221,7 @@ def _locked(base: Path) -> Iterator[None]:
 
 def _try_lock(path: Path) -> int | None:
     """Take an exclusive flock on `path`, created if missing; return its fd, None if another process holds it."""
-    lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

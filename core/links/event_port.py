@@ -16,12 +16,13 @@ from collections.abc import Callable, Sequence
 import msgspec
 import zmq
 
+from ...ipc.addresses import check_ipc_address
 from ...ipc.client_auth import DOMAIN, ZapHandler
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.tier_places import events_address_of, replay_address
 from ...ipc.errors import ConfigError
 from ...ipc.keys import Keys
-from ...ipc.sockets import new_socket, receive
+from ...ipc.sockets import bind, new_socket, receive
 
 NUM_KEPT = 10_000  # batches that can be repeated
 MAX_UNSENT = 100_000  # batches for a slow subscriber; it misses those beyond, and asks for them
@@ -48,11 +49,13 @@ class EventPort:
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=NUM_KEPT)
         self._replays: deque[tuple[bytes, int]] = deque()  # subscribers, and the number that each gets next
         self._zap: ZapHandler | None = None
+        address = events_address_of(config.kv_events, replica)
+        addresses = (address, replay_address(address))
+        for each in addresses if address.startswith("ipc://") else ():
+            check_ipc_address(each, "--kv-events")
         self._publisher, self._replayer = new_socket(context, zmq.PUB), new_socket(context, zmq.ROUTER)
         self._publisher.setsockopt(zmq.SNDHWM, MAX_UNSENT)
         self._replayer.setsockopt(zmq.SNDHWM, 4 * REPLAYS_PER_TURN)
-        address = events_address_of(config.kv_events, replica)
-        addresses = (address, replay_address(address))
         if config.key_file is not None and address.startswith("tcp://"):
             keys = Keys.load(config.key_file)
             keys.secure_server(self._publisher, DOMAIN)
@@ -61,8 +64,8 @@ class EventPort:
             self._zap.admit(DOMAIN, keys.client_public)
         for socket, address in zip((self._publisher, self._replayer), addresses, strict=True):
             try:
-                socket.bind(address)
-            except zmq.ZMQError as error:
+                bind(socket, address, int(config.listen_mode, 8))
+            except (zmq.ZMQError, OSError) as error:
                 raise ConfigError(f"cannot bind {address} for --kv-events: {error}: give another address") from None
 
     @property

@@ -112,7 +112,8 @@ class TierProcess:
         self._finder = Finder(self._sources, self._reports.put)
         if (address := _listen_address(self._spec)) is not None:
             disk = self._sources.get(SOURCES.index("disk"))
-            self._peer_server = PeerServer(address, self._secret, self._pins, self._arena.slot, disk)
+            mode = int(self._spec.config.listen_mode, 8)
+            self._peer_server = PeerServer(address, self._secret, self._pins, self._arena.slot, disk, mode)
         socket = self._listen()
         self._core: Channel[CoreToTier, TierToCore] = Channel(socket, CoreToTier, "core")
         self.supervisor.send(Ready())

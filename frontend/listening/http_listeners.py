@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Sequence
 
-from ...ipc.addresses import lock_ipc_address, unlink_ipc_address
+from ...ipc.addresses import lock_ipc_address, set_socket_mode, unlink_ipc_address
 from ...ipc.config.engine_config import EngineConfig
 from ...ipc.endpoints import http_endpoint
 from ...ipc.errors import ConfigError
@@ -76,7 +76,7 @@ class HttpListeners:
                 os.unlink(path)  # of a dead engine: we hold the lock
             os.fchmod(listener.fileno(), mode)  # the file is created with at most this mode
             listener.bind(path)
-            os.chmod(path, mode)  # undoes the umask
+            set_socket_mode(path, mode)  # undoes the umask
             listener.listen(BACKLOG)
         except OSError as error:
             raise ConfigError(f"cannot listen on --uds {path}: {error.strerror}; choose another") from None

@@ -236,6 +236,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         list[str] | None, _model("names that requests may give, the first is that of answers; none: --model as given")
     ] = None
     listen: Annotated[str | None, _clients("ipc:// or tcp:// address for clients; none: in the run directory")] = None
+    listen_mode: Annotated[
+        str, _clients("permissions of the ipc:// sockets of --listen, --kv-listen and --kv-events, in octal")
+    ] = "600"
     http: Annotated[str | None, _http("[HOST:]PORT of the HTTP server with OpenAI's API; none: no HTTP")] = None
     host: Annotated[str | None, _http("host of the HTTP server; none: that of --http, or 127.0.0.1")] = None
     port: Annotated[int | None, _http(f"port of the HTTP server; none: that of --http, or {DEFAULT_PORT}")] = None
@@ -386,8 +389,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Raise ConfigError for invalid options of the HTTP server."""
         if self.http_address is not None:
             http_endpoint(self.http_address)
-        if not re.fullmatch("[0-7]{3,4}", self.uds_mode):
-            raise ConfigError(f"--uds-mode {self.uds_mode} must be 3 or 4 octal digits, such as 660")
+        for name in ("uds_mode", "listen_mode"):
+            if not re.fullmatch("[0-7]{3,4}", getattr(self, name)):
+                raise ConfigError(f"{_flag(name)} {getattr(self, name)} must be 3 or 4 octal digits, such as 660")
         if not re.fullmatch(r"(/[\w.~-]+)*", self.root_path, re.ASCII):
             raise ConfigError(f"--root-path {self.root_path} must begin with / and not end with it, such as /llm")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_ca_certs or self.ssl_cert_reqs):

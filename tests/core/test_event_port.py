@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -193,3 +194,25 @@ def test_addresses_with_a_key_or_on_this_machine_are_accepted(tmp_path: Path) ->
     EngineConfig(kv_events="tcp://127.0.0.1:5557")
     EngineConfig(kv_events=f"ipc://{tmp_path}/events")
     assert replay_address("tcp://*:5557") == "tcp://*:5558"
+
+
+def test_its_sockets_are_for_this_user_alone_unless_the_mode_says_otherwise(tmp_path: Path) -> None:
+    for mode in ("600", "660"):
+        rig = Rig(f"ipc://{tmp_path}/events", listen_mode=mode)
+        try:
+            for name in ("events", "events-replay"):
+                assert stat.S_IMODE((tmp_path / name).stat().st_mode) == int(mode, 8)
+        finally:
+            rig.context.destroy(linger=0)
+
+
+@pytest.mark.parametrize("name", ["events", "events-replay"])
+def test_it_replaces_no_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("precious")
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        with pytest.raises(ConfigError, match="there is a file"):
+            EventPort(context, EngineConfig(kv_events=f"ipc://{tmp_path}/events"), list)
+    finally:
+        context.destroy(linger=0)
+    assert (tmp_path / name).read_text() == "precious"

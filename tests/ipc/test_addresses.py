@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -18,15 +20,17 @@ from tokenloom.ipc.addresses import (
     LONGEST_NAME,
     MAX_IPC_PATH_BYTES,
     RunDirectory,
+    check_ipc_address,
     lock_ipc_address,
     remove_abandoned,
+    set_socket_mode,
     sweep,
     unlink_ipc_address,
 )
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.endpoints import Endpoints
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.ipc.sockets import new_socket
+from tokenloom.ipc.sockets import bind, new_socket
 
 
 @pytest.fixture(autouse=True)
@@ -150,3 +154,57 @@ def test_without_a_runtime_directory_the_base_is_in_temp(monkeypatch: pytest.Mon
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr(addresses.tempfile, "tempdir", str(tmp_path))
     assert addresses.base_directory().parent == tmp_path
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
+@pytest.mark.parametrize("mode", [0o600, 0o660, 0o666])
+def test_an_ipc_socket_has_its_mode_whatever_the_umask(runtime: Path, umask: int, mode: int) -> None:
+    path, before = runtime / "engine.sock", os.umask(umask)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    listener = new_socket(context, zmq.ROUTER)
+    try:
+        bind(listener, f"ipc://{path}", mode)
+        assert stat.S_IMODE(path.stat().st_mode) == mode and os.umask(umask) == umask
+    finally:
+        os.umask(before)
+        listener.close()
+        context.term()
+
+
+def test_a_mode_is_not_set_on_anything_but_a_socket(runtime: Path) -> None:
+    (runtime / "file").write_text("precious")
+    (runtime / "file").chmod(0o640)
+    (runtime / "link").symlink_to(runtime / "file")
+    for name in ("file", "link"):
+        with pytest.raises(OSError):
+            set_socket_mode(runtime / name, 0o666)
+    assert stat.S_IMODE((runtime / "file").stat().st_mode) == 0o640
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_file_with_the_name_of_the_lock_is_refused_and_kept(runtime: Path, is_link: bool) -> None:
+    lock, precious = runtime / "thesis.tex.lock", runtime / "precious"
+    precious.write_text("precious")
+    if is_link:
+        lock.symlink_to(precious)
+    else:
+        lock.write_text("precious")
+    with pytest.raises(ConfigError, match=r"thesis\.tex\.lock is not ours"):
+        lock_ipc_address(f"ipc://{runtime}/thesis.tex")
+    assert lock.read_text() == precious.read_text() == "precious" and lock.is_symlink() == is_link
+
+
+def test_files_that_have_taken_the_place_of_ours_are_not_removed(runtime: Path) -> None:
+    path = runtime / "engine.sock"
+    for name in (path, runtime / "engine.sock.lock"):
+        name.write_text("precious")
+    unlink_ipc_address(f"ipc://{path}")
+    assert sorted(each.name for each in runtime.iterdir()) == ["engine.sock", "engine.sock.lock"]
+
+
+def test_a_bind_that_would_replace_a_file_is_refused(runtime: Path) -> None:
+    path = runtime / "thesis.tex"
+    check_ipc_address(f"ipc://{path}", "--kv-events")
+    path.write_text("precious")
+    with pytest.raises(ConfigError, match="there is a file: remove it or choose another --kv-events address"):
+        check_ipc_address(f"ipc://{path}", "--kv-events")

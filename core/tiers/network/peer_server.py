@@ -28,7 +28,7 @@ from ....ipc.client_auth import DOMAIN, ZapHandler
 from ....ipc.codec import encode_ids
 from ....ipc.errors import ConfigError
 from ....ipc.keys import Keys
-from ....ipc.sockets import new_socket
+from ....ipc.sockets import bind, new_socket
 from ..source import Item, Namespace, Source
 from .sealed_format import SealedFormat, derive
 
@@ -96,9 +96,10 @@ class PeerServer:
         host: HostBlocks,
         slot: Callable[[int], memoryview],
         disk: Source | None = None,
+        mode: int = 0o600,
     ) -> None:
         """Listen at `address`; on tcp, with a secret, only for engines that have it. `slot` returns the content of a
-        slot of the host tier. ConfigError if the address cannot be used."""
+        slot of the host tier. `mode`: permissions of an ipc socket. ConfigError if the address cannot be used."""
         self._host, self._slot, self._disk = host, slot, disk
         self._ipc_address = address if address.startswith("ipc://") else ""
         self._lock_fd = lock_ipc_address(address, "--kv-listen") if self._ipc_address else -1
@@ -115,8 +116,8 @@ class PeerServer:
             keys.secure_server(self._socket, DOMAIN)
             self._zap = ZapHandler(self._context, keys.client_public)
         try:
-            self._socket.bind(address)
-        except zmq.ZMQError as error:
+            bind(self._socket, address, mode)
+        except (zmq.ZMQError, OSError) as error:
             self._context.destroy(linger=0)
             raise ConfigError(f"cannot listen on --kv-listen {address}: {error}") from None
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
