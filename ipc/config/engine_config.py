@@ -111,9 +111,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_disk_bytes: Annotated[int, _tiers("most bytes in --kv-disk, such as 200G")] = 64 << 30
     kv_remote: Annotated[
         str | None,
-        _tiers(
-            "Redis or Valkey: redis://, rediss://, valkey:// or unix:// with the address; none: no such", is_secret=True
-        ),
+        _tiers("redis://, rediss://, valkey:// or unix:// address of Redis or Valkey; none: no such", is_secret=True),
     ] = None
     kv_remote_salted: Annotated[bool, _tiers("blocks of requests with a cache_salt may go to --kv-remote")] = True
     kv_peers: Annotated[
@@ -283,9 +281,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enable_tokenizer_info_endpoint: Annotated[bool, _http("serve /tokenizer_info over HTTP")] = False
     otlp_endpoint: Annotated[
         str | None,
-        _logging(
-            "URL of an OpenTelemetry collector for spans; none: as OTEL_EXPORTER_OTLP_ENDPOINT says", is_secret=True
-        ),
+        _logging("URL of a collector of OpenTelemetry's spans; none: OTEL_EXPORTER_OTLP_ENDPOINT", is_secret=True),
     ] = None
     tool_call_parser: Annotated[
         Literal["auto", "hermes", "llama", "mistral", "pythonic", "qwen3_coder", "openai", "none"],
