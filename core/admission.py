@@ -11,6 +11,7 @@ from ..ipc.messages.adapter import AdapterRef
 from ..ipc.messages.base import FinishReason
 from ..ipc.messages.core import EngineCoreRequest
 from ..ipc.messages.media import A_MEDIUM, MediaSpan
+from ..ipc.process.awake_clock import steady_time
 from .kv.block_hash import random_namespace
 from .kv.manager import KVCacheManager
 from .request import Request
@@ -106,6 +107,7 @@ class Admission:
         is_private = params.skip_reading_prefix_cache or not config.enable_prefix_caching
         is_sharing = is_private and len(message.children) > 1 and not self._has_state
         root = random_namespace() if is_sharing else None
+        arrival_time = message.arrival_time if message.waited_s is None else steady_time() - message.waited_s
         requests = []
         for child in message.children:
             tokens = np.concatenate([prompt, np.frombuffer(child.output_token_ids, np.int32)])
@@ -118,7 +120,7 @@ class Admission:
                 num_prompt_tokens=len(prompt),
                 max_tokens=message.max_tokens,
                 stop_token_ids=message.stop_token_ids,
-                arrival_time=message.arrival_time,
+                arrival_time=arrival_time,
                 priority=priority,
                 sort_key=message.arrival_time + AGING_S * priority,
                 tokens=tokens,

@@ -37,7 +37,7 @@ from ..ipc.messages.supervisor import (
 )
 from ..ipc.messages.touched import TouchedAnswers
 from ..ipc.messages.workers import ReloadWeights, SlotFilled
-from ..ipc.process.awake_clock import AwakeClock
+from ..ipc.process.awake_clock import AwakeClock, steady_time
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.malloc import return_large_blocks
 from .engine import BEAT_S, EngineCore
@@ -182,7 +182,7 @@ class CoreProcess:
             return 0
         waits = []
         if (deadline := self._engine.deadlines.next) is not None:
-            waits.append(deadline - time.time())
+            waits.append(deadline - steady_time())
         if self._engine.offload is not None and (due := self._engine.offload.next_deadline) is not None:
             waits.append(due - time.monotonic())
         if (next_at := self._frontends.next_at) is not None:
@@ -209,7 +209,7 @@ class CoreProcess:
             self._take_orders()
             self._engine.grammars.take()
             self._take_blocks()
-            self._engine.expire(time.time())
+            self._engine.expire(steady_time())
             self._engine.adapters.expire(now)
             maybe_fail("core.schedule")
             self._check_overdue(now)

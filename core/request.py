@@ -60,7 +60,7 @@ class Request:
     num_prompt_tokens: int
     max_tokens: int
     stop_token_ids: list[int]
-    arrival_time: float  # unix seconds
+    arrival_time: float  # unix seconds, by steady_time: the clock of its deadlines
     priority: int  # 0 for all under fcfs
     sort_key: float  # of the policy: lower runs first
     tokens: Ids

@@ -48,7 +48,7 @@ class OpenRequest:
         self._seed = submit.params.seed
         self._num_sent = 0
         self._is_accepted = False  # the latest attempt
-        self._arrival_time = time.time()
+        self._begun_at = time.monotonic()
         self.num_gaps = 0  # consecutive deltas that left a gap
         self.is_aborted = False
 
@@ -101,7 +101,7 @@ class OpenRequest:
             submit,
             attempt=attempt,
             children=children,
-            arrival_time=self._arrival_time,
+            waited_s=time.monotonic() - self._begun_at,
             num_prompt_logprobs=self._num_prompt_logprobs,
         )
 
@@ -139,8 +139,6 @@ class OpenRequest:
             sequence.is_finished = delta.finish_reason is not None
             if delta.prompt_logprobs is not None:
                 self._num_prompt_logprobs = delta.prompt_start + num_ids(delta.prompt_logprobs.ranks)
-            if delta.metrics is not None and delta.metrics.arrival_time:
-                self._arrival_time = delta.metrics.arrival_time
             self.num_gaps = 0
             return "applied"
         if delta.start + num_new <= sequence.num_tokens and delta.finish_reason is None:

@@ -24,7 +24,7 @@ from ...ipc.messages.core import CoreToFrontend
 from ...ipc.messages.supervisor import Initialize, Served, SetLogLevel, StartPhases
 from ...ipc.messages.workers import SchedulerOutput, TokenMask
 from ...ipc.process import log
-from ...ipc.process.awake_clock import AwakeClock
+from ...ipc.process.awake_clock import AwakeClock, steady_time
 from ...workers.worker import Worker
 from ..client.transport import encode_client_message
 from ..requests.frontend import Frontend
@@ -134,7 +134,7 @@ class InProcessEngine:
         if self._is_reloaded:
             self._is_reloaded = False
             self._controls.on_reloaded()
-        self._core.expire(time.time())
+        self._core.expire(steady_time())
         self._core.adapters.expire(self._clock.look())
         self._core.step()
         self._core.grammars.take()

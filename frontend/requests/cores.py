@@ -19,6 +19,7 @@ from ...ipc.messages.base import PING_INTERVAL_S
 from ...ipc.messages.core import EngineControl, EngineCoreRequest, Load, Started
 from ...ipc.messages.media import MediaSpan
 from ...ipc.messages.supervisor import ReplicaDown, Served
+from ...ipc.process.awake_clock import steady_time
 from ..replicas.core_load import OthersLoad
 from ..replicas.prefix_keys import prefix_keys
 from ..replicas.resume_pacer import ResumePacer
@@ -34,7 +35,11 @@ class Cores:
     """Owns a CoreClient for each core, and the router. Answers are known here by their keys."""
 
     def __init__(
-        self, spec: EngineSpec, outbox: FrontendOutbox, monotonic: Callable[[], float] = time.monotonic
+        self,
+        spec: EngineSpec,
+        outbox: FrontendOutbox,
+        monotonic: Callable[[], float] = time.monotonic,
+        unix_time: Callable[[], float] = steady_time,
     ) -> None:
         num_cores = spec.num_cores
         self._outbox = outbox
@@ -48,7 +53,7 @@ class Cores:
         self._drains_until: dict[int, float] = {}  # cores that drain, with monotonic times; only with a router
         self._started: set[int] = set()  # keys of answers that have left their core's queue; only with a router
         self._has_served = False
-        self._monotonic = monotonic
+        self._monotonic, self._unix_time = monotonic, unix_time
 
     @property
     def is_up(self) -> bool:
@@ -133,7 +138,7 @@ class Cores:
 
     def submit(self, request: RequestState) -> None:
         """Send a new request to the best core. If none is up, it is sent to the next one that is."""
-        message = request.to_core()
+        message = request.to_core(self._unix_time())
         if self._router is not None:
             request.core = self._pick(message, self._router)
             if request.core == NOWHERE:
@@ -147,7 +152,7 @@ class Cores:
         if router is None or pacer is None:  # with one core requests wait for it
             return math.inf
         while (request := waiting.first) is not None:
-            message = request.to_core()
+            message = request.to_core(self._unix_time())
             keys, num_prompt = _keys_of(message), num_ids(message.prompt_token_ids)
             num_tokens = num_prompt + sum(num_ids(child.output_token_ids) for child in message.children)
             if (core := pacer.pick(keys, num_prompt, num_tokens, now)) is None:
@@ -160,7 +165,7 @@ class Cores:
 
     def resubmit(self, request: RequestState) -> None:
         """Send a request again to its core, which does not know it."""
-        message = request.to_core()
+        message = request.to_core(self._unix_time())
         if self._router is not None:
             self._note_sent(message, request.core, _keys_of(message), self._router)
         self.all[request.core].submit(message)

@@ -57,7 +57,7 @@ from ...ipc.messages.supervisor import (
     SupervisorToChild,
     WorkersUp,
 )
-from ...ipc.process.awake_clock import AwakeClock
+from ...ipc.process.awake_clock import AwakeClock, steady_time
 from ...ipc.process.faults import maybe_fail
 from ..adapters.desk import AdapterDesk
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS
@@ -101,7 +101,7 @@ class Frontend:
         identity: bytes = b"",
         index: int = 0,
         monotonic: Callable[[], float] = time.monotonic,
-        unix_time: Callable[[], float] = time.time,
+        unix_time: Callable[[], float] = steady_time,
     ) -> None:
         """`wake` is called from other threads and must cause a call of `on_wakeup`. `media`: how media are read, if
         the model takes any. `note`: where to note what is read; default: in memory."""
@@ -121,7 +121,7 @@ class Frontend:
         self._outputs = outputs = OutputProcessor(self.inputs.detokenizers, self.inputs.eos_token_ids, note, *keys)
         self.adapters = AdapterDesk(spec, wake, monotonic, unix_time, lambda: bool(outputs.answer_by_key), index, note)
         self._decoder: Decoder[ClientMessage] = Decoder(ClientMessage)
-        self._cores = Cores(spec, self.outbox, monotonic)
+        self._cores = Cores(spec, self.outbox, monotonic, unix_time)
         self._tracing = new_tracing(spec)
         self.metrics = EngineMetrics(spec, self._queue_depths, self._tracing, self.counts, self.adapters.names_of)
         self.shared = self.metrics.share(spec, index, identity.decode(), lambda: self.num_open_requests)

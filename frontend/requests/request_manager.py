@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+
 from ...ipc.codec import decode_ids, encode_ids, num_ids
 from ...ipc.errors import Draining, ErrorInfo, Overloaded, TokenloomError, error_info
 from ...ipc.messages.adapter import AdapterRef
@@ -86,6 +88,8 @@ class RequestManager:
             self.refuse(session, submit.request_id[:MAX_REQUEST_ID_CHARACTERS], error_info(error))
             return
         self._counts["requests"] += 1
+        if submit.waited_s is not None:
+            submit = msgspec.structs.replace(submit, arrival_time=self._unix_time() - submit.waited_s, waited_s=None)
         request = RequestState(session, submit, self._expires_at(submit), self._note.current)
         session.request_by_id[submit.request_id] = request
         self._sessions.open_lease(session)

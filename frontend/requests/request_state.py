@@ -107,8 +107,9 @@ class RequestState:
         key = attrgetter("params", "pooling", *prompt)
         return bool(key(self.submit) == key(submit))
 
-    def to_core(self) -> EngineCoreRequest:
-        """Make the core's request: the unfinished answers, each with all tokens known so far."""
+    def to_core(self, now: float) -> EngineCoreRequest:
+        """Make the core's request, sent at `now` in unix seconds: the unfinished answers, each with all tokens known so
+        far."""
         assert self.processed is not None
         children = [
             CoreChild(key=answer.key, seed=answer.seed, output_token_ids=answer.token_ids.tobytes())
@@ -122,6 +123,7 @@ class RequestState:
             num_prompt_logprobs=self.prompt_logprobs.end,
             adapter=self.adapter,
             num_losses=self.sent_losses,
+            waited_s=max(now - self.processed.core.arrival_time, 0.0),
         )
 
 

@@ -115,6 +115,7 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     attempt: int = 0  # a higher one replaces the running request of this id, an equal one is ignored
     children: list[Child] = []  # of a resumed request: the tokens already delivered; empty for a new request
     arrival_time: float = 0.0  # unix seconds of the first submit; 0: now
+    waited_s: float | None = None  # of a resumed request: since the first submit, instead of arrival_time
     num_prompt_logprobs: int = 0  # of a resumed request: prompt tokens whose logprobs were delivered
     pooling: PoolingParams | None = None  # embed the prompt instead of generating
     add_special_tokens: bool = True  # add the tokenizer's special tokens to `prompt`

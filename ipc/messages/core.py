@@ -108,7 +108,8 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     params: SamplingParams
     max_tokens: int  # resolved against max_model_len
     stop_token_ids: list[int]  # includes the model's end tokens, unless ignored
-    arrival_time: float
+    arrival_time: float  # unix seconds of the sender: the place in the queue
+    waited_s: float | None = None  # since the arrival, when this is sent: its deadlines; nil: by arrival_time
     pooling: PoolingParams | None = None  # for kind pool
     attempt: int = 0
     bad_words: list[bytes] = []  # int32: the tokens of each

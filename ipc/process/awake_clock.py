@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+_UNIX_AT_0 = time.time() - time.monotonic()
 MISSED_BEATS = 2  # a longer time between two reads counts as a suspension
 
 
@@ -38,3 +39,9 @@ class AwakeClock:
     def patience_s(self, until: float) -> float:
         """Return how long to wait before the next `look`, at most a beat, if `until` is the next time limit."""
         return min(max(until - self.now, 0.0), self._beat_s)
+
+
+def steady_time() -> float:
+    """Return unix seconds by the clock as it was at this process's start: it does not jump when the clock is set, so
+    that time limits may be measured by it."""
+    return _UNIX_AT_0 + time.monotonic()

@@ -19,6 +19,7 @@ from tokenloom.ipc.codec import encode_ids, num_ids
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.core import CoreChild, EngineCoreRequest
 from tokenloom.ipc.pooling_params import PoolingParams
+from tokenloom.ipc.process.awake_clock import steady_time
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.core.fake_worker import FakeWorker, expected_tokens, next_token
 from tokenloom.tests.core.harness import Harness, prompt_of
@@ -556,3 +557,23 @@ def test_a_higher_attempt_with_all_its_tokens_ends_the_one_that_runs() -> None:
     assert harness.finished[0].reason == "length" and harness.core.num_requests == 0
     harness.abort(0)
     harness.run()
+
+
+def test_a_deadline_counts_the_time_that_a_request_has_waited_whatever_its_senders_clock_says() -> None:
+    harness = Harness(max_num_seqs=1, block_size=4)
+    core, now = harness.core, steady_time()
+    for key, arrival_time in enumerate((now - 3600.0, now + 3600.0)):  # senders whose clocks were set
+        message = EngineCoreRequest(
+            children=[CoreChild(key=key, seed=key)],
+            prompt_token_ids=encode_ids([1, 2, 3]),
+            params=SamplingParams(max_tokens=100, timeout_s=50.0),
+            max_tokens=100,
+            stop_token_ids=[],
+            arrival_time=arrival_time,
+            waited_s=20.0,
+        )
+        core.add_request(0, message)
+    core.expire(now + 29.0)
+    assert core.num_requests == 2
+    core.expire(now + 31.0)
+    assert core.num_requests == 0

@@ -205,3 +205,12 @@ def test_a_long_prompt_ends_with_abort_or_its_error(bench: Bench) -> None:
     (delta,) = deltas
     assert bench.to_core == []
     assert delta.request_id == "b" and delta.error is not None and "context length is 512" in delta.error.message
+
+
+def test_the_core_gets_the_time_that_a_request_has_waited_since_its_first_submit(bench: Bench) -> None:
+    """Also if the client's clock, or that of the frontend before, was set in between."""
+    bench.submit("new", accept=False)
+    assert bench.to_core[-1].waited_s == 0.0
+    bench.submit("old", attempt=1, arrival_time=5e9, waited_s=20.0, params={"timeout_s": 60.0}, accept=False)
+    assert bench.to_core[-1].waited_s == 20.0
+    assert bench.to_core[-1].arrival_time == 1e9 + bench.now - 20.0

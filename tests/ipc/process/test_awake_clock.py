@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import random
+import time
 
 import pytest
 
-from tokenloom.ipc.process.awake_clock import MISSED_BEATS, AwakeClock
+from tokenloom.ipc.process.awake_clock import MISSED_BEATS, AwakeClock, steady_time
 
 BEAT_S = 0.5
 
@@ -54,3 +55,11 @@ def test_a_waiting_process_looks_once_a_beat_and_at_the_limit() -> None:
     assert clock.patience_s(clock.now + 10.0) == BEAT_S
     assert clock.patience_s(clock.now + 0.25) == 0.25
     assert clock.patience_s(clock.now - 1.0) == 0.0
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0])
+def test_steady_time_goes_on_while_the_clock_is_set(monkeypatch: pytest.MonkeyPatch, jump_s: float) -> None:
+    before, unix_time = steady_time(), time.time
+    assert abs(before - unix_time()) < 1800
+    monkeypatch.setattr(time, "time", lambda: unix_time() + jump_s)
+    assert before <= steady_time() < before + 1800
