@@ -6,7 +6,7 @@ import contextlib
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 DAMAGES = ("corrupt", "truncate", "swap", "remove", "replace")
@@ -25,14 +25,16 @@ class DiskFaults:
 
     def damage(self, kind: str) -> bool:
         """Damage half of all blocks; False if there are none."""
-        paths = [path for path in self.files() if self._rng.random() < SHARE]
+        files = self.files()
+        paths = [path for path in files if self._rng.random() < SHARE]
         for path in paths:
             with contextlib.suppress(OSError):  # the engine has removed it, or the disk is full
-                self._spoil(path, kind)
+                self._spoil(path, kind, files)
                 self.counts[kind] += 1
         return bool(paths)
 
-    def _spoil(self, path: Path, kind: str) -> None:
+    def _spoil(self, path: Path, kind: str, files: Sequence[Path]) -> None:
+        """Damage one of `files`."""
         rng, size = self._rng, path.stat().st_size
         if kind == "corrupt":
             with path.open("r+b") as file:
@@ -43,7 +45,7 @@ class DiskFaults:
         elif kind == "truncate":
             os.truncate(path, rng.randrange(size))
         elif kind == "swap":
-            other, between = rng.choice(self.files()), self._folder / "between"
+            other, between = rng.choice(files), self._folder / "between"
             path.rename(between)
             if other != path:
                 other.rename(path)

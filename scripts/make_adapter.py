@@ -22,6 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tokenloom.ipc.models.multimodal import ENCODER_PREFIXES
 from tokenloom.scripts.make_checkpoint import DTYPES
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -47,12 +48,15 @@ class AdapterShape:
 
 
 def matrices(checkpoint: Path, shape: AdapterShape) -> Iterator[tuple[str, Path]]:
-    """Yield the module and the file of each matrix that such an adapter updates, in the order of their names."""
+    """Yield the module and the file of each matrix that such an adapter updates, in the order of their names: of the
+    language model alone, since the engine takes no adapters of encoders."""
     found = []
     for file in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             found += [(name.removesuffix(".weight"), file) for name in tensors.keys()]  # noqa: SIM118
     for module, file in sorted(found):
+        if module.startswith(tuple(ENCODER_PREFIXES)):
+            continue
         layers = [int(part) for part in module.split(".") if part.isdigit()][:1]
         is_in_layer = shape.layers is None or not layers or layers[0] in shape.layers
         if module.rpartition(".")[2] in shape.modules and is_in_layer:

@@ -1,7 +1,4 @@
-"""Errors of resources that run out for a while: descriptors, tasks, memory, room on a disk.
-
-They are nobody's fault and end without a restart, so the caller is to ask again, and the operator reads a remedy.
-"""
+"""Errors of resources that run out for a while: the caller is to ask again, and the operator reads a remedy."""
 
 from __future__ import annotations
 

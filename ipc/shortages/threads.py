@@ -1,7 +1,4 @@
-"""Threads that may not start: a machine or a cgroup without a free task refuses one, and grants the next.
-
-A caller keeps a thread only after `start_thread` has returned it, so that the next attempt starts one.
-"""
+"""Threads that may not start. A caller keeps one only after it has started, so that the next attempt starts it."""
 
 from __future__ import annotations
 

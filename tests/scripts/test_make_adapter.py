@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
+from tokenloom.scripts.make_adapter import AdapterShape, matrices, write_adapter
 from tokenloom.tests.support.adapters import KINDS, peft_model
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 
@@ -53,3 +53,9 @@ def test_equal_arguments_give_equal_bytes_and_another_seed_gives_others(tmp_path
     config = json.loads((one / "adapter_config.json").read_text())
     assert (config["r"], config["lora_alpha"], config["target_modules"]) == (3, 6, ["q_proj"])
     assert len(load_file(one / "adapter_model.safetensors")) == 2 * 2, "two tensors in each of two layers"
+
+
+def test_encoders_get_no_tensors(tmp_path: Path) -> None:
+    names = ("model.visual.blocks.0.mlp.gate_proj", "vision_tower.layers.0.q_proj", "model.layers.0.self_attn.q_proj")
+    save_file({f"{name}.weight": torch.zeros(4, 4) for name in names}, tmp_path / "model.safetensors")
+    assert [module for module, _ in matrices(tmp_path, AdapterShape())] == ["model.layers.0.self_attn.q_proj"]
