@@ -25,7 +25,12 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 SMALL_BYTES = 128 << 10  # the loop decodes bodies up to this size: at worst 16 ms, for a list of lists of one token
 
-
+OTHER_FORMATS = frozenset(  # unknown fields that ask for a form of the answer: to ignore one would give another answer
+    (
+        *("responseSchema", "response_schema", "responseJsonSchema", "response_json_schema", "output_schema"),
+        *("guided_decoding", "structural_tag", "regex", "ebnf", "format"),
+    )
+)
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError)
 
 
@@ -58,6 +63,9 @@ def parse_body(
             raise invalid_body(broken, raw) from None
         if not ignored:
             raise
+        if lost := [name for each in ignored if (name := each.partition(" ")[0]) in OTHER_FORMATS]:
+            message = f"{lost[0]} is another server's name of response_format: give the schema, or the like, there"
+            raise BodyError(message, param=lost[0]) from None
         parsed = _parse(known, body_type, limits)
         return ParsedBody(parsed.body, parsed.inputs, ignored)
 

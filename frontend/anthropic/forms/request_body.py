@@ -129,10 +129,11 @@ def chat_request(body: MessagesRequest) -> ChatRequest:
         fields["thinking_token_budget"] = body.thinking.budget_tokens
     form = body.output_format
     if body.output_config is not None:
+        if form is not None and body.output_config.format not in (None, form):
+            raise RequestError("output_format and output_config.format differ: give one")
         form = body.output_config.format or form
     if form is not None:
-        json_schema = openai.JsonSchemaFormat(schema=form.schema)
-        fields["response_format"] = openai.ResponseFormat(type="json_schema", json_schema=json_schema)
+        fields["response_format"] = openai.ResponseFormat(type="json_schema", json_schema={"schema": form.schema})
     return ChatRequest(**fields, max_tokens=body.max_tokens, stop=body.stop_sequences)
 
 

@@ -21,6 +21,7 @@ from .schema import Body, ChatRequest, Generation, Scheduled, StreamOptions
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 _GUIDED = ("json", "regex", "choice", "grammar")
+_STYLE = ("disable_any_whitespace",)
 _SCHEMA = "response_format.json_schema.schema"
 _LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the name depends on the endpoint
 
@@ -74,33 +75,44 @@ def given_params(body: Scheduled, **more: object) -> SamplingParams:
 
 
 def structured_outputs(body: Generation) -> StructuredOutputsParams | None:
-    """Return the constraint in structured_outputs, guided_* or response_format, or None; RequestError for several, or
-    for an invalid one."""
-    found: dict[str, object] = dict(body.structured_outputs or {})  # by name of the constraint
-    style = {name: found.pop(name) for name in ("disable_any_whitespace",) if name in found}
-    for name in _GUIDED:
-        if (value := getattr(body, f"guided_{name}")) is not None:
-            found[name] = value
-    form = body.response_format
-    if form is not None and form.type == "json_object":
-        found["json_object"] = True
-    elif form is not None and form.type == "json_schema":
-        if form.json_schema is None or form.json_schema.schema is None:
-            raise RequestError(f"{_SCHEMA} is missing, which the type json_schema needs: give it")
-        found["json"] = form.json_schema.schema
-    if len(found) > 1:
-        raise RequestError(f"structured_outputs is asked for in {len(found)} ways ({', '.join(found)}): give one")
-    if not found:
+    """Return the constraint that the body asks for, in any of its fields, or None. RequestError for several that
+    differ, or for an invalid one."""
+    given = list(_constraints(body))
+    distinct = [each for place, each in enumerate(given) if each[1:] not in [other[1:] for other in given[:place]]]
+    if len(distinct) > 1:
+        names = ", ".join(field for field, *_ in distinct)
+        raise RequestError(f"structured_outputs is asked for in {len(distinct)} ways ({names}): give one")
+    if not distinct:
         return None
-    with errors_about(constraint_field(body)):
-        return StructuredOutputsParams.of(found | style)
+    field, kind, value = distinct[0]
+    style = {name: (body.structured_outputs or {}).get(name) for name in _STYLE}
+    with errors_about(_shown_field(field)):
+        return StructuredOutputsParams.of(
+            {kind: value} | {name: each for name, each in style.items() if each is not None}
+        )
+
+
+def _constraints(body: Generation) -> Iterator[tuple[str, str, object]]:
+    """Yield (field, kind, value) for each constraint in the body."""
+    for name, value in (body.structured_outputs or {}).items():
+        if name not in _STYLE:
+            yield f"structured_outputs.{name}", name, value
+    fields = [*((f"guided_{kind}", kind) for kind in _GUIDED), ("json_schema", "json"), ("grammar", "grammar")]
+    for field, kind in fields:
+        if (value := getattr(body, field)) is not None:
+            yield field, kind, value
+    if body.response_format is not None:
+        yield from body.response_format.constraints()
 
 
 def constraint_field(body: Generation) -> str:
     """Return the name of the field that constrains a request's answers; structured_outputs if there is none."""
-    guided = [f"guided_{name}" for name in _GUIDED if getattr(body, f"guided_{name}") is not None]
-    has_schema = body.response_format is not None and body.response_format.type == "json_schema"
-    return (guided or [_SCHEMA if has_schema else "structured_outputs"])[0]
+    return _shown_field(next((field for field, *_ in _constraints(body)), ""))
+
+
+def _shown_field(field: str) -> str:
+    """Return a constraint's field for errors, which are about structured_outputs unless they are renamed."""
+    return "structured_outputs" if not field or field.startswith("structured_outputs.") else field
 
 
 def schema_errors_about(field: str) -> contextlib.AbstractContextManager[None]:

@@ -115,11 +115,11 @@ def content_of(
 def _document(where: str, part: MessagePart) -> list[MessagePart]:
     """Return a document or search result as texts and images: its title and context or source, then its content.
     RequestError for one that is no text."""
-    source = ImageSource() if part.source is None else part.source
+    source, heads = ImageSource() if part.source is None else part.source, [part.title, part.context]
     if isinstance(source, str):  # of a search result: where it was found
-        content, heads = getattr(part, "content", None), (part.title, source)
+        content, heads = getattr(part, "content", None), [part.title, source]
     else:
-        content, heads = source.data if source.type == "text" else source.content, (part.title, part.context)
+        content = source.data if source.type == "text" else source.content
     if content is None:
         kind = "" if isinstance(source, str) else source.media_type if source.type == "base64" else source.type
         raise RequestError(f"{where} is a {part.type} of type {kind!r:.40}, which cannot be read: give its text")

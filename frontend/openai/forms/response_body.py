@@ -201,8 +201,8 @@ def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
     form = None if body.text is None else body.text.format
     if form is None:
         return body.response_format
-    schema = JsonSchemaFormat(name=form.name, schema=form.schema) if form.type == "json_schema" else None
-    return ResponseFormat(type=form.type, json_schema=schema)
+    is_empty = form.schema is None and form.type != "json_schema"
+    return ResponseFormat(type=form.type, json_schema=None if is_empty else {"schema": form.schema})
 
 
 def _messages(body: ResponsesRequest) -> list[Message]:

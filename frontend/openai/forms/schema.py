@@ -10,6 +10,7 @@ directions (`tests/system/test_http_tools.py`).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -85,9 +86,51 @@ class JsonSchemaFormat(Body, frozen=True, kw_only=True):
     strict: bool | None = None
 
 
+_SCHEMAS = ("json_schema", "schema", "value")
+_CONSTRAINTS: dict[str, tuple[str, ...]] = {  # fields of a ResponseFormat by its type
+    "text": (),
+    **dict.fromkeys(("json_object", "json_schema", "json"), _SCHEMAS),
+    **{name: ("value", field) for name, field in (("regex", "pattern"), ("grammar", "grammar"))},
+}
+
+
 class ResponseFormat(Body, frozen=True, kw_only=True):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
+    """Form of an answer, in the spellings of OpenAI, TGI (`value`), llama.cpp, Together and Fireworks (`schema`,
+    `pattern`, `grammar`) and Cohere (a bare `json_schema`)."""
+
+    type: Literal["text", "json_object", "json_schema", "json", "regex", "grammar"]
+    json_schema: JsonObject | None = None  # {name, description, schema, strict}, or the schema itself
+    schema: JsonObject | None = None
+    value: JsonObject | str | None = None
+    pattern: str | None = None
+    grammar: str | None = None
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+    def constraints(self) -> Iterator[tuple[str, str, object]]:
+        """Yield (field, kind, value) for each constraint, with the kinds of StructuredOutputsParams.
+
+        RequestError for one that the type does not have, and if the type needs one and there is none."""
+        kind, is_free = self.type if self.type in ("regex", "grammar") else "json", True
+        for name in ("json_schema", "schema", "value", "pattern", "grammar"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name not in _CONSTRAINTS[self.type]:
+                raise RequestError(
+                    f"response_format.{name} has no effect with the type {self.type}: leave it out, or give its type"
+                )
+            if name == "json_schema" and value.keys() <= {"name", "description", "schema", "strict"}:
+                name, value = "json_schema.schema", value.get("schema")
+            if value is not None:
+                is_free = False
+                yield f"response_format.{name}", kind, value
+        if is_free and self.type == "json_object":
+            yield "response_format", "json_object", True
+        elif is_free and self.type != "text":
+            name = {"json_schema": "json_schema.schema"}.get(self.type, _CONSTRAINTS[self.type][-1])
+            raise RequestError(f"response_format.{name} is missing, which the type {self.type} needs: give it")
 
 
 class Scheduled(Body, frozen=True, kw_only=True):
@@ -146,6 +189,8 @@ class Generation(Scheduled, frozen=True, kw_only=True):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    json_schema: JsonObject | None = None  # llama.cpp's
+    grammar: str | None = None  # llama.cpp's
     best_of: int | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None

@@ -1,0 +1,147 @@
+"""A schema is obeyed in every spelling in which it may come, or refused by name; it is never ignored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tokenloom.frontend.anthropic.forms.request_body import MessagesRequest
+from tokenloom.frontend.anthropic.forms.request_body import chat_request as chat_of_message
+from tokenloom.frontend.intake.body_error import BodyError
+from tokenloom.frontend.intake.body_parser import OTHER_FORMATS, parse_body
+from tokenloom.frontend.openai.forms.params import constraint_field, structured_outputs
+from tokenloom.frontend.openai.forms.response_body import ResponsesRequest, chat_request
+from tokenloom.frontend.openai.forms.schema import ChatRequest, Generation
+from tokenloom.frontend.text.prompt_limits import PromptLimits
+from tokenloom.ipc.errors import RequestError
+
+LIMITS = PromptLimits(max_model_len=100, max_answers=1, max_tokens=1000)
+MESSAGES = [{"role": "user", "content": "hi"}]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+OTHER = {"type": "object"}
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return parse_body(json.dumps({"messages": MESSAGES} | fields).encode(), ChatRequest, LIMITS).body
+
+
+def response(**fields: Any) -> Generation:
+    body = parse_body(json.dumps({"input": "hi"} | fields).encode(), ResponsesRequest, LIMITS).body
+    return chat_request(body)
+
+
+def form(kind: str, **fields: object) -> dict[str, object]:
+    return {"response_format": {"type": kind} | fields}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        form("json_schema", json_schema={"name": "s", "schema": SCHEMA, "strict": True}),
+        form("json_schema", json_schema={"schema": SCHEMA}),
+        form("json_schema", json_schema=SCHEMA),
+        form("json_schema", schema=SCHEMA),
+        form("json_schema", schema=SCHEMA, name="s", strict=True),
+        form("json_schema", value=SCHEMA),
+        form("json_object", value=SCHEMA),
+        form("json_object", schema=SCHEMA),
+        form("json_object", json_schema=SCHEMA),
+        form("json_object", json_schema={"name": "s", "schema": SCHEMA}),
+        form("json", value=SCHEMA),
+        form("json", schema=SCHEMA),
+        form("json_schema", schema=SCHEMA, value=SCHEMA),
+        {"json_schema": SCHEMA},
+        {"guided_json": SCHEMA},
+        {"structured_outputs": {"json": SCHEMA}},
+        {"guided_json": SCHEMA, "json_schema": SCHEMA} | form("json_object", schema=SCHEMA),
+    ],
+)
+def test_every_spelling_of_a_schema_is_obeyed(fields: dict[str, object]) -> None:
+    for made in (chat(**fields), response(**fields)):
+        found = structured_outputs(made)
+        assert found is not None and found.text == json.dumps(SCHEMA) and found.kind == "json"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text"),
+    [
+        (form("regex", value="a+"), "regex", "a+"),
+        (form("regex", pattern="a+"), "regex", "a+"),
+        (form("grammar", grammar='root ::= "a"'), "lark", 'root ::= "a"'),
+        (form("grammar", value='root ::= "a"'), "lark", 'root ::= "a"'),
+        ({"grammar": 'root ::= "a"'}, "lark", 'root ::= "a"'),
+        (form("json_object"), "json", json.dumps(OTHER, separators=(",", ":"))),
+        (form("json", value=json.dumps(SCHEMA)), "json", json.dumps(SCHEMA)),
+    ],
+)
+def test_every_spelling_of_another_constraint_is_obeyed(fields: dict[str, object], kind: str, text: str) -> None:
+    found = structured_outputs(chat(**fields))
+    assert found is not None and (found.kind, found.text) == (kind, text)
+
+
+@pytest.mark.parametrize("fields", [{}, form("text"), {"structured_outputs": {}}])
+def test_a_body_without_constraint_has_none(fields: dict[str, object]) -> None:
+    assert structured_outputs(chat(**fields)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (form("json_schema", schema=SCHEMA, value=OTHER), r"2 ways \(response_format.schema, response_format.value\)"),
+        (
+            form("json_schema", schema=SCHEMA) | {"guided_json": OTHER},
+            r"2 ways \(guided_json, response_format.schema\)",
+        ),
+        ({"guided_json": SCHEMA, "structured_outputs": {"json": OTHER}}, r"\(structured_outputs.json, guided_json\)"),
+        ({"json_schema": SCHEMA, "grammar": "x"}, r"\(json_schema, grammar\): give one"),
+        (form("json_object") | {"guided_json": SCHEMA}, r"2 ways \(guided_json, response_format\)"),
+        (form("json_schema"), "response_format.json_schema.schema is missing"),
+        (form("json_schema", json_schema={"name": "s"}), "response_format.json_schema.schema is missing"),
+        (form("json"), "response_format.value is missing"),
+        (form("regex"), "response_format.pattern is missing"),
+        (form("grammar"), "response_format.grammar is missing"),
+        (form("text", schema=SCHEMA), "response_format.schema has no effect with the type text"),
+        (form("regex", value="a", schema=SCHEMA), "response_format.schema has no effect with the type regex"),
+    ],
+)
+def test_constraints_that_differ_or_are_missing_are_refused(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        structured_outputs(chat(**fields))
+
+
+@pytest.mark.parametrize("name", sorted(OTHER_FORMATS))
+def test_a_schema_in_a_field_that_is_not_read_is_refused_by_name(name: str) -> None:
+    with pytest.raises(BodyError, match=f"{name} is another server's name of response_format") as refused:
+        chat(**{name: SCHEMA})
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "json_object"])
+def test_the_schema_of_a_responses_text_is_obeyed_whatever_its_type(kind: str) -> None:
+    found = structured_outputs(response(text={"format": {"type": kind, "name": "s", "schema": SCHEMA}}))
+    assert found is not None and found.text == json.dumps(SCHEMA)
+    with pytest.raises(RequestError, match="has no effect with the type text"):
+        structured_outputs(response(text={"format": {"type": "text", "schema": SCHEMA}}))
+
+
+def test_two_schemas_of_a_message_must_be_one() -> None:
+    form_of = {"type": "json_schema", "schema": SCHEMA}
+    body = {"messages": MESSAGES, "max_tokens": 1, "output_format": form_of}
+
+    def made(**fields: object) -> ChatRequest:
+        return chat_of_message(parse_body(json.dumps(body | fields).encode(), MessagesRequest, LIMITS).body)
+
+    found = structured_outputs(made(output_config={"format": form_of}))
+    assert found is not None and found.text == json.dumps(SCHEMA)
+    with pytest.raises(RequestError, match=r"output_format and output_config\.format differ"):
+        made(output_config={"format": form_of | {"schema": OTHER}})
+
+
+def test_errors_name_the_field_of_the_constraint() -> None:
+    assert constraint_field(chat(**form("json_object", value=SCHEMA))) == "response_format.value"
+    assert constraint_field(chat(json_schema=SCHEMA)) == "json_schema"
+    assert (
+        constraint_field(chat(structured_outputs={"json": SCHEMA})) == constraint_field(chat()) == "structured_outputs"
+    )
