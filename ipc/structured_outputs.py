@@ -35,6 +35,7 @@ class StructuredOutputsParams(
     choice: list[str] | None = None  # the answer is one of these
     grammar: str | None = None  # Lark, or llama.cpp's EBNF (GBNF)
     disable_any_whitespace: bool = False  # no whitespace in JSON outside of its strings
+    disable_additional_properties: bool = False  # vLLM's name of what holds anyway: schemas are closed
     includes_thought: bool = False  # constrain the whole output, not only the text after a thought
 
     def __post_init__(self) -> None:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 CACHE_SIZE = 64  # compiled grammars; one may take 10 MB
+MAX_ROW_ITEMS = 8000  # of the parser: 4 for each property that may be absent, 1 for each alternative
+MAX_STEP_ITEMS = 200_000
 MAX_ERROR_CHARACTERS = 1000
 MAX_LOCATE_TRIES = 200  # parts of a bad schema that are compiled alone to find where it is wrong
 MAX_LOCATE_S = 0.3  # of CPU, for that
@@ -94,7 +96,9 @@ class GrammarCompiler:
         """Read the vocabulary; RequestError if the folder has no tokenizer.json with the bytes of each token."""
         self._tokenizer = _load_tokenizer(tokenizer_folder, vocab_size, eos_token_ids)
         self.num_words = -(-self._tokenizer.vocab_size // 32)
-        self._limits = LLParserLimits(verbose_errors=False)
+        self._limits = LLParserLimits(
+            verbose_errors=False, max_items_in_row=MAX_ROW_ITEMS, step_max_items=MAX_STEP_ITEMS
+        )
         self._cache_size = cache_size
         self._cache: OrderedDict[tuple[GrammarKind, str], Matcher] = OrderedDict()
         self._lock = threading.Lock()
@@ -177,7 +181,8 @@ def _to_llguidance(kind: GrammarKind, text: str) -> str:
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(text))
     if kind == "choice":
-        return str(LLMatcher.grammar_from_lark("start: " + " | ".join(_quote(each) for each in json.loads(text))))
+        choices = " | ".join(_quote(each) for each in json.loads(text))  # one terminal: rules are limited in number
+        return str(LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}"))
     return str(LLMatcher.grammar_from_lark(text if _LARK.search(text) else gbnf_to_lark(text)))
 
 

@@ -15,7 +15,9 @@ from itertools import permutations
 from typing import Any
 from urllib.parse import unquote
 
+from ...ipc.errors import RequestError
 from ...ipc.json_schema import with_subschemas
+from .exact_numbers import BOUNDS, EXACT, exact_bounds, inexact_number
 from .key_pattern import KeyPatterns
 from .look_ahead import without_look_ahead
 from .translation_budget import TranslationBudget
@@ -34,6 +36,13 @@ NAME_PATTERNS = {  # of keys, for which the library has no formats
 MAX_UNIQUE_VALUES = 5  # values, all arrangements listed: 326 arrays
 MAX_CONTAINED = 64
 MAX_INLINED = 2000  # schemas repeated because their references have keywords beside them
+OTHER_DRAFTS = {  # keywords that would be ignored, with their modern names
+    "disallow": "use not",
+    "divisibleBy": "use multipleOf",
+    "extends": "use allOf",
+    "$recursiveRef": "use $ref",
+    "$recursiveAnchor": "use $ref",
+}
 _TYPES = ("string", "number", "object", "array", "boolean", "null")
 _BRANCHES = ("allOf", "anyOf", "oneOf")
 _KEYS = ("properties", "patternProperties", "additionalProperties", "required")
@@ -63,6 +72,10 @@ class _Adapter:
             return schema
         self.budget.enter(schema)
         node = schema.copy()
+        self._check(node)
+        exact_bounds(node)
+        if node.get("nullable") is True and isinstance(node.get("type"), str):  # of OpenAPI
+            node["type"] = [node["type"], "null"]
         self._adapt_text(node)
         self._adapt_array(node)
         self._adapt_names(node)
@@ -82,6 +95,17 @@ class _Adapter:
         if result.get("properties") and result.get("patternProperties"):
             self._drop_used_up(result)
         return result
+
+    def _check(self, node: Schema) -> None:
+        """RequestError for keywords that would be ignored, and for numbers that would be changed."""
+        reasons = [f"{each} is not served: {OTHER_DRAFTS[each]}" for each in node.keys() & OTHER_DRAFTS.keys()]
+        for keyword in node.keys() & {"const", "enum", *BOUNDS}:
+            number = inexact_number(node[keyword], is_bound=keyword in BOUNDS)
+            if number is not None:
+                what = f"{str(number)[:40]} in {keyword} cannot be kept exact"
+                reasons += [f"{what}, integers can up to {EXACT}: make it a string"]
+        if reasons:
+            raise RequestError(f"structured_outputs.json{self.budget.place}: {min(reasons)}")
 
     def resolve(self, schema: object) -> Schema:
         """Return `schema` or, if it is a reference, the schema that it leads to; {} if that is not found."""

@@ -58,7 +58,7 @@ class GrammarServer:
 
     def prove(self, message: OpenGrammar) -> Matcher | ErrorInfo:
         """Compile a grammar and make the masks of a short walk through it; return the error if that fails, or if a
-        mask takes longer than MAX_MASK_S."""
+        mask takes longer than MAX_MASK_S: so the request is refused before its answer begins."""
         matcher = self.compile(message)
         if isinstance(matcher, ErrorInfo):
             return matcher
@@ -69,6 +69,8 @@ class GrammarServer:
             matcher.fill(words)
             if (seconds := time.thread_time() - mask_at) > MAX_MASK_S:
                 return error_info(RequestError(f"structured_outputs: {_too_slow(seconds)}"))
+            if matcher.error is not None:
+                return error_info(RequestError(f"structured_outputs: {matcher.error}"))
             allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
             if matcher.has_stopped or not len(allowed) or time.thread_time() - begun_at > PROOF_S:
                 break

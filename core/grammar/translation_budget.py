@@ -59,10 +59,14 @@ class TranslationBudget:
             known = self._size_by_id[id(value)] = value, size  # holds the value, so that no other gets its id
         return known[1]
 
+    @property
+    def place(self) -> str:
+        """Where in the root the part is that was entered last: " at #POINTER", or "" if the translation has made it."""
+        return _pointer_to(self._part, self._root)
+
     def _refuse(self, what: str) -> None:
-        place = _pointer_to(self._part, self._root)
         raise RequestError(
-            f"structured_outputs.json{place}: {what} come of its parts when they are repeated for contains, if, "
+            f"structured_outputs.json{self.place}: {what} come of its parts when they are repeated for contains, if, "
             "dependentSchemas, $ref or patternProperties: lower minContains or nest fewer of them"
         )
 

@@ -174,3 +174,16 @@ def test_the_language_of_a_grammar_is_found_in_linear_time(compiler: GrammarComp
     with pytest.raises(RequestError, match="Expected ::="):
         compiler.compile("lark", "\n" * 200_000 + "x")
     compiler.compile("lark", "\n" * 1000 + ' \tstart : "a"')
+
+
+@pytest.mark.parametrize("num_choices", [1, 2500, 4096])
+def test_each_of_many_choices_can_be_written_to_its_end(compiler: GrammarCompiler, num_choices: int) -> None:
+    choices = [f"{'é' * (i % 3)}choice {i * 7919}" for i in range(num_choices)]
+    backend = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    start = compiler.compile("choice", json.dumps(choices))
+    for choice in random.Random(0).sample(choices, min(num_choices, 40)):
+        matcher = start.copy()
+        for token_id in backend.encode(choice, add_special_tokens=False).ids:
+            assert token_id in allowed(compiler, matcher), choice
+            matcher.consume([token_id])
+        assert matcher.error is None and matcher.inner.is_accepting()

@@ -381,3 +381,87 @@ def test_patterns_that_match_properties_lead_to_no_dead_end(schema: Schema, valu
         found = answer(schema, seed)  # fails if a mask leaves nothing
         if found is not None:
             jsonschema.Draft202012Validator(schema).validate(found)
+
+
+KEYWORDS: dict[str, tuple[object, str]] = {  # a value, and its effect: acts, annotates, or the error's words
+    "$ref": ("#/$defs/a", "acts"),
+    "$defs": ({"a": DIGIT}, "annotates"),
+    "definitions": ({"a": DIGIT}, "annotates"),
+    "$id": ("https://example.com/a", "annotates"),
+    "id": ("a", "annotates"),
+    "$schema": ("https://json-schema.org/draft/2020-12/schema", "annotates"),
+    "$anchor": ("a", "annotates"),
+    "$comment": ("a", "annotates"),
+    "$vocabulary": ({}, "annotates"),
+    "$dynamicRef": ("#a", r"\$dynamicRef"),
+    "$dynamicAnchor": ("a", r"\$dynamicAnchor"),
+    "$recursiveRef": ("#", r"\$recursiveRef is not served"),
+    "$recursiveAnchor": (True, r"\$recursiveAnchor is not served"),
+    "extends": ({}, "extends is not served"),
+    "disallow": ("string", "disallow is not served"),
+    "divisibleBy": (3, "divisibleBy is not served"),
+    "type": ("integer", "acts"),
+    "enum": ([1], "acts"),
+    "const": (1, "acts"),
+    "nullable": (True, "annotates"),  # acts beside `type`
+    "allOf": ([DIGIT], "acts"),
+    "anyOf": ([DIGIT], "acts"),
+    "oneOf": ([DIGIT], "acts"),
+    "not": ({"pattern": "a"}, "not"),
+    "if": (DIGIT, "annotates"),  # acts with `then` or `else`
+    "then": (DIGIT, "then"),
+    "else": (DIGIT, "else"),
+    "properties": ({"a": DIGIT}, "acts"),
+    "patternProperties": ({"a": DIGIT}, "acts"),
+    "additionalProperties": (DIGIT, "acts"),
+    "unevaluatedProperties": (DIGIT, "acts"),
+    "propertyNames": (XY, "acts"),
+    "required": (["a"], "acts"),
+    "minProperties": (9, "acts"),
+    "maxProperties": (0, "acts"),
+    "dependentRequired": ({"a": ["b"]}, "acts"),
+    "dependentSchemas": ({"a": {"required": ["b"]}}, "acts"),
+    "dependencies": ({"a": ["b"]}, "acts"),
+    "items": (DIGIT, "acts"),
+    "prefixItems": ([DIGIT], "acts"),
+    "additionalItems": (False, "annotates"),  # acts beside a list of items
+    "unevaluatedItems": (False, "annotates"),
+    "contains": (DIGIT, "acts"),
+    "minContains": (2, "minContains"),
+    "maxContains": (2, "maxContains"),
+    "minItems": (9, "acts"),
+    "maxItems": (0, "acts"),
+    "uniqueItems": (True, "annotates"),  # acts on few values: docs/openai.md
+    "minLength": (9, "acts"),
+    "maxLength": (0, "acts"),
+    "pattern": ("^z$", "acts"),
+    "format": ("date", "acts"),
+    "contentEncoding": ("base64", "annotates"),
+    "contentMediaType": ("text/html", "annotates"),
+    "contentSchema": ({}, "annotates"),
+    "minimum": (9, "acts"),
+    "maximum": (-9, "acts"),
+    "exclusiveMinimum": (9, "acts"),
+    "exclusiveMaximum": (-9, "acts"),
+    "multipleOf": (3, "acts"),
+    **dict.fromkeys(("title", "description", "default", "examples", "deprecated", "x-order"), ("a", "annotates")),
+    **dict.fromkeys(("readOnly", "writeOnly"), (True, "annotates")),
+}
+SAMPLES: list[object] = [None, True, 5, "b", "ab", [], ["b"], {}, {"a": "b"}, {"c": 1}]
+
+
+@pytest.mark.parametrize("keyword", KEYWORDS)
+def test_each_keyword_acts_or_annotates_or_is_refused_by_name(keyword: str) -> None:
+    value, effect = KEYWORDS[keyword]
+    schema = {"$defs": {"a": DIGIT}, keyword: value}
+    if effect not in ("acts", "annotates"):
+        with pytest.raises(RequestError, match=effect):
+            COMPILER.compile("json", json.dumps(schema))
+        return
+    taken = [accepts(schema, each) for each in SAMPLES]
+    assert all(taken) == (effect == "annotates"), list(zip(SAMPLES, taken, strict=True))
+
+
+def test_nullable_of_openapi_allows_null() -> None:
+    assert accepts({"type": "integer", "nullable": True}, None)
+    assert not accepts({"type": "integer", "nullable": False}, None)
