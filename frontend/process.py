@@ -53,6 +53,7 @@ logger = logging.getLogger("tokenloom.frontend")
 INTAKE_S = 0.002  # longest time to receive from clients in one turn
 MAX_UNREAD_MESSAGES = 1 << 17  # queue to one client beyond the kernel's buffers: one Accepted for each open request
 MAX_UNTAKEN_MESSAGES = 1024  # queue from one client; when it is full, ZeroMQ stops reading from that client
+HANDSHAKE_MS = 10_000  # for a connection's handshake; one that says nothing takes a descriptor for so long
 FAREWELL_MS = 800  # to send the last messages; with the HTTP server's 2 s less than the supervisor's limit
 
 
@@ -75,6 +76,7 @@ class FrontendProcess:
         self._clients = new_socket(self._context, zmq.ROUTER, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES)
         self._clients.setsockopt(zmq.SNDHWM, MAX_UNREAD_MESSAGES)
         self._clients.setsockopt(zmq.RCVHWM, MAX_UNTAKEN_MESSAGES)
+        self._clients.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._zap = self._secure()
         self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.is_stopping = False

@@ -22,7 +22,9 @@ logger = logging.getLogger("tokenloom.http")
 
 PAUSE_S = 0.25  # until the next attempt to accept
 MAX_ACCEPTS = 64  # per iteration of the event loop
-MAX_RESERVE = 64  # descriptors that HTTP connections may not use
+MAX_RESERVE = 64  # descriptors that HTTP connections may not use, but for
+NUM_PROBES = 16  # of them, whoever has all others: those that ask for /health and /metrics are answered
+LEAST_RESERVE = 8  # descriptors that no HTTP connection may use
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -34,18 +36,21 @@ class Acceptor:
         listener: socket.socket,
         new_protocol: Callable[[], asyncio.Protocol],
         on_exhausted: Callable[[], None],
+        num_open: Callable[[], int],
         tls: SSLContext | None = None,
         tls_handshake_s: float | None = None,
     ) -> None:
-        """`listener` must be non-blocking. `on_exhausted` is called each time that accepting pauses."""
+        """`listener` must be non-blocking. `on_exhausted` is called each time that accepting pauses. `num_open`: the
+        HTTP connections that are open."""
         self._listener, self._new_protocol, self._on_exhausted = listener, new_protocol, on_exhausted
-        self._tls, self._tls_handshake_s = tls, tls_handshake_s
+        self._tls, self._tls_handshake_s, self._num_open = tls, tls_handshake_s, num_open
         self._loop = asyncio.get_running_loop()
         self._setups: set[asyncio.Task[None]] = set()
         self._num_pauses = 0
         self._timer: asyncio.TimerHandle | None = None
         limit = descriptor_limit()
         self._highest_fd = limit - min(MAX_RESERVE, limit // 4)
+        self._highest_probe = limit - LEAST_RESERVE
         self._loop.add_reader(listener, self._accept_all)
 
     def close(self) -> None:
@@ -78,7 +83,8 @@ class Acceptor:
         """Raise EMFILE if few descriptors are left: the kernel hands out the lowest free one, and it is high."""
         fd = os.dup(self._listener.fileno())
         os.close(fd)
-        if fd >= self._highest_fd:
+        has_share = self._num_open() + len(self._setups) >= NUM_PROBES
+        if fd >= (self._highest_fd if has_share else self._highest_probe):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _pause(self, error: OSError) -> None:

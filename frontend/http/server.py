@@ -173,7 +173,7 @@ def accept(
 
     tls = None if is_unix else new_ssl_context(config)
     handshake_s = None if tls is None else config.http_timeout_s
-    return Acceptor(listener, new_connection, on_exhausted, tls, handshake_s)
+    return Acceptor(listener, new_connection, on_exhausted, lambda: connections.num_open, tls, handshake_s)
 
 
 class TurnLoop:
