@@ -55,6 +55,7 @@ def sampling_params(body: Generation, **more: object) -> SamplingParams:
             raise RequestError("logprob_token_ids needs logprobs: ask for them too")
         more["logprobs"] = None  # the logprobs of these tokens replace those of the likeliest
     more["extra_args"] = body.vllm_xargs
+    more["best_of"] = body.best_of or None  # 0, the least that OpenAI takes: no more answers than are returned
     if more.get("structured_outputs") is None:
         more["structured_outputs"] = structured_outputs(body)
     return given_params(body, **more)

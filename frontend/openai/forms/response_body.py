@@ -124,7 +124,7 @@ class ResponsesRequest(Conversation, frozen=True, kw_only=True):
         "conversation": (),
         "prompt": (),
         "n": (1,),
-        "best_of": (1,),
+        "best_of": (0, 1),
         "prompt_logprobs": (),
         "return_token_ids": (False,),
     }

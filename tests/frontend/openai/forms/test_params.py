@@ -11,7 +11,7 @@ from tokenloom.frontend.anthropic.forms.request_body import MessagesRequest
 from tokenloom.frontend.anthropic.forms.request_body import chat_request as chat_of_message
 from tokenloom.frontend.intake.body_error import BodyError
 from tokenloom.frontend.intake.body_parser import OTHER_FORMATS, parse_body
-from tokenloom.frontend.openai.forms.params import constraint_field, structured_outputs
+from tokenloom.frontend.openai.forms.params import constraint_field, sampling_params, structured_outputs
 from tokenloom.frontend.openai.forms.response_body import ResponsesRequest, chat_request
 from tokenloom.frontend.openai.forms.schema import ChatRequest, Generation
 from tokenloom.frontend.text.prompt_limits import PromptLimits
@@ -145,3 +145,9 @@ def test_errors_name_the_field_of_the_constraint() -> None:
     assert (
         constraint_field(chat(structured_outputs={"json": SCHEMA})) == constraint_field(chat()) == "structured_outputs"
     )
+
+
+def test_best_of_zero_draws_no_more_answers_than_are_returned() -> None:
+    assert sampling_params(chat(best_of=0, n=2), max_tokens=1).best_of is None
+    with pytest.raises(RequestError, match="best_of is 3 and n is 2"):
+        sampling_params(chat(best_of=3, n=2), max_tokens=1)
