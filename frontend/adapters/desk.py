@@ -6,6 +6,8 @@ change later. Without --enable-lora it refuses everything and touches no file.
 
 from __future__ import annotations
 
+import os
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -159,13 +161,13 @@ class AdapterDesk:
         source, within = Path(query.path), None
         if is_confined:
             assert self._folder is not None, "HTTP requests load adapters only with --adapter-folder"
-            source, within = (self._folder / query.path).resolve(), self._folder
+            source, within = _resolved(self._folder / query.path), self._folder
             if not source.is_relative_to(within):
                 raise RequestError(
-                    f"lora_path {query.path!r:.200} is not beneath --adapter-folder {within}, the only folder that "
-                    "HTTP requests load from: put the adapter there"
+                    f"lora_path {query.path!r:.200} is not beneath --adapter-folder, the only folder that HTTP "
+                    "requests load from: put the adapter there"
                 )
-        if not source.is_dir():
+        if not _is_folder(source):
             raise NotFound(f"No adapter found for {query.path:.200}: there is no such folder on the engine's machine")
         return self._load(name, source, within=within, load=load, order_id=query.order_id)
 
@@ -320,7 +322,7 @@ class AdapterDesk:
             check_name(name, self._spec.model_names)
             return self._load(wanted, Path(path), load=load)
         source = None if self._folder is None or name in ("", ".", "..") else self._folder / name
-        if source is None or not source.is_dir():
+        if source is None or not _is_folder(source):
             raise self.unknown(name)
         return self._load(wanted, source, within=self._folder, is_found=True, load=load)
 
@@ -378,3 +380,20 @@ class AdapterDesk:
 
 class NotFound(RequestError):
     """No model or adapter has the name, or no adapter lies there: HTTP 404."""
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether there is a folder at a path that a caller wrote; not for one that no file system knows, such as a name of
+    256 bytes or with a zero byte in it."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _resolved(path: Path) -> Path:
+    """Return a path that a caller wrote without its links; as it is if no file system knows it."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError):
+        return path

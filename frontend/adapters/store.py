@@ -228,7 +228,7 @@ def _checked(path: Path, within: Path | None) -> Path:
     try:
         found = path.resolve()
         is_other = found.exists() and not found.is_file()  # reading a pipe would wait for a writer
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise RequestError(f"{path} cannot be read ({error}): give the folder of a PEFT adapter") from None
     if within is not None and not found.is_relative_to(within):
         raise RequestError(f"{path} leads to {found}, which is not beneath --adapter-folder {within}: put it there")

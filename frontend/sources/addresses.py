@@ -1,40 +1,41 @@
-"""Addresses that media may be fetched from: global ones alone.
+"""Addresses that media may be fetched from: those of the internet alone.
 
-An IPv6 address with an IPv4 address in it (mapped, compatible, 6to4, NAT64) is judged by that; Teredo is not global.
+The nets are those of IANA's registries of special-purpose addresses (RFC 6890), whatever the version of Python knows of
+them. An IPv6 address with an IPv4 address in it (mapped, 6to4, NAT64) is judged by that.
 """
 
 from __future__ import annotations
 
 import ipaddress
-from typing import TypeAlias
 
-Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-_COMPATIBLE = ipaddress.IPv6Network("::/96")
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052
-_LOCAL_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215: the place of the IPv4 address is not known
+_SPECIAL_V4 = [
+    ipaddress.IPv4Network(net)
+    for net in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+        *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16"),
+        *("192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/3"),
+    )
+]
+_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")  # all others are local, multicast or reserved
+_SPECIAL_V6 = [  # 2001::/23: protocols, with Teredo, benchmarks and ORCHID
+    ipaddress.IPv6Network(net) for net in ("2001::/23", "2001:db8::/32", "2620:4f:8000::/48", "3fff::/20")
+]
+_MAPPED, _NAT64, _6TO4 = map(ipaddress.IPv6Network, ("::ffff:0:0/96", "64:ff9b::/96", "2002::/16"))
 
 
 def is_public(text: str) -> bool:
-    """Whether an address is global: of the internet, and of no private, local or reserved net."""
+    """Whether an address is of the internet, and of no private, local or special net."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        return False  # also an IPv6 address with a zone, which is local
-    real = _real_address(address)
-    return real.is_global and not real.is_multicast and not real.is_reserved
-
-
-def _real_address(address: Address) -> Address:
-    """Return the IPv4 address in an address, if there is one, else the address itself."""
+        return False
     if isinstance(address, ipaddress.IPv4Address):
-        return address
-    if address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    if address in _LOCAL_NAT64:
-        return ipaddress.IPv4Address(0)
-    if address in _NAT64 or (address in _COMPATIBLE and int(address) > 1):
-        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-    if address.sixtofour is not None:
-        return address.sixtofour
-    return address
+        return not any(address in net for net in _SPECIAL_V4)
+    if address.scope_id is not None:
+        return False  # of one interface
+    number = int(address)
+    if address in _MAPPED or address in _NAT64:
+        return is_public(str(ipaddress.IPv4Address(number & 0xFFFFFFFF)))
+    if address in _6TO4:
+        return is_public(str(ipaddress.IPv4Address(number >> 80 & 0xFFFFFFFF)))
+    return address in _UNICAST_V6 and not any(address in net for net in _SPECIAL_V6)

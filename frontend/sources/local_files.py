@@ -57,6 +57,8 @@ class LocalFiles:
         """Open a regular file, and check again where it is: links may have changed since."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
+        except ValueError as error:
+            raise RequestError(f"{shown(url)} is not a valid path: {error}") from None
         except OSError as error:
             what = f"{shown(url)} cannot be read"
             raise shortage_of(error, what) or RequestError(f"{what}: {error.strerror}: check the path") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
@@ -9,7 +11,9 @@ from urllib.parse import quote, urljoin, urlsplit
 from ...ipc.errors import RequestError
 
 MAX_URL_LENGTH = 8192
+MAX_HOST_LENGTH = 253  # RFC 1035, as text
 MAX_SHOWN = 160  # characters of a URL in an error
+_NAME = re.compile(r"[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*", re.IGNORECASE)
 _PORTS = {"http": 80, "https": 443}
 _SAFE = "%/:=&?~#+!$,;'@()*[]"  # kept as the caller has written them
 
@@ -37,7 +41,11 @@ class MediaUrl(NamedTuple):
 
     def follow(self, location: str) -> MediaUrl:
         """Return the URL that a redirect leads to. RequestError for an invalid one, and for one from https to http."""
-        target = parse_url(urljoin(self.text, location))
+        try:
+            joined = urljoin(self.text, location)
+        except ValueError as error:
+            raise RequestError(f"{self} redirects to no valid URL: {error}") from None
+        target = parse_url(joined)
         if self.is_https and not target.is_https:
             raise RequestError(f"{self} redirects from https to {target}: give an https URL that does not")
         return target
@@ -74,6 +82,18 @@ def shown(url: str) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
 
+def _host(given: str) -> str:
+    """Return a host in ASCII, "" unless it is an address or a name that can be looked up; ValueError for one that IDNA
+    does not know."""
+    if ":" in given:
+        return given if "%" not in given and ipaddress.ip_address(given) else ""
+    host = given.removesuffix(".")
+    if len(host) > MAX_HOST_LENGTH:
+        return ""
+    host = host if host.isascii() else host.encode("idna").decode()
+    return host if _NAME.fullmatch(host) and len(host) <= MAX_HOST_LENGTH else ""
+
+
 def parse_url(url: str) -> MediaUrl:
     """Parse an http(s) URL. RequestError if it is invalid, or names a user."""
     if len(url) > MAX_URL_LENGTH:
@@ -81,13 +101,12 @@ def parse_url(url: str) -> MediaUrl:
     try:
         parts = urlsplit(url)
         port = parts.port or _PORTS.get(parts.scheme, 0)
-        host = (parts.hostname or "").rstrip(".")
-        host = host if host.isascii() else host.encode("idna").decode()
+        host = _host(parts.hostname or "")
     except ValueError as error:
         raise RequestError(f"{shown(url)} is not a valid URL: {error}") from None
     if parts.scheme not in _PORTS:
         raise RequestError(f"{shown(url)}: URLs of media begin with data:, http:, https: or file:")
-    if not host or "%" in host:
+    if not host:
         raise RequestError(f"{shown(url)} has no valid host: write https://host/path")
     if parts.username is not None or parts.password is not None:
         raise RequestError(f"the URL at {host} holds a user name: leave it out")

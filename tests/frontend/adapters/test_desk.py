@@ -254,8 +254,11 @@ def test_sub_folders_of_the_adapter_folder_are_found_on_first_use_and_once(tmp_p
     assert {request.adapter.rank for request in desk.to_core} == {3}
     assert [(info.name, info.path) for info in desk.adapters()] == [("sql", str(folder / "sql"))]
     assert "the model 'nil' is not served here: this engine serves sample, sql" in desk.error(adapter="nil").message
-    for name in ("../outside", "..", ""):
-        assert "is not served here" in desk.error(adapter=name or ".").message
+    for name in ("../outside", "..", ".", "x" * 256, "x" * 5000, "a\0b", "ü" * 200, "a\nb"):
+        message = desk.error(adapter=name).message
+        assert "is not served here" in message and str(folder) not in message
+    for path in ("x" * 256, "x/" * 3000, "a\0b"):
+        assert "cannot be read" in desk.error(adapter="new", adapter_path=path).message
     assert "adapter_config.json cannot be read" in desk.error(adapter="empty").message
     assert "is not beneath --adapter-folder" in desk.error(adapter="out").message
 

@@ -240,6 +240,9 @@ def test_http_requests_load_only_from_beneath_the_adapter_folder(tmp_path: Path)
         for path in ("../outside", str(outside), "link", "files", "one/../../outside"):
             status, text = error_of(await served.load("sql", path))
             assert status == 400 and "is not beneath --adapter-folder" in text and "put" in text, path
+        for path in ("x" * 256, "x/" * 3000, "a\0b", "../" * 50 + "a\0b"):
+            status, text = error_of(await served.load("sql", path))
+            assert status in (400, 404) and str(served.folder) not in text, path
         status, text = error_of(await served.load("../sql", "one"))
         assert status == 400 and "leave out '..'" in text
         assert (await served.load("sql", str(served.folder / "one"))).status_code == 200

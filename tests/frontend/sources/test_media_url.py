@@ -84,3 +84,23 @@ def test_a_redirect_never_leaves_https() -> None:
     for location in ("http://a.example/", "file:///etc/passwd", "ftp://a.example/"):
         with pytest.raises(RequestError):
             url.follow(location)
+
+
+LONG = ("a" * 64, "a." * 127 + "aa", "ü" * 64, "ü" * 5000, "a.." * 2000)
+
+
+@pytest.mark.parametrize("host", ["a..b", ".a", "a b", "a,b", "a\x00b", "[::1%25lo]", *LONG])
+def test_a_host_that_cannot_be_looked_up_is_refused_before_it_is(host: str) -> None:
+    with pytest.raises(RequestError, match="valid"):
+        parse_url(f"http://{host}/x")
+
+
+@pytest.mark.parametrize("host", ["a_b.example", "xn--bcher-kva.example", "a" * 63, "1.2.3.4", "[2606:4700::1111]"])
+def test_hosts_that_can_be_looked_up_are_taken(host: str) -> None:
+    assert parse_url(f"http://{host}/x").host == host.strip("[]")
+
+
+@pytest.mark.parametrize("location", ["http://[", "http://[x]/", "//[", "http://a..b/", "http://a:99999/"])
+def test_a_redirect_to_no_url_is_an_error_of_the_request(location: str) -> None:
+    with pytest.raises(RequestError, match="valid"):
+        parse_url("http://a.example/x").follow(location)
