@@ -23,7 +23,7 @@ from ...ipc.messages.grammar import AdvanceGrammars, GrammarFailure, GrammarOpen
 from .compiler import CACHE_SIZE, GrammarCompiler, Matcher
 from .cursor import GrammarCursor
 
-MAX_MASK_S = 0.5  # of CPU, for one mask or a row of slow ones; the slowest of everyday schemas take 0.02
+MAX_MASK_S = 0.5  # of CPU, for one mask of that walk; the slowest of everyday schemas take 0.02
 PROOF_TOKENS = 32  # tokens of the walk by which a grammar is tried
 PROOF_S = 0.2  # of CPU, for that walk
 PARALLEL_FROM = 1 << 17  # bits of masks in a step: with fewer, one thread is done before others wake
