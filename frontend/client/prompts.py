@@ -212,32 +212,29 @@ def _check_turn(position: int, turn: Turn, given: GivenMedia) -> ChatMessage:
         more = {str(name): value for name, value in turn.items() if name not in ("role", "content") and value}
     else:
         raise RequestError(f"message {position} of the chat must be {{'role': …, 'content': …}}, got {turn!r:.80}")
-    if calls := more.get("tool_calls"):
-        more = more | {
-            "tool_calls": [_with_object(position, call) for call in (calls if isinstance(calls, list) else [calls])]
-        }
-        content = content or ""
+    if given_calls := more.get("tool_calls"):
+        calls = given_calls if isinstance(given_calls, list) else [given_calls]
+        more = more | {"tool_calls": calls}
+        for call in calls:
+            _check_call(position, call)
     if isinstance(content, Sequence) and not isinstance(content, str):
         content = [_part(position, part, given) for part in content]
-    if not isinstance(role, str) or not isinstance(content, str | list):
+    if not isinstance(role, str) or not isinstance(content, str | list | None) or (content is None and not given_calls):
         raise RequestError(f"message {position} of the chat needs text for role and content, got {turn!r:.80}")
     message = ChatMessage(role, content, more)
     _check_encodable(f"message {position} of the chat", role + message.text)
     return message
 
 
-def _with_object(position: int, call: object) -> object:
-    """Decode a tool call's arguments if they are JSON text, as in OpenAI's responses: templates expect an object."""
+def _check_call(position: int, call: object) -> None:
+    """Raise RequestError for a tool call with arguments as text that is not JSON: templates may expect an object."""
     function = call.get("function") if isinstance(call, Mapping) else None
     text = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or not isinstance(text, str):
-        return call
     try:
-        arguments = msgspec.json.decode(text or "{}")
+        msgspec.json.decode(text or "{}" if isinstance(text, str) else "{}")
     except (msgspec.DecodeError, RecursionError):
         where = f"message {position} of the chat"
         raise RequestError(f"{where} has a tool call whose arguments are not JSON: {text!r:.80}") from None
-    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _part(position: int, part: object, given: GivenMedia) -> ContentPart:

@@ -31,6 +31,7 @@ from ...ipc.messages.media import MediaKind
 from .default_templates import DEFAULT_TEMPLATES
 from .media_marker import MediaMarker
 from .tokenizer import Tokenizer, read_tokenizer_config
+from .turn_shape import AS_GIVEN, TurnShape, find_turn_shape, has_calls
 
 MODEL_FORM = ChatForm()
 NO_MEDIA = MediaMarker("image", "", "")  # of a model that takes text alone
@@ -62,10 +63,12 @@ class ChatTemplate:
         self._given_names = special_tokens | (defaults or {})
         self._takes_parts = WeakKeyDictionary[jinja2.Template, bool]()
         self._takes_media = WeakKeyDictionary[jinja2.Template, bool]()
+        self._turn_shapes = WeakKeyDictionary[jinja2.Template, TurnShape]()
         try:
-            self._template = _ENVIRONMENT.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"{origin} is not a Jinja template: {error}") from None
+            self._template = _compiled(source)
+        except ValueError as error:
+            mend = "mend it, or start with --chat-template FILE"
+            raise ConfigError(f"{origin} is not a Jinja template: {error}: {mend}") from None
 
     @classmethod
     def of(cls, spec: EngineSpec, tokenizer: Tokenizer | None, marker: MediaMarker = NO_MEDIA) -> ChatTemplate | None:
@@ -105,10 +108,11 @@ class ChatTemplate:
                 raise RequestError("continue_final_message and add_generation_prompt contradict each other: give one")
             messages = [*messages[:-1], _with_end_mark(messages[-1])]
         as_parts, num_media = self._shows_parts_alone(template), sum(map(_num_media, messages))
+        shape = self._turn_shape(template, as_parts) if any(map(has_calls, messages)) else AS_GIVEN
         text, failure = "", None
         for turns in self._forms(template, messages) if num_media else [messages]:
             try:
-                text = self._rendered(template, names, turns, as_parts=as_parts)
+                text = self._rendered(template, names, turns, as_parts=as_parts, shape=shape)
                 failure = None
             except RecursionError:
                 raise RequestError("the chat template recurses without end") from None
@@ -156,6 +160,17 @@ class ChatTemplate:
             self._takes_media[template] = is_shown
         return self._takes_media[template]
 
+    def _turn_shape(self, template: jinja2.Template, as_parts: bool) -> TurnShape:
+        """Return the form in which a template takes earlier answers with calls."""
+        if template not in self._turn_shapes:
+            names = self._names(MODEL_FORM)
+
+            def render(messages: list[ChatMessage], variables: JsonObject, shape: TurnShape) -> str:
+                return self._rendered(template, names | variables, messages, as_parts=as_parts, shape=shape)
+
+            self._turn_shapes[template] = find_turn_shape(render)
+        return self._turn_shapes[template]
+
     def _shows_probe(self, template: jinja2.Template, *, as_parts: bool) -> bool:
         probe = [ChatMessage("user", _PROBE)]
         with contextlib.suppress(Exception):
@@ -163,17 +178,22 @@ class ChatTemplate:
         return False
 
     def _rendered(
-        self, template: jinja2.Template, names: JsonObject, messages: Sequence[ChatMessage], *, as_parts: bool
+        self,
+        template: jinja2.Template,
+        names: JsonObject,
+        messages: Sequence[ChatMessage],
+        *,
+        as_parts: bool,
+        shape: TurnShape = AS_GIVEN,
     ) -> str:
         """Render messages with the content of each as one text, or as a list of parts; with media always as parts."""
         turns: list[JsonObject] = []
         for message in messages:
-            parts = [
+            parts: list[JsonObject] = [
                 {"type": "text", "text": part.text} if isinstance(part, TextPart) else _PARTS[self.marker.kind]
                 for part in message.parts
             ]
-            content = parts if as_parts or _num_media(message) else message.text
-            turns.append({"role": message.role, "content": content, **message.more})
+            turns += shape.turns(message, parts if as_parts or _num_media(message) else message.text)
         return template.render(names | {"messages": turns})
 
 
@@ -198,9 +218,19 @@ def read_template(given: str) -> tuple[str, str]:
 @lru_cache(maxsize=8)
 def _compile(source: str) -> jinja2.Template:
     try:
-        return _ENVIRONMENT.from_string(source)
-    except (jinja2.TemplateError, RecursionError) as error:
+        return _compiled(source)
+    except ValueError as error:
         raise RequestError(f"chat_template is not a Jinja template: {error}") from None
+
+
+def _compiled(source: str) -> jinja2.Template:
+    """Compile a template; ValueError, which names the line if it is known, if it is none."""
+    try:
+        return _ENVIRONMENT.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(f"line {error.lineno}: {error.message}") from None
+    except Exception as error:  # of Jinja, or of Python, which compiles its result
+        raise ValueError(str(error) or type(error).__name__) from None
 
 
 def _num_media(message: ChatMessage) -> int:

@@ -52,20 +52,20 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """A message of a chat, as passed to the chat template."""
 
     role: str
-    content: str | list[ContentPart]
+    content: str | list[ContentPart] | None  # nil: calls alone
     more: JsonObject = {}  # further fields for the template: name, reasoning_content, tool_calls, tool_call_id …
 
     @property
     def parts(self) -> list[ContentPart]:
         """Return the content as parts."""
-        return [TextPart(self.content)] if isinstance(self.content, str) else self.content
+        return [TextPart(self.content)] if isinstance(self.content, str) else self.content or []
 
     @property
     def text(self) -> str:
         """Return the texts of the content, joined with line breaks."""
         if isinstance(self.content, str):
             return self.content
-        return "\n".join(part.text for part in self.content if isinstance(part, TextPart))
+        return "\n".join(part.text for part in self.content or () if isinstance(part, TextPart))
 
 
 class ChatForm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,6 +1,7 @@
 """Convert the messages of a chat request to the turns and variables of a chat template.
 
-Templates take role and content as text, and for tools `tool_calls` (arguments as objects), `tool_call_id` and `name`.
+Templates take role and content as text, and for tools `tool_calls`, `tool_call_id` and `name`, in the form that
+`text/turn_shape.py` finds.
 """
 
 from __future__ import annotations
@@ -146,10 +147,11 @@ def _turn(position: int, message: Message, media: ChatMedia) -> ChatMessage:
     if message.function_call is not None or message.audio is not None:
         raise RequestError(f"{where} holds function_call or audio, which are not served: use tool_calls and text")
     role = "system" if message.role == "developer" else message.role
-    content, thought = content_of(f"{where}.content", message.content)
+    given = message.refusal if message.content is None else message.content
+    content, thought = content_of(f"{where}.content", given)
     optional = {name: getattr(message, name) for name in ("name", "reasoning_content", "tool_call_id")}
     more: JsonObject = {name: value for name, value in optional.items() if value is not None}
-    if (thought := message.reasoning or thought) is not None:
+    if (thought := message.reasoning or message.thinking or thought) is not None:
         more.setdefault("reasoning_content", thought)
     if message.tool_calls:
         more["tool_calls"] = [
@@ -160,7 +162,9 @@ def _turn(position: int, message: Message, media: ChatMedia) -> ChatMessage:
             }
             for call in message.tool_calls
         ]
-    elif message.content is None and message.role != "assistant":
+        if given is None:
+            return ChatMessage(role, None, more)
+    elif given is None and message.role != "assistant":
         raise RequestError(f"{where} has no content: give it a text")
     if not isinstance(content, str):
         parts = [media.add(part) if isinstance(part, MediumPart) else TextPart(part.text or "") for part in content]
@@ -168,14 +172,5 @@ def _turn(position: int, message: Message, media: ChatMedia) -> ChatMessage:
     return ChatMessage(role, content, more)
 
 
-def _arguments(call: FunctionCall) -> JsonObject:
-    """Return the arguments of a call as an object. Text that is not a JSON object counts as {}: a call that was cut off
-    does not end the conversation."""
-    given: str | JsonObject | None = call.arguments if call.input is None else {CUSTOM_INPUT: call.input}
-    if isinstance(given, dict):
-        return given
-    try:
-        value = msgspec.json.decode(given or "{}")
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+def _arguments(call: FunctionCall) -> str | JsonObject | None:
+    return call.arguments if call.input is None else {CUSTOM_INPUT: call.input}

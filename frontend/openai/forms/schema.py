@@ -246,6 +246,7 @@ class Message(Sent, frozen=True, kw_only=True):
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None  # the older name
+    thinking: str | None = None  # the name in gpt-oss's template
     refusal: str | None = None
     annotations: list[JsonObject] | None = None
     audio: JsonObject | None = None

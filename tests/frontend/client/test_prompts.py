@@ -126,9 +126,8 @@ def test_a_message_keeps_the_fields_that_a_template_may_use() -> None:
         {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "annotations": []},
         {"role": "tool", "content": "2", "tool_call_id": "1"},
     ]
-    shown = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
     assert new_submit("r", turns, PARAMS).chat == [
-        ChatMessage("assistant", "", {"tool_calls": [shown]}),
+        ChatMessage("assistant", None, {"tool_calls": [call]}),
         ChatMessage("tool", "2", {"tool_call_id": "1"}),
     ]
 

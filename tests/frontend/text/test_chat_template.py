@@ -192,11 +192,28 @@ def test_check_template_refuses_a_bad_chat_template_option(given: str, words: st
 
 def test_the_error_of_a_broken_or_missing_template_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{% for m in %}")
-    with pytest.raises(ConfigError, match=r"chat_template\.jinja is not a Jinja template") as caught:
+    message = r"/chat_template\.jinja is not a Jinja template: line 1: .*: mend it, or start with --chat-template FILE$"
+    with pytest.raises(ConfigError, match=message) as caught:
         ChatTemplate.load(tmp_path, None)
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"missing\.jinja cannot be read"):
         ChatTemplate.load(tmp_path, None, EngineConfig(chat_template=str(tmp_path / "missing.jinja")))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("a\n\n{% for m in %}", "line 3: Expected an expression"),
+        ("{{ x | none_such }}", "line 1: No filter named 'none_such'"),
+        ("{% for a in b %}" * 30 + "{% endfor %}" * 30, "too many statically nested blocks"),
+        ("{{" + "(" * 5000 + "1" + ")" * 5000 + "}}", "maximum recursion depth"),
+    ],
+)
+def test_a_broken_template_is_an_error_of_its_giver(source: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"^the file is not a Jinja template: {words}.*: mend it, or start with"):
+        ChatTemplate(source, {}, "the file")
+    with pytest.raises(RequestError, match=f"^chat_template is not a Jinja template: {words}"):
+        ChatTemplate("", {}).render(CHAT, ChatForm(template=source))
 
 
 def test_tojson_keeps_html_and_unicode() -> None:

@@ -11,6 +11,7 @@ from tokenloom.frontend.openai.forms.messages import ChatInput
 from tokenloom.frontend.openai.forms.messages import chat_input as input_of
 from tokenloom.frontend.openai.forms.response_body import ResponsesRequest, chat_request
 from tokenloom.frontend.openai.forms.schema import ChatRequest, TokenizeRequest
+from tokenloom.frontend.text.chat_template import ChatTemplate
 from tokenloom.frontend.text.media_limits import MediaLimits
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.client import TextPart
@@ -34,14 +35,52 @@ def test_arguments_are_text_or_objects_and_incomplete_ones_count_as_empty(given:
     chat = msgspec.convert({"messages": [message]}, ChatRequest)
     items = [{"type": "function_call", "call_id": "c", "name": "f", "arguments": given}]
     response = chat_request(msgspec.convert({"input": items}, ResponsesRequest))
+    template = ChatTemplate("{{ messages[0].tool_calls | tojson }}", {})
     for body in (chat, response):
         (turn,) = chat_input(body).turns
-        assert turn.more["tool_calls"] == [
-            {"id": "c", "type": "function", "function": {"name": "f", "arguments": expected}}
-        ]
+        assert turn.content is None
+        shown = msgspec.json.decode(template.render([turn]))
+        assert shown == [{"id": "c", "type": "function", "function": {"name": "f", "arguments": expected}}]
 
 
-@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+R1 = (
+    "{% for m in messages %}{% if m['role'] == 'assistant' and m['content'] is none %}{% for t in m['tool_calls'] %}"
+    "{{ '<CALL>' + t['function']['name'] + t['function']['arguments'] }}{% endfor %}"
+    "{% elif m['content'] is not none %}{{ '<' + m['role'] + '>' + m['content'] }}{% endif %}{% endfor %}"
+)
+
+
+def test_calls_of_all_apis_reach_a_template_that_shows_them_beside_null_alone() -> None:
+    """huggingface/transformers#45419: DeepSeek-R1's template."""
+    call = {"id": "c", "type": "function", "function": {"name": "get", "arguments": '{"a": 1}'}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "20"}
+    user = {"role": "user", "content": "W?"}
+    called = {"type": "function_call", "call_id": "c", "name": "get", "arguments": '{"a": 1}'}
+    output = {"type": "function_call_output", "call_id": "c", "output": "20"}
+    use = {"type": "tool_use", "id": "c", "name": "get", "input": {"a": 1}}
+    returned = {"type": "tool_result", "tool_use_id": "c", "content": "20"}
+    blocks = [user, {"role": "assistant", "content": [use]}, {"role": "user", "content": [returned]}]
+    chats: list[ChatRequest] = [
+        *(
+            msgspec.convert(
+                {"messages": [user, {"role": "assistant", **content, "tool_calls": [call]}, result]}, ChatRequest
+            )
+            for content in ({}, {"content": None}, {"content": ""}, {"content": []})
+        ),
+        chat_request(msgspec.convert({"input": [user, called, output]}, ResponsesRequest)),
+        chat_of_messages(msgspec.convert({"messages": blocks, "max_tokens": 9}, MessagesRequest)),
+    ]
+    rendered = [ChatTemplate(R1, {}).render(chat_input(chat).turns) for chat in chats]
+    assert rendered == ['<user>W?<CALL>get{"a": 1}<tool>20'] * len(chats)
+
+
+def test_a_refusal_is_the_text_of_its_turn() -> None:
+    refused = {"role": "assistant", "content": None, "refusal": "I cannot.", "tool_calls": []}
+    (turn,) = chat_input(msgspec.convert({"messages": [refused]}, ChatRequest)).turns
+    assert (turn.content, turn.more) == ("I cannot.", {})
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking"])
 def test_thoughts_of_earlier_answers_have_either_name(name: str) -> None:
     chat = msgspec.convert({"messages": [{"role": "assistant", "content": "x", name: "why"}]}, ChatRequest)
     assert chat_input(chat).turns[0].more == {"reasoning_content": "why"}
@@ -89,7 +128,7 @@ def test_a_custom_tool_and_its_calls_are_a_function_of_one_text_to_a_template() 
     sent = msgspec.convert(msgspec.json.decode(msgspec.json.encode(chat)), ChatRequest)
     for body in (chat, response, sent):
         found = chat_input(body)
-        assert [turn.content for turn in found.turns] == ["", "a wall"]
+        assert [turn.content for turn in found.turns] == [None, "a wall"]
         (called,) = found.turns[0].more["tool_calls"]  # type: ignore[misc]
         assert called == {"id": "c", "type": "function", "function": {"name": "go", "arguments": {"input": "north"}}}
         (shown,) = found.form.variables["tools"]  # type: ignore[misc]
