@@ -7,8 +7,10 @@ library's folder; a finished library appears there by a rename. Knows nothing of
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -31,6 +33,7 @@ DIGESTS_NAME = "digests.json"
 LIBRARY_NAME = "kernels.so"
 MAX_LIBRARIES = 16  # in a cache folder; older ones are deleted
 
+_DIGEST = re.compile("[0-9a-f]{16,}")  # the name of a library's folder
 ELEMENTS = {True: "bfloat16", False: "float32"}  # by is_bf16
 
 
@@ -81,19 +84,42 @@ def cached_library(level: str, is_bf16: bool, root: Path) -> Path:
     if compiler is None:
         raise Unavailable("there is no C compiler (cc, gcc): install one, or tokenloom from a wheel with kernels")
     folder = root / library_digest(level, is_bf16, FOR_THIS_MACHINE, compiler)
-    if not (folder / LIBRARY_NAME).exists():
-        root.mkdir(parents=True, exist_ok=True)
+    library = folder / LIBRARY_NAME
+    _make_private(root)
+    if not _is_private(library):
+        shutil.rmtree(folder, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=root, prefix=".build-", ignore_cleanup_errors=True) as scratch:
             made = Path(scratch) / "library"
-            made.mkdir()
+            made.mkdir(mode=0o700)
             compile_library(compiler, level, is_bf16, FOR_THIS_MACHINE, made / LIBRARY_NAME)
+            (made / LIBRARY_NAME).chmod(0o700)
             try:
                 made.rename(folder)
             except OSError:
-                if not (folder / LIBRARY_NAME).exists():  # if it exists, another process compiled it first
+                if not _is_private(library):  # if it is, another process compiled it first
                     raise
         _drop_old(root)
-    return folder / LIBRARY_NAME
+    return library
+
+
+def _make_private(root: Path) -> None:
+    """Make a cache folder that only this user can write: the libraries in it run. PermissionError if it is another
+    user's."""
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = root.stat()
+    if status.st_uid not in (0, os.getuid()):
+        raise PermissionError(errno.EPERM, f"it belongs to the user with number {status.st_uid}", str(root))
+    if status.st_mode & 0o022:
+        root.chmod(status.st_mode & 0o755)
+
+
+def _is_private(library: Path) -> bool:
+    """Whether a library is there that no other user but root could have written."""
+    try:
+        found = (library.parent.lstat(), library.lstat())
+    except FileNotFoundError:
+        return False
+    return all(each.st_uid in (0, os.getuid()) and not each.st_mode & 0o022 for each in found)
 
 
 def user_cache_folder() -> Path | None:
@@ -111,6 +137,7 @@ def _drop_old(root: Path) -> None:
     for scratch in root.glob(".build-*"):
         if time.time() - scratch.stat().st_mtime > 10 * COMPILE_TIMEOUT_S:
             shutil.rmtree(scratch, ignore_errors=True)
-    libraries = sorted(root.glob(f"*/{LIBRARY_NAME}"), key=lambda path: path.stat().st_mtime)
+    ours = [path for path in root.glob(f"*/{LIBRARY_NAME}") if _DIGEST.fullmatch(path.parent.name)]
+    libraries = sorted(ours, key=lambda path: path.stat().st_mtime)
     for library in libraries[:-MAX_LIBRARIES]:
         shutil.rmtree(library.parent, ignore_errors=True)

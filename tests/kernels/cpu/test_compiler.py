@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,39 @@ def test_a_library_is_compiled_once(tmp_path: Path) -> None:
     assert cached_library(HERE[-1], True, tmp_path) == first
     assert first.stat().st_mtime_ns == written
     assert [path.name for path in tmp_path.iterdir()] == [first.parent.name]  # no other files
+
+
+@pytest.mark.parametrize("harm", ["mode", "owner", "folder"])
+def test_a_library_that_others_could_have_written_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    if harm == "owner" and os.getuid() != 0:
+        pytest.skip("a file can be given away by root alone")
+    monkeypatch.setattr(library_store, "compile_library", lambda *parts: parts[-1].write_bytes(b"ours"))
+    monkeypatch.setattr(library_store, "library_digest", lambda *parts: "0" * 32)
+    root, before = tmp_path / "cache", os.umask(0)
+    try:
+        library = cached_library("AVX2", True, root)
+    finally:
+        os.umask(before)
+    for path in (root, library.parent, library):
+        assert not path.stat().st_mode & 0o077, "the umask does not open it"
+    library.write_bytes(b"theirs")
+    if harm == "owner":
+        os.chown(library, 12345, 12345)
+    else:
+        (library if harm == "mode" else library.parent).chmod(0o777)
+    assert cached_library("AVX2", True, root).read_bytes() == b"ours"
+    library.write_bytes(b"kept")
+    assert cached_library("AVX2", True, root).read_bytes() == b"kept"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="a file can be given away by root alone")
+def test_a_cache_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_store, "compile_library", lambda *parts: parts[-1].write_bytes(b"ours"))
+    os.chown(tmp_path, 12345, 12345)
+    with pytest.raises(PermissionError, match="belongs to the user with number 12345"):
+        cached_library("AVX2", True, tmp_path)
 
 
 @needs_kernels
