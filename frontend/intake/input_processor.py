@@ -66,8 +66,8 @@ class InputProcessor:
             parser = "none" if chat_template is None else find_reasoning_parser(chat_template.source)
         self._has_thoughts, self._markers = parser in MARKERS, MARKERS.get(parser, MARKERS["think"])
         self._begins_inside = parser in BEGIN_INSIDE
-        eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
-        fallback = () if eos_token_id is None else (eos_token_id,)
+        self.eos_token_id = None if tokenizer is None else tokenizer.eos_token_id
+        fallback = () if self.eos_token_id is None else (self.eos_token_id,)
         self.eos_token_ids = frozenset(spec.model.eos_token_ids or fallback)
         self._max_logprobs, self._max_step_tokens = spec.max_logprobs, spec.max_num_batched_tokens
         self._processor_paths = comma_list(spec.config.allowed_logits_processors)

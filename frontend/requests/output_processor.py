@@ -38,16 +38,17 @@ class OutputProcessor:
     def __init__(
         self,
         detokenizers: DetokenizerFactory | None,
-        eos_token_ids: frozenset[int],
+        eos_token_id: int | None,
         note: ReadingNote,
         first_key: int = 0,
         key_step: int = 1,
     ) -> None:
-        """Keys are `first_key` and those that follow it in steps: frontends of one engine have different ones. `note`
+        """`eos_token_id`: the end token of the tokenizer, which is no stop_reason. Keys are `first_key` and those that
+        follow it in steps: frontends of one engine have different ones. `note`
         gets the request of each answer while its tokens become text."""
         self._detokenizers, self._note = detokenizers, note
         self._texts = None if detokenizers is None else detokenizers.texts
-        self._eos_token_ids = eos_token_ids
+        self._eos_token_id = eos_token_id
         self._next_key, self._key_step = first_key, key_step
         self.answer_by_key: dict[int, AnswerState] = {}
 
@@ -62,7 +63,7 @@ class OutputProcessor:
                     prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
                 )
             texts = self._texts if params.detokenize else None
-            answer = AnswerState(request, processed, child, self._new_key(), detokenizer, texts, self._eos_token_ids)
+            answer = AnswerState(request, processed, child, self._new_key(), detokenizer, texts, self._eos_token_id)
             request.answers.append(answer)
             answer.replay(decode_ids(child.output_token_ids))
             if answer.finish_reason is None:

@@ -140,7 +140,7 @@ class AnswerState:
         *("request", "key", "index", "seed", "token_ids", "finish_reason", "stop_reason", "error", "embedding"),
         *("finished_time", "first_scheduled_time", "num_cached_tokens", "num_loaded_tokens"),
         *("num_preemptions", "num_drafts", "num_accepted_drafts", "num_losses", "_num_tokens_at_loss"),
-        *("_params", "_has_logprobs", "_stop_token_ids", "_eos_token_ids", "_silent_token_ids", "_detokenizer"),
+        *("_params", "_has_logprobs", "_named_token_ids", "_silent_token_ids", "_detokenizer"),
         *("_stops", "_texts", "_logprobs", "_text", "_num_taken", "_first_token_time", "_has_sent_start"),
     )
 
@@ -152,7 +152,7 @@ class AnswerState:
         key: int,
         detokenizer: Detokenizer | None,
         texts: TokenTexts | None,
-        eos_token_ids: frozenset[int],
+        eos_token_id: int | None,
     ) -> None:
         self._params = params = processed.core.params
         self.request, self.key, self.index, self.seed = request, key, child.index, child.seed
@@ -167,9 +167,10 @@ class AnswerState:
         self.num_losses, self._num_tokens_at_loss = 0, -1
         self.num_loaded_tokens: dict[PlaceName, int] = {}
         self._has_logprobs = params.num_logprobs is not None or params.prompt_logprobs is not None
-        self._stop_token_ids, self._eos_token_ids = frozenset(processed.core.stop_token_ids), eos_token_ids
+        own_end = () if params.ignore_eos or eos_token_id is None else (eos_token_id,)  # goes before stop_token_ids
+        self._named_token_ids = frozenset(params.stop_token_ids or ()).difference(own_end)
         stops, is_included = params.stop_strings, params.include_stop_str_in_output
-        self._silent_token_ids = frozenset() if is_included else self._stop_token_ids  # these add no text
+        self._silent_token_ids = frozenset(() if is_included else processed.core.stop_token_ids)  # these add no text
         self._detokenizer, self._texts = detokenizer, texts
         self._stops = MarkerFinder(*stops, is_included=is_included) if stops else None
         self._logprobs = LogprobBuffer(0, are_named=bool(params.logprob_token_ids))
@@ -260,7 +261,7 @@ class AnswerState:
         self.finish_reason = reason
         self.error = error
         last = self.token_ids[-1] if self.token_ids else -1
-        if reason == "stop" and last in self._stop_token_ids - self._eos_token_ids:  # otherwise its grammar is complete
+        if reason == "stop" and last in self._named_token_ids:
             self.stop_reason = last
 
     def take_delta(self) -> Delta:

@@ -31,7 +31,7 @@ from ...ipc.messages.media import MediaKind
 from .default_templates import DEFAULT_TEMPLATES
 from .media_marker import MediaMarker
 from .tokenizer import Tokenizer, read_tokenizer_config
-from .turn_shape import AS_GIVEN, TurnShape, find_turn_shape, has_calls
+from .turn_shape import AS_GIVEN, TurnShape, calls_of, find_turn_shape
 
 MODEL_FORM = ChatForm()
 NO_MEDIA = MediaMarker("image", "", "")  # of a model that takes text alone
@@ -108,7 +108,7 @@ class ChatTemplate:
                 raise RequestError("continue_final_message and add_generation_prompt contradict each other: give one")
             messages = [*messages[:-1], _with_end_mark(messages[-1])]
         as_parts, num_media = self._shows_parts_alone(template), sum(map(_num_media, messages))
-        shape = self._turn_shape(template, as_parts) if any(map(has_calls, messages)) else AS_GIVEN
+        shape = self._turn_shape(template, as_parts) if any(map(calls_of, messages)) else AS_GIVEN
         text, failure = "", None
         for turns in self._forms(template, messages) if num_media else [messages]:
             try:

@@ -43,9 +43,9 @@ class TurnShape(NamedTuple):
         """Return the turns of a message for a template. `content`: its text or parts, as the template takes them."""
         more = _with_thought(message)
         turn: JsonObject = {"role": message.role, "content": content, **more}
-        if not has_calls(message):
+        if not (calls := calls_of(message)):
             return [turn]
-        turn["tool_calls"] = list(map(self._call, message.more["tool_calls"]))
+        turn["tool_calls"] = list(map(self._call, calls))
         if message.text or any(isinstance(part, MediaPart) for part in message.parts):
             if self.keeps_text:
                 return [turn]
@@ -77,16 +77,17 @@ UNSHOWN = TurnShape(keeps_null=False)  # of templates that show no call
 Render: TypeAlias = Callable[[list[ChatMessage], JsonObject, TurnShape], str]
 
 
-def has_calls(message: ChatMessage) -> bool:
-    """Return whether a message has calls of tools."""
+def calls_of(message: ChatMessage) -> list[object]:
+    """Return the calls of tools in a message."""
     calls = message.more.get("tool_calls")
-    return isinstance(calls, list) and bool(calls)
+    return calls if isinstance(calls, list) else []
 
 
 def find_turn_shape(render: Render) -> TurnShape:
     """Find the form in which a template shows calls. `render`: renders messages with variables and a form; it may raise
     anything."""
-    for variables in ({}, {"tools": [_TOOL]}):
+    trials: tuple[JsonObject, JsonObject] = {}, {"tools": [_TOOL]}
+    for variables in trials:
         for has_text_arguments in (False, True):
             shape = TurnShape(has_text_arguments)
             null, empty, said = (_shown(render, variables, shape, content) for content in (None, "", _SAID))
@@ -120,7 +121,7 @@ def _with_thought(message: ChatMessage) -> JsonObject:
     thought = next((more[name] for name in THOUGHT_NAMES if more.get(name) is not None), None)
     if message.role == "assistant" and thought is not None:
         more = dict.fromkeys(THOUGHT_NAMES, thought) | more
-        if message.text and has_calls(message):
+        if message.text and calls_of(message):
             del more["thinking"]
     return more
 

@@ -7,11 +7,15 @@ import gc
 import threading
 from collections.abc import Callable
 
+import msgspec
+import pytest
+
 from tokenloom.frontend.intake.thread_pool import THREAD_BYTES, WAIT_S
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.messages.client import Abort, Accepted, ChatMessage, Deltas, TextPart
 from tokenloom.ipc.messages.core import Finished, Started
 from tokenloom.tests.frontend.bench import DEADLINE_S, TOKENIZER, Bench, deltas_of, ids, new_submit
+from tokenloom.tests.support.engine_specs import new_spec
 
 
 def test_a_request_goes_to_the_core_and_its_text_comes_back(bench: Bench) -> None:
@@ -66,6 +70,29 @@ def test_only_a_stop_token_is_the_stop_reason_not_the_end_token(bench: Bench) ->
         (delta,) = bench.deltas()
         assert (delta.text, delta.finish_reason, delta.stop_reason) == ("The", "stop", reason)
         assert decode_ids(delta.token_ids).tolist() == [*ids("The"), stop]
+
+
+EOS, OTHER_END, WORD = 2, 60, 50  # the tokenizer's end, another end in generation_config, a token
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize("named", [(), (EOS,), (OTHER_END,), (WORD,), (EOS, OTHER_END, WORD)])
+@pytest.mark.parametrize("stop", [[], ["none such"]])
+@pytest.mark.parametrize("last", [EOS, OTHER_END, WORD])
+def test_a_named_stop_token_is_the_stop_reason(
+    ignore_eos: bool, named: tuple[int, ...], stop: list[str], last: int
+) -> None:
+    """vLLM's rule: the tokenizer's end token ends an answer first, unless it is ignored, and then the named ones do."""
+    bench = Bench(model=msgspec.structs.replace(new_spec().model, eos_token_ids=[EOS, OTHER_END]))
+    params: dict[str, object] = {"stop_token_ids": list(named), "stop": stop, "ignore_eos": ignore_eos}
+    key = bench.submit(params=params)
+    ends = {*named, *(() if ignore_eos else (EOS, OTHER_END))}
+    assert set(bench.to_core[-1].stop_token_ids) == ends
+    reason = "stop" if last in ends else "length"
+    bench.tokens((key, 0, [*ids("The"), last]), finished=[Finished(key=key, reason=reason)])
+    (delta,) = bench.deltas()
+    expected = None if last not in named or (last == EOS and not ignore_eos) else last
+    assert (delta.finish_reason, delta.stop_reason) == (reason, expected)
 
 
 def test_a_stop_string_cuts_the_text_keeps_its_tokens_and_aborts_in_the_core(bench: Bench) -> None:
