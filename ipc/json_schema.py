@@ -6,8 +6,10 @@ Knows nothing of the meaning of keywords. Never descends into data (`const`, `en
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from .codec import JsonObject
+from .errors import RequestError
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # of schemas by name
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
@@ -46,20 +48,25 @@ def with_subschemas(schema: JsonObject, change: Callable[[object], object]) -> J
 
 
 def moved(schema: JsonObject, to: str) -> JsonObject:
-    """Return a copy to embed in a larger schema at the pointer `to`: internal $ref rewritten, no $id or $schema."""
+    """Return a copy to embed in a larger schema at the pointer `to`: internal $ref rewritten, no $id or $schema.
 
-    def change(part: object) -> object:
-        if not isinstance(part, dict):
-            return part
-        copy = with_subschemas(part, change)
-        reference = copy.get("$ref")
-        if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
-            copy["$ref"] = to + reference[1:]
-        return copy
-
-    whole = change(schema)
+    RequestError, with the name that the field has in structured_outputs, if it is nested too deep."""
+    try:
+        whole = _moved(schema, to)
+    except RecursionError:
+        raise RequestError("structured_outputs.json is nested too deep to be compiled: use fewer levels") from None
     assert isinstance(whole, dict)
     return {key: value for key, value in whole.items() if key not in ("$id", "$schema")}
+
+
+def _moved(part: object, to: str) -> object:
+    if not isinstance(part, dict):
+        return part
+    copy = with_subschemas(part, partial(_moved, to=to))
+    reference = copy.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        copy["$ref"] = to + reference[1:]
+    return copy
 
 
 def escaped(key: str) -> str:

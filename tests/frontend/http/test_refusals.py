@@ -71,6 +71,12 @@ ASKS = {
     "template": Ask(400, "/v1/chat/completions", chat(chat_template="{{")),
     "messages": Ask(400, "/v1/chat/completions", {"messages": []}),
     "tools": Ask(400, "/v1/chat/completions", chat(tool_choice={"type": "function", "function": {"name": "x"}})),
+    "deep tools": Ask(
+        400,
+        "/v1/chat/completions",
+        b'{"messages":[{"role":"user","content":"hi"}],"tool_choice":"required","tools":['
+        b'{"type":"function","function":{"name":"f","parameters":' + b'{"not":' * 700 + b"{}" + b"}" * 700 + b"}}]}",
+    ),
     "invocations": Ask(400, "/invocations", {"x": 1}),
     "previous": Ask(400, "/v1/responses", {"input": "hi", "previous_response_id": "resp_0"}),
     "anthropic": Ask(400, "/v1/messages", chat(max_tokens=-1)),
