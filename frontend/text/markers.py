@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+MAX_SPACE = 1024  # characters before a marker at the begin of an answer
+
 
 class MarkerFinder:
     """Finder of markers in one streamed text. Its state is the text since the last marker."""
@@ -89,9 +91,9 @@ def compile_markers(markers: tuple[str, ...]) -> tuple[Node, re.Pattern[str]]:
 
 def split_marker(text: str, marker: str) -> tuple[str, str] | None:
     """Split `text` after its leading white space and `marker`; without the marker return ("", text). None if more text
-    may complete the marker."""
+    may complete the marker, but for more than MAX_SPACE of white space: a caller would search it again and again."""
     begun = text.lstrip()
     if begun.startswith(marker):
         end = len(text) - len(begun) + len(marker)
         return text[:end], text[end:]
-    return None if marker.startswith(begun) else ("", text)
+    return None if marker.startswith(begun) and len(text) <= MAX_SPACE + len(marker) else ("", text)

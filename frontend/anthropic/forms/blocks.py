@@ -19,6 +19,7 @@ from ...openai.parsers.parts import Arguments, BlankFilter, CallBegin, CallEnd, 
 Event = tuple[str, JsonObject]  # type, fields
 SIGNATURE = "unsigned"  # of every thought, because clients drop thoughts without one; it is never checked
 _TOKENS = re.compile(rf"{JSON_STRING}|[\[\]{{}},]")
+MAX_DEPTH = 1000  # of brackets: the decoder reads fewer
 MAX_TRIES = 8  # to close an incomplete object; only text that is not JSON would need more
 
 
@@ -88,6 +89,8 @@ def partial_object(text: str) -> JsonObject:
         sign = token[0]
         if sign in "{[":
             closers = ("}" if sign == "{" else "]") + closers
+            if len(closers) > MAX_DEPTH:
+                return {}
         elif sign in "}]":
             closers = closers[1:]
         ends.append((token.start() if sign == "," else token.end(), closers))

@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from .parts import Arguments, CallBegin, CallEnd, CustomBegin, CustomInput, Part
 
+MAX_BEGIN = 1024  # characters before the text of arguments
 _BEGIN = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _HIGH = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _WHOLE = re.compile(rf'(?:[^"\\]|\\[^u]|{_HIGH}\\u[dD][c-fC-F]..|(?!{_HIGH})\\u[0-9a-fA-F]{{4}}|{_HIGH}(?!$|\\$|\\u))*')
@@ -46,21 +47,27 @@ class InputText:
     def __init__(self) -> None:
         self._held = ""
         self._has_begun = False
+        self._rest: list[str] = []  # text behind the input, or behind the begin of arguments of another form
 
     def append(self, text: str) -> str:
+        if self._rest:
+            self._rest.append(text)
+            return ""
         self._held += text
         if not self._has_begun:
             if (begin := _BEGIN.match(self._held)) is None:
+                self._rest = [""] if len(self._held) > MAX_BEGIN else []
                 return ""
             self._has_begun, self._held = True, self._held[begin.end() :]
         whole = _WHOLE.match(self._held)
         assert whole is not None
-        self._held = self._held[whole.end() :]  # stays so from the closing quote on
+        self._held = self._held[whole.end() :]
+        self._rest = [self._held] if self._held.startswith('"') else []
         text = _ESCAPE.sub(_character, whole[0])
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def finish(self) -> str:
-        return "" if self._has_begun else self._held
+        return "" if self._has_begun else self._held + "".join(self._rest)
 
 
 def _character(escape: re.Match[str]) -> str:

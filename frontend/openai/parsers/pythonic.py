@@ -33,13 +33,14 @@ class PythonicParser:
         self._held.append(text)
         if self._is_list:
             return []
-        split = split_marker("".join(self._held), START)
-        if split is None or not (begun := split[1].lstrip()):
+        held = "".join(self._held)
+        split = split_marker(held, START)
+        if split is None or not ((begun := split[1].lstrip()) or len(held) > MAX_HEAD):
             return []
         begin = _BEGIN.match(begun[:MAX_HEAD])
         self._is_list = begin is not None and begin[0].endswith("(")
         self._is_content = begin is None or not (self._is_list or len(begun) < MAX_HEAD)
-        return content("".join(self._held)) if self._is_content else []
+        return content(held) if self._is_content else []
 
     def finish(self) -> list[Part]:
         if self._is_content:
