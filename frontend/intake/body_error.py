@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 
 from ...ipc.codec import JSON_STRING
 from ...ipc.errors import RequestError
@@ -45,15 +44,16 @@ def invalid_body(error: Exception, raw: bytes | bytearray) -> BodyError:
         return BodyError(message, param=found.group(1) if found else None, code=UNKNOWN_FIELD)
     if "truncated" in message or "surrogate" in message:
         try:
-            place = next(_surrogates("", json.loads(raw)), None)
+            place = _surrogate(json.loads(raw))
         except (ValueError, RecursionError):
             return BodyError(f"the body ends in the midst of its JSON, after {len(raw)} bytes: send all of it")
         if place is not None:
-            field, position = place
-            text = f"{field} holds a lone surrogate at character {position}: give valid Unicode"
-            outermost = re.split(r"[.\[]", field.removeprefix(KEY_OF))[0]
+            steps, is_key, position = place
+            field = "".join(reversed(steps)).removeprefix(".") or _BODY
+            text = f"{KEY_OF * is_key}{field} holds a lone surrogate at character {position}: give valid Unicode"
+            outermost = re.split(r"[.\[]", field)[0]
             return BodyError(text, param=None if outermost == _BODY else outermost)
-    if (kind := _KIND.search(message)) is not None:
+    if (kind := _KIND.match(str(error))) is not None:
         name = kind.group(2)
         text = f"{name} is of type {kind.group(1)!r:.80}, which is not served: leave it out"
         return BodyError(text, param=re.split(r"[.\[]", name)[0])
@@ -70,20 +70,27 @@ def _num_decodable(raw: bytes | bytearray) -> int:
         return error.start
 
 
-def _surrogates(path: str, value: object) -> Iterator[tuple[str, int]]:
-    """Yield path and character position of each lone surrogate in `value`."""
+def _surrogate(value: object) -> tuple[list[str], bool, int] | None:
+    """Return the place of the first lone surrogate in `value`: the steps to it, the innermost first, whether it is in a
+    key of the object there, and its character position. None if there is none."""
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            yield path, error.start
+            return [], False, error.start
     elif isinstance(value, dict):
         for key, each in value.items():
-            yield from _surrogates(KEY_OF + (path or _BODY), key)
-            yield from _surrogates(f"{path}.{key}" if path else key, each)
+            if (found := _surrogate(key)) is not None:
+                return [], True, found[2]
+            if (found := _surrogate(each)) is not None:
+                found[0].append(f".{key}")
+                return found
     elif isinstance(value, list):
         for position, each in enumerate(value):
-            yield from _surrogates(f"{path}[{position}]", each)
+            if (found := _surrogate(each)) is not None:
+                found[0].append(f"[{position}]")
+                return found
+    return None
 
 
 def _deepest_field(raw: bytes | bytearray) -> str | None:

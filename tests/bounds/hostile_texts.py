@@ -67,10 +67,12 @@ def _characters(tree: Any) -> Iterator[str]:
 
 
 def _repeats(tree: Any, head: str) -> Iterator[tuple[str, str]]:
-    """Yield for each repeat the text before it, and texts that it takes once."""
+    """Yield for each repeat the text before it, and texts that it takes once; and both as a unit, which begins anew."""
     for code, value in tree:
         if code in (codes.MAX_REPEAT, codes.MIN_REPEAT) and value[1] > 16:
-            yield from ((head, unit) for unit in _samples(value[2]))
+            for unit in _samples(value[2]):
+                yield head, unit
+                yield "", head + unit
         for inner in _inside(code, value):
             yield from _repeats(inner, head)
         head += next(iter(_samples([(code, value)])), "")

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tokenloom.frontend.anthropic.forms import request_body
+from tokenloom.frontend.openai.forms import response_body, schema
 from tokenloom.frontend.openai.forms.params import _SCHEMA
 from tokenloom.frontend.text.markers import compile_markers
 from tokenloom.tests.bounds.expressions import ANYWHERE, expressions
@@ -51,6 +53,12 @@ FIELDS = (  # all that are put before an error's message
     r"^stop\b",
     "^file: ",
 )
+LEFT_OUT = tuple(  # types of items that are left out
+    re.compile(each.LEFT_OUT)
+    for module in (request_body, response_body, schema)
+    for each in vars(module).values()
+    if hasattr(each, "LEFT_OUT")
+)
 TABLE: dict[str, Read | Ours] = {
     "frontend/anthropic/forms/blocks.py _TOKENS": MODEL,
     "frontend/gguf/folder.py _PART": OPERATOR,
@@ -64,6 +72,7 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/intake/body_error.py _KIND": BODY,
     "frontend/intake/body_error.py _TOKENS": BODY,
     "frontend/intake/body_error.py invalid_body#1": BODY,
+    "frontend/intake/body_error.py invalid_body#2": BODY,
     "frontend/intake/form_data.py _BOUNDARY": HEADER,
     "frontend/intake/form_data.py _OF_TYPE": Read("a header", (Hostile(";boundary=", '"'), Hostile("", ";boundary "))),
     "frontend/intake/form_data.py _PARAMETER": FORM,
@@ -71,12 +80,15 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/listening/web_pages.py _AUTHORITY": HEADER,
     "frontend/listening/web_pages.py _UNOWNED": HEADER,
     "frontend/metrics/tracing.py _TRACEPARENT": HEADER,
+    "frontend/intake/unknown_fields.py _is_left_out#1": Read("a body", patterns=LEFT_OUT),
     "frontend/metrics/tracing.py _MEMBER": HEADER,
     "frontend/openai/body_reader.py _JSON": HEADER,
     "frontend/openai/forms/errors.py _LEADING_NAME": Read("a message with a caller's text"),
     "frontend/openai/forms/params.py errors_about#1": Read(
         "a message with a caller's text", patterns=tuple(map(re.compile, FIELDS))
     ),
+    "frontend/openai/forms/parts.py refuse_left_out#1": Read("a body", patterns=LEFT_OUT),
+    "frontend/openai/forms/prompts.py _SECRET": Read("an id"),
     "frontend/openai/parsers/custom.py _BEGIN": MODEL,
     "frontend/openai/parsers/custom.py _WHOLE": MODEL,
     "frontend/openai/parsers/custom.py _ESCAPE": MODEL,
@@ -109,6 +121,7 @@ TABLE: dict[str, Read | Ours] = {
     "ipc/config/engine_config.py _check_http#1": OPERATOR,
     "ipc/config/engine_config.py _check_http#2": OPERATOR,
     "ipc/config/tier_places.py _peer_host#1": OPERATOR,
+    "ipc/errors.py _CREDENTIALS": Read("a message with a caller's text"),
     "ipc/models/model_file.py CAUSAL": Read("a checkpoint's config"),
     "ipc/process/machine_memory.py _read_count#1": Ours("a file of the kernel"),
     "ipc/structured_outputs.py _BRACKETS": BODY,
