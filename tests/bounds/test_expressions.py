@@ -103,6 +103,7 @@ TABLE: dict[str, Read | Ours] = {
     "frontend/openai/parsers/mistral.py _CALL": MODEL,
     "frontend/openai/parsers/pythonic.py _BEGIN": MODEL,
     "frontend/openai/parsers/pythonic.py _NAME": MODEL,
+    "frontend/sources/media_url.py _NAME": Read("a URL"),
     "frontend/text/markers.py compile_markers#1": Read(
         "an answer", method="search", patterns=(compile_markers(("a" * 4096, "ab", '"]^\\-'))[1],)
     ),
