@@ -1,4 +1,4 @@
-"""Finds every regular expression in the sources of the rooms that read what callers send."""
+"""Finds every regular expression in the sources of the rooms that read texts of callers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Derives from a regular expression the texts on which it may take long: many times what it repeats, and then no match.
+"""Derives from a regular expression the texts on which it may take long: many repetitions of a part, and then no match.
 
-A text is a head, a unit that is repeated, and a tail. Heads lead into each repeat of the expression; units are what the
-repeat takes, and all pairs of characters that the expression knows.
+A text is a head, a unit that is repeated, and a tail. Heads lead into each repeat of the expression; units are texts
+that the repeat takes, and all pairs of characters that the expression knows.
 """
 
 from __future__ import annotations

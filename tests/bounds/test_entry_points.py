@@ -1,4 +1,4 @@
-"""Functions of the frontend's loop that read what callers send take time in proportion to it, and refuse what is nested
+"""Functions of the frontend's loop that read inputs of callers take time in proportion to it, and refuse what is nested
 too deep."""
 
 from __future__ import annotations

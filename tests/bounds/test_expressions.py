@@ -1,4 +1,4 @@
-"""No regular expression takes time without a bound: each is in this table, and linear in whatever callers send.
+"""No regular expression takes time without a bound: each is in this table, and linear in any text of a caller.
 
 An expression reads the texts of callers or of models, or only those of the operator. A new one makes the first test red
 until it has its line here.
@@ -24,10 +24,10 @@ from tokenloom.tests.bounds.hostile_texts import Hostile, hostile_texts
 
 
 class Read(NamedTuple):
-    """An expression that reads texts of others: whose, texts to try beside those that are derived, and the method of
-    an expression that is not used by its name. `patterns`: examples, if it is put together at run time."""
+    """An expression that reads texts of others: their kind, texts to try beside the derived ones, and the method of an
+    expression that is not used by its name. `patterns`: examples, if it is put together at run time."""
 
-    whose: str
+    kind: str
     texts: tuple[Hostile, ...] = ()
     method: str = ""
     patterns: tuple[re.Pattern[Any], ...] = ()
@@ -132,7 +132,7 @@ TABLE: dict[str, Read | Ours] = {
     "core/tiers/disk_scan.py _FOLDER": Read("names of files", method="fullmatch"),
     "core/tiers/namespace.py _BLOB_NAME": Read("names of files"),
 }
-FOLDERS = {  # whose expressions read nothing of callers in a loop
+FOLDERS = {  # their expressions read nothing of callers in a loop
     "core/grammar/": "a process that may be killed, and compiles each grammar within a limit of time",
     "frontend/options/": "the operator's options and environment",
     "frontend/ray/": "the operator's options, and errors of Ray's",

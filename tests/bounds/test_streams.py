@@ -1,4 +1,4 @@
-"""No parser of a stream takes the square of an answer's length, whatever the model writes and however it is cut."""
+"""No parser of a stream takes the square of an answer's length, for any text of the model and any cut."""
 
 from __future__ import annotations
 
