@@ -201,7 +201,9 @@ class HttpConnection(HttpToolsProtocol):
             self._last_at = self.loop.time()
         self._num_unread_bytes += len(data)
         super().data_received(data)
-        if self._num_unread_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._num_unread_bytes > MAX_HEAD_BYTES and not (
+            self._stage is Stage.REFUSED or self.transport.is_closing()
+        ):
             self._refuse_head()
 
     # ── events of the parser and of the answer ──

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
@@ -42,6 +43,21 @@ def test_a_head_without_end_gets_431_and_its_rest_is_dropped(kind: str) -> None:
         assert await client.rest() == b"" and server.refused == [(431, "head")]
         assert len(getattr(server.accepted[0], "url", b"")) <= MAX_HEAD_BYTES
         assert len(server.accepted[0].headers or ()) <= MAX_HEADERS
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", ["headers", "trailers", "url"])
+def test_a_head_is_refused_once_though_much_of_it_comes_at_once(kind: str) -> None:
+    async def test(server: Server) -> None:
+        begin, repeated = ENDLESS[kind]
+        client = await server.connect(begin)
+        while not server.accepted or server.accepted[0].headers is None:
+            await asyncio.sleep(0)
+        client.send(repeated * 4)
+        assert (await client.answer())[0] == 431
+        client.send(repeated * 4)  # no reset
+        assert await client.rest() == b"" and server.refused == [(431, "head")]
 
     run(test)
 
