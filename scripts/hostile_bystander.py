@@ -94,7 +94,7 @@ class Watch:
 
     def __init__(self, url: str, address: str, num_http: int, num_library: int) -> None:
         command = [sys.executable, "-P", __file__, url, address, str(num_http), str(num_library)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
 
     def take(self) -> tuple[list[float], list[str]]:
         """Return the gaps in seconds and the cut streams since the last call."""

@@ -232,14 +232,14 @@ def _read(
     except Exception as error:  # whatever transformers finds wrong with the files
         raise ConfigError(f"{folder}: {type(error).__name__}: {_one_line(error)}") from error
     surplus = sorted(name for name in found["unexpected_keys"] if not UNUSED.search(name))
-    for problem, names in (
+    for problem, wrong in (
         ("lacks the tensors", sorted(found["missing_keys"])),
         ("has tensors of other shapes", sorted(f"{name} {list(own)}" for name, own, _ in found["mismatched_keys"])),
         ("has tensors that the model does not use", surplus),
     ):
-        if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            raise ConfigError(f"{folder} {problem} {', '.join(names[:5])}{more}")
+        if wrong:
+            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            raise ConfigError(f"{folder} {problem} {', '.join(wrong[:5])}{more}")
     read: PreTrainedModel = model
     return read
 
