@@ -137,6 +137,8 @@ class IntakeHost:
         """Remove the ended process, and return the error of the question that ended it."""
         how = self._end()
         self.stop()
+        if "SIGVTALRM" in how:
+            return RequestError("the chat template of the request takes too much CPU time: send a shorter one")
         if not self._is_interrupted:
             self._num_ended += 1
             if is_worth_a_line(self._num_ended):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import socket
 import sys
 import time
@@ -36,6 +37,7 @@ from .body_error import BodyError
 from .body_packer import LARGE_TYPES, BodyPacker
 from .body_parser import parse_body
 from .form_parser import parse_form
+from .prompt_reader import characters_of
 
 if TYPE_CHECKING:
     from .input_processor import InputProcessor
@@ -45,6 +47,8 @@ MAX_TEXT_CHARACTERS = 256 << 10  # of a rendered chat in the answer; longer ones
 KEEPER = "body"  # user of pins
 KEEP_S = 30.0  # longest wait for room in the blob store
 RETRY_S = 0.2
+TEMPLATE_CPU_S = 2.0  # for a chat with a template of the request; beyond it SIGVTALRM ends the process
+TEXT_CHARACTERS_PER_S = 100_000  # that are tokenized at least; they have time of their own
 NICENESS = 5  # below the engine's other processes
 
 
@@ -116,7 +120,12 @@ class IntakeProcess:
     def _read_prompt(self, question: ReadPrompt, limits: PromptLimits) -> PromptRead:
         if question.prompt is not None and question.cut_side is None:
             limits.check_text(question.prompt)  # before the tokenizer is loaded
-        prompt = self._inputs.tokenize(question)
+        inputs, form = self._inputs, question.chat_form
+        if form is not None and form.template is not None:  # it may never end
+            limit_s = TEMPLATE_CPU_S + characters_of(question) / TEXT_CHARACTERS_PER_S
+            signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
+        prompt = inputs.tokenize(question)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         token_ids = limits.kept(prompt.token_ids, question.cut_side)
         has_text = question.chat is not None and len(prompt.text or "") <= MAX_TEXT_CHARACTERS
         return PromptRead(token_ids=token_ids, text=prompt.text if has_text else None)

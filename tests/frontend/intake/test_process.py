@@ -150,16 +150,12 @@ def test_a_killed_process_fails_one_request(monkeypatch: pytest.MonkeyPatch, tmp
     assert intake_pid() != second
 
 
-def test_a_template_that_never_ends_fails_only_its_own_request(
-    monkeypatch: pytest.MonkeyPatch, host: IntakeHost
-) -> None:
+def test_a_template_that_never_ends_fails_only_its_own_request_by_its_cpu_time(host: IntakeHost) -> None:
     read(host)
-    monkeypatch.setattr(intake_host, "ANSWER_S", 2.0)
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     question = ReadPrompt(chat=[ChatMessage("user", "x")], chat_form=ChatForm(template=loops))
-    with pytest.raises(RequestError, match="could not be read within 2 s"):
+    with pytest.raises(RequestError, match="the chat template of the request takes too much CPU time"):
         host.ask(question)
-    monkeypatch.setattr(intake_host, "ANSWER_S", DEADLINE_S)
     read(host)
 
 
