@@ -37,6 +37,7 @@ from .prompt import ProcessedRequest, Prompt
 MAX_DETOKENIZED = 1 << 20  # tokens at once
 MAX_NAMED_IDS = 32  # bad token ids listed in one error
 MAX_STRING_CHARACTERS = 4096  # of all stop strings of a request together, and of all bad words
+MAX_SHOWN = 64  # special tokens that are text where others are skipped
 MAX_STEP_LOGPROBS = 6 << 20  # of a prompt's tokens in one step: at 8 bytes each they fit a message of 64 MiB
 MAX_OPENING_TOKENS = 16  # of the marker that opens a thought and the white space after it
 MAX_LOGPROBS = 32 << 20  # of an answer, or of a prompt: a slow reader makes us keep all of them
@@ -73,6 +74,7 @@ class InputProcessor:
         self._processor_paths = comma_list(spec.config.allowed_logits_processors)
         self._trusts_templates = spec.config.trust_request_chat_template
         self._seeds = random.Random(spec.config.seed)
+        self._special_ids_by_markers: dict[tuple[str, ...], bytes] = {}
 
     @property
     def max_model_len(self) -> int:
@@ -127,6 +129,19 @@ class InputProcessor:
     def detokenizers(self) -> DetokenizerFactory | None:
         """Return the factory of detokenizers; None without a tokenizer."""
         return None if self._tokenizer is None else DetokenizerFactory(self._tokenizer)
+
+    def special_ids_of(self, markers: tuple[str, ...]) -> bytes:
+        """Return the encoded ids of the special tokens among the tokens of texts; each set of texts is read once."""
+        tokenizer = self._tokenizer
+        if markers not in self._special_ids_by_markers and tokenizer is not None:
+            found = {
+                token_id
+                for marker in markers
+                for token_id in tokenizer.encode(marker, add_special_tokens=False)
+                if token_id in tokenizer.special_ids and tokenizer.token_string(token_id) in marker  # not unknown
+            }
+            self._special_ids_by_markers[markers] = encode_ids(sorted(found))
+        return self._special_ids_by_markers.get(markers, b"")
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of text that a token stands for, which may be a part of a character."""
@@ -201,6 +216,7 @@ class InputProcessor:
         params = self._with_timeout(params)
         self._check_strings(params)
         self._check_tokens(params)
+        self._check_shown(submit.shown_token_ids)
         params = params.traced(room)
         if not math.isfinite(submit.arrival_time) or submit.arrival_time < 0:
             raise RequestError(f"arrival_time must be unix seconds or 0, got {submit.arrival_time}")
@@ -275,6 +291,12 @@ class InputProcessor:
                 f"allowed_token_ids has only tokens that end the answer and min_tokens is {params.min_tokens}: "
                 "allow others too, or lower min_tokens to 0"
             )
+
+    def _check_shown(self, token_ids: bytes) -> None:
+        """Raise RequestError for too many ids of special tokens that are shown, or for bytes that are no ids."""
+        num_shown = len(_decode_ids(token_ids, "shown_token_ids"))
+        if num_shown > MAX_SHOWN:
+            raise RequestError(f"shown_token_ids has {num_shown} ids, at most {MAX_SHOWN} are taken: send fewer")
 
     def _with_logprobs(self, params: SamplingParams, num_prompt_tokens: int, max_tokens: int) -> SamplingParams:
         """Replace -1 by the vocabulary's size in logprobs and prompt_logprobs; RequestError above --max-logprobs or the

@@ -22,7 +22,6 @@ from .forms.schema import ChatRequest, CustomTool, NamedTool
 from .forms.text import AnswerStyle, AnswerText
 from .local_engine import LocalEngine, Run
 from .parsers.forced import forcing_schema
-from .parsers.names import needs_special_tokens
 from .parsers.parts import Arguments, CallBegin, Content, Part, Thought, whole_calls
 
 _UNSAID: JsonObject = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))  # vLLM's keys
@@ -58,8 +57,6 @@ class ChatCompletion(ChoicesResponse):
         forced, params = _forced_calls(body), chat_params(body)
         has_tools = shows_tools(body)
         tool_parser = tool_parser if has_tools else "none"
-        if needs_special_tokens(tool_parser if forced is None else "none", reasoning_parser):
-            params = params.replace(skip_special_tokens=False)
         template = engine.inputs.chat_template
         source = body.chat_template or (None if template is None else template.source)
         if has_tools and forced is None and source is not None and "tools" not in source:
@@ -87,6 +84,7 @@ class ChatCompletion(ChoicesResponse):
             params=params,
             prompt_token_ids=prompt.token_ids,
             media=prompt.media,
+            shown_token_ids=engine.inputs.special_ids_of(style.markers),
         )
         return cls(engine, body, model, submit, style, prompt.text or "")
 

@@ -60,7 +60,10 @@ class OutputProcessor:
             detokenizer = None
             if self._detokenizers is not None and params.detokenize:
                 detokenizer = self._detokenizers.new(
-                    prompt_token_ids, params.skip_special_tokens, params.spaces_between_special_tokens
+                    prompt_token_ids,
+                    params.skip_special_tokens,
+                    params.spaces_between_special_tokens,
+                    frozenset(decode_ids(request.submit.shown_token_ids)),
                 )
             texts = self._texts if params.detokenize else None
             answer = AnswerState(request, processed, child, self._new_key(), detokenizer, texts, self._eos_token_id)

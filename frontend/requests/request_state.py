@@ -104,7 +104,7 @@ class RequestState:
     def is_same(self, submit: Submit) -> bool:
         """Whether `submit` has the same prompt and parameters; attempt and tokens so far may differ."""
         prompt = ("prompt", "prompt_token_ids", "chat", "chat_form", "add_special_tokens", "adapter", "media")
-        key = attrgetter("params", "pooling", *prompt)
+        key = attrgetter("params", "pooling", "shown_token_ids", *prompt)
         return bool(key(self.submit) == key(submit))
 
     def to_core(self, now: float) -> EngineCoreRequest:

@@ -19,12 +19,15 @@ from __future__ import annotations
 
 from codecs import utf_8_decode
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Protocol
 
 from .pieces import PieceTable, comes_in_pieces, find_probe
 from .token_bytes import UNDECODABLE
 from .token_texts import TokenTexts
 from .tokenizer import Tokenizer
+
+MAX_TABLES = 8  # of texts with some of the special tokens
 
 
 class Detokenizer(Protocol):
@@ -42,14 +45,22 @@ class DetokenizerFactory:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, probe = tokenizer, find_probe(tokenizer)
-        self._tables = {skip: PieceTable(tokenizer, probe, skip) for skip in (False, True)}
+        new_table = partial(PieceTable, tokenizer, probe)
+        self._tables = {False: new_table(frozenset()), True: new_table(tokenizer.special_ids)}
+        self._table_of_hidden = lru_cache(MAX_TABLES)(new_table)
         self._comes_in_pieces = probe is not None and comes_in_pieces(tokenizer)
         self.texts, self.special_ids = TokenTexts(self._tables[False]), tokenizer.special_ids
 
     def new(
-        self, prompt_token_ids: Sequence[int], skip_special_tokens: bool, spaces_between_special_tokens: bool = True
+        self,
+        prompt_token_ids: Sequence[int],
+        skip_special_tokens: bool,
+        spaces_between_special_tokens: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> Detokenizer:
-        """Create a detokenizer for the output after this prompt."""
+        """Create a detokenizer for the output after this prompt. `shown_ids`: special tokens that are never skipped."""
+        if skip_special_tokens and shown_ids:
+            return self._new_partial(prompt_token_ids, self.special_ids - shown_ids)
         detokenizer = self._new(prompt_token_ids, skip_special_tokens)
         if skip_special_tokens or spaces_between_special_tokens or self._tokenizer.backend is None:
             return detokenizer
@@ -59,6 +70,12 @@ class DetokenizerFactory:
         if self._comes_in_pieces:
             return PieceDetokenizer(self._tables[skip_special_tokens], prompt_token_ids)
         return WindowDetokenizer(self._tokenizer, prompt_token_ids, skip_special_tokens)
+
+    def _new_partial(self, prompt_token_ids: Sequence[int], hidden_ids: frozenset[int]) -> Detokenizer:
+        """Create a detokenizer that skips some of the special tokens."""
+        if self._comes_in_pieces:
+            return PieceDetokenizer(self._table_of_hidden(hidden_ids), prompt_token_ids)
+        return WindowDetokenizer(self._tokenizer, prompt_token_ids, False, hidden_ids)
 
 
 class PieceDetokenizer:
@@ -133,9 +150,16 @@ class WindowDetokenizer:
     segment). A character has at most 4 bytes, so of more than 3 incomplete tokens the first is invalid.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        skip_special_tokens: bool,
+        hidden_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        """`hidden_ids`: of further tokens to skip."""
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._skip_special_tokens, self._hidden_ids = skip_special_tokens, hidden_ids
         self._context = list(prompt_token_ids[-8:])
         self._segment: list[int] = []
 
@@ -163,4 +187,6 @@ class WindowDetokenizer:
         return self._decode(self._context + token_ids)[len(before) :]
 
     def _decode(self, token_ids: list[int]) -> str:
+        if self._hidden_ids:
+            token_ids = [token_id for token_id in token_ids if token_id not in self._hidden_ids]
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)

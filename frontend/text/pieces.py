@@ -18,12 +18,13 @@ _LOCAL_STEPS = {"ByteLevel", "WordPiece", "Metaspace", "BPEDecoder", "ByteFallba
 class PieceTable(dict[int, "str | bytes"]):
     """Token id → its piece after other text, computed on first use: str if it is whole characters, else bytes."""
 
-    def __init__(self, tokenizer: Tokenizer, probe: int | None, skip_special_tokens: bool) -> None:
-        """`probe`: a result of `find_probe`; without one a token's piece is its text alone."""
+    def __init__(self, tokenizer: Tokenizer, probe: int | None, hidden_ids: frozenset[int]) -> None:
+        """`probe`: a result of `find_probe`; without one a token's piece is its text alone. `hidden_ids`: of tokens
+        that have no piece."""
         super().__init__()
         self._tokenizer = tokenizer
         self._probe = [] if probe is None else [probe]
-        self._skip_special_tokens = skip_special_tokens
+        self._hidden_ids = hidden_ids
         self._prefix = tokenizer.decode(self._probe, skip_special_tokens=False)
 
     def __missing__(self, token_id: int) -> str | bytes:
@@ -42,10 +43,8 @@ class PieceTable(dict[int, "str | bytes"]):
         return self._exact(token_id, self._tokenizer.decode([token_id], skip_special_tokens=False))
 
     def is_visible(self, token_id: int) -> bool:
-        """Return False for unknown ids and skipped special tokens, which have no effect on the text, else True."""
-        if self._skip_special_tokens and token_id in self._tokenizer.special_ids:
-            return False
-        return self._tokenizer.has_token(token_id)
+        """Return False for unknown and hidden ids, which have no effect on the text, else True."""
+        return token_id not in self._hidden_ids and self._tokenizer.has_token(token_id)
 
     def _exact(self, token_id: int, text: str) -> str | bytes:
         """Return `text`, or the bytes of a token that is not valid UTF-8 by itself."""

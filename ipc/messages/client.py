@@ -124,6 +124,7 @@ class Submit(Message, frozen=True, kw_only=True, tag="submit"):
     adapter: str = ""  # name of a LoRA adapter; empty, or a name of the served model: the model alone
     adapter_path: str = ""  # folder on the engine's machine to load it from, if no adapter has the name yet
     adapter_digest: bytes = b""  # of a resumed request: from Accepted; the name may stand for other weights by now
+    shown_token_ids: bytes = b""  # special tokens that are text despite skip_special_tokens: a parser's markers
     media: list[Medium] = []  # in the order of their placeholders in the prompt, or as parts of `chat` name them
 
 

@@ -29,6 +29,11 @@ class AnswerStyle(msgspec.Struct, frozen=True, kw_only=True):
     is_inside_thought: bool  # the answer begins inside a thought
     max_calls: int | None  # 1 without parallel calls; further calls are dropped
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Return the texts that the parsers look for."""
+        return tuple(marker for parser in self.new_parsers() for marker in parser.markers)
+
     def new_parsers(self) -> list[Parser]:
         if self.is_forced:
             is_thinking = self.is_inside_thought and self.reasoning_parser in MARKERS

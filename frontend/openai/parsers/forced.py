@@ -11,6 +11,8 @@ from .parts import Arguments, CallBegin, CallEnd, Part, content
 class ForcedParser:
     """Parser of one forced answer. An incomplete call is content of a whole answer."""
 
+    markers = ()
+
     def __init__(self, name: str | None) -> None:
         """`name`: the forced function; None if the answer is a list of calls."""
         self._name = name

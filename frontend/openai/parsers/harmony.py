@@ -24,6 +24,8 @@ _HEADER = re.compile(  # other text in a header is content
 class HarmonyParser:
     """Parser of one answer. Text before the first header is content: a schema's JSON comes without channels."""
 
+    markers = (START, CHANNEL, MESSAGE, "<|constrain|>", *ENDS)
+
     def __init__(self, *, has_calls: bool) -> None:
         """`has_calls`: if False, calls are content, or thoughts in the analysis channel."""
         self._has_calls = has_calls

@@ -14,6 +14,8 @@ class HermesParser:
     other text end it too. Text between markers is content unless it begins with a call. White space after a call is
     content only if other content follows."""
 
+    markers = (OPENING, CLOSING)
+
     def __init__(self) -> None:
         self._outside = MarkerFinder(OPENING)
         self._call: CallReader | None = None

@@ -15,6 +15,8 @@ PYTHON_TAG = "<|python_tag|>"
 class LlamaParser:
     """Parser of one answer. An answer has calls only if it begins with one; the text after these calls is content."""
 
+    markers = (PYTHON_TAG,)
+
     def __init__(self) -> None:
         self._held = ""
         self._calls: CallListReader | None = None

@@ -19,6 +19,8 @@ _BEGIN = re.compile(rf"\s*+(?:{_NAME}(?:\[ARGS\]\s*+(?:n(?:u(?:l(?:l\s*+)?)?)?)?
 class MistralParser:
     """Parser of one answer. Text after a call is content, and so is a marker without a call."""
 
+    markers = (MARKER, "[ARGS]", "[CALL_ID]")
+
     def __init__(self) -> None:
         self._marker = MarkerFinder(MARKER)
         self._head: str | None = None  # text since the marker, before a call

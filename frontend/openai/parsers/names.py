@@ -25,7 +25,6 @@ TOOL_PARSERS: dict[str, Callable[[Schemas], Parser]] = {
     "openai": lambda _: HarmonyParser(has_calls=True),
 }
 HARMONY = "gpt_oss"
-_SPECIAL = frozenset(("mistral", "openai", HARMONY))  # parsers of markers that are special tokens
 _TOOL_SIGNS = (  # text in a template, and the parser that it implies; the first match wins
     (CHANNEL, "openai"),
     (MARKER, "mistral"),
@@ -50,11 +49,6 @@ def find_reasoning_parser(template: str) -> str:
         return HARMONY
     named = (name for name, markers in MARKERS.items() if any(each in template for each in markers))
     return next(named, "none")
-
-
-def needs_special_tokens(tool_parser: str, reasoning_parser: str) -> bool:
-    """Return whether these parsers need the special tokens in the text."""
-    return not _SPECIAL.isdisjoint((tool_parser, reasoning_parser))
 
 
 def new_parsers(tool_parser: str, reasoning_parser: str, schemas: Schemas, *, is_inside_thought: bool) -> list[Parser]:

@@ -61,6 +61,10 @@ Part: TypeAlias = Thought | Content | CallBegin | Arguments | CallEnd
 class Parser(Protocol):
     """Parser of one answer."""
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Return the texts that the parser looks for, which may be special tokens."""
+
     def append(self, text: str) -> list[Part]:
         """Take the next piece of the text and return the parts that are certain."""
 

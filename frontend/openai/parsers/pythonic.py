@@ -23,6 +23,8 @@ class PythonicParser:
     """Parser of one answer. The answer is held while it may be a list of calls, with or without the markers START and
     END around it; any other answer is content."""
 
+    markers = (START, END)
+
     def __init__(self) -> None:
         self._held: list[str] = []
         self._is_list = self._is_content = False  # neither: both are possible

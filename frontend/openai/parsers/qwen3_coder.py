@@ -41,6 +41,8 @@ class Qwen3CoderParser:
     """Parser of one answer: a state machine over the markers. It holds names and values until the marker after them
     comes; content is not held. Text inside a call that belongs to no parameter is content after the call."""
 
+    markers = (OPENING, CLOSING, FUNCTION, END_FUNCTION, PARAMETER, END_PARAMETER)
+
     def __init__(self, schemas: Mapping[str, JsonObject]) -> None:
         """`schemas`: schema of the arguments by name of the tool."""
         self._types = {name: ArgumentTypes(schema) for name, schema in schemas.items()}

@@ -20,7 +20,7 @@ class ThoughtParser:
 
     def __init__(self, name: str, *, is_open: bool) -> None:
         """`is_open`: the answer begins inside the thought, without an opening marker."""
-        self._opening, closing = MARKERS[name]
+        self.markers = self._opening, closing = MARKERS[name]
         self._thought = MarkerFinder(closing)
         self._is_open = is_open
         self._held: str | None = ""  # until the opening marker has come, or can no longer come; then None

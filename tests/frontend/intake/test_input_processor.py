@@ -12,6 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from tokenloom.frontend.intake.input_processor import InputProcessor
 from tokenloom.frontend.intake.prompt import ProcessedRequest, Prompt
 from tokenloom.frontend.text.chat_template import ChatTemplate
+from tokenloom.frontend.text.tokenizer import Tokenizer
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import RequestError
@@ -91,6 +92,29 @@ def test_eos_tokens_stop_unless_ignore_eos() -> None:
 def test_the_tokenizers_eos_token_is_used_if_the_model_names_none() -> None:
     model = msgspec.structs.replace(new_spec().model, eos_token_ids=[])
     assert InputProcessor(new_spec(model=model), new_tokenizer("byte_level"), None).eos_token_ids == {2}
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "unigram", "word_piece"])
+def test_the_special_tokens_among_markers_are_found(kind: str) -> None:
+    tokenizer = new_tokenizer(kind)
+    assert tokenizer.backend is not None
+    tokenizer.backend.add_special_tokens(["<tool_call>"])
+    tokenizer.backend.add_tokens(["</tool_call>"])
+    inputs = InputProcessor(new_spec(), Tokenizer.from_backend(tokenizer.backend, tokenizer.config), None)
+    token_id = tokenizer.backend.token_to_id("<tool_call>")
+    assert inputs.special_ids_of(("<tool_call>", "</tool_call>", "\ue000 unknown")) == encode_ids([token_id])
+    assert inputs.special_ids_of(("<tool_call>",)) == encode_ids([token_id])
+    assert inputs.special_ids_of(()) == b""
+    assert InputProcessor(new_spec(), None, None).special_ids_of(("<tool_call>",)) == b""
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"), [(encode_ids(range(65)), "has 65 ids, at most 64"), (b"odd", "shown_token_ids")]
+)
+def test_shown_token_ids_are_few_and_whole(ids: bytes, words: str) -> None:
+    process(new_inputs(), shown_token_ids=encode_ids([*range(63), 1 << 30]))
+    with pytest.raises(RequestError, match=words):
+        process(new_inputs(), shown_token_ids=ids)
 
 
 def test_the_engines_seed_determines_the_seeds_of_unseeded_requests() -> None:

@@ -1,4 +1,4 @@
-"""Chats keep special tokens for their parsers and merge the deltas of calls."""
+"""Chats show special tokens to the parsers that look for them and merge the deltas of calls."""
 
 from __future__ import annotations
 
@@ -14,39 +14,65 @@ from tokenloom.frontend.openai.chat import ChatChoice, ChatCompletion
 from tokenloom.frontend.openai.forms.schema import ChatRequest
 from tokenloom.frontend.openai.local_engine import Run
 from tokenloom.frontend.openai.parsers.parts import Arguments, CallBegin, CallEnd, Part
+from tokenloom.ipc.messages.client import Submit
 from tokenloom.ipc.messages.intake import BodyInput
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
-class Engine:
-    """The part of LocalEngine that a chat needs to start."""
+def started(tool_parser: str, reasoning_parser: str, fields: dict[str, object]) -> tuple[Submit, tuple[str, ...]]:
+    """The Submit of a chat, and the markers whose special tokens it asked for."""
+    asked: list[tuple[str, ...]] = []
 
-    inputs = SimpleNamespace(chat_template=None, cut_side=lambda params: None, opens_thought=lambda ids: False)
+    def special_ids_of(markers: tuple[str, ...]) -> bytes:
+        asked.append(markers)
+        return b"ids."
 
-    async def chat_prompt(self, parsed: object, cut_side: str | None) -> BodyInput:
+    inputs: Any = SimpleNamespace(
+        chat_template=None,
+        cut_side=lambda params: None,
+        opens_thought=lambda ids: False,
+        special_ids_of=special_ids_of,
+    )
+
+    async def chat_prompt(parsed: object, cut_side: str | None) -> BodyInput:
         return BodyInput(token_ids=b"", is_of_chat=True)
+
+    engine: Any = SimpleNamespace(inputs=inputs, chat_prompt=chat_prompt)
+    body = msgspec.convert({"messages": [{"role": "user", "content": "x"}]} | fields, ChatRequest)
+    chat = asyncio.run(ChatCompletion.start(engine, ParsedBody(body, []), "m", tool_parser, reasoning_parser))
+    (submit,), (markers,) = chat._submits, asked
+    return submit, markers
 
 
 @pytest.mark.parametrize(
-    ("tool_parser", "reasoning_parser", "fields", "shows"),
+    ("tool_parser", "reasoning_parser", "fields", "expected"),
     [
-        ("mistral", "none", {"tools": TOOLS}, True),
-        ("mistral", "none", {}, False),
-        ("mistral", "none", {"tools": TOOLS, "tool_choice": "required"}, False),
-        ("none", "gpt_oss", {}, True),
-        ("none", "gpt_oss", {"skip_special_tokens": True}, True),
-        ("hermes", "think", {"tools": TOOLS}, False),
+        ("mistral", "none", {"tools": TOOLS}, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
+        ("mistral", "none", {}, ()),
+        ("mistral", "none", {"tools": TOOLS, "tool_choice": "none"}, ()),
+        ("mistral", "none", {"tools": TOOLS, "tool_choice": "required"}, ()),
+        ("hermes", "think", {"tools": TOOLS}, ("<think>", "</think>", "<tool_call>", "</tool_call>")),
+        ("hermes", "deepseek_r1", {}, ("<think>", "</think>")),
+        ("llama", "none", {"tools": TOOLS}, ("<|python_tag|>",)),
+        ("pythonic", "none", {"tools": TOOLS}, ("<|python_start|>", "<|python_end|>")),
     ],
 )
-def test_special_tokens_are_kept_for_parsers_that_need_them(
-    tool_parser: str, reasoning_parser: str, fields: dict[str, object], shows: bool
+@pytest.mark.parametrize("skip", [None, True, False])
+def test_special_tokens_are_shown_to_the_parsers_that_look_for_them(
+    tool_parser: str, reasoning_parser: str, fields: dict[str, object], expected: tuple[str, ...], skip: bool | None
 ) -> None:
-    body = msgspec.convert({"messages": [{"role": "user", "content": "x"}]} | fields, ChatRequest)
-    engine: Any = Engine()
-    chat = asyncio.run(ChatCompletion.start(engine, ParsedBody(body, []), "m", tool_parser, reasoning_parser))
-    (submit,) = chat._submits
-    assert submit.params.skip_special_tokens is not shows
+    submit, markers = started(tool_parser, reasoning_parser, fields | {"skip_special_tokens": skip})
+    assert (markers, submit.shown_token_ids) == (expected, b"ids.")
+    assert submit.params.skip_special_tokens is (skip is not False), "the caller decides about the others"
+
+
+def test_all_markers_of_a_form_are_asked_for() -> None:
+    for tool_parser, reasoning_parser in (("openai", "gpt_oss"), ("none", "gpt_oss")):
+        _, markers = started(tool_parser, reasoning_parser, {"tools": TOOLS})
+        assert {"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"} <= set(markers)
+    _, markers = started("qwen3_coder", "none", {"tools": TOOLS})
+    assert {"<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=", "</parameter>"} == set(markers)
 
 
 def test_a_chunk_has_one_entry_per_call() -> None:

@@ -95,6 +95,16 @@ def test_a_named_stop_token_is_the_stop_reason(
     assert (delta.finish_reason, delta.stop_reason) == (reason, expected)
 
 
+def test_special_tokens_that_a_request_shows_are_text_and_end_tokens_are_not(bench: Bench) -> None:
+    user = ids("<|user|>")
+    for skip, text in ((True, "The<|user|> capital"), (False, "The<|user|><s> capital")):
+        key = bench.submit(shown_token_ids=encode_ids(user), params={"skip_special_tokens": skip})
+        tokens = [*ids("The"), *user, *ids("<s>"), *ids(" capital"), EOS]
+        bench.tokens((key, 0, tokens), finished=[Finished(key=key, reason="stop")])
+        (delta,) = bench.deltas()
+        assert (delta.text, decode_ids(delta.token_ids).tolist()) == (text, tokens)
+
+
 def test_a_stop_string_cuts_the_text_keeps_its_tokens_and_aborts_in_the_core(bench: Bench) -> None:
     key = bench.submit(params={"stop": ["pan", "nic"]})
     tokens = [ids(character)[0] for character in "Don't panic!"]

@@ -102,3 +102,18 @@ def test_the_window_detokenizer_holds_back_at_most_three_invalid_tokens() -> Non
         token_ids = random_ids(rng, tokenizer, 30)
         token_ids += tokenizer.encode("The", add_special_tokens=False)
         assert "".join(stream(WindowDetokenizer(tokenizer, [], True), token_ids)) == tokenizer.decode(token_ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_that_are_shown_are_text_and_the_others_are_skipped(kind: str) -> None:
+    tokenizer = new_tokenizer(kind)
+    shown, *hidden = sorted(tokenizer.special_ids)
+    factory, rng = DetokenizerFactory(tokenizer), random.Random(3)
+    for _ in range(50):
+        token_ids = [rng.choice([shown, *hidden, *random_ids(rng, tokenizer, 3)]) for _ in range(12)]
+        for prompt in ([], tokenizer.encode("The", add_special_tokens=False)):
+            text = "".join(stream(factory.new(prompt, True, shown_ids=frozenset([shown])), token_ids))
+            kept = [token_id for token_id in token_ids if token_id not in hidden]
+            assert text == "".join(stream(factory.new(prompt, False), kept))
+            assert text.count(tokenizer.token_string(shown)) == token_ids.count(shown)
+    assert "".join(stream(factory.new([], False, shown_ids=frozenset([shown])), hidden)) != "", "none is skipped"
