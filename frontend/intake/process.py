@@ -37,7 +37,6 @@ from .body_error import BodyError
 from .body_packer import LARGE_TYPES, BodyPacker
 from .body_parser import parse_body
 from .form_parser import parse_form
-from .prompt_reader import characters_of
 
 if TYPE_CHECKING:
     from .input_processor import InputProcessor
@@ -122,6 +121,8 @@ class IntakeProcess:
             limits.check_text(question.prompt)  # before the tokenizer is loaded
         inputs, form = self._inputs, question.chat_form
         if form is not None and form.template is not None:  # it may never end
+            from .prompt_reader import characters_of  # imports what `_inputs` does
+
             limit_s = TEMPLATE_CPU_S + characters_of(question) / TEXT_CHARACTERS_PER_S
             signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
         prompt = inputs.tokenize(question)
