@@ -33,6 +33,8 @@ def error(http: httpx2.Client, path: str, body: dict[str, Any]) -> Any:
 
 
 def test_an_answer_continues_the_last_message(http: httpx2.Client) -> None:
+    """vllm-project/vllm#10111 and #19285."""
+
     def content(**more: object) -> str:
         return str(ask(http, CHAT, CONTINUED | GREEDY | more)["choices"][0]["message"]["content"])
 

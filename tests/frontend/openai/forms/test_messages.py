@@ -74,6 +74,16 @@ def test_calls_of_all_apis_reach_a_template_that_shows_them_beside_null_alone() 
     assert rendered == ['<user>W?<CALL>get{"a": 1}<tool>20'] * len(chats)
 
 
+@pytest.mark.parametrize("absent", [{}, {"id": None, "type": None, "index": None}])
+def test_a_call_that_comes_back_needs_no_id(absent: dict[str, None]) -> None:
+    """sigoden/aichat#1296."""
+    call = {"function": {"name": "get", "arguments": "{}"}, **absent}
+    messages = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": None, "content": "20"}]
+    called, result = chat_input(msgspec.convert({"messages": messages}, ChatRequest)).turns
+    assert called.more["tool_calls"] == [{"id": None, "type": "function", "function": call["function"]}]
+    assert (result.content, result.more) == ("20", {})
+
+
 def test_a_refusal_is_the_text_of_its_turn() -> None:
     refused = {"role": "assistant", "content": None, "refusal": "I cannot.", "tool_calls": []}
     (turn,) = chat_input(msgspec.convert({"messages": [refused]}, ChatRequest)).turns
