@@ -172,6 +172,7 @@ class HttpConnection(HttpToolsProtocol):
         self._num_body_bytes = 0
         self._num_head_bytes = self._num_headers = 0  # that the parser has passed on
         self._num_unread_bytes = 0  # given to the parser since it has passed on a head or a part of a body
+        self._body_parts: list[bytes] = []  # of the data that is being parsed
         self._new_app, self._old_app = self.app, WithoutChunks(self.app)  # for HTTP/1.1, and before it
         self._since = self._last_at = 0.0  # loop times: start of the stage, last data
 
@@ -193,7 +194,7 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._stage is Stage.REFUSED:
+        if self._is_refused:
             return
         if self._stage in (Stage.NEW, Stage.IDLE):
             self._enter(Stage.HEAD)
@@ -201,9 +202,8 @@ class HttpConnection(HttpToolsProtocol):
             self._last_at = self.loop.time()
         self._num_unread_bytes += len(data)
         super().data_received(data)
-        if self._num_unread_bytes > MAX_HEAD_BYTES and not (
-            self._stage is Stage.REFUSED or self.transport.is_closing()
-        ):
+        self._pass_body_on()
+        if self._num_unread_bytes > MAX_HEAD_BYTES and not (self._is_refused or self.transport.is_closing()):
             self._refuse_head()
 
     # ── events of the parser and of the answer ──
@@ -238,9 +238,17 @@ class HttpConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
         self._num_unread_bytes = 0
-        super().on_body(body)
+        self._body_parts.append(body)
+
+    def _pass_body_on(self) -> None:
+        """Pass on the parts of a body that have come, as one: uvicorn copies all that waits for each, and chunks may
+        have one byte."""
+        if self._body_parts:
+            super().on_body(b"".join(self._body_parts))
+            self._body_parts.clear()
 
     def on_message_complete(self) -> None:
+        self._pass_body_on()
         super().on_message_complete()
         self._num_unread_bytes = 0
         # If the answer came before the end of the body, the rest has stopped uvicorn's keep-alive timer: use ours.
@@ -278,6 +286,10 @@ class HttpConnection(HttpToolsProtocol):
         self._num_head_bytes += num_bytes
         if self._is_head_too_large:
             raise ValueError("the head is too large")  # which makes the parser stop
+
+    @property
+    def _is_refused(self) -> bool:
+        return self._stage is Stage.REFUSED
 
     @property
     def _is_head_too_large(self) -> bool:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tokenloom.frontend.http.connections import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
 from tokenloom.tests.frontend.http.rig import CHUNKED, GET, Server, run
@@ -124,3 +125,22 @@ def test_requests_that_wait_for_an_answer_before_them_are_few() -> None:
         assert len(server.accepted[1].pipeline) <= MAX_PIPELINED
 
     run(test)
+
+
+def test_a_body_in_many_tiny_chunks_is_passed_on_in_few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_parts, pass_on = 0, HttpToolsProtocol.on_body
+
+    def count(connection: HttpToolsProtocol, body: bytes) -> None:
+        nonlocal num_parts
+        num_parts += 1
+        pass_on(connection, body)
+
+    monkeypatch.setattr(HttpToolsProtocol, "on_body", count)
+
+    async def test(server: Server) -> None:
+        client = await server.connect(CHUNKED + b"1\r\nx\r\n" * 50_000 + b"0\r\n\r\n" + GET % b"/x")
+        assert await client.answer() == (200, b"%08d" % 50_000)
+        assert await client.answer() == (200, b"%08d" % 0)  # of the next request, without a body
+
+    run(test)
+    assert 1 <= num_parts <= 100
