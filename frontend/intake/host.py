@@ -46,8 +46,12 @@ class IntakeHost:
 
     def ask(self, question: IntakeQuestion, body: Sequence[bytes] = ()) -> IntakeAnswer:
         """Send `question` and `body`, and return the answer. RequestError if the question ends the process, takes too
-        long or is interrupted; Overloaded if the process cannot be started."""
-        frame = encode(question)
+        long, is interrupted or cannot be sent; Overloaded if the process cannot be started."""
+        try:
+            frame = encode(question)
+        except OverflowError:  # of msgpack
+            text = "a chat that is read in another process holds an integer beyond 64 bits: give it as a text"
+            raise RequestError(text) from None
         num_bytes = sum(map(len, body)) or len(frame)
         while True:
             try:

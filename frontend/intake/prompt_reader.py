@@ -85,7 +85,7 @@ def characters_of(question: ReadPrompt) -> int:
     if form is not None and form.variables:
         others.append(form.variables)
     in_chat = sum(len(message.text) + TURN_CHARACTERS for message in chat)
-    return len(question.prompt or "") + in_chat + sum(len(msgspec.msgpack.encode(each)) for each in others)
+    return len(question.prompt or "") + in_chat + sum(len(msgspec.json.encode(each)) for each in others)
 
 
 def _prompt_of(answer: IntakeAnswer, prompt: str | None) -> Prompt:

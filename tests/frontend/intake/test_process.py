@@ -19,6 +19,7 @@ from tokenloom.frontend.intake.body_packer import MAX_REST_BYTES, MAX_VALUES, Bo
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES, parse_body
 from tokenloom.frontend.intake.host import IntakeHost
 from tokenloom.frontend.intake.input_processor import InputProcessor
+from tokenloom.frontend.intake.prompt_reader import characters_of
 from tokenloom.frontend.openai.forms.embedding_body import EmbeddingRequest
 from tokenloom.frontend.openai.forms.response_body import ResponsesRequest
 from tokenloom.frontend.openai.forms.schema import (
@@ -99,6 +100,14 @@ def test_texts_chats_and_bodies_are_read_by_one_process(host: IntakeHost) -> Non
     assert isinstance(answer, BodyRead) and answer.ignored == ["nope"] and b"nope" not in answer.rest
     answer = host.ask(question, [b'{"prompt": "x", "seed": "many"}'])
     assert isinstance(answer, NotRead) and (answer.param, answer.code) == ("seed", None)
+
+
+def test_integers_beyond_64_bits_are_rendered_here_and_refused_by_name_there(host: IntakeHost) -> None:
+    form = ChatForm(variables={"id": 2**70})
+    question = ReadPrompt(chat=[ChatMessage("user", "x", {"ids": [-(2**64)]})], chat_form=form)
+    assert characters_of(question) > 30 and INPUTS.tokenize(question).token_ids
+    with pytest.raises(RequestError, match="an integer beyond 64 bits: give it as a text"):
+        host.ask(question)
 
 
 def kill_when_gone(fault: Path) -> None:
