@@ -4,6 +4,10 @@ bounds of ranges with int64.
 A bound is moved inwards to the next number that both can hold, so that each answer still conforms, and `const` and
 `enum` with a number that no float64 holds are for the caller to refuse: an id that is off by one would name another
 object.
+
+llguidance 1.9 has no way around: `const` and `enum` become a range from n to n, in float64; `multipleOf` is 32 bits
+wide; a pattern stands inside quotes; and a schema cannot refer to a Lark rule. Rules can hold schemas, so only a second
+translator, of each object around such a number to Lark, would serve them.
 """
 
 from __future__ import annotations

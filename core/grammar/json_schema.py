@@ -36,12 +36,13 @@ NAME_PATTERNS = {  # of keys, for which the library has no formats
 MAX_UNIQUE_VALUES = 5  # values, all arrangements listed: 326 arrays
 MAX_CONTAINED = 64
 MAX_INLINED = 2000  # schemas repeated because their references have keywords beside them
-OTHER_DRAFTS = {  # keywords that would be ignored, with their modern names
+OTHER_KEYWORDS = {  # that would be ignored or switch off others, with the names to use
     "disallow": "use not",
     "divisibleBy": "use multipleOf",
     "extends": "use allOf",
     "$recursiveRef": "use $ref",
     "$recursiveAnchor": "use $ref",
+    "x-guidance": "use disable_any_whitespace",  # options of the library: with its `lenient`, keywords are ignored
 }
 _TYPES = ("string", "number", "object", "array", "boolean", "null")
 _BRANCHES = ("allOf", "anyOf", "oneOf")
@@ -98,12 +99,12 @@ class _Adapter:
 
     def _check(self, node: Schema) -> None:
         """RequestError for keywords that would be ignored, and for numbers that would be changed."""
-        reasons = [f"{each} is not served: {OTHER_DRAFTS[each]}" for each in node.keys() & OTHER_DRAFTS.keys()]
+        reasons = [f"{each} is not served: {OTHER_KEYWORDS[each]}" for each in node.keys() & OTHER_KEYWORDS.keys()]
         for keyword in node.keys() & {"const", "enum", *BOUNDS}:
             number = inexact_number(node[keyword], is_bound=keyword in BOUNDS)
             if number is not None:
                 what = f"{str(number)[:40]} in {keyword} cannot be kept exact"
-                reasons += [f"{what}, integers can up to {EXACT}: make it a string"]
+                reasons += [f'{what}, integers can up to {EXACT}: make it a text, {{"type": "string"}}']
         if reasons:
             raise RequestError(f"structured_outputs.json{self.budget.place}: {min(reasons)}")
 

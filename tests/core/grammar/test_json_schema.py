@@ -400,6 +400,7 @@ KEYWORDS: dict[str, tuple[object, str]] = {  # a value, and its effect: acts, an
     "extends": ({}, "extends is not served"),
     "disallow": ("string", "disallow is not served"),
     "divisibleBy": (3, "divisibleBy is not served"),
+    "x-guidance": ({"lenient": True}, "x-guidance is not served: use disable_any_whitespace"),
     "type": ("integer", "acts"),
     "enum": ([1], "acts"),
     "const": (1, "acts"),
