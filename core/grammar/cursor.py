@@ -13,11 +13,13 @@ import numpy as np
 from .compiler import Matcher, Words
 
 MAX_AHEAD = 64  # jump-forward tokens at once, which bounds the time of a look ahead
+MASK_S = 0.1  # of CPU, for a mask; the slowest of everyday schemas take 0.02
+MAX_OVERTIME_S = 0.4  # of CPU, beyond MASK_S for each mask so far
 
 
 class GrammarCursor:
     """Owns the matcher. Invariant: it has consumed the answer's tokens, and then `ahead`: the tokens that the grammar
-    forces next."""
+    forces next. `overtime_s`: CPU time of its masks beyond MASK_S each."""
 
     def __init__(self, matcher: Matcher, vocab_size: int) -> None:
         """vocab_size: of the model; the matcher's may be larger."""
@@ -25,6 +27,8 @@ class GrammarCursor:
         self._vocab_size = vocab_size
         self.ahead: list[int] = []  # the next tokens, without alternatives
         self._known_mask: Words | None = None  # of the token after `ahead`
+        self.overtime_s = 0.0
+        self.is_watched = False  # its next mask is made, and timed, alone: some mask was slow
 
     def take(self, token_id: int) -> None:
         """Advance by a token of the answer; AssertionError if `ahead` begins with another one."""
@@ -33,6 +37,14 @@ class GrammarCursor:
             self._matcher.consume([token_id])
         elif self.ahead.pop(0) != token_id:
             raise AssertionError(f"token {token_id} came where the grammar allows another one alone")
+
+    def spend(self, seconds: float, num_masks: int) -> None:
+        """Count the CPU time of masks, or of a token if there are none. Quick masks make up for slow ones."""
+        self.overtime_s = max(0.0, self.overtime_s + seconds - num_masks * MASK_S)
+
+    @property
+    def is_too_slow(self) -> bool:
+        return self.overtime_s > MAX_OVERTIME_S
 
     @property
     def has_stopped(self) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
@@ -20,20 +21,27 @@ from ...ipc.codec import decode_ids, encode_ids
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ErrorInfo, RequestError, error_info
 from ...ipc.messages.grammar import AdvanceGrammars, GrammarFailure, GrammarOpened, GrammarsAdvanced, OpenGrammar
-from .compiler import CACHE_SIZE, GrammarCompiler, Matcher
-from .cursor import GrammarCursor
+from .compiler import CACHE_SIZE, GrammarCompiler, Matcher, Words
+from .cursor import MASK_S, MAX_OVERTIME_S, GrammarCursor
 
-MAX_MASK_S = 0.5  # of CPU, for one mask of that walk; the slowest of everyday schemas take 0.02
 PROOF_TOKENS = 32  # tokens of the walk by which a grammar is tried
 PROOF_S = 0.2  # of CPU, for that walk
+SHARE_S = 0.001  # of CPU, for a mask among many that are made together
 PARALLEL_FROM = 1 << 17  # bits of masks in a step: with fewer, one thread is done before others wake
 
 
 class GrammarServer:
     """Owns the compiler, made at its first use, and the cursor of each answer."""
 
-    def __init__(self, spec: EngineSpec, cache_size: int = CACHE_SIZE) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        cache_size: int = CACHE_SIZE,
+        thread_time: Callable[[], float] = time.thread_time,
+        process_time: Callable[[], float] = time.process_time,
+    ) -> None:
         self._spec, self._cache_size = spec, cache_size
+        self._thread_time, self._process_time = thread_time, process_time
         self._num_words = -(-spec.model.vocab_size // 32)
         self._compiler: GrammarCompiler | None = None
         self._compiler_lock = Lock()
@@ -57,22 +65,24 @@ class GrammarServer:
         return matcher
 
     def prove(self, message: OpenGrammar) -> Matcher | ErrorInfo:
-        """Compile a grammar and make the masks of a short walk through it; return the error if that fails, or if a
-        mask takes longer than MAX_MASK_S: so the request is refused before its answer begins."""
+        """Compile a grammar and make the masks of a short walk through it; return the error if that fails, or if its
+        masks take too long: so the request is refused before its answer begins."""
         matcher = self.compile(message)
         if isinstance(matcher, ErrorInfo):
             return matcher
         words, draw = np.zeros(self._shared_compiler().num_words, np.uint32), random.Random(0)
-        begun_at = time.thread_time()
+        cursor = GrammarCursor(matcher, self._spec.model.vocab_size)
+        begun_at = self._thread_time()
         for _ in range(PROOF_TOKENS):
-            mask_at = time.thread_time()
+            mask_at = self._thread_time()
             matcher.fill(words)
-            if (seconds := time.thread_time() - mask_at) > MAX_MASK_S:
-                return error_info(RequestError(f"structured_outputs: {_too_slow(seconds)}"))
+            cursor.spend(self._thread_time() - mask_at, 1)
+            if cursor.is_too_slow:
+                return error_info(RequestError(f"structured_outputs: {_too_slow(cursor)}"))
             if matcher.error is not None:
                 return error_info(RequestError(f"structured_outputs: {matcher.error}"))
             allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-            if matcher.has_stopped or not len(allowed) or time.thread_time() - begun_at > PROOF_S:
+            if matcher.has_stopped or not len(allowed) or self._thread_time() - begun_at > PROOF_S:
                 break
             matcher.consume([int(draw.choice(allowed))])
         return matcher
@@ -104,7 +114,9 @@ class GrammarServer:
             answer = self._answer_by_id.get(grammar_id)
             if answer is None:
                 continue
+            begun_at = self._thread_time()
             answer.take(token_id)
+            answer.spend(self._thread_time() - begun_at, 0)
             if not answer.has_stopped:
                 continue
             if answer.error is not None:
@@ -118,14 +130,15 @@ class GrammarServer:
         bits = masks[:, : self._num_words]
         is_good = np.count_nonzero(bits, axis=1) > 0
         for i, answer in enumerate(answers):
-            if answer.has_stopped or not is_good[i]:
+            if answer.has_stopped or answer.is_too_slow or not is_good[i]:
                 is_good[i] = False
-                failures.append(self._fail(mask_ids[i], answer.error or "no token can follow"))
+                reason = _too_slow(answer) if answer.is_too_slow else "no token can follow"
+                failures.append(self._fail(mask_ids[i], answer.error or reason))
         good = np.flatnonzero(is_good).tolist()
         bits, mask_counts = (bits if is_good.all() else bits[is_good]), b""
         if message.draft_counts:
             drafts_by_id = _drafts_by_id(message)
-            more = [answers[i].draft_masks(masks[i], drafts_by_id.get(mask_ids[i], ())) for i in good]
+            more = [self._draft_masks(answers[i], masks[i], drafts_by_id.get(mask_ids[i], [])) for i in good]
             parts = [
                 words[None, : self._num_words]
                 for i, after in zip(good, more, strict=True)
@@ -152,23 +165,43 @@ class GrammarServer:
         words = np.zeros((len(answers), width), np.uint32)
         address, num_bytes = words.ctypes.data, 4 * width
         unmasked = [(matcher, i) for i, answer in enumerate(answers) if (matcher := answer.unmasked) is not None]
-        if len(unmasked) * width * 32 >= PARALLEL_FROM and len(unmasked) > 1:
-            pairs = [(matcher.inner, i) for matcher, i in unmasked]
+        alone, together = unmasked, [(matcher, i) for matcher, i in unmasked if not answers[i].is_watched]
+        if len(together) * width * 32 >= PARALLEL_FROM and len(together) > 1:
+            alone = [(matcher, i) for matcher, i in unmasked if answers[i].is_watched]
+            begun_at = self._process_time()
+            pairs = [(matcher.inner, i) for matcher, i in together]
             self._executor.unsafe_compute_mask_ptr(pairs, address, num_bytes, len(answers))
-        else:
-            for matcher, i in unmasked:
-                matcher.fill_at(address + i * num_bytes, num_bytes)
+            if self._process_time() - begun_at > MASK_S + SHARE_S * len(together):
+                for _, i in together:
+                    answers[i].is_watched = True
+        for matcher, i in alone:
+            begun_at = self._thread_time()
+            matcher.fill_at(address + i * num_bytes, num_bytes)
+            seconds = self._thread_time() - begun_at
+            answers[i].spend(seconds, 1)
+            answers[i].is_watched = seconds > MASK_S
         for i in np.flatnonzero(np.count_nonzero(words, axis=1) <= 1).tolist():  # forced, or known already
+            begun_at, num_ahead = self._thread_time(), len(answers[i].ahead)
             answers[i].finish_mask(words[i])
+            answers[i].spend(self._thread_time() - begun_at, len(answers[i].ahead) - num_ahead)
         return words
+
+    def _draft_masks(self, answer: GrammarCursor, words: Words, token_ids: list[int]) -> list[Words]:
+        begun_at = self._thread_time()
+        masks = answer.draft_masks(words, token_ids)
+        answer.spend(self._thread_time() - begun_at, len(masks))
+        return masks
 
     def _fail(self, grammar_id: int, reason: str) -> GrammarFailure:
         self.close([grammar_id])
         return GrammarFailure(grammar_id, error_info(RequestError(f"structured_outputs cannot go on: {reason}")))
 
 
-def _too_slow(seconds: float) -> str:
-    return f"its masks take {seconds:.1f} s of CPU, at most {MAX_MASK_S} are allowed: repeat or nest less"
+def _too_slow(cursor: GrammarCursor) -> str:
+    return (
+        f"its masks take {cursor.overtime_s:.1f} s of CPU beyond {MASK_S} s each, at most {MAX_OVERTIME_S} s are "
+        "allowed: repeat or nest less"
+    )
 
 
 def _drafts_by_id(message: AdvanceGrammars) -> dict[int, list[int]]:

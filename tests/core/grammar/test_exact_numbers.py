@@ -19,7 +19,9 @@ EDGES = [2**k + d for k in (31, 52, 53, 54, 60, 62, 63, 64) for d in (-1025, -2,
 @pytest.mark.parametrize("around", [lambda n: {"const": n}, lambda n: {"enum": [1, {"a": [n]}]}])
 def test_an_id_that_would_become_another_is_refused_with_its_place(value: int, around: object) -> None:
     schema = record(id=around(value))  # type: ignore[operator]
-    where = r"at #/properties/id: -?\d+ in (const|enum) cannot be kept exact, .* make it a text, \{\"type\": \"string\"\}"
+    where = (
+        r"at #/properties/id: -?\d+ in (const|enum) cannot be kept exact, .* make it a text, \{\"type\": \"string\"\}"
+    )
     with pytest.raises(RequestError, match=where):
         COMPILER.compile("json", json.dumps(schema))
 
