@@ -42,6 +42,7 @@ from ..ipc.process.malloc import return_large_blocks
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, bind, new_socket, receive_uncopied
 from .cores.local_cores import NEVER, LocalCores
 from .cores.remote_cores import RemoteCores
+from .listening.client_sender import ClientSender
 from .listening.open_requests import OpenRequests, path_of
 from .requests.frontend import Frontend
 from .requests.media.media_input import MediaInput
@@ -51,7 +52,6 @@ from .text.tokenizer import Tokenizer
 logger = logging.getLogger("tokenloom.frontend")
 
 INTAKE_S = 0.002  # longest time to receive from clients in one turn
-MAX_UNREAD_MESSAGES = 1 << 17  # queue to one client beyond the kernel's buffers: one Accepted for each open request
 MAX_UNTAKEN_MESSAGES = 1024  # queue from one client; when it is full, ZeroMQ stops reading from that client
 HANDSHAKE_MS = 10_000  # for a connection's handshake; one that says nothing takes a descriptor for so long
 FAREWELL_MS = 800  # to send the last messages; with the HTTP server's 2 s less than the supervisor's limit
@@ -74,7 +74,7 @@ class FrontendProcess:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.supervisor = SupervisorChannel(self._context, spec, identity)
         self._clients = new_socket(self._context, zmq.ROUTER, max_message_bytes=MAX_CLIENT_MESSAGE_BYTES)
-        self._clients.setsockopt(zmq.SNDHWM, MAX_UNREAD_MESSAGES)
+        self._sender = ClientSender(self._clients)
         self._clients.setsockopt(zmq.RCVHWM, MAX_UNTAKEN_MESSAGES)
         self._clients.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._zap = self._secure()
@@ -141,8 +141,8 @@ class FrontendProcess:
 
     def seconds_to_tick(self, now: float) -> float | None:
         """Return the seconds to the next deadline, None without one; `now` in monotonic seconds."""
-        wait_s, cores_s = self._frontend.seconds_to_tick(now), max(self._cores.next_at - now, 0.0)
-        return wait_s if cores_s == NEVER else min(cores_s, NEVER if wait_s is None else wait_s)
+        wait_s, next_at = self._frontend.seconds_to_tick(now), min(self._cores.next_at, self._sender.next_at)
+        return wait_s if next_at == NEVER else min(max(next_at - now, 0.0), NEVER if wait_s is None else wait_s)
 
     def stop(self) -> None:
         """End all open requests with an error and send their last messages."""
@@ -250,23 +250,14 @@ class FrontendProcess:
         """Send the outbox: clients first, since a lost client adds aborts for the core."""
         outbox = self._frontend.outbox
         for identity, frame in outbox.to_clients:
-            if not self._send_to_client(identity, frame):
+            if not self._sender.send(identity, frame):
                 self._frontend.on_client_gone(identity)
         outbox.to_clients.clear()
+        self._sender.tick(time.monotonic())
         self._cores.send(outbox.to_cores)
         for order in outbox.to_supervisor:
             self.supervisor.send(order)
         outbox.to_supervisor.clear()
-
-    def _send_to_client(self, identity: bytes, frame: bytes) -> bool:
-        """Send a frame without waiting; False if the client is gone or has MAX_UNREAD_MESSAGES unread messages."""
-        try:
-            self._clients.send_multipart([identity, frame], zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            return False
-        return True
 
     def close(self) -> None:
         if hasattr(self, "_cores"):  # else the start has failed

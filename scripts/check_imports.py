@@ -109,7 +109,7 @@ FOLDERS = {
     "frontend/intake": Folder(
         _frontend("anthropic/forms client client/media media openai/forms openai/parsers text"), _parties("msgspec zmq")
     ),
-    "frontend/listening": Folder(IPC),
+    "frontend/listening": Folder(IPC, _parties("zmq")),
     "frontend/media": Folder(_frontend("text"), _parties("msgspec")),
     "frontend/media/audio": Folder(IPC, _parties("msgspec numpy soundfile")),
     "frontend/media/images": Folder(IPC, _parties("msgspec PIL")),

@@ -8,6 +8,7 @@ LocalSession is the session of a client in the frontend's own process: the HTTP 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -18,6 +19,7 @@ from ...ipc.messages.client import CREDIT_WINDOW, Delta, Deltas, FrontendMessage
 RequestT = TypeVar("RequestT")  # state of an open request
 
 MAX_DELTAS_BYTES = 4 << 20  # approximate size of one Deltas message; further updates go into the next one
+MAX_IN_FLIGHT_BYTES = 32 << 20  # of Deltas that are not credited; further updates wait for credits
 NEVER = float("inf")  # as a time
 
 
@@ -30,7 +32,8 @@ class HasDelta(Protocol):
 class ClientSession(Generic[RequestT]):
     """Requests and unsent updates of one client.
 
-    Invariant: each unsent answer belongs to a request of this session; at most CREDIT_WINDOW Deltas are in flight.
+    Invariant: each unsent answer belongs to a request of this session; at most CREDIT_WINDOW Deltas are in flight,
+    and of MAX_IN_FLIGHT_BYTES no more than the last begins.
     """
 
     def __init__(self, identity: bytes, now: float, outbox: list[tuple[bytes, bytes]]) -> None:
@@ -41,7 +44,11 @@ class ClientSession(Generic[RequestT]):
         self.request_by_id: dict[str, RequestT] = {}
         self.unsent: dict[int, HasDelta] = {}  # by answer key, in the order of their first update
         self.refusals: list[Delta] = []  # final deltas of requests without answers
-        self.num_in_flight = 0  # Deltas messages that the client has not credited
+        self._in_flight: deque[int] = deque()  # bytes of the Deltas messages that the client has not credited
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
 
     @property
     def can_repeat(self) -> bool:
@@ -74,18 +81,19 @@ class ClientSession(Generic[RequestT]):
         self._outbox.append((self.identity, encode(message)))
 
     def credit(self, count: int) -> None:
-        self.num_in_flight = max(0, self.num_in_flight - count)
+        for _ in range(min(count, self.num_in_flight)):
+            self._in_flight.popleft()
 
     def reset_credits(self) -> None:
         """Clear the count of messages in flight: after a second Hello they are lost or received, without a Credit."""
-        self.num_in_flight = 0
+        self._in_flight.clear()
 
     def take_frames(self) -> list[bytes]:
         """Remove and encode unsent updates as Deltas, as many as credits allow. The rest stays, merged per answer."""
         frames = []
-        while (self.unsent or self.refusals) and self.num_in_flight < CREDIT_WINDOW:
+        while self.has_updates and self.num_in_flight < CREDIT_WINDOW and sum(self._in_flight) < MAX_IN_FLIGHT_BYTES:
             frames.append(encode(Deltas(deltas=self._take_deltas())))
-            self.num_in_flight += 1
+            self._in_flight.append(len(frames[-1]))
         return frames
 
     def _take_deltas(self) -> list[Delta]:

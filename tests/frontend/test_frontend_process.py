@@ -31,6 +31,7 @@ from tokenloom.ipc.messages.client import (
     Deltas,
     FrontendMessage,
     GetHealth,
+    GetInfo,
     Health,
     Submit,
     Tokenize,
@@ -269,6 +270,35 @@ def test_the_idle_process_does_not_wake(engine: Engine) -> None:
     select.select([], [], [], 1.0)
     assert process.num_ctx_switches().voluntary - before[0] <= 2
     assert sum(process.cpu_times()[:2]) - before[1] <= 0.01
+
+
+def test_a_client_that_reads_nothing_costs_bounded_memory_which_is_returned_when_it_leaves(
+    run_directory: RunDirectory,
+) -> None:
+    template = run_directory.path / "template"
+    template.write_text(f"{{# {'x' * 100_000} #}}")  # Info has it
+    engine = Engine(run_directory, config=EngineConfig(chat_template=str(template)))
+    try:
+        address = engine.start()
+        process, other = psutil.Process(engine.process.pid), engine.client(address)
+        idle = new_socket(engine.context, zmq.DEALER)
+        idle.setsockopt(zmq.RCVHWM, 1)  # else its own ZeroMQ reads all
+        idle.connect(address)
+        say(idle, Hello(protocol_version=PROTOCOL_VERSION))
+        before = process.memory_info().rss
+        for query_id in range(4000):
+            say(idle, GetInfo(query_id=query_id))
+            say(other, Ping())
+            assert isinstance(engine.hear(other), Pong)
+        assert 60e6 < process.memory_info().rss - before < 200e6, "of 400 MB"
+        idle.close()
+        deadline = time.monotonic() + DEADLINE_S
+        while process.memory_info().rss - before > 32e6:
+            assert time.monotonic() < deadline
+            say(other, Ping())
+            assert isinstance(engine.hear(other), Pong)
+    finally:
+        engine.close()
 
 
 def test_a_free_port_is_found_and_reported(run_directory: RunDirectory) -> None:

@@ -1,0 +1,112 @@
+"""ClientSender: sends frames on the clients' socket, and bounds the bytes that clients leave unread.
+
+ZeroMQ queues the messages that a client does not read, and limits their number alone. Deltas wait for credits, replies
+to queries do not. So the bytes are counted here: of each client one frame in TRACKED_BYTES is tracked, and when ZeroMQ
+has passed it to the kernel, all before it are gone, too. Knows no sessions and no messages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from ...ipc.process.malloc import trim_heap
+
+MAX_UNREAD_MESSAGES = 1 << 17  # queue to one client beyond the kernel's buffers: one Accepted for each open request
+MAX_UNREAD_BYTES = 512 << 20  # of all clients; one alone may have a fifth of it
+TRACKED_BYTES = 64 << 10  # tracking a frame costs 40 µs
+OVERHEAD_BYTES = 128  # of ZeroMQ, for each message
+SHARE = 4  # a client may have a quarter of the bytes that are left
+MAX_QUEUES = 8192
+TRIM_BYTES = 16 << 20  # if so many have been freed, their pages are returned to the system: 15 ms for 60 MB
+COLLECT_S = 1.0  # while bytes are unread
+NEVER = float("inf")
+
+
+class _Queue:
+    """The bytes on their way to one client: those up to each tracked frame, and those after the last of them."""
+
+    __slots__ = ("num_bytes", "num_new_bytes", "tracked")
+
+    def __init__(self) -> None:
+        self.tracked: deque[tuple[zmq.MessageTracker, int]] = deque()
+        self.num_bytes = 0  # up to the last tracked frame
+        self.num_new_bytes = 0
+
+    def track(self, tracker: zmq.MessageTracker) -> None:
+        """Count the new bytes as those up to a tracked frame, the last that was sent."""
+        self.tracked.append((tracker, self.num_new_bytes))
+        self.num_bytes += self.num_new_bytes
+        self.num_new_bytes = 0
+
+    def settle(self) -> int:
+        """Remove the frames that ZeroMQ no longer holds; return their bytes."""
+        before = self.num_bytes
+        while self.tracked and self.tracked[0][0].done:
+            self.num_bytes -= self.tracked.popleft()[1]
+        return before - self.num_bytes
+
+
+class ClientSender:
+    """Sender of frames on a ROUTER socket. Invariant: `num_bytes` is the sum of the queues' bytes."""
+
+    def __init__(self, socket: zmq.Socket[bytes], trim: Callable[[], None] = trim_heap) -> None:
+        """Call it before the socket is bound."""
+        socket.setsockopt(zmq.SNDHWM, MAX_UNREAD_MESSAGES)
+        self._socket, self._trim = socket, trim
+        self._queues: dict[bytes, _Queue] = {}
+        self.num_bytes = self._peak_bytes = 0
+        self.next_at = NEVER  # of `tick`; monotonic seconds
+
+    def send(self, identity: bytes, frame: bytes) -> bool:
+        """Send a frame without waiting; False if the client is gone or has left too much unread."""
+        queue = self._queues.get(identity)
+        if queue is None:
+            queue = self._add(identity)
+        if queue.num_bytes and self._is_full(queue):
+            return False
+        num_bytes = queue.num_new_bytes + len(frame) + OVERHEAD_BYTES
+        tracked = zmq.Frame(frame, track=True, copy=False) if num_bytes > TRACKED_BYTES else None
+        try:
+            self._socket.send_multipart([identity, tracked or frame], zmq.NOBLOCK, copy=tracked is None)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            return False
+        queue.num_new_bytes = num_bytes
+        if tracked is not None and tracked.tracker is not None:
+            queue.track(tracked.tracker)
+            self.num_bytes += num_bytes
+            self._peak_bytes = max(self._peak_bytes, self.num_bytes)
+        return True
+
+    def _add(self, identity: bytes) -> _Queue:
+        if len(self._queues) >= MAX_QUEUES:
+            self._collect()
+            self._queues = {key: queue for key, queue in self._queues.items() if queue.tracked}
+        queue = self._queues[identity] = _Queue()
+        return queue
+
+    def _is_full(self, queue: _Queue) -> bool:
+        """Whether a client has left more unread than its share of what all may."""
+        self.num_bytes -= queue.settle()
+        if SHARE * queue.num_bytes > MAX_UNREAD_BYTES - self.num_bytes:
+            self._collect()
+        return queue.num_bytes > 0 and SHARE * queue.num_bytes > MAX_UNREAD_BYTES - self.num_bytes
+
+    def _collect(self) -> None:
+        for queue in self._queues.values():
+            self.num_bytes -= queue.settle()
+
+    def tick(self, now: float) -> None:
+        """Once in COLLECT_S, while bytes are unread, see which; return the memory of the others to the system."""
+        if now >= self.next_at:
+            self._collect()
+            self.next_at = NEVER
+            if self._peak_bytes - self.num_bytes >= TRIM_BYTES:
+                self._trim()
+                self._peak_bytes = self.num_bytes
+        if self.num_bytes and self.next_at == NEVER:
+            self.next_at = now + COLLECT_S
