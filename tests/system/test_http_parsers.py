@@ -62,6 +62,32 @@ def test_a_stream_delivers_the_same_parts_piece_by_piece(client: openai.OpenAI) 
     assert json.loads("".join(call.function.arguments for call in calls)) == ARGUMENTS
 
 
+def test_earlier_calls_need_no_ids(client: openai.OpenAI) -> None:
+    """sigoden/aichat#1296."""
+    function = {"name": "f", "arguments": json.dumps(ARGUMENTS)}
+    for ids in ({}, {"id": None}, {"id": ""}, {"id": "call_1"}):
+        called = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"type": "function", "function": function} | ids],
+        }
+        result = {"role": "tool", "content": "sunny"} | ({"tool_call_id": ids["id"]} if ids else {})
+        turns: Any = [*QUESTION, called, result]
+        prompt = client.post("/chat/completions", body={"messages": turns, "max_tokens": 1}, cast_to=dict[str, Any])
+        assert prompt["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_within_a_thought_ends_the_answer(client: openai.OpenAI, stream: bool) -> None:
+    """vllm-project/vllm#14399 and #14170: as in vLLM."""
+    sent = client.chat.completions.create(messages=QUESTION, stop=["capital"], stream=stream, **BODY)
+    choices: Any = [each.choices[0] for each in (sent if stream else [sent])]
+    said = [choice.delta if stream else choice.message for choice in choices]
+    assert "".join(each.model_extra.get("reasoning") or "" for each in said) == "The "
+    assert not any(each.content or each.tool_calls for each in said)
+    assert (choices[-1].finish_reason, choices[-1].model_extra["stop_reason"]) == ("stop", "capital")
+
+
 def test_a_cut_call_becomes_content_of_an_unstreamed_answer(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(messages=QUESTION, **BODY)
     limit = (whole.usage.completion_tokens if whole.usage else 0) - 12

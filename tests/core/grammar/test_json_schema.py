@@ -466,3 +466,62 @@ def test_each_keyword_acts_or_annotates_or_is_refused_by_name(keyword: str) -> N
 def test_nullable_of_openapi_allows_null() -> None:
     assert accepts({"type": "integer", "nullable": True}, None)
     assert not accepts({"type": "integer", "nullable": False}, None)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-37, 150), (0, 255), (1900, 2100), (99, 101), (-1, 0)])
+def test_a_range_of_integers_has_its_numbers_and_no_other(low: int, high: int) -> None:
+    """mlc-ai/xgrammar#661."""
+    schema: Schema = {"type": "integer", "minimum": low, "maximum": high}
+    edges = (low, high, low // 10, high // 10, low * 10, high * 10, -low, -high, 0)
+    for value in {edge + around for edge in edges for around in (-10, -2, -1, 0, 1, 2, 10)}:
+        assert accepts(schema, value) is (low <= value <= high), value
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"), [("ab", False), ("abc", True), ("abcde", True), ("abcdef", False), ("ABC", False), ("", False)]
+)
+def test_a_pattern_and_a_length_hold_together(text: str, fits: bool) -> None:
+    """mlc-ai/xgrammar#683."""
+    assert accepts({"type": "string", "pattern": "^[a-z]+$", "minLength": 3, "maxLength": 5}, text) is fits
+
+
+A_IS_B_IS_A = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+
+
+@pytest.mark.parametrize("schema", [{"$ref": "#"}, A_IS_B_IS_A, {"allOf": [{"$ref": "#"}]}], ids=str)
+def test_a_reference_that_leads_to_itself_alone_is_refused(schema: Schema) -> None:
+    """mudler/LocalAI#11020."""
+    with pytest.raises(RequestError, match="no text of finite length conforms to it"):
+        COMPILER.compile("json", json.dumps(schema))
+    tree = record(left={"anyOf": [{"$ref": "#"}, {"type": "null"}]})
+    assert accepts(tree, {"left": {"left": None}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "longest"),
+    [
+        ({"type": "string", "maxLength": 10_000}, "x" * 10_000),
+        ({"type": "array", "items": DIGIT, "maxItems": 1998}, [1] * 1998),
+    ],
+    ids=["maxLength", "maxItems"],
+)
+def test_a_large_length_is_exact(schema: Schema, longest: Any) -> None:
+    """unslothai/unsloth#9888."""
+    assert accepts(schema, longest)
+    assert not accepts(schema, longest + longest[:1])
+
+
+def test_masks_of_a_least_length_take_time_in_proportion_to_the_text() -> None:
+    """mlc-ai/xgrammar#805."""
+    words = np.zeros(COMPILER.num_words, np.uint32)
+
+    def seconds(length: int) -> float:
+        matcher = COMPILER.compile("json", json.dumps({"type": "string", "minLength": length}))
+        begun_at = time.thread_time()
+        for token_id in TOKENIZER.encode(f'"{"ab" * length}"', add_special_tokens=False).ids:
+            matcher.fill(words)
+            matcher.consume([token_id])
+        assert matcher.error is None
+        return time.thread_time() - begun_at
+
+    assert min(seconds(800) for _ in range(3)) < 16 * min(seconds(200) for _ in range(3)) + 0.01

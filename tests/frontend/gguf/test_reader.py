@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,51 @@ def test_a_format_that_is_not_supported_is_named(tmp_path: Path) -> None:
         match=r"a.gguf: tensor 'blk.0.ffn_up.weight' is IQ2_XS, which is not supported, known are F32, .*MXFP4$",
     ):
         read_gguf(tmp_path / "a.gguf", "link")
+
+
+def raw(num_tensors: int = 0, num_pairs: int = 0, content: bytes = b"") -> bytes:
+    """The bytes of a file with zeros behind `content`."""
+    return (b"GGUF" + struct.pack("<IQQ", 3, num_tensors, num_pairs) + content).ljust(4096, b"\0")
+
+
+def tensor(*shape: int, num_axes: int | None = None, kind: int = 0, offset: int = 0) -> bytes:
+    axes = struct.pack("<I", len(shape) if num_axes is None else num_axes) + struct.pack(f"<{len(shape)}Q", *shape)
+    return struct.pack("<Q", 1) + b"t" + axes + struct.pack("<IQ", kind, offset)
+
+
+def array(name: str, kind: int, count: int) -> bytes:
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<IIQ", 9, kind, count)
+
+
+MALFORMED = {  # of ggml-org/llama.cpp
+    "#24263 an axis of length 0": raw(1, content=tensor(4, 0)),
+    "#18674 more bytes than 64 bits": raw(1, content=tensor(1152, 2**42 + 1)),
+    "#18674 a shape that wraps to 0": raw(1, content=tensor(2**32, 2**32)),
+    "#27203 a negative number of elements": raw(1, content=tensor(2**63 - 1, 2, 1, 1, kind=30)),
+    "#25378 a million axes": raw(1, content=tensor(4, num_axes=1_000_000)),
+    "#25378 4 billion axes": raw(1, content=tensor(4, num_axes=2**32 - 1)),
+    "#15711 more tensors than memory": raw(2**63 - 1),
+    "#15711 more pairs than memory": raw(0, 2**63 - 1),
+    "#26318 a longer array than the file": raw(1, 1, array("tokenizer.ggml.scores", 6, 2**40)),
+    "#26318 an array of unknown elements": raw(0, 1, array("tokenizer.ggml.scores", 77, 4)),
+    "#26318 arrays in arrays": raw(0, 1, array("a", 9, 1) + struct.pack("<IQ", 9, 1) * 2000),
+    "a text that is longer than the file": raw(0, 1, struct.pack("<Q", 2**63)),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_headers_that_overflow_other_readers_are_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(MALFORMED[name])
+    with pytest.raises(ConfigError, match=r"x.gguf \(\d+ bytes\) is truncated or damaged") as caught:
+        read_gguf(path, "link")
+    assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
+
+
+def test_a_pair_without_a_name_is_passed_over(tmp_path: Path) -> None:
+    """ggml-org/llama.cpp#24263."""
+    path = tmp_path / "x.gguf"
+    pairs = struct.pack("<QIB", 0, 7, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<II", 4, 5)
+    path.write_bytes(raw(1, 2, pairs + tensor(8)))
+    found = read_gguf(path, "link")
+    assert found.metadata["a"] == 5 and found.tensors["t"].shape == (8,)

@@ -177,6 +177,8 @@ def test_special_tokens_of_phi3_take_the_spaces_behind(tmp_path: Path) -> None:
         ({"tokens": None}, "it has no tokenizer.ggml.tokens"),
         ({"tokens": [1, 2]}, "tokenizer.ggml.tokens must be a list of str"),
         ({"token_type": [1]}, r"it has \d+ tokens, but 1 types and \d+ scores of tokens"),
+        ({"token_type": ["a"] * 5}, "tokenizer.ggml.token_type must be a list of int"),
+        ({"scores": ["a"] * 5}, "tokenizer.ggml.scores must be a list of float"),
         ({"merges": None}, "it has no tokenizer.ggml.merges"),
         ({"merges": "a b"}, "tokenizer.ggml.merges must be a list of str"),
     ],

@@ -238,3 +238,40 @@ def test_a_client_of_http_1_1_gets_chunks_and_100_continue_also_behind_an_answer
             assert (await client.until(content)).lower().count(b"transfer-encoding: chunked") == 1
 
     run(test)
+
+
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n"
+LENGTH, CODING = b"content-length: %d\r\n" % len(SMUGGLED), b"transfer-encoding: chunked\r\n"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *(CODING + LENGTH, LENGTH + CODING, b"content-length: 0\r\n" + LENGTH, LENGTH + b"content-length: 0\r\n"),
+        *(
+            b"content-length: +0\r\n",
+            b"content-length: -1\r\n",
+            b"content-length: 0x0\r\n",
+            b"content-length: 0, 36\r\n",
+        ),
+        *(b"transfer-encoding: chunked, identity\r\n", b"transfer-encoding : chunked\r\n", b" x: y\r\n", b"x\r\n"),
+        *(b"content-length: 99999999999999999999999\r\n", b"x: a\0b\r\n", b"content-length: \xb2\r\n"),
+    ],
+    ids=str,
+)
+def test_a_request_whose_length_is_in_doubt_is_refused_with_all_that_follows(fields: bytes) -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect(b"POST /x HTTP/1.1\r\nhost: x\r\n" + fields + b"\r\n" + b"0\r\n\r\n" + SMUGGLED)
+        answers = await client.rest()
+        assert answers.startswith(b"HTTP/1.1 400 ") and b"200 OK" not in answers
+
+    run(test)
+
+
+def test_requests_in_one_packet_are_answered_in_their_order() -> None:
+    async def test(server: Server) -> None:
+        bodies = [b"x" * length for length in (3, 0, 70_000, 1)]
+        client = await server.connect(b"".join(HEAD % len(body) + body for body in bodies))
+        assert [await client.answer() for _ in bodies] == [(200, b"%08d" % len(body)) for body in bodies]
+
+    run(test)

@@ -68,6 +68,18 @@ def test_channels_become_their_mean() -> None:
     np.testing.assert_allclose(found, (left + right) / 2, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", ["PCM_16", "FLOAT", "DOUBLE"])
+@pytest.mark.parametrize("num_channels", [2, 8, 16])
+def test_a_voice_in_one_of_many_channels_is_heard_whichever_it_is(num_channels: int, kind: str) -> None:
+    """vllm-project/vllm#47693 and FluidInference/FluidVoice#623."""
+    voice = tone(1, 48_000)
+    for channel in (0, num_channels - 1):
+        samples = np.zeros((len(voice), num_channels))
+        samples[:, channel] = voice
+        found = decoded(stored(samples, 48_000, "WAV", kind)) * num_channels
+        assert len(found) == 16_000 and amplitude_db(found[2000:-2000], 440) < -45
+
+
 def test_tags_before_the_content_are_skipped() -> None:
     tags = b"ID3\4\0\0\0\0\1\x05" + bytes(133)
     for name in ("MP3", "FLAC"):
