@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ DOCUMENTS = (
     "SECURITY.md",
     *(f"docs/{name}.md" for name in ("architecture", "operations", "openai", "conformance", "benchmarks", "replicas")),
     "docs/gateway.md",
+    "docs/public-reports.md",
     *(
         f"docs/{name}.md"
         for name in (
@@ -159,3 +161,26 @@ def test_example_programs_import_only_public_names(name: str) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) < 150
+
+
+def test_every_test_of_a_public_report_exists_and_no_report_is_there_twice() -> None:
+    lines = (ROOT / "docs/public-reports.md").read_text().splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    reports = [row[0] for row in rows if len(row) == 3 and row[0] != "report"]
+    assert len(reports) == len(set(reports)) >= 70
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", report) for report in reports)
+    for *_, law, cell in rows:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", cell)
+        assert named or law == "law", f"{law}: no test"
+        for path, name in named:
+            functions = [
+                node for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)
+            ]
+            assert name in {function.name for function in functions}, f"{path}::{name}"
+
+
+def test_every_report_that_a_test_names_is_in_the_list() -> None:
+    listed = set(re.findall(r"^\| (\S+#\d+) \|", (ROOT / "docs/public-reports.md").read_text(), re.MULTILINE))
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        named = set(re.findall(r"\b[\w-]+/[\w.-]+#\d+", path.read_text()))
+        assert named <= listed, f"{path}: {named - listed}"

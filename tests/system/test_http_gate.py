@@ -60,6 +60,7 @@ def test_cors_allows_only_the_configured_origin_also_to_read_errors(http: httpx2
     preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     admitted = httpx2.options(f"{url}/v1/completions", headers=preflight | {"origin": ORIGIN}, timeout=DEADLINE_S)
     assert (admitted.status_code, admitted.headers[allowed]) == (200, ORIGIN)
+    assert int(admitted.headers["content-length"]) == len(admitted.content), "a client waits for the end otherwise"
     refused = httpx2.get(f"{url}/v1/models", headers={"origin": ORIGIN}, timeout=DEADLINE_S)
     assert (refused.status_code, refused.headers[allowed]) == (401, ORIGIN)
     assert allowed not in http.get("/v1/models", headers={"origin": "https://evil.example"}).headers

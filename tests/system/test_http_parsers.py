@@ -62,21 +62,6 @@ def test_a_stream_delivers_the_same_parts_piece_by_piece(client: openai.OpenAI) 
     assert json.loads("".join(call.function.arguments for call in calls)) == ARGUMENTS
 
 
-def test_earlier_calls_need_no_ids(client: openai.OpenAI) -> None:
-    """sigoden/aichat#1296."""
-    function = {"name": "f", "arguments": json.dumps(ARGUMENTS)}
-    for ids in ({}, {"id": None}, {"id": ""}, {"id": "call_1"}):
-        called = {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"type": "function", "function": function} | ids],
-        }
-        result = {"role": "tool", "content": "sunny"} | ({"tool_call_id": ids["id"]} if ids else {})
-        turns: Any = [*QUESTION, called, result]
-        prompt = client.post("/chat/completions", body={"messages": turns, "max_tokens": 1}, cast_to=dict[str, Any])
-        assert prompt["usage"]["completion_tokens"] == 1
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_within_a_thought_ends_the_answer(client: openai.OpenAI, stream: bool) -> None:
     """vllm-project/vllm#14399 and #14170: as in vLLM."""

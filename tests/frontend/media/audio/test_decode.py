@@ -71,7 +71,7 @@ def test_channels_become_their_mean() -> None:
 @pytest.mark.parametrize("kind", ["PCM_16", "FLOAT", "DOUBLE"])
 @pytest.mark.parametrize("num_channels", [2, 8, 16])
 def test_a_voice_in_one_of_many_channels_is_heard_whichever_it_is(num_channels: int, kind: str) -> None:
-    """vllm-project/vllm#47693 and FluidInference/FluidVoice#623."""
+    """vllm-project/vllm#47693 and altic-dev/FluidVoice#623."""
     voice = tone(1, 48_000)
     for channel in (0, num_channels - 1):
         samples = np.zeros((len(voice), num_channels))

@@ -137,11 +137,6 @@ def test_text_without_a_call_is_unchanged_content(name: str, text: str) -> None:
         ),
         (HermesParser, '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', [("f", {"a": 1})]),
         (
-            HermesParser,  # sgl-project/sglang#12626
-            '<tool_call>{"name": "f", "arguments": {"a": "\\ud83c\\udf89\\u00e9 \\"\\n\\\\\\/"}}</tool_call>',
-            [("f", {"a": '🎉é "\n\\/'})],
-        ),
-        (
             LlamaParser,
             '{"name": "f", "parameters": {"x": "é"}}; {"name": "g", "parameters": {}}',
             [("f", {"x": "é"}), ("g", {})],
@@ -165,11 +160,6 @@ def test_text_without_a_call_is_unchanged_content(name: str, text: str) -> None:
             lambda: Qwen3CoderParser(SCHEMAS),
             "<function=add><parameter=l>[1]<parameter=a>True</function>",
             [("add", {"l": [1], "a": True})],
-        ),
-        (
-            lambda: Qwen3CoderParser(SCHEMAS),  # vllm-project/vllm#48753
-            "<function=add><parameter=s>\n\n  two\n\t lines  \n\n</parameter></function>",
-            [("add", {"s": "\n  two\n\t lines  \n"})],
         ),
         (lambda: Qwen3CoderParser(SCHEMAS), "<tool_call><function=now></function></tool_call>", [("now", {})]),
         (lambda: HarmonyParser(has_calls=True), HARMONY, [("add", {"a": 1})]),
