@@ -5,7 +5,8 @@
 
 A caller's grammar may keep a compiler busy for ever, fill its memory or end it. Here it is killed with its process, and
 nobody else's answer notices; the other grammars that were being compiled are compiled again. Verdicts are kept by
-text, so that a grammar that is sent again and again costs nothing.
+text, so that a grammar that is sent again and again costs nothing. Of the waiting grammars the oldest and the newest
+are taken in turn: one that comes after a crowd does not wait for all of it, and none starves.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class GrammarProver:
         self._trial_by_key: dict[bytes, _Trial] = {}
         self._key_by_id: dict[int, bytes] = {}
         self._queue: deque[bytes] = deque()
+        self._takes_newest = False  # of the queue, next
         self._compiling: dict[int, bytes] = {}  # by the number of the trial
         self._num_trials = HOST_IS_UP
         self._done: list[tuple[int, Verdict]] = []
@@ -195,10 +197,11 @@ class GrammarProver:
     def _open_queued(self) -> None:
         """Compile queued grammars, at most NUM_COMPILERS at once; a suspect is compiled alone."""
         while self._queue and len(self._compiling) < NUM_COMPILERS and self._clock.now >= self._open_at:
-            key = self._queue[0]
+            take = self._queue.pop if self._takes_newest else self._queue.popleft
+            key = self._queue[-1 if self._takes_newest else 0]
             trial = self._trial_by_key[key]
             if not trial.grammar_ids:
-                self._queue.popleft()
+                take()
                 del self._trial_by_key[key]
                 continue
             if self._compiling and any(
@@ -209,7 +212,8 @@ class GrammarProver:
             if not self._send(OpenGrammar(grammar_id=self._num_trials, kind=trial.kind, text=trial.text)):
                 self._open_at = self._clock.now + REOPEN_S
                 return
-            self._queue.popleft()
+            take()
+            self._takes_newest = not self._takes_newest
             self._compiling[self._num_trials] = key
             trial.deadline = self._clock.now + (trial.limit_s if self._is_up else START_TIMEOUT_S)
 

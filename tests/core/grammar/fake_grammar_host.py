@@ -1,7 +1,7 @@
 """A GrammarHost without a library: grammars are arithmetic, answers come when the test says so, and it can die.
 
 The text of a grammar is "m,k": after the outputs o, token t may come iff (t + last + len(o)) % m == 0, and k tokens
-complete it; with m = 0 its mask ends the host. "bad" does not compile, "slow" never answers, "deadly" ends the host.
+complete it; with m = 0 its mask ends the host. "bad" does not compile, "slow…" never answers, "deadly" ends the host.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class FakeGrammarHost:
         elif message.text == "bad":
             error = error_info(RequestError("it is bad at 1"))
             self.outbox.append(GrammarOpened(grammar_id=message.grammar_id, error=error))
-        elif message.text != "slow":
+        elif not message.text.startswith("slow"):
             outputs = decode_ids(message.token_ids).tolist()
             self.open_grammars[message.grammar_id] = message.text, outputs
             complete = is_complete(message.text, outputs)

@@ -151,6 +151,40 @@ def test_dropped_requests_leave_nothing(num_dropped: int) -> None:
     assert not bench.errors and not bench.prover.is_active
 
 
+def test_a_newcomer_waits_for_no_crowd_and_nobody_starves() -> None:
+    bench = Bench()
+    for i in range(200):
+        bench.add(i, f"slow {i}")
+    bench.turn(LIMIT_S)
+    bench.add(1000, "3,8")
+    while 1000 not in bench.errors and len(bench.errors) < 200:
+        bench.turn(LIMIT_S)
+    assert bench.errors.pop(1000) is None
+    assert len(bench.errors) <= 2 * NUM_COMPILERS, "others were tried before"
+    for i in range(2000, 2040):  # a new one each time, and some old one gets its turn
+        num_before = sum(each < 200 for each in bench.errors)
+        bench.add(i, f"slow {i}")
+        for _ in range(3):
+            bench.turn(LIMIT_S)
+        assert sum(each < 200 for each in bench.errors) > num_before
+
+
+def test_eight_callers_of_hostile_grammars_slow_others_little() -> None:
+    bench, num_sent, num_tried = Bench(), 8, list[int]()
+    for i in range(num_sent):
+        bench.add(i, f"slow {i}")
+    for honest in range(1000, 1020):
+        bench.add(honest, f"{honest},8")
+        before = set(bench.errors)
+        while honest not in bench.errors:
+            bench.turn(LIMIT_S)
+            for _ in range(sum(each < 1000 for each in bench.errors) - (num_sent - 8)):  # each sends its next one
+                bench.add(num_sent, f"slow {num_sent}")
+                num_sent += 1
+        num_tried.append(len(set(bench.errors) - before) - 1)
+    assert sum(num_tried) <= len(num_tried) * NUM_COMPILERS
+
+
 def test_hostile_grammars_stop_no_answer() -> None:
     now = [0.0]
     harness = GrammarHarness(block_size=4, monotonic=lambda: now[0], has_prover=True, grammar_timeout_s=LIMIT_S)
