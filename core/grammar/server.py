@@ -25,7 +25,7 @@ from .compiler import CACHE_SIZE, GrammarCompiler, Matcher, Words
 from .cursor import MASK_S, MAX_OVERTIME_S, GrammarCursor
 
 PROOF_TOKENS = 32  # tokens of the walk by which a grammar is tried
-PROOF_S = 0.2  # of CPU, for that walk
+PROOF_S = 0.5  # of CPU, for that walk
 SHARE_S = 0.001  # of CPU, for a mask among many that are made together
 PARALLEL_FROM = 1 << 17  # bits of masks in a step: with fewer, one thread is done before others wake
 
