@@ -76,7 +76,8 @@ class Faults:
         processes = [*(f"worker {rank}" for rank in range(num_ranks)), "core"]
         processes += [process_name(name, replica) for replica in range(1, num_replicas) for name in processes]
         optional = [*(["tier"] if disk else []), *(["media"] if has_images else [])]
-        self._roles = [*processes, "frontend", *optional, "grammar"]
+        self._lasting = [*processes, "frontend", *optional]
+        self._roles = [*self._lasting, "grammar", "prover"]  # these two start when they are needed
         self._num_ranks = num_ranks
         others = (*NOT_PASSED, *OF_ADAPTERS, *(() if disk else OF_TIERS))
         self._points = [point for point in POINTS if point not in others]
@@ -213,7 +214,7 @@ class Faults:
 
     def _lost_in_reload(self) -> Fault:
         """Return a fault that reloads the served weights and kills a process while a rank begins to read them."""
-        role, rank = self._rng.choice(self._roles[:-1]), self._rng.randrange(self._num_ranks)
+        role, rank = self._rng.choice(self._lasting), self._rng.randrange(self._num_ranks)
 
         def strike() -> bool:
             inject(self._engine.faults, "worker.reload", "delay 0.2", rank)
@@ -230,7 +231,7 @@ class Faults:
 
     def _lost_in_read(self) -> Fault:
         """Return a fault that kills a process while an image is decoded."""
-        role = self._rng.choice(self._roles[:-1])
+        role = self._rng.choice(self._lasting)
 
         def strike() -> bool:
             return self._engine.inject("media.read", "delay 0.2", None, STRIKE_S) and self._send(role, signal.SIGKILL)
@@ -239,7 +240,7 @@ class Faults:
 
     def _lost_in_fill(self) -> Fault:
         """Return a fault that kills a process while a rank fills a slot with an adapter."""
-        role, rank = self._rng.choice(self._roles[:-1]), self._rng.randrange(self._num_ranks)
+        role, rank = self._rng.choice(self._lasting), self._rng.randrange(self._num_ranks)
 
         def strike() -> bool:
             return self._engine.inject("worker.fill", "delay 0.2", rank, STRIKE_S) and self._send(role, signal.SIGKILL)
@@ -248,7 +249,7 @@ class Faults:
 
     def _lost_in_load(self, adapter: Path) -> Fault:
         """Return a fault that kills a process while an adapter is loaded under a new name, which is unloaded then."""
-        role, name = self._rng.choice(self._roles[:-1]), f"new-{self._rng.randrange(1 << 30)}"
+        role, name = self._rng.choice(self._lasting), f"new-{self._rng.randrange(1 << 30)}"
 
         def strike() -> bool:
             inject(self._engine.faults, "adapter.store", "delay 0.2")

@@ -22,8 +22,8 @@ from tokenloom.scripts.bench_report import new_parser, print_json
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.chaos_work import make_work
 
-ROLES = ("core", "frontend", "worker 0", "grammar")
-LIMIT_MB = {"core": 2.0, "frontend": 2.0, "worker 0": 16.0, "grammar": 16.0}
+ROLES = ("core", "frontend", "worker 0", "grammar", "prover")
+LIMIT_MB = {"core": 2.0, "frontend": 2.0, "worker 0": 16.0, "grammar": 16.0, "prover": 16.0}
 
 
 def traffic(address: str, seed: int, stop: threading.Event, counts: Counter[str]) -> None:
