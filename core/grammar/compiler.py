@@ -12,11 +12,12 @@ threads; a matcher belongs to one thread at a time.
 from __future__ import annotations
 
 import json
+import os
 import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,8 @@ from .json_schema import adapted
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-CACHE_SIZE = 64  # compiled grammars; one may take 10 MB
+CACHE_SIZE = 64  # compiled grammars
+CACHE_BYTES = 512 << 20  # of them; one may take 10 MB, or 200
 MAX_ROW_ITEMS = 8000  # of the parser: 4 for each property that may be absent, 1 for each alternative
 MAX_STEP_ITEMS = 200_000
 MAX_ERROR_CHARACTERS = 1000
@@ -49,6 +51,12 @@ JSON_OPTIONS: dict[GrammarKind, JsonCompileOptions] = {
 _LARK = re.compile(r"^[^\S\n]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
 
 Words = npt.NDArray[np.uint32]
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process that is in RAM."""
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Matcher:
@@ -91,7 +99,12 @@ class GrammarCompiler:
     """Owns the vocabulary in bytes and the last grammars. `num_words` is the width of a mask."""
 
     def __init__(
-        self, tokenizer_folder: Path, vocab_size: int, eos_token_ids: Sequence[int], cache_size: int = CACHE_SIZE
+        self,
+        tokenizer_folder: Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        cache_size: int = CACHE_SIZE,
+        resident_bytes: Callable[[], int] = resident_bytes,
     ) -> None:
         """Read the vocabulary; RequestError if the folder has no tokenizer.json with the bytes of each token."""
         self._tokenizer = _load_tokenizer(tokenizer_folder, vocab_size, eos_token_ids)
@@ -100,7 +113,9 @@ class GrammarCompiler:
             verbose_errors=False, max_items_in_row=MAX_ROW_ITEMS, step_max_items=MAX_STEP_ITEMS
         )
         self._cache_size = cache_size
-        self._cache: OrderedDict[tuple[GrammarKind, str], Matcher] = OrderedDict()
+        self._resident_bytes = resident_bytes
+        self._cache: OrderedDict[tuple[GrammarKind, str], tuple[Matcher, int]] = OrderedDict()  # with its bytes, about
+        self._cached_bytes = 0
         self._lock = threading.Lock()
 
     def compile(self, kind: GrammarKind, text: str) -> Matcher:
@@ -109,7 +124,8 @@ class GrammarCompiler:
             known = self._cache.get((kind, text))
             if known is not None:
                 self._cache.move_to_end((kind, text))
-                return known.copy()
+                return known[0].copy()
+        num_bytes = self._resident_bytes()
         inner = self._compile(kind, text)
         if inner.is_error():
             reason = _trimmed(inner.get_error())
@@ -117,11 +133,18 @@ class GrammarCompiler:
             raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}{where}: {reason}")
         matcher = Matcher(inner)
         self._warm(matcher, kind)
-        with self._lock:
-            self._cache[kind, text] = matcher
-            if len(self._cache) > self._cache_size:
-                self._cache.popitem(last=False)
+        self._keep((kind, text), matcher, max(0, self._resident_bytes() - num_bytes))
         return matcher.copy()
+
+    def _keep(self, key: tuple[GrammarKind, str], matcher: Matcher, num_bytes: int) -> None:
+        """Add to the cache and drop its oldest grammars. num_bytes: growth of the process meanwhile, about its size."""
+        with self._lock:
+            _, old_bytes = self._cache.pop(key, (None, 0))  # of another thread, which compiled it, too
+            self._cache[key] = matcher, num_bytes
+            self._cached_bytes += num_bytes - old_bytes
+            while self._cache and (len(self._cache) > self._cache_size or self._cached_bytes > CACHE_BYTES):
+                _, (_, old_bytes) = self._cache.popitem(last=False)
+                self._cached_bytes -= old_bytes
 
     def _compile(self, kind: GrammarKind, text: str) -> LLMatcher:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from tokenloom.core.grammar.compiler import CACHE_SIZE, GrammarCompiler, Matcher
+from tokenloom.core.grammar.compiler import CACHE_BYTES, CACHE_SIZE, GrammarCompiler, Matcher
 from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.structured_outputs import GrammarKind
 
@@ -123,6 +124,18 @@ def test_the_cache_is_bounded(compiler: GrammarCompiler) -> None:
     for i in range(CACHE_SIZE + 10):
         compiler.compile("regex", f"a{{{i + 1}}}")
     assert len(compiler._cache) == CACHE_SIZE
+
+
+def test_the_cache_is_bounded_by_the_memory_that_its_grammars_took() -> None:
+    memory = itertools.count(0, CACHE_BYTES // 8)  # looked at before and after a grammar is compiled
+    compiler = GrammarCompiler(DEMO, VOCAB_SIZE, [EOS], resident_bytes=lambda: next(memory))
+    for i in range(20):
+        compiler.compile("regex", f"a{i}")
+        assert len(compiler._cache) == min(i + 1, 8)
+    compiler.compile("regex", "a19")
+    assert next(memory) == 40 * CACHE_BYTES // 8, "a cached grammar is not compiled again"
+    compiler = GrammarCompiler(DEMO, VOCAB_SIZE, [EOS], resident_bytes=itertools.count(0, CACHE_BYTES + 1).__next__)
+    assert compiler.compile("regex", "a") and not compiler._cache, "it alone is too large to be kept"
 
 
 def test_a_token_that_is_not_allowed_is_an_error_and_not_a_completion(compiler: GrammarCompiler) -> None:
