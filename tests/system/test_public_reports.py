@@ -220,7 +220,7 @@ def test_a_turn_of_claude_code_is_answered(http: httpx2.Client) -> None:
     cached = {"cache_control": {"type": "ephemeral"}}
     (question,) = QUESTION
     reminder = {"type": "text", "text": "<system-reminder>No files are open.</system-reminder>"}
-    body = {
+    body: dict[str, Any] = {
         "model": "tokenloom-demo",
         "max_tokens": 12,
         "temperature": 0,

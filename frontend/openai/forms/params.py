@@ -23,6 +23,14 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 _GUIDED = ("json", "regex", "choice", "grammar")
 _STYLE = ("disable_any_whitespace",)
 _SCHEMA = "response_format.json_schema.schema"
+_INSTEAD = {  # of unsupported fields: how else to get their effect; the others can only be left out
+    "suffix": "put the prompt and the suffix into `prompt`, with the model's own markers of the gap",
+    "audio": "answers are text, leave it out",
+    "modalities": 'answers are text, send ["text"] or leave it out',
+    "functions": "send each in `tools`, as {type: function, function: …}",
+    "function_call": "send it as `tool_choice`, a name as {type: function, function: {name: …}}",
+    "conversation": "send the earlier turns in `input`, or name the last response in `previous_response_id`",
+}
 _LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the name depends on the endpoint
 
 
@@ -66,7 +74,7 @@ def refuse_unserved(body: Body) -> None:
     for name, harmless in body.NOT_SERVED.items():
         value = getattr(body, name)
         if value is not None and value not in harmless:
-            raise RequestError(f"{name} is not served by this engine: leave it out")
+            raise RequestError(f"{name} is not served by this engine: {_INSTEAD.get(name, 'leave it out')}")
 
 
 def given_params(body: Scheduled, **more: object) -> SamplingParams:

@@ -11,9 +11,14 @@ from tokenloom.frontend.anthropic.forms.request_body import MessagesRequest
 from tokenloom.frontend.anthropic.forms.request_body import chat_request as chat_of_message
 from tokenloom.frontend.intake.body_error import BodyError
 from tokenloom.frontend.intake.body_parser import OTHER_FORMATS, parse_body
-from tokenloom.frontend.openai.forms.params import constraint_field, sampling_params, structured_outputs
+from tokenloom.frontend.openai.forms.params import (
+    constraint_field,
+    refuse_unserved,
+    sampling_params,
+    structured_outputs,
+)
 from tokenloom.frontend.openai.forms.response_body import ResponsesRequest, chat_request
-from tokenloom.frontend.openai.forms.schema import ChatRequest, Generation
+from tokenloom.frontend.openai.forms.schema import ChatRequest, CompletionRequest, Generation
 from tokenloom.frontend.text.prompt_limits import PromptLimits
 from tokenloom.ipc.errors import RequestError
 
@@ -151,3 +156,30 @@ def test_best_of_zero_draws_no_more_answers_than_are_returned() -> None:
     assert sampling_params(chat(best_of=0, n=2), max_tokens=1).best_of is None
     with pytest.raises(RequestError, match="best_of is 3 and n is 2"):
         sampling_params(chat(best_of=3, n=2), max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"functions": [{"name": "f"}]}, "functions is not served by this engine: send each in `tools`, as"),
+        (
+            {"function_call": {"name": "f"}},
+            "function_call is not served by this engine: send it as `tool_choice`, a name",
+        ),
+        ({"audio": {"voice": "alloy", "format": "wav"}}, "audio is not served by this engine: answers are text"),
+        ({"modalities": ["text", "audio"]}, r'modalities is not .*: answers are text, send \["text"\]'),
+        ({"use_beam_search": True}, "use_beam_search is not served by this engine: leave it out"),
+    ],
+)
+def test_a_field_that_is_not_served_is_refused_with_the_way_around_it(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        refuse_unserved(chat(**fields))
+    refuse_unserved(chat(functions=[], function_call="auto", modalities=["text"], use_beam_search=False))
+
+
+def test_a_suffix_is_refused_with_the_way_around_it() -> None:
+    body = parse_body(b'{"prompt": "def f(", "suffix": "return 1"}', CompletionRequest, LIMITS).body
+    with pytest.raises(
+        RequestError, match=r"suffix is not served .*: put the prompt and the suffix into `prompt`, with"
+    ):
+        refuse_unserved(body)
