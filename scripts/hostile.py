@@ -305,16 +305,20 @@ def mixture(engine: Engine, seconds: float, seed: int, report: Report) -> list[s
                         return
 
     before = Processes(engine)
-    threads = [threading.Thread(target=attack, args=(random.Random(seed + i),)) for i in range(NUM_CALLERS)]
-    threads += [threading.Thread(target=serve, args=(random.Random(seed + 100 + i),)) for i in range(4)]
-    for thread in threads:
+    attackers = [
+        threading.Thread(target=attack, args=(random.Random(seed + i),), daemon=True) for i in range(NUM_CALLERS)
+    ]
+    workers = [threading.Thread(target=serve, args=(random.Random(seed + 100 + i),)) for i in range(4)]
+    for thread in (*attackers, *workers):
         thread.start()
     time.sleep(seconds / 3)
     middle = Processes(engine)
     time.sleep(seconds * 2 / 3)
     is_over.set()
-    for thread in threads:
+    for thread in workers:
         thread.join()
+    for thread in attackers:
+        thread.join(PATIENCE_S)
     time.sleep(SETTLE_S)
     end = Processes(engine)
     growth = {
