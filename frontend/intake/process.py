@@ -28,7 +28,7 @@ from ...ipc.errors import Overloaded, RequestError
 from ...ipc.messages.intake import IntakeAnswer, IntakeQuestion, NotRead, PromptRead, ReadBody, ReadPrompt
 from ...ipc.process.faults import maybe_fail
 from ...ipc.process.frames import receive_frame, send_frame
-from ...ipc.process.malloc import return_large_blocks
+from ...ipc.process.malloc import return_large_blocks, trim_heap
 from ...ipc.shortages.failure import shortage_of
 from ..client.media.held_medium import HeldMedium
 from ..text.media_limits import MediaLimits
@@ -66,10 +66,14 @@ class IntakeProcess:
         with contextlib.suppress(ConnectionError):
             send_frame(self._channel, [])  # it is ready
             while True:
-                question = self._decoder.decode(receive_frame(self._channel))
-                body = receive_frame(self._channel)
-                maybe_fail("intake.read")
-                send_frame(self._channel, [encode(self._answer(question, body))])
+                self._serve_one()
+                trim_heap()  # which has nothing of the last question now
+
+    def _serve_one(self) -> None:
+        question = self._decoder.decode(receive_frame(self._channel))
+        body = receive_frame(self._channel)
+        maybe_fail("intake.read")
+        send_frame(self._channel, [encode(self._answer(question, body))])
 
     def close(self) -> None:
         self._channel.close()

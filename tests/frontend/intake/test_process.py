@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,23 @@ def test_texts_chats_and_bodies_are_read_by_one_process(host: IntakeHost) -> Non
     assert isinstance(answer, BodyRead) and answer.ignored == ["nope"] and b"nope" not in answer.rest
     answer = host.ask(question, [b'{"prompt": "x", "seed": "many"}'])
     assert isinstance(answer, NotRead) and (answer.param, answer.code) == ("seed", None)
+
+
+def test_the_memory_of_large_questions_is_returned_while_the_process_waits_for_the_next(host: IntakeHost) -> None:
+    question = ReadBody(body_type="CompletionRequest", max_bytes_per_token=8)
+    contents = [
+        b'{"prompt": "%s"}' % (b"x" * (30 << 20)),
+        b'{"prompt": [%s"x"]}' % (b'"x",' * (1 << 20)),
+        b"{" * (30 << 20),
+    ]
+    read(host)
+    process = psutil.Process(intake_pid())
+    before, deadline = process.memory_info().rss, time.monotonic() + DEADLINE_S
+    for content in contents:
+        assert isinstance(host.ask(question, [content]), NotRead)
+        while process.memory_info().rss > before + (12 << 20):
+            assert time.monotonic() < deadline
+            select.select([], [], [], 0.01)
 
 
 def test_integers_beyond_64_bits_are_rendered_here_and_refused_by_name_there(host: IntakeHost) -> None:
