@@ -103,7 +103,7 @@ def _parts(path: Path) -> list[Path]:
         return [path.resolve()]
     stem, count = path.name[: found.start()], int(found[2])
     parts = [path.with_name(f"{stem}-{number:05}-of-{count:05}{SUFFIX}") for number in range(1, count + 1)]
-    missing = [each.name for each in parts if not each.exists()]
+    missing = [each.name for each in parts if not each.is_file()]
     if missing:
         raise ConfigError(f"{path}: {len(missing)} of its {count} parts are missing, {missing[0]} and on: fetch them")
     return [each.resolve() for each in parts]

@@ -18,6 +18,7 @@ DEMO_FOLDER = Path(__file__).resolve().parents[2] / "demo"
 _HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?::([\w.-]+))?")  # behind the colon: a part of the names of GGUF files
 _WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
 _OTHER_FILES = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+_READ = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".safetensors", SUFFIX)
 
 
 def is_model_name(name: str) -> bool:
@@ -33,6 +34,7 @@ def find_checkpoint(
     ConfigError, which names `option`, if it is not found. For the option --tokenizer no weights are downloaded."""
     if name is not None and os.path.isdir(name):
         folder = Path(name).resolve()
+        _check_files(folder)
         file = gguf_in(folder)
         return folder if file is None else checkpoint_folder(file)
     if name is not None and os.path.isfile(name):
@@ -52,6 +54,17 @@ def find_checkpoint(
         return checkpoint_folder(_fetch(repository, [], revision, option, config, part))
     has_weights = option != "--tokenizer" and config.load_format != "dummy"
     return _fetch(repository, _OTHER_FILES + (_WEIGHT_FILES if has_weights else []), revision, option, config)
+
+
+def _check_files(folder: Path) -> None:
+    """Raise ConfigError if a file of a checkpoint is a pipe, a device, a socket or a folder: to open it could block."""
+    try:
+        found = sorted(folder.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read: {error.strerror}") from None
+    for path in found:
+        if path.name.endswith(_READ) and path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is no regular file, but a pipe, a device or a folder: replace it by the file")
 
 
 def _fetch(

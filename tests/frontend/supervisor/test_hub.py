@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +172,20 @@ def test_a_network_that_fails_while_files_are_listed_is_one_line(monkeypatch: py
         ConfigError, match=r"cannot be fetched from https://\S+ \(no route to host\): check the network"
     ):
         find_checkpoint("owner/name:Q4_K_M", None)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja"])
+def test_a_pipe_or_folder_in_place_of_a_file_is_refused_before_it_is_opened(name: str, tmp_path: Path) -> None:
+    for other in ("config.json", "README.md"):
+        (tmp_path / other).write_text("{}")
+    (tmp_path / "missing.json").symlink_to("nowhere")
+    (tmp_path / "original").mkdir()
+    assert find_checkpoint(str(tmp_path), None) == tmp_path
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{name} is no regular file"):
+        find_checkpoint(str(tmp_path), None)
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(ConfigError, match=f"{name} is no regular file"):
+        find_checkpoint(str(tmp_path), None)
