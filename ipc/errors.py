@@ -19,11 +19,21 @@ import re
 import msgspec
 
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/?#]*@")
+_UNPRINTED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")  # ends a line, moves a cursor or has no UTF-8
+MAX_LINE_CHARACTERS = 2000
 
 
 def hide_credentials(text: str) -> str:
     """Return a text without the names and passwords that URLs in it hold."""
     return _CREDENTIALS.sub("***@", text)
+
+
+def one_line(text: str) -> str:
+    """Return a text as one line for a terminal: control characters are escaped, and the middle of a long text, such as
+    a value that a file holds, is left out."""
+    if len(text) > MAX_LINE_CHARACTERS:
+        text = f"{text[: MAX_LINE_CHARACTERS // 2]} … {text[-MAX_LINE_CHARACTERS // 2 :]}"
+    return _UNPRINTED.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 class TokenloomError(Exception):
@@ -50,7 +60,10 @@ class Draining(Overloaded):
 
 
 class ConfigError(TokenloomError, ValueError):
-    """The configuration, the checkpoint or the machine does not allow the engine to run."""
+    """The configuration, the checkpoint or the machine does not allow the engine to run. Its message is one line."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
 
 
 class ProtocolError(TokenloomError):

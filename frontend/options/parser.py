@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from ...ipc.errors import one_line
 from .options import Kind, suggestion
 from .vllm_options import json_or_same
 
@@ -75,7 +76,7 @@ class OptionParser(argparse.ArgumentParser):
         if words != message:
             message = self._unknown(words.split())
         message = re.sub(r"^argument ([^\s/]+)\S*: (must) ", r"\1 \2 ", message)
-        print(f"{self.prog}: {message}", file=sys.stderr)
+        print(f"{self.prog}: {one_line(message)}", file=sys.stderr)
         raise SystemExit(USAGE_CODE)
 
     def _print_message(self, message: str, file: Any = None) -> None:

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from tokenloom.ipc.errors import ERROR_BY_KIND, ErrorInfo, hide_credentials
+from tokenloom.ipc.errors import ERROR_BY_KIND, ConfigError, ErrorInfo, hide_credentials
 from tokenloom.ipc.process import log
 
 
@@ -34,3 +34,10 @@ def test_credentials_of_urls_are_hidden_in_errors_and_in_the_log(text: str, show
 def test_hiding_takes_a_time_in_proportion_to_the_text() -> None:
     assert hide_credentials("://" * 100_000) == "://" * 100_000
     assert len(hide_credentials("://" + "a" * 1_000_000)) == 1_000_003
+
+
+def test_an_error_of_the_configuration_is_one_line_of_limited_length() -> None:
+    assert str(ConfigError("a\nb\x1b[2J\ud800\u2028é")) == r"a\nb\x1b[2J\ud800\u2028é"
+    shown = str(ConfigError(f"dtype {'x' * 100_000} is not supported: give --dtype"))
+    assert shown.startswith("dtype xx") and shown.endswith("xx is not supported: give --dtype")
+    assert len(shown) < 2010
