@@ -28,6 +28,7 @@ from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ConfigError, RequestError
 from ...ipc.messages.client import ChatForm, ChatMessage, ContentPart, MediaPart, TextPart
 from ...ipc.messages.media import MediaKind
+from ...ipc.models.config_file import read_json
 from .default_templates import DEFAULT_TEMPLATES
 from .media_marker import MediaMarker
 from .tokenizer import Tokenizer, read_tokenizer_config
@@ -35,6 +36,7 @@ from .turn_shape import AS_GIVEN, TurnShape, calls_of, find_turn_shape
 
 MODEL_FORM = ChatForm()
 NO_MEDIA = MediaMarker("image", "", "")  # of a model that takes text alone
+MAX_CHARACTERS = 4 << 20  # of a file with a template
 _PROBE = "\ue000one text\ue000"  # occurs in no real text
 DEFAULTS = EngineConfig()
 _PARTS: dict[MediaKind, JsonObject] = {  # of media; Qwen2-Audio's templates look for the URL
@@ -210,9 +212,13 @@ def read_template(given: str) -> tuple[str, str]:
     if not os.path.isfile(given) and any(mark in given for mark in "{}\n"):
         return given, "--chat-template"
     try:
-        return Path(given).read_text(encoding="utf-8-sig"), given
-    except (OSError, UnicodeDecodeError) as error:
+        with open(given, encoding="utf-8-sig") as file:
+            source = file.read(MAX_CHARACTERS + 1)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"the chat template {given} cannot be read: {error}") from None
+    if len(source) > MAX_CHARACTERS:
+        raise ConfigError(f"the chat template {given} has more than {MAX_CHARACTERS} characters: it is no template")
+    return source, given
 
 
 @lru_cache(maxsize=8)
@@ -256,11 +262,8 @@ def _until_mark(text: str) -> str:
 
 def _processor_template(folder: Path) -> str | None:
     """Return the template in chat_template.json, where processors of media keep theirs."""
-    try:
-        found = json.loads((folder / "chat_template.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return _default_template(found.get("chat_template")) if isinstance(found, dict) else None
+    path = folder / "chat_template.json"
+    return _default_template(read_json(path).get("chat_template")) if path.is_file() else None
 
 
 def _default_template(value: object) -> str | None:
@@ -268,8 +271,8 @@ def _default_template(value: object) -> str | None:
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        chosen = named.get("default")
+        named = [each for each in value if isinstance(each, dict) and each.get("name") == "default"]
+        chosen = named[-1].get("template") if named else None
         return chosen if isinstance(chosen, str) else None
     return None
 

@@ -183,13 +183,19 @@ def _read_backend(path: Path) -> tokenizers.Tokenizer:
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: JsonObject) -> None:
     """Add the tokens in `added_tokens_decoder` of tokenizer_config.json that tokenizer.json lacks, and Whisper's
-    timestamps, which older files of it lack."""
+    timestamps, which older files of it lack. ConfigError if one is no token."""
     listed = config.get("added_tokens_decoder")
     flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
-    for _, entry in sorted(listed.items() if isinstance(listed, dict) else (), key=lambda item: int(item[0])):
-        if backend.token_to_id(entry["content"]) is None:
-            options = {flag: bool(entry[flag]) for flag in flags if flag in entry}
-            backend.add_tokens([tokenizers.AddedToken(entry["content"], **options)])
+    try:
+        for _, entry in sorted(listed.items() if isinstance(listed, dict) else (), key=lambda item: int(item[0])):
+            if backend.token_to_id(entry["content"]) is None:
+                options = {flag: bool(entry[flag]) for flag in flags if flag in entry}
+                backend.add_tokens([tokenizers.AddedToken(entry["content"], **options)])
+    except (TypeError, ValueError, LookupError) as error:
+        raise ConfigError(
+            f"added_tokens_decoder of tokenizer_config.json must hold tokens with a content by their ids ({error!r}): "
+            "fetch the file again"
+        ) from None
     if backend.token_to_id("<|notimestamps|>") == backend.get_vocab_size() - 1:
         backend.add_tokens([f"<|{number * 0.02:.2f}|>" for number in range(NUM_TIMESTAMPS)])
 

@@ -105,5 +105,5 @@ def _read_index(path: Path) -> dict[str, Path]:
     try:
         names = json.loads(path.read_text(encoding="utf-8-sig"))["weight_map"]
         return {str(name): path.parent / str(file) for name, file in names.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read ({type(error).__name__}: {error}): fetch the file again") from None

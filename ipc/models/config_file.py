@@ -71,7 +71,7 @@ class ConfigFile:
     def choice(self, name: str, known: Mapping[str, str], default: str) -> str:
         """Return the value of `known` for a field that must be one of its keys."""
         value = self.get(name, default)
-        if value not in known:
+        if not isinstance(value, str) or value not in known:
             self.refuse(f"{name} {value} is not supported, known are {', '.join(known)}")
         return known[value]
 

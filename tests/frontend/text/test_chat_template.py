@@ -328,3 +328,19 @@ def voxtral_spec(folder: Path, config: EngineConfig = DEFAULTS) -> EngineSpec:
     spec = new_spec(config=config, tokenizer_folder=str(folder))
     model = msgspec.structs.replace(spec.model, architecture="VoxtralForConditionalGeneration")
     return msgspec.structs.replace(spec, model=model)
+
+
+def test_named_templates_of_any_form_are_taken_or_left_out(tmp_path: Path) -> None:
+    for named in ([{"name": [], "template": "x"}], [{"name": "default", "template": 1}], [1, {}]):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+        assert ChatTemplate.load(tmp_path, None) is None
+
+
+def test_a_damaged_or_endless_file_with_a_template_is_an_error_of_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="/dev/zero has more than 4194304 characters"):
+        check_template(EngineConfig(chat_template="/dev/zero"))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        check_template(EngineConfig(chat_template="a\0b"))
+    (tmp_path / "chat_template.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"chat_template\.json cannot be read"):
+        ChatTemplate.load(tmp_path, None)

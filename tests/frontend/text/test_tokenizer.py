@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -160,3 +161,20 @@ def test_the_frontend_imports_neither_torch_nor_transformers() -> None:
     code = "import sys, tokenloom.frontend.process; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        {"x": {"content": "a"}},
+        {"0": 1},
+        {"0": {}},
+        {"0": {"content": 1}},
+        {"0": {"content": []}},
+        {"0": {"content": "\ud800"}},
+    ],
+)
+def test_an_entry_of_added_tokens_that_is_no_token_is_an_error_of_one_line(listed: dict[str, Any]) -> None:
+    backend = tokenizers.Tokenizer.from_str(backend_json("byte_level"))
+    with pytest.raises(ConfigError, match=r"added_tokens_decoder of tokenizer_config\.json"):
+        Tokenizer.from_backend(backend, {"added_tokens_decoder": listed})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tokenloom.frontend.media.images.image_processor_config import ImageProcessorConfig, ImageSize, load_image_processor
+from tokenloom.frontend.media.processor_file import read_object
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.models.vision_config import VisionConfig, VisionFamily
 
@@ -158,3 +159,14 @@ def test_settings_that_cannot_be_served_are_refused(
 def test_checkpoint_without_an_image_processor_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no image processor: add the model"):
         load_image_processor(tmp_path, QWEN)
+
+
+def test_a_file_that_cannot_be_read_is_an_error_of_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text('{"a":' * 100_000)
+    with pytest.raises(ConfigError, match=r"preprocessor_config\.json cannot be read"):
+        read_object(path)
+    path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(ConfigError, match=r"preprocessor_config\.json cannot be read"):
+        read_object(path)
