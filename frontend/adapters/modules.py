@@ -54,7 +54,7 @@ def parse_modules(config: EngineConfig, model_names: Sequence[str]) -> list[Modu
                 raise RequestError(f"base_model_name {module.base_model_name!r} is not {names}: leave it out")
             if any(module.name == each.name for each in modules):
                 raise RequestError(f"the name {module.name!r} is there twice: choose another for one of them")
-        except (RequestError, msgspec.MsgspecError) as error:
+        except (RequestError, msgspec.MsgspecError, RecursionError) as error:
             raise ConfigError(f"--lora-modules {item:.200}: {error}") from None
         modules.append(module)
     return modules

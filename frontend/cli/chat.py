@@ -173,5 +173,5 @@ def _pair(part: str) -> tuple[str, object]:
         raise RequestError(f"{part}: write NAME=VALUE")
     try:
         return name, msgspec.json.decode(value)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return name, value

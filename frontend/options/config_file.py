@@ -11,6 +11,7 @@ from ...ipc.errors import ConfigError
 from .options import KINDS, OPTION_NAMES, Given, suggestion
 from .synonyms import NAMES
 
+MAX_BYTES = 1 << 20
 _NULL_TAG = "tag:yaml.org,2002:null"
 
 
@@ -18,13 +19,19 @@ def read_config_file(path: Path) -> dict[str, Given]:
     """Read a file's options by name, with unchecked values; none from an empty file. An unreadable file, an unknown
     name or one given twice raises a ConfigError with the file and the line."""
     try:
-        loader = yaml.SafeLoader(path.read_bytes())  # UTF-8 in any locale
+        with path.open("rb") as file:  # UTF-8 in any locale; a pipe of the shell, too
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"--config {path} has more than {MAX_BYTES} bytes: it is no file of options")
+        loader = yaml.SafeLoader(content)
         return _options_of(path, loader, loader.get_single_node())
+    except ConfigError:
+        raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = "" if mark is None else f" line {mark.line + 1}"
         raise ConfigError(f"--config {path} cannot be read:{line} {error.problem or error.context}") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from None
 
 
@@ -49,17 +56,21 @@ def _options_of(path: Path, loader: yaml.SafeLoader, root: yaml.Node | None) -> 
     return options
 
 
-def _check_keys(where: str, node: yaml.Node) -> None:
-    """Raise ConfigError for a key that an object of the value, at any depth, has twice: YAML keeps the last."""
-    if isinstance(node, yaml.SequenceNode):
-        for each in node.value:
-            _check_keys(where, each)
-    if isinstance(node, yaml.MappingNode):
-        keys = Counter(str(key.value) for key, _ in node.value)
-        if twice := next((key for key, count in keys.items() if count > 1), None):
-            raise ConfigError(f"{where}{twice} is given twice: keep one of them")
-        for _, value in node.value:
-            _check_keys(where, value)
+def _check_keys(where: str, root: yaml.Node) -> None:
+    """Raise ConfigError for a key that an object of the value, at any depth, has twice: YAML keeps the last. Each node
+    is visited once, however many aliases it has."""
+    rest, seen = [root], {id(root)}
+    while rest:
+        node = rest.pop()
+        inner: list[yaml.Node] = node.value if isinstance(node, yaml.SequenceNode) else []
+        if isinstance(node, yaml.MappingNode):
+            keys = Counter(str(key.value) for key, _ in node.value)
+            if twice := next((key for key, count in keys.items() if count > 1), None):
+                raise ConfigError(f"{where}{twice} is given twice: keep one of them")
+            inner = [value for _, value in node.value]
+        new = [each for each in inner if id(each) not in seen]
+        seen.update(map(id, new))
+        rest.extend(reversed(new))
 
 
 def _value_of(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> object:

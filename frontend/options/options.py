@@ -81,7 +81,7 @@ class Kind(NamedTuple):
         if (self.type is dict and not _COUNTS.fullmatch(text)) or (self.has_commas and text.startswith("[")):
             try:
                 return self.checked(json.loads(text, object_pairs_hook=_object_of))
-            except json.JSONDecodeError as error:
+            except (json.JSONDecodeError, RecursionError) as error:
                 raise ValueError(f"must be {self._wanted}{self._got(text)}: {error}") from None
         return self.checked(text)
 
@@ -194,7 +194,10 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 
 def _utf8(value: object) -> object:
-    """Decode bytes that a text holds as surrogates as UTF-8; ValueError if they are not. Return others unchanged."""
+    """Decode bytes that a text, or one of a list, holds as surrogates as UTF-8; ValueError if they are not. Return
+    others unchanged."""
+    if isinstance(value, list):
+        return [_utf8(each) for each in value]
     if not isinstance(value, str):
         return value
     try:

@@ -136,7 +136,7 @@ def json_or_same(value: object) -> object:
     """Parse a text as JSON, to the value that a keyword would have; return any other text or value unchanged."""
     try:
         return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
+    except (ValueError, RecursionError):
         return value
 
 

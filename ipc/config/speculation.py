@@ -49,7 +49,7 @@ def speculation_options(value: str | dict[str, Any]) -> SpeculationOptions | Non
     if isinstance(value, str):
         try:
             fields = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             fields = None
     if not isinstance(fields, dict):
         raise ConfigError(f'--speculation must be auto, lookup, off, or JSON as {{"method": "lookup"}}, got {value}')

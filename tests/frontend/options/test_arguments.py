@@ -13,6 +13,7 @@ import pytest
 
 from tokenloom.frontend import launch
 from tokenloom.frontend.options.arguments import add_engine_arguments, given_options
+from tokenloom.frontend.options.config_file import read_config_file
 from tokenloom.frontend.options.options import config_from_keywords, new_config
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
@@ -341,3 +342,59 @@ def test_serve_listens_on_port_8000_unless_an_option_names_an_address() -> None:
 
     assert (served("m"), served("m --http 9"), served("m --host 0.0.0.0")) == (":8000", "9", "0.0.0.0:8000")
     assert served("m --uds /run/x.sock") is None
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--hf-overrides", DEEP],
+        ["--hf-overrides.a", DEEP],
+        ["--speculation", DEEP],
+        ["--kernel-config", DEEP],
+        ["--kv-listen", "a\nb"],
+        ["--cores", "x" * 100_000],
+    ],
+)
+def test_values_of_any_form_are_used_or_refused_in_one_short_line(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        refusal = ""
+        new_config(given_options(launch.new_serve_parser().parse(words)))
+    except (SystemExit, ConfigError) as error:
+        refusal = str(error) + capsys.readouterr().err
+    assert not refusal or words[0] in refusal
+    assert len(refusal.splitlines()) <= 1
+    assert len(refusal) < 3000
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"hf_overrides: {DEEP}", "recursion"),
+        ("seed: 1\nseed: 1\n", "lines 1 and 2 both give seed"),
+        ("# " + "x" * (1 << 20), "more than 1048576 bytes"),
+        ("hf_overrides: &a {x: *a}", "recursive"),
+    ],
+)
+def test_a_file_of_any_form_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_config_file(path)
+    assert str(caught.value).count("c.yaml") == 1
+
+
+def test_aliases_in_a_file_are_visited_once(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    levels = ["a0: &a0 [1]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 200))]
+    path.write_text(f"hf_overrides: {{{', '.join(levels)}}}")
+    assert list(read_config_file(path)) == ["hf_overrides"]
+
+
+def test_a_text_of_a_list_that_is_not_utf8_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--served-model-name .* is not UTF-8"):
+        new_config(given_options(launch.new_serve_parser().parse(["--served-model-name", "\udcff"])))
