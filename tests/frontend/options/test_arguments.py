@@ -396,5 +396,5 @@ def test_aliases_in_a_file_are_visited_once(tmp_path: Path) -> None:
 
 
 def test_a_text_of_a_list_that_is_not_utf8_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--served-model-name .* is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"--served-model-name .* is not UTF-8"):
         new_config(given_options(launch.new_serve_parser().parse(["--served-model-name", "\udcff"])))
