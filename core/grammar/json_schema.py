@@ -92,9 +92,9 @@ class _Adapter:
             result[name] = [self.adapt(part, is_open=is_joined) for part in parts]
         _also(result, *inlined)
         if not is_open:
-            _close(result, _Names(self, node | branches, *inlined))
-        if result.get("properties") and result.get("patternProperties"):
-            self._drop_used_up(result)
+            found = _Names(self, node | branches, *inlined)
+            _close(result, found)
+            self._replace_used_up(result, list(found.names))
         return result
 
     def _check(self, node: Schema) -> None:
@@ -222,15 +222,21 @@ class _Adapter:
         self.budget.spend(1)
         return self._key_patterns.matches(pattern, name) is True
 
-    def _drop_used_up(self, node: Schema) -> None:
-        """Remove patterns that match no further keys than the properties: the library would begin such a key and find
-        no end."""
-        properties, patterns = node["properties"], node["patternProperties"]
-        if isinstance(properties, dict) and isinstance(patterns, dict):
-            for pattern in list(patterns):
-                names = [name for name in properties if self._matches(pattern, name)]
-                if names and not self._key_patterns.matches_others(pattern, names):
-                    del patterns[pattern]
+    def _replace_used_up(self, part: object, names: list[str]) -> None:
+        """Replace patterns that match no other keys than `names`, those of all schemas joined with `part`, by
+        properties: the library would begin such a key and find no end."""
+        if not isinstance(part, dict):
+            return
+        patterns, properties = part.get("patternProperties"), part.get("properties", {})
+        for pattern in list(patterns) if isinstance(patterns, dict) and isinstance(properties, dict) else ():
+            matched = [name for name in names if self._matches(pattern, name)]
+            if matched and not self._key_patterns.matches_others(pattern, matched):
+                values = patterns.pop(pattern)
+                new = {name: values for name in matched if properties.get(name, {}) == {}}  # others are joined already
+                properties = part["properties"] = properties | new
+        for name in _BRANCHES:
+            for branch in part[name] if isinstance(part.get(name), list) else ():
+                self._replace_used_up(branch, names)
 
     def _adapt_conditions(self, node: Schema) -> None:
         if "if" in node:

@@ -369,6 +369,19 @@ ENDLESS_KEYS: list[tuple[Schema, object]] = [
     (record(a=DIGIT) | {"patternProperties": {"^[ab]$": DIGIT}}, {"a": 4, "b": 9}),
     ({"type": "object", "required": ["x1"], "patternProperties": {"^x": DIGIT}}, {"x1": 5, "x2": 6}),
     ({"type": "object", "properties": {"a": DIGIT}, "patternProperties": {"^a$": XY}}, {}),
+    *(
+        (
+            {"$defs": {"x": {"properties": {"a": {}}}}, "type": "object", "patternProperties": {pattern: DIGIT}}
+            | joined,
+            {"a": 5},
+        )
+        for pattern in ("^a$", "^(a|b)$")
+        for joined in (
+            {"$ref": "#/$defs/x"},
+            {"$ref": "#/$defs/x", "required": ["a"]},
+            {"allOf": [{"$ref": "#/$defs/x"}, {"anyOf": [{"properties": {"b": {}, "a": XY}}, {"required": ["a"]}]}]},
+        )
+    ),
 ]
 
 
@@ -377,6 +390,7 @@ ENDLESS_KEYS: list[tuple[Schema, object]] = [
 def test_patterns_that_match_properties_lead_to_no_dead_end(schema: Schema, value: object, is_closed: bool) -> None:
     schema = schema | ({"additionalProperties": False} if is_closed else {})
     assert accepts(schema, value)
+    assert not accepts(schema, {"a": "none of these"})
     for seed in range(12):
         found = answer(schema, seed)  # fails if a mask leaves nothing
         if found is not None:
