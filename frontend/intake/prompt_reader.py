@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...ipc.codec import num_ids
+from ...ipc.codec import JsonObject, num_ids
 from ...ipc.errors import RequestError
 from ...ipc.messages.intake import IntakeAnswer, NotRead, PromptRead, ReadPrompt
 from .input_processor import InputProcessor
@@ -85,7 +85,15 @@ def characters_of(question: ReadPrompt) -> int:
     if form is not None and form.variables:
         others.append(form.variables)
     in_chat = sum(len(message.text) + TURN_CHARACTERS for message in chat)
-    return len(question.prompt or "") + in_chat + sum(len(msgspec.json.encode(each)) for each in others)
+    return len(question.prompt or "") + in_chat + sum(map(_num_bytes, others))
+
+
+def _num_bytes(variables: JsonObject) -> int:
+    """Return the size of a chat's variables, encoded."""
+    try:
+        return len(msgspec.msgpack.encode(variables))
+    except OverflowError:  # an integer above 64 bits, which JSON can hold; frames hold others that JSON cannot
+        return len(msgspec.json.encode(variables))
 
 
 def _prompt_of(answer: IntakeAnswer, prompt: str | None) -> Prompt:
