@@ -79,7 +79,7 @@ class SamplingParams(
     min_p: float = 0.0  # [0, 1]: keep tokens at least min_p as likely as the likeliest
     presence_penalty: float = 0.0  # [-2, 2]: subtracted from the logit of each token in the output
     frequency_penalty: float = 0.0  # [-2, 2]: the same, times the token's count in the output
-    repetition_penalty: float = 1.0  # (0, 100]: above 1 discourages tokens of prompt and output
+    repetition_penalty: float = 1.0  # above 0, to 100: above 1 discourages tokens of prompt and output
     logit_bias: dict[int, float] | None = None  # token id: [-100, 100], added to its logit
     allowed_token_ids: list[int] | None = None  # sample only these
     bad_words: list[str] | None = None  # texts whose last token is not sampled after their other tokens
@@ -186,7 +186,7 @@ class SamplingParams(
                 if not isinstance(string, str) or not string:
                     raise RequestError(f"{name} holds {string!r}: each must be a string of at least 1 character")
                 if name != "stop" and not string.strip():
-                    raise RequestError(f"{name} holds {string!r}: each must be a string that is not blank")
+                    raise RequestError(f"{name} holds {string!r:.80}: each must be a string that is not blank")
         if self.stop and not self.detokenize:
             raise RequestError("stop needs the text, which detokenize=False leaves out: use stop_token_ids")
 
@@ -298,7 +298,7 @@ RANGES = {
     "min_p": Range(float, 0, 1),
     "presence_penalty": Range(float, -2, 2),
     "frequency_penalty": Range(float, -2, 2),
-    "repetition_penalty": Range(float, 0, 100, excludes_low=True),
+    "repetition_penalty": Range(float, 2**-126, 100),  # workers have no smaller float32: 0 × −∞ would be no logit
     "timeout_s": TIMEOUT_S,
     "queue_timeout_s": TIMEOUT_S,
     "n": Range(int, 1, MAX_CHILDREN),

@@ -219,7 +219,7 @@ def _is_any_of(token: bytes, keys: Sequence[bytes]) -> bool:
 
 def _routing_error(error: HTTPException, scope: Scope) -> HttpError:
     """Convert the router's error about an unknown path or method."""
-    message = f"{scope['method']} {scope['path']}: {error.detail.lower()}; /openapi.json lists all paths"
+    message = f"{scope['method']} {scope['path']:.200}: {error.detail.lower()}; /openapi.json lists all paths"
     return HttpError(error.status_code, message, headers=dict(error.headers or {}))
 
 

@@ -19,6 +19,7 @@ _TOKENS = re.compile(rf"({JSON_STRING})|([\[{{])|[\]}}]".encode())
 KEY_OF = "a key of "
 _BODY = "the body"
 UNKNOWN_FIELD = "unknown_field"
+MAX_QUOTED_CHARACTERS = 600  # of the decoder's error
 
 
 class BodyError(RequestError):
@@ -33,7 +34,10 @@ class BodyError(RequestError):
 
 def invalid_body(error: Exception, raw: bytes | bytearray) -> BodyError:
     """Make the error of a body that is not JSON or does not match the schema, from msgspec's `error` and the body."""
-    message = f"the body cannot be read: {error}"
+    fault = str(error)  # which may quote a long value or name
+    if len(fault) > MAX_QUOTED_CHARACTERS:
+        fault = f"{fault[: MAX_QUOTED_CHARACTERS // 2]} … {fault[-MAX_QUOTED_CHARACTERS // 2 :]}"
+    message = f"the body cannot be read: {fault}"
     if isinstance(error, RecursionError):
         field = _deepest_field(raw)
         return BodyError(f"{field or 'the body'} is nested too deep to be read: use fewer levels", param=field)

@@ -67,6 +67,21 @@ def test_the_error_of_an_unreadable_body_names_field_and_mend(raw: bytes, messag
 
 
 @pytest.mark.parametrize(
+    ("raw", "begin", "end"),
+    [
+        (b'{"prompt":"x","truncation_side":"%s"}', "Invalid enum value 'aaa", "aaa' - at `$.truncation_side`"),
+        (b'{"prompt":"x","%s":1}', "Object contains unknown field `aaa", "aaa`"),
+    ],
+)
+def test_a_long_value_or_name_is_quoted_in_part(raw: bytes, begin: str, end: str) -> None:
+    with pytest.raises(BodyError) as caught:
+        parse_body(raw % (b"a" * 1_000_000), CompletionRequest, LIMITS, is_strict=True)
+    message = str(caught.value).removeprefix("the body cannot be read: ")
+    assert message.startswith(begin) and message.endswith(end) and len(message) < 1_000, message
+    assert len(caught.value.param or "") < 1_000
+
+
+@pytest.mark.parametrize(
     ("field", "start", "end"),
     [
         ("guided_json", b'"guided_json":', b""),
