@@ -169,6 +169,7 @@ class HttpConnection(HttpToolsProtocol):
         self._connections = connections
         self._stage = Stage.NEW
         self._marks = {LOCAL: True} if is_local else {}  # added to the ASGI scope of each request
+        self._answered: RequestResponseCycle | None = None  # the oldest request without a whole answer; `cycle`: newest
         self._num_body_bytes = 0
         self._num_head_bytes = self._num_headers = 0  # that the parser has passed on
         self._num_unread_bytes = 0  # given to the parser since it has passed on a head or a part of a body
@@ -191,6 +192,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.close(self)
+        self._end_answers()  # uvicorn ends that of `cycle` alone
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -232,6 +234,8 @@ class HttpConnection(HttpToolsProtocol):
         self.app = self._old_app if is_old else self._new_app
         self.expect_100_continue &= not is_old  # RFC 9110, 10.1.1
         super().on_headers_complete()  # raises for a bad URL
+        if not self.pipeline:
+            self._answered = self.cycle
         self._num_body_bytes = self._num_unread_bytes = 0
         self._enter(Stage.BODY)
 
@@ -255,7 +259,9 @@ class HttpConnection(HttpToolsProtocol):
         self._enter(Stage.NEW if self.cycle.response_complete else Stage.ANSWER)
 
     def on_response_complete(self) -> None:
+        following = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
+        self._answered = following
         if self._stage is Stage.ANSWER and self.cycle.response_complete and not self.transport.is_closing():
             self._enter(Stage.IDLE)
 
@@ -331,12 +337,17 @@ class HttpConnection(HttpToolsProtocol):
             length = b"content-length: %d\r\n" % len(body)
             head = STATUS_LINE[status] + b"content-type: application/json\r\nconnection: close\r\n" + length + b"\r\n"
             self.transport.write(head + body)
+        self._end_answers()  # the app sends nothing behind the error, or to a closed connection
         if not may_send or status == 408:
             self.transport.close()
             return
-        if self.cycle is not None:  # the app sends nothing behind the error
-            self.cycle.disconnected, self.cycle.waiting_for_100_continue = True, False
-            self.cycle.message_event.set()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._enter(Stage.REFUSED)
+
+    def _end_answers(self) -> None:
+        """End the open answers: what the app still sends is dropped, and it is told that the client has left."""
+        for cycle in (self._answered, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected, cycle.waiting_for_100_continue = True, False
+                cycle.message_event.set()

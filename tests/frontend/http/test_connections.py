@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tokenloom.frontend.http.connections import MIN_BYTES_PER_S
+from tokenloom.frontend.http.connections import MAX_PIPELINED, MIN_BYTES_PER_S
 from tokenloom.tests.frontend.http.rig import CHUNKED, DEADLINE_S, GET, HEAD, LIMIT_S, Server, run
 
 BAD_URL = b"http://x:99999/"  # the parser takes it as a target; its port is too large
@@ -273,5 +273,22 @@ def test_requests_in_one_packet_are_answered_in_their_order() -> None:
         bodies = [b"x" * length for length in (3, 0, 70_000, 1)]
         client = await server.connect(b"".join(HEAD % len(body) + body for body in bodies))
         assert [await client.answer() for _ in bodies] == [(200, b"%08d" % len(body)) for body in bodies]
+
+    run(test)
+
+
+def test_too_many_requests_on_a_connection_end_the_open_answer_without_an_error_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test(server: Server) -> None:
+        client = await server.connect(GET % b"/slow")
+        await client.begin()
+        client.send(GET % b"/" * (MAX_PIPELINED + 1))
+        await client.rest()
+        (connection,) = server.accepted
+        server.finish.set()
+        while connection.tasks:
+            await asyncio.sleep(0.01)
+        assert "Traceback" not in caplog.text and "ERROR" not in caplog.text
 
     run(test)
