@@ -346,7 +346,7 @@ class HttpConnection(HttpToolsProtocol):
         self._enter(Stage.REFUSED)
 
     def _end_answers(self) -> None:
-        """End the open answers: what the app still sends is dropped, and it is told that the client has left."""
+        """End the open answers: the app sends nothing more, and gets the event of a client that has left."""
         for cycle in (self._answered, self.cycle):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected, cycle.waiting_for_100_continue = True, False

@@ -12,7 +12,7 @@ from tokenloom.ipc.messages.intake import ReadPrompt
 
 
 def size_of(more: JsonObject, place: str) -> int:
-    """Return what a chat of one letter takes beside it for `more`."""
+    """Return the counted size of `more` in a chat."""
     message = ChatMessage("user", "x", more if place == "message" else {})
     form = ChatForm(variables=more if place == "variables" else {})
     return characters_of(ReadPrompt(chat=[message], chat_form=form)) - 1 - TURN_CHARACTERS
