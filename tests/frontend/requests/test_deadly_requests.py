@@ -7,6 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tokenloom.frontend.intake.prompt_reader import SHORT_CHARACTERS
@@ -128,11 +129,11 @@ def test_a_bug_that_one_request_meets_ends_this_request_alone(bench: Bench, capl
 
     def fail_later(*arguments: Any) -> Any:
         processed = process(*arguments)
-        return processed._replace(children=[*processed.children, None])
+        return msgspec.structs.replace(processed, children=[*processed.children, None])
 
     bench.frontend.inputs.process = fail_later  # type: ignore[method-assign]
     error = bench.refusal(new_submit("r"))
-    assert error.kind == "internal" and "AttributeError" in error.message
+    assert error.kind == "internal" and "'NoneType' object has no attribute" in error.message
     assert [record.message for record in caplog.records] == ["work on a request failed"]
     assert list(bench.frontend._outputs.answer_by_key) == [other]
     bench.frontend.inputs.process = process  # type: ignore[method-assign]
