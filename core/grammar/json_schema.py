@@ -227,7 +227,7 @@ class _Adapter:
         properties: the library would begin such a key and find no end."""
         if not isinstance(part, dict):
             return
-        patterns, properties = part.get("patternProperties"), part.get("properties", {})
+        patterns, properties = part.get("patternProperties", {}), part.get("properties", {})
         for pattern in list(patterns) if isinstance(patterns, dict) and isinstance(properties, dict) else ():
             matched = [name for name in names if self._matches(pattern, name)]
             if matched and not self._key_patterns.matches_others(pattern, matched):
