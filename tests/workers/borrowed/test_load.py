@@ -94,7 +94,7 @@ OF_MEDIA: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("model_type", AS_TEXT)
+@pytest.mark.parametrize("model_type", sorted(AS_TEXT))
 def test_the_language_model_of_a_model_of_media_has_the_logits_of_the_whole(model_type: str, tmp_path: Path) -> None:
     config = transformers.CONFIG_MAPPING[model_type](**OF_MEDIA[model_type], dtype="float32")
     whole: Any = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
