@@ -114,9 +114,10 @@ def _make_private(root: Path) -> None:
 
 
 def _is_private(library: Path) -> bool:
-    """Whether a library is there that no other user but root could have written."""
+    """Whether a library is there that no other user but root could have written. A link to it is as good: the cache
+    folder is private, so only this user can have made one."""
     try:
-        found = (library.parent.lstat(), library.lstat())
+        found = (library.parent.stat(), library.stat())
     except FileNotFoundError:
         return False
     return all(each.st_uid in (0, os.getuid()) and not each.st_mode & 0o022 for each in found)

@@ -123,6 +123,7 @@ TABLE: dict[str, Read | Ours] = {
     "ipc/config/engine_config.py _check_http#2": OPERATOR,
     "ipc/config/tier_places.py _peer_host#1": OPERATOR,
     "ipc/errors.py _CREDENTIALS": Read("a message with a caller's text"),
+    "ipc/errors.py _UNPRINTED": Read("a value of an option or a file, in an error"),
     "ipc/models/model_file.py CAUSAL": Read("a checkpoint's config"),
     "ipc/process/machine_memory.py _read_count#1": Ours("a file of the kernel"),
     "ipc/structured_outputs.py _BRACKETS": BODY,
