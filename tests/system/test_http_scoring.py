@@ -110,6 +110,16 @@ def test_what_is_too_long_is_truncated_on_request(http: httpx2.Client, side: str
     assert cut["data"][0]["score"] == pytest.approx(expected, rel=1e-2)
 
 
+@pytest.mark.parametrize(("query", "item"), [("", "Lima"), ("Lima", ""), ("", "")])
+def test_an_empty_text_is_scored_by_the_tokens_that_are_left(http: httpx2.Client, query: str, item: str) -> None:
+    ids = tokens_of(http, query, True) + tokens_of(http, item, False)
+    answer = ask(http, query=query, items=[item], label_token_ids=LABELS)
+    assert answer["usage"]["prompt_tokens"] == len(ids) > 0
+    logprobs = label_logprobs(http, ids)
+    expected = math.exp(logprobs[0]) / sum(map(math.exp, logprobs))
+    assert answer["data"][0]["score"] == pytest.approx(expected, rel=1e-2)
+
+
 def test_a_large_body_is_answered_as_a_small_one_is(http: httpx2.Client) -> None:
     body = {"query": QUERY, "items": ITEMS, "label_token_ids": LABELS}
     for more in ({}, {"label_token_ids": []}, {"items": [[5], [6, 7]], "query": [8]}):
@@ -125,13 +135,11 @@ def test_a_large_body_is_answered_as_a_small_one_is(http: httpx2.Client) -> None
     ("more", "status", "param"),
     [
         ({"query": None}, 400, "query"),
-        ({"query": ""}, 400, "query"),
         ({"query": []}, 400, "query"),
         ({"query": [[1]]}, 400, "query[0]"),
         ({"query": LONG * 30}, 400, "query"),
         ({"items": None}, 400, "items"),
         ({"items": []}, 400, "items"),
-        ({"items": [""]}, 400, "items"),
         ({"items": ["x", LONG]}, 400, "items"),
         ({"items": ["x"] * 2049}, 400, "items"),
         ({"items": [[5] * 2000] * 30}, 400, "items"),
