@@ -91,4 +91,5 @@ def exchange(socket: zmq.Socket[bytes], fetches: Mapping[bytes, BlobFetch], now:
                 fetch.receive(reply, now)
     for fetch in fetches.values():
         for request in fetch.requests(now):
-            socket.send(encode(request), zmq.NOBLOCK)
+            with contextlib.suppress(zmq.Again):  # the peer has just closed the connection: it is repeated, too
+                socket.send(encode(request), zmq.NOBLOCK)

@@ -178,7 +178,7 @@ def test_a_connection_keeps_its_last_request_alone(path: bytes) -> None:
         for _ in range(NUM_REQUESTS):
             client.send(GET % path)
             await client.answer()
-        assert sum(isinstance(each, RequestResponseCycle) for each in gc.get_objects()) <= 2
+        assert sum(type(each) is RequestResponseCycle for each in gc.get_objects()) <= 2
 
     gc.collect()
     gc.disable()

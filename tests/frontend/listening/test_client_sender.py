@@ -104,8 +104,9 @@ def test_memory_is_returned_to_the_system_when_the_client_leaves(rig: Rig, monke
     rig.sender.tick(0.0)
     assert rig.sender.next_at == client_sender.COLLECT_S and not rig.trims
     client.close()
-    rig.tick_until(lambda: bool(rig.trims))
-    assert rig.trims == [0] and rig.sender.next_at == client_sender.NEVER, "no timer without unread bytes"
+    rig.tick_until(lambda: not rig.sender.num_bytes)
+    assert rig.trims and rig.trims[-1] < MAX_BYTES // 8
+    assert rig.sender.next_at == client_sender.NEVER, "no timer without unread bytes"
     assert rig.send(b"c", 1, 1) == 0, "it is gone"
 
 
