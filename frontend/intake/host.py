@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Sequence
 
-from ...ipc.child import spawn_child, spawn_failure
+from ...ipc.child import describe_end, spawn_failure, spawn_helper
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import Overloaded, RequestError, TokenloomError
@@ -29,6 +28,7 @@ logger = logging.getLogger("tokenloom.frontend")
 
 ANSWER_S = 60.0  # for a question, the start of the process included
 IDLE_BYTES = 512 << 20  # limit of its memory between questions
+MODULE = "tokenloom.frontend.intake.process"
 READER = "the process that reads large requests"
 
 
@@ -103,7 +103,7 @@ class IntakeHost:
         if self._socket is None:
             self._has_answered = False
             try:
-                self._socket = self._start()
+                self._process, self._socket = spawn_helper(MODULE, self._spec.environment())
             except OSError as error:
                 raise Overloaded(f"{READER} could not be started: {spawn_failure(error)}", RETRY_S) from None
             try:
@@ -111,35 +111,16 @@ class IntakeHost:
             except OSError as error:
                 if self._is_interrupted:
                     raise
-                how = f"did not start within {ANSWER_S:g} s" if isinstance(error, TimeoutError) else self._end()
+                is_late = isinstance(error, TimeoutError)
+                how = f"did not start within {ANSWER_S:g} s" if is_late else describe_end(self._process)
                 self.stop()
                 raise Overloaded(f"{READER} {how} at its start: see its log", RETRY_S) from None
         return self._socket
 
-    def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            fd, module = theirs.fileno(), "tokenloom.frontend.intake.process"
-            try:
-                self._process = spawn_child(module, ["--fd", str(fd)], self._spec.environment(), [fd])
-            except OSError:
-                ours.close()
-                raise
-        return ours
-
-    def _end(self) -> str:
-        """Describe how the process ended."""
-        assert self._process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
-        code = self._process.poll()
-        if code is None:
-            return "closed its socket"
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-
     def _loss(self, num_bytes: int) -> TokenloomError:
         """Remove the ended process, and return the error of the question that ended it."""
-        how = self._end()
+        assert self._process is not None
+        how = describe_end(self._process)
         self.stop()
         if "SIGVTALRM" in how:
             return RequestError("the chat template of the request takes too much CPU time: send a shorter one")

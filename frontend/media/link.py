@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import subprocess
 
-from ...ipc.child import spawn_child, spawn_failure
+from ...ipc.child import describe_end, spawn_failure, spawn_helper
 from ...ipc.codec import Decoder, encode
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import Overloaded
@@ -21,6 +20,7 @@ from ...ipc.shortages.failure import RETRY_S
 
 logger = logging.getLogger("tokenloom.frontend")
 
+MODULE = "tokenloom.frontend.media.process"
 MAX_WAITS = 6  # for a medium, each of the time that it may take, as long as the process computes
 BUSY_SHARE = 0.02  # of a wait; a process that computes less hangs
 START_S = 30.0  # for the start of a process on a busy machine
@@ -66,12 +66,7 @@ class MediaLink:
     def end(self) -> str:
         """Describe how the process ended."""
         assert self._process is not None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1)
-        code = self._process.poll()
-        if code is None:
-            return "closed its socket"
-        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return describe_end(self._process)
 
     def lose(self, how: str) -> None:
         """Kill the process after it has failed, and say so in the log."""
@@ -93,7 +88,8 @@ class MediaLink:
     async def _started(self) -> socket.socket:
         if self._socket is None:
             try:
-                self._socket = self._start()
+                self._process, self._socket = spawn_helper(MODULE, self._spec.environment())
+                self._socket.setblocking(False)
             except OSError as error:
                 raise Overloaded(f"a media process could not be started: {spawn_failure(error)}", RETRY_S) from None
             try:
@@ -105,18 +101,6 @@ class MediaLink:
                 raise Overloaded(f"a media process {how} at its start: see its log", RETRY_S) from None
             assert isinstance(ready, MediaReady)
         return self._socket
-
-    def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
-        with theirs:
-            fd, module = theirs.fileno(), "tokenloom.frontend.media.process"
-            try:
-                self._process = spawn_child(module, ["--fd", str(fd)], self._spec.environment(), [fd])
-            except OSError:
-                ours.close()
-                raise
-        return ours
 
     async def _receive(self, channel: socket.socket) -> MediaAnswer:
         length = await _receive_bytes(channel, LENGTH_BYTES)

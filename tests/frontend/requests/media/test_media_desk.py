@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -256,15 +257,19 @@ def test_bytes_that_no_thread_can_write_are_refused_and_leave_no_pin(desk: Desk)
     data = "data:image/png;base64," + base64.b64encode(b"b").decode()
     executor = desk.desk._loop._default_executor  # type: ignore[union-attr]
     assert isinstance(executor, Threads)
+    is_over = threading.Event()
+    busy = [executor.submit(is_over.wait, DEADLINE_S) for _ in range(executor._max_workers)]
+    deadline = time.monotonic() + DEADLINE_S
+    while not all(each.running() for each in busy):
+        assert time.monotonic() < deadline
     executor._max_workers += 1  # the next work needs another thread
-    while not executor._idle_semaphore.acquire(timeout=0):
-        pass
     with few_threads():
         job, results = desk.begin(Medium(url=data), wait_s=0.2)
         while not results:
             desk.turn()
         assert isinstance(results[0], Overloaded)
         desk.desk.release(job)
+    is_over.set()
     assert desk.files(Medium(url=data)) == [b"file of b"]
     users = {user for pin in desk.desk.store._pins.values() for user in pin.users}
     assert job.user not in users and job.source_user not in users
