@@ -140,7 +140,7 @@ def spawn_child(
 
 
 def spawn_helper(module: str, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start `module` with a socket to this process, whose descriptor it gets as --fd. OSError, with nothing left open:
+    """Start `module` with a socket to this process; --fd names its descriptor there. OSError, with nothing left open:
     see `spawn_failure`."""
     ours, theirs = socket.socketpair()
     with theirs:
