@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -13,8 +13,8 @@ from tokenloom.scripts.engine_process import Engine
 class LaunchedEngine(Engine):
     """An engine on one CPU thread. Leaving a `with` checks that no process and no file is left."""
 
-    def __init__(self, runtime: Path, *arguments: str) -> None:
-        super().__init__(runtime, ["--num-threads", "1", "--device", "cpu", *arguments])
+    def __init__(self, runtime: Path, *arguments: str, prefix: Sequence[str] = ()) -> None:
+        super().__init__(runtime, ["--num-threads", "1", "--device", "cpu", *arguments], prefix=prefix)
 
     def wait_http(self) -> str:
         """Wait until the engine is ready and return the URL of its HTTP server."""

