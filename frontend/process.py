@@ -52,7 +52,9 @@ from .text.tokenizer import Tokenizer
 logger = logging.getLogger("tokenloom.frontend")
 
 INTAKE_S = 0.002  # longest time to receive from clients in one turn
-MAX_UNTAKEN_MESSAGES = 1024  # queue from one client; when it is full, ZeroMQ stops reading from that client
+# Queue from one client; when it is full, ZeroMQ stops reading from that client. Of a client that has left, ZeroMQ keeps
+# the replies to these until all are taken: few, since a reply to a query may be large.
+MAX_UNTAKEN_MESSAGES = 128
 HANDSHAKE_MS = 10_000  # for a connection's handshake; one that says nothing takes a descriptor for so long
 FAREWELL_MS = 800  # to send the last messages; with the HTTP server's 2 s less than the supervisor's limit
 

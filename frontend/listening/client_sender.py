@@ -15,7 +15,7 @@ import zmq
 from ...ipc.process.malloc import trim_heap
 
 MAX_UNREAD_MESSAGES = 1 << 17  # queue to one client beyond the kernel's buffers: one Accepted for each open request
-MAX_UNREAD_BYTES = 512 << 20  # of all clients; one alone may have a fifth of it
+MAX_UNREAD_BYTES = 256 << 20  # of all clients; one alone may have a fifth of it
 TRACKED_BYTES = 64 << 10  # tracking a frame costs 40 µs
 OVERHEAD_BYTES = 128  # of ZeroMQ, for each message
 SHARE = 4  # a client may have a quarter of the bytes that are left
