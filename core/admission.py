@@ -133,6 +133,7 @@ class Admission:
                 pooling=message.pooling,
                 adapter=message.adapter,
                 media=message.media,
+                caller=message.caller,
             )
             requests.append(request)
         if params.prompt_logprobs is not None:

@@ -133,7 +133,7 @@ class GrammarManager:
             self._open_queued()
         else:
             is_resumed = request.num_output_tokens > 0
-            self._prover.add(request.grammar_id, params.kind, params.text, is_resumed=is_resumed)
+            self._prover.add(request.grammar_id, params.kind, params.text, caller=request.caller, is_resumed=is_resumed)
 
     def drop(self, request: Request) -> None:
         """Drop a finished request. If its grammar is being compiled, the result is discarded."""

@@ -37,7 +37,7 @@ class AccessLog:
         self._clock = ""  # time of day of `_second`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        record = AccessRecord()
+        record = AccessRecord(peer=(scope.get("client") or ("",))[0])
         access_record.set(record)
 
         async def counting(message: Message) -> None:

@@ -9,6 +9,7 @@ streamed token passes through it.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
 import re
@@ -27,6 +28,7 @@ from ...ipc.process.faults import maybe_fail
 from ..anthropic.forms.errors import has_message_errors, message_error
 from ..listening.open_requests import OpenRequests
 from ..listening.web_pages import WebPages
+from ..metrics.access_record import access_record
 from ..metrics.tracing import TraceContext, incoming_trace, read_trace_context
 from ..openai.body_reader import WARNING
 from ..openai.events import SERVER_SEND
@@ -130,6 +132,9 @@ class HttpMiddleware:
                 self._on_refused("key")
                 message = f"{fault}: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`"
                 raise HttpError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            if (record := access_record.get()) is not None:
+                given = headers.get(b"authorization", b"") + headers.get(b"x-api-key", b"")
+                record.peer += f" {hashlib.sha256(given).hexdigest()[:16]}"
             return
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         address, port = scope.get("server") or (None, None)

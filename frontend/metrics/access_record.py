@@ -12,8 +12,9 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's number, for log and metrics; never sent
 
 @dataclass(slots=True)
 class AccessRecord:
-    """Times, status and sizes of one HTTP response."""
+    """Caller, times, status and sizes of one HTTP response."""
 
+    peer: str = ""  # host of the connection, and a digest of the key; requests of equal ones share the compilers
     begun_at: float = field(default_factory=time.monotonic)
     first_at: float = 0.0  # when the head of the answer went out
     status: int = CLIENT_CLOSED_REQUEST  # until the answer has one

@@ -67,9 +67,9 @@ class Run:
     """Deltas and usage of the choices of one HTTP request. LocalEngine calls `put` and `wake`; one task of the same
     event loop calls the rest."""
 
-    def __init__(self, num_prompts: int, num_answers: int, block_size: int = 0) -> None:
-        """`block_size`: tokens per block of the prefix cache; 0 without prefix cache."""
-        self._block_size = block_size
+    def __init__(self, num_prompts: int, num_answers: int, block_size: int = 0, peer: str = "") -> None:
+        """`block_size`: tokens per block of the prefix cache; 0 without prefix cache. `peer`: as in AccessRecord."""
+        self._block_size, self.peer = block_size, peer
         self.num_choices = num_prompts * num_answers
         self.num_answers = num_answers
         self._num_open = [num_answers] * num_prompts  # unfinished answers of each prompt
@@ -188,7 +188,7 @@ class LocalEngine:
             frontend.thread_pool, frontend.inputs.limits, is_strict=has_strict_fields, hold=frontend.media.hold
         )
         self.wake = wake
-        self._session = frontend.open_local(self._deliver)
+        self._session = frontend.open_local(self._deliver, self._peer_of)
         self._run_by_id: dict[str, tuple[Run, int]] = {}  # with the position of the prompt in the run
         self._controls: dict[int, asyncio.Future[Done]] = {}  # by query id
         self._query_ids = itertools.count()
@@ -282,7 +282,9 @@ class LocalEngine:
         All submits have the same `n`. RequestError for an id that is in use."""
         for submit in submits:
             self.check_id(submit.request_id)
-        run, trace = Run(len(submits), submits[0].params.n, self._block_size), incoming_trace.get()
+        record, trace = access_record.get(), incoming_trace.get()
+        peer = "" if record is None else record.peer
+        run = Run(len(submits), submits[0].params.n, self._block_size, peer)
         adapter = "" if model in self._frontend.model_names else model
         for position, submit in enumerate(submits):
             self._run_by_id[submit.request_id] = (run, position)
@@ -295,12 +297,16 @@ class LocalEngine:
             yield run
         finally:
             self._session.num_readers -= 1
-            if (record := access_record.get()) is not None:
+            if record is not None:
                 record.num_prompt_tokens += run.num_prompt_tokens
                 record.num_completion_tokens += run.num_completion_tokens
                 record.adapter = adapter
             left = [each.request_id for each in submits if self._run_by_id.pop(each.request_id, None) is not None]
             self._do_all(partial(self._frontend.on_local_disconnect, self._session, each) for each in left)
+
+    def _peer_of(self, request_id: str) -> str:
+        run, _ = self._run_by_id.get(request_id, (None, 0))
+        return "" if run is None else run.peer
 
     def check_id(self, request_id: str) -> None:
         """Raise RequestError if a submit with this id is open."""

@@ -77,6 +77,10 @@ class ClientSession(Generic[RequestT]):
         """Return the key under which jobs of this request queue fairly with those of others: the client's identity."""
         return self.identity.hex()
 
+    def peer_of(self, request_id: str) -> str:
+        """Return the caller with which this request shares the compilers of grammars: the client's identity."""
+        return self.identity.hex()
+
     def send(self, message: FrontendMessage) -> None:
         self._outbox.append((self.identity, encode(message)))
 
@@ -127,10 +131,13 @@ class LocalSession(ClientSession[RequestT]):
     `num_readers` is set by the client: HTTP requests that have not yet written all delivered messages.
     """
 
-    def __init__(self, identity: bytes, deliver: Callable[[FrontendMessage], None]) -> None:
-        """`deliver` is called in the frontend's loop: it must be fast and must not raise."""
+    def __init__(
+        self, identity: bytes, deliver: Callable[[FrontendMessage], None], find_peer: Callable[[str], str]
+    ) -> None:
+        """`deliver` is called in the frontend's loop: it must be fast and must not raise. `find_peer`: for a request
+        id, the address and key that it came from."""
         super().__init__(identity, NEVER, [])
-        self._deliver = deliver
+        self._deliver, self._find_peer = deliver, find_peer
         self.num_readers = 0
 
     def send(self, message: FrontendMessage) -> None:
@@ -139,6 +146,10 @@ class LocalSession(ClientSession[RequestT]):
     def caller_of(self, request_id: str) -> str:
         """Return the id of the HTTP request: its prompts have the request ids `id/0`, `id/1` …"""
         return request_id.partition("/")[0]
+
+    def peer_of(self, request_id: str) -> str:
+        """Return the address and key that an HTTP request came from."""
+        return self._find_peer(request_id)
 
     @property
     def can_repeat(self) -> bool:

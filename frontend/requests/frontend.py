@@ -252,9 +252,12 @@ class Frontend:
         session.credit(count)
         self._sessions.mark(session)
 
-    def open_local(self, deliver: Callable[[FrontendMessage], None]) -> LocalSession[RequestState]:
-        """Add an in-process client. It gets messages by `deliver` and sends them to `on_message`."""
-        session: LocalSession[RequestState] = LocalSession(secrets.token_bytes(16), deliver)
+    def open_local(
+        self, deliver: Callable[[FrontendMessage], None], find_peer: Callable[[str], str] = lambda _: ""
+    ) -> LocalSession[RequestState]:
+        """Add an in-process client. It gets messages by `deliver` and sends them to `on_message`. `find_peer`: as in
+        LocalSession."""
+        session: LocalSession[RequestState] = LocalSession(secrets.token_bytes(16), deliver, find_peer)
         self._sessions.add_local(session)
         return session
 

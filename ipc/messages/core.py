@@ -120,6 +120,7 @@ class EngineCoreRequest(Message, frozen=True, kw_only=True, tag="request"):
     num_prompt_logprobs: int = 0  # prompt tokens whose logprobs were delivered; the first, which has none, counts
     adapter: AdapterRef | None = None  # None: the base model
     media: list[MediaSpan] = []  # by rising starts
+    caller: str = ""  # callers share the compilers of grammars
 
     @property
     def kind(self) -> Literal["generate", "pool"]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from tokenloom.core.grammar.host import ANSWER_TIMEOUT_S, NUM_COMPILERS, REOPEN_S
-from tokenloom.core.grammar.prover import PATIENCE, REFUSED_S, GrammarProver
+from tokenloom.core.grammar.prover import MAX_WAIT_S, PATIENCE, REFUSED_S, GrammarProver
 from tokenloom.ipc.process.awake_clock import AwakeClock
 from tokenloom.tests.core.grammar.fake_grammar_host import FakeGrammarHost
 from tokenloom.tests.core.grammar.grammar_harness import GrammarHarness
@@ -23,8 +23,8 @@ class Bench:
         self.prover = GrammarProver(self.host, LIMIT_S, self.clock)
         self.errors: dict[int, str | None] = {}
 
-    def add(self, grammar_id: int, text: str, *, is_resumed: bool = False) -> None:
-        self.prover.add(grammar_id, "lark", text, is_resumed=is_resumed)
+    def add(self, grammar_id: int, text: str, *, caller: str = "", is_resumed: bool = False) -> None:
+        self.prover.add(grammar_id, "lark", text, caller=caller, is_resumed=is_resumed)
 
     def turn(self, seconds: float = 0.0, *, works: bool = True) -> None:
         self.now += seconds
@@ -183,6 +183,99 @@ def test_eight_callers_of_hostile_grammars_slow_others_little() -> None:
                 num_sent += 1
         num_tried.append(len(set(bench.errors) - before) - 1)
     assert sum(num_tried) <= len(num_tried) * NUM_COMPILERS
+
+
+@pytest.mark.parametrize("num_hostile", [1, 8])
+def test_a_crowd_of_some_callers_does_not_hold_up_another_one(num_hostile: int) -> None:
+    bench = Bench()
+    for i in range(200):
+        bench.add(i, f"slow {i}", caller=f"hostile {i % num_hostile}")
+    num_tried = list[int]()
+    for honest in range(1000, 1020):
+        bench.turn(LIMIT_S)
+        before = sum(each < 1000 for each in bench.errors)
+        bench.add(honest, f"{honest},8", caller="honest")
+        bench.add(honest + 1000, f"{honest},9", caller="honest")
+        while {honest, honest + 1000} - set(bench.errors):
+            bench.turn(LIMIT_S / 20)
+        num_tried.append(sum(each < 1000 for each in bench.errors) - before)
+    assert max(num_tried) <= max(num_hostile, NUM_COMPILERS), "nobody had used a compiler before the first"
+    assert sum(num_tried[1:]) <= 2 * len(num_tried) * NUM_COMPILERS
+    while len(bench.errors) < 240:
+        bench.turn(LIMIT_S)
+    assert len(bench.prover._caller_by_name) <= num_hostile + 1 and not bench.prover.is_active
+
+
+def test_callers_that_have_used_the_compilers_equally_take_turns() -> None:
+    bench = Bench()
+    for i in range(60):
+        bench.add(i, f"slow {i}", caller="early" if i < 40 else f"late {i}")
+    while len(bench.errors) < 30:
+        bench.turn(LIMIT_S)
+    assert sum(each >= 40 for each in bench.errors) == 20, "each has one"
+
+
+def test_callers_that_come_and_go_starve_nobody() -> None:
+    bench, num_turns = Bench(), 0
+    bench.add(0, "slow 0", caller="steady")
+    bench.turn(LIMIT_S)
+    bench.turn()
+    bench.add(1, "4,8", caller="steady")
+    while 1 not in bench.errors:
+        num_turns += 1
+        for i in range(NUM_COMPILERS + 1):
+            bench.add(100 * num_turns + i, f"slow {num_turns} {i}", caller=f"{num_turns} {i}")
+        bench.turn(LIMIT_S)
+        assert num_turns < 40
+
+
+def test_grammars_that_two_callers_share_are_tried_with_the_first_that_is_next() -> None:
+    bench = Bench()
+    for i in range(40):
+        bench.add(i, f"slow {i}", caller="hostile")
+    bench.add(40, "4,8", caller="hostile")
+    bench.add(41, "slow 41", caller="hostile")
+    bench.add(42, "4,8", caller="honest")
+    for _ in range(8):
+        bench.turn(LIMIT_S)
+    assert bench.errors[40] is bench.errors[42] is None
+    assert len(bench.errors) < 12
+
+
+def test_a_caller_whose_grammars_would_wait_too_long_is_refused_and_others_are_not() -> None:
+    bench, num_most = Bench(), int(MAX_WAIT_S / LIMIT_S)
+    num_sent = 4 * num_most
+    for i in range(num_sent):
+        bench.add(i, f"slow {i}", caller="hostile", is_resumed=i == num_sent - 1)
+        bench.prover.add(num_sent + i, "lark", f"{i},8", caller="honest", is_resumed=False)
+    refused, num_left = list[str](), num_sent
+    while num_left > num_most + NUM_COMPILERS + 1:
+        bench.turn(LIMIT_S / 20)
+        found = {i: error for i, error in bench.errors.items() if i < num_sent}
+        refused = [str(error) for error in found.values() if "wait to be compiled" in str(error)]
+        num_left = num_sent - len(found)
+        assert len(found) - len(refused) < 60
+    assert "of this caller that are new" in refused[0] and "send simpler ones, or ask again later" in refused[0]
+    assert "wait to be" not in str(bench.errors.get(num_sent - 1)), "it was accepted before"
+    assert not any(error for i, error in bench.errors.items() if i >= num_sent)
+    more = range(3 * num_sent, 3 * num_sent + 2 * NUM_COMPILERS)
+    for i in more:
+        bench.add(i, f"slow {i}", caller="hostile")
+    bench.turn(works=False)
+    assert "wait to be compiled" in str(bench.errors[more[-1]])
+
+
+def test_dropped_grammars_hold_no_memory_while_others_are_compiled() -> None:
+    bench = Bench()
+    for i in range(500):
+        bench.add(i, f"slow {i}")
+        if i >= NUM_COMPILERS:
+            bench.prover.drop(i)
+    assert len(bench.prover._trial_by_key) == NUM_COMPILERS
+    for i in range(NUM_COMPILERS):
+        bench.prover.drop(i)
+    bench.settle()
+    assert not bench.errors and not bench.prover.is_active
 
 
 def test_hostile_grammars_stop_no_answer() -> None:
