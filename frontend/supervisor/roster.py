@@ -33,6 +33,7 @@ class Roster:
         self._launchers = [LAUNCHER] if spec.config.distributed_executor_backend == "ray" else []
         self.numbers = dict.fromkeys(self.units, 0)
         self.start_at: dict[Unit, float] = {}  # of units to be started; monotonic seconds
+        self.resting: set[Unit] = set()  # frontends without which the others go on for a while
         self.policies = {unit: self._new_policy(unit) for unit in self.units}
 
     def _new_policy(self, unit: Unit) -> RestartPolicy:

@@ -116,6 +116,7 @@ class Supervisor:
         """Start the processes of a unit."""
         if unit.role == "worker":
             self._roster.replicas[unit.place].holdings.abandon_change()
+        self._roster.resting.discard(unit)
         specs = self._specs.of(unit, self._roster.numbers, self.addresses)
         self._report.forget_phases({spec.name for spec in specs})
         for spec in specs:
@@ -315,6 +316,8 @@ class Supervisor:
                 self._failure = EngineDead(f"the {unit.name} cannot be kept alive; last: {reason}")
                 return
             delay_s = REST_S if has_others else MAX_DELAY_S
+            if has_others:
+                self._roster.resting.add(unit)
             others = "the others go on without it, and " if has_others else ""
             logger.error("the %s ends again and again: %sit is started again in %.0f s", unit.name, others, delay_s)
         self._replace(unit, delay_s)

@@ -21,6 +21,8 @@ class DrainWatch:
 
     def begin(self) -> None:
         self.is_on = True
+        for unit in self._roster.resting:
+            self._roster.start_at.pop(unit, None)
         self._ask()
 
     def on_drained(self, frontend: Child) -> None:
@@ -34,9 +36,9 @@ class DrainWatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether all frontends have finished."""
+        """Whether all frontends have finished, but for those that rest: the others have their clients."""
         children = self._roster.frontend_children
-        is_complete = len(children) == len(self._roster.frontends)
+        is_complete = len(children) + len(self._roster.resting) == len(self._roster.frontends)
         return is_complete and all(child.spec.identity in self._drained for child in children)
 
     def _ask(self) -> None:

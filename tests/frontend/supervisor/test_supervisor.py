@@ -667,6 +667,33 @@ def test_a_frontend_that_ends_again_and_again_rests_while_the_others_serve(
 
 
 @TWO_FRONTENDS
+@pytest.mark.parametrize("ends_in_drain", [False, True])
+def test_a_drain_does_not_wait_for_a_frontend_that_rests(
+    launcher: RemoteLauncher, supervisor: Supervisor, ends_in_drain: bool
+) -> None:
+    one, other = start_all(launcher, supervisor)
+    unit = Unit("frontend", 1)
+    for _ in range(MAX_FAILURES):
+        supervisor._roster.policies[unit].on_failure()
+
+    def end() -> None:
+        launcher.script = lambda: None
+        other.end()
+
+    def drain() -> None:
+        if ends_in_drain or unit in supervisor._roster.resting:
+            launcher.script = end if ends_in_drain else lambda: None
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    launcher.script = drain
+    if not ends_in_drain:
+        other.end()
+    supervisor.run()
+    assert supervisor._drain.is_over, "or --drain-timeout-s has passed"
+    assert any(isinstance(each, Drain) for each in one.received) and len(launcher.of(unit)) == 1
+
+
+@TWO_FRONTENDS
 def test_a_frontend_that_has_served_is_started_again_at_once(launcher: RemoteLauncher, supervisor: Supervisor) -> None:
     _, other = start_all(launcher, supervisor)
     unit = Unit("frontend", 1)
