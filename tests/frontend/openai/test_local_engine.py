@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 
+import msgspec
 import pytest
+from starlette.types import Receive, Scope, Send
 
+from tokenloom.frontend.http.access_log import AccessLog
+from tokenloom.frontend.http.middleware import HttpMiddleware
 from tokenloom.frontend.intake.body_parser import ParsedBody
 from tokenloom.frontend.openai import local_engine as server_engine
 from tokenloom.frontend.openai import slices as server_slices
@@ -16,6 +22,7 @@ from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.codec import JsonObject, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.messages.client import Accepted, Delta, RequestMetrics, Submit
+from tokenloom.ipc.messages.core import EngineCoreRequest
 from tokenloom.ipc.messages.intake import BodyInput
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.scripts.engine_steps import new_frontend
@@ -106,3 +113,25 @@ def test_other_tasks_run_between_slices() -> None:
         return order
 
     assert asyncio.run(asyncio.wait_for(run(), 20)) == ["work 0", "other", "work 1", "other", "work 2", "other"]
+
+
+def test_the_core_learns_which_connection_and_key_a_grammar_is_from() -> None:
+    async def callers() -> list[str]:
+        frontend, _ = new_frontend(EngineConfig(model=str(DEMO_FOLDER)))
+        engine = LocalEngine(frontend, lambda: None)
+
+        async def handler(scope: Scope, receive: Receive, send: Send) -> None:
+            submit = msgspec.structs.replace(SUBMITS[0], request_id=f"cmpl-{number}")
+            runs.enter_context(engine.run([submit]))
+
+        log = AccessLog(HttpMiddleware(handler, ["one", "two"], 100, lambda why: None), has_all=False)
+        with contextlib.ExitStack() as runs:
+            for number, (host, key) in enumerate(itertools.product(("10.0.0.1", "10.0.0.2"), ("one", "two"))):
+                scope = {"type": "http", "method": "POST", "path": "/v1/completions", "client": (host, 4242 + number)}
+                await log(scope | {"headers": [(b"authorization", b"Bearer " + key.encode())]}, None, None)  # type: ignore[arg-type]
+            sent = [each for each in frontend.outbox.to_cores[0] if isinstance(each, EngineCoreRequest)]
+        return [each.caller for each in sent]
+
+    found = asyncio.run(asyncio.wait_for(callers(), 20))
+    assert len(set(found)) == 4 and [each.split()[0] for each in found] == ["10.0.0.1"] * 2 + ["10.0.0.2"] * 2
+    assert not any("one" in each or "two" in each for each in found), "the core needs no key"
