@@ -252,8 +252,8 @@ class FrontendProcess:
         """Send the outbox: clients first, since a lost client adds aborts for the core."""
         outbox = self._frontend.outbox
         for identity, frame in outbox.to_clients:
-            if not self._sender.send(identity, frame):
-                self._frontend.on_client_gone(identity)
+            if (lost := self._sender.send(identity, frame)) is not None:
+                self._frontend.on_client_lost(identity, *lost)
         outbox.to_clients.clear()
         self._sender.tick(time.monotonic())
         self._cores.send(outbox.to_cores)

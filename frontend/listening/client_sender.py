@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import zmq
 
@@ -23,6 +24,13 @@ MAX_QUEUES = 8192
 TRIM_BYTES = 16 << 20  # if so many have been freed, their pages are returned to the system: 15 ms for 60 MB
 COLLECT_S = 1.0  # while bytes are unread
 NEVER = float("inf")
+
+
+class ClientLost(NamedTuple):
+    """Why a frame could not be sent."""
+
+    cause: Literal["gone", "slow"]
+    detail: str  # the numbers
 
 
 class _Queue:
@@ -60,27 +68,31 @@ class ClientSender:
         self.num_bytes = self._peak_bytes = 0
         self.next_at = NEVER  # of `tick`; monotonic seconds
 
-    def send(self, identity: bytes, frame: bytes) -> bool:
-        """Send a frame without waiting; False if the client is gone or has left too much unread."""
+    def send(self, identity: bytes, frame: bytes) -> ClientLost | None:
+        """Send a frame without waiting; return why that cannot be: the client is gone, or has left too much unread."""
         queue = self._queues.get(identity)
         if queue is None:
             queue = self._add(identity)
         if queue.num_bytes and self._is_full(queue):
-            return False
+            unread, limit = queue.num_bytes >> 20, (MAX_UNREAD_BYTES - self.num_bytes) // SHARE >> 20
+            others = (self.num_bytes - queue.num_bytes) >> 20
+            return ClientLost("slow", f"{unread} MiB unread, at most {limit} MiB may be beside {others} MiB of others")
         num_bytes = queue.num_new_bytes + len(frame) + OVERHEAD_BYTES
         tracked = zmq.Frame(frame, track=True, copy=False) if num_bytes > TRACKED_BYTES else None
         try:
             self._socket.send_multipart([identity, tracked or frame], zmq.NOBLOCK, copy=tracked is None)
         except zmq.ZMQError as error:
-            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                raise
-            return False
+            if error.errno == zmq.EHOSTUNREACH:
+                return ClientLost("gone", "its connection has ended")
+            if error.errno == zmq.EAGAIN:
+                return ClientLost("slow", f"{MAX_UNREAD_MESSAGES} messages unread, which is the limit")
+            raise
         queue.num_new_bytes = num_bytes
         if tracked is not None and tracked.tracker is not None:
             queue.track(tracked.tracker)
             self.num_bytes += num_bytes
             self._peak_bytes = max(self._peak_bytes, self.num_bytes)
-        return True
+        return None
 
     def _add(self, identity: bytes) -> _Queue:
         if len(self._queues) >= MAX_QUEUES:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from ...ipc.codec import encode
 from ...ipc.messages.base import LEASE_S
 from ...ipc.messages.client import CREDIT_WINDOW, Delta, Deltas, FrontendMessage
 
 RequestT = TypeVar("RequestT")  # state of an open request
+ClientLoss: TypeAlias = Literal["gone", "silent", "slow"]  # why a client is removed: a label of the metrics
 
 MAX_DELTAS_BYTES = 4 << 20  # approximate size of one Deltas message; further updates go into the next one
 MAX_IN_FLIGHT_BYTES = 32 << 20  # of Deltas that are not credited; further updates wait for credits

@@ -68,7 +68,7 @@ from ..intake.thread_pool import ThreadPool
 from ..metrics.tracing import new_tracing
 from ..text.chat_template import ChatTemplate
 from ..text.tokenizer import Tokenizer
-from .client_session import NEVER, LocalSession
+from .client_session import NEVER, ClientLoss, LocalSession
 from .control import ControlProxy
 from .core_client import FrontendOutbox
 from .cores import Cores
@@ -274,11 +274,11 @@ class Frontend:
             self._requests.end(answer.request, "abort", cause="operator")
         return answer is not None
 
-    def on_client_gone(self, identity: bytes) -> None:
-        """Remove a client, and end its requests, because a send to it failed: it is gone or does not read."""
+    def on_client_lost(self, identity: bytes, cause: ClientLoss, detail: str) -> None:
+        """Remove a client, and end its requests, because a send to it failed. `detail`: the numbers, for the log."""
         session = self._sessions.get(identity)
         if session is not None:
-            self._requests.drop(session, "gone")
+            self._requests.drop(session, cause, detail)
 
     def _on_hello(self, identity: bytes, session: Session | None, hello: Hello) -> None:
         if hello.protocol_version != PROTOCOL_VERSION:
@@ -405,7 +405,7 @@ class Frontend:
         self._ticked_at = now
         if check_leases and now >= self._sessions.next_lease_end:
             for session in self._sessions.take_expired(now):
-                self._requests.drop(session, "silent")
+                self._requests.drop(session, "silent", f"no message within {LEASE_S:g} s")
         if self._outputs.answer_by_key and now >= self._cores.next_ping_at:
             self._cores.keep_alive(now)
         if now >= self._requests.next_resume_at:

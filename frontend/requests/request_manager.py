@@ -25,12 +25,14 @@ from ...ipc.messages.deadly import ReadingNote
 from ...ipc.messages.intake import ReadPrompt
 from ...ipc.messages.supervisor import ReplicaDown
 from ...ipc.process.faults import maybe_fail
+from ...ipc.process.log import is_worth_a_line
 from ..adapters.desk import AdapterDesk
 from ..client.prompts import MAX_REQUEST_ID_CHARACTERS, check_request_id
 from ..intake.prompt import Prompt
 from ..intake.prompt_reader import PromptReader
 from ..intake.thread_pool import outcome_of
 from ..replicas.resume_queue import ResumeQueue
+from .client_session import ClientLoss
 from .cores import NOWHERE, Cores
 from .engine_metrics import EngineMetrics
 from .media.media_desk import MediaDesk
@@ -283,7 +285,7 @@ class RequestManager:
         self._sessions.mark(session)
         self._sessions.open_lease(session)
         if len(session.refusals) > MAX_REFUSALS:
-            self.drop(session, "slow")
+            self.drop(session, "slow", f"{len(session.refusals)} errors unsent, at most {MAX_REFUSALS} may be")
 
     def forget(self, request: RequestState, cause: str) -> None:
         """Remove a request without a message to its client, which has replaced it or is gone. `cause`: see `abort`."""
@@ -299,13 +301,13 @@ class RequestManager:
         self._prompts.cancel(request.tokenizing)
         self._cores.abort(request.core, self._outputs.remove(request))
 
-    def drop(self, session: Session, cause: str) -> None:
-        """Remove a client and all its requests, without a message to it. `cause`: gone, silent or slow."""
+    def drop(self, session: Session, cause: ClientLoss, detail: str) -> None:
+        """Remove a client and all its requests, without a message to it. `detail`: the numbers, for the log."""
         num_requests = len(session.request_by_id)
         self._counts[f"clients_{cause}"] += 1
         self._counts[f"requests_aborted_{cause}"] += num_requests
-        if num_requests:
-            logger.warning("a client is %s: its %d requests were ended", cause, num_requests)
+        if num_requests or (cause == "slow" and is_worth_a_line(self._counts["clients_slow"])):
+            logger.warning("a client is %s (%s): its %d requests were ended", cause, detail, num_requests)
         for request in list(session.request_by_id.values()):
             self.forget(request, cause)
         self._sessions.remove(session)

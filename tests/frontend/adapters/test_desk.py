@@ -190,7 +190,7 @@ def test_an_adapter_is_released_exactly_once_however_a_request_ends(desk: Adapte
     assert "min_tokens is 600" in desk.error(adapter="sql", params={"min_tokens": 600, "max_tokens": 700}).message
     assert not registry._num_users
     desk.core_request("gone", adapter="sql")
-    desk.frontend.on_client_gone(b"c")
+    desk.frontend.on_client_lost(b"c", "gone", "")
     assert not registry._num_users
 
 

@@ -10,12 +10,19 @@ import pytest
 import zmq
 
 from tokenloom.frontend.listening import client_sender
-from tokenloom.frontend.listening.client_sender import MAX_QUEUES, OVERHEAD_BYTES, TRACKED_BYTES, ClientSender
+from tokenloom.frontend.listening.client_sender import (
+    MAX_QUEUES,
+    OVERHEAD_BYTES,
+    TRACKED_BYTES,
+    ClientLost,
+    ClientSender,
+)
 from tokenloom.ipc.sockets import new_socket
 
 DEADLINE_S = 30.0
 MAX_BYTES = 20 << 20  # of all clients; the kernel and ZeroMQ's batches hold up to 1 MiB for each beside it
 SLACK_BYTES = 1 << 20
+GONE = ClientLost("gone", "its connection has ended")
 
 
 class Rig:
@@ -25,6 +32,7 @@ class Rig:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.router = new_socket(self.context, zmq.ROUTER)
         self.trims: list[int] = []
+        self.lost: ClientLost | None = None  # of the last send that failed
         self.sender = ClientSender(self.router, lambda: self.trims.append(self.sender.num_bytes))
         self.router.bind(address)
         self._address = address
@@ -44,7 +52,8 @@ class Rig:
     def send(self, identity: bytes, num_messages: int, num_bytes: int) -> int:
         """Send up to so many messages; return how many were taken before the first that was not."""
         for number in range(num_messages):
-            if not self.sender.send(identity, bytes(num_bytes)):
+            if (lost := self.sender.send(identity, bytes(num_bytes))) is not None:
+                self.lost = lost
                 return number
         return num_messages
 
@@ -72,6 +81,7 @@ def test_a_client_that_reads_nothing_is_held_up_at_its_share_and_others_are_serv
     found = taken * (num_bytes + OVERHEAD_BYTES)
     assert MAX_BYTES // 5 - SLACK_BYTES < found < MAX_BYTES // 5 + 2 * SLACK_BYTES
     assert rig.sender.num_bytes < MAX_BYTES // 5 + SLACK_BYTES
+    assert rig.lost == ClientLost("slow", "4 MiB unread, at most 3 MiB may be beside 0 MiB of others")
     for _ in range(100):
         assert rig.send(b"other", 1, num_bytes) == 1
         assert other.poll(int(DEADLINE_S * 1000)) and len(other.recv()) == num_bytes
@@ -107,19 +117,30 @@ def test_memory_is_returned_to_the_system_when_the_client_leaves(rig: Rig, monke
     rig.tick_until(lambda: not rig.sender.num_bytes)
     assert rig.trims and rig.trims[-1] < MAX_BYTES // 8
     assert rig.sender.next_at == client_sender.NEVER, "no timer without unread bytes"
-    assert rig.send(b"c", 1, 1) == 0, "it is gone"
+    assert rig.send(b"c", 1, 1) == 0 and rig.lost == GONE
 
 
 def test_a_tracked_message_arrives_as_it_was_and_in_order(rig: Rig) -> None:
     client = rig.client(b"c")
     frames = [bytes([number]) * (number * 397) for number in range(1, 120)]
     for frame in frames:
-        assert rig.sender.send(b"c", frame)
+        assert rig.sender.send(b"c", frame) is None
     for frame in frames:
         assert client.poll(int(DEADLINE_S * 1000)) and client.recv() == frame
 
 
 def test_clients_without_unread_bytes_are_forgotten(rig: Rig) -> None:
     for number in range(3 * MAX_QUEUES):
-        assert not rig.sender.send(b"never %d" % number, b"")
+        assert rig.sender.send(b"never %d" % number, b"") == GONE
     assert len(rig.sender._queues) <= MAX_QUEUES
+
+
+def test_a_client_with_too_many_messages_unread_is_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_sender, "MAX_UNREAD_MESSAGES", 10)
+    rig = Rig(f"ipc://{tmp_path}/few")
+    try:
+        rig.client(b"c")
+        assert rig.send(b"c", 1_000_000, 1000) < 1_000_000
+        assert rig.lost == ClientLost("slow", "10 messages unread, which is the limit")
+    finally:
+        rig.context.destroy(linger=0)

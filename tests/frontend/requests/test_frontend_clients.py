@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import Literal
+
+import pytest
 
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.messages.base import LEASE_S, PROTOCOL_VERSION, Hello, Ping, Pong, Refused, Unknown, Welcome
@@ -85,11 +88,25 @@ def test_losing_a_client_ends_only_its_requests(bench: Bench) -> None:
     bench.hello(b"d")
     mine, other = bench.submit(), bench.submit(client=b"d")
     bench.to_core.clear()
-    bench.frontend.on_client_gone(b"c")
+    bench.frontend.on_client_lost(b"c", "gone", "its connection has ended")
     bench.turn()
     assert bench.aborted() == [mine]
     bench.tokens((mine, 0, ids("The")), (other, 0, ids("The")))
     assert bench.heard() == [] and len(bench.deltas(b"d")) == 1
+
+
+@pytest.mark.parametrize(("cause", "num_lines"), [("gone", 1), ("slow", 2)])
+def test_the_log_says_why_a_client_was_dropped_and_floods_of_it_are_few_lines(
+    bench: Bench, caplog: pytest.LogCaptureFixture, cause: Literal["gone", "slow"], num_lines: int
+) -> None:
+    bench.submit()
+    for _ in range(3):  # the 1st has a request
+        bench.frontend.on_client_lost(b"c", cause, "104 MiB unread")
+        bench.hello(b"c")
+    lines = [f"a client is {cause} (104 MiB unread): its {number} requests were ended" for number in (1, 0)]
+    assert caplog.messages == lines[:num_lines]
+    assert bench.frontend.counts[f"clients_{cause}"] == 3
+    assert bench.frontend.counts[f"requests_aborted_{cause}"] == 1
 
 
 def test_abort_sends_the_last_delta_and_ignores_unknown_ids(bench: Bench) -> None:
