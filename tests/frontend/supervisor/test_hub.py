@@ -97,7 +97,7 @@ FILES = [
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Make a repository of GGUF files, and return what is asked of it."""
+    """Make a repository of GGUF files, and return the list of its requests."""
     asked: dict[str, Any] = {"opened": []}
 
     def list_repo_files(self: object, name: str, *, revision: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""resolve lets clips take whole blocks, counts --max-model-len behind them, and refuses what Whisper cannot do."""
+"""resolve lets clips take whole blocks, counts --max-model-len behind them, and refuses options that Whisper lacks."""
 
 from __future__ import annotations
 
