@@ -9,6 +9,7 @@ from ...ipc.messages.grammar import CoreToGrammar, GrammarToCore
 NUM_COMPILERS = 2  # grammars that are compiled at once
 START_TIMEOUT_S = 60.0  # until a new host has read the vocabulary
 ANSWER_TIMEOUT_S = 5.0  # until a host that lives has answered
+SIGN_S = 1.0  # without a message of a host that compiles, before it is asked for a sign of life
 REOPEN_S = 1.0  # until a host that could not be started is tried again
 HOST_IS_UP = 0  # the grammar id of a host's first answer
 

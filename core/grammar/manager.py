@@ -48,6 +48,7 @@ from .host import (
     HOST_IS_UP,
     NUM_COMPILERS,
     REOPEN_S,
+    SIGN_S,
     START_TIMEOUT_S,
     GrammarHost,
     GrammarHostLost,
@@ -115,6 +116,7 @@ class GrammarManager:
         self._answered_serial = 0  # of the newest fill that the host has answered
         self._asked: deque[list[int]] = deque()  # grammars to mask of each unanswered message
         self._answer_deadline = 0.0
+        self._sign_at = 0.0  # when to ask a host that compiles for a sign of life
 
     # ── requests come and go ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -261,6 +263,7 @@ class GrammarManager:
         self._take_verdicts()
         try:
             for message in self._host.receive():
+                self._sign_at = self._clock.now + SIGN_S
                 if isinstance(message, GrammarOpened):
                     self._on_opened(message)
                 else:
@@ -288,6 +291,8 @@ class GrammarManager:
     def next_deadline(self) -> float | None:
         """When to call `take` next if the host sends nothing, by the clock; None: no deadline."""
         deadlines = list(self._deadline_by_opening.values())
+        if self._is_silent:
+            deadlines.append(self._sign_at)
         if self._prover is not None and (deadline := self._prover.next_deadline) is not None:
             deadlines.append(deadline)
         if self._asked:
@@ -379,9 +384,16 @@ class GrammarManager:
 
     # ── trouble ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def _is_silent(self) -> bool:
+        """Whether a host that is up compiles, and owes no answer by which it would be found to hang."""
+        return self._is_host_up and bool(self._deadline_by_opening) and not self._asked
+
     def _expire(self) -> None:
-        """Go on without late masks; replace a host that hangs."""
+        """Go on without late masks; ask a host that compiles for a sign of life; replace a host that hangs."""
         now = self._clock.now
+        if self._is_silent and now >= self._sign_at:
+            self._ask(AdvanceGrammars(grammar_ids=b"", token_ids=b"", serial=0), [])
         if self._fill is not None and now >= self._fill.deadline:
             self._give_up_masks()
         is_hung = self._asked and now >= self._answer_deadline
@@ -442,4 +454,5 @@ class GrammarManager:
             return
         entry.num_opened = len(tokens)
         entry.state = GrammarState.OPENING
+        self._sign_at = max(self._sign_at, self._clock.now + SIGN_S)
         self._deadline_by_opening[grammar_id] = self._clock.now + START_TIMEOUT_S

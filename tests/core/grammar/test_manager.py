@@ -9,6 +9,7 @@ import time
 import msgspec
 import pytest
 
+from tokenloom.core.grammar.host import ANSWER_TIMEOUT_S, SIGN_S
 from tokenloom.core.grammar.manager import MAX_LOSSES
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.errors import ProtocolError
@@ -182,6 +183,29 @@ def test_a_hung_grammar_host_fails_no_request() -> None:
     harness.run()
     for key in range(3):
         harness.check(key)
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_an_idle_host_that_stands_still_is_noticed_by_the_next_grammar(stops: bool) -> None:
+    now = [0.0]
+    harness = GrammarHarness(block_size=4, monotonic=lambda: now[0])
+    harness.ask(0, [1, 2, 3], 8, "3,8")
+    harness.run()
+    harness.ask(1, [1, 2, 3], 8, "3,8")
+    host, late = harness.grammars, harness.grammars.inbox.pop()  # it compiles
+    while host.num_starts == 1 and now[0] < 40.0:
+        assert harness.core.grammars.next_deadline is not None, "nothing else wakes the core"
+        now[0] += 0.25
+        if not stops:
+            host.work()
+        harness.core.grammars.take()
+    if stops:
+        assert now[0] <= 2 * (SIGN_S + ANSWER_TIMEOUT_S)
+    else:
+        assert host.num_starts == 1, "a host that answers may compile for long"
+        host.inbox.append(late)
+    harness.run()
+    harness.check(1)
 
 
 def test_a_grammar_that_was_compiled_before_may_take_longer() -> None:
