@@ -369,6 +369,8 @@ class CoreProcess:
     def close(self) -> None:
         self._grammar_host.stop()
         self._grammar_prover.stop()
+        if self._events is not None:
+            self._events.close()
         self._context.destroy(linger=200)
 
 

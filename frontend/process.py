@@ -39,6 +39,7 @@ from ..ipc.messages.supervisor import (
 )
 from ..ipc.process.faults import maybe_fail
 from ..ipc.process.malloc import return_large_blocks
+from ..ipc.shortages.door import Door
 from ..ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, bind, new_socket, receive_uncopied
 from .cores.local_cores import NEVER, LocalCores
 from .cores.remote_cores import RemoteCores
@@ -80,6 +81,7 @@ class FrontendProcess:
         self._clients.setsockopt(zmq.RCVHWM, MAX_UNTAKEN_MESSAGES)
         self._clients.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._zap = self._secure()
+        self._door: Door | None = None
         self.wakeup_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.is_stopping = False
         self._stop_reason = ""
@@ -176,7 +178,7 @@ class FrontendProcess:
         if address.startswith("tcp://") and address.endswith(":0"):
             address = address.removesuffix("0") + "*"
         try:
-            bind(self._clients, address, int(self._spec.config.listen_mode, 8))
+            self._door = bind(self._clients, address, int(self._spec.config.listen_mode, 8))
         except (zmq.ZMQError, OSError) as error:
             raise ConfigError(
                 f"cannot listen on {self._address}: {error.strerror}; choose another --listen address"
@@ -264,6 +266,8 @@ class FrontendProcess:
     def close(self) -> None:
         if hasattr(self, "_cores"):  # else the start has failed
             self._cores.close()
+        if self._door is not None:
+            self._door.close()
         self._context.destroy(linger=FAREWELL_MS)
 
 

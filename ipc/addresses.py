@@ -189,12 +189,23 @@ def _foreign(path: Path) -> str:
 def unlink_ipc_address(address: str) -> None:
     """Remove the socket and lock files of an ipc address that this process owned, unless others have replaced them."""
     path = Path(address.removeprefix("ipc://"))
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISSOCK(path.lstat().st_mode):
-            path.unlink()
+    unlink_socket(path)
+    unlink_socket(closed_name(path))
     with contextlib.suppress(FileNotFoundError):
         if _is_empty_file(_lock_of(path)):
             _lock_of(path).unlink()
+
+
+def closed_name(path: Path) -> Path:
+    """Return the name that a socket has while it admits nobody."""
+    return path.with_name(path.name + ".closed")
+
+
+def unlink_socket(path: Path) -> None:
+    """Remove a socket file; anything else stays."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
 
 
 def set_socket_mode(path: str | Path, mode: int) -> None:

@@ -7,12 +7,11 @@ lingering, so that a process exits without waiting for a dead peer.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 
 import zmq
 
-from .addresses import set_socket_mode
+from .shortages.door import Door
 
 MAX_CLIENT_MESSAGE_BYTES = 64 << 20  # a prompt of 16M token ids; ZeroMQ drops larger messages
 MAX_INTERNAL_MESSAGE_BYTES = 1 << 30
@@ -44,18 +43,16 @@ def new_socket(
     return socket
 
 
-def bind(socket: zmq.Socket[bytes], address: str, mode: int = 0o600) -> None:
-    """Bind a socket; the file of an ipc address gets the permissions `mode`, and has no more from the first moment on.
-    ZMQError, or OSError, if that fails."""
+def bind(socket: zmq.Socket[bytes], address: str, mode: int = 0o600) -> Door | None:
+    """Bind a socket. An ipc address gets a door, to be closed before the socket, and its file the permissions `mode`
+    from the first connection on. ZMQError, OSError or Overloaded if that fails."""
     if not address.startswith("ipc://"):
         socket.bind(address)
-        return
-    before = os.umask(0o077)  # of all threads: folders that they make meanwhile can still be used
-    try:
-        socket.bind(address)
-    finally:
-        os.umask(before)
-    set_socket_mode(address.removeprefix("ipc://"), mode)
+        return None
+    door = Door(address.removeprefix("ipc://"), mode)
+    socket.setsockopt(zmq.USE_FD, door.fd)
+    socket.bind(address)
+    return door
 
 
 def receive(socket: zmq.Socket[bytes], num_parts: int = 1) -> Iterator[list[bytes]]:

@@ -48,7 +48,7 @@ FOLDERS = {
     "ipc/messages": Folder(("ipc/process",), _parties("msgspec xxhash")),
     "ipc/models": Folder((), _parties("msgspec")),
     "ipc/process": Folder((), _parties("msgspec setproctitle")),
-    "ipc/shortages": Folder(),
+    "ipc/shortages": Folder(("ipc/process",)),
     "kernels": Folder((), _parties("torch numpy")),
     "kernels/cpu": Folder((), _parties("torch numpy")),
     "kernels/gpu": Folder((), _parties("torch triton")),

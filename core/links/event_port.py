@@ -22,6 +22,7 @@ from ...ipc.config.engine_config import EngineConfig
 from ...ipc.config.tier_places import events_address_of, replay_address
 from ...ipc.errors import ConfigError
 from ...ipc.keys import Keys
+from ...ipc.shortages.door import Door
 from ...ipc.sockets import bind, new_socket, receive
 
 NUM_KEPT = 10_000  # batches that can be repeated
@@ -62,11 +63,18 @@ class EventPort:
             keys.secure_server(self._replayer, DOMAIN)
             self._zap = zap or ZapHandler(context, keys.client_public)
             self._zap.admit(DOMAIN, keys.client_public)
+        self._doors: list[Door | None] = []
         for socket, address in zip((self._publisher, self._replayer), addresses, strict=True):
             try:
-                bind(socket, address, int(config.listen_mode, 8))
+                self._doors.append(bind(socket, address, int(config.listen_mode, 8)))
             except (zmq.ZMQError, OSError) as error:
                 raise ConfigError(f"cannot bind {address} for --kv-events: {error}: give another address") from None
+
+    def close(self) -> None:
+        """Admit nobody any more. The sockets end with their context."""
+        for door in self._doors:
+            if door is not None:
+                door.close()
 
     @property
     def wakers(self) -> list[zmq.Socket[bytes]]:

@@ -116,7 +116,7 @@ class PeerServer:
             keys.secure_server(self._socket, DOMAIN)
             self._zap = ZapHandler(self._context, keys.client_public)
         try:
-            bind(self._socket, address, mode)
+            self._door = bind(self._socket, address, mode)
         except (zmq.ZMQError, OSError) as error:
             self._context.destroy(linger=0)
             raise ConfigError(f"cannot listen on --kv-listen {address}: {error}") from None
@@ -135,6 +135,8 @@ class PeerServer:
     def close(self) -> None:
         self._is_closing = True
         self._thread.join()
+        if self._door is not None:
+            self._door.close()
         self._context.destroy(linger=0)
         if self._ipc_address:
             unlink_ipc_address(self._ipc_address)
