@@ -43,7 +43,7 @@ def _frontend(names: str) -> tuple[str, ...]:
 FOLDERS = {
     "ipc": Folder((), _parties("msgspec zmq")),
     "ipc/adapters": Folder(("ipc/config", "ipc/models", "ipc/process", "ipc/shortages"), _parties("msgspec")),
-    "ipc/blobs": Folder(("ipc/messages", "ipc/shortages"), _parties("zmq")),
+    "ipc/blobs": Folder(("ipc/messages", "ipc/process", "ipc/shortages"), _parties("zmq")),
     "ipc/config": Folder(("ipc/messages", "ipc/models", "ipc/process", "ipc/shortages"), _parties("msgspec zmq")),
     "ipc/messages": Folder(("ipc/process",), _parties("msgspec xxhash")),
     "ipc/models": Folder((), _parties("msgspec")),

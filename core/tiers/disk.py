@@ -131,7 +131,7 @@ class DiskSource:
         folders = [view.folder, *(path for path in namespace_folders(view.root) if path != view.folder)]
         for folder in folders:
             for files in scan(folder):
-                view.index.add(files, is_foreign=folder != view.folder)
+                view.index.add(files, folder != view.folder, int(time.time()))
                 if self._wanted is not view.namespace:
                     return
         view.index.sort()

@@ -7,12 +7,14 @@ exceed the limit. Objects of other namespaces count, and are removed first. Does
 from __future__ import annotations
 
 import heapq
+import math
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
+from ...ipc.process.awake_clock import order_of_use
 from .disk_scan import ScannedFile
 
 STAMP_S = 60  # a file's time of last use is written at most once in this time
@@ -45,7 +47,7 @@ class DiskIndex:
         self._owners: dict[bytes, int] = {}  # other than 0
         self._owned: dict[int, OrderedDict[bytes, None]] = {}  # keys by owner other than 0; oldest use first
         self._num_owned: Counter[int] = Counter()  # with those that are being written
-        self._foreign: list[tuple[int, str, int]] = []  # heap: time of last use, path, bytes
+        self._foreign: list[tuple[float, str, int]] = []  # heap: time of last use, path, bytes
         self._num_clears = 0
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -68,9 +70,10 @@ class DiskIndex:
             return self._owners.get(key, 0) if key in self._stamps else None
 
     def wants_stamp(self, key: bytes, now: int) -> bool:
-        """Whether the time in an object's file is too old at `now`; it counts as written from now on."""
+        """Whether the time in an object's file is too old at `now`, or in the future; it counts as written from now
+        on."""
         with self._lock:
-            is_old = key in self._stamps and now - self._stamps[key] >= STAMP_S
+            is_old = key in self._stamps and not 0 <= now - self._stamps[key] < STAMP_S
             if is_old:
                 self._stamps[key] = now
             return is_old
@@ -82,16 +85,17 @@ class DiskIndex:
 
     # ── scan ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def add(self, files: Sequence[ScannedFile], is_foreign: bool) -> None:
+    def add(self, files: Sequence[ScannedFile], is_foreign: bool, now: int) -> None:
         """Add files that a scan found. Those that cannot be whole objects of the namespace are the first to remove."""
         with self._lock:
             for file in files:
                 self.held_bytes += file.num_bytes
+                stamp = order_of_use(file.stamp, now)
                 if is_foreign or file.num_bytes != self.object_bytes or file.key in self._stamps:
-                    heapq.heappush(self._foreign, (file.stamp if is_foreign else 0, file.path, file.num_bytes))
+                    heapq.heappush(self._foreign, (stamp if is_foreign else -math.inf, file.path, file.num_bytes))
                 else:
                     self._num_owned[file.owner] += 1
-                    self._insert(file.key, file.owner, file.stamp)
+                    self._insert(file.key, file.owner, stamp)
 
     def sort(self) -> None:
         """Put the objects into the order of their times, after a scan."""

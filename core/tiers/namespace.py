@@ -114,7 +114,7 @@ class _KeptDigests:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
                 status = os.fstat(file.fileno())
             if _identity(status) == identity:
-                if time.time() - status.st_mtime > RECENT_S:
+                if abs(time.time() - status.st_mtime) > RECENT_S:
                     self._keep(identity, digest)
                 return digest
         raise ConfigError(f"{path} changes all the time: start the engine when it is complete")

@@ -29,6 +29,7 @@ from ...ipc.adapters.tensor_header import TENSORS_NAME
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import RequestError
 from ...ipc.messages.adapter import AdapterRef
+from ...ipc.process.awake_clock import order_of_use
 from ...ipc.process.faults import maybe_fail
 from ...ipc.process.pacer import Pacer, Pause
 from ...ipc.process.page_file import WINDOW_BYTES, new_pages
@@ -61,12 +62,14 @@ class AdapterStore:
         may_drop: Callable[[bytes], bool],
         is_named: Callable[[bytes], bool] = lambda digest: False,
         pacer: Pacer | None = None,
+        unix_time_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """`may_drop(digest)`: whether this engine no longer uses an adapter; from then on it must not name it.
         `is_named(digest)`: whether it names one now, or uses it. pacer: of the threads that copy; None: they need not
         rest."""
         config = spec.config
         self._may_drop, self._is_named, self._pacer = may_drop, is_named, pacer or Pacer(lambda: False)
+        self._unix_time_ns = unix_time_ns
         self._reader = AdapterReader(
             spec.model, max_rank=config.max_lora_rank, target_modules=config.lora_target_modules
         )
@@ -157,12 +160,17 @@ class AdapterStore:
     # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _make_room(self, copy: Copy) -> None:
-        entries = {path: (path.stat().st_mtime_ns, _size(path)) for path in self.root.iterdir() if _is_entry(path)}
+        now = self._unix_time_ns()
+        entries = {
+            path: (order_of_use(path.stat().st_mtime_ns, now), _size(path))
+            for path in self.root.iterdir()
+            if _is_entry(path)
+        }
         entries.pop(self.root / copy.digest.hex(), None)
         excess = sum(size for _, size in entries.values()) + copy.num_bytes - self._max_bytes
         if excess <= 0:
             return
-        foreign, fresh_ns = self._foreign_digests(), time.time_ns() - FRESH_NS
+        foreign, fresh_ns = self._foreign_digests(), now - FRESH_NS
         for path, (used_ns, size) in sorted(entries.items(), key=lambda each: each[1][0]):
             digest = bytes.fromhex(path.name)
             is_ours = digest in self._own_digests or self._is_named(digest)

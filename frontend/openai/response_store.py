@@ -47,6 +47,11 @@ CREATE TABLE IF NOT EXISTS events (
 _FIELDS = "id, is_open, is_background, items, request, response, owner"
 
 
+def boot_time() -> float:
+    """Return the seconds since the machine's start, suspensions included: nobody can set this clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Record(NamedTuple):
     """Stored response with its conversation."""
 
@@ -70,9 +75,9 @@ class ResponseStore:
     Invariant after each call: count and bytes are within their limits, except for bytes that open responses have added.
     """
 
-    def __init__(self, spec: EngineSpec, owner: int = 0) -> None:
-        """`owner`: index of this frontend."""
-        self._owner = owner
+    def __init__(self, spec: EngineSpec, owner: int = 0, clock: Callable[[], float] = boot_time) -> None:
+        """`owner`: index of this frontend. clock: seconds, the same for all processes, that never jump."""
+        self._owner, self._clock = owner, clock
         self.path = Path(spec.run_directory) / FILE
         config = spec.config
         self._max_bytes, self._max_count = config.response_store_bytes, config.response_store_count
@@ -90,7 +95,7 @@ class ResponseStore:
             if not self._make_room(database, record.num_bytes):
                 raise Overloaded("all responses that are kept are still being made: ask again later", retry_after_s=5)
             marks = "?, ?, ?, ?, ?, ?, ?, ?"
-            values = (*record._replace(owner=self._owner), time.time())
+            values = (*record._replace(owner=self._owner), self._clock())
             database.execute(f"INSERT INTO responses ({_FIELDS}, created) VALUES ({marks})", values)
 
         await self._do(work)
@@ -198,7 +203,7 @@ class ResponseStore:
         return database
 
     def _oldest(self) -> float:
-        return time.time() - self._max_age_s
+        return self._clock() - self._max_age_s
 
     def _make_room(self, database: sqlite3.Connection, num_bytes: int) -> bool:
         """Delete expired responses, and then the oldest ended ones until a record of `num_bytes` fits (0: no record).

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ConfigError, Overloaded, RequestError
+from ..process.awake_clock import order_of_use
 from ..shortages.failure import shortage_of
 
 MANY_FILES = 256  # above, an eviction frees 1 / SPARE of the limit, so that few writes have to list the files
@@ -33,7 +34,7 @@ class BlobFile(NamedTuple):
     """A file of the folder; the first one in sorted order is removed first."""
 
     is_blob: bool  # else an unfinished one
-    used_ns: int
+    used_ns: int  # as `order_of_use` returns it
     name: str
     size: int
 
@@ -50,13 +51,14 @@ class BlobFolder:
 
     def files(self) -> list[BlobFile]:
         """Return all blobs and unfinished files."""
-        found = []
+        found, now = [], self._now_ns()
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     if _NAME.fullmatch(entry.name):
                         is_blob, status = not entry.name.endswith(".part"), entry.stat(follow_symlinks=False)
-                        found.append(BlobFile(is_blob, status.st_atime_ns, entry.name, status.st_size))
+                        used_ns = order_of_use(status.st_atime_ns, now)
+                        found.append(BlobFile(is_blob, used_ns, entry.name, status.st_size))
         return found
 
     def acquire(self, name: str) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+_LONG_AGO = 1 << 63  # s or ns
 _UNIX_AT_0 = time.time() - time.monotonic()
 MISSED_BEATS = 2  # a longer time between two reads counts as a suspension
 
@@ -39,6 +40,12 @@ class AwakeClock:
     def patience_s(self, until: float) -> float:
         """Return how long to wait before the next `look`, at most a beat, if `until` is the next time limit."""
         return min(max(until - self.now, 0.0), self._beat_s)
+
+
+def order_of_use(last_use: int, now: int) -> int:
+    """Return the place of a file among others, by its time of last use. A time in the future, which a clock gave that
+    was set back later, comes before all others: such a file would stay longest."""
+    return last_use if last_use <= now else last_use - _LONG_AGO
 
 
 def steady_time() -> float:

@@ -98,7 +98,7 @@ def cached_library(level: str, is_bf16: bool, root: Path) -> Path:
             except OSError:
                 if not _is_private(library):  # if it is, another process compiled it first
                     raise
-        _drop_old(root)
+        _drop_old(root, time.time())
     return library
 
 
@@ -133,12 +133,14 @@ def user_cache_folder() -> Path | None:
         return None
 
 
-def _drop_old(root: Path) -> None:
-    """Delete all but the newest MAX_LIBRARIES libraries, and old folders that killed compilations left."""
+def _drop_old(root: Path, now: float) -> None:
+    """Delete all but the newest MAX_LIBRARIES libraries, and old folders that killed compilations left. `now` in unix
+    seconds; times after it, of a clock that was set back later, are the oldest."""
     for scratch in root.glob(".build-*"):
-        if time.time() - scratch.stat().st_mtime > 10 * COMPILE_TIMEOUT_S:
+        if abs(now - scratch.stat().st_mtime) > 10 * COMPILE_TIMEOUT_S:
             shutil.rmtree(scratch, ignore_errors=True)
     ours = [path for path in root.glob(f"*/{LIBRARY_NAME}") if _DIGEST.fullmatch(path.parent.name)]
-    libraries = sorted(ours, key=lambda path: path.stat().st_mtime)
+    made_at = {path: path.stat().st_mtime for path in ours}
+    libraries = sorted(ours, key=lambda path: (made_at[path] <= now, made_at[path]))
     for library in libraries[:-MAX_LIBRARIES]:
         shutil.rmtree(library.parent, ignore_errors=True)

@@ -80,7 +80,7 @@ class Bench:
         self.results.connect(self.spec.endpoints.results_of(generation))
 
     def pump(self, until: type | None = None, seconds: float = DEADLINE_S) -> list[object]:
-        """Move messages until one of type `until` was received (or for `seconds`); returns what came."""
+        """Move messages until one of type `until` was received (or for `seconds`); return them."""
         seen: list[object] = []
         poller = zmq.Poller()
         for socket in (self.control, self.frontend, self.steps):

@@ -61,7 +61,7 @@ class CpuMeter:
 
 
 class Recorder:
-    """Keeps what the reports say and writes it at the end of the run."""
+    """Keeps the reports and writes them at the end of the run."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

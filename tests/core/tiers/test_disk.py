@@ -38,6 +38,7 @@ from tokenloom.tests.core.tiers.slots import (
 )
 from tokenloom.tests.support.shortages import few_threads
 
+YEAR_S = 366 * 86400.0
 OTHER = Namespace(key_of(999), b"", SLOT_BYTES)
 
 
@@ -460,3 +461,20 @@ def test_a_folder_that_no_thread_can_open_is_opened_by_a_later_lookup(tmp_path: 
     wait_for_start(source, has_started)
     assert find(source, range(3)) == 3 and not source.state().error
     source.close()
+
+
+@pytest.mark.parametrize("jump_s", [YEAR_S, -YEAR_S])
+def test_a_clock_that_jumps_neither_removes_blocks_nor_keeps_them_for_ever(tmp_path: Path, jump_s: float) -> None:
+    source = open_disk(tmp_path)
+    source.store(filled([1, 2, 3]))
+    assert source._view is not None
+    for number, age in ((1, 300), (2, 200), (3, 100)):
+        path = source._view.path(key_of(number), 0)
+        os.utime(path, (time.time() - age - jump_s,) * 2)
+    source.close()
+    source = open_disk(tmp_path)
+    assert find(source, [1, 2, 3]) == 3
+    source.store(filled([4]))
+    source.close()
+    source = open_disk(tmp_path, 3 * OBJECT_BYTES)
+    assert [find(source, [number]) for number in (1, 2, 3, 4)] == [0, 1, 1, 1], "the oldest goes, not the newest"

@@ -10,7 +10,7 @@ from tokenloom.core.tiers.disk_index import DiskIndex, NoRoom, Victim
 from tokenloom.core.tiers.disk_scan import ScannedFile
 from tokenloom.tests.core.tiers.slots import key_of
 
-SIZE = 10
+SIZE, NOW = 10, 1000
 
 
 def scanned(number: int, stamp: int, owner: int = 0) -> ScannedFile:
@@ -71,8 +71,8 @@ def test_random_operations_agree_with_the_model(seed: int) -> None:
 
 def test_files_of_other_namespaces_go_first_and_the_oldest_of_them_before_all() -> None:
     index = DiskIndex(SIZE, 40)
-    index.add([scanned(1, 1)], is_foreign=False)
-    index.add([ScannedFile(9, key_of(1), 0, 15, "young"), ScannedFile(3, key_of(5), 0, 15, "old")], is_foreign=True)
+    index.add([scanned(1, 1)], is_foreign=False, now=NOW)
+    index.add([ScannedFile(9, key_of(1), 0, 15, "young"), ScannedFile(3, key_of(5), 0, 15, "old")], True, NOW)
     gone = []
     while isinstance(ticket := index.reserve(0), Victim):
         gone.append(ticket.path)
@@ -84,7 +84,7 @@ def test_files_of_other_namespaces_go_first_and_the_oldest_of_them_before_all() 
 
 def test_a_scan_sorts_by_time_and_removes_what_exceeds_the_limits() -> None:
     index = DiskIndex(SIZE, 60, quota=0.5)
-    index.add([scanned(number, 9 - number, 7 if number < 5 else 0) for number in range(8)], is_foreign=False)
+    index.add([scanned(number, 9 - number, 7 if number < 5 else 0) for number in range(8)], False, NOW)
     index.sort()
     gone = []
     while (victim := index.excess()) is not None:
@@ -111,7 +111,7 @@ def test_what_is_written_while_all_is_cleared_is_not_found() -> None:
 
 def test_a_time_is_written_once_a_minute() -> None:
     index = DiskIndex(SIZE, 100)
-    index.add([scanned(1, 1000)], is_foreign=False)
+    index.add([scanned(1, 1000)], is_foreign=False, now=1000)
     assert [index.wants_stamp(key_of(1), now) for now in (1059, 1060, 1061, 1119, 1120)] == [
         False,
         True,
@@ -120,3 +120,29 @@ def test_a_time_is_written_once_a_minute() -> None:
         True,
     ]
     assert not index.wants_stamp(key_of(2), 5000)
+
+
+def test_times_in_the_future_are_the_oldest_and_are_written_again_at_the_next_use() -> None:
+    index = DiskIndex(SIZE, SIZE)
+    index.add(
+        [scanned(number, stamp) for number, stamp in ((1, 500), (2, 2 * NOW), (3, 3 * NOW), (4, 400))], False, NOW
+    )
+    index.sort()
+    assert [index.wants_stamp(key_of(2), NOW + second) for second in range(2)] == [True, False]
+    assert index.wants_stamp(key_of(2), NOW - 500), "the clock was set back"
+    gone = []
+    while (victim := index.excess()) is not None:
+        gone.append(victim.key)
+        index.release(victim.num_bytes)
+    assert gone == [key_of(number) for number in (2, 3, 4)]
+
+
+def test_of_other_namespaces_times_in_the_future_are_the_oldest() -> None:
+    index = DiskIndex(SIZE, 40)
+    files = [ScannedFile(stamp, key_of(number), 0, 15, str(stamp)) for number, stamp in enumerate((900, 2000, 500))]
+    index.add(files, is_foreign=True, now=NOW)
+    gone = []
+    while (victim := index.excess()) is not None or isinstance(victim := index.reserve(0), Victim):
+        gone.append(victim.path)
+        index.release(victim.num_bytes)
+    assert gone == ["2000"]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import msgspec
@@ -108,6 +109,13 @@ def test_digests_are_kept_until_a_file_changes(tmp_path: Path, cache: Path, monk
     digest(folder)
     digest(folder)
     assert len(reads) == 9, "a file that is new is read again: it may change without another time"
+
+
+def test_a_time_in_the_future_is_not_new(tmp_path: Path, cache: Path) -> None:
+    folder = new_model(tmp_path / "m", b"abc")
+    os.utime(folder / "model-0.safetensors", (time.time() + 366 * 86400,) * 2)
+    digest(folder)
+    assert len(json.loads(cache.read_text())) == 1
 
 
 def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from tokenloom.ipc.process import pacer
 from tokenloom.tests.frontend.adapters.samples import adapter_spec, write_adapter
 
 DEADLINE_S = 20.0
+YEAR_NS = 366 * 86400 * 10**9
 CRASH = """
 import sys
 from pathlib import Path
@@ -32,9 +33,15 @@ AdapterStore(adapter_spec(run), run / "adapters.json", lambda digest: True).copy
 """
 
 
-def new_store(tmp_path: Path, used: set[bytes] = frozenset(), run: str = "run", **options: object) -> AdapterStore:  # type: ignore[assignment]
-    spec = adapter_spec(tmp_path / run, **options)
-    return AdapterStore(spec, tmp_path / run / FILE_NAME, lambda digest: digest not in used)
+def new_store(
+    tmp_path: Path,
+    used: set[bytes] = frozenset(),  # type: ignore[assignment]
+    run: str = "run",
+    unix_time_ns: Callable[[], int] = time.time_ns,
+    **options: object,
+) -> AdapterStore:
+    spec, path = adapter_spec(tmp_path / run, **options), tmp_path / run / FILE_NAME
+    return AdapterStore(spec, path, lambda digest: digest not in used, unix_time_ns=unix_time_ns)
 
 
 def add(store: AdapterStore, source: Path) -> bytes:
@@ -140,6 +147,17 @@ def test_a_new_entry_of_another_engine_stays_until_its_registry_can_name_it(tmp_
     with pytest.raises(RequestError, match="holds at most"):
         add(store, write_adapter(tmp_path / "b", seed=1))
     assert digest.hex() in entries(store)
+
+
+@pytest.mark.parametrize("jump_ns", [YEAR_NS, -YEAR_NS])
+def test_a_clock_that_jumps_neither_fills_the_store_for_ever_nor_drops_the_newest(tmp_path: Path, jump_ns: int) -> None:
+    size = sum(file.stat().st_size for file in write_adapter(tmp_path / "a").iterdir())
+    other, then = add(new_store(tmp_path, run="other"), tmp_path / "a"), time.time_ns()
+    store = new_store(tmp_path, unix_time_ns=lambda: then + jump_ns, adapter_store_bytes=2 * size)
+    mine = add(store, write_adapter(tmp_path / "b", seed=1))
+    os.utime(store.root / mine.hex(), ns=(then + jump_ns,) * 2)
+    new = add(store, write_adapter(tmp_path / "c", seed=2))
+    assert entries(store) == {mine.hex(), new.hex()} and other != mine
 
 
 def test_a_crash_between_copy_and_rename_leaves_no_entry_and_its_rest_is_removed(tmp_path: Path) -> None:

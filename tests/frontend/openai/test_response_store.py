@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from tokenloom.frontend.openai import response_store
 from tokenloom.frontend.openai.response_store import Record, ResponseStore
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import InternalError, Overloaded
@@ -96,6 +98,25 @@ def test_ended_responses_expire(tmp_path: Path) -> None:
         return await kept(store, "aw")
 
     assert run(store, work()) == "w"
+
+
+def test_the_clock_of_ages_does_not_jump_and_is_that_of_all_processes(tmp_path: Path) -> None:
+    """Else a clock that is set by a year would end all responses, or keep them for a year longer."""
+    now = [100.0]
+    config = msgspec.structs.replace(SPEC.config, response_store_age_s=10.0)
+    spec = msgspec.structs.replace(SPEC, run_directory=str(tmp_path), config=config)
+    first, second = (ResponseStore(spec, clock=lambda: now[0]) for _ in range(2))
+
+    async def work() -> list[str]:
+        await first.add(done("a"))
+        found = []
+        for now[0] in (109.0, 111.0):
+            found.append(await kept(second, "a"))
+        return found
+
+    assert run(first, work()) == ["a", ""]
+    second.close()
+    assert response_store.boot_time() == pytest.approx(time.clock_gettime(time.CLOCK_BOOTTIME), abs=10)
 
 
 def test_the_next_store_finds_open_responses_and_their_events(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A store returns exactly the bytes that were put, keeps its limit, and keeps what is in use."""
+"""A store returns exactly the bytes that were put, keeps its limit, and keeps blobs in use."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tokenloom.ipc.errors import ConfigError, Overloaded, RequestError
 from tokenloom.tests.ipc.blobs import child
 
 MISSING = bytes(32)
+YEAR_NS = 366 * 86400 * 10**9
 
 
 @pytest.fixture
@@ -135,6 +136,19 @@ def test_the_least_recently_used_blob_goes_first_even_if_another_process_used_it
     d = store.put(b"d" * 10)
     assert [content(store, digest) is not None for digest in (a, b, c, d)] == [True, True, False, True]
     assert store.folder.num_evicted == 1
+
+
+@pytest.mark.parametrize("jump_ns", [YEAR_NS, -YEAR_NS])
+def test_a_clock_that_jumps_keeps_the_order_of_use(folder: Path, jump_ns: int) -> None:
+    clock = itertools.count(time.time_ns(), 10**9)
+    store = BlobStore(folder, 30, clock.__next__)
+    a, b = (store.put(letter * 10) for letter in (b"a", b"b"))
+    clock = itertools.count(next(clock) + jump_ns, 10**9)
+    store = BlobStore(folder, 30, clock.__next__)
+    c, d = (store.put(letter * 10) for letter in (b"c", b"d"))
+    assert [content(store, digest) is not None for digest in (a, b, c, d)] == [False, True, True, True]
+    e = store.put(b"e" * 10)
+    assert [content(store, digest) is not None for digest in (b, c, d, e)] == [False, True, True, True]
 
 
 def test_pinned_and_mapped_blobs_stay_and_a_refused_put_evicts_nothing(folder: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,6 +102,23 @@ def test_a_library_that_others_could_have_written_is_compiled_again(
     assert cached_library("AVX2", True, root).read_bytes() == b"ours"
     library.write_bytes(b"kept")
     assert cached_library("AVX2", True, root).read_bytes() == b"kept"
+
+
+@pytest.mark.parametrize("jump_s", [0, 366 * 86400, -366 * 86400])
+def test_a_library_just_made_stays_wherever_the_clock_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    monkeypatch.setattr(library_store, "compile_library", lambda *parts: parts[-1].write_bytes(b"ours"))
+    monkeypatch.setattr(library_store, "library_digest", lambda level, *parts: level)
+    now = int(time.time())
+    for number in range(library_store.MAX_LIBRARIES + 1):
+        library = cached_library(f"{number:032x}", True, tmp_path)
+        os.utime(library, (now - jump_s,) * 2)
+    (tmp_path / ".build-old").mkdir()
+    os.utime(tmp_path / ".build-old", (now - jump_s,) * 2)
+    assert cached_library("f" * 32, True, tmp_path).exists()
+    assert len(list(tmp_path.glob("*/*"))) == library_store.MAX_LIBRARIES
+    assert (tmp_path / ".build-old").exists() == (jump_s == 0)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a file can be given away by root alone")
