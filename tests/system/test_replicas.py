@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
+import psutil
 import pytest
 
 from tokenloom import Client, InternalError, RequestError, RequestOutput, SamplingParams
@@ -222,6 +223,54 @@ def test_every_process_may_be_lost_at_any_point(
     rng = random.Random(f"{name} {number}")
     for _ in range(4):
         check_loss(engine, work, calm, name, number, rng.randrange(1, 150))
+
+
+def of_grammars(engine: Engine, role: str) -> list[psutil.Process]:
+    """Return the processes of this title, at most one of each replica."""
+    return [process for process in engine.processes() if process.cmdline()[:1] == [f"tokenloom {role}"]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("role", ["grammar", "prover"])
+@pytest.mark.parametrize("num_stopped", [1, 2])
+@pytest.mark.parametrize("is_running", [False, True])
+def test_stopped_processes_of_grammars_hold_up_no_other_answer_and_are_replaced(
+    engine: Engine, role: str, num_stopped: int, is_running: bool
+) -> None:
+    plain = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    schema = {"type": "array", "items": {"type": "integer"}, "minItems": 20}
+    known, new = (
+        plain.replace(structured_outputs={"json": schema | {"description": text}})
+        for text in ("known", str(random.random()))
+    )
+    with Client(engine.address) as client:
+        for number in range(50):  # until both replicas have had some
+            warm = [plain.replace(structured_outputs={"regex": f"[a-d]{{{number + i + 1}}}"}) for i in range(4)]
+            client.generate(["x"] * 4, warm, use_tqdm=False)
+            if len(of_grammars(engine, role)) == 2:
+                break
+        (calm,) = client.generate("The", known, use_tqdm=False)
+        (calm_plain,) = client.generate("The", plain, use_tqdm=False)
+        running = [client.submit("The", known) for _ in range(6 if is_running else 0)]
+        stopped = of_grammars(engine, role)[:num_stopped]
+        assert len(stopped) == num_stopped
+        for process in stopped:
+            process.suspend()
+        futures = [*running, *(client.submit("The", params) for params in [known, new] * 4)]
+        others = [client.submit("The", plain) for _ in range(8)]
+        for future in others:
+            assert difference(calm_plain, future.result(timeout=DEADLINE_S)) is None
+        assert all(process.is_running() for process in stopped), "the plain answers waited for their replacement"
+        for future in futures:
+            assert difference(calm, future.result(timeout=DEADLINE_S / 2)) is None
+        for process in stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        answers = client.generate(["The"] * 8, [known, plain] * 4, use_tqdm=False)
+        assert [difference(each, found) for each, found in zip([calm, calm_plain] * 4, answers, strict=True)] == [
+            None
+        ] * 8
 
 
 @pytest.fixture(scope="module")
