@@ -14,9 +14,9 @@ import os
 import re
 from pathlib import Path
 
+from ...ipc.config.private_folder import open_private
 from ...ipc.errors import ConfigError
 from .disk_scan import NAMESPACE_NAME, OBJECT_NAME
-from .private_folder import open_private
 
 MARKER = "CACHEDIR.TAG"  # by which backup programs know a cache (bford.info/cachedir)
 MARK = b"Signature: 8a477f597d28d172789f06886806bc55\n# A folder of tokenloom's --kv-disk\n"

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...ipc.config.cache_folder import cache_folder
+from ...ipc.config.cache_folder import private_cache
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.config.weight_files import file_by_tensor
 from ...ipc.errors import ConfigError
@@ -82,10 +82,10 @@ def digest_weights(spec: EngineSpec, folder: str) -> bytes:
 
 
 def _cache_folder(spec: EngineSpec) -> Path:
-    """Return the user's cache folder, the run directory for a user without a home."""
+    """Return the user's cache folder; the run directory for a user without one that is theirs alone."""
     try:
-        return cache_folder()
-    except RuntimeError:
+        return private_cache()
+    except (RuntimeError, OSError):
         return Path(spec.run_directory)
 
 
@@ -130,7 +130,6 @@ class _KeptDigests:
         entries = list({**self._read(), identity: digest}.items())
         pending = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             pending.write_text(json.dumps(dict(entries[-MAX_KEPT:])), encoding="utf-8")
             pending.rename(self._path)
 

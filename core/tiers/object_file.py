@@ -13,9 +13,9 @@ import os
 import threading
 from pathlib import Path
 
+from ...ipc.config.private_folder import make_folder
 from ...ipc.process.arena import PAGE
 from .object_format import HEADER_BYTES, Defect, find_defect, write_header
-from .private_folder import make_folder
 
 
 class _Buffers(threading.local):

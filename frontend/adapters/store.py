@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -39,6 +40,7 @@ from .finite_check import FiniteCheck
 from .registry import digests_of
 
 FRESH_NS = 10 * 10**9  # another engine may be about to write its use of a new entry to its registry
+ENTRY_NAME = re.compile("[0-9a-f]{64}")  # other names are left alone
 _FILES = (CONFIG_NAME, TENSORS_NAME)
 
 
@@ -194,7 +196,7 @@ class AdapterStore:
         for link in self._own.parent.iterdir():
             if link == self._own:
                 continue
-            with contextlib.suppress(FileNotFoundError):  # its engine ends just now
+            with contextlib.suppress(OSError):  # its engine ends just now, or it is no link of ours
                 registry = link.readlink()
                 if registry.parent.exists():
                     found |= digests_of(registry)
@@ -207,8 +209,8 @@ class AdapterStore:
     def _scratch(self) -> tuple[Path, int]:
         """Make a locked folder for a copy, and remove those of processes that have ended."""
         with self._locked():
-            for left in self.root.glob(".new-*"):
-                if (fd := _try_lock(left)) is not None:
+            for left in self.root.glob(".new-????????"):  # as mkdtemp names them
+                if _is_folder(left) and (fd := _try_lock(left)) is not None:
                     self._remove(left, fd)
             folder = Path(tempfile.mkdtemp(prefix=".new-", dir=self.root))
             fd = _try_lock(folder)
@@ -223,7 +225,7 @@ class AdapterStore:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock under which entries appear and disappear."""
-        fd = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
@@ -252,7 +254,11 @@ def _is_whole(entry: Path, digest: bytes, pause: Pause) -> bool:
 
 
 def _is_entry(path: Path) -> bool:
-    return len(path.name) == 64 and not path.name.startswith(".")
+    return ENTRY_NAME.fullmatch(path.name) is not None and _is_folder(path)
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _size(folder: Path) -> int:
@@ -261,7 +267,7 @@ def _size(folder: Path) -> int:
 
 def _try_lock(folder: Path) -> int | None:
     """Lock a folder; return the descriptor, None if another process has locked it."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from ...ipc.config.cache_folder import cache_folder
+from ...ipc.config.cache_folder import private_cache
 from ...ipc.config.gguf_index import GGUF_INDEX_NAME, GGUF_STATUS_NAME, gguf_status
 from ...ipc.errors import ConfigError
 from ...ipc.models.model_file import load_model_config
@@ -111,11 +111,9 @@ def _parts(path: Path) -> list[Path]:
 
 def _cache() -> Path:
     try:
-        root = cache_folder() / "gguf"
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return private_cache("gguf")
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"a GGUF file needs a cache folder ({error}): set XDG_CACHE_HOME to one") from None
-    return root
 
 
 def _key(parts: list[Path]) -> str:

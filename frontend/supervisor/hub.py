@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from ...ipc.config.engine_config import EngineConfig
+from ...ipc.config.weight_files import INDEX_NAME, check_regular, file_by_tensor
 from ...ipc.errors import ConfigError
 from ..gguf.folder import SUFFIX, checkpoint_folder, chosen_parts, gguf_in
 
@@ -57,14 +58,17 @@ def find_checkpoint(
 
 
 def _check_files(folder: Path) -> None:
-    """Raise ConfigError if a file of a checkpoint is a pipe, a device, a socket or a folder: to open it could block."""
+    """Raise ConfigError if a file of a checkpoint is a pipe, a device, a socket or a folder: to open it could block. Or
+    if its index is damaged: workers that find it so during a reload have to be replaced."""
     try:
         found = sorted(folder.iterdir())
     except OSError as error:
         raise ConfigError(f"{folder} cannot be read: {error.strerror}") from None
     for path in found:
-        if path.name.endswith(_READ) and path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is no regular file, but a pipe, a device or a folder: replace it by the file")
+        if path.name.endswith(_READ):
+            check_regular(path)
+    if (folder / INDEX_NAME).exists():
+        file_by_tensor(folder)
 
 
 def _fetch(

@@ -7,7 +7,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from ..config.cache_folder import cache_folder
+from ..config.cache_folder import private_cache
 
 
 def adapters_folder(run_directory: str) -> Path:
@@ -22,8 +22,7 @@ def gateway_adapters_folder(run_directory: str) -> Path:
 
 def _folder(run_directory: str, name: str) -> Path:
     with contextlib.suppress(OSError, RuntimeError):
-        root = cache_folder() / name
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root = private_cache(name)
         if os.access(root, os.W_OK):
             return root
     root = Path(run_directory, name)

@@ -11,6 +11,7 @@ Layout, on a local disk: <folder>/{lock,<64 hex>,<16 hex>.part}; folder mode 070
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -68,9 +69,13 @@ class BlobFolder:
         """
         while _NAME.fullmatch(name):  # a peer may ask for anything
             try:
-                fd = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME)
+                fd = os.open(self.path / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOATIME | os.O_NOFOLLOW)
             except FileNotFoundError:
                 break
+            except OSError as error:
+                if error.errno != errno.ELOOP:
+                    raise
+                raise ConfigError(f"{self.path / name} is a link, which is never followed: remove it") from None
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH)  # waits while an eviction decides: microseconds
                 if os.fstat(fd).st_nlink:
@@ -136,7 +141,7 @@ class BlobFolder:
             status = self.path.stat()
             if status.st_uid != os.getuid() or status.st_mode & 0o077:
                 raise ConfigError(f"{self.path} must belong to this user with mode 0700: chmod 700 it or use another")
-            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 yield fd

@@ -6,6 +6,7 @@ They are safetensors, or GGUF with an index. Reads no weights and needs neither 
 from __future__ import annotations
 
 import json
+import os
 import struct
 from math import prod
 from pathlib import Path
@@ -16,6 +17,7 @@ from .gguf_index import read_gguf_index
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+SUFFIX = ".safetensors"
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
@@ -29,7 +31,7 @@ class StoredTensor(NamedTuple):
 
 def weight_paths(folder: Path) -> list[Path]:
     """Return the weight files in a folder."""
-    return sorted([*folder.glob("*.safetensors"), *folder.glob("*.gguf")])
+    return sorted([*folder.glob(f"*{SUFFIX}"), *folder.glob("*.gguf")])
 
 
 def file_by_tensor(folder: Path) -> dict[str, Path]:
@@ -68,6 +70,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """Read the header of one file; ConfigError if it is missing or damaged, or the file is smaller than it says."""
+    check_regular(path)
     try:
         with path.open("rb") as file:
             (num_header_bytes,) = struct.unpack("<Q", file.read(8))
@@ -90,6 +93,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def check_regular(path: Path) -> None:
+    """Raise ConfigError if there is a pipe, a device, a socket or a folder: to open it could block."""
+    if os.path.exists(path) and not os.path.isfile(path):  # which take any name
+        raise ConfigError(f"{path} is no regular file, but a pipe, a device or a folder: replace it by the file")
+
+
 def damaged(path: Path, reason: object) -> ConfigError:
     """Build the error for a truncated or damaged file."""
     size = path.stat().st_size if path.exists() else 0
@@ -104,6 +113,14 @@ def _stored(entry: dict[str, Any]) -> StoredTensor:
 def _read_index(path: Path) -> dict[str, Path]:
     try:
         names = json.loads(path.read_text(encoding="utf-8-sig"))["weight_map"]
-        return {str(name): path.parent / str(file) for name, file in names.items()}
+        files = {str(name): str(file) for name, file in names.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read ({type(error).__name__}: {error}): fetch the file again") from None
+    for file in sorted(set(files.values())):
+        if "/" in file or "\0" in file or not file.endswith(SUFFIX):
+            raise ConfigError(
+                f"{path} names the file {file!r:.200}: it must be the name of a {SUFFIX} file beside it: fetch the "
+                "checkpoint again"
+            )
+        check_regular(path.parent / file)
+    return {name: path.parent / file for name, file in files.items()}

@@ -132,6 +132,7 @@ TABLE: dict[str, Read | Ours] = {
     "core/tiers/disk_scan.py OBJECT_NAME": Read("names of files"),
     "core/tiers/disk_scan.py _FOLDER": Read("names of files", method="fullmatch"),
     "core/tiers/namespace.py _BLOB_NAME": Read("names of files"),
+    "frontend/adapters/store.py ENTRY_NAME": Read("names of files"),
 }
 FOLDERS = {  # their expressions read nothing of callers in a loop
     "core/grammar/": "a process that may be killed, and compiles each grammar within a limit of time",

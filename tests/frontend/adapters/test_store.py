@@ -149,6 +149,23 @@ def test_a_new_entry_of_another_engine_stays_until_its_registry_can_name_it(tmp_
     assert digest.hex() in entries(store)
 
 
+def test_names_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
+    size = sum(file.stat().st_size for file in write_adapter(tmp_path / "a").iterdir())
+    store = new_store(tmp_path, adapter_store_bytes=size)
+    theirs = [store.root / name for name in ("x" * 64, ".new-thesis", "ab" * 31 + "A" * 2)]
+    for path in theirs:
+        write_adapter(path)
+    linked = store.root / ("0" * 64)
+    linked.symlink_to(tmp_path / "a")
+    for path in (store.root / ".engines" / "file", store.root / ".new-12345678"):
+        path.write_text("precious")
+    first = add(store, tmp_path / "a")
+    second = add(store, write_adapter(tmp_path / "b", seed=1))
+    assert entries(store) & {first.hex(), second.hex()} == {second.hex()}
+    assert all((path / "adapter_config.json").exists() for path in (*theirs, linked, tmp_path / "a"))
+    assert (store.root / ".new-12345678").exists() and (store.root / ".engines" / "file").exists()
+
+
 @pytest.mark.parametrize("jump_ns", [YEAR_NS, -YEAR_NS])
 def test_a_clock_that_jumps_neither_fills_the_store_for_ever_nor_drops_the_newest(tmp_path: Path, jump_ns: int) -> None:
     size = sum(file.stat().st_size for file in write_adapter(tmp_path / "a").iterdir())

@@ -189,3 +189,11 @@ def test_a_pipe_or_folder_in_place_of_a_file_is_refused_before_it_is_opened(name
     (tmp_path / name).mkdir()
     with pytest.raises(ConfigError, match=f"{name} is no regular file"):
         find_checkpoint(str(tmp_path), None)
+
+
+@pytest.mark.parametrize("content", ['{"weight_map": {"a": "../x.safetensors"}}', '{"weight_map": {"a": "pipe"}}', "{"])
+def test_a_damaged_index_is_refused_before_workers_read_it(tmp_path: Path, content: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"model\.safetensors\.index\.json (names the file|cannot be read)"):
+        find_checkpoint(str(tmp_path), None)

@@ -138,6 +138,21 @@ def test_the_least_recently_used_blob_goes_first_even_if_another_process_used_it
     assert store.folder.num_evicted == 1
 
 
+def test_links_are_never_followed_and_their_targets_stay(folder: Path, tmp_path: Path) -> None:
+    precious, store = tmp_path / "precious", BlobStore(folder, 30)
+    precious.write_bytes(b"12345")
+    (folder / store.put(b"12345").hex()).unlink()
+    (folder / hashlib.sha256(b"12345").hexdigest()).symlink_to(precious)
+    for use in (store.put, lambda data: store.open(hashlib.sha256(data).digest())):
+        with pytest.raises(ConfigError, match="is a link, which is never followed: remove it"):
+            use(b"12345")
+    (folder / "lock").unlink()
+    (folder / "lock").symlink_to(precious)
+    with pytest.raises(OSError):
+        store.put(b"6")
+    assert precious.read_bytes() == b"12345"
+
+
 @pytest.mark.parametrize("jump_ns", [YEAR_NS, -YEAR_NS])
 def test_a_clock_that_jumps_keeps_the_order_of_use(folder: Path, jump_ns: int) -> None:
     clock = itertools.count(time.time_ns(), 10**9)

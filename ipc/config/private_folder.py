@@ -10,7 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from ...ipc.errors import ConfigError
+from ..errors import ConfigError
 
 
 def make_folder(path: Path) -> None:
