@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
+from urllib.parse import unquote
 
 from .codec import JsonObject
 from .errors import RequestError
@@ -72,3 +74,17 @@ def _moved(part: object, to: str) -> object:
 def escaped(key: str) -> str:
     """Escape a key for a JSON pointer."""
     return key.replace("~", "~0").replace("/", "~1")
+
+
+def at_pointer(root: object, reference: str) -> object:
+    """Return the part of `root` that a reference (`#/...`) leads to; {} if it leads to none."""
+    part: Any = root if reference.startswith("#") else {}
+    for step in unquote(reference).split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(part, list) and key.isdecimal() and int(key) < len(part):
+            part = part[int(key)]
+        elif isinstance(part, dict) and key in part:
+            part = part[key]
+        else:
+            return {}
+    return part

@@ -29,7 +29,8 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from ...ipc.errors import RequestError
 from ...ipc.json_schema import subschemas
 from ...ipc.structured_outputs import GrammarKind
-from .json_schema import adapted
+from .json_schema import Schema, adapted
+from .lark_schema import LarkSchema
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -148,11 +149,32 @@ class GrammarCompiler:
 
     def _compile(self, kind: GrammarKind, text: str) -> LLMatcher:
         try:
-            return LLMatcher(self._tokenizer, _to_llguidance(kind, text), log_level=0, limits=self._limits)
+            if (options := JSON_OPTIONS.get(kind)) is not None:
+                return self._compile_schema(text, options)
+            return self._matcher(_to_llguidance(kind, text))
         except RequestError:
             raise
         except Exception as error:  # the converters raise any kind of exception
             raise RequestError(f"structured_outputs.{_FIELD_BY_KIND[kind]}: {_trimmed(str(error))}") from None
+
+    def _compile_schema(self, text: str, options: JsonCompileOptions) -> LLMatcher:
+        """Compile a schema as it is or, if the library would round its numbers, in Lark; else with narrower bounds."""
+        schema = _adapted(text)
+        if isinstance(schema, str):
+            return self._matcher(LLMatcher.grammar_from_json_schema(schema, overrides=options))
+        lark = LarkSchema(schema, options)
+        outline = lark.outline() if lark.is_needed else schema
+        inner = self._matcher(LLMatcher.grammar_from_json_schema(_quote(outline), overrides=options))
+        if not lark.is_needed or inner.is_error():
+            return inner
+        if (exact := lark.text()) is not None:
+            inner = self._matcher(LLMatcher.grammar_from_lark(exact))
+            if not inner.is_error():
+                return inner
+        return self._matcher(LLMatcher.grammar_from_json_schema(_quote(lark.narrowed()), overrides=options))
+
+    def _matcher(self, grammar: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
 
     def _warm(self, matcher: Matcher, kind: GrammarKind) -> None:
         """Make the first mask, which fills the lexer's tables. RequestError if that fails or allows no token at all."""
@@ -199,8 +221,6 @@ _FIELD_BY_KIND: dict[GrammarKind, str] = {
 
 
 def _to_llguidance(kind: GrammarKind, text: str) -> str:
-    if (options := JSON_OPTIONS.get(kind)) is not None:
-        return str(LLMatcher.grammar_from_json_schema(_adapted(text), overrides=options))
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(text))
     if kind == "choice":
@@ -209,13 +229,13 @@ def _to_llguidance(kind: GrammarKind, text: str) -> str:
     return str(LLMatcher.grammar_from_lark(text if _LARK.search(text) else gbnf_to_lark(text)))
 
 
-def _adapted(text: str) -> str:
+def _adapted(text: str) -> Schema | str:
     """Translate a schema for the library. Text that is no schema stays, and the library reports the fault."""
     try:
         schema = json.loads(text)
         if schema is True:
-            return "{}"  # options apply to objects alone
-        return _quote(adapted(schema)) if isinstance(schema, dict) else text
+            return {}  # options apply to objects alone
+        return adapted(schema) if isinstance(schema, dict) else text
     except RequestError:
         raise
     except (ValueError, TypeError, AttributeError, RecursionError):

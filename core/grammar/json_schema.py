@@ -13,11 +13,10 @@ import re
 from collections.abc import Iterator
 from itertools import permutations
 from typing import Any
-from urllib.parse import unquote
 
 from ...ipc.errors import RequestError
-from ...ipc.json_schema import with_subschemas
-from .exact_numbers import BOUNDS, EXACT, exact_bounds, inexact_number
+from ...ipc.json_schema import at_pointer, with_subschemas
+from .exact_numbers import BOUNDS, infinite_number
 from .key_pattern import KeyPatterns
 from .look_ahead import without_look_ahead
 from .translation_budget import TranslationBudget
@@ -74,7 +73,6 @@ class _Adapter:
         self.budget.enter(schema)
         node = schema.copy()
         self._check(node)
-        exact_bounds(node)
         if node.get("nullable") is True and isinstance(node.get("type"), str):  # of OpenAPI
             node["type"] = [node["type"], "null"]
         self._adapt_text(node)
@@ -98,13 +96,12 @@ class _Adapter:
         return result
 
     def _check(self, node: Schema) -> None:
-        """RequestError for keywords that would be ignored, and for numbers that would be changed."""
+        """RequestError for keywords that would be ignored, and for numbers that are infinite."""
         reasons = [f"{each} is not served: {OTHER_KEYWORDS[each]}" for each in node.keys() & OTHER_KEYWORDS.keys()]
         for keyword in node.keys() & {"const", "enum", *BOUNDS}:
-            number = inexact_number(node[keyword], is_bound=keyword in BOUNDS)
+            number = infinite_number(node[keyword])
             if number is not None:
-                what = f"{str(number)[:40]} in {keyword} cannot be kept exact"
-                reasons += [f'{what}, integers can up to {EXACT}: make it a text, {{"type": "string"}}']
+                reasons += [f"{number} in {keyword} is no number of JSON: leave it out"]
         if reasons:
             raise RequestError(f"structured_outputs.json{self.budget.place}: {min(reasons)}")
 
@@ -118,16 +115,7 @@ class _Adapter:
 
     def _at(self, reference: str) -> object:
         self.budget.spend(1 + len(reference) // 64)
-        part: Any = self._root if reference.startswith("#") else {}
-        for step in unquote(reference).split("/")[1:]:
-            key = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(part, list) and key.isdecimal() and int(key) < len(part):
-                part = part[int(key)]
-            elif isinstance(part, dict) and key in part:
-                part = part[key]
-            else:
-                return {}
-        return part
+        return at_pointer(self._root, reference)
 
     def _inline(self, node: Schema) -> list[Schema]:
         """Remove the reference of `node` and return its target, to be closed with the keywords beside it; nothing if

@@ -56,10 +56,29 @@ from .host import (
 )
 from .mask_fill import GrammarMasks, MaskFill, masks_in, may_jump
 from .prover import GrammarProver
-from .thought import OpenThought
 
 LATE_S = 0.25  # for which a step waits for masks; the slowest of a calm host take some 20 ms
 MAX_LOSSES = 3  # losses of the host without a new token before a request fails
+
+
+class OpenThought:
+    """Detector of the end of a thought in which an answer begins: the grammar is not in force before it. `append` gets
+    each token of the answer in order, until `is_over`."""
+
+    def __init__(self, end: bytes, tokens: bytes) -> None:
+        """Both int32. end: tokens that end the thought; empty: there is no thought. tokens: of the answer so far."""
+        self._end = decode_ids(end).tolist()
+        self._recent: list[int] = []
+        self.is_over = not end
+        self.num_tokens = 0  # of the thought so far, with its end
+        for token_id in decode_ids(tokens):
+            if not self.is_over:
+                self.append(token_id)
+
+    def append(self, token_id: int) -> None:
+        self.num_tokens += 1
+        self._recent = [*self._recent, token_id][-len(self._end) :]
+        self.is_over = self._recent == self._end
 
 
 class GrammarState(Enum):
