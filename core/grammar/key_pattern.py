@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+_BYTES = LLTokenizer("byte")  # each byte is a token; made once, since it takes twice as long as to compile a schema
 _LIMITS = LLParserLimits(initial_lexer_fuel=100_000, step_lexer_fuel=20_000, max_lexer_states=10_000)
 
 
@@ -18,7 +19,6 @@ class KeyPatterns:
     """Owns the matchers of the patterns seen so far."""
 
     def __init__(self) -> None:
-        self._bytes = LLTokenizer("byte")  # each byte is a token of its own
         self._start_by_pattern: dict[str, LLMatcher] = {}
 
     def matches(self, pattern: str, key: str) -> bool | None:
@@ -46,4 +46,4 @@ class KeyPatterns:
         return not matcher.get_error().startswith("NoExtensionBias")
 
     def _matcher(self, grammar: str) -> LLMatcher:
-        return LLMatcher(self._bytes, grammar, log_level=0, limits=_LIMITS)
+        return LLMatcher(_BYTES, grammar, log_level=0, limits=_LIMITS)

@@ -58,10 +58,6 @@ class _Caller:
     trial_s: float = 0.0  # of a trial, a mean in which the last one counts a quarter
 
     @property
-    def next_key(self) -> bytes:
-        return next(reversed(self.keys) if self.takes_newest else iter(self.keys))
-
-    @property
     def is_active(self) -> bool:
         return bool(self.keys or self.num_compiling)
 
@@ -100,7 +96,7 @@ class GrammarProver:
         self._num_unanswered = 0  # orders for a sign of life
         self._answer_deadline = 0.0
 
-    def add(self, grammar_id: int, kind: GrammarKind, text: str, *, caller: str = "", is_resumed: bool) -> None:
+    def add(self, grammar_id: int, kind: GrammarKind, text: str, caller: str, *, is_resumed: bool) -> None:
         """Ask for the verdict on a grammar; a later `take` returns it. caller: shares the compilers with others.
         is_resumed: the grammar was compiled before."""
         key = hashlib.blake2b(f"{kind} {text}".encode(errors="surrogatepass"), digest_size=16).digest()
@@ -302,7 +298,7 @@ class GrammarProver:
             caller = min(waiting, key=lambda each: (each.num_compiling, each.used_s), default=None)
             if caller is None:
                 return
-            key = caller.next_key
+            key = next(reversed(caller.keys) if caller.takes_newest else iter(caller.keys))
             trial = self._trial_by_key[key]
             if self._compiling and any(
                 self._trial_by_key[each].is_suspect for each in (key, *self._compiling.values())

@@ -19,6 +19,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenloom.core.grammar import key_pattern
 from tokenloom.core.grammar.compiler import GrammarCompiler
 from tokenloom.core.grammar.json_schema import adapted
 from tokenloom.core.grammar.look_ahead import without_look_ahead
@@ -539,3 +540,11 @@ def test_masks_of_a_least_length_take_time_in_proportion_to_the_text() -> None:
         return time.thread_time() - begun_at
 
     assert min(seconds(800) for _ in range(3)) < 16 * min(seconds(200) for _ in range(3)) + 0.01
+
+
+def test_schemas_share_one_vocabulary_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = list[str]()
+    monkeypatch.setattr(key_pattern, "LLTokenizer", made.append)
+    for name in "abc":
+        adapted({"type": "object", "properties": {name: {}}, "patternProperties": {"^[ab]$": {"type": "integer"}}})
+    assert not made, "to make one takes longer than to compile a schema"

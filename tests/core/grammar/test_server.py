@@ -4,13 +4,14 @@ become slow later ends its own answer alone."""
 from __future__ import annotations
 
 import json
+import random
 
 import numpy as np
 import pytest
 from llguidance import LLExecutor, LLMatcher
 
 from tokenloom.core.grammar.compiler import Matcher
-from tokenloom.core.grammar.server import PARALLEL_FROM, GrammarServer
+from tokenloom.core.grammar.server import PARALLEL_FROM, GrammarServer, _any_token
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.codec import decode_ids, encode_ids
 from tokenloom.ipc.errors import ErrorInfo
@@ -73,6 +74,14 @@ def test_a_grammar_that_would_fail_in_its_answer_is_refused_before(
         assert any(each in result.message for each in words.split("|")), result.message
     else:
         assert not isinstance(result, ErrorInfo), result.message
+
+
+def test_the_walk_takes_any_token_that_is_allowed_and_no_other() -> None:
+    words, draw = np.zeros(49152 // 32, np.uint32), random.Random(0)
+    allowed = {0, 31, 32, 1000, 49151}
+    for token_id in allowed:
+        words[token_id // 32] |= np.uint32(1 << token_id % 32)
+    assert {_any_token(words, draw) for _ in range(300)} == allowed
 
 
 def served(server: GrammarServer, clock: Clock, seconds: list[float], num_steps: int) -> list[GrammarFailure]:
