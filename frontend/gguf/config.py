@@ -15,7 +15,7 @@ from typing import Any, Never
 
 from ...ipc.config.gguf_index import GgufTensor
 from ...ipc.errors import ConfigError
-from ...ipc.models.config_file import MAX_LAYERS, MAX_SIZE
+from ...ipc.models.config_file import MAX_LAYERS, MAX_SIZE, is_whole
 from .reader import GgufFile
 
 _SIZES = {  # of every model: our field, key behind the architecture
@@ -81,15 +81,20 @@ class Metadata:
         """Return the number `<architecture>.<key>`, None if the file has none."""
         return None if self.get(key) is None else self.number(key)
 
-    def count(self, key: str, default: float | None = None, most: int = MAX_SIZE) -> int:
+    def count(self, key: str, default: float | None = None, most: int = MAX_SIZE, least: int = 0) -> int:
         value = self.number(key, default)
+        if value == 0 < least:
+            self.refuse(f"{self.architecture}.{key} must be a whole number of at least {least}, it is 0")
         if not 0 <= value <= most or value != int(value):
             self.refuse(f"{self.architecture}.{key} must be a whole number of at most {most}, it is {value!r:.100}")
         return int(value)
 
     def token_id(self, name: str) -> int | None:
-        value = self._file.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        return value if isinstance(value, int) else None
+        key = f"tokenizer.ggml.{name}_token_id"
+        value = self._file.metadata.get(key)
+        if value is not None and not (is_whole(value) and -1 <= value <= MAX_SIZE):
+            self.refuse(f"{key} must be the id of a token, it is {value!r:.100}")
+        return value
 
     def has(self, tensor: str) -> bool:
         return tensor in self.tensors
@@ -122,8 +127,12 @@ class Architecture:
     scaling: Mapping[str, object] = field(default_factory=dict)  # further fields of rope_scaling
 
 
-def key(name: str, default: Any = None) -> Callable[[Metadata], Any]:
-    return lambda data: data.get(name, default)
+def count(name: str) -> Callable[[Metadata], int]:
+    return lambda data: data.count(name, least=1)
+
+
+def known_number(name: str) -> Callable[[Metadata], float | None]:
+    return lambda data: data.known_number(name)
 
 
 def scaled(name: str, default: float = 1.0) -> Callable[[Metadata], float]:
@@ -175,17 +184,20 @@ GEMMA2: Fields = {
     "query_pre_attn_scalar": _query_scalar(46),
 }
 EXPERTS: Fields = {
-    "num_experts": key("expert_count"),
-    "num_experts_per_tok": key("expert_used_count"),
-    "moe_intermediate_size": key("expert_feed_forward_length"),
+    "num_experts": count("expert_count"),
+    "num_experts_per_tok": count("expert_used_count"),
+    "moe_intermediate_size": count("expert_feed_forward_length"),
     "norm_topk_prob": True,
 }
 MIXTRAL = Architecture(
     "MixtralForCausalLM",
-    {"num_local_experts": key("expert_count"), "num_experts_per_tok": key("expert_used_count")},
+    {"num_local_experts": count("expert_count"), "num_experts_per_tok": count("expert_used_count")},
     is_rotated=True,
 )
-OLMO3 = Architecture("Olmo3ForCausalLM", {**ATTENTION_BIAS, **WINDOWS})
+OLMO3 = Architecture(
+    "Olmo3ForCausalLM",
+    {**ATTENTION_BIAS, **WINDOWS, "rope_local_base_freq": lambda data: data.number("rope.freq_base", 10000.0)},
+)
 ARCHITECTURES = {
     "arcee": Architecture("ArceeForCausalLM", BIASES, is_rotated=True),
     "cohere2": Architecture("Cohere2ForCausalLM", {**ATTENTION_BIAS, **WINDOWS, "logit_scale": scaled("logit_scale")}),
@@ -200,9 +212,9 @@ ARCHITECTURES = {
         "Gemma3ForCausalLM",
         {
             **WINDOWS,
-            "final_logit_softcapping": key("final_logit_softcapping"),
+            "final_logit_softcapping": known_number("final_logit_softcapping"),
             "query_pre_attn_scalar": _query_scalar(62),
-            "rope_local_base_freq": key("rope.freq_base_swa", 10000.0),
+            "rope_local_base_freq": lambda data: data.number("rope.freq_base_swa", 10000.0),
         },
         added=-1.0,
     ),
@@ -212,9 +224,9 @@ ARCHITECTURES = {
         {
             **WINDOW,
             "attention_bias": True,
-            "intermediate_size": key("expert_feed_forward_length"),
-            "num_local_experts": key("expert_count"),
-            "num_experts_per_tok": key("expert_used_count"),
+            "intermediate_size": count("expert_feed_forward_length"),
+            "num_local_experts": count("expert_count"),
+            "num_experts_per_tok": count("expert_used_count"),
         },
         renamed={"mlp_norm": "post_attention_norm"},
         scaling={"truncate": False},
@@ -240,7 +252,7 @@ ARCHITECTURES = {
         {
             **EXPERTS,
             "norm_topk_prob": False,
-            "shared_expert_intermediate_size": key("expert_shared_feed_forward_length"),
+            "shared_expert_intermediate_size": count("expert_shared_feed_forward_length"),
         },
     ),
     "qwen3": Architecture("Qwen3ForCausalLM", ATTENTION_BIAS),
@@ -273,16 +285,19 @@ def config_of(data: Metadata) -> dict[str, Any]:
     found = architecture_of(data)
     config: dict[str, Any] = {"architectures": [found.name], "dtype": "bfloat16"}
     data.count("block_count", most=MAX_LAYERS)
-    config |= {name: data.count(each) for name, each in _SIZES.items()}
-    config["num_key_value_heads"] = data.count("attention.head_count_kv", config["num_attention_heads"])
-    heads = max(config["num_attention_heads"], 1)
-    config["head_dim"] = data.count("attention.key_length", config["hidden_size"] // heads)
+    config |= {name: data.count(each, least=1) for name, each in _SIZES.items()}
+    config["num_key_value_heads"] = data.count("attention.head_count_kv", config["num_attention_heads"], least=1)
+    heads = config["num_attention_heads"]
+    config["head_dim"] = data.count("attention.key_length", config["hidden_size"] // heads, least=1)
     for name in ("rope.dimension_sections", "nextn_predict_layers"):
         value = data.get(name, 0)
         if any(value) if isinstance(value, list) else value:
             data.refuse(f"{data.architecture}.{name} {value!r:.100} is not supported: take the model's safetensors")
-    if data.get("attention.value_length", config["head_dim"]) != config["head_dim"]:
-        data.refuse("heads of keys and of values have different sizes, which is not supported")
+    if (value_length := data.get("attention.value_length", config["head_dim"])) != config["head_dim"]:
+        data.refuse(
+            f"heads of keys and of values have different sizes, {data.architecture}.attention.key_length "
+            f"{config['head_dim']} and {data.architecture}.attention.value_length {value_length!r:.100}: not supported"
+        )
     if not data.has("token_embd.weight"):
         data.refuse("tensor token_embd.weight is missing: it is no language model, or a part of one in several files")
     config["vocab_size"] = data.tensors["token_embd.weight"].shape[0]
@@ -322,7 +337,8 @@ def _rope(data: Metadata, head_dim: int, more: Mapping[str, object]) -> dict[str
     elif kind == "linear" and factor:
         scaling = {"rope_type": kind, "factor": factor}
     elif kind not in ("linear", "none"):
-        data.refuse(f"rope scaling {kind!r:.100} is not supported")
+        keys = f"{data.architecture}.rope.scaling.type, {data.architecture}.rope.scaling.factor {factor}"
+        data.refuse(f"rope scaling {kind!r:.100} is not supported ({keys})")
     elif rotary_dim < head_dim:  # so that families without a part of their own have it, too
         scaling = {"rope_type": "divided", "factors": [1.0] * (int(rotary_dim) // 2)}
     if scaling:

@@ -51,9 +51,9 @@ def _whisper(family: AudioFamily, tower: ConfigFile, token_id: int, **more: int)
 
 def _encoder_decoder(file: ConfigFile) -> AudioConfig:
     """Return the config of Whisper's own encoder, whose fields are on one level with the decoder's."""
-    start_id = int(file.get("decoder_start_token_id", 50257))  # begins every prompt
+    start_id = file.whole("decoder_start_token_id", 50257)  # begins every prompt
     config = _whisper("whisper", file.with_defaults(WHISPER["whisper"]), start_id, max_windows=1)
-    longest = int(file.get("max_target_positions", 448))
+    longest = file.positive("max_target_positions", 448)
     if config.window_rows < longest:
         file.refuse(f"max_source_positions {config.window_rows} is below max_target_positions {longest}")
     return config
@@ -61,13 +61,13 @@ def _encoder_decoder(file: ConfigFile) -> AudioConfig:
 
 def _qwen2_audio(file: ConfigFile) -> AudioConfig:
     tower = encoder_fields(file, "audio_config", WHISPER["qwen2_audio"])
-    token_id = int(file.get("audio_token_index", file.get("audio_token_id", 151646)))
+    token_id = file.whole("audio_token_index" if "audio_token_index" in file else "audio_token_id", 151646)
     return _whisper("qwen2_audio", tower, token_id, rows_per_embed=2, max_windows=1)
 
 
 def _voxtral(file: ConfigFile) -> AudioConfig:
     tower = encoder_fields(file, "audio_config", WHISPER["voxtral"])
-    inner = int(tower.get("encoder_ffn_dim", tower.get("intermediate_size", 5120)))
+    inner = tower.positive("encoder_ffn_dim" if "encoder_ffn_dim" in tower else "intermediate_size", 5120)
     config = _whisper("voxtral", tower, file.positive("audio_token_id"))
     rows = inner // config.hidden_size
     if inner % config.hidden_size or config.window_rows % rows:
@@ -87,7 +87,7 @@ def _qwen3_asr(file: ConfigFile) -> AudioConfig:
         file.refuse(f"n_window_infer {together} of audio_config must be a multiple of 2 × n_window, {frames}")
     return AudioConfig(
         family="qwen3_asr",
-        audio_token_id=int(file.get("audio_token_id", 151676)),
+        audio_token_id=file.whole("audio_token_id", 151676),
         hidden_size=_hidden_size(tower),
         num_layers=tower.positive("encoder_layers" if "encoder_layers" in tower else "num_hidden_layers"),
         num_mel_bins=tower.positive("num_mel_bins"),

@@ -60,7 +60,7 @@ def text_of(file: ConfigFile) -> ConfigFile:
 
 def borrowed_config(file: ConfigFile, architecture: str, eos_token_ids: list[int]) -> ModelConfig:
     """Make the configuration of a model that transformers' layers run. ConfigError names a size that `file` lacks."""
-    quantization = parse_quantization(file.get("quantization_config"), file.path)
+    quantization = parse_quantization(file)
     if quantization is not None and quantization.layout == "mxfp4":
         file.refuse(
             f"{architecture} runs on transformers' layers, which serve no mxfp4: take the checkpoint with floats"
@@ -84,12 +84,12 @@ def borrowed_config(file: ConfigFile, architecture: str, eos_token_ids: list[int
         ropes=[RopeConfig()],
         norm=NormConfig(eps=0.0),
         attention_scale=1.0,
-        has_state=file.get("model_type") in STATE_MODELS or not STATE_LAYERS.isdisjoint(kinds),
-        dtype=str(file.get("dtype") or file.get("torch_dtype") or "float32"),
+        has_state=file.text("model_type") in STATE_MODELS or not STATE_LAYERS.isdisjoint(kinds),
+        dtype=file.text("dtype") or file.text("torch_dtype") or "float32",
         tie_word_embeddings=file.flag("tie_word_embeddings"),
         quantization=quantization,
         eos_token_ids=eos_token_ids,
-        bos_token_id=file.get("bos_token_id") if isinstance(file.get("bos_token_id"), int) else None,
+        bos_token_id=file.whole("bos_token_id", least=-1) if "bos_token_id" in file else None,
     )
 
 

@@ -31,7 +31,7 @@ def after_dense_layers(default: int) -> Callable[[ConfigFile], list[LayerConfig]
     """Experts in all layers but the first first_k_dense_replace."""
 
     def rule(file: ConfigFile) -> list[LayerConfig]:
-        num_dense = int(file.get("first_k_dense_replace", default))
+        num_dense = file.whole("first_k_dense_replace", default)
         return [LayerConfig(has_experts=layer >= num_dense) for layer in range(file.positive("num_hidden_layers"))]
 
     return rule
@@ -43,8 +43,8 @@ def experts_everywhere(file: ConfigFile) -> list[LayerConfig]:
 
 def dots1_layers(file: ConfigFile) -> list[LayerConfig]:
     """Windows from layer max_window_layers on unless layer_types says more; the first layers are dense."""
-    window, first = fields.window_of(file), int(file.get("max_window_layers"))
-    num_layers, num_dense = file.positive("num_hidden_layers"), int(file.get("first_k_dense_replace", 0))
+    window, first = fields.window_of(file), file.whole("max_window_layers")
+    num_layers, num_dense = file.positive("num_hidden_layers"), file.whole("first_k_dense_replace", 0)
     kinds = [SLIDING if window is not None and layer >= first else FULL for layer in range(num_layers)]
     if "layer_types" in file:
         kinds = fields.layer_kinds(file)
@@ -57,8 +57,8 @@ def dots1_layers(file: ConfigFile) -> list[LayerConfig]:
 def qwen2_moe_layers(file: ConfigFile) -> list[LayerConfig]:
     """Windows, if any, are in each second of the layers before max_window_layers unless layer_types says more."""
     window = fields.window_of(file) if file.flag("use_sliding_window") else None
-    last, step = int(file.get("max_window_layers")), int(file.get("decoder_sparse_step") or 1)
-    dense = set(file.get("mlp_only_layers") or ())
+    last, step = file.whole("max_window_layers"), file.whole("decoder_sparse_step", 1) or 1
+    dense = set(file.wholes("mlp_only_layers"))
     num_layers = file.positive("num_hidden_layers")
     kinds = [SLIDING if layer % 2 == 0 and layer < last else FULL for layer in range(num_layers)]
     if "layer_types" in file:
@@ -78,8 +78,8 @@ def gpt_oss_layers(file: ConfigFile) -> list[LayerConfig]:
 
 def ernie_layers(file: ConfigFile) -> list[LayerConfig]:
     """Experts in each moe_layer_interval-th layer from moe_layer_start_index to moe_layer_end_index; −1: the last."""
-    num_layers, interval = file.positive("num_hidden_layers"), int(file.get("moe_layer_interval", 1))
-    first, last = int(file.get("moe_layer_start_index", 1)), int(file.get("moe_layer_end_index", -1))
+    num_layers, interval = file.positive("num_hidden_layers"), file.positive("moe_layer_interval", 1)
+    first, last = file.whole("moe_layer_start_index", 1), file.whole("moe_layer_end_index", -1, least=-1)
     last = num_layers - 1 if last == -1 else last
     return [
         LayerConfig(has_experts=(layer + 1) % interval == 0 and first <= layer <= last) for layer in range(num_layers)
@@ -88,10 +88,13 @@ def ernie_layers(file: ConfigFile) -> list[LayerConfig]:
 
 def sigmoid_experts(file: ConfigFile) -> ExpertsConfig:
     """DeepSeek-V3's router (arXiv 2412.19437, section 2.1.2), with experts in groups and shared experts."""
-    num_groups, top_groups = int(file.get("n_group", 1)), int(file.get("topk_group", 1))
+    num_groups, top_groups = file.positive("n_group", 1), file.positive("topk_group", 1)
     num_experts = file.positive("n_routed_experts")
-    if num_groups < 1 or num_experts % num_groups or not 1 <= top_groups <= num_groups:
-        file.refuse(f"{num_experts} experts, n_group {num_groups} and topk_group {top_groups} do not fit together")
+    if num_experts % num_groups or top_groups > num_groups:
+        file.refuse(
+            f"n_routed_experts has {num_experts} experts, n_group {num_groups} and topk_group {top_groups} do not fit "
+            "together"
+        )
     top_k, num_eligible = file.positive("num_experts_per_tok"), num_experts // num_groups * top_groups
     if top_k > num_eligible:
         file.refuse(
@@ -107,7 +110,7 @@ def sigmoid_experts(file: ConfigFile) -> ExpertsConfig:
         top_groups=top_groups,
         group_score="top2",
         scale=file.number("routed_scaling_factor", 1.0),
-        shared_size=size * int(file.get("n_shared_experts", 0)),
+        shared_size=size * file.whole("n_shared_experts", 0),
         activation=activation()(file),
     )
 
@@ -131,7 +134,7 @@ def ernie_experts(file: ConfigFile) -> ExpertsConfig:
         "moe_intermediate_size",
         has_choice_bias=True,
         is_normalized=True,
-        shared_size=size * int(file.get("moe_num_shared_experts", 0)),
+        shared_size=size * file.whole("moe_num_shared_experts", 0),
         activation=activation()(file),
     )
 
@@ -162,12 +165,15 @@ def minimax_experts(file: ConfigFile) -> ExpertsConfig:
 def minimax_ropes(file: ConfigFile) -> list[RopeConfig]:
     """Published files have rotary_dim, the rotated elements of a head."""
     head_dim = head_dim_of(file)
-    return rope(part=int(file.get("rotary_dim", head_dim)) / head_dim)(file)
+    rotary_dim = file.positive("rotary_dim", head_dim)
+    if rotary_dim > head_dim or rotary_dim % 2:
+        file.refuse(f"rotary_dim {rotary_dim} must be an even part of head_dim {head_dim}")
+    return rope(part=rotary_dim / head_dim)(file)
 
 
 def without_speculation(file: ConfigFile) -> TensorNames:
     """Ignore the layers behind the last one, which predict further tokens."""
-    num_layers, num_further = file.positive("num_hidden_layers"), int(file.get("num_nextn_predict_layers", 0))
+    num_layers, num_further = file.positive("num_hidden_layers"), file.whole("num_nextn_predict_layers", 0)
     return TensorNames(ignored=[f"model.layers.{num_layers + further}." for further in range(num_further)])
 
 

@@ -52,7 +52,7 @@ GEMMA3 = {
     **GEMMA2,
     "attention_softcap": 0.0,
     "head_norms": head_norms(rms(offset=1.0)),
-    "layers": lambda file: rules.local_and_global(int(file.get("sliding_window_pattern", 6)))(file),
+    "layers": lambda file: rules.local_and_global(file.positive("sliding_window_pattern", 6))(file),
     "ropes": rules.local_ropes(),
     "names": msgspec.structs.replace(
         SANDWICH, roots=["language_model.model.", "model.language_model."], ignored=VISION
@@ -189,7 +189,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Olmo2ForCausalLM": Family(OLMO2),
     "Olmo3ForCausalLM": Family(
-        {**OLMO2, "layers": rules.local_and_global(4), "ropes": rules.olmo3_ropes},
+        {**OLMO2, "layers": rules.local_and_global(4), "ropes": rules.local_ropes(500000.0)},
         {"sliding_window": 4096, "rope_theta": 500000.0},
     ),
     "GraniteForCausalLM": Family(

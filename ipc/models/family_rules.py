@@ -121,13 +121,13 @@ def qwen_windows(file: ConfigFile) -> list[LayerConfig]:
     window = fields.window_of(file) if file.flag("use_sliding_window") else None
     if "layer_types" in file:
         return fields.layers_of(fields.layer_kinds(file), window)
-    first = int(file.get("max_window_layers"))
+    first = file.whole("max_window_layers")
     return [LayerConfig(window=window if layer >= first else None) for layer in range(num_layers)]
 
 
 def qwen_expert_layers(file: ConfigFile) -> list[LayerConfig]:
-    num_layers, step = file.positive("num_hidden_layers"), int(file.get("decoder_sparse_step") or 1)
-    dense, window = set(file.get("mlp_only_layers") or ()), None
+    num_layers, step = file.positive("num_hidden_layers"), file.whole("decoder_sparse_step", 1) or 1
+    dense, window = set(file.wholes("mlp_only_layers")), None
     if file.flag("use_sliding_window"):
         window = fields.window_of(file)
     return [
@@ -162,8 +162,10 @@ def local_and_global(period: int) -> Callable[[ConfigFile], list[LayerConfig]]:
 
 def smollm3_layers(file: ConfigFile) -> list[LayerConfig]:
     """no_rope_layers has 1 for a layer with positions; by default each no_rope_layer_interval-th has none."""
-    num_layers, interval = file.positive("num_hidden_layers"), int(file.get("no_rope_layer_interval", 4))
-    listed = file.get("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(num_layers)]
+    num_layers, interval = file.positive("num_hidden_layers"), file.positive("no_rope_layer_interval", 4)
+    listed = file.wholes("no_rope_layers") or [int((layer + 1) % interval != 0) for layer in range(num_layers)]
+    if len(listed) != num_layers:
+        file.refuse(f"no_rope_layers has {len(listed)} entries, num_hidden_layers is {num_layers}")
     kinds = fields.layer_kinds(file) if file.flag("use_sliding_window") else [FULL] * num_layers
     return fields.layers_of(kinds, fields.window_of(file), lambda layer, kind: 0 if listed[layer] else None)
 
@@ -174,7 +176,7 @@ def scaled_hidden(file: ConfigFile) -> float:
 
 
 def inverse(name: str, default: float = 1.0) -> Callable[[ConfigFile], float]:
-    return lambda file: 1 / file.number(name, default)
+    return lambda file: 1 / file.above_zero(name, default)
 
 
 def local_ropes(theta: float = 10000.0) -> Callable[[ConfigFile], list[RopeConfig]]:
@@ -182,31 +184,28 @@ def local_ropes(theta: float = 10000.0) -> Callable[[ConfigFile], list[RopeConfi
     return lambda file: fields.ropes_by_kind(file, head_dim_of(file), theta)
 
 
-def olmo3_ropes(file: ConfigFile) -> list[RopeConfig]:
-    """Sliding layers have the theta of full ones, and no scaling."""
-    return fields.ropes_by_kind(file, head_dim_of(file), file.number("rope_theta", 500000.0))
-
-
 def cohere2_layers(file: ConfigFile) -> list[LayerConfig]:
     """Sliding layers have positions, full ones have none; without a window all are full."""
-    kinds, window = fields.layer_kinds(file, int(file.get("sliding_window_pattern", 4))), fields.window_of(file)
+    kinds, window = fields.layer_kinds(file, file.positive("sliding_window_pattern", 4)), fields.window_of(file)
     return fields.layers_of(kinds, window, lambda layer, kind: 0 if kind == SLIDING and window else None)
 
 
 def exaone4_layers(file: ConfigFile) -> list[LayerConfig]:
     """Sliding layers have positions, full ones have none; without windows all have. The pattern is a period or a text
     such as LLLG."""
-    window, pattern = fields.window_of(file), file.get("sliding_window_pattern", 4)
+    window, pattern = fields.window_of(file), file.get("sliding_window_pattern")
     if window is None:
         return all_layers(file)
-    kinds = fields.layer_kinds(file, len(pattern) if isinstance(pattern, str) else int(pattern))
+    period = len(pattern) if isinstance(pattern, str) else file.positive("sliding_window_pattern", 4)
+    kinds = fields.layer_kinds(file, period)
     return fields.layers_of(kinds, window, lambda layer, kind: 0 if kind == SLIDING else None)
 
 
 def ministral_scaling(file: ConfigFile) -> tuple[float, int] | None:
-    parameters = file.get("rope_parameters") or file.get("rope_scaling") or {}
-    beta = parameters.get("llama_4_scaling_beta")
-    return None if beta is None else (float(beta), int(parameters["original_max_position_embeddings"]))
+    parameters = file.part("rope_parameters" if file.part("rope_parameters").fields() else "rope_scaling")
+    if "llama_4_scaling_beta" not in parameters:
+        return None
+    return parameters.number("llama_4_scaling_beta"), parameters.positive(fields.ORIGINAL_LENGTH)
 
 
 def neox_names(file: ConfigFile) -> TensorNames:
@@ -226,7 +225,7 @@ def neox_names(file: ConfigFile) -> TensorNames:
 def falcon_names(file: ConfigFile) -> TensorNames:
     """Falcon has a norm of its own for the MLP in newer files; older ones share one, or are sequential."""
     is_new = file.flag("new_decoder_architecture")
-    num_norms = int(file.get("num_ln_in_parallel_attn") or (2 if is_new else 1))
+    num_norms = file.positive("num_ln_in_parallel_attn", 2 if is_new else 1)
     input_norm, mlp_norm = "input_layernorm", "" if file.flag("parallel_attn", True) else "post_attention_layernorm"
     if is_new and num_norms == 2:
         input_norm, mlp_norm = "ln_attn", "ln_mlp"

@@ -28,26 +28,36 @@ def kinds_of(file: ConfigFile) -> list[str]:
 
 def first_sharing(file: ConfigFile) -> int:
     """Return the first of the layers that attend to keys and values of layers before them."""
-    return file.positive("num_hidden_layers") - int(file.get("num_kv_shared_layers", 0))
+    num_layers, num_sharing = file.positive("num_hidden_layers"), file.whole("num_kv_shared_layers", 0)
+    if num_sharing >= num_layers:
+        file.refuse(f"num_kv_shared_layers {num_sharing} must be below num_hidden_layers {num_layers}")
+    return num_layers - num_sharing
 
 
 def sizes(file: ConfigFile) -> list[Mapping[str, int]]:
     """Return head_dim and num_key_value_heads of each layer where they are not the model's: per_layer_config, as
     transformers writes it since 5.23, by the layer's number, or the older fields, for full layers."""
-    kinds, listed = kinds_of(file), file.get("per_layer_config")
-    if listed is None:
-        full = {"head_dim": int(file.get("global_head_dim", 512))}
+    kinds, listed = kinds_of(file), file.part("per_layer_config")
+    if "per_layer_config" not in file:
+        full = {"head_dim": file.positive("global_head_dim", 512)}
+        if full["head_dim"] % 2:
+            file.refuse(f"global_head_dim {full['head_dim']} is odd, rotary embeddings need pairs")
         if file.flag("attention_k_eq_v") and "num_global_key_value_heads" in file:
             full["num_key_value_heads"] = file.positive("num_global_key_value_heads")
         return [full if kind == FULL else {} for kind in kinds]
-    if others := {name for own in listed.values() for name in own} - {"head_dim", "num_key_value_heads"}:
-        file.refuse_native(f"per_layer_config with {', '.join(sorted(others))} has no native layers")
-    own_by_layer = {int(layer): own for layer, own in listed.items()}
-    return [own_by_layer.get(layer, {}) for layer in range(len(kinds))]
+    own_by_layer = {layer: listed.part(layer) for layer in listed.fields()}
+    if others := {name for own in own_by_layer.values() for name in own.fields()} - {"head_dim", "num_key_value_heads"}:
+        file.refuse_native(f"per_layer_config with {', '.join(sorted(others)):.200} has no native layers")
+    if unknown := own_by_layer.keys() - set(map(str, range(len(kinds)))):
+        file.refuse(f"per_layer_config has {', '.join(sorted(unknown)):.200}, layers are 0 to {len(kinds) - 1}")
+    return [
+        {name: own.positive(name) for name in own.fields() if name in own} if own else {}
+        for own in (own_by_layer.get(str(layer)) for layer in range(len(kinds)))
+    ]
 
 
 def layers(file: ConfigFile) -> list[LayerConfig]:
-    if int(file.get("hidden_size_per_layer_input")):
+    if file.whole("hidden_size_per_layer_input", 0):
         file.refuse_native("embeddings of each layer (hidden_size_per_layer_input) have no native layers")
     kinds, first, window = kinds_of(file), first_sharing(file), fields.window_of(file)
     has_keys_as_values, inner_size = file.flag("attention_k_eq_v"), file.positive("intermediate_size")

@@ -21,13 +21,13 @@ ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_c
 
 
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary embedding; `parameters` are the other fields of the file."""
+    """Rotary embedding; `parameters` are the other fields of the file that a formula has."""
 
     kind: RopeKind = "default"
     theta: float = 10000.0
     rotary_dim: int = 0  # rotated elements of a head, the first ones; 0: all
     is_paired: bool = False  # element 2i turns with 2i + 1; else i with i + half of the rotated ones
-    parameters: dict[str, float | int | bool | list[float] | str | None] = {}
+    parameters: dict[str, float | bool | list[float]] = {}
     sections: list[int] = []  # pairs that turn with the token's time, row and column; empty: all with its position
     is_interleaved: bool = False  # pairs of the sections alternate; else those of a section are adjacent
 

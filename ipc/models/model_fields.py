@@ -6,37 +6,58 @@ of layer, and the older `rope_theta` with `rope_scaling`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
-from .config_file import ConfigFile
+from .config_file import ConfigFile, shown
 from .model_config import ExpertsConfig, LayerConfig, RopeConfig, RopeKind
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROPE_KINDS = get_args(RopeKind)
+ORIGINAL_LENGTH = "original_max_position_embeddings"
+PARAMETERS: dict[str, Callable[[ConfigFile, str], Any]] = {  # those of rotary embeddings that a formula has
+    **dict.fromkeys(("factor", ORIGINAL_LENGTH, "beta_fast", "beta_slow", "alpha"), ConfigFile.above_zero),
+    **dict.fromkeys(("low_freq_factor", "high_freq_factor"), ConfigFile.number),
+    **dict.fromkeys(("attention_factor", "mscale", "mscale_all_dim"), ConfigFile.number),
+    **dict.fromkeys(("short_factor", "long_factor", "factors"), ConfigFile.numbers),
+    "truncate": ConfigFile.flag,
+}
 
 
 def head_dim(file: ConfigFile, hidden_size: int, num_heads: int) -> int:
     if "head_dim" in file:
         size = file.positive("head_dim")
     elif hidden_size % num_heads:
-        file.refuse(f"hidden_size {hidden_size} does not divide into {num_heads} attention heads")
+        file.refuse(
+            f"{file.spelled('hidden_size')} {hidden_size} does not divide into {num_heads} attention heads "
+            f"({file.spelled('num_attention_heads')})"
+        )
     else:
         size = hidden_size // num_heads
     if size % 2:
-        file.refuse(f"head_dim {size} is odd, rotary embeddings need pairs")
+        file.refuse(f"{head_dim_name(file)} {size} is odd, rotary embeddings need pairs")
     return size
+
+
+def head_dim_name(file: ConfigFile) -> str:
+    """Return the field with the size of heads, or the formula with the fields that it follows from."""
+    names = " / ".join(map(file.spelled, ("hidden_size", "num_attention_heads")))
+    return file.spelled("head_dim") if "head_dim" in file else f"head_dim ({names})"
+
+
+def rope_field(file: ConfigFile) -> str:
+    """Return the field that holds the parameters of rotary embeddings."""
+    return "rope_scaling" if file.part("rope_scaling").fields() else "rope_parameters"
 
 
 def rope_of(file: ConfigFile, head_dim: int, *, is_paired: bool = False, part: float | None = None) -> RopeConfig:
     """Parse the rotary embedding that all layers share. `part`: rotated part of a head if no field says it; None: whole
     heads turn, and the type default has no such field."""
-    parameters = dict(file.get("rope_scaling") or file.get("rope_parameters") or {})
-    for name, value in parameters.items():
+    parameters = file.part(rope_field(file))
+    for name, value in parameters.fields().items():
         if isinstance(value, dict):
-            file.refuse(f"rope parameters of their own for {name} layers are not supported")
-    theta = _theta(file, parameters, file.number("rope_theta", 10000.0) or 10000.0)
+            file.refuse(f"rope parameters of their own for {name:.100} layers are not supported")
+    theta = parameters.number("rope_theta") or file.number("rope_theta") or 10000.0
     return _rope(file, parameters, theta, head_dim, is_paired, part)
 
 
@@ -46,62 +67,60 @@ def ropes_by_kind(
     """Parse a rotary embedding for each of the kinds FULL and SLIDING: entries of rope_parameters, or the older
     rope_theta with rope_scaling for full layers and `rope_local_base_freq` for sliding ones. `full_head_dim`: of full
     layers, if it is another."""
-    entries = file.get("rope_parameters") or {}
+    entries = file.part("rope_parameters")
     found = []
     for kind in (FULL, SLIDING):
         if isinstance(entries.get(kind), dict):
-            parameters = dict(entries[kind])
-            theta = _theta(file, parameters, 10000.0)
-            parameters.pop("truncate", None)  # which transformers does not read of a kind
+            parameters = entries.part(kind).with_fields(
+                {"truncate": None}
+            )  # which transformers does not read of a kind
+            theta = parameters.number("rope_theta") or 10000.0
         elif kind == SLIDING:
-            parameters, theta = {}, file.number("rope_local_base_freq", local_theta)
+            parameters, theta = ConfigFile(file.path, {}), file.above_zero("rope_local_base_freq", local_theta)
         else:
-            parameters = dict(file.get("rope_scaling") or entries)
-            theta = _theta(file, parameters, file.number("rope_theta", 10000.0))
+            parameters = file.part(rope_field(file))
+            theta = parameters.number("rope_theta") or file.number("rope_theta", 10000.0)
         size = head_dim if kind == SLIDING else full_head_dim or head_dim
         found.append(_rope(file, parameters, theta, size, False, None))
     return found
 
 
-def _theta(file: ConfigFile, parameters: dict[str, Any], default: float) -> float:
-    """Remove and return the base of the rotary angles."""
-    return ConfigFile(file.path, {"rope_theta": parameters.pop("rope_theta", None)}).number("rope_theta", 0) or default
-
-
 def _rope(
     file: ConfigFile,
-    parameters: dict[str, Any],
+    parameters: ConfigFile,
     theta: float,
     head_dim: int,
     is_paired: bool,
     default_part: float | None,
 ) -> RopeConfig:
-    for name, value in parameters.items():
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, float) and not math.isfinite(each):
-                file.refuse(f"{name} of the rotary embedding must be a number, it is {each}")
-    old_kind = parameters.pop("type", None)
-    kind: Any = parameters.pop("rope_type", None) or old_kind or "default"
+    kind: Any = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind == "su":
         kind = "longrope"  # Phi-3's first name for it
     if kind not in ROPE_KINDS:
-        file.refuse(f"rope type {kind} is not supported, known are {', '.join(ROPE_KINDS)}")
-    part = parameters.pop("partial_rotary_factor", None) or file.number("partial_rotary_factor", default_part or 1.0)
+        file.refuse(f"rope type {kind!s:.100} is not supported, known are {', '.join(ROPE_KINDS)}")
+    if theta <= (kind == "yarn"):  # yarn divides by its logarithm
+        file.refuse(f"{file.spelled('rope_theta')} {theta} is too small for rope type {kind}")
+    name = file.spelled("partial_rotary_factor")
+    part = parameters.number("partial_rotary_factor") or file.number("partial_rotary_factor", default_part or 1.0)
     if default_part is None and (kind == "default" or "alpha" in parameters):
         part = 1.0
     if not 0 < part <= 1:
-        file.refuse(f"partial_rotary_factor {part} is outside (0, 1]")
+        file.refuse(f"{name} {part} is outside (0, 1]")
     if default_part is None and part != 1 and kind not in ("proportional", "divided"):
-        file.refuse(f"partial_rotary_factor {part} with rope type {kind} is not supported: heads turn as a whole")
-    original_length = file.get("original_max_position_embeddings")
-    if kind in ("llama3", "yarn", "longrope") and original_length is not None:
-        parameters["original_max_position_embeddings"] = original_length
+        file.refuse(f"{name} {part} with rope type {kind} is not supported: heads turn as a whole")
     rotary_dim = int(head_dim * part) if kind != "proportional" else head_dim
-    if kind == "proportional":
-        parameters["partial_rotary_factor"] = part
     if rotary_dim % 2:
-        file.refuse(f"partial_rotary_factor {part} of head_dim {head_dim} is the odd number {rotary_dim}")
-    return RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim, is_paired=is_paired, parameters=parameters)
+        file.refuse(f"{name} {part} of head_dim {head_dim} is the odd number {rotary_dim}")
+    if kind == "dynamic" and rotary_dim == 2:
+        file.refuse(f"head_dim {head_dim} is too small for rope type {kind}")
+    known = {name: read(parameters, name) for name, read in PARAMETERS.items() if name in parameters}
+    if kind in ("llama3", "yarn", "longrope") and ORIGINAL_LENGTH in file:
+        known[ORIGINAL_LENGTH] = file.above_zero(ORIGINAL_LENGTH)
+    if known.get(ORIGINAL_LENGTH) == 1:  # longrope divides by its logarithm
+        file.refuse(f"{ORIGINAL_LENGTH} 1 is too small for rope type {kind}")
+    if kind == "proportional":
+        known["partial_rotary_factor"] = part
+    return RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim, is_paired=is_paired, parameters=known)
 
 
 def layer_kinds(file: ConfigFile, period: int = 0) -> list[str]:
@@ -111,11 +130,13 @@ def layer_kinds(file: ConfigFile, period: int = 0) -> list[str]:
     kinds = file.get("layer_types")
     if kinds is None:
         return [SLIDING if period and (layer + 1) % period else FULL for layer in range(num_layers)]
+    if not isinstance(kinds, list):
+        file.refuse(f"layer_types must be a list with the type of each layer, it is {shown(kinds)}")
     if len(kinds) != num_layers:
         file.refuse(f"layer_types has {len(kinds)} entries, num_hidden_layers is {num_layers}")
     for kind in kinds:
         if kind not in (FULL, SLIDING):
-            file.refuse(f"layer type {kind} is not supported, known are {FULL} and {SLIDING}")
+            file.refuse(f"layer type {kind!s:.100} of layer_types is not supported, known are {FULL} and {SLIDING}")
     return list(kinds)
 
 
@@ -140,6 +161,6 @@ def experts_of(file: ConfigFile, size_name: str, **more: Any) -> ExpertsConfig:
         name = "n_routed_experts"
     num_experts, top_k = file.positive(name), file.positive("num_experts_per_tok")
     if top_k > num_experts:
-        file.refuse(f"num_experts_per_tok {top_k} is above {name} {num_experts}")
+        file.refuse(f"{file.spelled('num_experts_per_tok')} {top_k} is above {file.spelled(name)} {num_experts}")
     fields = {"is_normalized": file.flag("norm_topk_prob"), **more}
     return ExpertsConfig(num_experts=num_experts, top_k=top_k, intermediate_size=file.positive(size_name), **fields)

@@ -5,7 +5,6 @@ Unsupported architectures, missing fields and unknown values raise ConfigError w
 
 from __future__ import annotations
 
-import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import msgspec
 from ..errors import ConfigError
 from .audio_families import AUDIO_FAMILIES
 from .borrowed_config import borrowed_config, text_of
-from .config_file import ConfigFile, NotNative, overridden, read_json
+from .config_file import ConfigFile, NotNative, overridden, read_json, shown
 from .expert_families import EXPERT_FAMILIES
 from .families import FAMILIES
 from .gemma4_family import GEMMA4_FAMILIES
@@ -48,7 +47,7 @@ def load_model_config(
     if overrides:
         raw = overridden(raw, overrides)
     generation_file = (generation_folder or folder) / "generation_config.json"
-    generation = read_json(generation_file) if generation_file.exists() else {}
+    generation = ConfigFile(generation_file, read_json(generation_file) if generation_file.exists() else {})
     try:
         config = _parse(ConfigFile(path, raw), generation, implementation)
         rules, languages = _output_rules(generation, config.vocab_size), _language_ids(generation)
@@ -60,15 +59,18 @@ def load_model_config(
         raise ConfigError(f"{path} has an invalid value: {error}") from error
 
 
-def _parse(file: ConfigFile, generation: dict[str, Any], implementation: ModelImplementation) -> ModelConfig:
+def _parse(file: ConfigFile, generation: ConfigFile, implementation: ModelImplementation) -> ModelConfig:
     listed = file.get("architectures") or ["none"]
     architecture = listed[0] if isinstance(listed, list) else listed
+    if not isinstance(architecture, str):
+        file.refuse(f"architectures must be a list with the name of a class, it is {shown(listed)}")
     is_native = architecture in NATIVE
-    if not is_native and not CAUSAL.search(str(architecture)):
-        file.refuse(f"architecture {architecture} is not supported: it is no causal language model")
+    if not is_native and not CAUSAL.search(architecture):
+        file.refuse(f"architecture {architecture:.100} is not supported: it is no causal language model")
     if not is_native and implementation == "native":
         file.refuse(
-            f"architecture {architecture} has no native model: leave out --model-impl; native are {', '.join(NATIVE)}"
+            f"architecture {architecture:.100} has no native model: leave out --model-impl; native are "
+            + ", ".join(NATIVE)
         )
     text = text_of(file)
     if (two_way := text.get("use_bidirectional_attention")) in (True, "all"):
@@ -84,7 +86,7 @@ def _parse(file: ConfigFile, generation: dict[str, Any], implementation: ModelIm
     return borrowed_config(text, architecture, _eos_token_ids(text, generation))
 
 
-def _parse_native(file: ConfigFile, generation: dict[str, Any], architecture: str) -> ModelConfig:
+def _parse_native(file: ConfigFile, generation: ConfigFile, architecture: str) -> ModelConfig:
     if architecture in MULTIMODAL:
         family, file = language_model(file, MULTIMODAL[architecture])
     else:
@@ -95,25 +97,28 @@ def _parse_native(file: ConfigFile, generation: dict[str, Any], architecture: st
     fields = {name: rule(file) if callable(rule) else rule for name, rule in family.rules().items()}
     config = ModelConfig(
         architecture=architecture,
-        dtype=str(file.get("dtype") or file.get("torch_dtype") or "float32"),
-        quantization=parse_quantization(file.get("quantization_config"), file.path),
+        dtype=file.text("dtype") or file.text("torch_dtype") or "float32",
+        quantization=parse_quantization(file),
         eos_token_ids=_eos_token_ids(file, generation),
-        bos_token_id=file.get("bos_token_id") if isinstance(file.get("bos_token_id"), int) else None,
+        bos_token_id=file.whole("bos_token_id", least=-1) if "bos_token_id" in file else None,
         **fields,
     )
     if config.num_heads % config.num_kv_heads:
-        file.refuse(f"{config.num_heads} attention heads do not divide into {config.num_kv_heads} KV heads")
+        names = (file.spelled(each) for each in ("num_attention_heads", "num_key_value_heads"))
+        file.refuse(
+            f"{config.num_heads} attention heads do not divide into {config.num_kv_heads} KV heads ({', '.join(names)})"
+        )
     return config
 
 
-def _output_rules(generation: dict[str, Any], vocab_size: int) -> OutputRules | None:
+def _output_rules(generation: ConfigFile, vocab_size: int) -> OutputRules | None:
     """Return the rules for all answers; None if there are none. Ids beyond the vocabulary never come anyway."""
 
     def ids(name: str) -> list[int]:
-        return sorted({operator.index(each) for each in generation.get(name) or ()}.intersection(range(vocab_size)))
+        return sorted({each for each in generation.wholes(name, least=-1) if 0 <= each < vocab_size})
 
     def index(name: str) -> int | None:
-        return None if generation.get(name) is None else operator.index(generation[name])
+        return generation.whole(name) if name in generation else None
 
     no_timestamps_id, end = index("no_timestamps_token_id"), generation.get("eos_token_id")
     rules = OutputRules(
@@ -126,16 +131,18 @@ def _output_rules(generation: dict[str, Any], vocab_size: int) -> OutputRules | 
     return None if rules == OutputRules() else rules
 
 
-def _language_ids(generation: dict[str, Any]) -> dict[str, int] | None:
+def _language_ids(generation: ConfigFile) -> dict[str, int] | None:
     """Return the ids of the tokens <|CODE|> by their codes; {} for a model of one language."""
-    if generation.get("is_multilingual") is False:
+    if not generation.flag("is_multilingual", True):
         return {}
-    found = generation.get("lang_to_id")
-    return found and {name.strip("<|>"): operator.index(token_id) for name, token_id in found.items()}
+    if "lang_to_id" not in generation:
+        return None
+    found = generation.part("lang_to_id")
+    return {name.strip("<|>"): found.whole(name) for name in found.fields()}
 
 
-def _eos_token_ids(file: ConfigFile, generation: dict[str, Any]) -> list[int]:
-    eos = generation.get("eos_token_id")
-    if eos is None:
-        eos = file.get("eos_token_id")
-    return sorted(map(operator.index, {eos} if isinstance(eos, int) else set(eos or ())))
+def _eos_token_ids(file: ConfigFile, generation: ConfigFile) -> list[int]:
+    stated = generation if "eos_token_id" in generation else file
+    if isinstance(stated.get("eos_token_id"), list | tuple):
+        return sorted(set(stated.wholes("eos_token_id", least=-1)))
+    return [stated.whole("eos_token_id", least=-1)] if "eos_token_id" in stated else []

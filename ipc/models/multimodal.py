@@ -40,10 +40,7 @@ class MultimodalFamily:
 
 def encoder_fields(file: ConfigFile, name: str, defaults: Fields, missing: Fields | None = None) -> ConfigFile:
     """Return the fields of an encoder, the object `name` of the file, or `missing` if there is none."""
-    stated = file.get(name, missing or {})
-    if not isinstance(stated, dict):
-        file.refuse(f"{name} must be an object, it is {stated!r}")
-    return ConfigFile(file.path, stated).with_defaults(defaults)
+    return file.part(name, missing).with_defaults(defaults)
 
 
 def language_model(file: ConfigFile, model: MultimodalFamily) -> tuple[Family, ConfigFile]:
@@ -51,10 +48,10 @@ def language_model(file: ConfigFile, model: MultimodalFamily) -> tuple[Family, C
     file = file.with_defaults(model.defaults)
     text = _text_fields(file, model)
     has_kind = "text_config" in file and not model.has_own_text
-    kind = str(text.get("model_type", model.text_type)) if has_kind else model.text_type
+    kind = text.text("model_type", model.text_type) if has_kind else model.text_type
     family = TEXT_FAMILIES.get(kind)
     if family is None:
-        file.refuse_native(f"the language model {kind} is none of {', '.join(TEXT_FAMILIES)}")
+        file.refuse_native(f"the language model {kind:.100} is none of {', '.join(TEXT_FAMILIES)}")
     is_tied = file.flag("tie_word_embeddings", model.is_tied)
     if model.ties_by_text:
         is_tied = is_tied or text.flag("tie_word_embeddings")
@@ -68,16 +65,13 @@ def language_model(file: ConfigFile, model: MultimodalFamily) -> tuple[Family, C
 def _text_fields(file: ConfigFile, model: MultimodalFamily) -> ConfigFile:
     """Return the fields of text_config, and those of the whole model that hold for its language model. Old files of
     Qwen have no text_config: all fields are on one level."""
-    stated = file.get("text_config")
-    if stated is None:
+    if "text_config" not in file:
         return file.with_defaults(model.missing_text)
-    if not isinstance(stated, dict):
-        file.refuse(f"text_config must be an object, it is {stated!r}")
-    inner, whole = ConfigFile(file.path, stated), {}
+    inner, whole = file.part("text_config"), {}
     for name in ("dtype", "torch_dtype", "quantization_config"):
         whole[name] = file.get(name, inner.get(name))
     whole |= {name: inner.get(name, file.get(name)) for name in ("bos_token_id", "eos_token_id")}
-    return ConfigFile(file.path, {**stated, **{name: value for name, value in whole.items() if value is not None}})
+    return inner.with_fields({name: value for name, value in whole.items() if value is not None})
 
 
 def _names(family: Family) -> TensorNames:

@@ -8,12 +8,11 @@ quantized: settings for them are ignored, and products are more precise.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from ..errors import ConfigError
+from .config_file import ConfigFile, shown
 
 
 class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,53 +27,51 @@ class QuantizationConfig(msgspec.Struct, frozen=True, kw_only=True):
     zero_offset: int = 0  # gptq: added to stored zero points
 
 
-def parse_quantization(raw: dict[str, Any] | None, path: Path) -> QuantizationConfig | None:
-    """Parse `raw`, the quantization_config of `path`; None if it is empty. ConfigError for an unsupported format."""
-    if not raw:
+def parse_quantization(file: ConfigFile) -> QuantizationConfig | None:
+    """Parse quantization_config; None if it is empty. ConfigError for an unsupported format."""
+    raw = file.part("quantization_config")
+    if not raw.fields():
         return None
     method = str(raw.get("quant_method"))
     if method not in _PARSERS:
         known = ", ".join(sorted(_PARSERS))
-        raise ConfigError(f"{path}: quantization method {method} is not supported, known are {known}")
+        file.refuse(
+            f"quantization method {method:.100} ({raw.spelled('quant_method')}) is not supported, known are {known}"
+        )
     try:
         return _PARSERS[method](raw)
     except _Unsupported as error:
-        raise ConfigError(f"{path}: {method} with {error} is not supported") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{path}: quantization_config of {method} cannot be read ({type(error).__name__}: {error})"
-        ) from None
+        file.refuse(f"quantization_config of {method} with {error} is not supported")
 
 
 class _Unsupported(Exception):
     """A setting of a supported method that is not supported."""
 
 
-def _expect(raw: dict[str, Any], name: str, *known: object, default: object = None) -> Any:
+def _expect(raw: ConfigFile, name: str, *known: object, default: object = None) -> Any:
     value = raw.get(name, default)
     if value not in known:
-        raise _Unsupported(f"{name} {value!r}")
+        raise _Unsupported(f"{name} {shown(value)}")
     return value
 
 
-def _group_size(value: object) -> int | None:
-    if value is None or value == -1:
-        return None
-    if not isinstance(value, int) or value < 1:
-        raise _Unsupported(f"group_size {value!r}")
-    return value
+def _group_size(raw: ConfigFile, *, is_needed: bool = False) -> int | None:
+    size = raw.whole("group_size", -1, least=-1)
+    if size == 0 or (is_needed and "group_size" not in raw.fields()):
+        raise _Unsupported("group_size 0" if size == 0 else "no group_size")
+    return size if size > 0 else None
 
 
-def _awq(raw: dict[str, Any]) -> QuantizationConfig:
+def _awq(raw: ConfigFile) -> QuantizationConfig:
     _expect(raw, "bits", 4)
     _expect(raw, "zero_point", True, default=True)
-    version = str(raw.get("version") or raw.get("format") or "gemm").lower()
+    version = (raw.text("version") or raw.text("format") or "gemm").lower()
     if version != "gemm":
-        raise _Unsupported(f"version {version}")
-    return QuantizationConfig(layout="awq", weight_dtype="int4", group_size=_group_size(raw["group_size"]))
+        raise _Unsupported(f"version {version:.100}")
+    return QuantizationConfig(layout="awq", weight_dtype="int4", group_size=_group_size(raw, is_needed=True))
 
 
-def _gptq(raw: dict[str, Any]) -> QuantizationConfig:
+def _gptq(raw: ConfigFile) -> QuantizationConfig:
     _expect(raw, "bits", 4)
     name = "checkpoint_format" if raw.get("checkpoint_format") else "format"  # transformers' since 5
     checkpoint_format = _expect(raw, name, "gptq", "gptq_v2", default="gptq")
@@ -82,64 +79,62 @@ def _gptq(raw: dict[str, Any]) -> QuantizationConfig:
         raise _Unsupported("different settings per layer (dynamic)")
     offset = 1 if checkpoint_format == "gptq" else 0
     return QuantizationConfig(
-        layout="gptq", weight_dtype="int4", group_size=_group_size(raw["group_size"]), zero_offset=offset
+        layout="gptq", weight_dtype="int4", group_size=_group_size(raw, is_needed=True), zero_offset=offset
     )
 
 
-def _fp8(raw: dict[str, Any]) -> QuantizationConfig:
+def _fp8(raw: ConfigFile) -> QuantizationConfig:
     _expect(raw, "fmt", "e4m3", default="e4m3")
     _expect(raw, "expert_dtype", None, "fp8")
-    return QuantizationConfig(layout="scaled", weight_dtype="fp8", block=_block(raw.get("weight_block_size")))
+    return QuantizationConfig(layout="scaled", weight_dtype="fp8", block=_block(raw, "weight_block_size"))
 
 
-def _fbgemm_fp8(raw: dict[str, Any]) -> QuantizationConfig:
+def _fbgemm_fp8(raw: ConfigFile) -> QuantizationConfig:
     return QuantizationConfig(layout="scaled", weight_dtype="fp8")
 
 
-def _compressed_tensors(raw: dict[str, Any]) -> QuantizationConfig:
+def _compressed_tensors(raw: ConfigFile) -> QuantizationConfig:
     for name in ("transform_config", "sparsity_config"):  # rotations at run time; weights stored without zeros
-        if raw.get(name) and raw[name].get("format") != "dense":
+        if raw.part(name).fields() and raw.part(name).get("format") != "dense":
             raise _Unsupported(name)
-    groups = list(raw["config_groups"].values())
-    weights = [group["weights"] for group in groups]
-    if not weights or any(each != weights[0] for each in weights):
-        raise _Unsupported(f"{len(groups)} groups of layers with different settings")
+    groups = raw.part("config_groups")
+    weights = [groups.part(name).part("weights") for name in groups.fields()]
+    if not weights or any(each.fields() != weights[0].fields() for each in weights):
+        raise _Unsupported(f"{len(weights)} groups of layers with different settings (config_groups)")
     scheme = weights[0]
-    kind, bits = scheme["type"], scheme["num_bits"]
+    kind, bits = scheme.text("type"), scheme.positive("num_bits")
     strategy = _expect(scheme, "strategy", "tensor", "channel", "group", "block")
-    if not scheme.get("symmetric", True):
+    if not scheme.flag("symmetric", True):
         raise _Unsupported("zero points (symmetric false)")
     if (kind, bits) == ("int", 4) and strategy in ("channel", "group"):
         _expect(raw, "format", "pack-quantized")
-        return QuantizationConfig(
-            layout="packed", weight_dtype="int4", group_size=_group_size(scheme.get("group_size"))
-        )
+        return QuantizationConfig(layout="packed", weight_dtype="int4", group_size=_group_size(scheme))
     if bits != 8 or kind not in ("int", "float"):
-        raise _Unsupported(f"{kind} of {bits} bits, strategy {strategy}")
+        raise _Unsupported(f"type {kind:.100} of num_bits {bits}, strategy {strategy}")
     _expect(raw, "format", "float-quantized", "int-quantized", "naive-quantized")
-    size = _group_size(scheme.get("group_size")) if strategy == "group" else None
-    block = (1, size) if size is not None else _block(scheme.get("block_structure"))
+    size = _group_size(scheme) if strategy == "group" else None
+    block = (1, size) if size is not None else _block(scheme, "block_structure")
     return QuantizationConfig(layout="scaled", weight_dtype="int8" if kind == "int" else "fp8", block=block)
 
 
-def _mxfp4(raw: dict[str, Any]) -> QuantizationConfig:
+def _mxfp4(raw: ConfigFile) -> QuantizationConfig:
     return QuantizationConfig(layout="mxfp4", weight_dtype="mxfp4")
 
 
-def _gguf(raw: dict[str, Any]) -> QuantizationConfig:
+def _gguf(raw: ConfigFile) -> QuantizationConfig:
     return QuantizationConfig(layout="gguf", weight_dtype="int4")
 
 
-def _block(value: Any) -> tuple[int, int] | None:
-    if value is None:
+def _block(raw: ConfigFile, name: str) -> tuple[int, int] | None:
+    if name not in raw:
         return None
-    rows, columns = (int(size) for size in value)
-    if min(rows, columns) < 1:
-        raise _Unsupported(f"blocks of {rows} x {columns}")
-    return rows, columns
+    sizes = raw.wholes(name, least=1)
+    if len(sizes) != 2:
+        raise _Unsupported(f"{name} {shown(sizes)}")
+    return sizes[0], sizes[1]
 
 
-_PARSERS: dict[str, Callable[[dict[str, Any]], QuantizationConfig]] = {
+_PARSERS: dict[str, Callable[[ConfigFile], QuantizationConfig]] = {
     "awq": _awq,
     "gptq": _gptq,
     "fp8": _fp8,

@@ -89,16 +89,18 @@ def mrope(theta: float, sections: list[int], *, is_interleaved: bool) -> Callabl
     """Return the rule for a rotary embedding by time, row and column; the arguments are those of files without it."""
 
     def rule(file: ConfigFile) -> list[RopeConfig]:
-        parameters = dict(file.get("rope_scaling") or file.get("rope_parameters") or {})
-        found = list(parameters.pop("mrope_section", None) or sections)
-        parameters.pop("mrope_interleaved", None)
-        kind = parameters.pop("rope_type", None) or parameters.pop("type", None)
-        parameters["rope_type"] = "default" if kind in (None, "mrope") else kind
-        parameters.setdefault("rope_theta", file.number("rope_theta", theta))
-        size = head_dim_of(file)
+        field, size = fields.rope_field(file), head_dim_of(file)
+        parameters = file.part(field)
+        found = parameters.wholes("mrope_section") or sections
+        kind = parameters.get("rope_type") or parameters.get("type")
+        kind = "default" if kind in (None, "mrope") else kind
         if len(found) != 3 or (sum(found) != size // 2 and not is_interleaved):
-            file.refuse(f"mrope_section {found} must have 3 parts with a sum of {size // 2}, half of head_dim")
-        plain = fields.rope_of(ConfigFile(file.path, {"rope_parameters": parameters}), size)
+            file.refuse(
+                f"mrope_section {found} must have 3 parts with a sum of {size // 2}, half of "
+                f"{fields.head_dim_name(file)}: correct rope_scaling or rope_parameters"
+            )
+        stated = {**parameters.fields(), "rope_type": kind}
+        plain = fields.rope_of(file.with_fields({field: stated, "rope_theta": file.number("rope_theta", theta)}), size)
         return [msgspec.structs.replace(plain, sections=found, is_interleaved=is_interleaved)]
 
     return rule

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .config_file import ConfigFile
+from .config_file import MAX_SIZE, ConfigFile, shown
 from .multimodal import Fields, MultimodalFamily, encoder_fields
 from .text_families import MISTRAL_SMALL
 from .vision_config import VisionConfig, VisionFamily
@@ -39,10 +39,11 @@ def _tower(file: ConfigFile, defaults: Fields, missing: Fields | None = None) ->
 
 def _side(tower: ConfigFile, name: str) -> int:
     """Return a size of a square, which may be stored as a pair of equal numbers."""
-    sides = tower.get(name)
-    sides = list(sides) if isinstance(sides, list | tuple) else [sides]
-    if len(set(sides)) != 1 or not isinstance(sides[0], int) or sides[0] < 1:
-        tower.refuse(f"{name} of vision_config must be a positive integer or two equal ones, it is {sides}")
+    if not isinstance(tower.get(name), list):
+        return tower.positive(name)
+    sides = tower.wholes(name, least=1)
+    if len(set(sides)) != 1:
+        tower.refuse(f"{tower.spelled(name)} must be a positive integer or two equal ones, it is {shown(sides)}")
     return sides[0]
 
 
@@ -52,14 +53,14 @@ def _vision(family: VisionFamily, file: ConfigFile, tower: ConfigFile, image_id:
         "num_layers": tower.positive("depth" if "depth" in tower else "num_hidden_layers"),
         "patch_size": _side(tower, "patch_size"),
     }
-    stated = file.get("image_token_id", file.get("image_token_index", image_id))
-    return VisionConfig(family=family, image_token_id=int(stated), **{**sizes, **more})
+    name = "image_token_id" if "image_token_id" in file else "image_token_index"
+    return VisionConfig(family=family, image_token_id=file.whole(name, image_id), **{**sizes, **more})
 
 
 def _llava(file: ConfigFile) -> VisionConfig:
-    kind = str(_tower(file, {}, LLAVA_TOWER).get("model_type", "clip_vision_model"))
+    kind = _tower(file, {}, LLAVA_TOWER).text("model_type", "clip_vision_model")
     if kind not in TOWER_DEFAULTS:
-        file.refuse_native(f"the encoder {kind} is none of {', '.join(TOWER_DEFAULTS)}")
+        file.refuse_native(f"the encoder {kind:.100} is none of {', '.join(TOWER_DEFAULTS)}")
     tower = _tower(file, TOWER_DEFAULTS[kind], LLAVA_TOWER)
     if kind == "pixtral":
         return _vision("pixtral", file, tower, 32000)
@@ -67,17 +68,20 @@ def _llava(file: ConfigFile) -> VisionConfig:
 
 
 def _mistral3(file: ConfigFile) -> VisionConfig:
-    tower, merge = _tower(file, TOWER_DEFAULTS["pixtral"], MISTRAL3_TOWER), int(file.get("spatial_merge_size", 2))
+    tower, merge = _tower(file, TOWER_DEFAULTS["pixtral"], MISTRAL3_TOWER), file.positive("spatial_merge_size", 2)
     return _vision("pixtral", file, tower, 10, merge_size=merge)
 
 
 def _idefics3(file: ConfigFile) -> VisionConfig:
-    tower, merge = _tower(file, IDEFICS3), int(file.get("scale_factor", 2))
+    tower, merge = _tower(file, IDEFICS3), file.positive("scale_factor", 2)
     return _vision("idefics3", file, tower, 128257, image_size=_side(tower, "image_size"), merge_size=merge)
 
 
 def _internvl(file: ConfigFile) -> VisionConfig:
-    tower, merge = _tower(file, INTERNVL), round(1 / file.number("downsample_ratio", 0.5))
+    tower, ratio = _tower(file, INTERNVL), file.above_zero("downsample_ratio", 0.5)
+    merge = round(1 / ratio) if ratio > 1 / MAX_SIZE else 0
+    if not merge:
+        file.refuse(f"downsample_ratio {ratio} must be 1 divided by patches on a side")
     return _vision("internvl", file, tower, 151667, image_size=_side(tower, "image_size"), merge_size=merge)
 
 
@@ -85,8 +89,9 @@ def _qwen(family: VisionFamily, **defaults: Any) -> Callable[[ConfigFile], Visio
     def rule(file: ConfigFile) -> VisionConfig:
         tower = _tower(file, {"spatial_merge_size": 2, **defaults})
         size = tower.positive("embed_dim" if family == "qwen2_vl" else "hidden_size")
-        features = tower.get("deepstack_visual_indexes", ())
-        depth, whole = tower.positive("depth"), tower.get("fullatt_block_indexes", range(tower.positive("depth")))
+        features = tower.wholes("deepstack_visual_indexes")
+        depth = tower.positive("depth")
+        whole = set(tower.wholes("fullatt_block_indexes", tuple(range(depth))))
         return _vision(
             family,
             file,
@@ -103,7 +108,7 @@ def _qwen(family: VisionFamily, **defaults: Any) -> Callable[[ConfigFile], Visio
 
 def _gemma3(file: ConfigFile) -> VisionConfig:
     tower = _tower(file, TOWER_DEFAULTS["siglip_vision_model"])
-    image_size, num_embeds = _side(tower, "image_size"), int(file.get("mm_tokens_per_image", 256))
+    image_size, num_embeds = _side(tower, "image_size"), file.positive("mm_tokens_per_image", 256)
     merge = image_size // _side(tower, "patch_size") // round(num_embeds**0.5)
     return _vision(
         "gemma3", file, tower, 262144, image_size=image_size, merge_size=max(merge, 1), is_bidirectional=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.models.config_file import ConfigFile
 from tokenloom.ipc.models.model_config import ModelConfig
 from tokenloom.ipc.models.model_file import TEXT
+from tokenloom.tests.support.hostile_fields import Hostile, faults, hostile_changes
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 SHAPE = {
@@ -69,12 +71,12 @@ def test_a_window_of_0_is_none() -> None:
 
 def test_olmo_3_is_known_by_its_windows() -> None:
     assert config_of(metadata("olmo2"))["architectures"] == ["Olmo2ForCausalLM"]
-    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 8.0, "rope__freq_base": 5e5}
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 8.0, "rope__freq_base": 7e5}
     yarn |= {"rope__scaling__original_context_length": 512}
     data = metadata("olmo2", attention__sliding_window=7, attention__sliding_window_pattern=[1, 1, 1, 0], **yarn)
     model = model_of(data)
     assert config_of(data)["architectures"] == ["Olmo3ForCausalLM"] and windows(model) == [7, 7, 7, None]
-    assert [rope.kind for rope in model.ropes] == ["yarn", "default"]
+    assert [(rope.kind, rope.theta) for rope in model.ropes] == [("yarn", 7e5), ("default", 7e5)]
     assert [layer.rope for layer in model.layers] == [1, 1, 1, 0]
 
 
@@ -185,3 +187,29 @@ def test_answers_end_where_the_model_ends_them(tokens: str, named: dict[str, str
     found = {f"tokenizer.ggml.{name}_token_id": ids[token] for name, token in named.items()}
     file = GgufFile(Path("/m.gguf"), {"general.architecture": "llama", **found}, {}, ids)
     assert eos_ids(Metadata(file, {})) == sorted(ids[token] for token in ends.split())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_hostile_metadata_are_refused_by_their_keys(architecture: str) -> None:
+    more = {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32, "attention.scale": 0.1}
+    more |= {"expert_shared_feed_forward_length": 32, "attention.key_length": 16, "attention.value_length": 16}
+    more |= {"attention.sliding_window": 7, "attention.sliding_window_pattern": 2, "final_logit_softcapping": 30.0}
+    more |= {"rope.freq_base": 1e4, "rope.freq_base_swa": 1e4, "rope.dimension_count": 16, "logit_scale": 0.5}
+    more |= {"rope.scaling.type": "yarn", "rope.scaling.factor": 8.0, "rope.scaling.original_context_length": 512}
+    more |= {"attn_logit_softcapping": 50.0, "embedding_scale": 2.0, "residual_scale": 0.5}
+    values = {f"{architecture}.{name}": value for name, value in {**SHAPE, **more}.items()}
+    values |= {"tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.bos_token_id": 1}
+    where = GgufTensor(file="1", kind="F32", shape=(100, 64), offset=0)
+
+    def read(change: Hostile) -> None:
+        found = {"general.architecture": architecture, **change.of(values)}
+        data = Metadata(GgufFile(Path("/m.gguf"), found, dict.fromkeys(TENSORS, where)), {})
+        config = config_of(data)
+        assert all(isinstance(token_id, int) for token_id in eos_ids(data))
+        family = TEXT[config["architectures"][0]]
+        file = family.prepare(ConfigFile(Path("/config.json"), config))
+        with contextlib.suppress(ConfigError):  # by names of config.json: sizes that do not fit together
+            assert all(rule(file) is not file for rule in family.rules().values() if callable(rule))
+
+    found = faults(hostile_changes(values), read)
+    assert not found, found

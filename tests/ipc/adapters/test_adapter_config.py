@@ -14,6 +14,7 @@ import pytest
 
 from tokenloom.ipc.adapters.adapter_config import HARMLESS, PLAIN_STARTS, REFUSED, AdapterConfig, read_config
 from tokenloom.ipc.errors import RequestError
+from tokenloom.tests.support.hostile_fields import Hostile, faults, hostile_changes
 
 
 def read(folder: Path, **fields: object) -> AdapterConfig:
@@ -147,3 +148,26 @@ def test_equal_configs_are_equal_bytes(tmp_path: Path) -> None:
         {"target_parameters": ["a"]},
     ]  # fmt: skip
     assert len({read(tmp_path, **change).canonical_bytes() for change in changes} | {plain}) == len(changes) + 1
+
+
+def test_hostile_values_are_refused_by_their_fields(tmp_path: Path) -> None:
+    config = {
+        "peft_type": "LORA",
+        "r": 8,
+        "lora_alpha": 16,
+        "use_rslora": False,
+        "use_dora": True,
+        "rank_pattern": {"q_proj": 4},
+        "alpha_pattern": {"q_proj": 8.0},
+        "target_parameters": ["mlp.experts"],
+        "init_lora_weights": True,
+        "bias": "none",
+        "modules_to_save": None,
+        "eva_config": None,
+    }
+
+    def read(change: Hostile) -> None:
+        (tmp_path / "adapter_config.json").write_text(json.dumps(change.of(config)))
+        read_config(tmp_path).canonical_bytes()
+
+    assert not faults(hostile_changes(config), read)

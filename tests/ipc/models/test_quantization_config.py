@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.ipc.models.config_file import ConfigFile
 from tokenloom.ipc.models.quantization_config import QuantizationConfig, parse_quantization
 
 PATH = Path("/m/config.json")
+
+
+def file_of(raw: object) -> ConfigFile:
+    return ConfigFile(PATH, {"quantization_config": raw})
 
 
 def compressed(file_format: str = "int-quantized", **weights: object) -> dict[str, Any]:
@@ -63,19 +68,22 @@ def compressed(file_format: str = "int-quantized", **weights: object) -> dict[st
     ],
 )
 def test_supported_methods_are_parsed(raw: dict[str, Any], expected: QuantizationConfig) -> None:
-    assert parse_quantization(raw, PATH) == expected
+    assert parse_quantization(file_of(raw)) == expected
 
 
 def test_without_a_method_there_is_no_quantization() -> None:
-    assert parse_quantization(None, PATH) is None
-    assert parse_quantization({}, PATH) is None
+    assert parse_quantization(file_of(None)) is None
+    assert parse_quantization(file_of({})) is None
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        ({"quant_method": "bitsandbytes"}, "quantization method bitsandbytes is not supported, known are awq, comp"),
-        ({"bits": 4}, "quantization method None is not supported"),
+        (
+            {"quant_method": "bitsandbytes"},
+            r"quantization method bitsandbytes \(quantization_config.quant_method\) is not supported, known are awq",
+        ),
+        ({"bits": 4}, r"quantization method None \(quantization_config.quant_method\) is not supported"),
         ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "gptq with bits 3 is not supported"),
         (
             {"quant_method": "gptq", "bits": 4, "group_size": 128, "format": "marlin"},
@@ -89,7 +97,7 @@ def test_without_a_method_there_is_no_quantization() -> None:
         ({"quant_method": "fp8", "expert_dtype": "fp4"}, "fp8 with expert_dtype 'fp4' is not supported"),
         (compressed() | {"transform_config": {"config_groups": {"R3": {}}}}, "with transform_config is not supported"),
         (compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "with sparsity_config is not supported"),
-        ({"quant_method": "gptq", "bits": 4}, "quantization_config of gptq cannot be read"),
+        ({"quant_method": "gptq", "bits": 4}, "gptq with no group_size is not supported"),
         (
             {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:a": {}}},
             "different settings per layer",
@@ -97,7 +105,7 @@ def test_without_a_method_there_is_no_quantization() -> None:
         ({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}, "awq with version gemv is not"),
         ({"quant_method": "awq", "bits": 4, "group_size": 0}, "awq with group_size 0 is not"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 with fmt 'e5m2' is not"),
-        (compressed(num_bits=2), "compressed-tensors with int of 2 bits, strategy channel is not"),
+        (compressed(num_bits=2), "compressed-tensors with type int of num_bits 2, strategy channel is not"),
         (compressed(strategy="token"), "compressed-tensors with strategy 'token' is not"),
         (compressed("marlin-24"), "compressed-tensors with format 'marlin-24' is not"),
         (compressed(symmetric=False), r"zero points \(symmetric false\) is not"),
@@ -106,5 +114,5 @@ def test_without_a_method_there_is_no_quantization() -> None:
 )
 def test_unsupported_settings_are_refused_in_one_line(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        parse_quantization(raw, PATH)
+        parse_quantization(file_of(raw))
     assert str(caught.value).startswith(f"{PATH}: ") and "\n" not in str(caught.value)

@@ -149,6 +149,9 @@ FOUND: list[tuple[str, Change]] = [  # changes that once acted in transformers a
     ("ministral3", Change(("rope_parameters",), MISSING)),
     ("ernie4_5_moe", Change(("moe_k",), MISSING)),
     ("gemma4_vision", Change(("text_config", "tie_word_embeddings"), False)),
+    ("olmo3", Change(("rope_theta",), 250000.0)),
+    ("phi", Change(("num_attention_heads",), 5)),
+    ("minimax_m2", Change(("rotary_dim",), 9)),
     ("hunyuan_v1_dense", Change(("rope_scaling", "partial_rotary_factor"), 0.5)),
 ]
 
