@@ -132,7 +132,7 @@ def test_all_tensors_count(tiny: Path) -> None:
         ({"llama.rope.scaling.type": "sideways"}, "rope scaling 'sideways' is not supported"),
         ({"llama.feed_forward_length": [88, 90]}, r"feed_forward_length must be a number, it is \[88, 90\]"),
         ({"llama.attention.head_count_kv": [2, 4]}, r"head_count_kv must be a number, it is \[2, 4\]"),
-        ({"llama.attention.head_count": 0}, "num_attention_heads must be a positive integer, it is 0"),
+        ({"llama.attention.head_count": 0}, "llama.attention.head_count must be a whole number of at least 1, it is 0"),
         ({"llama.rope.dimension_sections": [8, 8, 8, 0]}, r"rope.dimension_sections \[8, 8, 8, 0\] is not supported"),
         ({"general.architecture": "evil\nline"}, r"architecture 'evil\\nline' is not supported"),
     ],
