@@ -76,6 +76,9 @@ def schemas() -> Iterator[Body]:
         "maxItems in maxItems",
         nested(5, lambda each: {"type": "array", "minItems": 900, "items": each}, {"type": "null"}),
     )
+    yield schema("bounds of many digits", {"type": "integer", "maximum": 10**4000, "exclusiveMinimum": -(10**4000)})
+    large = {"type": "integer", "maximum": 2**64 - 1}
+    yield schema("many large integers", {"type": "object", "properties": {f"p{each}": large for each in range(3_000)}})
     yield schema("a long pattern", {"type": "string", "pattern": "(a|b|c|d)*" * 2_000})
     yield schema("a pattern of counts", {"type": "string", "pattern": "((a{90}){90}){90}"})
     text = "[" * 130 + '"' + '\\"' * 120_000

@@ -168,10 +168,11 @@ def _size(schema: Schema) -> int:
 def test_the_grammar_grows_with_the_schema() -> None:
     def large(num: int) -> Schema:
         target = record(**{f"q{i}": {"type": "string"} for i in range(50)})
-        named = {f"p{i}": {"type": "array", "items": {"$ref": "#/$defs/x"}} for i in range(num)}
+        named = {f"p{i}": {"items": {"$ref": "#/$defs/x"}, "maxItems": i + 1} for i in range(num)}
         return record(id=INT64, **named) | {"$defs": {"x": target}}
 
-    assert _size(large(200)) < 2.2 * _size(large(100))
+    target_size = len(json.dumps(large(0)))
+    assert _size(large(40)) < 2.2 * _size(large(20)) < 40 * target_size
     assert _size({"enum": [2**60 + 1 + i for i in range(2000)]}) < 2.2 * _size(
         {"enum": list(range(2**60, 2**60 + 1000))}
     )
@@ -180,7 +181,7 @@ def test_the_grammar_grows_with_the_schema() -> None:
 @pytest.mark.parametrize("keyword", ["minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_bounds_of_very_many_digits_take_no_work(keyword: str, sign: int) -> None:
-    for num_digits in (101, 4000):
+    for num_digits in (101, 1000, 4000):
         text = LarkSchema({"type": "integer", keyword: sign * (10**num_digits - 1)}, {}).text()
         assert text is None or len(text) < 12_000  # of 100 digits; an expression of 4,000 digits has 16 MB
     with pytest.raises(RequestError, match="out of range"):
@@ -336,5 +337,5 @@ def test_around_large_numbers_texts_are_those_around_small_ones(seed: int) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_around_large_numbers_texts_are_those_around_small_ones_for_1000_schemas() -> None:
-    assert sum(compare_with_small_numbers(1000 + i, 12) for i in range(1000)) > 4000
+def test_around_large_numbers_texts_are_those_around_small_ones_for_200_schemas() -> None:
+    assert sum(compare_with_small_numbers(1000 + i, 12) for i in range(200)) > 1500
