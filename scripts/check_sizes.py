@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 BUDGETS = {  # (room, file suffixes): lines, including all planned features
     ("frontend", ".py"): 35_600,
-    ("core", ".py"): 15_000,
+    ("core", ".py"): 15_200,
     ("workers", ".py"): 12_900,
     ("kernels", ".py"): 7_200,
     ("kernels", ".c .h"): 5_200,

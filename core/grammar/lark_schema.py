@@ -110,6 +110,7 @@ class LarkSchema:
         """Return the grammar in Lark; None if a number cannot be kept exact, or that takes too much."""
         if self._has_other_references:
             return None
+        self._budget = TranslationBudget(self._root)  # of time, too: a slow compiler of the outline has not used it
         try:
             start = self._value(self._root)
             while self._waiting:
