@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
-
 from ...ipc.errors import ConfigError
+from ...ipc.models.config_file import read_json
 
 PART = {"image_processor": "image processor", "feature_extractor": "feature extractor of audio"}
 
@@ -26,9 +26,4 @@ def read_processor(folder: Path, name: Literal["image_processor", "feature_extra
 
 def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file, empty if there is no file; ConfigError if it cannot be read."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    return read_json(path) if os.path.lexists(path) else {}

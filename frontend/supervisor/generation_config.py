@@ -71,5 +71,7 @@ def _params(given: JsonObject, origin: str) -> dict[str, int | float]:
     try:
         SamplingParams(**params)
     except (RequestError, TypeError) as error:
-        raise ConfigError(f"{origin}: {error}: give --generation-config vllm or --override-generation-config") from None
+        reason = str(error).replace("max_tokens", "max_new_tokens" if "max_new_tokens" in known else "max_tokens")
+        mend = "give --generation-config vllm or --override-generation-config"
+        raise ConfigError(f"{origin}: {reason}: {mend}") from None
     return params

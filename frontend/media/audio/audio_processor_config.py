@@ -89,7 +89,9 @@ def load_audio_processor(
     name = given.get("feature_extractor_type") or known[0]
     if name not in known:
         served = ", ".join(known)
-        raise ConfigError(f"{folder} has the feature extractor {name}; of {encoder.family} models are served {served}")
+        raise ConfigError(
+            f"{folder} has the feature_extractor_type {name!s:.100}; of {encoder.family} models are served {served}"
+        )
     if overrides:
         names = ", ".join(sorted(overrides))
         raise ConfigError(f"--mm-processor-kwargs: {names} cannot be set for a {name}: leave the option out")

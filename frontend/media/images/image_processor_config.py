@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import msgspec
 
 from ....ipc.errors import ConfigError
+from ....ipc.models.config_file import MAX_SIZE, shown
 from ....ipc.models.vision_config import Grid, VisionConfig, VisionFamily
 from ..processor_file import read_object, read_processor
 from .image_sizes import MAX_SPLIT_SIDE, Size, max_smart_factors, patched_size, tiled_size
@@ -183,7 +184,9 @@ def _class_name(given: Mapping[str, Any], family: VisionFamily, folder: Path) ->
     name = name.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
     name = OLD_NAMES.get(name, name)
     if name not in known:
-        raise ConfigError(f"{folder} has the image processor {name}; of {family} models are served {', '.join(known)}")
+        raise ConfigError(
+            f"{folder} has the image_processor_type {name:.100}; of {family} models are served {', '.join(known)}"
+        )
     return name
 
 
@@ -215,7 +218,7 @@ def _size(
     )
 
 
-def _image_size(size: AnySize | None, is_square: bool) -> ImageSize:
+def _image_size(size: AnySize | None, is_square: bool, name: str = "size") -> ImageSize:
     match size:
         case int():
             given = {"height": size, "width": size} if is_square else {"shortest_edge": size}
@@ -229,9 +232,11 @@ def _image_size(size: AnySize | None, is_square: bool) -> ImageSize:
     try:
         result = msgspec.convert(given, ImageSize)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"the image processor's size {size} cannot be read: {error}") from None
+        raise ConfigError(f"the image processor's {name} {shown(size)} cannot be read: {error}") from None
     if not given or result == ImageSize() or min(given.values()) < 1:
-        raise ConfigError(f"the image processor's size is {size}: give height and width, or edges, of at least 1 pixel")
+        raise ConfigError(
+            f"the image processor's {name} is {shown(size)}: give height and width, or edges, of at least 1 pixel"
+        )
     return result
 
 
@@ -239,7 +244,7 @@ def _config(
     settings: Settings, size: ImageSize, vision: VisionConfig, num_class_embeds: int, kind: ProcessorClass
 ) -> ImageProcessorConfig:
     has_crop = settings.do_center_crop and "crop_size" in kind.overridable
-    crop = _image_size(settings.crop_size, True) if has_crop else None
+    crop = _image_size(settings.crop_size, True, "crop_size") if has_crop else None
     color = None
     if settings.do_pad and "do_pad" in kind.overridable:
         mean = settings.image_mean if isinstance(settings.image_mean, list) else [settings.image_mean or 0.0] * 3
@@ -277,13 +282,15 @@ def _num_class_embeds(folder: Path, vision: VisionConfig) -> int:
 def _check(config: ImageProcessorConfig, vision: VisionConfig, name: str) -> None:
     """Raise ConfigError if the processor's images have no fixed bound or are not the encoder's."""
     size = config.size
+    if max(msgspec.structs.astuple(size)) > MAX_SIZE:
+        raise ConfigError(f"{name}: size, or min_pixels and max_pixels, exceed {MAX_SIZE}: {size}")
     if not 0 <= config.resample <= 5:
         raise ConfigError(f"{name}: resample is {config.resample}; Pillow's filters are 0 to 5")
     if not config.do_resize and config.crop is None:
         raise ConfigError(f"{name}: do_resize is false, so that images may have any size: set it to true")
     if config.family in QWEN and not 0 < size.shortest_edge <= size.longest_edge:
         bounds = f"min_pixels {size.shortest_edge} and max_pixels {size.longest_edge}"
-        raise ConfigError(f"{name}: {bounds} must be positive and ascending")
+        raise ConfigError(f"{name}: {bounds} must be positive and ascending (the edges of size, in older files)")
     if config.family in ("pixtral", "idefics3") and not (size.longest_edge or (size.height and size.width)):
         raise ConfigError(f"{name}: size needs longest_edge, or height and width")
     if config.family == "idefics3" and not config.tile_size:
@@ -299,4 +306,7 @@ def _check(config: ImageProcessorConfig, vision: VisionConfig, name: str) -> Non
         )
     if tile is not None and vision.image_size and tile != (vision.image_size, vision.image_size):
         encoder = f"{vision.image_size} × {vision.image_size}"
-        raise ConfigError(f"{name} makes images of {tile} pixels, but the encoder takes {encoder}: give these")
+        raise ConfigError(
+            f"{name} makes images of {tile} pixels, but the encoder takes {encoder}: give these as size, crop_size or "
+            "max_image_size"
+        )

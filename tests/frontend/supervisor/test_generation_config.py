@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 import transformers
 
-from tokenloom.frontend.supervisor.generation_config import NAMES, NOT_APPLIED
+from tokenloom.frontend.supervisor.generation_config import NAMES, NOT_APPLIED, default_sampling_params
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER, resolve
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import ConfigError
+from tokenloom.tests.support.hostile_fields import Hostile, faults, hostile_changes
 
 FILE = {
     "eos_token_id": [1, 2],
@@ -119,3 +120,14 @@ def test_an_integer_default_stays_an_integer_in_other_processes(model: Path, mon
     monkeypatch.setattr("os.environ", spec.environment())
     found = EngineSpec.from_environment()
     assert found == spec and isinstance(found.default_sampling_params["max_tokens"], int)
+
+
+def test_hostile_values_are_refused_by_their_fields(tmp_path: Path) -> None:
+    given = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
+    given |= {"presence_penalty": 0.1, "frequency_penalty": 0.2, "max_new_tokens": 100, "num_beams": 1, "min_length": 0}
+
+    def read(change: Hostile) -> None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(change.of(given)))
+        default_sampling_params(EngineConfig(), tmp_path)
+
+    assert not faults(hostile_changes(given), read)

@@ -42,9 +42,9 @@ class LogMel:
     def load(cls, folder: Path, audio: AudioConfig, device: torch.device) -> LogMel:
         """Read the checkpoint's processor config. ConfigError if its frames are none that can be computed here."""
         options = processor_options(folder, "feature_extractor", "how samples become log-mel frames")
-        kind = str(options.get("feature_extractor_type", "WhisperFeatureExtractor"))
-        if kind not in CLASSES:
-            raise ConfigError(f"{folder}: the feature extractor {kind} is none of {', '.join(CLASSES)}")
+        kind = options.get("feature_extractor_type") or "WhisperFeatureExtractor"
+        if not isinstance(kind, str) or kind not in CLASSES:
+            raise ConfigError(f"{folder}: feature_extractor_type {kind!s:.100} is none of {', '.join(CLASSES)}")
         options = {**DEFAULTS, **CLASSES[kind], **options}
         for name, value in _needed(audio).items():
             if options.get(name, value) != value:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....ipc.errors import ConfigError
+from ....ipc.models.config_file import ConfigFile, is_number, shown
 from ....ipc.models.vision_config import VisionFamily
 from ..processor_options import processor_options
 
@@ -34,20 +34,14 @@ class PixelScale:
     @classmethod
     def load(cls, folder: Path, family: VisionFamily, dtype: torch.dtype, device: torch.device) -> PixelScale:
         """Read the checkpoint's processor config. ConfigError if it has no such numbers."""
-        options = processor_options(folder, "image_processor", "how pixels become numbers")
-        kind = str(options.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
+        options = ConfigFile(folder, processor_options(folder, "image_processor", "how pixels become numbers"))
+        kind = str(options.get("image_processor_type")).removesuffix("Fast").removesuffix("Pil")
         mean, deviation = OF_KIND.get(kind, DEFAULTS.get(family, _CLIP))
-        try:
-            table = pixel_table(
-                float(options.get("rescale_factor", 1 / 255)) if options.get("do_rescale", True) else None,
-                (options.get("image_mean") or mean, options.get("image_std") or deviation)
-                if options.get("do_normalize", True)
-                else None,
-            )
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{folder}: the image processor's mean, std or rescale_factor is invalid: {error}"
-            ) from None
+        rescale = options.number("rescale_factor", 1 / 255) if options.flag("do_rescale", True) else None
+        normalization = _channels(options, "image_mean", mean), _channels(options, "image_std", deviation)
+        if 0 in normalization[1]:
+            options.refuse("image_std has a 0, by which pixels would be divided: correct it")
+        table = pixel_table(rescale, normalization if options.flag("do_normalize", True) else None)
         return cls(torch.from_numpy(table).to(device, dtype))
 
     def scale(self, image: Tensor) -> Tensor:
@@ -55,6 +49,15 @@ class PixelScale:
         values = image.permute(3, 0, 1, 2).int()
         channels = [channel[index] for channel, index in zip(self._table, values, strict=True)]
         return torch.stack(channels, dim=1)
+
+
+def _channels(options: ConfigFile, name: str, default: list[float]) -> list[float]:
+    """Return a number for each channel; a file may have one number for all."""
+    value = options.get(name) or default
+    values = value if isinstance(value, list) else [value]
+    if len(values) not in (1, 3) or not all(map(is_number, values)):
+        options.refuse(f"{name} must be 3 numbers, one for each channel, it is {shown(value)}")
+    return values
 
 
 def pixel_table(rescale: float | None, normalization: tuple[Any, Any] | None) -> Any:

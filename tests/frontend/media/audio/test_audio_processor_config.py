@@ -50,7 +50,7 @@ def test_settings_that_are_nested_go_before_others(tmp_path: Path, family: Audio
         ("qwen2_audio", {"chunk_length": 20}, "has chunk_length 20, only 30"),
         ("qwen3_asr", {"n_window": 30}, "has n_window 30, only 50"),
         ("qwen3_asr", {"min_length": 0}, "has min_length 0, only 8000"),
-        ("voxtral", {"feature_extractor_type": "ClapFeatureExtractor"}, "has the feature extractor ClapFeature"),
+        ("voxtral", {"feature_extractor_type": "ClapFeatureExtractor"}, "has the feature_extractor_type ClapFeature"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(

@@ -74,5 +74,5 @@ def test_missing_or_invalid_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no preprocessor_config\.json"):
         PixelScale.load(tmp_path, "llava", torch.float32, CPU)
     (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.1, 0.2]}')
-    with pytest.raises(ConfigError, match="is invalid"):
+    with pytest.raises(ConfigError, match="image_mean must be 3 numbers, one for each channel, it is"):
         PixelScale.load(tmp_path, "llava", torch.float32, CPU)
