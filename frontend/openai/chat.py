@@ -123,6 +123,7 @@ class ChatChoice(Choice):
         self._text, self._token_bytes = AnswerText(style), token_bytes
         super().__init__(index, run, is_plain=self._text.is_plain and not body.logprobs)
         self._body, self._echoed, self._is_forced = body, echoed, style.is_forced
+        self._has_functions = bool(body.functions)  # the older form of tools: a call is a function_call
         self._parts: list[Part] = []
 
     def add(self, delta: Delta) -> None:
@@ -139,7 +140,7 @@ class ChatChoice(Choice):
         content, calls = whole_calls([Content(self._echoed), *self._parts])
         message: JsonObject = {"role": "assistant", "content": content, **_UNSAID, **self._thought(self._parts)}
         if calls:
-            message["tool_calls"] = [call.to_json() for call in calls]
+            message |= self._called([call.to_json() for call in calls])
         if calls or self._is_forced:
             message["content"] = content.strip() or None
         logprobs = [each for delta in self.with_logprobs for each in self._logprobs(delta)]
@@ -164,7 +165,7 @@ class ChatChoice(Choice):
         if content := "".join(part.text for part in parts if isinstance(part, Content)):
             message["content"] = content
         if calls := self._call_deltas(parts):
-            message["tool_calls"] = calls
+            message |= self._called(calls)
         chunk = self._chunk(message)
         has_more = False
         if self._body.logprobs:
@@ -196,6 +197,10 @@ class ChatChoice(Choice):
                 calls.setdefault(index, {kind: {text: ""}})[kind][text] += part.text
         return [{"index": i, **heads.get(i, {}), **call} for i, call in calls.items()]
 
+    def _called(self, calls: list[JsonObject]) -> JsonObject:
+        """Return the field with the calls, or with pieces of them."""
+        return {"function_call": calls[0]["function"]} if self._has_functions else {"tool_calls": calls}
+
     def _thought(self, parts: list[Part]) -> JsonObject:
         """Return the reasoning in `parts` under vLLM's current and former field; {} if empty or excluded."""
         thought = "".join(part.text for part in parts if isinstance(part, Thought))
@@ -203,7 +208,9 @@ class ChatChoice(Choice):
         return {"reasoning": thought, "reasoning_content": thought} if shows else {}
 
     def _end(self, last: Delta) -> JsonObject:
-        return {"finish_reason": self._text.finish_reason(last), "stop_reason": last.stop_reason}
+        reason = self._text.finish_reason(last)
+        reason = "function_call" if reason == "tool_calls" and self._has_functions else reason
+        return {"finish_reason": reason, "stop_reason": last.stop_reason}
 
     def text_chunk(self, text: str) -> JsonObject:
         return self._chunk({"content": text})

@@ -172,3 +172,33 @@ def test_usage_counts_reasoning_tokens(client: openai.OpenAI) -> None:
     usage = client.chat.completions.create(model="tokenloom-demo", messages=QUESTION, max_tokens=4).usage  # type: ignore[arg-type]
     assert usage is not None and usage.completion_tokens_details is not None
     assert usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_functions_are_answered_in_their_older_form(http: httpx2.Client) -> None:
+    fields = {"functions": [{"name": "f", "parameters": OTHER}], "function_call": {"name": "f"}}
+    message = ask(http, **fields)["message"]
+    assert message["function_call"]["name"] == "f" and "tool_calls" not in message
+    assert json.loads(message["function_call"]["arguments"]) == {"a": "another"}
+    body = {"messages": QUESTION, "temperature": 0, "max_tokens": 120, "stream": True} | fields
+    with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        chunks = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
+    pieces = [chunk["choices"][0]["delta"].get("function_call") or {} for chunk in chunks]
+    assert "".join(piece.get("name", "") for piece in pieces) == "f"
+    assert "".join(piece.get("arguments", "") for piece in pieces) == message["function_call"]["arguments"]
+    assert ask(http, **fields | {"function_call": "none"})["message"]["function_call"] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"functions": [{"name": "f"}], "tools": [function("g", OTHER)]}, "functions is the older form of tools"),
+        ({"functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call names 'g', functions has f"),
+        ({"function_call": {"name": "g"}}, "function_call names 'g', functions has none"),
+        ({"functions": [{"name": ""}]}, "functions[0].name is empty"),
+        ({"functions": [{}]}, "functions[0]"),
+        ({"functions": [{"name": "f"}], "function_call": "required"}, "function_call"),
+    ],
+)
+def test_functions_that_contradict_each_other_are_refused(http: httpx2.Client, fields: Any, words: str) -> None:
+    answer = http.post("/v1/chat/completions", json={"messages": QUESTION, **fields})
+    assert answer.status_code == 400 and words in answer.json()["error"]["message"], answer.text

@@ -239,9 +239,7 @@ def test_bookkeeping_fields_do_not_change_the_answer(http: httpx2.Client, path: 
 REFUSED: list[tuple[str, Answer]] = [
     *((COMPLETION, {name: value}) for name, value in (("suffix", "x"), ("best_of", 3))),
     *((COMPLETION, {name: value}) for name, value in (("use_beam_search", True), ("length_penalty", 2))),
-    *((CHAT, {name: [{}]}) for name in ("functions",)),
     *((CHAT, {name: value}) for name, value in (("modalities", ["audio"]), ("audio", {"voice": "x"}))),
-    *((CHAT, {name: value}) for name, value in (("function_call", {"name": "f"}),)),
     *((RESPONSE, {name: value}) for name, value in (("n", 2), ("return_token_ids", True), ("prompt_logprobs", 1))),
     *((RESPONSE, {name: value}) for name, value in (("conversation", "c"), ("prompt", {"id": "pmpt_1"}))),
 ]

@@ -21,8 +21,20 @@ from ...client.media.given_media import URL_SCHEMES, GivenMedia
 from ...text.media_limits import MediaLimits
 from ..parsers.thoughts import ends_inside
 from .parts import MediumPart, content_of
-from .schema import CUSTOM_INPUT, ChatRequest, FunctionCall, Message, NamedTool, TokenizeRequest, Tool
+from .schema import (
+    CUSTOM_INPUT,
+    ChatRequest,
+    FunctionCall,
+    Message,
+    NamedFunction,
+    NamedTool,
+    TokenizeRequest,
+    Tool,
+    ToolCall,
+)
 
+_ROLES = {"developer": "system", "function": "tool"}  # those that templates know
+_CALL_ID = "call{:05}"  # of a call without one, by its message; templates of Mistral want 9 characters
 _RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template")
 )
@@ -109,9 +121,30 @@ def chat_input(body: ChatRequest | TokenizeRequest, limits: MediaLimits) -> Chat
     return ChatInput(turns, form, echoed, media.media)
 
 
+def _with_functions(body: ChatRequest) -> ChatRequest:
+    """Put `functions` and `function_call`, OpenAI's older form, into tools and tool_choice. An answer has one call."""
+    functions, choice = body.functions or (), body.function_call
+    if isinstance(choice, NamedFunction) and choice.name not in (names := [each.name for each in functions]):
+        raise RequestError(f"function_call names {choice.name!r:.80}, functions has {', '.join(names) or 'none'}")
+    if not functions:
+        return body
+    if body.tools or body.tool_choice is not None:
+        raise RequestError("functions is the older form of tools and tool_choice: give one form")
+    for position, each in enumerate(functions):
+        if not each.name:
+            raise RequestError(f"functions[{position}].name is empty: give the function a name")
+    return msgspec.structs.replace(
+        body,
+        tools=[Tool(function=each) for each in functions],
+        tool_choice=NamedTool(function=choice) if isinstance(choice, NamedFunction) else choice,
+        parallel_tool_calls=False,
+    )
+
+
 def with_allowed_tools(body: ChatRequest) -> ChatRequest:
-    """Apply a tool_choice of type allowed_tools, if given: keep only these tools, and replace the choice by its mode.
-    RequestError if it allows no tool, or one that `tools` lacks."""
+    """Apply functions and function_call, and a tool_choice of type allowed_tools, if given: keep only these tools, and
+    replace the choice by its mode. RequestError if it allows no tool, or one that `tools` lacks."""
+    body = _with_functions(body)
     choice = body.tool_choice
     if not isinstance(choice, NamedTool) or choice.type != "allowed_tools":
         return body
@@ -144,23 +177,28 @@ def tools_for_template(tools: Sequence[Tool]) -> list[JsonObject]:
 
 def _turn(position: int, message: Message, media: ChatMedia) -> ChatMessage:
     where = f"messages[{position}]"
-    if message.function_call is not None or message.audio is not None:
-        raise RequestError(f"{where} holds function_call or audio, which are not served: use tool_calls and text")
-    role = "system" if message.role == "developer" else message.role
+    if message.audio is not None:
+        raise RequestError(f"{where}.audio is not served: use text")
+    role = _ROLES.get(message.role, message.role)
     given = message.refusal if message.content is None else message.content
     content, thought = content_of(f"{where}.content", given)
     optional = {name: getattr(message, name) for name in ("name", "reasoning_content", "tool_call_id")}
     more: JsonObject = {name: value for name, value in optional.items() if value is not None}
     if (thought := message.reasoning or message.thinking or thought) is not None:
         more.setdefault("reasoning_content", thought)
-    if message.tool_calls:
+    calls = message.tool_calls or []
+    if message.function_call is not None:
+        calls = [ToolCall(id=_CALL_ID.format(position), function=message.function_call)]
+    if message.role == "function":
+        more.setdefault("tool_call_id", _CALL_ID.format(position - 1))
+    if calls:
         more["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
                 "function": {"name": call.called.name, "arguments": _arguments(call.called)},
             }
-            for call in message.tool_calls
+            for call in calls
         ]
         if given is None:
             return ChatMessage(role, None, more)

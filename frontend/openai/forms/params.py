@@ -27,8 +27,6 @@ _INSTEAD = {  # of unsupported fields: how else to get their effect; the others 
     "suffix": "put the prompt and the suffix into `prompt`, with the model's own markers of the gap",
     "audio": "answers are text, leave it out",
     "modalities": 'answers are text, send ["text"] or leave it out',
-    "functions": "send each in `tools`, as {type: function, function: …}",
-    "function_call": "send it as `tool_choice`, a name as {type: function, function: {name: …}}",
     "conversation": "send the earlier turns in `input`, or name the last response in `previous_response_id`",
 }
 _LENGTHS = ("max_completion_tokens", "max_output_tokens", "max_tokens")  # the name depends on the endpoint

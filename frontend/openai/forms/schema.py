@@ -250,7 +250,7 @@ class Message(Sent, frozen=True, kw_only=True):
     refusal: str | None = None
     annotations: list[JsonObject] | None = None
     audio: JsonObject | None = None
-    function_call: JsonObject | None = None
+    function_call: FunctionCall | None = None  # the older form of one tool call, answered by the role `function`
 
 
 class Function(Body, frozen=True, kw_only=True):
@@ -355,8 +355,6 @@ class AnyChat(Conversation, frozen=True, kw_only=True):
     NOT_SERVED = Generation.NOT_SERVED | {
         "modalities": ([], ["text"]),
         "audio": (),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
     }
 
     max_tokens: Length | None = None
@@ -369,8 +367,8 @@ class AnyChat(Conversation, frozen=True, kw_only=True):
     verbosity: str | None = None
     prediction: JsonObject | None = None
     audio: JsonObject | None = None
-    functions: list[JsonObject] | None = None
-    function_call: str | JsonObject | None = None
+    functions: list[Function] | None = None  # this and the next: older forms of tools and tool_choice
+    function_call: Literal["none", "auto"] | NamedFunction | None = None
     # beyond OpenAI
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -394,6 +392,8 @@ class BatchChatRequest(AnyChat, frozen=True, kw_only=True):
         "n": (1,),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
         "prompt_logprobs": (),
     }
 

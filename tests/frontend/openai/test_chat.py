@@ -12,9 +12,10 @@ import pytest
 from tokenloom.frontend.intake.body_parser import ParsedBody
 from tokenloom.frontend.openai.chat import ChatChoice, ChatCompletion
 from tokenloom.frontend.openai.forms.schema import ChatRequest
+from tokenloom.frontend.openai.forms.text import AnswerStyle
 from tokenloom.frontend.openai.local_engine import Run
 from tokenloom.frontend.openai.parsers.parts import Arguments, CallBegin, CallEnd, Part
-from tokenloom.ipc.messages.client import Submit
+from tokenloom.ipc.messages.client import Delta, Submit
 from tokenloom.ipc.messages.intake import BodyInput
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
@@ -89,3 +90,42 @@ def test_a_chunk_has_one_entry_per_call() -> None:
     g, h = choice._call_deltas(more)
     assert g == {"index": 1, "function": {"arguments": "1]"}}
     assert (h["index"], h["function"]) == (2, {"name": "h", "arguments": "{}"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "reason"),
+    [
+        ({"tools": TOOLS}, "tool_calls", "tool_calls"),
+        ({"functions": [{"name": "f"}]}, "function_call", "function_call"),
+    ],
+)
+def test_a_call_has_the_form_in_which_its_function_was_given(fields: Any, name: str, reason: str) -> None:
+    body = msgspec.convert({"messages": [{"role": "user", "content": "x"}]} | fields, ChatRequest)
+    style = AnswerStyle(
+        tool_parser="hermes",
+        reasoning_parser="none",
+        schemas={"f": {}},
+        custom_names=frozenset(),
+        is_forced=False,
+        is_text=False,
+        forced_name=None,
+        is_inside_thought=False,
+        max_calls=1,
+    )
+    text = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+    delta = Delta(request_id="r", text=text, finish_reason="stop")
+    choice = ChatChoice(0, body, style, "", Run(1, 1), lambda token_id: b"")
+    choice.add(delta)
+    whole = choice.build()
+    assert (whole["finish_reason"], whole["message"]["content"]) == (reason, None)
+    called = whole["message"][name]
+    function = called if name == "function_call" else called[0]["function"]
+    assert function == {"name": "f", "arguments": '{"x": 1}'}
+    chunk = ChatChoice(0, body, style, "", Run(1, 1), lambda token_id: b"").chunk(delta)
+    assert chunk is not None and chunk["finish_reason"] == reason and name in chunk["delta"]
+
+
+def test_functions_are_shown_to_parsers_as_tools_are() -> None:
+    _, markers = started("hermes", "none", {"functions": [{"name": "f"}]})
+    assert markers == ("<tool_call>", "</tool_call>")
+    assert started("hermes", "none", {"functions": [{"name": "f"}], "function_call": "none"})[1] == ()

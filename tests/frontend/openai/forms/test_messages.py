@@ -100,6 +100,23 @@ def chat_input(body: ChatRequest | TokenizeRequest) -> ChatInput:
     return input_of(body, MediaLimits.of(new_spec()))
 
 
+def test_calls_of_functions_reach_the_template_as_those_of_tools() -> None:
+    call = {"name": "get", "arguments": '{"a": 1}'}
+    messages = [
+        {"role": "user", "content": "W?"},
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "get", "content": "20"},
+    ]
+    given = {"messages": messages, "functions": [{"name": "get", "parameters": {"type": "object"}}]}
+    found = chat_input(msgspec.convert(given, ChatRequest))
+    _, called, result = found.turns
+    assert called.content is None
+    assert called.more["tool_calls"] == [{"id": "call00001", "type": "function", "function": call}]
+    assert (result.role, result.text, result.more) == ("tool", "20", {"name": "get", "tool_call_id": "call00001"})
+    function = {"name": "get", "parameters": {"type": "object"}}
+    assert found.form.variables["tools"] == [{"type": "function", "function": function}]
+
+
 def test_text_parts_reach_the_template_as_parts() -> None:
     listed = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}, {"type": "output_text", "text": "c"}]
     said = {"role": "user", "content": listed}

@@ -161,11 +161,6 @@ def test_best_of_zero_draws_no_more_answers_than_are_returned() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"functions": [{"name": "f"}]}, "functions is not served by this engine: send each in `tools`, as"),
-        (
-            {"function_call": {"name": "f"}},
-            "function_call is not served by this engine: send it as `tool_choice`, a name",
-        ),
         ({"audio": {"voice": "alloy", "format": "wav"}}, "audio is not served by this engine: answers are text"),
         ({"modalities": ["text", "audio"]}, r'modalities is not .*: answers are text, send \["text"\]'),
         ({"use_beam_search": True}, "use_beam_search is not served by this engine: leave it out"),
@@ -174,7 +169,7 @@ def test_best_of_zero_draws_no_more_answers_than_are_returned() -> None:
 def test_a_field_that_is_not_served_is_refused_with_the_way_around_it(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(RequestError, match=words):
         refuse_unserved(chat(**fields))
-    refuse_unserved(chat(functions=[], function_call="auto", modalities=["text"], use_beam_search=False))
+    refuse_unserved(chat(functions=[{"name": "f"}], function_call="auto", modalities=["text"], use_beam_search=False))
 
 
 def test_a_suffix_is_refused_with_the_way_around_it() -> None:
