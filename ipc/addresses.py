@@ -187,11 +187,13 @@ def _foreign(path: Path) -> str:
 
 
 def unlink_ipc_address(address: str) -> None:
-    """Remove the socket and lock files of an ipc address that this process owned, unless others have replaced them."""
+    """Remove the socket and lock files of an ipc address that this process owned, unless others have replaced them, or
+    the disk takes no changes."""
     path = Path(address.removeprefix("ipc://"))
-    unlink_socket(path)
-    unlink_socket(closed_name(path))
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
+        unlink_socket(path)
+        unlink_socket(closed_name(path))
+    with contextlib.suppress(OSError):
         if _is_empty_file(_lock_of(path)):
             _lock_of(path).unlink()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -61,7 +62,16 @@ class TraceRecorder:
         unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
             record.export_chrome_trace(str(unfinished))
+            if not _is_whole(unfinished):  # torch does not say so
+                raise OSError(errno.ENOSPC, f"{self._folder} has no room for the profile: make some, and repeat it")
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
         logger.info("profile written to %s, %.1f MB", path, path.stat().st_size / 1e6)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a trace ends with the brace of its JSON."""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - 16, 0))
+        return file.read().rstrip().endswith(b"}")

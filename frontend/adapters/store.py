@@ -157,7 +157,8 @@ class AdapterStore:
 
     def close(self) -> None:
         """End this engine's share: its adapters stay, and may be dropped."""
-        self._own.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only disk: the link leads nowhere once the run directory is gone
+            self._own.unlink(missing_ok=True)
 
     # ── room ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

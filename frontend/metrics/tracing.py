@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from ...ipc.config.engine_spec import EngineSpec
 from ...ipc.errors import ConfigError, Overloaded
 from ...ipc.messages.client import Submit
+from ...ipc.process.log import is_worth_a_line
 from ...ipc.shortages.threads import start_thread
 
 logger = logging.getLogger("tokenloom.frontend")
@@ -52,6 +53,21 @@ class Timeline:
     shown_key: str = ""  # random, once the dashboard has shown the answer
 
 
+class _Complaints(logging.Handler):
+    """Logs OpenTelemetry's warnings as ours, the 1st, 2nd, 4th … with the remedy: it repeats them for each batch of
+    spans."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(logging.WARNING)
+        self._place, self._count = place, 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._count += 1
+        if is_worth_a_line(self._count):
+            text = "spans do not reach %s, and requests go on: start it, or give another --otlp-endpoint (%d: %.200s)"
+            logger.warning(text, self._place, self._count, record.getMessage())
+
+
 class Tracing:
     """Owns the exporter and its thread. Sets no global of OpenTelemetry, since the embedding program may use them."""
 
@@ -67,6 +83,8 @@ class Tracing:
         resource = Resource.create({"service.name": name, "service.instance.id": run_id})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+        place = "the collector" if endpoint is None else urlsplit(endpoint).netloc.rpartition("@")[2]
+        logging.getLogger("opentelemetry").addHandler(_Complaints(place))
         self._tracer = self._provider.get_tracer("tokenloom")
         self._model = model
 

@@ -202,6 +202,12 @@ def test_files_that_have_taken_the_place_of_ours_are_not_removed(runtime: Path) 
     assert sorted(each.name for each in runtime.iterdir()) == ["engine.sock", "engine.sock.lock"]
 
 
+def test_a_folder_that_takes_no_changes_or_is_gone_does_not_keep_an_engine_from_its_end(runtime: Path) -> None:
+    (runtime / "file").write_text("no folder")
+    for folder in ("file", "gone"):
+        unlink_ipc_address(f"ipc://{runtime}/{folder}/engine.sock")
+
+
 def test_a_bind_that_would_replace_a_file_is_refused(runtime: Path) -> None:
     path = runtime / "thesis.tex"
     check_ipc_address(f"ipc://{path}", "--kv-events")

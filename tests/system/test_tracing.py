@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -143,11 +144,14 @@ def test_the_last_spans_are_sent_when_the_engine_stops(
     assert len(collector.spans) == 12
 
 
-def test_an_unreachable_collector_delays_nothing(tmp_path: Path) -> None:
-    with LaunchedEngine(tmp_path, "--http", "0", "--otlp-endpoint", "http://127.0.0.1:9") as engine:
+def test_an_unreachable_collector_delays_nothing_and_is_named_in_the_log(tmp_path: Path) -> None:
+    with LaunchedEngine(tmp_path, "--http", "0", "--otlp-endpoint", "http://me:hunter2@127.0.0.1:9") as engine:
         complete(engine.wait_http())
         engine.signal(signal.SIGTERM)
         assert engine.wait_exit(10.0) == 0
+        lines = engine.errors.read_text(encoding="utf-8").splitlines()
+    assert any("spans do not reach 127.0.0.1:9, and requests go on: start it" in line for line in lines)
+    assert all(re.match(r"\d\d:\d\d:\d\d [A-Z]+ \w+", line) and "hunter2" not in line for line in lines), lines
 
 
 def test_opentelemetry_is_imported_only_if_configured(monkeypatch: pytest.MonkeyPatch) -> None:

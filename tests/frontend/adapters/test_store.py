@@ -149,6 +149,14 @@ def test_a_new_entry_of_another_engine_stays_until_its_registry_can_name_it(tmp_
     assert digest.hex() in entries(store)
 
 
+def test_a_disk_that_takes_no_changes_does_not_keep_a_store_from_its_end(tmp_path: Path) -> None:
+    """The frontend closes it before it tells its clients that the engine stops."""
+    store = new_store(tmp_path)
+    shutil.rmtree(store.root / ".engines")
+    (store.root / ".engines").write_text("no folder, so that a removal fails")
+    store.close()
+
+
 def test_names_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
     size = sum(file.stat().st_size for file in write_adapter(tmp_path / "a").iterdir())
     store = new_store(tmp_path, adapter_store_bytes=size)
