@@ -183,7 +183,8 @@ class GeneratingEndpoints:
     async def _reply(self, parsed: ParsedBody[MessagesRequest], model: str) -> MessageCreation:
         body = with_defaults(chat_of_messages(parsed.body), self._spec)
         schema = schema_errors_about(schema_of_message(parsed.body))
-        with schema, errors_about("stop_sequences", r"stop\b"):
+        budget = errors_about("thinking.budget_tokens", r"thinking_token_budget\b")
+        with schema, budget, errors_about("stop_sequences", r"stop\b"):
             chat = await self._chat(ParsedBody(body, parsed.inputs), model)
         return MessageCreation(parsed.body, chat)
 

@@ -41,7 +41,7 @@ class ChatCompletion(ChoicesResponse):
         self._body = body
         self._style = style
         if style.is_forced:
-            self._constraint_field = "tools"
+            self._constraint_field = _tools_field(body)
 
     @classmethod
     async def start(
@@ -238,6 +238,11 @@ def chat_params(body: ChatRequest) -> SamplingParams:
     return params if max_tokens is not None else params.replace(max_tokens=None)  # up to the model's length
 
 
+def _tools_field(body: ChatRequest) -> str:
+    """Return the field that holds the tools."""
+    return "functions" if body.functions else "tools"
+
+
 def _forced_calls(body: ChatRequest) -> StructuredOutputsParams | None:
     """Return the constraint that forces calls; None if tool_choice is null, none or auto. The call of a named custom
     tool with a grammar is text of that grammar; other calls are JSON."""
@@ -251,7 +256,7 @@ def _forced_calls(body: ChatRequest) -> StructuredOutputsParams | None:
     if name is not None and name not in tool_by_name:
         raise RequestError(f"tool_choice names {name!r:.80}, tools has {', '.join(tool_by_name)}")
     constraints = {each: tool.constraint for each, tool in tool_by_name.items() if isinstance(tool, CustomTool)}
-    with errors_about("tools"):
+    with errors_about(_tools_field(body)):
         if name is not None and constraints.get(name):
             return StructuredOutputsParams.of(constraints[name])
         if lark := [each for each, found in constraints.items() if name is None and "grammar" in found]:

@@ -140,6 +140,7 @@ def test_every_error_has_anthropics_form(http: httpx2.Client, url: str) -> None:
     [
         ({"messages": [{"role": "user", "content": "hello " * 4000}]}, "prompt is too long"),
         ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1 << 31}}, "thinking.budget_tokens must be in"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"tools": [{"type": "bash_20250124", "name": "b"}], "tool_choice": {"type": "any"}}, "tools is empty"),
         ({"tool_choice": {"type": "any"}}, "tools is empty"),
