@@ -40,9 +40,8 @@ from .host import (
 MAX_VERDICTS = 4096
 REFUSED_S = 60.0  # for which a grammar that took too long, or ended its compiler, is not tried again
 PATIENCE = 10  # times the limit, for the grammar of a resumed request, which was compiled before
-MAX_WAIT_S = (
-    600.0  # of one caller's grammars, if each takes as long as its last ones: 300 that are refused, 60,000 usual
-)
+SLOW_S = 0.1  # for a trial; beside others a caller whose trials take longer leaves them a compiler
+MAX_WAIT_S = 600.0  # of a caller's grammars, if each takes as long as its last ones: 300 refused ones, 60,000 usual
 
 Verdict: TypeAlias = ErrorInfo | None  # None: proven
 
@@ -60,6 +59,10 @@ class _Caller:
     @property
     def is_active(self) -> bool:
         return bool(self.keys or self.num_compiling)
+
+    @property
+    def has_its_share(self) -> bool:
+        return self.num_compiling > 0 and self.trial_s > SLOW_S
 
 
 @dataclass(eq=False)
@@ -126,9 +129,7 @@ class GrammarProver:
         if caller is None:
             if len(self._caller_by_name) > 2 * len(self._trial_by_key) + 64:
                 known = self._caller_by_name.items()
-                self._caller_by_name = {
-                    each: one for each, one in known if one.is_active or one.used_s > self._virtual_s
-                }
+                self._caller_by_name = {k: one for k, one in known if one.is_active or one.used_s > self._virtual_s}
             caller = self._caller_by_name[name] = _Caller()
         if not caller.is_active:
             caller.used_s = max(caller.used_s, self._virtual_s)
@@ -294,7 +295,8 @@ class GrammarProver:
     def _open_queued(self) -> None:
         """Compile queued grammars, at most NUM_COMPILERS at once; a suspect is compiled alone."""
         while len(self._compiling) < NUM_COMPILERS and self._clock.now >= self._open_at:
-            waiting = [caller for caller in self._caller_by_name.values() if caller.keys]
+            callers = self._caller_by_name.values()
+            waiting = [each for each in callers if each.keys and not (each.has_its_share and len(callers) > 1)]
             caller = min(waiting, key=lambda each: (each.num_compiling, each.used_s), default=None)
             if caller is None:
                 return

@@ -206,6 +206,25 @@ def test_a_crowd_of_some_callers_does_not_hold_up_another_one(num_hostile: int) 
     assert len(bench.prover._caller_by_name) <= num_hostile + 1 and not bench.prover.is_active
 
 
+def test_a_caller_of_slow_grammars_leaves_a_compiler_to_others() -> None:
+    bench = Bench()
+    bench.add(99, "3,8", caller="honest")
+    bench.turn()
+    for i in range(20):
+        bench.add(i, f"slow {i}", caller="hostile")
+    while len(bench.errors) < 1 + NUM_COMPILERS:
+        bench.turn(LIMIT_S)
+    bench.turn()
+    assert len(bench.prover._compiling) == 1
+    for i in range(100, 104):
+        before = len(bench.errors)
+        bench.add(i, f"{i},8", caller="honest")
+        bench.turn()
+        assert bench.errors[i] is None and len(bench.errors) == before + 1, "at once"
+    while len(bench.errors) < 25:
+        bench.turn(LIMIT_S)
+
+
 def test_callers_that_have_used_the_compilers_equally_take_turns() -> None:
     bench = Bench()
     for i in range(60):
