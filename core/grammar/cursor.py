@@ -6,13 +6,15 @@ until several are allowed. The answer's tokens catch up later, one by one; until
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from .compiler import Matcher, Words
 
-MAX_AHEAD = 64  # jump-forward tokens at once, which bounds the time of a look ahead
+MAX_AHEAD = 64  # jump-forward tokens at once
+AHEAD_S = 0.02  # of CPU, after which a look ahead ends: the masks of other answers wait for it
 MASK_S = 0.1  # of CPU, for a mask; the slowest of everyday schemas take 0.02
 MAX_OVERTIME_S = 0.4  # of CPU, beyond MASK_S for each mask so far
 
@@ -21,9 +23,9 @@ class GrammarCursor:
     """Owns the matcher. Invariant: it has consumed the answer's tokens, and then `ahead`: the tokens that the grammar
     forces next. `overtime_s`: CPU time of its masks beyond MASK_S each."""
 
-    def __init__(self, matcher: Matcher, vocab_size: int) -> None:
+    def __init__(self, matcher: Matcher, vocab_size: int, thread_time: Callable[[], float] = time.thread_time) -> None:
         """vocab_size: of the model; the matcher's may be larger."""
-        self._matcher = matcher
+        self._matcher, self._thread_time = matcher, thread_time
         self._vocab_size = vocab_size
         self.ahead: list[int] = []  # the next tokens, without alternatives
         self._known_mask: Words | None = None  # of the token after `ahead`
@@ -95,8 +97,9 @@ class GrammarCursor:
         return masks
 
     def _look_ahead(self, words: Words) -> None:
-        """Advance the matcher past at most MAX_AHEAD tokens without an alternative, and add them to `ahead`. words: the
-        mask of the next token."""
+        """Advance the matcher past tokens without an alternative, at most MAX_AHEAD and for AHEAD_S, and add them to
+        `ahead`. words: the mask of the next token."""
+        until = self._thread_time() + AHEAD_S
         while (token_id := self._single(words)) is not None and len(self.ahead) < MAX_AHEAD:
             self.ahead.append(token_id)
             self._matcher.consume([token_id])
@@ -105,6 +108,8 @@ class GrammarCursor:
                 return
             self._known_mask = words = np.zeros_like(words)  # stays so after an error, which is reported with its token
             self._matcher.fill(words)
+            if self._thread_time() > until:
+                return
 
     def _single(self, words: Words) -> int | None:
         """Return the only token of a mask; None if there are others or none."""

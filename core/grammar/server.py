@@ -98,7 +98,7 @@ class GrammarServer:
         """Add a cursor for the result of `compile`, unless that is an error; return the answer to the core."""
         if isinstance(compiled, ErrorInfo):
             return GrammarOpened(grammar_id=grammar_id, error=compiled)
-        self._answer_by_id[grammar_id] = GrammarCursor(compiled, self._spec.model.vocab_size)
+        self._answer_by_id[grammar_id] = GrammarCursor(compiled, self._spec.model.vocab_size, self._thread_time)
         return GrammarOpened(grammar_id=grammar_id, is_complete=compiled.is_complete)
 
     def close(self, grammar_ids: list[int]) -> None:

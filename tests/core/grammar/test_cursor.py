@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tokenloom.core.grammar.compiler import GrammarCompiler, Matcher, Words
-from tokenloom.core.grammar.cursor import GrammarCursor
+from tokenloom.core.grammar.cursor import AHEAD_S, MAX_AHEAD, GrammarCursor
 
 DEMO = Path(__file__).resolve().parents[3] / "demo"
 VOCAB_SIZE, EOS = 2048, 1
@@ -105,3 +105,29 @@ def test_masks_after_drafts_are_those_of_a_plain_matcher_and_end_at_a_forbidden_
         answer.take(drafts[0])
         plain.consume(drafts[:1])
     assert num_masks > 50 and num_broken and num_ended
+
+
+@pytest.mark.parametrize(("seconds", "num_ahead"), [(AHEAD_S / 1000, MAX_AHEAD), (AHEAD_S * 0.9, 2), (AHEAD_S * 2, 1)])
+def test_a_look_ahead_ends_after_its_time_and_goes_on_with_the_next_mask(
+    compiler: GrammarCompiler, seconds: float, num_ahead: int
+) -> None:
+    now = [0.0]
+
+    class SlowMatcher(Matcher):
+        def fill(self, words: Words) -> None:
+            now[0] += seconds
+            super().fill(words)
+
+    choices = json.dumps(["xq" * 300])
+    plain = compiler.compile("choice", choices)
+    matcher = SlowMatcher(compiler.compile("choice", choices).inner)
+    answer = GrammarCursor(matcher, VOCAB_SIZE, lambda: now[0])
+    for _ in range(700):
+        expected = plain_mask(compiler, plain)
+        assert told_mask(compiler, answer) == expected and 1 <= len(answer.ahead) <= num_ahead
+        for token_id in list(answer.ahead):
+            answer.take(token_id)
+            plain.consume([token_id])
+        if plain.is_complete:
+            break
+    assert plain.is_complete and answer.has_stopped
