@@ -182,7 +182,8 @@ class RemoteSource:
         self._counter.add(num_failed=1)
         self._counter.set(error=error)
         if is_last:
-            logger.warning("%s does not answer and is not used for now: %s", self._nodes.place, error)
+            text = "%s is not used for now, and requests go on: %s: start it, or give another --kv-remote"
+            logger.warning(text, self._nodes.place, error)
             self._on_change()
 
     def _count_success(self, has_recovered: bool) -> None:
