@@ -88,6 +88,7 @@ def schemas() -> Iterator[Body]:
     yield completion(
         "regex that is ambiguous", structured_outputs={"regex": "(a|a|aa|a*)*(b|a|.)*c" * 40}, max_tokens=8
     )
+    yield completion("regex without a choice", structured_outputs={"regex": "ab" * 35_000}, max_tokens=64)
     yield completion(
         "grammar that is ambiguous",
         structured_outputs={"grammar": 'start: start start | "a" | "" | start "b"'},
