@@ -203,6 +203,11 @@ def closed_name(path: Path) -> Path:
     return path.with_name(path.name + ".closed")
 
 
+def admits_nobody(address: str) -> bool:
+    """Whether the listener at an ipc address has closed its door for want of descriptors (`shortages/door.py`)."""
+    return closed_name(Path(address.removeprefix("ipc://"))).is_socket()
+
+
 def unlink_socket(path: Path) -> None:
     """Remove a socket file; anything else stays."""
     with contextlib.suppress(FileNotFoundError):

@@ -21,6 +21,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Literal, TypeAlias, TypeVar
 
+from ...ipc.addresses import admits_nobody
 from ...ipc.errors import EngineDead, ErrorInfo, InternalError, Overloaded, ProtocolError, RequestError, TokenloomError
 from ...ipc.messages.base import PROTOCOL_VERSION, Hello, Message, Ping, Pong, Refused, Unknown, Welcome
 from ...ipc.messages.client import (
@@ -348,6 +349,9 @@ class ClientProtocol:
         mend = f"start one with `engine-launch --listen {self._address}`, or check the address"
         if self._address.startswith("tcp://"):
             mend = "check the address, and the key file: an engine does not answer a client without its key"
+        elif admits_nobody(self._address):
+            text = f"the engine at {self._address} takes no new connections: it has few descriptors left"
+            mend = "close other clients, or raise its limit of open files (ulimit -n, LimitNOFILE)"
         self._move("lost")
         self._unsent_aborts.clear()
         self.error = EngineDead(f"{text}: {mend}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import gc
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom.frontend.client.client import Client
+from tokenloom.ipc.addresses import closed_name
 from tokenloom.ipc.errors import EngineDead, ProtocolError, RequestError
 from tokenloom.ipc.messages.client import ChatMessage, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
@@ -289,6 +291,13 @@ def test_an_engine_of_another_version_is_an_error_with_both_numbers(fake: FakeFr
     fake.set(version=7)
     with pytest.raises(ProtocolError, match=r"^the client speaks 1, this engine 7 \(engine at "):
         Client(fake.address)
+
+
+def test_at_a_closed_door_the_error_names_the_limit_to_raise(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(closed_name(tmp_path / "full")))
+        with pytest.raises(EngineDead, match=r"full takes no new connections: .*ulimit -n"):
+            Client(f"ipc://{tmp_path}/full", connect_timeout_s=0.2)
 
 
 def test_without_an_engine_the_error_names_the_address_and_the_mend(tmp_path: Path) -> None:
