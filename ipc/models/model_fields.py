@@ -70,17 +70,14 @@ def ropes_by_kind(
     entries = file.part("rope_parameters")
     found = []
     for kind in (FULL, SLIDING):
+        is_full = kind == FULL
+        theta = file.number("rope_theta", 10000.0) if is_full else file.above_zero("rope_local_base_freq", local_theta)
         if isinstance(entries.get(kind), dict):
-            parameters = entries.part(kind).with_fields(
-                {"truncate": None}
-            )  # which transformers does not read of a kind
-            theta = parameters.number("rope_theta") or 10000.0
-        elif kind == SLIDING:
-            parameters, theta = ConfigFile(file.path, {}), file.above_zero("rope_local_base_freq", local_theta)
+            parameters = entries.part(kind).with_fields({"truncate": None})  # transformers reads it of no kind
         else:
-            parameters = file.part(rope_field(file))
-            theta = parameters.number("rope_theta") or file.number("rope_theta", 10000.0)
-        size = head_dim if kind == SLIDING else full_head_dim or head_dim
+            parameters = file.part(rope_field(file)) if is_full else ConfigFile(file.path, {})
+        theta = parameters.number("rope_theta") or theta
+        size = (full_head_dim or head_dim) if is_full else head_dim
         found.append(_rope(file, parameters, theta, size, False, None))
     return found
 

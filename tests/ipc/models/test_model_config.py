@@ -14,6 +14,7 @@ import transformers
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.models.model_config import ModelConfig
 from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.tests.support.checkpoints import tiny_config
 
 FAMILIES: dict[str, Any] = {
     "LlamaForCausalLM": transformers.LlamaConfig,
@@ -230,3 +231,16 @@ def test_overrides_replace_fields_of_the_file(tmp_path: Path) -> None:
     assert load_model_config(tmp_path, {"rope_scaling": {**yarn, "rope_theta": 9.0}}).ropes[0].theta == 9.0
     with pytest.raises(ConfigError, match="architecture Odd is not supported"):
         load_model_config(tmp_path, {"architectures": ["Odd"]})
+
+
+@pytest.mark.parametrize("family", ["olmo3", "gemma3_text"])
+@pytest.mark.parametrize("given", [{}, {"rope_theta": 777.0}])
+def test_a_kind_of_layer_without_a_base_of_its_own_takes_that_of_transformers(
+    tmp_path: Path, family: str, given: dict[str, float]
+) -> None:
+    kinds = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
+    config = {name: value for name, value in tiny_config(family).items() if not name.startswith("rope")}
+    (tmp_path / "config.json").write_text(json.dumps(config | given | {"rope_parameters": kinds}))
+    expected = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters
+    found = load_model_config(tmp_path).ropes
+    assert [rope.theta for rope in found] == [expected[kind]["rope_theta"] for kind in kinds]
