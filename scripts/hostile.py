@@ -44,6 +44,7 @@ from tokenloom.scripts.soak import measure
 from tokenloom.tests.support.chaos_work import Work, difference, make_work
 
 OPTIONS = ("--http", "0", "--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--max-num-seqs", "64")
+DEMO_OPTIONS = ("--kv-cache-memory-bytes", str(20 << 20))  # its pages become memory at their first use
 ROLES = ("supervisor", "frontend", "core", "worker 0")  # lost if their process is another one
 PATIENCE_S = 120.0  # for one answer
 RAW_S = 4.0  # of an endless connection, if the server does not close it
@@ -144,9 +145,11 @@ class Processes:
             with contextlib.suppress(OSError, psutil.Error):
                 self.mb[process.pid] = measure({"": process})[""][0]
 
-    def kept_mb(self, before: Processes) -> float:
-        """Return the largest growth of a process that lived before, too."""
-        return max((mb - before.mb[pid] for pid, mb in self.mb.items() if pid in before.mb), default=0.0)
+    def kept(self, before: Processes) -> tuple[float, str]:
+        """Return the largest growth in MB of a process that lived before, too, and its name; it may be negative."""
+        alive = ((name, process.pid) for name, process in self.by_name.items())
+        grown = ((self.mb[pid] - before.mb[pid], name) for name, pid in alive if pid in self.mb and pid in before.mb)
+        return max(grown, default=(0.0, ""))
 
     def lost(self, before: Processes) -> list[str]:
         """Return the names of the processes in ROLES that are not those of before."""
@@ -203,12 +206,14 @@ def one_by_one(
             time.sleep(settle_s)
             gaps, cuts = watch.take()
             after = Processes(engine)
+            kept_mb, keeper = after.kept(before)
             row = {
                 "attack": attack.name,
                 "answers": ", ".join(f"{number} × {status}" for status, number in answers.items()),
                 "seconds": round(taken_s, 2),
                 "longest pause in s": round(max(gaps), 2),
-                "memory kept in MB": round(after.kept_mb(before), 1) if settle_s else None,
+                "memory kept in MB": round(kept_mb, 1) if settle_s else None,
+                "by": keeper if settle_s and kept_mb > 1 else "",
                 "CPU after it in s": round(after.busy_s(1.0), 2) if settle_s else None,
                 "lost": " ".join(after.lost(before)),
                 "cut": len(cuts),
@@ -383,7 +388,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth attack")
     arguments = parser.parse_args(argv)
     report = Report("hostile", {"model": arguments.model or "demo", "seed": arguments.seed})
-    options = [*OPTIONS, *(["--model", arguments.model] if arguments.model else [])]
+    options = [*OPTIONS, *(["--model", arguments.model] if arguments.model else DEMO_OPTIONS)]
     with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), options) as engine:
         engine.wait_ready()
         if arguments.crowd_s:
