@@ -70,7 +70,7 @@ class Suite:
         for name in failed:
             print(f"failed twice: {name} ({errors[name]})")
         for name in errors.keys() - set(failed):
-            is_green &= self._note_flaky(number, name, errors[name])
+            is_green &= self.note_flaky(number, name, errors[name])
         return 0 if is_green else TESTS_FAILED
 
     def last_run(self) -> int:
@@ -90,7 +90,7 @@ class Suite:
             lines.append(f"{used.cpu_s:.1f}\t{used.wall_s:.1f}\t{used.num_tests}\t{path}")
         self.durations.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-    def _note_flaky(self, number: int, name: str, error: str) -> bool:
+    def note_flaky(self, number: int, name: str, error: str) -> bool:
         """Print and write down a flaky test. Returns False if it was flaky in one of the last runs already."""
         print(f"flaky: {name} ({error})")
         noted = self.flaky.read_text(encoding="utf-8").splitlines() if self.flaky.exists() else []

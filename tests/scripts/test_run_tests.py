@@ -40,40 +40,35 @@ def test_a_green_run_writes_the_seconds_of_each_file(suite: Suite) -> None:
     assert head.endswith("run 1") and suite.last_run() == 1
     assert busy.endswith("\t1\ttest_busy.py") and float(busy.split("\t")[0]) >= 0.3
     assert quick.endswith("\t2\ttest_quick.py")
-    assert suite.run([]) == 0 and suite.last_run() == 2
     assert not suite.flaky.exists()
 
 
-def test_a_test_that_passes_alone_is_flaky_and_the_run_green(suite: Suite, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("num_between", "is_green"), [(1, False), (NUM_RUNS - 1, False), (NUM_RUNS, True)])
+def test_a_test_flaky_twice_within_the_last_runs_makes_the_run_red(
+    suite: Suite, num_between: int, is_green: bool
+) -> None:
+    assert suite.note_flaky(7, "test_first.py::test_first_time", "AssertionError: a\tb")
+    assert suite.note_flaky(7, "test_first.py::test_second_time", "AssertionError: c")
+    assert suite.note_flaky(7 + num_between, "test_first.py::test_first_time", "AssertionError: d") is is_green
+    assert len(suite.flaky.read_text().splitlines()) == 3
+
+
+def test_a_test_that_passes_alone_is_flaky_and_one_that_fails_twice_makes_the_run_red(
+    suite: Suite, capsys: pytest.CaptureFixture[str]
+) -> None:
     (suite.folder / "test_first.py").write_text(FLAKY)
     assert suite.run(["-n", "1"]) == 0
     assert "flaky: test_first.py::test_first_time (AssertionError: the first time fails" in capsys.readouterr().out
     assert suite.flaky.read_text().split("\t")[::2] == ["1", "test_first.py::test_first_time"]
-
-
-@pytest.mark.parametrize(("num_between", "code"), [(0, 1), (NUM_RUNS - 2, 1), (NUM_RUNS - 1, 0)])
-def test_a_test_flaky_twice_within_the_last_runs_makes_the_run_red(suite: Suite, num_between: int, code: int) -> None:
-    (suite.folder / "test_first.py").write_text(FLAKY)
-    assert suite.run([]) == 0
-    (suite.folder / "seen").unlink()
-    suite.durations.write_text(f"# run {1 + num_between}\n")
-    assert suite.run([]) == code
-    assert len(suite.flaky.read_text().splitlines()) == 2
-
-
-def test_a_test_that_fails_twice_makes_the_run_red(suite: Suite, capsys: pytest.CaptureFixture[str]) -> None:
-    (suite.folder / "test_first.py").write_text(FLAKY)
     (suite.folder / "test_wrong.py").write_text("def test_wrong(): assert False, 'always'\n")
     assert suite.run([]) == 1
-    printed = capsys.readouterr().out
-    assert "failed twice: test_wrong.py::test_wrong (AssertionError: always" in printed
-    assert "flaky: test_first.py::test_first_time" in printed
+    assert "failed twice: test_wrong.py::test_wrong (AssertionError: always" in capsys.readouterr().out
 
 
 def test_a_file_that_cannot_be_collected_makes_the_run_red(suite: Suite) -> None:
     (suite.folder / "test_broken.py").write_text("import no_such_module\n")
     (suite.folder / "test_quick.py").write_text("def test_one(): pass\n")
-    assert suite.run(["-n", "1"]) != 0
+    assert suite.run([]) != 0
 
 
 def test_a_broken_tree_is_not_tried_again(suite: Suite, capsys: pytest.CaptureFixture[str]) -> None:
