@@ -38,6 +38,7 @@ def test_each_exceeded_limit_is_reported() -> None:
     row: dict[str, object] = {
         "longest pause in s": 2.0,
         "memory kept in MB": hostile.KEPT_LIMIT_MB,
+        "by": "frontend",
         "CPU after it in s": None,
         "lost": "",
     }
@@ -52,5 +53,7 @@ def test_each_exceeded_limit_is_reported() -> None:
         ({}, ["400"], ["a stream ended"]),
     ):
         assert len(hostile.faults_of(row | spoiled, Counter(answers), attack, cuts, 2.0)) == 1
+    compiled = row | {"memory kept in MB": hostile.KEPT_GRAMMAR_MB, "by": "grammar"}
+    assert hostile.faults_of(compiled, Counter(["200"]), attack, [], 2.0) == []
     raw = attack._replace(is_raw=True)
     assert hostile.faults_of(row, Counter(["closed"]), raw, [], 2.0) == []
