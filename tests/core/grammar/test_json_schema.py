@@ -36,30 +36,40 @@ WORD: Schema = {"type": "string", "maxLength": 4}
 XY: Schema = {"enum": ["x", "y"]}
 
 
-def accepts(schema: Schema, value: object) -> bool:
-    """Whether a value's text, written as the library itself would, conforms to the grammar of `schema`."""
-    matcher = COMPILER.compile("json", json.dumps(schema))
-    for token_id in TOKENIZER.encode(json.dumps(value, ensure_ascii=False), add_special_tokens=False).ids:
+def accepts_text(schema: Schema, text: str, kind: Any = "json") -> bool:
+    """Whether a text conforms to the grammar of `schema`."""
+    matcher = COMPILER.compile(kind, json.dumps(schema))
+    for token_id in TOKENIZER.encode(text, add_special_tokens=False).ids:
         matcher.consume([token_id])
         if matcher.error is not None:
             return False
     return bool(matcher.inner.is_accepting())
 
 
-def answer(schema: Schema, seed: int) -> object:
-    """A random text of the grammar; None if it has no end in sight."""
+def accepts(schema: Schema, value: object) -> bool:
+    """Whether a value's text, written as the library itself would, conforms to the grammar of `schema`."""
+    return accepts_text(schema, json.dumps(value, ensure_ascii=False))
+
+
+def random_text(schema: Schema, seed: int, end_chance: float = 0.5) -> str:
+    """Return a random text of the grammar; "" if it has no end in sight. `end_chance`: to end it where that may be."""
     matcher, draw, taken = COMPILER.compile("json", json.dumps(schema)), random.Random(seed), list[int]()
     words = np.zeros(COMPILER.num_words, np.uint32)
     while not matcher.is_complete and len(taken) < MAX_STEPS:
         matcher.fill(words)
         assert matcher.error is None, matcher.error
         found = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
-        if EOS in found:
+        if EOS in found and (len(found) == 1 or draw.random() < end_chance):
             break
-        taken.append(draw.choice(found))
+        taken.append(draw.choice([each for each in found if each != EOS]))
         matcher.consume(taken[-1:])
+    return TOKENIZER.decode(taken, skip_special_tokens=True) if matcher.inner.is_accepting() else ""
+
+
+def answer(schema: Schema, seed: int) -> object:
+    """Return a random value of the grammar, of a text that ends as soon as it may; None without an end in sight."""
     try:
-        return json.loads(TOKENIZER.decode(taken, skip_special_tokens=True))
+        return json.loads(random_text(schema, seed, end_chance=1.0))
     except ValueError:
         return None
 

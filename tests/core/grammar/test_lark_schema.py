@@ -8,41 +8,22 @@ import re
 from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
 
 from tokenloom.core.grammar.json_schema import adapted
 from tokenloom.core.grammar.lark_schema import LarkSchema
 from tokenloom.ipc.errors import RequestError
-from tokenloom.tests.core.grammar.test_json_schema import COMPILER, EOS, MAX_STEPS, TOKENIZER, Schema, record
+from tokenloom.tests.core.grammar.test_json_schema import (
+    COMPILER,
+    Schema,
+    accepts_text,
+    random_text,
+    record,
+)
 
 EDGES = [2**53, 10**17, 2**63, 2**64, 10**19, 10**20, 10**30]
 LARGE = 2**60 + 1  # to LARGE + 9: of these float64 holds none but two
 INT64: Schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
-
-
-def accepts_text(schema: Schema, text: str, kind: Any = "json") -> bool:
-    matcher = COMPILER.compile(kind, json.dumps(schema))
-    for token_id in TOKENIZER.encode(text, add_special_tokens=False).ids:
-        matcher.consume([token_id])
-        if matcher.error is not None:
-            return False
-    return bool(matcher.inner.is_accepting())
-
-
-def random_text(schema: Schema, seed: int) -> str:
-    """A random text of the grammar; "" if it has no end in sight."""
-    matcher, draw, taken = COMPILER.compile("json", json.dumps(schema)), random.Random(seed), list[int]()
-    words = np.zeros(COMPILER.num_words, np.uint32)
-    while not matcher.is_complete and len(taken) < MAX_STEPS:
-        matcher.fill(words)
-        assert matcher.error is None, matcher.error
-        found = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
-        if EOS in found and (len(found) == 1 or draw.random() < 0.5):
-            break
-        taken.append(draw.choice([each for each in found if each != EOS]))
-        matcher.consume(taken[-1:])
-    return TOKENIZER.decode(taken, skip_special_tokens=True) if matcher.inner.is_accepting() else ""
 
 
 def is_valid(schema: Schema, value: object) -> bool:
