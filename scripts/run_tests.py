@@ -1,7 +1,7 @@
 """Run the tests, and each failed one once more, alone, after the whole run.
 
     scripts/test                  calls this for a run of the whole suite
-    python scripts/run_tests.py --slow --numprocesses 2
+    python scripts/run_tests.py -m 'not gpu' --numprocesses 2
 
 A test that fails in the run and passes alone depends on its neighbours or on the load. It is printed as `flaky: NAME
 (error)` and added to .ci/flaky.txt with the number of the run, and does not make the run red, unless it is there
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from tokenloom.tests.support.run_record import OPTION, FileTime, RunRecord
+from tokenloom.tests.support.run_record import DURATIONS, OPTION, FileTime, RunRecord
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_RUNS = 20  # in which a test may be flaky once
@@ -46,7 +46,7 @@ class Suite:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.durations = folder / ".ci/durations.tsv"
+        self.durations = folder / DURATIONS
         self.flaky = folder / ".ci/flaky.txt"
 
     def run(self, arguments: Sequence[str]) -> int:

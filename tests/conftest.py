@@ -1,5 +1,5 @@
 """Selects Triton's interpreter if there is no GPU, before anything imports triton, and sleeping waits for OpenMP.
-A slow machine fails no property test.
+A slow machine fails no property test. The end of a run prints the day of its cases.
 
 Temporary folders have short names, since engines put sockets there.
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tokenloom.tests.support import today
 
 # As the engine's workers do. Spinning threads of several test processes would take each other's cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -24,3 +26,7 @@ settings.load_profile("any machine")
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("t")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"cases of the day: {today.VARIABLE}={os.environ[today.VARIABLE]}")

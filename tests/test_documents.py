@@ -41,7 +41,7 @@ DOCUMENTS = (
 )
 EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/examples").glob("*.py"))
 ROOMS = ("core", "frontend", "ipc", "kernels", "workers", "tests", "scripts", "docs", "demo")
-OTHERS_FLAGS = {"--slow", "--config", "--help"}  # options of scripts/test and of every command
+OTHERS_FLAGS = {"--nightly", "--config", "--help"}  # options of scripts/test and of every command
 
 
 @pytest.fixture(params=DOCUMENTS)
@@ -109,7 +109,7 @@ def test_the_systemd_unit_allows_time_to_drain_and_only_writable_folders() -> No
     assert all(path.startswith(f"/var/cache/{unit['CacheDirectory']}") for path in environment.values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_accepts_the_unit_and_rates_its_exposure_low(tmp_path: Path) -> None:
     unit = tmp_path / "tokenloom.service"

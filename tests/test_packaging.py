@@ -142,7 +142,7 @@ def test_without_a_compiler_the_wheel_is_for_any_machine_and_the_build_warns(bui
     assert "kernels are left out of the wheel and compiled at first use: there is no C compiler" in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(COMPILE_TIMEOUT_S + 60)
 def test_wheel_holds_kernels_of_each_level_that_load_with_old_glibc(wheel_with_kernels: Path) -> None:
     assert re.search(r"-py3-none-manylinux_2_(17|2\d)_x86_64\.whl$", wheel_with_kernels.name)
@@ -234,7 +234,7 @@ print("apart")
     assert output.strip() == "apart"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(COMPILE_TIMEOUT_S + 120)
 def test_wheel_serves_the_demo_in_a_separate_environment(
     wheel_with_kernels: Path, tmp_path: Path, foreign_modules: Path

@@ -122,7 +122,7 @@ def test_random_operations_with_clips_keep_every_invariant(
     run_random_operations(seed, tmp_path, 400)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_50_000_random_operations_with_clips_keep_every_invariant(tmp_path: Path) -> None:
     for seed in range(100, 150):

@@ -117,7 +117,7 @@ def test_random_operations_with_adapters_keep_every_invariant(seed: int, tmp_pat
     AdapterOperations(seed, tmp_path / "blocks").run(500)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_100_000_random_operations_with_adapters_keep_every_invariant(tmp_path: Path) -> None:
     for seed in range(100, 200):

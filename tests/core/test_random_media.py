@@ -119,7 +119,7 @@ def test_random_operations_with_images_keep_every_invariant(
     MediaOperations(seed, tmp_path / "blocks").run(500)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_100_000_random_operations_with_images_keep_every_invariant(tmp_path: Path) -> None:
     for seed in range(100, 200):

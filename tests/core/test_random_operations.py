@@ -71,7 +71,7 @@ def test_rows_may_bring_any_number_of_tokens_in_a_step(seed: int, max_new_tokens
     run_random_operations(seed, 400, tmp_path / "blocks", max_new_tokens)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_100_000_random_operations_keep_every_invariant(tmp_path: Path) -> None:
     for seed in range(100, 200):

@@ -48,7 +48,7 @@ def test_the_engine_is_measured_without_a_model(tmp_path: Path) -> None:
     assert document["notes"]["core's median step with 24 rows, µs"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_router_is_measured_by_itself(tmp_path: Path) -> None:
     document = run_json(tmp_path / "out.json", "bench_router.py", "--cores", "2", "20", "--requests", "50")
     assert [row["cores"] for row in document["rows"]] == [2, 20]
@@ -56,7 +56,7 @@ def test_the_router_is_measured_by_itself(tmp_path: Path) -> None:
     assert document["notes"]["full index, MB"] < 150
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_replicas_are_compared_with_one_engine(tmp_path: Path) -> None:
     arguments = ("demo", "--rows", "2", "3", "--in", "9", "--out", "5", *SMALL_ENGINE)
     document = run_json(tmp_path / "out.json", "bench_replicas.py", *arguments)
@@ -64,7 +64,7 @@ def test_replicas_are_compared_with_one_engine(tmp_path: Path) -> None:
     assert all(document["notes"][f"throughput relative to one engine, {rows} rows a replica"] > 0 for rows in (2, 3))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_throughput_is_compared_with_transformers(tmp_path: Path) -> None:
     arguments = ("demo", "3", "9", "5", "--with-transformers", *SMALL_ENGINE)
     document = run_json(tmp_path / "out.json", "bench_throughput.py", *arguments)
@@ -73,7 +73,7 @@ def test_throughput_is_compared_with_transformers(tmp_path: Path) -> None:
     assert document["notes"]["throughput relative to transformers"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_latency_is_measured_in_both_modes(tmp_path: Path) -> None:
     arguments = ("demo", "9", "12", "--with-limits", *SMALL_ENGINE)
     document = run_json(tmp_path / "out.json", "bench_latency.py", *arguments)
@@ -84,7 +84,7 @@ def test_latency_is_measured_in_both_modes(tmp_path: Path) -> None:
         assert row["share_of_limit"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_kernel_step_is_measured_beside_its_limit(tmp_path: Path) -> None:
     document = run_json(tmp_path / "out.json", "bench_kernels.py", "demo", "--rounds", "1")
     decodes = ["decode 1 x 160", "decode 16 x 60", "decode 32 x 160", "decode 16 x 60, 8 of 2048"]
@@ -92,7 +92,7 @@ def test_a_kernel_step_is_measured_beside_its_limit(tmp_path: Path) -> None:
     assert all(row["least_ms"] > 0 and row["share_of_limit"] > 0 for row in document["rows"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_requests_with_images_are_measured_in_all_parts(tmp_path: Path) -> None:
     sizes = {"rounds": 1, "side": 96, "requests": 3, "rows": 2, "out": 900, "images": 2, "batch": 2, "many": 20}
     shape = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
@@ -107,7 +107,7 @@ def test_requests_with_images_are_measured_in_all_parts(tmp_path: Path) -> None:
     assert "after 20 distinct images" in document["notes"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_transcripts_are_measured_beside_transformers(tmp_path: Path) -> None:
     sizes = {"rounds": 2, "clip-s": 3, "transcript": 9, "batch": 2}
     shape = [word for name, value in sizes.items() for word in (f"--{name}", str(value))]
@@ -120,7 +120,7 @@ def test_transcripts_are_measured_beside_transformers(tmp_path: Path) -> None:
     assert document["notes"]["speed of 2 at once, relative to transformers"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_requests_are_measured_beside_other_requests(tmp_path: Path) -> None:
     shape = ("--rounds", "1", "--shared", "150", "--prompt", "100", "--streams", "3")
     document = run_json(tmp_path / "out.json", "bench_mixed.py", "demo", *shape, *SMALL_ENGINE)
@@ -129,7 +129,7 @@ def test_requests_are_measured_beside_other_requests(tmp_path: Path) -> None:
     assert row["itl_max_during_ms"] >= row["itl_p99_during_ms"] >= row["itl_p50_during_ms"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_adapters_are_measured_beside_the_base_model_and_peft(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     shape = ("4", "9", "12", "--adapters", "1,3", "--rounds", "2", "--rank", "4", "--num-kv-blocks", "256")
@@ -146,7 +146,7 @@ def test_adapters_are_measured_beside_the_base_model_and_peft(tmp_path: Path) ->
     assert all(count >= 1 for count in notes["loads by round"]) and len(notes["loads by round"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_streams_are_counted_to_the_exact_token(tmp_path: Path) -> None:
     shape = ("--streams", "8", "--out", "20", "--rounds", "1", "--step-ms", "2")
     document = run_json(tmp_path / "out.json", "bench_sse.py", *shape)
@@ -154,7 +154,7 @@ def test_streams_are_counted_to_the_exact_token(tmp_path: Path) -> None:
     assert document["rows"][1]["tokens_per_event"] < 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_start_up_is_timed_and_leaves_no_process(tmp_path: Path) -> None:
     arguments = ("demo", "--rounds", "1", "--idle-s", "0.5", *SMALL_ENGINE)
     document = run_json(tmp_path / "out.json", "bench_startup.py", *arguments)
@@ -165,7 +165,7 @@ def test_start_up_is_timed_and_leaves_no_process(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_this_engine_is_compared_with_peers_and_limits(tmp_path: Path) -> None:
     document = run_json(tmp_path / "out.json", "bench_compare.py", "demo", "3", "9", "6", "--cpu", *SMALL_ENGINE)
     ours, theirs = document["rows"]
@@ -192,7 +192,7 @@ def address(tmp_path: Path) -> Iterator[str]:
         engine.wait(TIMEOUT_S)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_running_engine_is_measured_under_poisson_arrivals(address: str, tmp_path: Path) -> None:
     arguments = (address, "--rate", "50", "inf", "--num-requests", "12", "--in", "3:20", "--out", "2:9")
     document = run_json(tmp_path / "out.json", "bench_serve.py", *arguments)
@@ -200,7 +200,7 @@ def test_a_running_engine_is_measured_under_poisson_arrivals(address: str, tmp_p
     assert all(row["ttft_p99_ms"] >= row["ttft_p50_ms"] > 0 for row in document["rows"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_gpu_benchmark_also_runs_on_a_cpu(tmp_path: Path) -> None:
     arguments = ("--models", "demo", "--requests", "4", "--lengths", "3", "20", "--context", "70", "--device", "cpu")
     document = run_json(tmp_path / "out.json", "gpu_bench.py", *arguments)
@@ -212,7 +212,7 @@ def test_the_gpu_benchmark_also_runs_on_a_cpu(tmp_path: Path) -> None:
     assert rows["transformers"]["ours_times_it"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can")
 def test_two_hosts_are_measured_beside_one(tmp_path: Path) -> None:
     arguments = ("--pairs", "1", "--cuts", "1", "--idle-seconds", "2")

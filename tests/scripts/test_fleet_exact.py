@@ -51,7 +51,7 @@ def test_fluid_replicas_agree_with_exact_ones_within_a_tenth() -> None:
     agree(60, 4, rate=9.0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("rate", [20.0, 40.0])
 def test_sixteen_fluid_replicas_agree_with_exact_ones_within_a_tenth(rate: float) -> None:
     agree(400, 16, rate)

@@ -7,7 +7,7 @@ import pytest
 from tokenloom.scripts import http_kills
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_killing_frontends_refuses_and_loses_no_connection() -> None:
     report = http_kills.start_and_measure(10.0, 4, rate=100.0)

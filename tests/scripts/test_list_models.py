@@ -21,6 +21,6 @@ def test_each_native_architecture_has_a_tiny_model_in_the_tests() -> None:
     assert set(ARCHITECTURES) <= tiny_families().keys()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_table_is_what_the_script_writes() -> None:
     assert native_rows() == table()

@@ -7,7 +7,7 @@ import pytest
 from tokenloom.scripts import load_http
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_hundred_streams_succeed_and_probes_stay_fast() -> None:
     assert load_http.main(["--minutes", "0.5", "--streams", "100"]) == 0

@@ -65,7 +65,7 @@ def test_every_file_names_the_same_oldest_python() -> None:
     assert f"Python {oldest} to {promised_pythons()[-1]}" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(TIMEOUT_S + 60)
 @pytest.mark.parametrize("python", promised_pythons())
 def test_the_pins_resolve_from_the_public_index_alone(python: str, folder: Path) -> None:

@@ -1,5 +1,7 @@
 """A pytest plugin that writes down a run for scripts/run_tests.py: failed tests, and the seconds of each file.
 
+Files run in the order of their seconds in the last run that was committed, so that no long one begins last.
+
 CPU seconds are those of the test process and of its children that have ended: an engine counts for the test that stops
 it.
 """
@@ -15,6 +17,7 @@ import msgspec
 import pytest
 
 OPTION = "--record"
+DURATIONS = ".ci/durations.tsv"
 
 
 @dataclass
@@ -44,6 +47,16 @@ def pytest_configure(config: pytest.Config) -> None:
     is_worker = hasattr(config, "workerinput")  # of pytest-xdist: it reports to the process that writes
     if file is not None and not is_worker:
         config.pluginmanager.register(Recorder(file), "recorder")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sort files that run longest first; those without a record come before all others."""
+    table = config.rootpath / DURATIONS
+    if table.exists():
+        lines = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()[1:]]
+        seconds = {path: float(wall_s) for _, wall_s, _, path in lines}
+        items.sort(key=lambda item: -seconds.get(item.nodeid.split("::", 1)[0], float("inf")))
 
 
 class CpuMeter:

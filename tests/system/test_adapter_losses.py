@@ -29,7 +29,7 @@ NUM_REQUESTS = 63  # so many that a fast machine does not end them before the pr
 MAX_TOKENS = 40
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, pytest.param(1, marks=pytest.mark.nightly)])
 def num_ranks(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 

@@ -31,7 +31,7 @@ SCHEDULES: dict[str, dict[str, object]] = {
 DEFAULT = ("plain", "chunked", "preempted", "two steps in flight", "two slots")
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 CASES = [
-    pytest.param(family, schedule, marks=() if family == "llama" and schedule in DEFAULT else pytest.mark.slow)
+    pytest.param(family, schedule, marks=() if family == "llama" and schedule in DEFAULT else pytest.mark.nightly)
     for family in FAMILIES
     for schedule in SCHEDULES
     if (family, schedule) != ("llama", "two ranks")  # it has three heads here

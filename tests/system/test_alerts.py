@@ -22,7 +22,7 @@ from tokenloom.tests.system.launched import LaunchedEngine
 from tokenloom.tests.system.prometheus import Prometheus
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(600),
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed"),
 ]

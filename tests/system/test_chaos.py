@@ -12,7 +12,7 @@ from tokenloom.tests.support.network_hosts import obstacle
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_no_fault_loses_or_changes_an_answer(num_ranks: int) -> None:
     options = ["--faults", "5", "--clients", "3", "--seed", "1"]
     assert chaos.main([*options, "--tensor-parallel-size", str(num_ranks)]) == 0
@@ -23,7 +23,7 @@ def test_no_fault_loses_or_changes_an_answer_of_adapters_that_take_turns() -> No
     assert chaos.main(["--faults", "4", "--clients", "4", "--seed", "2", "--adapters", "16"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("num_faults", "has_tiers"), [(8, False), (100, False), (100, True)])
@@ -32,7 +32,7 @@ def test_no_fault_of_hosts_and_links_loses_an_answer(num_faults: int, has_tiers:
     assert chaos.main([*options, *(["--kv-disk", str(tmp_path / "kv")] if has_tiers else [])]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(bool(ray_network.obstacle()), reason=ray_network.obstacle() or "there can be a cluster")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_faults", [8, 100])
@@ -41,7 +41,7 @@ def test_no_fault_of_a_ray_cluster_loses_an_answer(num_faults: int) -> None:
     assert chaos.main([*options, "--distributed-executor-backend", "ray"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_100_faults_lose_no_answer_to_images(num_ranks: int) -> None:
@@ -49,7 +49,7 @@ def test_100_faults_lose_no_answer_to_images(num_ranks: int) -> None:
     assert chaos.main([*options, "--tensor-parallel-size", str(num_ranks)]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_100_faults_lose_no_answer_of_adapters(num_ranks: int) -> None:
@@ -57,19 +57,19 @@ def test_100_faults_lose_no_answer_of_adapters(num_ranks: int) -> None:
     assert chaos.main([*options, "--tensor-parallel-size", str(num_ranks)]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_300_faults_lose_no_answer() -> None:
     assert chaos.main(["--faults", "300", "--clients", "8"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_300_faults_lose_no_answer_of_an_engine_with_tiers(tmp_path: Path) -> None:
     assert chaos.main(["--faults", "300", "--clients", "5", "--kv-disk", str(tmp_path / "kv")]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_no_fault_loses_an_answer_of_an_engine_with_tiers(tmp_path: Path) -> None:
     assert chaos.main(["--faults", "30", "--clients", "4", "--kv-disk", str(tmp_path)]) == 0

@@ -104,7 +104,7 @@ def test_an_interrupted_batch_requests_only_missing_answers(engine: LaunchedEngi
     assert sorted(json.loads(line)["custom_id"] for line in again.splitlines()) == [f"r{n}" for n in range(9)]
 
 
-@pytest.mark.parametrize("own_engine", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("own_engine", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_repeatedly_killed_batch_repeats_and_loses_no_line(
     engine: LaunchedEngine, tmp_path: Path, own_engine: bool
 ) -> None:

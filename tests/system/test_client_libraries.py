@@ -24,7 +24,7 @@ DEADLINE_S = 200.0
 KEY = "sk-loom"
 LIMA = "The capital of Peru is Lima."
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # includes the installation
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]  # includes the installation
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from tokenloom.tests.system.launched import LaunchedEngine
 DEADLINE_S = 200.0
 NUM_REQUESTS = 20
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

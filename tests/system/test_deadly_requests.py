@@ -45,7 +45,7 @@ def post(engine: Engine, body: bytes) -> httpx2.Response | None:
     return None
 
 
-@pytest.mark.parametrize("kind", [pytest.param("abort", marks=pytest.mark.slow), "hang"])
+@pytest.mark.parametrize("kind", [pytest.param("abort", marks=pytest.mark.nightly), "hang"])
 def test_a_body_that_kills_frontends_is_refused_after_two_and_others_go_on(engine: Engine, kind: str) -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 2, "user": "u" * (500 + len(kind))}).encode()
     before = num_frontends_lost(engine)
@@ -80,7 +80,7 @@ def test_the_library_brings_back_a_request_that_kills_frontends_only_once(engine
     assert num_frontends_lost(engine) - before == LOSSES_TO_REFUSE
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_caller_whose_requests_all_kill_a_frontend_does_not_end_the_engine(engine: Engine) -> None:
     for number in range(MAX_FAILURES + 3):
         body = json.dumps({"prompt": "x" * number, "user": "u" * 900}).encode()

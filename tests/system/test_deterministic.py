@@ -102,7 +102,7 @@ def test_deterministic_answers_agree_with_the_default_kernels(tmp_path: Path) ->
         assert mine.cumulative_logprob == pytest.approx(usual.cumulative_logprob, abs=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_too_many_ranks_for_one_order_of_sums_are_refused(tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path / "m", "llama", num_attention_heads=4, num_key_value_heads=4)
     with pytest.raises(ConfigError, match="at most 2 ranks"):

@@ -113,7 +113,7 @@ def test_a_passing_fault_changes_no_answer_and_is_named_in_health(
     check_fault(engine, point, kind, rank, words)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("point", "kind", "rank", "words"), SLOW_CASES)
 def test_every_kind_of_fault_at_every_point_of_every_rank(
@@ -147,7 +147,7 @@ def test_plain_answers_go_on_while_the_grammar_process_is_stopped(engine: Engine
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGSTOP, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)])
 def test_killing_or_stopping_any_rank_changes_no_answer(engine: Engine, number: signal.Signals) -> None:
     with Client(engine.address) as client:
         calm = client.generate(PROMPT, GREEDY, use_tqdm=False)[0]
@@ -307,7 +307,7 @@ def test_a_worker_stopped_while_the_core_restarts_is_replaced(engine: Engine) ->
         assert "worker 1 did not answer the core's probe within 1 s" in client.health().last_failure
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_that_hangs_during_its_start_is_replaced(engine: Engine, rank: int) -> None:
@@ -356,7 +356,7 @@ def test_open_requests_go_on_at_an_engine_that_is_started_again_after_its_superv
                 assert difference(expected, future.result(timeout=RECOVERY_S)) is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("point", "rank", "words"), [("core.schedule", None, "core"), ("worker.load", 0, "worker 0")])
 def test_an_engine_that_keeps_failing_tells_every_caller_the_cause(

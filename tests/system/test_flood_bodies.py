@@ -11,7 +11,7 @@ def test_large_bodies_and_very_many_answers_delay_no_other_caller() -> None:
     assert flood_bodies.main(["--megabytes", "0.3", "--answers", "4096", "--only", "/v1/completions"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_the_largest_bodies_delay_no_other_caller() -> None:
     assert flood_bodies.main(["--megabytes", "1", "8", "31"]) == 0

@@ -72,7 +72,7 @@ def answers_of(client: Client, work: list[Work]) -> list[RequestOutput]:
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly)])
 def test_streams_of_a_lost_frontend_go_on_at_the_other_with_equal_answers(
     engine: Engine, number: signal.Signals
 ) -> None:

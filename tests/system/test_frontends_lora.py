@@ -105,7 +105,7 @@ def test_an_order_at_one_frontend_counts_at_the_other_as_soon_as_it_is_answered(
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_the_loss_of_a_frontend_after_a_load_changes_no_answer_and_no_name(
     engine: Engine, clients: list[Client], doors: list[httpx2.Client], place: int
 ) -> None:

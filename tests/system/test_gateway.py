@@ -177,7 +177,7 @@ def test_without_any_engine_new_requests_are_refused_and_accepted_ones_wait(
         assert difference(calm[-1], future.result(timeout=DEADLINE_S)) is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(150)
 def test_an_adapter_that_is_loaded_while_an_engine_is_away_serves_there_when_it_is_back(
     fleet: Fleet, adapters: Path
@@ -216,7 +216,7 @@ def test_a_gateway_outlives_any_number_of_its_frontends(fleet: Fleet, calm: list
             check_equal(calm[-1:], [future.result(timeout=DEADLINE_S)])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(150)
 def test_a_reload_goes_to_all_engines_and_to_one_that_comes_back_with_the_weights_of_its_start(
     fleet: Fleet, calm: list[RequestOutput], other_weights: Path, tmp_path: Path
@@ -272,7 +272,7 @@ def test_unequal_models_and_wrong_keys_are_refused_in_one_line(fleet: Fleet, key
             assert gateway.stop() == 0 and len(found) == 1, found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(150)
 @pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can")
 @pytest.mark.parametrize("is_ipv6", [False, True])

@@ -50,7 +50,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=["images", pytest.param("audio", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=["images", pytest.param("audio", marks=pytest.mark.nightly)])
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 

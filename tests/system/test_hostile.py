@@ -15,19 +15,19 @@ def test_hostile_inputs_end_no_process_and_cut_no_stream() -> None:
     assert hostile.main(["--every", "5", "--settle-s", "0", "--pause-limit-s", str(LAX_S)]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_all_hostile_inputs_end_no_process_keep_no_memory_and_cut_no_stream() -> None:
     assert hostile.main([]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_crowd_of_hostile_callers_delays_no_token() -> None:
     assert hostile.main(["--crowd-s", "60"]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_a_mixture_of_hostile_inputs_changes_no_answer_of_others() -> None:
     assert hostile.main(["--mixture-s", "120"]) == 0

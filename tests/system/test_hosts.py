@@ -109,7 +109,7 @@ def test_a_host_that_is_told_to_stop_is_lost_at_once_and_requests_wait_for_the_n
     assert is_ready(engine)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seconds", [2.0, 8.0])
 def test_a_link_that_is_cut_for_a_while_changes_no_answer(
     engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput], seconds: float
@@ -131,7 +131,7 @@ def test_a_link_that_is_cut_for_a_while_changes_no_answer(
     assert engine.text.count(joined) == num_joined + (seconds > LEASE_S)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_requests_wait_for_a_host_that_is_cut_off_for_ever(
     engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
 ) -> None:
@@ -151,7 +151,7 @@ def test_requests_wait_for_a_host_that_is_cut_off_for_ever(
     agent.end()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("victim", ["rank", "agent", "head"])
 def test_a_stopped_process_changes_no_answer(
     engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput], victim: str
@@ -179,7 +179,7 @@ def other_network(tmp_path: Path) -> Iterator[Network]:
         yield network
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_when_the_head_is_killed_its_hosts_and_clients_go_on_with_the_next(
     other_network: Network, work: list[Work], calm: list[RequestOutput]
 ) -> None:
@@ -199,7 +199,7 @@ def test_when_the_head_is_killed_its_hosts_and_clients_go_on_with_the_next(
         assert engine.stop() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("num_spare", [0, 1])
 def test_a_rolling_restart_of_all_hosts_loses_and_changes_no_answer(
     tmp_path: Path, work: list[Work], calm: list[RequestOutput], num_spare: int

@@ -59,7 +59,7 @@ def check_hosts(folder: Path, work: Sequence[Work], options: Sequence[str], num_
     assert not [(each.kind, what) for each, one, other in pairs if (what := difference(one, other))]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_adapters_on_two_hosts_answer_as_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     adapters = write_adapters(tmp_path / "adapters", DEMO_FOLDER, 3)
@@ -71,7 +71,7 @@ def test_adapters_on_two_hosts_answer_as_in_one_process(tmp_path: Path, monkeypa
     check_hosts(tmp_path, work, options, num_hosts=2, num_ranks=2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_images_on_two_hosts_answer_as_in_one_process(tmp_path: Path) -> None:
     rng = random.Random(5)
     work = about_images(make_work(rng)[:6], rng)
@@ -79,7 +79,7 @@ def test_images_on_two_hosts_answer_as_in_one_process(tmp_path: Path) -> None:
     check_hosts(tmp_path, work, [*EXACT, "--model", str(model)], num_hosts=2, num_ranks=2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_four_ranks_on_three_hosts_answer_as_one_process_with_preemption(tmp_path: Path) -> None:
     work = make_work(random.Random(6), num_sentences=20)
     check_hosts(tmp_path, [*work, *work], [*EXACT, *FEW_BLOCKS], num_hosts=3, num_ranks=4)

@@ -33,7 +33,7 @@ NUM_BLOCKS = sum(num_readable(prompt) for prompt in PROMPTS) // BLOCK_SIZE
 REDIS_PORT, PEER_PORT = 6380, 7300
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can"),
     pytest.mark.timeout(280),
 ]

@@ -117,7 +117,7 @@ def test_a_host_that_comes_back_has_its_part_of_the_blocks_on_its_own_disk(
     assert num_loaded(outputs, "disk") == sum(map(num_readable, PROMPTS))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_replica_on_another_host_has_its_tiers_there(tmp_path: Path, calm: list[RequestOutput]) -> None:
     options = ["--dp", "2", "--hosts", "2", "--max-model-len", "600", "--dtype", "float32", "--num-kv-blocks", "41"]
     with Network(tmp_path, 2) as network:

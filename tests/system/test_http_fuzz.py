@@ -80,7 +80,7 @@ def test_no_body_gets_a_500(url: str, http: httpx2.Client) -> None:
     assert http.get("/ready").status_code == 200
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3600)
 def test_no_body_of_a_hundred_thousand_gets_a_500(url: str, http: httpx2.Client) -> None:
     fuzz(url, 100_000, seed=2)

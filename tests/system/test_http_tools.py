@@ -44,7 +44,7 @@ def test_every_alert_fires_on_its_fault_and_none_without() -> None:
     assert "SUCCESS" in run("promtool", "test", "rules", str(DASHBOARDS / "alerts_test.yml"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs("promtool")
 def test_promtool_accepts_the_metrics(url: str) -> None:
     httpx2.post(f"{url}/v1/completions", json={"prompt": "The", "max_tokens": 3}, timeout=DEADLINE_S)
@@ -62,7 +62,7 @@ def cause_what_is_counted(url: str) -> None:
         next(answer.iter_lines())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @needs("prometheus")
 def test_every_grafana_panel_has_data_after_prometheus_scrapes_the_engine(tmp_path: Path) -> None:
     adapters = [f"{name}={DEMO / 'adapters' / name}" for name in ("json", "pirate")]
@@ -95,7 +95,7 @@ OPTIONS += (
 SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not SCHEMATHESIS.exists(), reason="schemathesis is not installed")
 @pytest.mark.parametrize(

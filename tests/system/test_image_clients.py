@@ -62,7 +62,7 @@ def test_openai_sends_images(url: str, pictures: dict[Path, str]) -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)  # includes the installation
 @pytest.mark.parametrize("library", INSTALLED)
 def test_other_libraries_send_images(url: str, pictures: dict[Path, str], library: str) -> None:

@@ -264,7 +264,7 @@ def test_the_installed_command_lists_its_flags_in_help() -> None:
         assert flag in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_slow_engine_start_is_logged_to_stderr_and_leaves_stdout_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,7 @@ def test_a_killed_clients_requests_end_within_its_lease(engine: Engine, client: 
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("pause_s", [LEASE_S / 3, pytest.param(LEASE_S * 1.5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pause_s", [LEASE_S / 3, pytest.param(LEASE_S * 1.5, marks=pytest.mark.nightly)])
 def test_a_returning_client_continues_its_request(engine: Engine, client: Client, pause_s: float) -> None:
     """Within its lease its request keeps running; later the client submits it again with the received tokens."""
     params, is_late = LONG.replace(max_tokens=400), pause_s > LEASE_S
@@ -124,7 +124,7 @@ def test_an_abort_is_confirmed_frees_blocks_and_is_idempotent(client: Client) ->
     wait_idle(client)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_health_reports_a_stopped_core_as_stalled(engine: Engine, client: Client) -> None:
     calm = client.generate(PROMPT, LONG, use_tqdm=False)[0]

@@ -198,7 +198,7 @@ def test_the_checker_detects(mutation: str, folder: Path, oracle: LogprobOracle)
     assert num_checked > 3
 
 
-@pytest.mark.parametrize("num_tokens", [1500, pytest.param(8190, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_tokens", [1500, pytest.param(8190, marks=pytest.mark.nightly)])
 def test_logprobs_of_a_long_prompt_take_bounded_memory(num_tokens: int, tmp_path: Path) -> None:
     """Check the peak memory of the engine's processes; all logits at once would take 600 KB a token."""
     folder = tiny_checkpoint(tmp_path / "m", "llama", vocab_size=151_936, max_position_embeddings=8192)

@@ -19,10 +19,10 @@ NUM_REQUESTS = 12
 MAX_TOKENS = 40
 NUM_STEPS = 8  # with tokens, after which some media are encoded and others wait
 ROLES = ("worker 0", "core", "frontend", "media")
-SLOW = ("gemma3", "idefics3", *HEARING)
+NIGHTLY = tuple(pytest.param(name, marks=pytest.mark.nightly) for name in ("gemma3", "idefics3", *HEARING))
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", *(pytest.param(each, marks=pytest.mark.slow) for each in SLOW)])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", *NIGHTLY])
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
     return make_models(tmp_path_factory.mktemp("models"), request.param)
 
@@ -32,7 +32,7 @@ def checker(models: Models) -> Checker:
     return Checker(models)
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.nightly)])
 def engine(
     request: pytest.FixtureRequest, models: Models, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
@@ -44,7 +44,7 @@ def engine(
 
 
 @pytest.mark.parametrize(
-    "role", [pytest.param(role, marks=() if role in ("core", "media") else pytest.mark.slow) for role in ROLES]
+    "role", [pytest.param(role, marks=() if role in ("core", "media") else pytest.mark.nightly) for role in ROLES]
 )
 def test_a_killed_process_changes_no_answer_to_media(
     role: str, engine: Engine, models: Models, checker: Checker

@@ -41,7 +41,7 @@ DEFAULT = {  # the others are slow
     ("voxtral", "chunks of 20"),
 }
 CASES = [
-    pytest.param(name, schedule, marks=() if (name, schedule) in DEFAULT else pytest.mark.slow)
+    pytest.param(name, schedule, marks=() if (name, schedule) in DEFAULT else pytest.mark.nightly)
     for name in FAMILIES
     for schedule in SCHEDULES
 ]
@@ -115,7 +115,7 @@ def test_no_schedule_changes_an_answer_to_media(
     assert count == num_encoded if schedule == "plain" else count >= num_encoded
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", HEARING)
 def test_no_size_of_chunks_changes_an_answer_to_clips(
@@ -141,7 +141,7 @@ def cuts_medium(family: Family, stem: str, medium: Any) -> bool:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(each, marks=() if each == "qwen2_vl" else pytest.mark.slow)
+        pytest.param(each, marks=() if each == "qwen2_vl" else pytest.mark.nightly)
         for each in FAMILIES
         if each != WHISPER  # its clips have whole blocks
     ],

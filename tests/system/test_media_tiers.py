@@ -22,9 +22,9 @@ def length(models: Models, request: MediaRequest) -> int:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("is_deterministic", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("is_deterministic", [False, pytest.param(True, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
-    "name", [pytest.param(each, marks=() if each == WHISPER else pytest.mark.slow) for each in ("llava", *HEARING)]
+    "name", [pytest.param(each, marks=() if each == WHISPER else pytest.mark.nightly) for each in ("llava", *HEARING)]
 )
 def test_blocks_of_media_come_back_from_host_memory(name: str, is_deterministic: bool, tmp_path: Path) -> None:
     models = make_models(tmp_path / "model", name)

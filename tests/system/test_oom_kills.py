@@ -93,7 +93,7 @@ def test_a_kill_by_another_process_is_not_reported_as_an_oom_kill(cgroup: Path) 
         assert process.wait(DEADLINE_S) == -signal.SIGKILL and kills.describe() == ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_health_names_the_memory_limit_after_an_oom_kill_of_a_worker(cgroup: Path, tmp_path: Path) -> None:
     options = ["--device", "cpu", "--num-threads", "1", "--hang-timeout-s", str(3 * LOOK_S)]

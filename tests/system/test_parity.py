@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from concurrent.futures import Future
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import torch
 from tokenloom import LLM, RequestOutput, SamplingParams
 from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.today import some
 from tokenloom.tests.system.oracle import GreedyOracle
 
 VOCAB_SIZE = 1013
@@ -127,13 +127,10 @@ FIELD_FAMILIES = (
     *("gemma4_moe", "glm4_moe"),
 )
 PAIRS = [(family, schedule) for family in FIELD_FAMILIES for schedule in SCHEDULES]
-NUM_TODAY = 6  # pairs that a day's default run takes; a slow run takes all
-TODAY = {PAIRS[(date.today().toordinal() * NUM_TODAY + i) * 7 % len(PAIRS)] for i in range(NUM_TODAY)}
+NUM_TODAY = 6  # pairs that a day's default run takes
 
 
-@pytest.mark.parametrize(
-    ("family", "schedule"), [pytest.param(*pair, marks=[] if pair in TODAY else [pytest.mark.slow]) for pair in PAIRS]
-)
+@pytest.mark.parametrize(("family", "schedule"), some(PAIRS, NUM_TODAY))
 def test_further_families_equal_transformers_under_every_schedule(family: str, schedule: str, tmp_path: Path) -> None:
     """A day takes other pairs than the day before, since all of them take minutes."""
     folder = tiny_checkpoint(tmp_path / family, family)

@@ -154,7 +154,7 @@ def test_losing_a_worker_or_the_core_ends_the_profile_but_no_request(
     assert [len(steps(events)) < 20 for events in take_traces(folder).values()] == [True, True]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("is_stopping", [False, True])
 def test_a_worker_that_dies_during_a_profile_call_fails_the_call(

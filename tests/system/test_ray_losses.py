@@ -30,7 +30,7 @@ from tokenloom.tests.system.spread_work import (
 __all__ = ["calm", "work"]  # fixtures
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "there can be a cluster"),
     pytest.mark.timeout(280),
 ]

@@ -34,7 +34,7 @@ serve.shutdown()
 """
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.timeout(280),
     pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "there can be a cluster"),
     pytest.mark.skipif(importlib.util.find_spec("fastapi") is None, reason="ray[serve] is not installed"),

@@ -24,7 +24,7 @@ from tokenloom.tests.system.tier_engine import (
 )
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "there can be a cluster"),
     pytest.mark.timeout(280),
 ]

@@ -64,7 +64,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 @needs_redis
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_redis_that_is_away_hangs_dies_and_comes_back_changes_no_answer(served: Served, tmp_path: Path) -> None:
     calm = served.ask()
     served.wait(lambda: served.num_lines(NOT_USED) == 1)

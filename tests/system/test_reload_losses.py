@@ -30,7 +30,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return tiny_checkpoint(folder / "one", "qwen3", seed=1), tiny_checkpoint(folder / "two", "qwen3", seed=2)
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids="tp{}".format)
+@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.nightly)], ids="tp{}".format)
 def engine(
     request: pytest.FixtureRequest, folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:

@@ -93,7 +93,7 @@ def test_each_replica_publishes_the_blocks_of_its_own_pool(engine: TierEngine, c
     assert not stored[0] & stored[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_each_replica_has_its_own_disk_and_a_lost_process_changes_no_answer(
     tmp_path: Path, computed: list[RequestOutput]

@@ -192,7 +192,7 @@ def test_a_rolling_restart_replaces_all_processes_and_changes_no_answer(
             client.restart_replicas(2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", ["frontend", "core of replica 1", "worker 0"])
 def test_a_process_lost_during_a_rolling_restart_changes_no_answer(
@@ -213,7 +213,7 @@ def test_a_process_lost_during_a_rolling_restart_changes_no_answer(
             assert not set(before) & set(pids(engine))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("name", PROCESSES)
@@ -230,7 +230,7 @@ def of_grammars(engine: Engine, role: str) -> list[psutil.Process]:
     return [process for process in engine.processes() if process.cmdline()[:1] == [f"tokenloom {role}"]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("role", ["grammar", "prover"])
 @pytest.mark.parametrize("num_stopped", [1, 2])

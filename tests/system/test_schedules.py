@@ -55,7 +55,7 @@ def pairwise(combinations: list[list[str]]) -> list[list[str]]:
 
 PAIRWISE = pairwise(ALL_COMBINATIONS)
 COMBINATIONS = [
-    pytest.param(names, marks=() if names in PAIRWISE else pytest.mark.slow, id=" ".join(names) or "plain")
+    pytest.param(names, marks=() if names in PAIRWISE else pytest.mark.nightly, id=" ".join(names) or "plain")
     for names in ALL_COMBINATIONS
 ]
 

@@ -109,10 +109,10 @@ def test_a_process_killed_during_sleep_is_replaced_asleep(engine: Engine, client
     [
         ("worker 0", True),
         ("core", False),
-        pytest.param("worker 0", False, marks=pytest.mark.slow),
-        pytest.param("core", True, marks=pytest.mark.slow),
-        pytest.param("frontend", False, marks=pytest.mark.slow),
-        pytest.param("frontend", True, marks=pytest.mark.slow),
+        pytest.param("worker 0", False, marks=pytest.mark.nightly),
+        pytest.param("core", True, marks=pytest.mark.nightly),
+        pytest.param("frontend", False, marks=pytest.mark.nightly),
+        pytest.param("frontend", True, marks=pytest.mark.nightly),
     ],
 )
 def test_a_process_killed_during_a_sleep_or_wake_up_reaches_the_new_state(

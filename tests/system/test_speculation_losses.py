@@ -26,8 +26,8 @@ RECOVERY_S = 60.0
         ("worker 0", 1),
         ("core", 1),
         ("frontend", 1),
-        pytest.param("core", 2, marks=pytest.mark.slow),
-        pytest.param("core of replica 1", 2, marks=pytest.mark.slow),
+        pytest.param("core", 2, marks=pytest.mark.nightly),
+        pytest.param("core of replica 1", 2, marks=pytest.mark.nightly),
     ],
 )
 def test_a_process_killed_between_drafts_and_their_result_changes_no_answer(
@@ -60,7 +60,7 @@ def test_a_process_killed_between_drafts_and_their_result_changes_no_answer(
     assert drafted > accepted > 100
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(150)
 @pytest.mark.parametrize("role", ["core", "core of replica 1"])
 def test_a_core_of_several_replicas_killed_while_it_verifies_lookups_changes_no_answer(

@@ -63,7 +63,7 @@ def test_every_answer_parses_and_validates(engines: dict[str, LLM], model: str) 
     generate_all(engines[model], 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("model", MODELS)
 def test_500_answers_parse_and_validate(engines: dict[str, LLM], model: str) -> None:
@@ -197,7 +197,7 @@ def test_deep_grammars_fail_only_their_own_requests(engines: dict[str, LLM]) -> 
     assert refuse_all(engines["demo"], list(deep_grammars())) >= 8
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3000)
 def test_2000_malformed_grammars_fail_only_their_own_requests(engines: dict[str, LLM]) -> None:
     assert refuse_all(engines["demo"], malformed_grammars(2200, seed=1)) > 2000

@@ -70,7 +70,7 @@ def test_a_suspension_of_three_step_limits_replaces_no_process_and_cuts_no_strea
     check_suspensions(engine, "signals", 1, 3.0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", HOWS)
 def test_ten_suspensions_of_ten_seconds_replace_no_process_and_cut_no_stream(engine: Engine, how: How) -> None:

@@ -38,7 +38,7 @@ def write_model(folder: Path, family: str, seed: int = 0) -> Path:
     return tiny_checkpoint(folder, family, seed=seed, vocab_size=VOCAB_SIZE, max_position_embeddings=1024, **window)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_next_engine_of_any_kind_has_the_same_bits_from_the_disk(kind: str, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_the_next_engine_of_any_kind_has_the_same_bits_from_the_disk(kind: str, 
     check_equal(calm, outputs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("options", [[], ["--tensor-parallel-size", "2"], ["--kv-cache-dtype", "fp8"]])
 def test_an_engine_with_other_options_finds_nothing_of_another_one(options: list[str], tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_an_engine_with_other_options_finds_nothing_of_another_one(options: list
     assert output.num_cached_tokens == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_reloaded_weights_find_their_own_blocks_alone(tmp_path: Path) -> None:
     one, two = (write_model(tmp_path / name, "qwen3", seed) for seed, name in enumerate(("one", "two")))
@@ -130,7 +130,7 @@ def test_a_folder_in_use_costs_one_line_and_no_request(tmp_path: Path) -> None:
             engine.end()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_folder_that_cannot_be_made_costs_one_line_and_no_request(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with TierEngine(tmp_path, tmp_path / "file" / "kv") as engine:
@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_made_costs_one_line_and_no_request(tmp_path: Pa
         assert len(errors) == 1 and "--kv-disk" in errors[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_tiers_delay_the_start_by_at_most_200_ms(tmp_path: Path) -> None:
     seconds: dict[bool, list[float]] = {False: [], True: []}

@@ -189,7 +189,7 @@ def test_a_long_context_is_cut_to_its_last_tokens(served: Served) -> None:
     assert create(served, clip, "json", language="en").text != served.text(expected)
 
 
-@pytest.mark.parametrize("role", ["core", "media", pytest.param("worker 0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("role", ["core", "media", pytest.param("worker 0", marks=pytest.mark.nightly)])
 def test_a_killed_process_changes_no_transcript(role: str, served: Served) -> None:
     """A clip of five pieces and more; each loss comes after some tokens, or while the clip is cut."""
     clip, point = spoken(50 + len(role), 9 * SAMPLE_RATE), "media.read" if role == "media" else "worker.sample"

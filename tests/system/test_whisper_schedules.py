@@ -138,7 +138,7 @@ def test_a_missing_file_ends_its_requests_alone(models: Models, tmp_path: Path) 
     check(models.oracle, [request for request in requests if request not in ended])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_a_model_of_the_shape_of_whisper_tiny_gives_the_answers_of_transformers(tmp_path: Path) -> None:
     folder = whisper_checkpoint(tmp_path / "model", **TINY)

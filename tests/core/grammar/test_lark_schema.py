@@ -316,7 +316,7 @@ def test_around_large_numbers_texts_are_those_around_small_ones(seed: int) -> No
     assert sum(compare_with_small_numbers(seed * 10 + i, 4) for i in range(5)) > 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_around_large_numbers_texts_are_those_around_small_ones_for_200_schemas() -> None:
     assert sum(compare_with_small_numbers(1000 + i, 12) for i in range(200)) > 1500

@@ -79,7 +79,7 @@ def test_random_operations_keep_grammars_in_step_with_tokens(seed: int) -> None:
     run_random_grammars(seed, 400)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_100_000_random_operations_keep_grammars_in_step_with_tokens() -> None:
     for seed in range(100, 200):

@@ -389,7 +389,7 @@ def test_the_table_agrees_with_plain_dicts_and_every_request_gets_its_adapter(se
     assert model.queue.progress().num_waiting == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_the_table_agrees_with_plain_dicts_for_a_long_time() -> None:
     for seed in range(100, 200):

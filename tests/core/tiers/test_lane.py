@@ -57,7 +57,7 @@ def blocks_of(items: Sequence[Item]) -> list[SlotItem]:
     return [SlotItem(slot, item) for slot, item in enumerate(items, 1)]
 
 
-@pytest.mark.parametrize("num_faults", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_faults", [1000, pytest.param(10_000, marks=pytest.mark.nightly)])
 def test_thousands_of_faults_and_no_wrong_block(tmp_path: Path, num_faults: int) -> None:
     source, numbers = open_disk(tmp_path), range(50)
     assert source._view is not None

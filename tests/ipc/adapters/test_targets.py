@@ -54,7 +54,7 @@ def shape_of(target: AdapterTarget) -> tuple[int, ...]:
     return (target.num_experts, *shape) if target.num_experts else shape
 
 
-@pytest.mark.parametrize("family", [*FAST, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)])
+@pytest.mark.parametrize("family", [*FAST, *(pytest.param(each, marks=pytest.mark.nightly) for each in OTHERS)])
 def test_targets_are_the_matrices_of_transformers_modules(tmp_path: Path, family: str) -> None:
     model = model_of(tmp_path, family)
     targets, paths = targets_of(model), ModulePaths(model)

@@ -69,7 +69,7 @@ def test_some_hostile_values_are_refused_by_their_fields(family: str, tmp_path: 
     assert not faults(changes, reader(tmp_path / "config.json", config))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", NATIVES)
 def test_every_hostile_value_is_refused_by_its_field(family: str, tmp_path: Path) -> None:
     config = tiny_config(family)

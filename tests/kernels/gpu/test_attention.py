@@ -81,7 +81,7 @@ def test_attention_is_the_references_over_random_steps(seed: int) -> None:
     check_step(random_step(seed))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(100, 320))
 def test_attention_is_the_references_over_many_random_steps(seed: int) -> None:
     check_step(random_step(seed))

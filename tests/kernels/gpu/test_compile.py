@@ -56,7 +56,7 @@ def check(found: list[dict[str, object]], architectures: tuple[int, ...] = ARCHI
 
 
 def test_kernels_compile_for_the_architecture_of_the_day(tmp_path: Path) -> None:
-    """Both compile in a slow run."""
+    """Both compile in a nightly run."""
     today = ARCHITECTURES[date.today().toordinal() % len(ARCHITECTURES)]
     check(reports(tmp_path, 120, "--quick", "--architectures", str(today)), (today,))
 
@@ -82,6 +82,6 @@ def test_the_residual_is_stored_after_all_threads_have_read_it(tmp_path: Path) -
     assert -1 < code.rindex("bar.sync") < code.index("st.global")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_forms_of_attention_compile_for_both_architectures(tmp_path: Path) -> None:
     check(reports(tmp_path, 400))

@@ -52,7 +52,7 @@ class WatchedModel:
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(family, marks=[] if family in ALWAYS else pytest.mark.slow) for family in FAMILIES]
+    "family", [pytest.param(family, marks=[] if family in ALWAYS else pytest.mark.nightly) for family in FAMILIES]
 )
 def test_a_family_has_the_references_logits_and_launches_kernels(family: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)

@@ -35,7 +35,7 @@ def check_close(result: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def seeds(count: int, slow: int) -> list[object]:
-    return [*range(count), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(count, slow))]
+    return [*range(count), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(count, slow))]
 
 
 NORMS: list[tuple[NormKind, bool, bool]] = [  # kind, with a weight, with a bias

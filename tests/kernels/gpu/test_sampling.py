@@ -159,7 +159,7 @@ def test_draws_match_the_definition() -> None:
     assert sum(check_draws(seed) for seed in range(8)) > 12
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("start", range(100, 200, 10))
 def test_many_draws_match_the_definition(start: int) -> None:

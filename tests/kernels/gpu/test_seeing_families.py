@@ -12,7 +12,7 @@ from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.models.test_seeing_families import check
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_vl"])
 def test_logits_with_images_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)

@@ -198,7 +198,7 @@ def test_a_fill_that_hangs_holds_up_neither_steps_nor_stop(
     assert time.monotonic() - begun < 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_fill_and_give_the_tokens_of_one(
     core: WorkerHarness, orders: list[FillSlot], checkpoint: Path, tmp_path: Path
 ) -> None:

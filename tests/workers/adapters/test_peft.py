@@ -45,7 +45,7 @@ QUICK = [
 ECHOING = ("gemma3_text", "gemma4", "gemma4_moe")  # with a tied head they repeat their input
 OPS: dict[str, Callable[[], Ops]] = {"plain": ReferenceOps, "C": lambda: select_ops(CPU, torch.float32)}
 CASES = [
-    pytest.param(family, kind, marks=() if (family, kind) in QUICK else pytest.mark.slow)
+    pytest.param(family, kind, marks=() if (family, kind) in QUICK else pytest.mark.nightly)
     for family, kinds in TABLE.items()
     for kind in kinds
 ]
@@ -137,10 +137,10 @@ SHARDED = {  # family and fields that divide by the ranks; KV heads of 1 are on 
         ("llama, replicated KV heads", VOCABULARY),
         ("phi4", "patterns"),
         ("mixtral", "experts and router"),
-        pytest.param("llama", "patterns", marks=pytest.mark.slow),
-        pytest.param("gpt2", "dora", marks=pytest.mark.slow),
-        pytest.param("phi4", "dora", marks=pytest.mark.slow),
-        pytest.param("phi4", VOCABULARY, marks=pytest.mark.slow),
+        pytest.param("llama", "patterns", marks=pytest.mark.nightly),
+        pytest.param("gpt2", "dora", marks=pytest.mark.nightly),
+        pytest.param("phi4", "dora", marks=pytest.mark.nightly),
+        pytest.param("phi4", VOCABULARY, marks=pytest.mark.nightly),
     ],
 )
 def test_ranks_cut_an_adapter_as_the_base(case: str, kind: str, tmp_path: Path) -> None:

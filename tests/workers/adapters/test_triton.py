@@ -31,7 +31,7 @@ CASES = (  # family, kinds of the adapters in slots 1 and 2
 )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("family", "kinds"), CASES)
 def test_logits_equal_the_references(family: str, kinds: tuple[str, str], tmp_path: Path) -> None:
     torch.set_num_threads(1)

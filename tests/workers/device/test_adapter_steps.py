@@ -86,8 +86,8 @@ def device_runner(model: DecoderModel, recorder: FakeRecorder | None) -> ModelRu
     ("sampling", "num_in_flight", "has_graphs"),
     [
         (GREEDY, 2, True),
-        pytest.param(GREEDY, 1, False, marks=pytest.mark.slow),
-        pytest.param(COUNTED, 1, True, marks=pytest.mark.slow),
+        pytest.param(GREEDY, 1, False, marks=pytest.mark.nightly),
+        pytest.param(COUNTED, 1, True, marks=pytest.mark.nightly),
     ],
 )
 def test_each_request_gets_the_tokens_that_its_adapter_gives_it_alone(

@@ -44,7 +44,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize(
-    ("seed", "num_requests"), [(0, 3), *(pytest.param(seed, 20, marks=pytest.mark.slow) for seed in range(1, 5))]
+    ("seed", "num_requests"), [(0, 3), *(pytest.param(seed, 20, marks=pytest.mark.nightly) for seed in range(1, 5))]
 )
 def test_graph_decode_gives_the_tokens_of_the_plain_runner(seed: int, num_requests: int) -> None:
     schedule, recorder = RandomSchedule(seed), FakeRecorder()
@@ -147,7 +147,7 @@ class OverlappedSchedule(RandomSchedule):
 
 
 @pytest.mark.parametrize(
-    ("seed", "num_requests"), [(0, 4), *(pytest.param(seed, 20, marks=pytest.mark.slow) for seed in range(1, 5))]
+    ("seed", "num_requests"), [(0, 4), *(pytest.param(seed, 20, marks=pytest.mark.nightly) for seed in range(1, 5))]
 )
 @pytest.mark.parametrize("has_graphs", [True, False])
 def test_tokens_do_not_depend_on_steps_in_flight(seed: int, num_requests: int, has_graphs: bool) -> None:

@@ -70,7 +70,7 @@ def warm_up(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Found]:
     [
         ("qwen3", None, []),
         *(
-            pytest.param(family, form, options, marks=pytest.mark.slow)
+            pytest.param(family, form, options, marks=pytest.mark.nightly)
             for family, form, options in (
                 ("mistral", None, []),
                 ("gemma3", None, []),

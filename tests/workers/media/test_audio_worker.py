@@ -99,7 +99,7 @@ def test_dummy_weights_include_the_encoder(engine: Engine, tmp_path: Path) -> No
     assert len(answers(dummy, make_prompt(dummy, COUNTS[:1], seed=3), 0)) == NUM_OUTPUTS
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_in_processes_give_the_tokens_of_one(engine: Engine, tmp_path: Path) -> None:
     prompt = make_prompt(engine, COUNTS, seed=1)
     expected = answers(engine, prompt, 0)

@@ -26,7 +26,7 @@ from tokenloom.workers.encoders.encoder import Encoder
 from tokenloom.workers.encoders.images.pixels import PixelScale
 
 DEFAULT = ("qwen3_vl", "gemma3", "smolvlm")  # deepstack with positions by axes, attention within an image, tiles
-MODELS = [name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in VISION_MODELS]
+MODELS = [name if name in DEFAULT else pytest.param(name, marks=pytest.mark.nightly) for name in VISION_MODELS]
 
 
 def make_prompt(engine: Engine, sizes: list[tuple[int, int, int]], seed: int) -> Prompt:
@@ -141,7 +141,7 @@ def test_dummy_weights_include_the_encoder(engine: Engine, tmp_path: Path) -> No
     assert isinstance(dummy.worker._media.encoder, Encoder)  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_ranks_in_processes_give_the_tokens_of_one(engine: Engine, tmp_path: Path) -> None:
     prompt = make_prompt(engine, [(1, 3, 4), (1, 2, 2)], seed=1)
     expected = answers(engine, prompt, 0)

@@ -162,7 +162,7 @@ def test_a_field_acts_as_in_transformers_or_is_refused_by_its_name(family: str, 
     assert verdict(pair, change, None) in ("equal", "refused")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", NATIVES)
 def test_every_field_as_transformers_saves_it_acts_as_there(family: str, tmp_path: Path) -> None:
     config = saved_config(tmp_path, start_of(family))
@@ -170,7 +170,7 @@ def test_every_field_as_transformers_saves_it_acts_as_there(family: str, tmp_pat
     assert found["equal"] > 10 and right(found), found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", NATIVES)
 def test_every_field_as_published_files_spell_it_acts_as_in_transformers(family: str, tmp_path: Path) -> None:
     config = start_of(family)
@@ -178,7 +178,7 @@ def test_every_field_as_published_files_spell_it_acts_as_in_transformers(family:
     assert found["equal"] > 10 and right(found), found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", NATIVES)
 def test_a_field_that_is_left_out_has_the_default_of_transformers(family: str, tmp_path: Path) -> None:
     config = start_of(family)

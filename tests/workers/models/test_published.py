@@ -54,7 +54,7 @@ def marked(names: Iterable[str], *, is_costly: bool = False) -> list[Any]:
 
     def marks(model: PublishedModel) -> list[pytest.MarkDecorator]:
         refused = [REFUSED] if model.architecture in NOT_NATIVE_YET else []
-        return [*refused, pytest.mark.slow] if is_costly and len(model.shapes) > MANY else refused
+        return [*refused, pytest.mark.nightly] if is_costly and len(model.shapes) > MANY else refused
 
     return [pytest.param(name, marks=marks(MODELS[name])) for name in names]
 

@@ -50,7 +50,7 @@ def unpacked(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_names_and_shapes_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = read_published(name)

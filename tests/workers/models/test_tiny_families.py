@@ -32,7 +32,7 @@ def logits_of(model: torch.nn.Module) -> Tensor:
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", CONFIGS)
 def test_logits_differ_between_tokens_and_positions(family: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, family)
@@ -42,7 +42,7 @@ def test_logits_differ_between_tokens_and_positions(family: str, tmp_path: Path)
     assert len(set(logits.argmax(-1).tolist())) >= 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("family", CONFIGS)
 def test_each_tensor_changes_the_logits(family: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, family)

@@ -79,7 +79,7 @@ def test_samples_follow_the_filtered_distribution(logits: F64, sampling: RowSamp
     check_draws(logits, sampling, 4000)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("logits", [PEAKED, TIED], ids=["peaked", "tied"])
 @pytest.mark.parametrize("sampling", CASES, ids=repr)
 def test_many_samples_follow_the_filtered_distribution(logits: F64, sampling: RowSampling) -> None:

@@ -142,7 +142,7 @@ def test_the_random_operations_meet_every_place(tmp_path: Path) -> None:
     assert all(total[name] > 20 for name in wanted), total
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_many_random_operations_with_tiers(tmp_path: Path) -> None:
     for seed in range(1000, 1400):

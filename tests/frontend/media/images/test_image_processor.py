@@ -152,7 +152,7 @@ def test_image_that_would_be_resized_beyond_the_memory_is_refused() -> None:
         process_image(image, case.config)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))

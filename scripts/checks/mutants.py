@@ -1,0 +1,128 @@
+"""Break the code in known ways and show that the default tests go red.
+
+    python scripts/checks/mutants.py                 all mutants: some minutes
+    python scripts/checks/mutants.py core workers    those of two rooms
+    python scripts/checks/mutants.py --left          shows too that the laws that left the default run went red
+
+A mutant in scripts/checks/mutants/ROOM.toml replaces one text of one file, in a copy of the tree:
+
+    [[mutant]]
+    file = "core/kv/block_pool.py"
+    old = "if block.num_users == 0:"                      # stands there once
+    new = "if block.num_users <= 1:"
+    red = ["tests/core/kv/test_block_pool.py::test_x"]    # laws of the default run, each of which goes red
+    left = ["tests/core/test_engine.py::test_y"]          # optional: a law that left the default run and was red too
+
+Exit code 1 and one line for each mutant whose text is not found, or that a law named there survives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tokenloom.tests.support.run_record import OPTION, RunRecord
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "scripts/checks/mutants"
+LIMIT_S = 600  # of the tests of one mutant: it may hang them
+
+
+class Mutant(msgspec.Struct, forbid_unknown_fields=True):
+    """One change of one file, the laws that go red, and those that have left the default run and did."""
+
+    file: str
+    old: str
+    new: str
+    red: list[str]
+    left: list[str] = []
+
+
+class Renamed(msgspec.Struct, forbid_unknown_fields=True):
+    """A law that another name or file has now, alone or together with others."""
+
+    old: str
+    new: str
+
+
+class Mutants(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of one file or of all."""
+
+    mutant: list[Mutant] = []
+    renamed: list[Renamed] = []
+
+
+def read_mutants(rooms: Sequence[str] = ()) -> Mutants:
+    """Read the mutants of some rooms or of all."""
+    found = Mutants()
+    for path in sorted(FOLDER.glob("*.toml")):
+        if not rooms or path.stem in rooms:
+            of_room = msgspec.toml.decode(path.read_bytes(), type=Mutants)
+            found = Mutants(found.mutant + of_room.mutant, found.renamed + of_room.renamed)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rooms", nargs="*", help="files in scripts/checks/mutants, without .toml")
+    parser.add_argument("--left", action="store_true", help="run the laws that left the default run too")
+    options = parser.parse_args()
+    mutants = read_mutants(options.rooms).mutant
+    num_faults = 0
+    with tempfile.TemporaryDirectory() as place:
+        tree = Path(place, "tokenloom")
+        shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".*", "__pycache__", "*.egg-info"))
+        for mutant in mutants:
+            for fault in try_mutant(tree, mutant, with_left=options.left):
+                num_faults += 1
+                print(f"{mutant.file}: {mutant.new.strip()!r}: {fault}", flush=True)
+    print(f"{len(mutants)} mutants tried, {num_faults} faults")
+    return int(num_faults > 0)
+
+
+def try_mutant(tree: Path, mutant: Mutant, *, with_left: bool) -> Iterator[str]:
+    """Yield what is wrong with a mutant, tried in a copy of the tree."""
+    path = tree / mutant.file
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if text.count(mutant.old) != 1:
+        yield f"its old text stands there {text.count(mutant.old)} times"
+        return
+    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    try:
+        yield from (f"{law} survives it" for law in survivors(tree, mutant.red))
+        if with_left and mutant.left:
+            yield from (f"{law}, which left, survived it" for law in survivors(tree, mutant.left, "-m", ""))
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def survivors(tree: Path, laws: Sequence[str], *arguments: str) -> list[str]:
+    """Run laws and return those of which no case fails: none if the run does not end."""
+    with tempfile.TemporaryDirectory() as place:
+        record = Path(place, "record.json")
+        plugin = ["-p", "tokenloom.tests.support.run_record", OPTION, str(record)]
+        command = [sys.executable, "-m", "pytest", "-q", *plugin, *arguments, *laws]
+        environment = os.environ | {"PYTHONPATH": str(tree.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        try:
+            subprocess.run(command, cwd=tree, env=environment, timeout=LIMIT_S, capture_output=True, check=False)
+        except subprocess.TimeoutExpired:
+            return []
+        failed = msgspec.json.decode(record.read_bytes(), type=RunRecord).errors if record.exists() else {}
+    return [law for law in laws if not any(_is_of(test, law) for test in failed)]
+
+
+def _is_of(test: str, law: str) -> bool:
+    """Return whether a failed test is a case of the law, or the whole file that holds it."""
+    return test == law.partition("::")[0] or test.partition("[")[0] == law
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Cases that change from day to day: the default run takes a few of many, other ones tomorrow, the nightly run all.
+
+The day is that of TOKENLOOM_TEST_DATE, which each run prints at its end, else today: `TOKENLOOM_TEST_DATE=2026-11-29
+scripts/test tests/core` takes the cases of that day once more.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+
+import pytest
+
+VARIABLE = "TOKENLOOM_TEST_DATE"
+# in the environment, so that all processes of a run agree, at midnight too
+DAY = date.fromisoformat(os.environ.setdefault(VARIABLE, datetime.now(UTC).date().isoformat())).toordinal()
+
+
+def seeds(num_today: int, num_nightly: int = 0) -> list[object]:
+    """Return seeds for `parametrize`: those of the day, then more for the nightly run."""
+    first = DAY * 1000
+    count = num_today + num_nightly
+    return [_case(first + i, is_today=i < num_today) for i in range(count)]
+
+
+def some(cases: Sequence[object], num_today: int, day: int = DAY) -> list[object]:
+    """Return all cases for `parametrize`; the nightly run alone takes those that are not among the day's. These are far
+    apart, and each case has its day within len(cases) / num_today days."""
+    count = len(cases)
+    stride = next(step for step in range(round(0.618 * count), 2 * count + 2) if math.gcd(step, count) == 1)
+    today = {(day * num_today + i) * stride % count for i in range(min(num_today, count))}
+    return [_case(case, is_today=i in today) for i, case in enumerate(cases)]
+
+
+def some_pairs(rows: Sequence[object], columns: Sequence[object], every: int) -> list[object]:
+    """Return all pairs for `parametrize` of two names, as a Latin square: one of `every` columns of each row and one of
+    `every` rows of each column are the day's."""
+    return [
+        _case((row, column), is_today=(i + j + DAY) % every == 0)
+        for i, row in enumerate(rows)
+        for j, column in enumerate(columns)
+    ]
+
+
+def _case(case: object, *, is_today: bool) -> object:
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=[] if is_today else [pytest.mark.nightly])
