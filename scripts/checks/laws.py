@@ -3,7 +3,7 @@
     python scripts/checks/laws.py OLD NEW
 
 A law is a test function. It has left if it is gone or runs at night alone. It is held if a mutant in
-scripts/checks/mutants/ turned it red and turns a law of the default run red too (scripts/checks/mutants.py shows that),
+scripts/checks/mutants/ turned it red and turns a law of the default run red too (scripts/checks/try_mutants.py shows that),
 or if `[[renamed]]` there, or the same name in another file, says where it is now.
 
 Exit code 1 if a law has left that nothing holds.
@@ -19,7 +19,7 @@ import sys
 import tarfile
 from collections.abc import Iterator
 
-from tokenloom.scripts.checks.mutants import ROOT, Mutants, read_mutants
+from tokenloom.scripts.checks.try_mutants import ROOT, Mutants, read_mutants
 
 NOT_DEFAULT = ("pytest.mark.nightly", "pytest.mark.slow", "pytest.mark.gpu")
 
@@ -68,7 +68,8 @@ def laws_of(commit: str) -> Iterator[str]:
 def default_tests(source: str) -> Iterator[str]:
     """Yield the names of the test functions of a file that the default run takes, whole or some of their cases."""
     module = ast.parse(source)
-    marks = [ast.unparse(node.value) for node in module.body if _sets_marks(node)]
+    assigned = [node for node in module.body if isinstance(node, ast.Assign)]
+    marks = [ast.unparse(node.value) for node in assigned if ast.unparse(node.targets[0]) == "pytestmark"]
     if any(mark in text for text in marks for mark in NOT_DEFAULT):
         return
     for node in ast.walk(module):
@@ -76,10 +77,6 @@ def default_tests(source: str) -> Iterator[str]:
             continue
         if not any(ast.unparse(each).startswith(NOT_DEFAULT) for each in node.decorator_list):
             yield node.name
-
-
-def _sets_marks(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Assign) and [ast.unparse(each) for each in node.targets] == ["pytestmark"]
 
 
 if __name__ == "__main__":

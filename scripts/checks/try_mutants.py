@@ -1,8 +1,8 @@
 """Break the code in known ways and show that the default tests go red.
 
-    python scripts/checks/mutants.py                 all mutants: some minutes
-    python scripts/checks/mutants.py core workers    those of two rooms
-    python scripts/checks/mutants.py --left          shows too that the laws that left the default run went red
+    python scripts/checks/try_mutants.py                 all mutants: some minutes
+    python scripts/checks/try_mutants.py core workers    those of two rooms
+    python scripts/checks/try_mutants.py --left          shows too that the laws that left the default run went red
 
 A mutant in scripts/checks/mutants/ROOM.toml replaces one text of one file, in a copy of the tree:
 
