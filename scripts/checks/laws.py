@@ -3,8 +3,8 @@
     python scripts/checks/laws.py OLD NEW
 
 A law is a test function. It has left if it is gone or runs at night alone. It is held if a mutant in
-scripts/checks/mutants/ turned it red and turns a law of the default run red too (scripts/checks/try_mutants.py shows that),
-or if `[[renamed]]` there, or the same name in another file, says where it is now.
+scripts/checks/mutants/ turned it red and turns a law of the default run red too (scripts/checks/try_mutants.py shows
+that), or if `[[renamed]]` there, or the same name in another file, says where it is now.
 
 Exit code 1 if a law has left that nothing holds.
 """
