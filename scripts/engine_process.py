@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +17,7 @@ from typing import TypeVar
 import psutil
 
 from tokenloom.tests.support.faults import inject
+from tokenloom.tests.support.waiting import Deadline, wait_until
 
 EngineT = TypeVar("EngineT", bound="Engine")
 
@@ -28,7 +28,7 @@ STOP_S = 60.0
 class Engine:
     """Owns the engine's process and kills it at the end of a `with`. A thread reads stdout and a file takes stderr, so
     that no full pipe blocks the engine. Once ready, `addresses` are for clients, one of each frontend, `address` is the
-    first of them and `url` that of --http."""
+    first of them and `url` that of --http. Limits are seconds of a `Deadline`: a busy machine does not shorten them."""
 
     def __init__(
         self,
@@ -77,16 +77,17 @@ class Engine:
 
     def start_again(self, timeout_s: float = START_S) -> None:
         """Start the engine again, which has ended or is about to, and wait until it is ready."""
-        self.process.wait(timeout_s)
+        self.wait_exit(timeout_s)
         self._start()
         self.wait_ready(timeout_s)
 
     def wait_line(self, beginning: str, timeout_s: float = START_S) -> str:
         """Wait for the next line of stdout that starts with `beginning`; return it. AssertionError at the timeout."""
-        deadline = time.monotonic() + timeout_s
-        with contextlib.suppress(queue.Empty):
-            while (line := self._unheard.get(timeout=max(deadline - time.monotonic(), 0))) is not None:
-                if line.startswith(beginning):
+        deadline, line = Deadline(timeout_s), ""
+        while line is not None and not deadline.has_passed():
+            with contextlib.suppress(queue.Empty):
+                line = self._unheard.get(timeout=deadline.left_s())
+                if line is not None and line.startswith(beginning):
                     return line
         raise AssertionError(
             f"no line begins with {beginning}: {self.lines}\n{self.errors.read_text(encoding='utf-8')}"
@@ -113,10 +114,8 @@ class Engine:
 
     def child(self, role: str) -> psutil.Process:
         """Wait until there is a process titled `tokenloom ROLE` and return it."""
-        deadline = time.monotonic() + START_S
-        while (process := self.find(role)) is None:
-            assert time.monotonic() < deadline, f"no process is called tokenloom {role}"
-            time.sleep(0.01)
+        process = wait_until(lambda: self.find(role), f"no process is called tokenloom {role}", START_S)
+        assert process is not None
         return process
 
     def inject(self, point: str, kind: str, rank: int | None, timeout_s: float) -> bool:
@@ -127,24 +126,36 @@ class Engine:
     def wait_struck(self, point: str, rank: int | None, timeout_s: float) -> bool:
         """Wait until a requested fault has struck; withdraw it at the timeout and return False."""
         path = self.faults / (point if rank is None else f"{point}.{rank}")
-        deadline = time.monotonic() + timeout_s
-        while path.exists():
-            if time.monotonic() > deadline:
-                path.unlink(missing_ok=True)
-                return False
-            time.sleep(0.001)
-        return True
+        with contextlib.suppress(AssertionError):
+            return wait_until(lambda: not path.exists(), timeout_s=timeout_s)
+        path.unlink(missing_ok=True)
+        return False
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
+    def log(self) -> str:
+        """Return what it has written to stderr."""
+        return self.errors.read_text(encoding="utf-8")
+
+    def wait_log(self, text: str, count: int = 1, timeout_s: float = START_S) -> None:
+        """Wait until the log has `text` so often."""
+        wait_until(lambda: self.log().count(text) >= count, lambda: f"{text!r} not logged:\n{self.log()}", timeout_s)
+
     def wait_exit(self, timeout_s: float = STOP_S) -> int:
-        return self.process.wait(timeout_s)
+        """Wait for the end of the engine; return its exit code. AssertionError at the timeout."""
+        wait_until(lambda: self.process.poll() is not None, "the engine runs", timeout_s)
+        return int(self.process.returncode)
 
     def stop(self) -> int:
         """Stop the engine gracefully and return its exit code."""
         self.signal(signal.SIGTERM)
         return self.wait_exit()
+
+    @property
+    def seen_ids(self) -> list[int]:
+        """The ids of the noted processes."""
+        return [*self._seen]
 
     def leftovers(self) -> list[str]:
         """Return the noted processes that live, the engine's files but its lock, and the faults that did not strike."""

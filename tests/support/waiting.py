@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,39 +22,50 @@ class Deadline:
 
     The thread that waited most counts, so that a machine of which each gets half gives twice the time. A hang waits for
     no CPU and meets the limit by the clock. Linux counts the waits (schedstat); elsewhere the clock alone counts.
+    `orphans`: process ids that count too, of descendants whose parents have ended or will.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, orphans: Iterable[int] = ()) -> None:
+        self._seconds, self._orphans = seconds, tuple(orphans)
         self._start = time.monotonic()
-        self._before = _cpu_waits_s()
+        self._before = _cpu_waits_s(self._orphans)
 
     def left_s(self) -> float:
         """Return the seconds that are left, 0 if the deadline has passed."""
         left = self._start + self._seconds - time.monotonic()
         if left <= 0:  # a walk through all threads, so not before
-            left += max((wait - self._before.get(thread, 0.0) for thread, wait in _cpu_waits_s().items()), default=0.0)
+            waits = _cpu_waits_s(self._orphans).items()
+            left += max((wait - self._before.get(thread, 0.0) for thread, wait in waits), default=0.0)
         return max(0.0, left)
 
     def has_passed(self) -> bool:
         return self.left_s() <= 0
 
 
-def wait_until(find: Callable[[], T], reason: str = "", timeout_s: float = WAIT_S) -> T:
-    """Return the first true value of `find`. AssertionError with the reason and the last value at the deadline."""
-    deadline = Deadline(timeout_s)
+def wait_until(
+    find: Callable[[], T],
+    reason: str | Callable[[], object] = "",
+    timeout_s: float = WAIT_S,
+    orphans: Iterable[int] = (),
+) -> T:
+    """Return the first true value of `find`. AssertionError with the reason, which a function may say only then, and
+    the last value at the deadline."""
+    deadline = Deadline(timeout_s, orphans)
     asked = threading.Event()
     while not (found := find()):
-        assert not deadline.has_passed(), f"not within {timeout_s:g} s: {reason or find} (last value: {found!r})"
+        if deadline.has_passed():
+            said = reason() if callable(reason) else reason or find
+            raise AssertionError(f"not within {timeout_s:g} s: {said} (last value: {found!r})")
         asked.wait(ASK_S)
     return found
 
 
-def _cpu_waits_s() -> dict[str, float]:
-    """Return how long each thread of this process and of its descendants has waited for a CPU, by its file."""
+def _cpu_waits_s(orphans: Iterable[int]) -> dict[str, float]:
+    """Return how long each thread of this process, of its descendants and of orphans has waited for a CPU, by its
+    file."""
     process = psutil.Process()
     waits = {}
-    for pid in (process.pid, *(child.pid for child in process.children(recursive=True))):
+    for pid in {process.pid, *(child.pid for child in process.children(recursive=True)), *orphans}:
         with contextlib.suppress(OSError):  # it has ended
             for thread in Path(f"/proc/{pid}/task").iterdir():
                 with contextlib.suppress(OSError, IndexError):

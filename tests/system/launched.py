@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.waiting import wait_until
 
 
 class LaunchedEngine(Engine):
@@ -22,10 +22,8 @@ class LaunchedEngine(Engine):
         return self.url
 
     def check_nothing_is_left(self, within_s: float = 3.0) -> None:
-        deadline = time.monotonic() + within_s
-        while found := self.leftovers():
-            assert time.monotonic() < deadline, f"left behind: {found}"
-            time.sleep(0.02)
+        """Check that the engine's processes and files are gone, or go within seconds of a `Deadline`."""
+        wait_until(lambda: not self.leftovers(), lambda: f"left behind: {self.leftovers()}", within_s, self.seen_ids)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
