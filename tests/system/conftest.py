@@ -1,6 +1,7 @@
-"""An HTTP engine for each test file that requests one, and its clients.
+"""One HTTP engine for all test files of a process that do not need another, and its clients.
 
-The engine is not shared between files: some tests look for engines among this program's children.
+A file whose subject is the engine itself (its processes, its end, its options) starts its own: `engine` or `url` of the
+file then replaces the fixture here.
 """
 
 from __future__ import annotations
@@ -15,10 +16,45 @@ from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, OPTIONS
 from tokenloom.tests.system.launched import LaunchedEngine
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with LaunchedEngine(tmp_path_factory.mktemp("http"), *OPTIONS) as engine:
-        yield engine.wait_http()
+class SharedEngine:
+    """Owns the engine: starts it at its first use, and anew if a test has ended it."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
+        self._engine: LaunchedEngine | None = None
+
+    def running(self) -> LaunchedEngine:
+        if self._engine is not None and self._engine.process.poll() is not None:
+            with self._engine:  # its leftovers
+                self._engine = None
+        if self._engine is None:
+            self._engine = LaunchedEngine(self._factory.mktemp("http"), *OPTIONS)
+            self._engine.wait_ready()
+        return self._engine
+
+    def stop(self) -> None:
+        """Stop the engine, which exits with 0 and leaves nothing, although it served many files."""
+        if self._engine is not None:
+            with self._engine as engine:
+                engine.processes()
+                assert engine.stop() == 0
+
+
+@pytest.fixture(scope="session")
+def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngine]:
+    shared = SharedEngine(tmp_path_factory)
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture
+def engine(shared_engine: SharedEngine) -> LaunchedEngine:
+    return shared_engine.running()
+
+
+@pytest.fixture
+def url(engine: LaunchedEngine) -> str:
+    return engine.url
 
 
 @pytest.fixture

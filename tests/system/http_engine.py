@@ -1,4 +1,4 @@
-"""The options of the shared HTTP engine of a test file, and readers of its load and metrics."""
+"""The options of the HTTP engine that most test files share, and readers of its load and metrics."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 KEY = "sk-loom"
 ORIGIN = "https://app.example"
+NUM_STORED = 50  # responses
+MAX_WAITING_TOKENS = 200_000  # of which one request may have a quarter
 OPTIONS = (
-    *("--http", "0", "--api-key", KEY, "--cors-origins", ORIGIN, "--max-body-bytes", "100000"),
-    "--enable-tokenizer-info-endpoint",
+    *("--http", "0", "--api-key", KEY, "--cors-origins", ORIGIN, "--enable-tokenizer-info-endpoint"),
+    *("--response-store-count", str(NUM_STORED), "--max-waiting-tokens", str(MAX_WAITING_TOKENS)),
     *("--speculation", "off"),  # the guessed tokens in usage depend on times
 )
 DEADLINE_S = 20.0

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.waiting import wait_until
 
@@ -30,6 +32,13 @@ class LaunchedEngine(Engine):
     ) -> None:
         super().__exit__(kind, error, traceback)
         self.check_nothing_is_left()
+
+
+def newest_engine() -> list[psutil.Process]:
+    """Return the processes of the engine that this program started last, as by LLM: others may run beside it."""
+    engines = [child for child in psutil.Process().children() if "tokenloom supervisor" in " ".join(child.cmdline())]
+    supervisor = max(engines, key=psutil.Process.create_time)
+    return [supervisor, *supervisor.children(recursive=True)]
 
 
 def serve(engine: Engine) -> Iterator[Engine]:

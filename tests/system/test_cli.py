@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,11 @@ import psutil
 import pytest
 
 from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.tests.system.http_engine import KEY
 from tokenloom.tests.system.launched import LaunchedEngine
 
 DEADLINE_S = 30.0
 BLOCK_SIZE = EngineConfig().block_size
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
-    with LaunchedEngine(tmp_path_factory.mktemp("cli"), "--http", "0") as engine:
-        engine.wait_ready()
-        yield engine
 
 
 def run(*arguments: str, text: str = "") -> tuple[int, str, str]:
@@ -89,7 +83,7 @@ def test_an_interrupted_batch_requests_only_missing_answers(engine: LaunchedEngi
         for n in range(9)
     ]
     (tmp_path / "in").write_text("".join(json.dumps(each) + "\n" for each in requests))
-    arguments = ("batch", str(tmp_path / "in"), str(tmp_path / "out"), "--url", url)
+    arguments = ("batch", str(tmp_path / "in"), str(tmp_path / "out"), "--url", url, "--api-key", KEY)
     code, _, reason = run(*arguments)
     assert code == 0, reason
     whole = (tmp_path / "out").read_bytes()
@@ -115,7 +109,7 @@ def test_a_repeatedly_killed_batch_repeats_and_loses_no_line(
     (tmp_path / "in").write_text("".join(json.dumps(each) + "\n" for each in requests))
     output = tmp_path / "out"
     arguments = ["batch", str(tmp_path / "in"), str(output), "--concurrency", "4"]
-    arguments += [] if own_engine else ["--url", url]
+    arguments += [] if own_engine else ["--url", url, "--api-key", KEY]
     output.touch()
     for wanted in (10, 30):
         batch = subprocess.Popen([sys.executable, "-m", "tokenloom.frontend.launch", *arguments], cwd="/")
@@ -146,42 +140,38 @@ def shown(http: httpx2.Client, is_there: Callable[[dict[str, Any]], bool]) -> di
     return data
 
 
-def test_the_dashboard_is_self_contained_and_lists_and_aborts_open_requests(engine: LaunchedEngine) -> None:
-    url = engine.url
-    with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
-        page = http.get("/dashboard")
-        assert page.headers["content-type"].startswith("text/html")
-        assert "default-src 'none'" in page.headers["content-security-policy"]
-        assert not re.search(r"src=|url\(|@import|https?://", page.text)
-        num_aborted = http.get("/dashboard/data").json()["ended"].get("abort", 0)
-        body = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "stream": True, "request_id": "shown"}
-        with http.stream("POST", "/v1/completions", json=body) as answer:
-            lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
-            next(lines)
-            (row,) = shown(http, lambda data: data["open"][0]["num_tokens"] > BLOCK_SIZE)["open"]
-            assert "shown" not in str(row) and row["state"] == "running"
-            assert http.post("/dashboard/abort", json={"key": "0"}).status_code == 404
-            assert http.post("/dashboard/abort", json={"key": row["key"]}).status_code == 200
-            *_, last = lines
-        assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
-        data = shown(http, lambda data: max(data["kv_map"]) == 1)  # computed blocks are cached and unused
-        named = {(phase["process"], phase["name"]) for phase in data["phases"]}
-        assert {("worker 0", "load weights"), ("core", "workers joined"), ("frontend", "tokenizer loaded")} <= named
-        assert data["num_open"] == 0 and data["ended"]["abort"] == num_aborted + 1
-        assert all(len(counts) == len(data["bounds"]) + 1 for counts in data["histograms"].values())
-        assert http.post("/dashboard/abort", json={"key": row["key"]}).status_code == 404
+def test_the_dashboard_is_self_contained_and_lists_and_aborts_open_requests(http: httpx2.Client) -> None:
+    page = http.get("/dashboard")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not re.search(r"src=|url\(|@import|https?://", page.text)
+    num_aborted = http.get("/dashboard/data").json()["ended"].get("abort", 0)
+    body = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "stream": True, "request_id": "shown"}
+    with http.stream("POST", "/v1/completions", json=body) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
+        next(lines)
+        (row,) = shown(http, lambda data: data["open"][0]["num_tokens"] > BLOCK_SIZE)["open"]
+        assert "shown" not in str(row) and row["state"] == "running"
+        assert http.post("/dashboard/abort", json={"key": "0"}).status_code == 404
+        assert http.post("/dashboard/abort", json={"key": row["key"]}).status_code == 200
+        *_, last = lines
+    assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
+    data = shown(http, lambda data: max(data["kv_map"]) == 1)  # computed blocks are cached and unused
+    named = {(phase["process"], phase["name"]) for phase in data["phases"]}
+    assert {("worker 0", "load weights"), ("core", "workers joined"), ("frontend", "tokenizer loaded")} <= named
+    assert data["num_open"] == 0 and data["ended"]["abort"] == num_aborted + 1
+    assert all(len(counts) == len(data["bounds"]) + 1 for counts in data["histograms"].values())
+    assert http.post("/dashboard/abort", json={"key": row["key"]}).status_code == 404
 
 
-def test_a_new_frontend_serves_the_port_of_the_killed_one(engine: LaunchedEngine) -> None:
-    url = engine.url
-    with httpx2.Client(base_url=url, timeout=DEADLINE_S) as http:
-        engine.child("frontend").kill()
-        while True:
-            try:
-                if http.get("/ready").status_code == 200:
-                    break
-            except httpx2.TransportError:
-                assert engine.process.poll() is None
-        answer = http.post("/v1/completions", json={"prompt": "The capital of France is", "temperature": 0})
-        assert answer.json()["choices"][0]["text"] == " Paris."
-        engine.child("frontend")
+def test_a_new_frontend_serves_the_port_of_the_killed_one(engine: LaunchedEngine, http: httpx2.Client) -> None:
+    engine.child("frontend").kill()
+    while True:
+        try:
+            if http.get("/ready").status_code == 200:
+                break
+        except httpx2.TransportError:
+            assert engine.process.poll() is None
+    answer = http.post("/v1/completions", json={"prompt": "The capital of France is", "temperature": 0})
+    assert answer.json()["choices"][0]["text"] == " Paris."
+    engine.child("frontend")

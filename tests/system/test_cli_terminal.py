@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,22 +23,10 @@ COMMAND = (sys.executable, "-m", "tokenloom.frontend.launch")
 MANY_TOKENS = "/params ignore_eos=true max_tokens=1500\n"
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
-    with LaunchedEngine(tmp_path_factory.mktemp("terminal")) as engine:
-        engine.wait_ready()
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def address(engine: LaunchedEngine) -> str:
-    return engine.address
-
-
 @pytest.fixture
-def open_chat(address: str, tmp_path: Path) -> Callable[[], Terminal]:
+def open_chat(engine: LaunchedEngine, tmp_path: Path) -> Callable[[], Terminal]:
     environment = {**os.environ, "HOME": str(tmp_path), "LANG": "C.UTF-8"}
-    return lambda: Terminal([*COMMAND, "chat", "--temperature", "0", "--address", address], environment)
+    return lambda: Terminal([*COMMAND, "chat", "--temperature", "0", "--address", engine.address], environment)
 
 
 def wait_idle(address: str) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from transformers import AutoModel
 
 from tokenloom import LLM, AsyncLLM, EmbeddingRequestOutput, PoolingParams, RequestError, SamplingParams
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.system.launched import newest_engine
 from tokenloom.tests.system.test_parity import VOCAB_SIZE, make_prompts
 
 TOLERANCE = 1e-4
@@ -95,8 +95,8 @@ def test_ranks_share_the_work_and_a_killed_rank_changes_no_vector(folders: dict[
         deadline = time.monotonic() + 60
         while llm.health().step < 5:
             assert time.monotonic() < deadline, "no step ends"
-        children = psutil.Process().children(recursive=True)
-        next(child for child in children if " ".join(child.cmdline()).startswith("tokenloom worker 1")).kill()
+        processes = newest_engine()
+        next(each for each in processes if " ".join(each.cmdline()).startswith("tokenloom worker 1")).kill()
         oracle.check(prompts, embedding.result(100), params)
         assert llm.health().num_restarts == 1, "the group was replaced while prompts were open"
         last = PoolingParams(method="last")

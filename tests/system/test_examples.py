@@ -6,23 +6,15 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tokenloom.tests.system.http_engine import KEY
 from tokenloom.tests.system.launched import LaunchedEngine
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "examples"
-KEY = "sk-examples"
 ENGINE = {"attach.py", "openai_chat.py", "structured.py", "requests.sh"}  # those that need a running engine
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
-    with LaunchedEngine(tmp_path_factory.mktemp("examples"), "--http", "0", "--api-key", KEY) as engine:
-        engine.wait_ready()
-        yield engine
 
 
 def test_every_example_has_a_test_here() -> None:

@@ -11,7 +11,7 @@ from tokenloom.frontend.http.invocations import top_level_fields
 from tokenloom.frontend.http.server_info import InfoEndpoints
 from tokenloom.frontend.requests.frontend import Frontend
 from tokenloom.tests.support.engine_specs import new_spec
-from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, QUESTION, samples, wait_idle
+from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, MAX_WAITING_TOKENS, QUESTION, samples, wait_idle
 
 
 def test_openapi_lists_every_route_and_field_and_the_routes_with_a_key(http: httpx2.Client, url: str) -> None:
@@ -154,7 +154,7 @@ def test_the_configuration_is_at_vllms_path_and_holds_no_secret(http: httpx2.Cli
     groups = info["vllm_config"]
     assert groups["model_config"]["max_model_len"] == 2048 and groups["cache_config"]["num_gpu_blocks"] > 0
     assert groups["scheduler_config"]["max_num_seqs"] == 256 and groups["parallel_config"]["tensor_parallel_size"] == 1
-    assert groups["engine_config"]["max_body_bytes"] == 100_000
+    assert groups["engine_config"]["max_waiting_tokens"] == MAX_WAITING_TOKENS
     text = http.get("/server_info").text
     assert "max_num_seqs=256" in text and KEY not in text and KEY not in str(info)
     assert http.get("/server_info?config_format=yaml").json()["error"]["param"] == "config_format"

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +16,7 @@ import pytest
 
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES
 from tokenloom.tests.support.faults import inject
-from tokenloom.tests.system.http_engine import DEADLINE_S, QUESTION, wait_idle
+from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, QUESTION, wait_idle
 from tokenloom.tests.system.launched import LaunchedEngine
 
 PADDING = b" " * (SMALL_BYTES + 1)  # white space, which makes a body large without changing it
@@ -68,19 +67,6 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
-    with LaunchedEngine(tmp_path_factory.mktemp("http"), "--http", "0", "--speculation", "off") as engine:
-        engine.wait_http()  # usage would count the guessed tokens, of which a repeated request has more
-        yield engine
-
-
-@pytest.fixture
-def http(engine: LaunchedEngine) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as http:
-        yield http
-
-
 def what_counts(answer: httpx2.Response) -> tuple[int, str | None, object]:
     """Return status, warning and body, without ids, times and cached tokens."""
     body = answer.json()
@@ -94,8 +80,8 @@ def what_counts(answer: httpx2.Response) -> tuple[int, str | None, object]:
     return answer.status_code, answer.headers.get("warning"), body
 
 
-def intake_processes() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children(recursive=True) if is_intake(child)]
+def intake_processes(engine: LaunchedEngine) -> list[psutil.Process]:
+    return [process for process in engine.processes() if is_intake(process)]
 
 
 def is_intake(process: psutil.Process) -> bool:
@@ -142,10 +128,10 @@ def test_all_texts_of_a_large_body_are_answered(http: httpx2.Client) -> None:
     assert [choice["index"] for choice in answer["choices"]] == list(range(500))
 
 
-def test_a_killed_intake_process_fails_no_other_request(http: httpx2.Client) -> None:
+def test_a_killed_intake_process_fails_no_other_request(engine: LaunchedEngine, http: httpx2.Client) -> None:
     body = PADDING + json.dumps(CHAT).encode()
     assert http.post("/v1/chat/completions", content=body).status_code == 200
-    for process in intake_processes():
+    for process in intake_processes(engine):
         os.kill(process.pid, signal.SIGKILL)
     assert http.post("/v1/chat/completions", content=body).status_code == 200
     assert http.get("/health").json()["restarts"] == 0
@@ -153,13 +139,14 @@ def test_a_killed_intake_process_fails_no_other_request(http: httpx2.Client) -> 
 
 def test_a_disconnect_during_tokenization_ends_the_intake_process(engine: LaunchedEngine, http: httpx2.Client) -> None:
     body = PADDING + json.dumps(CHAT).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+    fields = ("host: x", f"authorization: Bearer {KEY}", f"content-length: {len(body)}")
+    head = "\r\n".join(("POST /v1/chat/completions HTTP/1.1", *fields, "", ""))
     parts = urlsplit(engine.url)
     inject(engine.faults, "intake.read", "hang")
     with socket.create_connection((parts.hostname, parts.port), timeout=DEADLINE_S) as client:
-        client.sendall(head + body)
+        client.sendall(head.encode() + body)
         assert engine.wait_struck("intake.read", None, DEADLINE_S)
-        processes = intake_processes()
+        processes = intake_processes(engine)
         assert processes and http.get("/health").status_code == 200
     deadline = time.monotonic() + DEADLINE_S
     while all(map(is_intake, processes)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,6 @@ from tokenloom.tests.system.launched import LaunchedEngine
 TEXTS = ["The capital of France is", "The capital of Peru is", "one two three"]
 LONG = " ".join(f"alpha{i}" for i in range(900)) + " " + " ".join(f"omega{i}" for i in range(900))
 TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with LaunchedEngine(tmp_path_factory.mktemp("cohere"), "--http", "0") as engine:
-        yield engine.wait_http()
 
 
 def embed(http: httpx2.Client, path: str = "/v2/embed", **body: object) -> dict[str, Any]:

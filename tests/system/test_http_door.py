@@ -24,6 +24,7 @@ from tokenloom.tests.system.launched import LaunchedEngine
 
 CUT = "tokenloom_http_requests_cut_total"
 ROOT = "/llm"
+MAX_BODY_BYTES = 2 * SMALL_BYTES
 LONG = {"prompt": "The capital of France is", "max_tokens": 1900, "ignore_eos": True, "stream": True}
 
 
@@ -31,7 +32,7 @@ LONG = {"prompt": "The capital of France is", "max_tokens": 1900, "ignore_eos": 
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
     folder = tmp_path_factory.mktemp("door")
     options = ("--http", "0", "--uds", str(folder / "http.sock"), "--root-path", ROOT, "--access-log", "all")
-    options += ("--strict-fields", "--trust-request-chat-template")
+    options += ("--strict-fields", "--trust-request-chat-template", "--max-body-bytes", str(MAX_BODY_BYTES))
     with LaunchedEngine(folder, *options) as engine:
         engine.wait_ready()
         yield engine
@@ -202,6 +203,19 @@ def test_the_access_log_has_an_answers_token_counts_and_no_prompt(engine: Launch
         what = rf"POST /v1/completions 200 {len(text.encode())} bytes {number} first {number} tokens {tokens}\+5 id"
         assert re.search(rf"INFO frontend: 127\.0\.0\.1:\d+ {what} {name}", line), line
     assert "private" not in engine.errors.read_text()
+
+
+def test_a_body_that_is_too_large_is_refused_and_counted(http: httpx2.Client) -> None:
+    def count() -> float:
+        return samples(http).get("tokenloom_requests_refused_total{size}", 0)
+
+    before, whole = count(), b'{"prompt": "' + b"x" * MAX_BODY_BYTES
+    in_chunks = iter([whole[: MAX_BODY_BYTES // 2 + 1]] * 2)
+    for path, content in (("completions", whole), ("completions", in_chunks), ("messages", whole)):
+        answer = http.post(f"/v1/{path}", content=content)
+        assert answer.status_code == 413
+    assert answer.json()["error"]["type"] == "request_too_large", "Anthropic's form"
+    assert count() == before + 3
 
 
 def test_with_strict_fields_unknown_fields_are_refused_by_name(http: httpx2.Client) -> None:

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
 import pytest
 
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES
-from tokenloom.tests.system.http_engine import KEY
-from tokenloom.tests.system.launched import LaunchedEngine
+from tokenloom.tests.system.http_engine import MAX_WAITING_TOKENS
 
 PATH = "/generative_scoring"
 QUERY, ITEMS, LABELS = "Is this city a capital? ", ["Lima is large.", "Oslo", "The capital of Peru is"], [300, 301, 7]
-FEW = ("--max-waiting-tokens", "200000")  # of which one request may have a quarter
 LONG = "The capital of Peru is Lima. " * 700
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with LaunchedEngine(tmp_path_factory.mktemp("scoring"), "--http", "0", "--api-key", KEY, *FEW) as engine:
-        yield engine.wait_http()
 
 
 def ask(http: httpx2.Client, path: str = PATH, **body: object) -> Any:
@@ -142,7 +133,7 @@ def test_a_large_body_is_answered_as_a_small_one_is(http: httpx2.Client) -> None
         ({"items": []}, 400, "items"),
         ({"items": ["x", LONG]}, 400, "items"),
         ({"items": ["x"] * 2049}, 400, "items"),
-        ({"items": [[5] * 2000] * 30}, 400, "items"),
+        ({"items": [[5] * 2000] * (MAX_WAITING_TOKENS // 4 // 2000 + 1)}, 400, "items"),
         ({"query": [5] * 2000, "items": ["x"] * 30}, 400, "items"),
         ({"items": [[999_999]]}, 400, "items"),
         ({"items": ["x"], "timeout_s": 1e-9}, 400, "items"),

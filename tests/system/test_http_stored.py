@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -12,34 +11,12 @@ import openai
 import pytest
 
 from tokenloom.frontend.openai.response_store import MAX_RECORD_BYTES
-from tokenloom.tests.system.http_engine import DEADLINE_S, KEY
+from tokenloom.tests.system.http_engine import DEADLINE_S, NUM_STORED
 from tokenloom.tests.system.launched import LaunchedEngine
 
 PATH = "/v1/responses"
 QUESTION = "What is the capital of Peru?"
 LONG = {"input": QUESTION, "background": True, "ignore_eos": True, "temperature": 1, "max_output_tokens": 1500}
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
-    folder = tmp_path_factory.mktemp("stored")
-    options = ("--http", "0", "--api-key", KEY, "--max-body-bytes", "8M", "--response-store-count", "50")
-    with LaunchedEngine(folder, *options) as engine:
-        engine.wait_ready()
-        yield engine
-
-
-@pytest.fixture
-def client(engine: LaunchedEngine) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{engine.url}/v1", api_key=KEY, max_retries=0, timeout=DEADLINE_S) as client:
-        yield client
-
-
-@pytest.fixture
-def http(engine: LaunchedEngine) -> Iterator[httpx2.Client]:
-    headers = {"authorization": f"Bearer {KEY}"}
-    with httpx2.Client(base_url=engine.url, headers=headers, timeout=DEADLINE_S) as http:
-        yield http
 
 
 def made(http: httpx2.Client, **body: Any) -> dict[str, Any]:
@@ -249,7 +226,7 @@ def test_a_killed_frontend_loses_no_accepted_response(engine: LaunchedEngine, ht
 
 def test_the_oldest_responses_are_dropped_first(http: httpx2.Client) -> None:
     first = made(http, input="Hi", max_output_tokens=1)["id"]
-    others = [made(http, input="Hi", max_output_tokens=1)["id"] for _ in range(50)]
+    others = [made(http, input="Hi", max_output_tokens=1)["id"] for _ in range(NUM_STORED)]
     assert http.get(f"{PATH}/{first}").status_code == 404
     assert {http.get(f"{PATH}/{each}").status_code for each in others} == {200}
 

@@ -12,6 +12,7 @@ import pytest
 from tokenloom import LLM, CompletionOutput, RequestError, RequestOutput, SamplingParams
 from tokenloom.frontend.client.logprobs import Logprob, TokenLogprobs
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.system.launched import newest_engine
 from tokenloom.tests.system.logprob_oracle import LogprobOracle, check_token
 from tokenloom.tests.system.sampling_engine import SCHEDULES, VOCAB_SIZE, make_prompts, open_llm, sampling_checkpoint
 
@@ -205,7 +206,7 @@ def test_logprobs_of_a_long_prompt_take_bounded_memory(num_tokens: int, tmp_path
     prompt = random.Random(1).choices(range(151_936), k=num_tokens)
     options: dict[str, object] = {"max_model_len": 8192, "enable_prefix_caching": False, "num_kv_blocks": 1100}
     with LLM(folder, num_threads=1, max_num_batched_tokens=2048, block_size=8, **options) as llm:  # type: ignore[arg-type]
-        processes = psutil.Process().children(recursive=True)
+        processes = newest_engine()
         assert len(processes) >= 4, "supervisor, frontend, core and worker"
         for _ in range(2):
             llm.generate([prompt], SamplingParams(max_tokens=1), use_tqdm=False)

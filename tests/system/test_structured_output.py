@@ -11,11 +11,11 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import jsonschema
-import psutil
 import pytest
 
 from tokenloom import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputsParams
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.system.launched import newest_engine
 from tokenloom.tests.system.malformed_grammars import deep_grammars, malformed_grammars
 from tokenloom.tests.system.schemas import SCHEMAS, Schema
 
@@ -164,7 +164,7 @@ def refuse_all(llm: LLM, grammars: list[StructuredOutputsParams]) -> int:
     good = SamplingParams(max_tokens=300, seed=7, structured_outputs=StructuredOutputsParams(json=SCHEMAS["person"]))
     plain = SamplingParams(max_tokens=20, seed=7)
     expected = [llm.generate(PROMPTS[0], each, use_tqdm=False)[0].outputs[0].token_ids for each in (good, plain)]
-    workers = processes_of("tokenloom")
+    workers = lasting_processes()
     assert len(workers) >= 3, "frontend, core and worker"
     num_refused = 0
     for start in range(0, len(grammars), 50):
@@ -178,14 +178,14 @@ def refuse_all(llm: LLM, grammars: list[StructuredOutputsParams]) -> int:
             error = future.exception(120)
             assert error is None or isinstance(error, RequestError), error
             num_refused += error is not None
-    assert processes_of("tokenloom") == workers, "a process was replaced"
+    assert lasting_processes() == workers, "a process was replaced"
     return num_refused
 
 
-def processes_of(title: str) -> set[int]:
-    """Return the pids of this program's engines, the prover apart, which an extreme grammar may kill."""
-    children = psutil.Process().children(recursive=True)
-    return {child.pid for child in children if title in (line := " ".join(child.cmdline())) and "prover" not in line}
+def lasting_processes() -> set[int]:
+    """Return the pids of the demo's engine, the prover apart, which an extreme grammar may kill."""
+    lines = {each.pid: " ".join(each.cmdline()) for each in newest_engine()}
+    return {pid for pid, line in lines.items() if "tokenloom" in line and "prover" not in line}
 
 
 def test_malformed_grammars_fail_only_their_own_requests(engines: dict[str, LLM]) -> None:
@@ -228,7 +228,6 @@ def test_killing_the_grammar_process_loses_no_request(engines: dict[str, LLM]) -
     ]
     expected = [each.outputs[0].token_ids for each in demo.generate([PROMPTS[0]] * 8, params, use_tqdm=False)]
     futures = [demo.submit(PROMPTS[0], each) for each in params]
-    children = psutil.Process().children(recursive=True)
-    (grammar_process,) = [child for child in children if " ".join(child.cmdline()).startswith("tokenloom grammar")]
+    (grammar_process,) = [each for each in newest_engine() if " ".join(each.cmdline()).startswith("tokenloom grammar")]
     os.kill(grammar_process.pid, signal.SIGKILL)
     assert [future.result(60).outputs[0].token_ids for future in futures] == expected
