@@ -130,9 +130,9 @@ def sweep(base: Path) -> int:
     return num_removed
 
 
-def lock_ipc_address(address: str, option: str = "--listen") -> int:
+def lock_ipc_address(address: str, option: str = "--listen", farewell_s: float = FAREWELL_S) -> int:
     """Lock the ipc path that the operator chose by `option`; return the lock's fd, to be held until the process ends.
-    Wait up to FAREWELL_S while another socket listens there; then, or if an engine has the lock, raise ConfigError.
+    Wait up to `farewell_s` while another socket listens there; then, or if an engine has the lock, raise ConfigError.
 
     The lock tells whether an address is in use: a second bind in ZeroMQ takes over an ipc path without an error.
     """
@@ -148,7 +148,7 @@ def lock_ipc_address(address: str, option: str = "--listen") -> int:
         raise ConfigError(f"cannot listen on {address}: {error.strerror} ({path.parent})") from None
     if lock_fd is None:
         raise ConfigError(f"{address} is in use by another engine: stop it or choose another {option} address")
-    deadline = time.monotonic() + FAREWELL_S
+    deadline = time.monotonic() + farewell_s
     while (found := _foreign(path)) == _LISTENS and time.monotonic() < deadline:
         time.sleep(0.05)
     if found:

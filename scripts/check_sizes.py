@@ -11,6 +11,7 @@ import ast
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,13 +38,16 @@ def num_lines(path: Path) -> int:
     return path.read_text(encoding="utf-8").count("\n")
 
 
-def functions(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield the name and length of each function but Triton kernels."""
+@cache
+def functions(path: Path) -> list[tuple[str, int]]:
+    """Return the name and length of each function but Triton kernels."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             is_kernel = any("triton.jit" in ast.unparse(each) for each in node.decorator_list)
             if not is_kernel and node.end_lineno is not None:
-                yield node.name, node.end_lineno - node.lineno + 1
+                found.append((node.name, node.end_lineno - node.lineno + 1))
+    return found
 
 
 def offences() -> Iterator[str]:

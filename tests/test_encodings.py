@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,11 +11,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PLACES = ("core", "frontend", "ipc", "kernels", "scripts", "workers")
 TEXT_METHODS = ("read_text", "write_text")
 SUBPROCESS = ("Popen", "run", "check_output")
+CALLED = re.compile(rf"\b(?:open|fdopen|{'|'.join(TEXT_METHODS + SUBPROCESS)})\(")
 
 
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
-    """Yield each call in a source, with the last part of the called name."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """Yield each call in a source that has one of interest, with the last part of the called name."""
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if CALLED.search(text) else ():
         if isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute)):
             yield node.func.id if isinstance(node.func, ast.Name) else node.func.attr, node
 

@@ -41,6 +41,7 @@ class AdapterRegistry:
         """`path`: of the file with the names. `new_ref(digest, rank)` names an adapter's place in the store. `index`:
         of this frontend."""
         self._new_ref, self._monotonic = new_ref, monotonic
+        self.max_names = MAX_NAMES
         self._lock = threading.RLock()
         self._file, self._uses = NamesFile(path), UsesFile(path, str(index))
         self._infos: dict[str, AdapterInfo] = {}
@@ -94,8 +95,8 @@ class AdapterRegistry:
             if (other := known()) is not None:
                 return other
             old = self._infos.get(info.name)
-            if old is None and len(self._infos) >= MAX_NAMES:
-                raise RequestError(f"{len(self._infos)} adapters have names, at most {MAX_NAMES} may: unload some")
+            if old is None and len(self._infos) >= self.max_names:
+                raise RequestError(f"{len(self._infos)} adapters have names, at most {self.max_names} may: unload some")
             if old is not None:
                 self._unset(old)
             self._set(info)

@@ -50,6 +50,7 @@ class FairQueue(Generic[W]):
     def __init__(self, class_bytes: Sequence[int]) -> None:
         """`class_bytes`: largest job of each size class, ascending."""
         self._class_bytes = class_bytes
+        self.max_bytes, self.max_owner_bytes, self.max_jobs = MAX_BYTES, MAX_OWNER_BYTES, MAX_JOBS
         # (virtual finish time, tie, job); removed jobs stay until they are popped
         self._heaps: list[list[tuple[float, int, Job[W]]]] = [[] for _ in class_bytes]
         self._waiting: dict[Job[W], None] = {}
@@ -79,11 +80,11 @@ class FairQueue(Generic[W]):
             }
 
     def _check_room(self, job: Job[W], owner: _Owner) -> None:
-        is_full = len(self) >= MAX_JOBS or self._num_bytes + job.num_bytes > MAX_BYTES
-        if is_full or owner.num_bytes + job.num_bytes > MAX_OWNER_BYTES:
+        is_full = len(self) >= self.max_jobs or self._num_bytes + job.num_bytes > self.max_bytes
+        if is_full or owner.num_bytes + job.num_bytes > self.max_owner_bytes:
             raise Overloaded(
                 f"{len(self)} long texts of {self._num_bytes} bytes wait to be read, {owner.num_bytes} of this caller; "
-                f"at most {MAX_JOBS} of {MAX_BYTES} bytes may, {MAX_OWNER_BYTES} of one caller: ask again later"
+                f"at most {self.max_jobs} of {self.max_bytes} bytes may, {self.max_owner_bytes} of one caller: ask again later"
             )
 
     def pop(self, size_class: int) -> Job[W] | None:

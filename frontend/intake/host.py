@@ -1,6 +1,6 @@
 """IntakeHost: an intake process as seen by its thread in the frontend: sends a question, returns the answer.
 
-The first question starts the process. It is killed if a question takes longer than ANSWER_S or is interrupted, or if it
+The first question starts the process. It is killed if a question takes longer than `answer_s` or is interrupted, or if it
 has grown beyond IDLE_BYTES; the next question starts another one. A question that ends the process fails alone: a
 question that finds the process dead is sent again to a new one. A process that does not start is no question's fault.
 """
@@ -36,7 +36,7 @@ class IntakeHost:
     """Owner of one intake process and of the socket to it. One thread calls `ask`; any thread may call `interrupt`."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self._spec = spec
+        self._spec, self.answer_s = spec, ANSWER_S
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._decoder: Decoder[IntakeAnswer] = Decoder(IntakeAnswer)
@@ -58,7 +58,7 @@ class IntakeHost:
                 answer = self._exchange(frame, body)
             except TimeoutError:
                 self.stop()
-                text = f"the request's {num_bytes} bytes could not be read within {ANSWER_S:g} s: send less"
+                text = f"the request's {num_bytes} bytes could not be read within {self.answer_s:g} s: send less"
                 raise RequestError(text) from None
             except OSError:
                 may_retry = self._has_answered and not self._is_interrupted  # it may have died before this question
@@ -72,7 +72,7 @@ class IntakeHost:
             return answer
 
     def _exchange(self, frame: bytes, body: Sequence[bytes]) -> IntakeAnswer:
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + self.answer_s
         channel = self._started(deadline)
         send_frame(channel, [frame], deadline)
         send_frame(channel, body, deadline)
@@ -112,7 +112,7 @@ class IntakeHost:
                 if self._is_interrupted:
                     raise
                 is_late = isinstance(error, TimeoutError)
-                how = f"did not start within {ANSWER_S:g} s" if is_late else describe_end(self._process)
+                how = f"did not start within {self.answer_s:g} s" if is_late else describe_end(self._process)
                 self.stop()
                 raise Overloaded(f"{READER} {how} at its start: see its log", RETRY_S) from None
         return self._socket

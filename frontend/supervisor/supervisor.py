@@ -76,6 +76,7 @@ class Supervisor:
         self._roster = Roster(spec, self._children)
         self._specs = ProcessSpecs(spec, self._roster.replicas, listeners)
         self._rolling = RollingRestart(spec, self._roster, self._children, self._replace, self._report_loss)
+        self.rest_s, self.max_delay_s = REST_S, MAX_DELAY_S
         self._is_serving = False
         self._last_failure = ""
         self._failure: TokenloomError | None = None
@@ -306,8 +307,8 @@ class Supervisor:
             self._children.send(frontend, down)
 
     def _lose_frontend(self, child: Child, delay_s: float | None, reason: str) -> None:
-        """Replace a frontend after `delay_s`. If that is None, after REST_S while another one is up, else after
-        MAX_DELAY_S: what ends a frontend that was ready came from a caller, and no caller may end the engine."""
+        """Replace a frontend after `delay_s`. If that is None, after `rest_s` while another one is up, else
+        after `max_delay_s`: what ends a frontend that was ready came from a caller, and no caller may end the engine."""
         unit, identity = child.spec.unit, child.spec.identity
         was_killed = child.process.was_killed
         if delay_s is None:
@@ -315,7 +316,7 @@ class Supervisor:
             if not has_others and not child.is_ready:
                 self._failure = EngineDead(f"the {unit.name} cannot be kept alive; last: {reason}")
                 return
-            delay_s = REST_S if has_others else MAX_DELAY_S
+            delay_s = self.rest_s if has_others else self.max_delay_s
             if has_others:
                 self._roster.resting.add(unit)
             others = "the others go on without it, and " if has_others else ""
@@ -341,12 +342,12 @@ class Supervisor:
         self._publish_progress()
 
     def _lose_optional(self, child: Child, delay_s: float | None) -> None:
-        """Replace the tier or launcher process after `delay_s`, None: after REST_S; send TierDown to its core."""
+        """Replace the tier or launcher process after `delay_s`, None: after `rest_s`; send TierDown to its core."""
         unit, replica = child.spec.unit, self._roster.replica_of(child)
         if delay_s is None:
             text = "the %s process ends again and again: the engine goes on without it and starts it again in %.0f s"
-            logger.error(text, child.spec.name, REST_S)
-        self._replace(unit, REST_S if delay_s is None else delay_s)
+            logger.error(text, child.spec.name, self.rest_s)
+        self._replace(unit, self.rest_s if delay_s is None else delay_s)
         if unit == replica.tier:
             replica.on_tier_lost()
             self._children.send_to(replica.core, messages.TierDown(number=child.spec.number))

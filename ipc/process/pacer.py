@@ -40,6 +40,7 @@ class Pacer:
         to that of all threads together, up to MAX_SHARE. `thread_time`: CPU seconds of the thread that calls it."""
         self._is_busy, self._num_waiting = is_busy, num_waiting
         self._monotonic, self._thread_time, self._sleep = monotonic, thread_time, sleep
+        self.slice_s = SLICE_S
         self._lock = threading.Lock()
         self._free_at = 0.0  # monotonic seconds: the end of the rests so far
 
@@ -50,7 +51,7 @@ class Pacer:
         def pause() -> None:
             nonlocal begun
             used_s = self._thread_time() - begun
-            if used_s >= SLICE_S:
+            if used_s >= self.slice_s:
                 share = min(SHARE * max(self._num_waiting(), 1), MAX_SHARE)
                 self._rest(min(used_s * (1 / share - 1), MAX_REST_S))
                 begun = self._thread_time()

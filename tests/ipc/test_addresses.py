@@ -134,8 +134,7 @@ def test_an_address_in_use_is_refused_and_a_free_one_is_reused(runtime: Path) ->
         lock_ipc_address(f"ipc://{runtime}/missing/mine.sock")
 
 
-def test_other_files_and_sockets_are_never_replaced(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(addresses, "FAREWELL_S", 0.1)
+def test_other_files_and_sockets_are_never_replaced(runtime: Path) -> None:
     taken = runtime / "taken"
     taken.write_text("precious")
     with pytest.raises(ConfigError, match="there is a file: remove it or choose another"):
@@ -145,7 +144,7 @@ def test_other_files_and_sockets_are_never_replaced(runtime: Path, monkeypatch: 
         stranger.bind(str(runtime / "socket"))
         stranger.listen()
         with pytest.raises(ConfigError, match="another program listens there"):
-            lock_ipc_address(f"ipc://{runtime}/socket")
+            lock_ipc_address(f"ipc://{runtime}/socket", farewell_s=0.1)
     lock_ipc_address(f"ipc://{runtime}/socket")  # its program has ended
     assert sorted(path.name for path in runtime.iterdir()) == ["socket", "socket.lock", "taken"]
 

@@ -13,6 +13,7 @@ class RestartPolicy:
     def __init__(self, steady_s: float | None = None, *, counts_steps: bool = True) -> None:
         """counts_steps: finished steps say something about the process."""
         self._steady_s, self._counts_steps = steady_s, counts_steps
+        self.delays_s = DELAYS_S
         self.num_restarts = 0  # ever
         self._num_in_a_row = 0
 
@@ -30,7 +31,7 @@ class RestartPolicy:
             return None
         self.num_restarts += 1
         self._num_in_a_row += 1
-        return DELAYS_S[self._num_in_a_row - 1]
+        return self.delays_s[self._num_in_a_row - 1]
 
     def on_progress(self) -> None:
         """Note a finished step, or a served answer."""

@@ -12,7 +12,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from tokenloom.frontend.adapters import registry as module
 from tokenloom.frontend.adapters.names_file import FILE_NAME
 from tokenloom.frontend.adapters.registry import LEFT_S, AdapterRegistry, digests_of
 from tokenloom.ipc.errors import RequestError
@@ -177,9 +176,9 @@ def test_a_broken_write_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     assert [info.name for info in AdapterRegistry(path, new_ref).infos] == ["a", "b"]
 
 
-def test_names_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_NAMES", 1)
+def test_names_are_limited(tmp_path: Path) -> None:
     registry = AdapterRegistry(tmp_path / FILE_NAME, new_ref)
+    registry.max_names = 1
     registry.put(info_of("a", bytes(32)))
     registry.put(info_of("a", bytes([1]) * 32))
     with pytest.raises(RequestError, match="1 adapters have names, at most 1 may: unload some"):

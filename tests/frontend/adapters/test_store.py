@@ -18,8 +18,9 @@ from tokenloom.frontend.adapters.names_file import FILE_NAME
 from tokenloom.frontend.adapters.store import AdapterStore
 from tokenloom.ipc.adapters.digest import adapter_digest
 from tokenloom.ipc.errors import RequestError
-from tokenloom.ipc.process import pacer
+from tokenloom.ipc.process.pacer import Pacer
 from tokenloom.tests.frontend.adapters.samples import adapter_spec, write_adapter
+from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 20.0
 YEAR_NS = 366 * 86400 * 10**9
@@ -195,10 +196,7 @@ def test_a_crash_between_copy_and_rename_leaves_no_entry_and_its_rest_is_removed
         env={**os.environ, "TOKENLOOM_FAULTS": str(faults)},
     )
     try:
-        deadline = time.monotonic() + DEADLINE_S
-        while (faults / "adapter.store").exists():
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.01)
+        wait_until(lambda: process.poll() is not None or not (faults / "adapter.store").exists())
         (left,) = store.root.glob(".new-*")
         store.discard(store.copy(write_adapter(tmp_path / "b", seed=1)))
         assert left.exists(), "its process lives"
@@ -232,14 +230,14 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
         new_store(tmp_path).copy(source)
 
 
-def paced_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: Callable[[], bool]) -> AdapterStore:
+def paced_store(tmp_path: Path, is_busy: Callable[[], bool]) -> AdapterStore:
     """Return a store that calls `is_busy` between all pieces of its work."""
-    monkeypatch.setattr(pacer, "SLICE_S", 0.0)
-    run = tmp_path / "run"
-    return AdapterStore(adapter_spec(run), run / FILE_NAME, lambda digest: True, pacer=pacer.Pacer(is_busy))
+    run, pacer = tmp_path / "run", Pacer(is_busy)
+    pacer.slice_s = 0.0
+    return AdapterStore(adapter_spec(run), run / FILE_NAME, lambda digest: True, pacer=pacer)
 
 
-def test_a_source_that_changes_while_it_is_copied_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_changes_while_it_is_copied_is_refused(tmp_path: Path) -> None:
     source, ranks = write_adapter(tmp_path / "a", rank=2), [3]
 
     def is_busy() -> bool:
@@ -247,21 +245,21 @@ def test_a_source_that_changes_while_it_is_copied_is_refused(tmp_path: Path, mon
             write_adapter(source, rank=ranks.pop())
         return False
 
-    store = paced_store(tmp_path, monkeypatch, is_busy)
+    store = paced_store(tmp_path, is_busy)
     with pytest.raises(RequestError, match="a was changed while it was copied: load the adapter again"):
         store.copy(source)
     assert entries(store) == set() and not list(store.root.glob(".new-*"))
     assert store.find(add(store, source)).rank == 3
 
 
-def test_copies_rest_while_requests_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_rest_while_requests_run(tmp_path: Path) -> None:
     looks = []
 
     def is_busy() -> bool:
         looks.append(1)
         return False
 
-    store = paced_store(tmp_path, monkeypatch, is_busy)
+    store = paced_store(tmp_path, is_busy)
     add(store, write_adapter(tmp_path / "a"))
     assert looks
     looks.clear()

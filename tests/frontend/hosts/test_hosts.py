@@ -51,15 +51,10 @@ from tokenloom.ipc.messages.supervisor import HostGone, HostPlaced
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.ipc.version import numerics_digest, tokenloom_version
 from tokenloom.tests.support.engine_specs import new_spec
+from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 20.0
 DIGEST = checkpoint_digest(DEMO_FOLDER)
-
-
-def wait_until(is_done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_done():
-        assert time.monotonic() < deadline, "too late"
 
 
 @pytest.fixture
@@ -211,19 +206,6 @@ def test_the_head_looks_at_a_host_again_when_its_lease_ends(
     assert head.hosts.next_at == host.last_sign_at + LEASE_S
 
 
-def test_a_process_that_a_stopped_agent_does_not_kill_has_ended_when_its_host_is_lost(
-    head: Head, new_agent: Callable[..., ScriptedAgent]
-) -> None:
-    new_agent("10.0.0.2").join()
-    new_agent("10.0.0.3").join()
-    wait_until(lambda: head.hosts.turn() or not head.hosts.obstacle(WORKERS))
-    process = head.hosts.spawn(head.rank(2))
-    begun = time.monotonic()
-    process.close()
-    assert time.monotonic() - begun > LEASE_S - 1.5
-    assert process.is_blameless and process.describe_exit().startswith("worker 2 is lost with host 10.0.0.2")
-
-
 def test_a_host_that_ray_says_is_gone_is_lost_at_once_and_no_other(
     head: Head, new_agent: Callable[..., ScriptedAgent]
 ) -> None:
@@ -243,16 +225,15 @@ def test_a_host_that_ray_says_is_gone_is_lost_at_once_and_no_other(
     assert first.wait(HostUnknown)
 
 
-def test_a_silent_host_is_lost_and_a_spare_one_takes_its_place(
+def test_a_process_of_a_silent_host_ends_with_its_lease_and_a_spare_host_takes_its_place(
     head: Head, new_agent: Callable[..., ScriptedAgent], caplog: pytest.LogCaptureFixture
 ) -> None:
     silent, other = new_agent("10.0.0.2").join(), new_agent("10.0.0.3").join()
     wait_until(lambda: head.hosts.turn() or not head.hosts.obstacle(WORKERS))
     process = head.hosts.spawn(head.rank(2))
-    begun = time.monotonic()
-    wait_until(lambda: head.hosts.turn() or other.turn() or bool(head.hosts.obstacle(WORKERS)))
-    assert time.monotonic() - begun > LEASE_S - 1.5
-    assert process.has_ended and process.is_blameless
+    head.hosts.joined.all[0].last_sign_at -= LEASE_S - 0.2
+    process.close()  # its agent does not kill it
+    assert process.has_ended and process.is_blameless and head.hosts.obstacle(WORKERS)
     said = re.match(r"worker 2 is lost with host 10\.0\.0\.2: no sign of life for (\d+\.\d) s", process.describe_exit())
     assert said and float(said[1]) >= LEASE_S
     assert any("requests wait for 1 more host of 3" in line for line in caplog.messages)
@@ -440,7 +421,7 @@ def test_an_agent_serves_one_head_after_another_and_leaves_nothing(
     assert agent.wait(DEADLINE_S) == 0
 
 
-def test_an_agent_reports_a_process_when_it_has_reaped_it(
+def test_an_agent_reports_a_process_when_it_has_reaped_it_and_leaves_a_silent_head(
     peer: ScriptedHead, join: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     join(peer.address)
@@ -453,15 +434,6 @@ def test_an_agent_reports_a_process_when_it_has_reaped_it(
     peer.channel.send_to(identity, Kill(process="x"))
     assert peer.wait(Ended)[1] == Ended(process="x", how="worker 0 was killed by SIGKILL")
     assert isinstance(spawned, Spawned) and not psutil.pid_exists(spawned.pid)
-
-
-def test_an_agent_that_hears_nothing_looks_for_a_head_again(
-    peer: ScriptedHead, join: Callable[..., subprocess.Popen[str]], tmp_path: Path
-) -> None:
-    join(peer.address)
-    identity, _ = peer.wait(HostHello)
-    peer.channel.send_to(identity, HostAccepted(spec=msgspec.json.encode(spec_for(peer, tmp_path))))
-    peer.wait(HostPrepared)
     peer.pings = False
     begun = time.monotonic()
     peer.wait(HostHello)
@@ -481,7 +453,7 @@ def test_an_agent_that_is_refused_for_good_ends_with_the_reason(
     assert errors.endswith("engine-launch join: another version\n")
 
 
-@pytest.mark.parametrize("which", ["client", "both"])
+@pytest.mark.parametrize("which", ["client", pytest.param("both", marks=pytest.mark.nightly)])
 def test_an_agent_with_another_key_ends_with_the_reason(
     peer: ScriptedHead, join: Callable[..., subprocess.Popen[str]], keys: Keys, tmp_path: Path, which: str
 ) -> None:
@@ -494,21 +466,6 @@ def test_an_agent_with_another_key_ends_with_the_reason(
     _, errors = agent.communicate(timeout=DEADLINE_S)
     assert agent.returncode == 2 and "has other keys than --key-file: give the head's --hosts-key-file" in errors
     assert not peer.received
-
-
-@pytest.mark.parametrize(
-    ("address", "text"),
-    [
-        ("tcp://127.0.0.1", "is not of the form tcp://HOST:PORT"),
-        ("ipc:///tmp/x", "is not of the form tcp://HOST:PORT"),
-    ],
-)
-def test_an_address_that_is_none_is_an_error(
-    join: Callable[..., subprocess.Popen[str]], keys: Keys, address: str, text: str
-) -> None:
-    agent = join(address)
-    _, errors = agent.communicate(timeout=DEADLINE_S)
-    assert agent.returncode == 2 and text in errors
 
 
 def test_a_name_that_cannot_be_resolved_is_waited_for(join: Callable[..., subprocess.Popen[str]], keys: Keys) -> None:

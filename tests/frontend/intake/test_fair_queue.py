@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenloom.frontend.intake import fair_queue
 from tokenloom.frontend.intake.fair_queue import BYTES_PER_S, NEVER, FairQueue, Job
 from tokenloom.ipc.errors import Overloaded
 
@@ -54,17 +53,16 @@ def test_a_thread_for_short_jobs_takes_no_long_one() -> None:
     assert drained(queue, size_class=0) == ["short"] and drained(queue) == ["long"]
 
 
-def test_waiting_bytes_are_bounded_in_all_and_for_each_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair_queue, "MAX_BYTES", 10)
-    monkeypatch.setattr(fair_queue, "MAX_OWNER_BYTES", 5)
+def test_waiting_bytes_are_bounded_in_all_and_for_each_owner() -> None:
     queue = filled(new_job("1", 5, "a"), new_job("2", 4, "b"))
+    queue.max_bytes, queue.max_owner_bytes = 10, 5
     for refused in (new_job("3", 1, "a"), new_job("4", 2, "c")):
         with pytest.raises(Overloaded, match="2 long texts of 9 bytes wait"):
             queue.add(refused, 0.0)
     queue.add(new_job("5", 1, "c"), 0.0)
     assert sorted(drained(queue)) == ["1", "2", "5"]
     queue.add(new_job("6", 5, "a"), 0.0)
-    monkeypatch.setattr(fair_queue, "MAX_JOBS", 1)
+    queue.max_jobs = 1
     with pytest.raises(Overloaded):
         queue.add(new_job("7", 1, "d"), 0.0)
 

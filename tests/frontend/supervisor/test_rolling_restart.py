@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tokenloom.frontend.supervisor.launcher import CORE, FRONTEND, WORKERS, Unit
-from tokenloom.frontend.supervisor.supervisor import Supervisor
+from tokenloom.frontend.supervisor.launcher import CORE, WORKERS, Unit
 from tokenloom.ipc.messages.supervisor import (
     CoreUp,
     DrainReplica,
@@ -16,123 +15,99 @@ from tokenloom.ipc.messages.supervisor import (
     ReplicasRestarted,
     RestartReplicas,
 )
-from tokenloom.tests.frontend.supervisor.test_supervisor import RemoteLauncher, RemoteProcess, stop_when
-from tokenloom.tests.frontend.supervisor.test_supervisor import launcher as launcher
-from tokenloom.tests.frontend.supervisor.test_supervisor import listeners as listeners
-from tokenloom.tests.frontend.supervisor.test_supervisor import supervisor as supervisor
+from tokenloom.tests.frontend.supervisor.remote_engine import RemoteEngine
 
-TWO = pytest.mark.parametrize("launcher", [{"tensor_parallel_size": 1, "data_parallel_size": 2}], indirect=True)
+pytestmark = pytest.mark.parametrize("engine", [{"tensor_parallel_size": 1, "data_parallel_size": 2}], indirect=True)
 CORES = [CORE, Unit("core", 1)]
 NOTICES = (DrainReplica, ReplicaDown, CoreUp, ReplicasRestarted)
 
 
-def drain_when_asked(launcher: RemoteLauncher, then: Callable[[], bool]) -> Callable[[], bool]:
-    """Let each frontend reply to DrainReplica at the next turn, then call `then`."""
-    num_replied: dict[RemoteProcess, int] = {}
+def drain_when_asked(engine: RemoteEngine, then: Callable[[], object]) -> ReplicasRestarted:
+    """Let the frontend reply to each DrainReplica at the next turn and call `then`, until it has the order's reply;
+    return that."""
+    (frontend,) = engine.frontends
+    num_replied = 0
 
     def turn() -> bool:
-        for frontend in launcher.of(FRONTEND):
-            drains = [message for message in frontend.received if isinstance(message, DrainReplica)]
-            for order in drains[num_replied.get(frontend, 0) :]:
-                frontend.send(ReplicaDrained(replica=order.replica))
-            num_replied[frontend] = len(drains)
-        return then()
+        nonlocal num_replied
+        drains = [message for message in frontend.received if isinstance(message, DrainReplica)]
+        for order in drains[num_replied:]:
+            frontend.send(ReplicaDrained(replica=order.replica))
+        num_replied = len(drains)
+        then()
+        return frontend.has(ReplicasRestarted)
 
-    return turn
+    engine.run_until(turn)
+    (reply,) = (each for each in frontend.received if isinstance(each, ReplicasRestarted))
+    return reply
 
 
-@TWO
-def test_all_replicas_are_restarted_in_turn_and_each_drains_first(
-    launcher: RemoteLauncher, supervisor: Supervisor
-) -> None:
-    supervisor.start()
-    (frontend,) = launcher.of(FRONTEND)
+def test_all_replicas_are_restarted_in_turn_and_each_drains_first(engine: RemoteEngine) -> None:
+    engine.start()
+    (frontend,) = engine.frontends
     before = len(frontend.received)
     frontend.send(RestartReplicas())
     frontend.send(RestartReplicas())  # of a client that has lost its frontend: the same order
-    is_done = lambda: any(isinstance(each, ReplicasRestarted) for each in frontend.received)  # noqa: E731
-    stop_when(launcher, drain_when_asked(launcher, is_done))
-    supervisor.run()
+    assert drain_when_asked(engine, lambda: None) == ReplicasRestarted()
     found = [each for each in frontend.received[before:] if isinstance(each, NOTICES)]
-    kinds = [(type(each), getattr(each, "replica", None)) for each in found]
-    of_each = [(DrainReplica, 0), (ReplicaDown, 0), (CoreUp, 0), (DrainReplica, 1), (ReplicaDown, 1), (CoreUp, 1)]
-    assert kinds == [*of_each, (ReplicasRestarted, None)]
-    assert found[-1] == ReplicasRestarted()
+    of_each = [(kind, number) for number in (0, 1) for kind in (DrainReplica, ReplicaDown, CoreUp)]
+    assert [(type(each), getattr(each, "replica", None)) for each in found] == [*of_each, (ReplicasRestarted, None)]
     for unit in (*CORES, WORKERS, Unit("worker", 1)):
-        assert [process.is_closed for process in launcher.of(unit)] == [True, False]
-    assert supervisor._full_progress().num_restarts == 0, "an order is no failure"
+        assert [process.is_closed for process in engine.of(unit)] == [True, False]
+    assert engine.supervisor._full_progress().num_restarts == 0, "an order is no failure"
 
 
-@TWO
-def test_a_frontend_that_is_lost_meanwhile_has_drained_and_its_successor_is_asked(
-    launcher: RemoteLauncher, supervisor: Supervisor
-) -> None:
-    supervisor.start()
-    (first,) = launcher.of(FRONTEND)
+def test_a_frontend_that_is_lost_meanwhile_has_drained_and_its_successor_is_asked(engine: RemoteEngine) -> None:
+    engine.start()
+    (first,) = engine.frontends
     first.send(RestartReplicas(replica=1))
 
-    def end_first() -> bool:
-        if any(isinstance(each, DrainReplica) for each in first.received) and not first.has_ended:
+    def end_first() -> bool:  # a lost frontend has no answers anywhere: that is enough
+        if first.has(DrainReplica):
             first.end()
-        successors = launcher.of(FRONTEND)[1:]
-        return any(isinstance(each, ReplicasRestarted) for frontend in successors for each in frontend.received)
+        return any(frontend.has(ReplicasRestarted) for frontend in engine.frontends[1:])
 
-    stop_when(launcher, end_first)  # a lost frontend has no answers anywhere: that is enough
-    supervisor.run()
-    assert [len(launcher.of(unit)) for unit in CORES] == [1, 2]
+    engine.run_until(end_first)
+    assert [len(engine.of(unit)) for unit in CORES] == [1, 2]
 
 
-@TWO
-def test_a_replica_drains_once_the_other_one_is_back(launcher: RemoteLauncher, supervisor: Supervisor) -> None:
-    supervisor.start()
-    (frontend,) = launcher.of(FRONTEND)
-    launcher.obstacles[CORES[1]] = "not yet"
-    launcher.of(CORES[1])[0].end()
+def test_a_replica_drains_once_the_other_one_is_back(engine: RemoteEngine) -> None:
+    engine.start()
+    (frontend,) = engine.frontends
+    engine.obstacles[CORES[1]] = "not yet"
+    engine.of(CORES[1])[0].end()
     num_turns = 0
 
-    def ask() -> bool:
+    def ask() -> None:
         nonlocal num_turns
-        if any(isinstance(each, ReplicaDown) for each in frontend.received):
-            num_turns += 1
+        num_turns += frontend.has(ReplicaDown)
         if num_turns == 1:
             frontend.send(RestartReplicas(replica=0))
         elif num_turns == 4:
-            assert not any(isinstance(each, DrainReplica) for each in frontend.received)
-            launcher.obstacles.clear()
-        return any(isinstance(each, ReplicasRestarted) for each in frontend.received)
+            assert not frontend.has(DrainReplica)
+            engine.obstacles.clear()
 
-    stop_when(launcher, drain_when_asked(launcher, ask))
-    supervisor.run()
-    (reply,) = [each for each in frontend.received if isinstance(each, ReplicasRestarted)]
-    assert reply.error is None
-    assert [len(launcher.of(unit)) for unit in CORES] == [2, 2]
+    assert drain_when_asked(engine, ask).error is None
+    assert [len(engine.of(unit)) for unit in CORES] == [2, 2]
 
 
-@TWO
-@pytest.mark.parametrize("order", [RestartReplicas(replica=7), RestartReplicas(replica=0)])
+@pytest.mark.parametrize(
+    ("replica", "reason"), [(7, "there is no replica 7: replicas 0, 1 run"), (0, "no other replica serves")]
+)
 def test_an_order_that_cannot_be_carried_out_is_refused_with_the_reason(
-    launcher: RemoteLauncher, supervisor: Supervisor, order: RestartReplicas
+    engine: RemoteEngine, replica: int, reason: str
 ) -> None:
-    supervisor.start()
-    (frontend,) = launcher.of(FRONTEND)
-    if order.replica == 0:  # the other replica has no workers meanwhile
-        launcher.obstacles[Unit("worker", 1)] = "a host is missing"
-        launcher.of(Unit("worker", 1))[0].end()
-        is_down = lambda: any(isinstance(each, ReplicaDown) for each in frontend.received)  # noqa: E731
-    else:
-        is_down = lambda: True  # noqa: E731
+    engine.start()
+    (frontend,) = engine.frontends
+    engine.obstacles[Unit("worker", 1)] = "a host is missing"
+    engine.of(Unit("worker", 1))[0].end()
+    is_asked = False
 
-    def ask() -> bool:
-        if is_down():
-            frontend.send(order)
-            launcher.script = lambda: None
-            stop_when(launcher, lambda: any(isinstance(each, ReplicasRestarted) for each in frontend.received))
-        return False
+    def ask() -> None:
+        nonlocal is_asked
+        if frontend.has(ReplicaDown) and not is_asked:
+            is_asked = True
+            frontend.send(RestartReplicas(replica=replica))
 
-    stop_when(launcher, ask)
-    supervisor.run()
-    (reply,) = [each for each in frontend.received if isinstance(each, ReplicasRestarted)]
-    assert reply.error is not None
-    expected = "there is no replica 7: replicas 0, 1 run" if order.replica else "no other replica serves"
-    assert expected in reply.error.message
-    assert not any(isinstance(each, DrainReplica) for each in frontend.received)
+    error = drain_when_asked(engine, ask).error
+    assert error is not None and reason in error.message and not frontend.has(DrainReplica)

@@ -1,0 +1,40 @@
+"""The fixture of tests with an engine of remote processes; its parameter are the engine's options."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from tokenloom.frontend.listening.http_listeners import HttpListeners
+from tokenloom.frontend.supervisor.signal_watch import STOP_SIGNALS
+from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.tests.frontend.supervisor.remote_engine import RemoteEngine
+from tokenloom.tests.support.engine_specs import new_spec
+
+DEADLINE_S = 60
+HANG_TIMEOUT_S = 0.5
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[RemoteEngine]:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    numbers = (*STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    signal.alarm(DEADLINE_S)
+    options = {"tensor_parallel_size": 2, "hang_timeout_s": HANG_TIMEOUT_S, **getattr(request, "param", {})}
+    listeners = HttpListeners()
+    listeners.open(EngineConfig(http="127.0.0.1:0", uds=str(tmp_path / "http.sock")))
+    with zmq.Context() as context:
+        spec = new_spec(run_directory=str(tmp_path), config=EngineConfig(**options))
+        engine = RemoteEngine(context, spec, listeners)
+        yield engine
+        engine.supervisor.stop()
+        assert all(process.is_closed for process in engine.processes)
+    signal.alarm(0)
+    signal.set_wakeup_fd(-1)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
