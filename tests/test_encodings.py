@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PLACES = ("core", "frontend", "ipc", "kernels", "scripts", "workers")
 TEXT_METHODS = ("read_text", "write_text")
 SUBPROCESS = ("Popen", "run", "check_output")
-CALLED = re.compile(rf"\b(?:open|fdopen|{'|'.join(TEXT_METHODS + SUBPROCESS)})\(")
+CALLED = re.compile(r"\b(open|fdopen|read_text|write_text)\(|subprocess")
 
 
 def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tokenloom.frontend.intake import host as intake_host
 from tokenloom.frontend.intake.body_packer import MAX_REST_BYTES, MAX_VALUES, BodyPacker
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES, parse_body
-from tokenloom.frontend.intake.host import IntakeHost
+from tokenloom.frontend.intake.host import ANSWER_S, IntakeHost
 from tokenloom.frontend.intake.input_processor import InputProcessor
 from tokenloom.frontend.intake.prompt_reader import characters_of
 from tokenloom.frontend.openai.forms.embedding_body import EmbeddingRequest
@@ -42,8 +39,8 @@ from tokenloom.ipc.messages.intake import BodyInput, BodyRead, NotRead, PromptRe
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.faults import inject
 from tokenloom.tests.support.shortages import few_descriptors, num_descriptors
+from tokenloom.tests.support.waiting import wait_until
 
-DEADLINE_S = 20.0
 TEXT = "The capital of Peru is Lima. " * 4
 
 
@@ -61,11 +58,20 @@ TOKENIZER = load_tokenizer()
 INPUTS = InputProcessor(demo_spec(), TOKENIZER, ChatTemplate.load(DEMO_FOLDER, TOKENIZER))
 
 
-@pytest.fixture
-def host() -> Iterator[IntakeHost]:
-    host = IntakeHost(demo_spec())
-    yield host
-    host.stop()
+@pytest.fixture(scope="module")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which the processes look for faults."""
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def host(faults: Path) -> Iterator[IntakeHost]:
+    """One host for all tests: a process that one test leaves serves the next."""
+    with pytest.MonkeyPatch.context() as context:
+        context.setenv("TOKENLOOM_FAULTS", str(faults))
+        host = IntakeHost(demo_spec())
+        yield host
+        host.stop()
 
 
 def read(host: IntakeHost, text: str = TEXT) -> PromptRead:
@@ -88,37 +94,43 @@ def command_of(process: psutil.Process) -> str:
 
 # ── the process ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+QUESTION = ReadBody(body_type="CompletionRequest", max_bytes_per_token=None)
+SHORT = ReadBody(body_type="CompletionRequest", max_bytes_per_token=8)
+
+
+def test_the_process_imports_only_modules_that_a_body_needs(host: IntakeHost) -> None:
+    assert isinstance(host.ask(SHORT, [b'{"prompt": "%s"}' % (b"a " * 40_000)]), NotRead)
+    libraries = Path(f"/proc/{intake_pid()}/maps").read_text()
+    assert "msgspec" in libraries and "tokenizers" not in libraries and "torch" not in libraries
+
 
 def test_texts_chats_and_bodies_are_read_by_one_process(host: IntakeHost) -> None:
     assert read(host).token_ids == INPUTS.tokenize(ReadPrompt(prompt=TEXT)).token_ids
     pid, chat = intake_pid(), [ChatMessage("user", TEXT)]
     here = INPUTS.tokenize(ReadPrompt(chat=chat))
     assert host.ask(ReadPrompt(chat=chat)) == PromptRead(token_ids=here.token_ids, text=here.text)
-    question = ReadBody(body_type="CompletionRequest", max_bytes_per_token=None)
-    answer = host.ask(question, [b'{"prompt": [5, ', b'6], "n": 2}'])
+    answer = host.ask(QUESTION, [b'{"prompt": [5, ', b'6], "n": 2}'])
     assert isinstance(answer, BodyRead) and answer.inputs == [BodyInput(token_ids=encode_ids([5, 6]))]
     assert json.loads(answer.rest)["n"] == 2 and intake_pid() == pid
-    answer = host.ask(question, [b'{"prompt": "x", "nope": 1}'])
+    answer = host.ask(QUESTION, [b'{"prompt": "x", "nope": 1}'])
     assert isinstance(answer, BodyRead) and answer.ignored == ["nope"] and b"nope" not in answer.rest
-    answer = host.ask(question, [b'{"prompt": "x", "seed": "many"}'])
+    answer = host.ask(QUESTION, [b'{"prompt": "x", "seed": "many"}'])
     assert isinstance(answer, NotRead) and (answer.param, answer.code) == ("seed", None)
 
 
-def test_the_memory_of_large_questions_is_returned_while_the_process_waits_for_the_next(host: IntakeHost) -> None:
-    question = ReadBody(body_type="CompletionRequest", max_bytes_per_token=8)
-    contents = [
-        b'{"prompt": "%s"}' % (b"x" * (30 << 20)),
-        b'{"prompt": [%s"x"]}' % (b'"x",' * (1 << 20)),
-        b"{" * (30 << 20),
-    ]
+@pytest.mark.parametrize(
+    "content",
+    [b'{"prompt": "%s"}' % (b"x" * (30 << 20)), b'{"prompt": [%s"x"]}' % (b'"x",' * (1 << 20)), b"{" * (30 << 20)],
+    ids=["text", "list", "nest"],
+)
+def test_the_memory_of_a_large_question_is_returned_while_the_process_waits_for_the_next(
+    host: IntakeHost, content: bytes
+) -> None:
     read(host)
     process = psutil.Process(intake_pid())
-    before, deadline = process.memory_info().rss, time.monotonic() + DEADLINE_S
-    for content in contents:
-        assert isinstance(host.ask(question, [content]), NotRead)
-        while process.memory_info().rss > before + (12 << 20):
-            assert time.monotonic() < deadline
-            select.select([], [], [], 0.01)
+    before = process.memory_info().rss
+    assert isinstance(host.ask(SHORT, [content]), NotRead)
+    wait_until(lambda: process.memory_info().rss <= before + (12 << 20))
 
 
 def test_integers_beyond_64_bits_are_rendered_here_and_refused_by_name_there(host: IntakeHost) -> None:
@@ -129,101 +141,72 @@ def test_integers_beyond_64_bits_are_rendered_here_and_refused_by_name_there(hos
         host.ask(question)
 
 
-def kill_when_gone(fault: Path) -> None:
-    while fault.exists():
-        threading.Event().wait(0.001)
-    os.kill(intake_pid(), signal.SIGKILL)
+def test_a_killed_process_fails_one_request_and_none_while_idle(host: IntakeHost, faults: Path) -> None:
+    host.stop()  # a process that has answered may have died before the question
+    fault = inject(faults, "intake.read", "hang")
 
+    def kill_when_it_hangs() -> None:
+        wait_until(lambda: not fault.exists())
+        os.kill(intake_pid(), signal.SIGKILL)
 
-def test_a_process_that_could_not_be_started_is_started_for_the_next_request(
-    monkeypatch: pytest.MonkeyPatch, host: IntakeHost
-) -> None:
-    with monkeypatch.context() as context:
-        context.setattr(sys, "executable", "/nowhere")
-        with pytest.raises(Overloaded, match="could not be started: No such file or directory: check /nowhere"):
-            read(host)
-    assert read(host).token_ids
-
-
-@pytest.mark.parametrize("num_left", range(6))
-def test_without_descriptors_a_request_is_refused_and_none_is_kept(host: IntakeHost, num_left: int) -> None:
-    before = num_descriptors()
-    with few_descriptors(num_left), pytest.raises(Overloaded, match=r"could not be started: .* \(ulimit -n"):
-        read(host)
-    assert num_descriptors() == before and read(host).token_ids
-
-
-def test_a_process_that_ends_before_it_is_ready_is_no_fault_of_the_request(
-    monkeypatch: pytest.MonkeyPatch, host: IntakeHost
-) -> None:
-    with monkeypatch.context() as context:
-        context.setenv("PYTHONHOME", "/nonexistent")
-        with pytest.raises(Overloaded, match="exited with code 1 at its start: see its log"):
-            read(host)
-    assert read(host).token_ids
-
-
-def test_a_killed_process_fails_one_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: IntakeHost) -> None:
-    monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
-    fault = inject(tmp_path, "intake.read", "hang")
-    thread = threading.Thread(target=kill_when_gone, args=(fault,))
+    thread = threading.Thread(target=kill_when_it_hangs)
     thread.start()
     with pytest.raises(RequestError, match=r"could not be read: the process .* was ended by SIGKILL, .* send less"):
         read(host)
     thread.join()
     read(host)
     second = intake_pid()
-    os.kill(second, signal.SIGKILL)  # while idle
+    os.kill(second, signal.SIGKILL)
     read(host)
     assert intake_pid() != second
 
 
-def test_a_template_that_never_ends_fails_only_its_own_request_by_its_cpu_time(host: IntakeHost) -> None:
+def test_a_cancelled_question_is_interrupted(host: IntakeHost, faults: Path) -> None:
     read(host)
+    fault, pid = inject(faults, "intake.read", "hang"), intake_pid()
+    thread = threading.Thread(target=lambda: wait_until(lambda: not fault.exists()) and host.interrupt())
+    thread.start()
+    with pytest.raises(RequestError, match="could not be read"):
+        read(host)
+    thread.join()
+    assert read(host).token_ids and intake_pid() != pid
+
+
+def test_a_question_that_takes_too_long_ends_the_process(host: IntakeHost, faults: Path) -> None:
+    read(host)
+    inject(faults, "intake.read", "hang")
+    host.answer_s = 0.3
+    with pytest.raises(RequestError, match=r"\d+ bytes could not be read within 0.3 s: send less"):
+        read(host)
+    host.answer_s = ANSWER_S
+    read(host)
+
+
+def test_a_template_that_never_ends_fails_only_its_own_request_by_its_cpu_time(host: IntakeHost) -> None:
     loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     question = ReadPrompt(chat=[ChatMessage("user", "x")], chat_form=ChatForm(template=loops))
     with pytest.raises(RequestError, match="the chat template of the request takes too much CPU time"):
         host.ask(question)
-    read(host)
 
 
-def test_a_question_that_takes_too_long_ends_the_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: IntakeHost
+def test_a_process_that_could_not_be_started_is_no_fault_of_the_request_and_started_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, host: IntakeHost
 ) -> None:
-    monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
-    inject(tmp_path, "intake.read", "hang")
-    monkeypatch.setattr(intake_host, "ANSWER_S", 2.0)
-    with pytest.raises(RequestError, match=r"\d+ bytes could not be read within 2 s: send less"):
-        read(host)
-    monkeypatch.setattr(intake_host, "ANSWER_S", DEADLINE_S)
-    read(host)
-
-
-def test_a_cancelled_question_is_interrupted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: IntakeHost) -> None:
-    monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
-    fault = inject(tmp_path, "intake.read", "hang")
-    errors: list[Exception] = []
-
-    def ask() -> None:
-        try:
+    host.stop()
+    with monkeypatch.context() as context:
+        context.setattr(sys, "executable", "/nowhere")
+        with pytest.raises(Overloaded, match="could not be started: No such file or directory: check /nowhere"):
             read(host)
-        except RequestError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    while fault.exists():
-        assert thread.is_alive()
-    host.interrupt()
-    thread.join(DEADLINE_S)
-    assert len(errors) == 1 and read(host).token_ids
-
-
-def test_the_process_imports_only_modules_that_a_body_needs(host: IntakeHost) -> None:
-    question = ReadBody(body_type="CompletionRequest", max_bytes_per_token=17)
-    assert isinstance(host.ask(question, [b'{"prompt": "%s"}' % (b"a " * 40_000)]), NotRead)
-    libraries = Path(f"/proc/{intake_pid()}/maps").read_text()
-    assert "msgspec" in libraries and "tokenizers" not in libraries and "torch" not in libraries
+    with monkeypatch.context() as context:
+        context.setenv("PYTHONHOME", "/nonexistent")
+        with pytest.raises(Overloaded, match="exited with code 1 at its start: see its log"):
+            read(host)
+    before = num_descriptors()
+    for num_left in range(6):
+        with few_descriptors(num_left), pytest.raises(Overloaded, match=r"could not be started: .* \(ulimit -n"):
+            read(host)
+        assert num_descriptors() == before
+    assert read(host).token_ids
 
 
 # ── packed bodies ────────────────────────────────────────────────────────────────────────────────────────────────────

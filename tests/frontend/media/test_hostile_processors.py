@@ -15,6 +15,7 @@ from tokenloom.frontend.media.images.image_processor_config import load_image_pr
 from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.tests.support.audio_configs import AUDIO_MODELS
 from tokenloom.tests.support.hostile_fields import Hostile, faults, hostile_changes
+from tokenloom.tests.support.today import some
 from tokenloom.tests.support.vision_configs import VISION_MODELS
 from tokenloom.workers.encoders.audio.log_mel import LogMel
 from tokenloom.workers.encoders.images.pixels import PixelScale
@@ -29,7 +30,7 @@ def config_of(model: Any) -> dict[str, Any]:
     return {name: ids.get(value, value) if isinstance(value, str) else value for name, value in model.config.items()}
 
 
-@pytest.mark.parametrize("family", VISION_MODELS)
+@pytest.mark.parametrize("family", some([*VISION_MODELS], 2))
 def test_hostile_image_processors_are_refused_by_their_fields(family: str, tmp_path: Path) -> None:
     model = VISION_MODELS[family]
     (tmp_path / "config.json").write_text(json.dumps(config_of(model)))
@@ -46,7 +47,7 @@ def test_hostile_image_processors_are_refused_by_their_fields(family: str, tmp_p
     assert not found, found
 
 
-@pytest.mark.parametrize("family", AUDIO_MODELS)
+@pytest.mark.parametrize("family", some([*AUDIO_MODELS], 1))
 def test_hostile_feature_extractors_are_refused_by_their_fields(family: str, tmp_path: Path) -> None:
     model = AUDIO_MODELS[family]
     (tmp_path / "config.json").write_text(json.dumps(config_of(model)))
