@@ -18,6 +18,7 @@ import tomllib
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -74,44 +75,46 @@ def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: Sequence[str], cwd: Path, timeout_s: float = 60, **environment: str) -> str:
-    return run_and_hear(command, cwd, timeout_s, **environment)[0]
-
-
-def run_and_hear(command: Sequence[str], cwd: Path, timeout_s: float, **environment: str) -> tuple[str, str]:
     """Run a command and return its standard output and standard error."""
-    done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=timeout_s
-    )
-    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}\n{done.stderr}"
-    return done.stdout, done.stderr
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(command, cwd=cwd, env={**os.environ, **environment}, timeout=timeout_s, **options)
+    assert done.returncode == 0, f"{' '.join(command)}:\n{done.stdout}"
+    return str(done.stdout)
 
 
-def build_wheel(source_tree: Path, folder: Path, timeout_s: float, **environment: str) -> tuple[Path, str]:
-    """Build a wheel; return its path and the build's log."""
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--verbose"]
-    command = [sys.executable, "-m", "pip", "wheel", *options, "-w", str(folder), str(source_tree)]
-    said = run_and_hear(command, folder, timeout_s, **environment)[1]
-    (file,) = folder.iterdir()
-    return file, said
+class Built(NamedTuple):
+    """A wheel, a source distribution, and the build's log."""
+
+    wheel: Path
+    sdist: Path
+    log: str
+
+
+def build(source_tree: Path, folder: Path, timeout_s: float, **environment: str) -> Built:
+    program = f"from setuptools import build_meta as b; b.build_wheel({str(folder)!r}); b.build_sdist({str(folder)!r})"
+    log = run([sys.executable, "-c", program], source_tree, timeout_s, **environment)
+    return Built(*folder.glob("*.whl"), *folder.glob("*.tar.gz"), log)
 
 
 @pytest.fixture(scope="module")
-def built(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def built(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Build without a compiler, which is faster."""
-    folder = tmp_path_factory.mktemp("wheel")
-    return build_wheel(source_tree, folder, BUILD_TIMEOUT_S, PATH=str(folder))
+    folder = tmp_path_factory.mktemp("built")
+    return build(source_tree, folder, BUILD_TIMEOUT_S, PATH=str(folder))
 
 
 @pytest.fixture(scope="module")
-def wheel(built: tuple[Path, str]) -> Path:
-    return built[0]
+def metadata(built: Built) -> dict[str, str]:
+    """The text of each file beside the package in the wheel, by its name."""
+    archive = zipfile.ZipFile(built.wheel)
+    return {Path(name).name: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" in name}
 
 
 @pytest.fixture(scope="module")
 def wheel_with_kernels(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not instruction_levels() or shutil.which("cc") is None:
         pytest.skip("the processor has no AVX2, or there is no compiler")
-    return build_wheel(source_tree, tmp_path_factory.mktemp("kernels"), COMPILE_TIMEOUT_S)[0]
+    return build(source_tree, tmp_path_factory.mktemp("kernels"), COMPILE_TIMEOUT_S).wheel
 
 
 def test_pyproject_lists_exactly_the_packages_of_the_tree() -> None:
@@ -128,18 +131,24 @@ def test_rooms_have_no_init_file() -> None:
     assert [str(file) for room in ROOMS for file in (ROOT / room).rglob("__init__.py")] == []
 
 
-def test_wheel_holds_exactly_the_shipped_files(wheel: Path) -> None:
-    names = set(zipfile.ZipFile(wheel).namelist())
+def test_wheel_holds_exactly_the_shipped_files(built: Built) -> None:
+    names = set(zipfile.ZipFile(built.wheel).namelist())
     package = {name.removeprefix("tokenloom/") for name in names if name.startswith("tokenloom/")}
     assert package == shipped_files()
     others = {name.split("/")[0] for name in names} - {"tokenloom"}
     assert all(name.endswith(".dist-info") for name in others), f"top-level names in the wheel: {others}"
 
 
-def test_without_a_compiler_the_wheel_is_for_any_machine_and_the_build_warns(built: tuple[Path, str]) -> None:
-    file, said = built
-    assert file.name.endswith("-py3-none-any.whl")
-    assert "kernels are left out of the wheel and compiled at first use: there is no C compiler" in said
+def test_source_distribution_holds_the_shipped_files_and_no_tests(built: Built) -> None:
+    with tarfile.open(built.sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert shipped_files() <= names
+    assert not {name for name in names if name.startswith(("tests/", ".typing", ".venv"))}
+
+
+def test_without_a_compiler_the_wheel_is_for_any_machine_and_the_build_warns(built: Built) -> None:
+    assert built.wheel.name.endswith("-py3-none-any.whl")
+    assert "kernels are left out of the wheel and compiled at first use: there is no C compiler" in built.log
 
 
 @pytest.mark.nightly
@@ -157,56 +166,17 @@ def test_wheel_holds_kernels_of_each_level_that_load_with_old_glibc(wheel_with_k
     assert digests["avx2-float32.so"] == library_digest("AVX2", False, FOR_ANY_MACHINE)
 
 
-def test_wheel_has_the_command_and_the_license(wheel: Path) -> None:
-    archive = zipfile.ZipFile(wheel)
-    texts = {Path(name).name: archive.read(name).decode() for name in archive.namelist() if ".dist-info/" in name}
-    assert "engine-launch = tokenloom.frontend.launch:main" in texts["entry_points.txt"]
-    assert "Apache License" in texts["LICENSE"] and "License-Expression: Apache-2.0" in texts["METADATA"]
+def test_wheel_has_the_command_and_the_license(metadata: dict[str, str]) -> None:
+    assert "engine-launch = tokenloom.frontend.launch:main" in metadata["entry_points.txt"]
+    assert "Apache License" in metadata["LICENSE"] and "License-Expression: Apache-2.0" in metadata["METADATA"]
 
 
-def test_the_package_index_shows_author_and_description_without_dead_links(wheel: Path) -> None:
-    archive = zipfile.ZipFile(wheel)
-    (text,) = (archive.read(name).decode() for name in archive.namelist() if name.endswith("METADATA"))
-    fields, _, description = text.partition("\n\n")
+def test_the_package_index_shows_author_and_description_without_dead_links(metadata: dict[str, str]) -> None:
+    fields, _, description = metadata["METADATA"].partition("\n\n")
     for field in ("Author: tokenloom maintainers", "Keywords: LLM", "Requires-Python: >=3.11", "text/markdown"):
         assert field in fields
     assert "# tokenloom" in description and "`docs/operations.md`" in description
     assert re.findall(r"\]\((?!https?://)[^)]*\)", description) == []
-
-
-def test_source_distribution_holds_the_shipped_files_and_no_tests(source_tree: Path, tmp_path: Path) -> None:
-    program = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
-    run([sys.executable, "-c", program], source_tree, BUILD_TIMEOUT_S)
-    (file,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(file) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    assert shipped_files() <= names
-    assert not {name for name in names if name.startswith(("tests/", ".typing", ".venv"))}
-
-
-HEAVY = ("torch", "transformers", "numpy", "tokenizers", "jinja2", "tqdm", "psutil", "yaml")
-
-
-@pytest.mark.parametrize(
-    ("program", "absent"),
-    [
-        ("import tokenloom; dir(tokenloom)", ("zmq", "msgspec", *HEAVY)),
-        ("from tokenloom import Client, AsyncClient, SamplingParams, RequestOutput", HEAVY),
-        ("from tokenloom import LLM, AsyncLLM", HEAVY),
-        ("import tokenloom.frontend.launch, tokenloom.frontend.process", ("torch", "transformers")),
-        ("import tokenloom.core.process", ("torch", "transformers", "tokenizers", "llguidance")),
-    ],
-)
-def test_imports_load_no_unneeded_modules(program: str, absent: tuple[str, ...]) -> None:
-    check = f"{program}\nimport sys\nprint([name for name in {absent!r} if name in sys.modules])"
-    assert run([sys.executable, "-c", check], Path("/")).strip() == "[]"
-
-
-def test_all_public_names_load() -> None:
-    program = "import tokenloom\nfor name in tokenloom.__all__: getattr(tokenloom, name)\nprint(tokenloom.__version__)"
-    version = run([sys.executable, "-c", program], Path("/")).strip()
-    project = pyproject()["project"]
-    assert isinstance(project, dict) and project["version"] == version
 
 
 @pytest.fixture
@@ -218,20 +188,33 @@ def foreign_modules(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_nothing_clashes_with_packages_named_like_our_rooms(foreign_modules: Path) -> None:
-    rooms = ", ".join(ROOMS)
+HEAVY = ("torch", "transformers", "numpy", "tokenizers", "jinja2", "tqdm", "psutil", "yaml")
+STEPS = (  # of one process, each with modules that are not there after it
+    ("import tokenloom; dir(tokenloom)", ("zmq", "msgspec", *HEAVY)),
+    ("from tokenloom import Client, AsyncClient, SamplingParams, RequestOutput, LLM, AsyncLLM", HEAVY),
+    ("import tokenloom.core.process", ("torch", "transformers", "tokenizers", "llguidance")),
+    ("import tokenloom.frontend.launch, tokenloom.frontend.process", ("torch", "transformers")),
+    ("import tokenloom.workers.cpu_threads, tokenloom.kernels.cpu.compiler, tokenloom.scripts.bench_report", ()),
+)
+
+
+def test_imports_load_no_unneeded_modules_and_none_named_like_our_rooms(foreign_modules: Path) -> None:
     program = f"""
-import {rooms}
-import tokenloom.core.engine, tokenloom.frontend.requests.frontend, tokenloom.ipc.messages, tokenloom.workers.worker
-import tokenloom.kernels.contract, tokenloom.scripts.bench_report
+import {", ".join(ROOMS)}
 import sys
-for module in ({rooms}):
+for step, absent in {STEPS!r}:
+    exec(step)
+    assert not set(absent) & sys.modules.keys(), (step, absent)
+for name in tokenloom.__all__:
+    getattr(tokenloom, name)
+for module in ({", ".join(ROOMS)}):
     assert module.owner == "somebody else", module
     assert sys.modules["tokenloom." + module.__name__] is not module
-print("apart")
+print(tokenloom.__version__)
 """
-    output = run([sys.executable, "-c", program], Path("/"), PYTHONPATH=str(foreign_modules))
-    assert output.strip() == "apart"
+    version = run([sys.executable, "-c", program], Path("/"), PYTHONPATH=str(foreign_modules)).strip()
+    project = pyproject()["project"]
+    assert isinstance(project, dict) and project["version"] == version
 
 
 @pytest.mark.nightly

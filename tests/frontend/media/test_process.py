@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from tokenloom.tests.frontend.media.audio.sound_files import compressed, stored,
 from tokenloom.tests.frontend.media.images.image_files import encoded, new_pixels
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.faults import inject
+from tokenloom.tests.support.in_loop import in_loop
 from tokenloom.tests.support.shortages import few_descriptors, num_descriptors
 
 DEADLINE_S = 60.0
@@ -89,27 +90,24 @@ class Bench:
         return [each for each in psutil.Process().children() if "media" in " ".join(each.cmdline())]
 
 
-def with_bench(**options: Any) -> Callable[[Callable[[Bench], Coroutine[Any, Any, None]]], Callable[..., None]]:
-    """Let a test run in a loop, with a bench of these options that ends with it."""
+def with_bench(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Run a test in a loop, with a bench of these options."""
 
-    def decorate(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> Callable[..., None]:
-        async def work(folder: Path) -> None:
-            bench = Bench(folder, **options)
-            try:
-                async with asyncio.timeout(DEADLINE_S):
-                    await test(bench)
-            finally:
-                bench.host.close()
+    @asynccontextmanager
+    async def context(folder: Path) -> AsyncIterator[Bench]:
+        bench = Bench(folder, **options)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                yield bench
+        finally:
+            bench.host.close()
 
-        def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-            monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
-            asyncio.run(work(tmp_path))
+    return in_loop(context)
 
-        functools.update_wrapper(run, test, updated=())
-        del run.__wrapped__  # type: ignore[attr-defined]  # pytest would ask it for the fixtures
-        return run
 
-    return decorate
+@pytest.fixture(autouse=True)
+def fault_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENLOOM_FAULTS", str(tmp_path))
 
 
 # ── images ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from tokenloom.ipc.models.audio_config import AudioConfig
 from tokenloom.tests.frontend.bench import TOKENIZER, ids
 from tokenloom.tests.frontend.requests.fake_clips import PIECE_TOKENS, FakePieceReader, clip
 from tokenloom.tests.frontend.requests.fake_media import MARKER, FakePlaceholders, seeing_spec
+from tokenloom.tests.support.in_loop import in_loop
 
 DEADLINE_S = 30.0
 CHUNK_BYTES = 64 << 10  # of a body, as uvicorn receives it
@@ -273,19 +275,20 @@ class TimedLoop(asyncio.SelectorEventLoop):
         return super().call_soon(timed, context=context)
 
 
-def serve(
-    folder: Path,
-    test: Callable[[Served], Awaitable[None]],
-    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
-    **options: Any,
-) -> None:
-    async def run() -> None:
-        served = Served(folder, **options)
+def with_served(
+    new_loop: Callable[[], asyncio.AbstractEventLoop] | None = None, **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Run a test in a loop, with a served model of these options."""
+
+    @asynccontextmanager
+    async def context(folder: Path) -> AsyncIterator[Served]:
+        lora = {"adapter_folder": str(folder), "allow_runtime_lora": True} if "enable_lora" in options else {}
+        served = Served(folder, **options, **lora)
         try:
-            await asyncio.wait_for(test(served), DEADLINE_S)
+            async with asyncio.timeout(DEADLINE_S):
+                yield served
         finally:
             served.frontend.stop("the test ends")
             await served.http.aclose()
 
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(run())
+    return in_loop(context, new_loop)
