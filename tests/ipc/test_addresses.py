@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,15 @@ from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.endpoints import Endpoints
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.sockets import bind, new_socket
+
+
+@pytest.fixture
+def lock() -> Iterator[Callable[..., None]]:
+    """Lock addresses until the end of the test."""
+    fds: list[int] = []
+    yield lambda address, **options: fds.append(lock_ipc_address(address, **options))
+    for fd in fds:
+        os.close(fd)
 
 
 @pytest.fixture(autouse=True)
@@ -123,29 +133,29 @@ def test_a_path_is_refused_if_the_longest_socket_name_does_not_fit(
     directory.remove()
 
 
-def test_an_address_in_use_is_refused_and_a_free_one_is_reused(runtime: Path) -> None:
+def test_an_address_in_use_is_refused_and_a_free_one_is_reused(runtime: Path, lock: Callable[..., None]) -> None:
     address = f"ipc://{runtime}/mine.sock"
-    lock_ipc_address(address)
+    lock(address)
     with pytest.raises(ConfigError, match="in use"):
-        lock_ipc_address(address)
+        lock(address)
     unlink_ipc_address(address)
-    lock_ipc_address(address)
+    lock(address)
     with pytest.raises(ConfigError, match="cannot listen"):
-        lock_ipc_address(f"ipc://{runtime}/missing/mine.sock")
+        lock(f"ipc://{runtime}/missing/mine.sock")
 
 
-def test_other_files_and_sockets_are_never_replaced(runtime: Path) -> None:
+def test_other_files_and_sockets_are_never_replaced(runtime: Path, lock: Callable[..., None]) -> None:
     taken = runtime / "taken"
     taken.write_text("precious")
     with pytest.raises(ConfigError, match="there is a file: remove it or choose another"):
-        lock_ipc_address(f"ipc://{taken}")
+        lock(f"ipc://{taken}")
     assert taken.read_text() == "precious"
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.bind(str(runtime / "socket"))
         stranger.listen()
         with pytest.raises(ConfigError, match="another program listens there"):
-            lock_ipc_address(f"ipc://{runtime}/socket", farewell_s=0.1)
-    lock_ipc_address(f"ipc://{runtime}/socket")  # its program has ended
+            lock(f"ipc://{runtime}/socket", farewell_s=0.1)
+    lock(f"ipc://{runtime}/socket")  # its program has ended
     assert sorted(path.name for path in runtime.iterdir()) == ["socket", "socket.lock", "taken"]
 
 
@@ -162,8 +172,9 @@ def test_an_ipc_socket_has_its_mode_whatever_the_umask(runtime: Path, umask: int
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     listener = new_socket(context, zmq.ROUTER)
     try:
-        bind(listener, f"ipc://{path}", mode)
-        assert stat.S_IMODE(path.stat().st_mode) == mode and os.umask(umask) == umask
+        door = bind(listener, f"ipc://{path}", mode)
+        assert door is not None and stat.S_IMODE(path.stat().st_mode) == mode and os.umask(umask) == umask
+        door.close()
     finally:
         os.umask(before)
         listener.close()

@@ -18,7 +18,7 @@ def test_use_activation_is_another_name_of_normalize(is_normal: bool) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=PoolingParams) == params
 
 
-@pytest.mark.parametrize("wrong", [{"method": "max"}, {"dimensions": 0}, {"dimensions": "8"}])
+@pytest.mark.parametrize("wrong", [{"method": "max"}, *({"dimensions": each} for each in (0, 1 << 21, 1.5, "8"))])
 def test_what_is_out_of_range_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=f"^{next(iter(wrong))} "):
         PoolingParams(**wrong)

@@ -6,8 +6,8 @@ import os
 import re
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +39,20 @@ from tokenloom.ipc.messages.client import (
 from tokenloom.ipc.messages.core import EngineControl, EngineCoreRequest, Finished
 from tokenloom.tests.frontend.adapters.samples import adapter_spec, write_adapter
 from tokenloom.tests.frontend.bench import DEADLINE_S, Bench, ids, new_submit
+from tokenloom.tests.support.waiting import wait_until
 
 
 class AdapterBench(Bench):
     """A Bench of an engine that serves adapters; its frontend may be replaced."""
 
     def __init__(self, run_directory: Path, **options: Any) -> None:
-        self.run_directory = run_directory
         spec = adapter_spec(run_directory, **options)
         super().__init__(config=spec.config, run_directory=spec.run_directory)
 
     def ask(self, *queries: ClientMessage) -> list[FrontendMessage]:
         """Send queries and return their replies in the order in which they come."""
         replies = self.say(*queries)
-        deadline = time.monotonic() + DEADLINE_S
         while len(replies) < len(queries):
-            assert time.monotonic() < deadline, f"only {replies}"
             self.wait_for_wakeup()
             replies += self.heard()
         return replies
@@ -86,11 +84,7 @@ class AdapterBench(Bench):
         return request
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while not condition():
-            assert time.monotonic() < deadline
-            if self.is_awake.wait(0.01):
-                self.wait_for_wakeup()
+        wait_until(lambda: condition() or (self.is_awake.is_set() and self.wait_for_wakeup()))
 
     def error(self, **fields: Any) -> ErrorInfo:
         """Return the error of a request that ends in its first delta."""
@@ -108,11 +102,25 @@ class AdapterBench(Bench):
         return delta.error
 
 
+NewDesk = Callable[..., AdapterBench]
+
+
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[AdapterBench]:
-    bench = AdapterBench(tmp_path / "run")
-    yield bench
-    bench.frontend.stop("the test ends")
+def new_desk(tmp_path: Path) -> Iterator[NewDesk]:
+    desks: list[AdapterBench] = []
+
+    def new(run: str = "run", **options: Any) -> AdapterBench:
+        desks.append(AdapterBench(tmp_path / run, **options))
+        return desks[-1]
+
+    yield new
+    for desk in desks:
+        desk.frontend.stop("the test ends")
+
+
+@pytest.fixture
+def desk(new_desk: NewDesk) -> AdapterBench:
+    return new_desk()
 
 
 def test_a_loaded_adapter_is_listed_and_reaches_the_core(desk: AdapterBench, tmp_path: Path) -> None:
@@ -212,40 +220,43 @@ def test_an_order_that_is_sent_again_is_carried_out_once(desk: AdapterBench, tmp
     desk.load("sql", source, order_id="four")
 
 
-def test_the_next_frontend_resumes_requests_with_their_adapter(desk: AdapterBench, tmp_path: Path) -> None:
+def test_the_next_frontend_resumes_requests_with_their_adapter(
+    desk: AdapterBench, new_desk: NewDesk, tmp_path: Path
+) -> None:
     old, new = write_adapter(tmp_path / "a", seed=1), write_adapter(tmp_path / "b", seed=2)
     desk.load("sql", old)
     before = desk.core_request("before", adapter="sql").adapter
     assert before is not None
     desk.load("sql", new, is_inplace=True)
-    replaced = AdapterBench(desk.run_directory)
+    replaced = new_desk()
     assert replaced.names() == ["sql"]
     children = [Child(output_token_ids=b"\5\0\0\0")]
     fields: dict[str, Any] = {"adapter": "sql", "adapter_digest": before.digest, "children": children, "attempt": 1}
     assert replaced.core_request("before", **fields).adapter == before
-    replaced.frontend.stop("the test ends")
     shutil.rmtree(Path(before.folder))
-    error = AdapterBench(tmp_path / "run 2").error(**fields)
+    error = new_desk("run 2").error(**fields)
     assert error.kind == "request" and "is not in" in error.message and "submit the request again" in error.message
 
 
-def test_a_request_of_another_run_finds_its_adapter_in_the_store(desk: AdapterBench, tmp_path: Path) -> None:
+def test_a_request_of_another_run_finds_its_adapter_in_the_store(
+    desk: AdapterBench, new_desk: NewDesk, tmp_path: Path
+) -> None:
     desk.load("sql", write_adapter(tmp_path / "a"))
     before = desk.core_request("before", adapter="sql").adapter
     assert before is not None
-    other = AdapterBench(tmp_path / "run 2")
+    other = new_desk("run 2")
     assert other.core_request("before", adapter="sql", adapter_digest=before.digest).adapter == before
     assert other.frontend.adapters.registry is not None
     assert not other.frontend.adapters.registry.may_drop(before.digest)
-    assert digests_of(other.run_directory / FILE_NAME) == {before.digest}, "for other engines of the store"
+    assert digests_of(tmp_path / "run 2" / FILE_NAME) == {before.digest}, "for other engines of the store"
 
 
-def test_sub_folders_of_the_adapter_folder_are_found_on_first_use_and_once(tmp_path: Path) -> None:
+def test_sub_folders_of_the_adapter_folder_are_found_on_first_use_and_once(new_desk: NewDesk, tmp_path: Path) -> None:
     folder = tmp_path / "adapters"
     write_adapter(folder / "sql", rank=3)
     (folder / "empty").mkdir()
     (folder / "out").symlink_to(write_adapter(tmp_path / "outside"))
-    desk = AdapterBench(tmp_path / "run", adapter_folder=str(folder))
+    desk = new_desk(adapter_folder=str(folder))
     assert desk.names() == []
     for request_id in ("one", "two"):
         desk.frontend.on_client_frame(b"c", encode(new_submit(request_id, adapter="sql")))
@@ -273,8 +284,8 @@ def test_a_path_in_a_request_loads_the_adapter_and_later_names_the_same(desk: Ad
     assert "leave out '..'" in desk.error(adapter="..", adapter_path=str(source)).message
 
 
-def test_a_load_that_hangs_is_given_up_and_names_nothing_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = AdapterBench(tmp_path / "run", start_timeout_s=5.0)
+def test_a_load_that_hangs_is_given_up_and_names_nothing_later(new_desk: NewDesk, tmp_path: Path) -> None:
+    desk = new_desk(start_timeout_s=5.0)
     goes_on, has_ended = threading.Event(), threading.Event()
     store = desk.frontend.adapters._store
     copy, discard = store.copy, store.discard
@@ -283,8 +294,7 @@ def test_a_load_that_hangs_is_given_up_and_names_nothing_later(tmp_path: Path, m
         assert goes_on.wait(DEADLINE_S)
         return copy(source, within)
 
-    monkeypatch.setattr(store, "copy", slow)
-    monkeypatch.setattr(store, "discard", lambda copied: (discard(copied), has_ended.set()))
+    store.copy, store.discard = slow, lambda copied: (discard(copied), has_ended.set())
     desk.frontend.on_client_frame(
         b"c", encode(LoadAdapter(query_id=1, name="sql", path=str(write_adapter(tmp_path / "a"))))
     )
@@ -354,18 +364,22 @@ def test_without_enable_lora_everything_is_refused_and_nothing_is_written(bench:
 
 def test_modules_of_the_command_line_are_loaded_at_the_start_and_not_again(tmp_path: Path) -> None:
     good, bad = write_adapter(tmp_path / "good"), write_adapter(tmp_path / "bad", value=float("nan"))
-    with pytest.raises(ConfigError, match=r"--lora-modules bad: .* is NaN"):
-        AdapterDesk(adapter_spec(tmp_path / "run 0", lora_modules=[f"bad={bad}"]), lambda: None).load_modules()
+    broken = adapter_spec(tmp_path / "run 0", lora_modules=[f"bad={bad}"])
+    with (
+        closing(AdapterDesk(broken, lambda: None)) as desk,
+        pytest.raises(ConfigError, match=r"modules bad: .* is NaN"),
+    ):
+        desk.load_modules()
     spec = adapter_spec(tmp_path / "run", lora_modules=[f"good={good}"])
-    first = AdapterDesk(spec, lambda: None)
-    first.load_modules()
-    assert [info.name for info in first.infos] == ["good"]
-    replies: list[object] = []
-    first.answer(UnloadAdapter(query_id=1, name="good"), replies.append)
-    assert replies == [Done(query_id=1)]
-    second = AdapterDesk(spec, lambda: None)
-    second.load_modules()
-    assert second.infos == [], "the operator has unloaded it since the start"
+    with closing(AdapterDesk(spec, lambda: None)) as first:
+        first.load_modules()
+        assert [info.name for info in first.infos] == ["good"]
+        replies: list[object] = []
+        first.answer(UnloadAdapter(query_id=1, name="good"), replies.append)
+        assert replies == [Done(query_id=1)]
+    with closing(AdapterDesk(spec, lambda: None)) as second:
+        second.load_modules()
+        assert second.infos == [], "the operator has unloaded it since the start"
 
 
 def test_many_names_are_cut_in_errors(desk: AdapterBench, tmp_path: Path) -> None:
@@ -376,8 +390,8 @@ def test_many_names_are_cut_in_errors(desk: AdapterBench, tmp_path: Path) -> Non
     assert message.endswith("a17, a18 and 11 more") and len(message) < 300
 
 
-def test_a_prefetch_loads_blocks_of_an_adapter(tmp_path: Path) -> None:
-    desk = AdapterBench(tmp_path / "run", kv_disk=str(tmp_path / "kv"))
+def test_a_prefetch_loads_blocks_of_an_adapter(new_desk: NewDesk, tmp_path: Path) -> None:
+    desk = new_desk(kv_disk=str(tmp_path / "kv"))
     source = write_adapter(tmp_path / "a")
     desk.load("sql", source)
     for query_id, name in enumerate(("sql", "", "sample")):

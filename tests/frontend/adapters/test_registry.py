@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -139,45 +141,61 @@ def test_the_registry_agrees_with_a_dict(tmp_path: Path) -> None:
     )
 
 
-def test_the_next_frontend_knows_names_orders_and_the_adapters_of_open_requests(tmp_path: Path) -> None:
-    path, old, new = tmp_path / FILE_NAME, bytes(32), bytes([1]) * 32
-    first = AdapterRegistry(path, new_ref)
+NewRegistry = Callable[..., AdapterRegistry]
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Iterator[NewRegistry]:
+    """Make the registry of a frontend, which is closed after the test."""
+    registries: list[AdapterRegistry] = []
+
+    def new(*arguments: Any, **options: Any) -> AdapterRegistry:
+        registries.append(AdapterRegistry(tmp_path / FILE_NAME, new_ref, *arguments, **options))
+        return registries[-1]
+
+    yield new
+    for registry in registries:
+        registry.close()
+
+
+def test_the_next_frontend_knows_names_orders_and_the_adapters_of_open_requests(new: NewRegistry) -> None:
+    old, later = bytes(32), bytes([1]) * 32
+    first = new()
     first.put(info_of("a", old), order_id="one")
     assert first.hold_name("a") == new_ref(old, 8)
-    first.put(info_of("a", new))
-    second = AdapterRegistry(path, new_ref)
+    first.put(info_of("a", later))
+    second = new()
     assert second.has_done("one") and not second.has_done("two") and not second.has_done("")
-    assert second.get("a") == info_of("a", new)
+    assert second.get("a") == info_of("a", later)
     assert second.hold(old) == new_ref(old, 8), "of a request that began before the name was given away"
     assert not second.may_drop(old)
     second.release(old)
     assert second.may_drop(old) and second.hold(old) is None
 
 
-def test_an_adapter_that_nobody_resumes_may_be_dropped_after_a_while(tmp_path: Path) -> None:
-    path, now = tmp_path / FILE_NAME, 0.0
-    first = AdapterRegistry(path, new_ref, lambda: now)
+def test_an_adapter_that_nobody_resumes_may_be_dropped_after_a_while(new: NewRegistry) -> None:
+    now = 0.0
+    first = new(lambda: now)
     first.put(info_of("a", bytes(32)))
     first.hold_name("a")
     first.remove("a")
-    second = AdapterRegistry(path, new_ref, lambda: now)
+    second = new(lambda: now)
     assert not second.may_drop(bytes(32))
     now += LEFT_S
     assert second.may_drop(bytes(32))
 
 
-def test_a_broken_write_leaves_the_file_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / FILE_NAME
-    AdapterRegistry(path, new_ref).put(info_of("a", bytes(32)))
-    path.with_suffix(".new").write_bytes(b"{")  # a frontend was killed here
-    second = AdapterRegistry(path, new_ref)
+def test_a_broken_write_leaves_the_file_as_it_was(new: NewRegistry, tmp_path: Path) -> None:
+    new().put(info_of("a", bytes(32)))
+    (tmp_path / FILE_NAME).with_suffix(".new").write_bytes(b"{")  # a frontend was killed here
+    second = new()
     assert [info.name for info in second.infos] == ["a"]
     second.put(info_of("b", bytes(32)))
-    assert [info.name for info in AdapterRegistry(path, new_ref).infos] == ["a", "b"]
+    assert [info.name for info in new().infos] == ["a", "b"]
 
 
-def test_names_are_limited(tmp_path: Path) -> None:
-    registry = AdapterRegistry(tmp_path / FILE_NAME, new_ref)
+def test_names_are_limited(new: NewRegistry) -> None:
+    registry = new()
     registry.max_names = 1
     registry.put(info_of("a", bytes(32)))
     registry.put(info_of("a", bytes([1]) * 32))
@@ -185,12 +203,11 @@ def test_names_are_limited(tmp_path: Path) -> None:
         registry.put(info_of("b", bytes(32)))
 
 
-def test_one_frontend_loads_the_modules_while_the_others_wait(tmp_path: Path) -> None:
-    path = tmp_path / FILE_NAME
+def test_one_frontend_loads_the_modules_while_the_others_wait(new: NewRegistry) -> None:
     begun, loaded = threading.Event(), list[int]()
 
     def start(index: int) -> None:
-        with AdapterRegistry(path, new_ref, index=index).loading_modules() as is_first:
+        with new(index=index).loading_modules() as is_first:
             if is_first:
                 begun.wait(10)
                 loaded.append(index)
@@ -208,15 +225,15 @@ def test_one_frontend_loads_the_modules_while_the_others_wait(tmp_path: Path) ->
     assert len(loaded) == 1, "nor does one that is started later"
 
 
-def test_a_start_that_fails_leaves_the_modules_to_the_next_frontend(tmp_path: Path) -> None:
-    with suppress(KeyError), AdapterRegistry(tmp_path / FILE_NAME, new_ref).loading_modules():
+def test_a_start_that_fails_leaves_the_modules_to_the_next_frontend(new: NewRegistry) -> None:
+    with suppress(KeyError), new().loading_modules():
         raise KeyError
-    with AdapterRegistry(tmp_path / FILE_NAME, new_ref).loading_modules() as is_first:
+    with new().loading_modules() as is_first:
         assert is_first
 
 
-def test_a_name_that_another_frontend_gives_meanwhile_is_seen_by_the_last_look(tmp_path: Path) -> None:
-    one, other = (AdapterRegistry(tmp_path / FILE_NAME, new_ref, index=index) for index in (0, 1))
+def test_a_name_that_another_frontend_gives_meanwhile_is_seen_by_the_last_look(new: NewRegistry) -> None:
+    one, other = (new(index=index) for index in (0, 1))
     first = one.put(info_of("a", bytes(32)))
     assert other.put(info_of("a", bytes([1]) * 32), known=lambda: other.get("a")) == first
     assert one.get("a") == first

@@ -62,8 +62,16 @@ class Bench:
         self.store = BlobStore(folder / "media", spec.config.media_store_bytes)
         self.host = MediaHost(spec, processor, item_s)
 
+        self.pinned: list[bytes] = []
+
     def put(self, content: bytes) -> bytes:
-        return self.store.put(content, "test")
+        self.pinned.append(self.store.put(content, "test"))
+        return self.pinned[-1]
+
+    def close(self) -> None:
+        self.host.close()
+        for digest in self.pinned:
+            self.store.unpin(digest, "test")
 
     def put_image(self, seed: int = 0, width: int = 90, height: int = 60) -> bytes:
         return self.put(encoded(new_pixels(width, height, seed)))
@@ -100,7 +108,7 @@ def with_bench(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., N
             async with asyncio.timeout(DEADLINE_S):
                 yield bench
         finally:
-            bench.host.close()
+            bench.close()
 
     return in_loop(context)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from tokenloom.frontend.replicas.prefix_index import POPULAR, PrefixIndex
+from tokenloom.tests.support.today import seeds
 
 NUM_CORES = 6
 
@@ -46,7 +47,7 @@ def random_chain(draw: random.Random, chains: list[list[int]]) -> list[int]:
     return chain
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(3, 10))
 def test_a_large_index_is_that_of_plain_sets(seed: int) -> None:
     draw, chains = random.Random(seed), list[list[int]]()
     index, plain, stamps = PrefixIndex(), PlainIndex(), [0] * NUM_CORES
@@ -64,7 +65,7 @@ def test_a_large_index_is_that_of_plain_sets(seed: int) -> None:
         assert index.num_entries == len(plain.stamps)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", seeds(2, 4))
 def test_a_full_index_never_exceeds_its_limit_and_keeps_beginnings(seed: int) -> None:
     draw, chains = random.Random(seed), list[list[int]]()
     index = PrefixIndex(max_entries=60)

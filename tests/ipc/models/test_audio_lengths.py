@@ -93,6 +93,16 @@ def test_the_shortest_audio_has_an_embedding_and_a_shorter_one_none(family: Audi
     assert family != "qwen2_audio" or config.num_embeds(320) < 1
 
 
+@pytest.mark.parametrize("family", CONFIGS)
+def test_embeddings_cover_the_rows_but_for_an_odd_last_one(family: AudioFamily) -> None:
+    config = config_of(family)
+    for samples in (1, 160, 161, 320, 321, 480, 481, 640, 641, 16_000, 123_457, 479_999):
+        missing = config.rows_of(samples) - config.num_rows(config.num_embeds(samples))
+        assert missing in ((0, 1) if family == "qwen2_audio" else (0,))
+    assert config.num_keys(10**6) == (104 if family == "qwen3_asr" else 1500)
+    assert config.max_windows == (family == "qwen2_audio")
+
+
 def test_windows_are_those_of_the_padded_audio() -> None:
     voxtral, qwen3 = config_of("voxtral"), config_of("qwen3_asr")
     assert [voxtral.num_windows(each) for each in (1, 480_000, 480_001, 960_001)] == [1, 1, 2, 3]

@@ -24,6 +24,8 @@ FAMILIES: dict[str, Any] = {
     "Qwen3ForCausalLM": transformers.Qwen3Config,
     "Qwen3MoeForCausalLM": transformers.Qwen3MoeConfig,
 }
+LENGTH: dict[str, object] = {"original_max_position_embeddings": 512}
+YARN = {"factor": 4.0, **LENGTH}
 SMALL = {
     "vocab_size": 300,
     "hidden_size": 256,
@@ -109,23 +111,20 @@ def test_expert_layers_match_transformers(fields: dict[str, object], layers: lis
     assert shapes[f"model.layers.{layers[0]}.mlp.experts.gate_up_proj"] == [ours.num_experts, 2 * size, 256]
 
 
-def test_old_spelling_of_rope_is_read(tmp_path: Path) -> None:
-    scaling = {"type": "linear", "factor": 2.0}
-    rope = read(tmp_path, {"rope_theta": 5000.0, "rope_scaling": scaling}).ropes[0]
-    assert (rope.kind, rope.theta, rope.parameters) == ("linear", 5000.0, {"factor": 2.0})
-
-
-def test_new_spelling_of_rope_is_read(tmp_path: Path) -> None:
-    parameters = {"rope_type": "yarn", "rope_theta": 7000.0, "factor": 4.0, "original_max_position_embeddings": 512}
-    rope = read(tmp_path, {"rope_parameters": parameters}).ropes[0]
-    assert (rope.kind, rope.theta) == ("yarn", 7000.0)
-    assert rope.parameters == {"factor": 4.0, "original_max_position_embeddings": 512}
-
-
-def test_original_length_outside_the_rope_parameters_is_read(tmp_path: Path) -> None:
-    parameters = {"rope_type": "yarn", "factor": 4.0}
-    rope = read(tmp_path, {"rope_parameters": parameters, "original_max_position_embeddings": 300}).ropes[0]
-    assert rope.parameters["original_max_position_embeddings"] == 300
+@pytest.mark.parametrize(
+    ("fields", "kind", "theta", "parameters"),
+    [
+        ({"rope_theta": 5.0, "rope_scaling": {"type": "linear", "factor": 2.0}}, "linear", 5.0, {"factor": 2.0}),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 7.0, **YARN}}, "yarn", 7.0, YARN),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}} | LENGTH, "yarn", 10_000.0, YARN),
+    ],
+    ids=["old spelling", "new spelling", "original length outside"],
+)
+def test_each_spelling_of_rope_is_read(
+    fields: dict[str, object], kind: str, theta: float, parameters: dict[str, float], tmp_path: Path
+) -> None:
+    rope = read(tmp_path, fields).ropes[0]
+    assert (rope.kind, rope.theta, rope.parameters) == (kind, theta, parameters)
 
 
 @pytest.mark.parametrize(
@@ -201,11 +200,13 @@ def test_fields_of_single_layers_take_transformers_layers(tmp_path: Path) -> Non
         load_model_config(tmp_path, implementation="native")
 
 
-@pytest.mark.parametrize("content", ["{", "3", "[]"])
-def test_a_damaged_file_is_a_config_error(content: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"config\.json (cannot be read|must hold a JSON object)"):
+def test_a_damaged_or_missing_file_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json does not exist: --model must name a folder"):
         load_model_config(tmp_path)
+    for content in ("{", "3", "[]"):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"config\.json (cannot be read|must hold a JSON object)"):
+            load_model_config(tmp_path)
 
 
 def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
@@ -213,11 +214,6 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
     for path in (tmp_path / "config.json", tmp_path / "generation_config.json"):
         path.write_bytes(BOM_UTF8 + path.read_bytes())
     assert load_model_config(tmp_path) == expected
-
-
-def test_a_missing_file_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json does not exist: --model must name a folder"):
-        load_model_config(tmp_path)
 
 
 def test_overrides_replace_fields_of_the_file(tmp_path: Path) -> None:

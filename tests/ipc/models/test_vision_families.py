@@ -40,7 +40,7 @@ def read(folder: Path, name: str, fields: dict[str, Any], **options: Any) -> Mod
 
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_language_model_has_the_shape_of_transformers(name: str, file: str, tmp_path: Path) -> None:
+def test_the_model_has_the_shape_of_transformers(name: str, file: str, tmp_path: Path) -> None:
     ours, theirs = read(tmp_path, name, FILES[file]), CONFIGS[name](**FILES[file])
     text = theirs.text_config
     sizes = (ours.vocab_size, ours.hidden_size, ours.intermediate_size, ours.num_layers)
@@ -57,19 +57,13 @@ def test_the_language_model_has_the_shape_of_transformers(name: str, file: str, 
     window = getattr(text, "sliding_window", None)
     assert [layer.window for layer in ours.layers] == [window if kind[0] == "s" else None for kind in kinds]
 
-
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_encoder_has_the_shape_of_transformers(name: str, file: str, tmp_path: Path) -> None:
-    ours, theirs = read(tmp_path, name, FILES[file]).vision, CONFIGS[name](**FILES[file])
-    tower = theirs.vision_config
-    assert ours is not None
-    assert ours.image_token_id == theirs.image_token_id
-    assert ours.hidden_size == (tower.embed_dim if name == "Qwen2VL" else tower.hidden_size)
-    assert ours.num_layers == tower.num_hidden_layers
-    assert ours.patch_size == (tower.patch_size[0] if name == "InternVL" else tower.patch_size)
-    assert ours.num_deepstack == len(getattr(tower, "deepstack_visual_indexes", ()))
-    assert ours.is_bidirectional == (name == "Gemma3")
+    vision, tower = ours.vision, theirs.vision_config
+    assert vision is not None and vision.image_token_id == theirs.image_token_id
+    assert vision.hidden_size == (tower.embed_dim if name == "Qwen2VL" else tower.hidden_size)
+    assert vision.num_layers == tower.num_hidden_layers
+    assert vision.patch_size == (tower.patch_size[0] if name == "InternVL" else tower.patch_size)
+    assert vision.num_deepstack == len(getattr(tower, "deepstack_visual_indexes", ()))
+    assert vision.is_bidirectional == (name == "Gemma3")
 
 
 def test_an_encoder_of_pixtral_makes_llava_a_pixtral(tmp_path: Path) -> None:

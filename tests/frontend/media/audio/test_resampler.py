@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tokenloom.frontend.media.audio.resampler import Resampler
 from tokenloom.ipc.models.audio_config import SAMPLE_RATE
+from tokenloom.tests.support.today import some
 
 RATES = [1000, 8000, 11_025, 12_000, 22_050, 24_000, 32_000, 44_100, 48_000, 96_000, 192_000]
 ODD_RATES = [17_011, 44_099]  # have no factor in common with SAMPLE_RATE
@@ -42,7 +43,7 @@ def band_limited(rate: int, seconds: float) -> tuple[Any, Any]:
     return at(num_inputs).astype(np.float32), at(num_outputs)
 
 
-@pytest.mark.parametrize("rate", [*RATES, *ODD_RATES])
+@pytest.mark.parametrize("rate", some([*RATES, *ODD_RATES], 5))
 def test_noise_is_that_of_its_fourier_series(rate: int) -> None:
     samples, expected = band_limited(rate, 2.0)
     found = resampled(samples, rate)
@@ -50,7 +51,7 @@ def test_noise_is_that_of_its_fourier_series(rate: int) -> None:
     assert snr_db(found[EDGE:-EDGE], expected[EDGE:-EDGE]) > MIN_SNR_DB
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("rate", some(RATES, 4))
 def test_a_sine_keeps_frequency_amplitude_and_phase(rate: int) -> None:
     hertz = 0.43 * min(rate, SAMPLE_RATE)  # 0.86 of the Nyquist frequency
     samples = np.sin(2 * np.pi * hertz * np.arange(2 * rate) / rate + 0.3).astype(np.float32)
@@ -66,10 +67,10 @@ def test_frequencies_above_half_of_the_rate_are_suppressed(rate: int) -> None:
         assert np.abs(resampled(samples, rate)[EDGE:-EDGE]).max() < 1e-5
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(rate=st.sampled_from([8000, 16_000, 44_100, 48_000, 44_099]), data=st.data())
 def test_blocks_do_not_matter(rate: int, data: st.DataObject) -> None:
-    length = data.draw(st.integers(1, 3 * rate))
+    length = data.draw(st.integers(1, rate))
     cuts = sorted(data.draw(st.lists(st.integers(0, length), max_size=5)))
     samples = np.random.default_rng(length).standard_normal(length).astype(np.float32)
     whole = resampled(samples, rate)
