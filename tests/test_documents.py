@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 import shutil
 import subprocess
@@ -22,22 +21,7 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
-    *(f"docs/{name}.md" for name in ("architecture", "operations", "openai", "conformance", "benchmarks", "replicas")),
-    "docs/gateway.md",
-    "docs/public-reports.md",
-    *(
-        f"docs/{name}.md"
-        for name in (
-            "quickstart",
-            "models",
-            "lora",
-            "tiers",
-            "scale-out",
-            "troubleshooting",
-            "coming_from_vllm",
-            "glossary",
-        )
-    ),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md") if path.name != "gpu-day.md"),
 )
 EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/examples").glob("*.py"))
 ROOMS = ("core", "frontend", "ipc", "kernels", "workers", "tests", "scripts", "docs", "demo")
@@ -173,10 +157,8 @@ def test_every_test_of_a_public_report_exists_and_no_report_is_there_twice() -> 
         named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", cell)
         assert named or law == "law", f"{law}: no test"
         for path, name in named:
-            functions = [
-                node for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)
-            ]
-            assert name in {function.name for function in functions}, f"{path}::{name}"
+            found = re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
+            assert found, f"{path}::{name}"
 
 
 def test_every_report_that_a_test_names_is_in_the_list() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,11 @@ def test_a_missing_token_is_named_with_the_mend() -> None:
 
 
 @pytest.fixture
-def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDirectory]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return RunDirectory.create()
+    directory = RunDirectory.create()
+    yield directory
+    directory.remove()
 
 
 def test_without_ray_the_start_ends_with_one_line(run_directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +58,9 @@ def test_agents_connect_to_the_interface_towards_the_cluster_with_keys_of_the_en
     given = EngineConfig(
         tensor_parallel_size=2, hosts=2, distributed_executor_backend="ray", listen_hosts="tcp://127.0.0.2:7100"
     )
-    assert resolve(given, RunDirectory.create()).host_address == "127.0.0.2"
+    other = RunDirectory.create()
+    assert resolve(given, other).host_address == "127.0.0.2"
+    other.remove()
 
 
 def test_the_cluster_is_that_of_ray_start_or_of_the_environment(

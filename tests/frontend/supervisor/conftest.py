@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,8 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
         engine.supervisor.stop()
         assert all(process.is_closed for process in engine.processes)
     signal.alarm(0)
-    signal.set_wakeup_fd(-1)
+    if engine.supervisor._signals is not None:
+        os.close(signal.set_wakeup_fd(-1))
+        os.close(engine.supervisor._signals.fd)
     for number, handler in handlers.items():
         signal.signal(number, handler)

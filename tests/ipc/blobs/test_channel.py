@@ -84,6 +84,7 @@ def test_a_fetch_survives_the_deaths_of_its_peers(tmp_path: Path, context: zmq.C
             if name == "one":
                 assert process.wait(timeout=DEADLINE_S) == -9
     assert store.open(fetch.digest) == DATA
+    store.unpin(fetch.digest, "test")
 
 
 def fetch_from_server(context: zmq.Context[zmq.Socket[bytes]], folder: Path, loss: float, fetch: BlobFetch) -> None:

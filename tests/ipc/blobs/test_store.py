@@ -99,6 +99,7 @@ def test_a_damaged_blob_is_removed_counted_and_missing_until_it_is_put_again(fol
     path.write_bytes(flipped)
     assert store.put(data, "user") == digest and store.num_corrupt == 2
     assert content(store, digest) == data
+    store.unpin(digest, "user")
 
 
 def test_a_pin_of_a_damaged_blob_holds_the_one_that_replaces_it_after_the_next_pin(folder: Path) -> None:
@@ -112,6 +113,7 @@ def test_a_pin_of_a_damaged_blob_holds_the_one_that_replaces_it_after_the_next_p
     store.unpin(digest, "b")
     with pytest.raises(Overloaded):
         store.put(b"6789ab")  # "a" still holds it
+    store.unpin(digest, "a")
 
 
 def test_content_is_hashed_once_for_each_identity(folder: Path) -> None:
@@ -220,6 +222,7 @@ def test_the_limit_holds_if_a_blob_is_pinned_between_its_choice_and_its_eviction
     monkeypatch.setattr(BlobFolder, "_evict", pin_and_evict)
     store.put(b"d" * 20)
     assert store.num_bytes() == 30 and content(store, oldest) == b"a" * 10
+    other.unpin(oldest, "other")
 
 
 def test_a_blob_that_is_evicted_while_it_is_opened_is_missing(folder: Path) -> None:
@@ -247,6 +250,7 @@ def test_neither_a_late_writer_nor_a_late_check_touches_the_file_of_another_proc
         assert not store.folder.remove(digest.hex(), writer.fd), "it replaced the damaged one"
         store.add(writer)
     assert (folder / digest.hex()).stat().st_ino == inode and names(folder) == {digest.hex()}
+    other.unpin(digest, "user")
 
 
 def test_a_source_that_fails_leaves_no_file(folder: Path) -> None:
