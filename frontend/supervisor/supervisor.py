@@ -307,8 +307,8 @@ class Supervisor:
             self._children.send(frontend, down)
 
     def _lose_frontend(self, child: Child, delay_s: float | None, reason: str) -> None:
-        """Replace a frontend after `delay_s`. If that is None, after `rest_s` while another one is up, else
-        after `max_delay_s`: what ends a frontend that was ready came from a caller, and no caller may end the engine."""
+        """Replace a frontend after `delay_s`. If that is None, after `rest_s` while another one is up, else after
+        `max_delay_s`: what ends a frontend that was ready came from a caller, and no caller may end the engine."""
         unit, identity = child.spec.unit, child.spec.identity
         was_killed = child.process.was_killed
         if delay_s is None:
