@@ -84,7 +84,8 @@ class FairQueue(Generic[W]):
         if is_full or owner.num_bytes + job.num_bytes > self.max_owner_bytes:
             raise Overloaded(
                 f"{len(self)} long texts of {self._num_bytes} bytes wait to be read, {owner.num_bytes} of this caller; "
-                f"at most {self.max_jobs} of {self.max_bytes} bytes may, {self.max_owner_bytes} of one caller: ask again later"
+                f"at most {self.max_jobs} of {self.max_bytes} bytes may, {self.max_owner_bytes} of one caller: "
+                "ask again later"
             )
 
     def pop(self, size_class: int) -> Job[W] | None:

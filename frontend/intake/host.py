@@ -1,7 +1,7 @@
 """IntakeHost: an intake process as seen by its thread in the frontend: sends a question, returns the answer.
 
-The first question starts the process. It is killed if a question takes longer than `answer_s` or is interrupted, or if it
-has grown beyond IDLE_BYTES; the next question starts another one. A question that ends the process fails alone: a
+The first question starts the process. It is killed if a question takes longer than `answer_s` or is interrupted, or if
+it has grown beyond IDLE_BYTES; the next question starts another one. A question that ends the process fails alone: a
 question that finds the process dead is sent again to a new one. A process that does not start is no question's fault.
 """
 
