@@ -58,6 +58,19 @@ def with_images(parts: Sequence[list[int] | tuple[int, int]]) -> tuple[list[int]
     return tokens, media
 
 
+def clip_at_head(number: int, text: list[int], num_tokens: int, num_rows: int) -> tuple[list[int], list[MediaSpan]]:
+    """Return the prompt of a clip and a text, and its span."""
+    span = MediaSpan(
+        kind="audio",
+        digest=image_digest(number),
+        start=0,
+        length=num_tokens,
+        num_embeds=num_rows,
+        grid=(1, 1, number + 1),
+    )
+    return [IMAGE] * num_tokens + text, [span]
+
+
 def seen(tokens: Sequence[int], media: Sequence[MediaSpan]) -> list[int]:
     """Return the tokens with a number in place of each placeholder that tells its image and its place in it."""
     content = list(tokens)

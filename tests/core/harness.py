@@ -14,6 +14,7 @@ from tokenloom.core.crash_isolation import CRASHES_TO_FAIL
 from tokenloom.core.drafting import Proposer
 from tokenloom.core.engine import BEAT_S, EngineCore
 from tokenloom.core.kv.block_record import BlockRecord
+from tokenloom.core.kv.offload.offload import Offload
 from tokenloom.core.kv.offload.options import OffloadOptions, Tiers
 from tokenloom.core.request import Request
 from tokenloom.ipc.codec import decode_ids, encode_ids
@@ -60,15 +61,17 @@ class Harness:
         max_item_embeds: int = 0,
         proposer: Proposer | None = None,
         has_prover: bool = False,
+        products_per_weight: float | None = None,
         **options: object,
     ) -> None:
         """record: the file of the core's BlockRecord, if any. num_new_tokens: draws how many tokens a row brings.
         tiers: places for blocks outside the pool; `seed` of the FakeTier that serves them. vision: the model sees
         images of up to `max_item_embeds`; workers keep `encoder_cache` embeddings. proposer: of drafts.
-        has_prover: unknown grammars are tried first."""
+        has_prover: unknown grammars are tried first. products_per_weight: of a piece of an encoder; None: as usual."""
         self.tiers, self.arena = tiers, dict[int, tuple[object, ...]]()
         self.tier = FakeTier(self.arena, self._tell, random.Random(seed))
         self.num_new_tokens, self.proposer = num_new_tokens, proposer
+        self.products_per_weight = products_per_weight
         self.awake_clock = AwakeClock(BEAT_S, monotonic)
         spec = make_spec(**options)
         if vision is not None:
@@ -112,24 +115,27 @@ class Harness:
         self.worker.num_new_tokens = self.num_new_tokens
         self.worker.arena = self.arena
 
-    def _tell(self, message: TierToCore) -> None:
+    @property
+    def offload(self) -> Offload:
+        """Of a core with tiers."""
         assert self.core.offload is not None
-        self.core.offload.on_message(message)
+        return self.core.offload
+
+    def _tell(self, message: TierToCore) -> None:
+        self.offload.on_message(message)
 
     def lose_tier(self) -> None:
         """The tier process is killed and another one starts."""
-        assert self.core.offload is not None
         self.tier.die()
-        self.core.offload.on_tier_lost()
-        self.core.offload.open("weights")
+        self.offload.on_tier_lost()
+        self.offload.open("weights")
 
     def lose_host(self) -> None:
         """A host ends with its ranks, its tier process and its part of every slot; another one takes its place."""
-        assert self.core.offload is not None
-        for slot in range(1, self.core.offload.slots.num_blocks):
+        for slot in range(1, self.offload.slots.num_blocks):
             self.arena[slot] = ("lost", slot)
         self.num_arenas += 1
-        self.core.offload.lose_slots(self.num_arenas)
+        self.offload.lose_slots(self.num_arenas)
         self.lose_tier()
         self.lose_worker()
 
@@ -159,6 +165,9 @@ class Harness:
         )
         if self.proposer is not None:
             self.core.scheduler.drafting.proposer = self.proposer
+        if self.products_per_weight is not None:
+            most = self.products_per_weight * self.spec.model.num_layer_weights
+            self.core.scheduler.media.encodes.max_products = most
         self.core.adapters.table.adopt(self.worker.adapters.common())
         if self.core.offload is not None:
             self.core.offload.open("weights")

@@ -205,6 +205,34 @@ def test_an_adapter_is_overtaken_a_bounded_number_of_times(max_loras: int, steps
     harness.run_to_the_end()
 
 
+def test_the_slot_with_the_fewest_rows_is_closed_and_filled_when_no_step_in_flight_uses_it() -> None:
+    harness = new_harness(max_num_seqs=5, num_blocks=400)
+    for key, adapter in enumerate((1, 1, 2, 1)):
+        harness.add(key, PROMPT, 200, adapter=adapter)
+    harness.turn()
+    harness.add(10_000, PROMPT, 2, adapter=3)
+    for key in range(10, 10 + 2 * MAX_OVERTAKES):
+        harness.add(key, [key] * 3, 1, adapter=1)
+    while (closed := harness.core.adapters.closed) is None:
+        harness.turn()
+    assert closed.digest == digest_of(2)
+    harness.run_to_the_end()
+
+
+def test_a_request_ahead_takes_the_slot_whose_first_request_is_the_last_in_order() -> None:
+    harness = new_harness(max_num_seqs=1, scheduling_policy="priority")
+    harness.add(1, PROMPT, 30, priority=-1)
+    for key, priority in ((2, 2), (3, 1)):
+        harness.add(key, PROMPT, 2, adapter=key, priority=priority)
+    for _ in range(3):
+        harness.turn()
+    assert states(harness) == [SlotState.READY] * 2
+    harness.add(4, PROMPT, 2, adapter=4)
+    harness.turn()
+    assert {slot.digest for slot in harness.core.adapters.table.slots} == {digest_of(3), digest_of(4)}
+    harness.run_to_the_end()
+
+
 @pytest.mark.parametrize("is_wanted", [True, False])
 def test_a_closed_slot_opens_again_when_the_overtaken_request_is_aborted(is_wanted: bool) -> None:
     harness = new_harness(max_loras=1, max_num_seqs=4, num_blocks=400)

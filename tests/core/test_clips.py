@@ -6,29 +6,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import pytest
-
-from tokenloom.ipc.messages.media import MediaSpan
-from tokenloom.tests.core.fake_media import IMAGE, image_digest, new_vision, seen
-from tokenloom.tests.core.fake_worker import expected_tokens
+from tokenloom.tests.core.fake_media import clip_at_head, image_digest, new_vision
 from tokenloom.tests.core.harness import Harness, prompt_of
-from tokenloom.tests.core.test_random_media import MediaOperations
 
 BLOCK_SIZE, NUM_BLOCKS_OF_CLIP = 4, 5
 TEXT = prompt_of(random.Random(1), 30)
-
-
-def clip_at_head(number: int, text: list[int], num_tokens: int, num_rows: int) -> tuple[list[int], list[MediaSpan]]:
-    """Return the prompt of a clip and a text, and its span."""
-    span = MediaSpan(
-        kind="audio",
-        digest=image_digest(number),
-        start=0,
-        length=num_tokens,
-        num_embeds=num_rows,
-        grid=(1, 1, number + 1),
-    )
-    return [IMAGE] * num_tokens + text, [span]
 
 
 def new_harness(**options: object) -> Harness:
@@ -91,39 +73,3 @@ def test_a_new_core_finds_the_blocks_of_a_clip(tmp_path: Path) -> None:
     harness.run_to_the_end()
     assert harness.worker.encoder.num_begun == {image_digest(1): 1}
     assert harness.cached[2] == BLOCK_SIZE * NUM_BLOCKS_OF_CLIP
-
-
-class ClipOperations(MediaOperations):
-    """Random operations on requests with clips of whole blocks, longer than some chunks and shorter than others."""
-
-    def add(self) -> None:
-        if self.harness.core.num_requests >= 40:
-            return
-        rng, key, self.num_added = self.rng, self.num_added, self.num_added + 1
-        block_size, number = self.harness.spec.config.block_size, rng.randrange(self.num_images)
-        num_rows = 1 + number * 7 % self.longest
-        num_tokens = -(-num_rows // block_size) * block_size
-        prompt, media = clip_at_head(number, self.text[: rng.randrange(1, 12)], num_tokens, num_rows)
-        max_tokens = rng.randrange(1, 20)
-        outputs = expected_tokens(seen(prompt, media), key, max_tokens, [])[: rng.choice([0, 0, 0, 5])]
-        self.harness.add(key, prompt, max_tokens, outputs=outputs, media=media, priority=rng.randrange(-2, 3))
-
-
-def run_random_operations(seed: int, folder: Path, num_operations: int) -> None:
-    operations = ClipOperations(seed, folder / f"blocks-{seed}", is_bidirectional=False)
-    operations.run(num_operations)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_random_operations_with_clips_keep_every_invariant(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tokenloom.core.scheduling.encode_queue.PRODUCTS_PER_WEIGHT", (1e-9, 1e-2, 2.7)[seed % 3])
-    run_random_operations(seed, tmp_path, 400)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1800)
-def test_50_000_random_operations_with_clips_keep_every_invariant(tmp_path: Path) -> None:
-    for seed in range(100, 150):
-        run_random_operations(seed, tmp_path, 1000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,7 +13,6 @@ from tokenloom.ipc.errors import ProtocolError
 from tokenloom.tests.core.adversary import Adversary
 from tokenloom.tests.core.fake_worker import expected_tokens
 from tokenloom.tests.core.harness import Harness, prompt_of
-from tokenloom.tests.core.test_random_operations import run_random_operations
 
 ACCURACIES = [0.0, 0.8, 1.0]
 
@@ -32,12 +30,6 @@ def test_drafts_change_no_token(accuracy: float, steps_in_flight: int) -> None:
     assert (worker.num_accepted > 0) == (accuracy > 0) and (worker.num_accepted < worker.num_drafts) == (accuracy < 1)
     if accuracy == 1:
         assert worker.num_steps < 25, "fewer steps than tokens"
-
-
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("accuracy", ACCURACIES)
-def test_random_operations_with_drafts_keep_every_invariant(seed: int, accuracy: float, tmp_path: Path) -> None:
-    run_random_operations(seed, 400, tmp_path / "blocks", accuracy=accuracy)
 
 
 def test_drafts_preempt_nobody() -> None:

@@ -29,9 +29,7 @@ def test_many_requests_bring_the_tokens_of_each_alone() -> None:
     harness, rng = Harness(max_num_seqs=8, max_num_batched_tokens=32, block_size=4), random.Random(0)
     for key in range(40):
         harness.add(key, prompt_of(rng, rng.randrange(1, 60)), rng.randrange(1, 20))
-    harness.run()
-    for key in range(40):
-        harness.check(key)
+    harness.run_to_the_end()
 
 
 def test_a_small_pool_preempts_and_loses_nothing() -> None:
@@ -73,10 +71,9 @@ def test_a_prefix_is_computed_once_and_at_least_one_token_is_recomputed() -> Non
     harness.run()
     computed = harness.worker.num_computed_tokens
     harness.add(1, prompt)
-    harness.run()
+    harness.run_to_the_end()
     assert harness.cached == {0: 0, 1: 28}
     assert harness.worker.num_computed_tokens - computed == 4 + 7
-    harness.check(1)
 
 
 def test_a_model_with_states_shares_no_blocks_not_even_among_the_answers_of_a_request() -> None:
@@ -87,8 +84,7 @@ def test_a_model_with_states_shares_no_blocks_not_even_among_the_answers_of_a_re
     prompt = prompt_of(random.Random(2), 32)
     for key in range(2):
         harness.add(key, prompt)
-        harness.run()
-        harness.check(key)
+        harness.run_to_the_end()
     assert harness.cached == {0: 0, 1: 0}
     children = [CoreChild(key=key, seed=key) for key in (2, 3)]
     harness.core.add_request(0, msgspec.structs.replace(harness.requests[0], children=children))
@@ -151,8 +147,7 @@ def test_a_block_with_a_token_that_is_still_in_flight_is_not_found() -> None:
     harness.core.step()
     harness.abort(0)
     harness.add(1, [1, 2, 3, *harness.tokens[0], 0, 7])  # an empty row holds zeros
-    harness.run()
-    harness.check(1)
+    harness.run_to_the_end()
 
 
 def test_a_salt_or_no_caching_shares_nothing() -> None:
@@ -210,8 +205,7 @@ def test_stop_ids_end_a_request_at_the_first_of_them(num_stops: int) -> None:
     stop = [outputs[12], *(998 + i for i in range(num_stops - 1))]
     harness = Harness(block_size=4)
     harness.add(0, prompt, 30, stop=stop)
-    harness.run()
-    harness.check(0)
+    harness.run_to_the_end()
     assert harness.finished[0].reason == "stop" and len(harness.tokens[0]) == outputs.index(outputs[12]) + 1
 
 
@@ -284,9 +278,7 @@ def test_a_prompt_among_many_streams_adds_half_a_step_to_each_of_theirs() -> Non
     before = worker.num_computed_tokens
     harness.turn()
     assert 8 + 30 <= worker.num_computed_tokens - before <= 8 + 54, "0.5 · 10.8 ms, of 0.1 to 0.15 ms each"
-    harness.run()
-    for key in range(10):
-        harness.check(key)
+    harness.run_to_the_end()
 
 
 def test_answers_that_have_begun_go_on_one_after_the_other() -> None:
@@ -296,9 +288,7 @@ def test_answers_that_have_begun_go_on_one_after_the_other() -> None:
         harness.add(key, prompt, outputs=[next_token(prompt, key)])
     harness.turn()
     assert [len(harness.tokens[key]) for key in range(4)] == [2, 1, 1, 1], "a step's whole budget went to the first"
-    harness.run()
-    for key in range(4):
-        harness.check(key)
+    harness.run_to_the_end()
 
 
 def test_an_answer_that_goes_on_at_once_does_not_wait_while_others_are_computed_again(tmp_path: Path) -> None:
@@ -315,9 +305,7 @@ def test_an_answer_that_goes_on_at_once_does_not_wait_while_others_are_computed_
     harness.turn()
     assert len(harness.tokens[0]) == num_tokens + 1
     assert harness.worker.num_computed_tokens - num_computed < 2 * 4 + 64 // 4, "a quarter of the budget for all others"
-    harness.run()
-    for key in range(3):
-        harness.check(key)
+    harness.run_to_the_end()
 
 
 def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
@@ -330,8 +318,7 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
         harness.take()
         assert harness.error_of(key).startswith("request: ") and "max_model_len 256" in harness.error_of(key)
     harness.add(1, [1] * 25, 8)
-    harness.run()
-    harness.check(1)
+    harness.run_to_the_end()
 
 
 @pytest.mark.parametrize("limit", [{"max_waiting_requests": 2}, {"max_waiting_tokens": 2}], ids=str)
@@ -349,8 +336,7 @@ def test_a_full_queue_answers_overloaded_but_takes_resubmissions(limit: dict[str
     }
     assert counted == {name: int(name in limit) for name in counted}
     harness.add(3, [1], outputs=[next_token([1], 3)])
-    harness.run()
-    harness.check(3)
+    harness.run_to_the_end()
 
 
 @pytest.mark.parametrize(
@@ -391,8 +377,7 @@ def test_an_equal_attempt_is_ignored_and_a_higher_one_replaces() -> None:
     have = list(harness.tokens[0])
     harness.add(0, [1, 2, 3], outputs=have, attempt=1)
     assert harness.core.num_requests == 1
-    harness.run()
-    harness.check(0)
+    harness.run_to_the_end()
 
 
 def test_losing_the_workers_loses_no_token() -> None:
@@ -403,9 +388,7 @@ def test_losing_the_workers_loses_no_token() -> None:
         for _ in range(rng.randrange(1, 12)):
             harness.turn()
         harness.lose_worker()
-    harness.run()
-    for key in range(12):
-        harness.check(key)
+    harness.run_to_the_end()
 
 
 @pytest.mark.parametrize("was_lost_with_workers", [False, True])
@@ -497,8 +480,7 @@ def test_deadlines_end_requests_in_the_queue_and_while_they_run() -> None:
     harness.take()
     assert harness.finished[0].reason == "timeout"
     assert harness.tokens[0] == expected_tokens([1, 2, 3], 0, 100, [])[: len(harness.tokens[0])]
-    harness.run()
-    harness.check(2)
+    harness.run_to_the_end()
 
 
 def test_only_the_request_that_crashes_every_worker_group_fails() -> None:

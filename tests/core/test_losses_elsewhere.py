@@ -38,9 +38,7 @@ def test_a_request_with_two_losses_runs_alone_until_it_has_a_token_and_no_token_
     harness.add(SUSPECT, prompt_of(random.Random(4), 30), 10, num_losses=num_losses)
     harness.core.step()
     assert running(harness) == ([SUSPECT] if num_losses == 2 else [*range(NUM_OTHERS), SUSPECT])
-    harness.run()
-    for key in (*range(NUM_OTHERS), SUSPECT):
-        harness.check(key)
+    harness.run_to_the_end()
 
 
 def test_a_request_with_two_losses_that_ends_the_workers_is_given_up_at_once_and_others_complete() -> None:

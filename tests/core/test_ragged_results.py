@@ -20,9 +20,7 @@ def test_several_tokens_a_row_take_fewer_results_and_bring_the_same_text(
     harness = Harness(num_new_tokens=lambda: num_new_tokens, steps_in_flight=steps_in_flight, block_size=4)
     for key in range(3):
         harness.add(key, [1, 2, key], 30)
-    harness.run()
-    for key in range(3):
-        harness.check(key)
+    harness.run_to_the_end()
     assert harness.worker.num_steps <= 3 + steps_in_flight * 30 / num_new_tokens
 
 
@@ -31,9 +29,7 @@ def test_tokens_after_a_stop_id_or_the_limit_are_dropped() -> None:
     harness = Harness(num_new_tokens=lambda: 7, block_size=4)
     harness.add(0, [1, 2, 3], 20, stop=stop)
     harness.add(1, [1, 2, 3], 5)
-    harness.run()
-    harness.check(0)
-    harness.check(1)
+    harness.run_to_the_end()
     assert harness.finished[0].reason == "stop" and harness.finished[1].reason == "length"
 
 
@@ -50,9 +46,7 @@ def test_a_row_without_a_token_computes_its_last_one_again_beside_rows_with_toke
     harness = Harness(num_new_tokens=lambda: next(counts, 1), block_size=2, steps_in_flight=2)
     harness.add(0, [1, 2, 3], 12)
     harness.add(1, [4, 5, 6, 7], 12)
-    harness.run()
-    harness.check(0)
-    harness.check(1)
+    harness.run_to_the_end()
 
 
 def test_logprobs_come_for_the_tokens_that_count_and_no_others() -> None:

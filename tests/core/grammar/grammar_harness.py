@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
 
 from tokenloom.core.request import Request
 from tokenloom.ipc.structured_outputs import StructuredOutputsParams
-from tokenloom.tests.core.adversary import right_tokens
+from tokenloom.tests.core.adversary import Adversary, right_tokens
 from tokenloom.tests.core.fake_worker import masked_token, next_token
 from tokenloom.tests.core.grammar.fake_grammar_host import allowed_tokens, is_complete
 from tokenloom.tests.core.harness import Harness
@@ -40,6 +41,10 @@ class GrammarHarness(Harness):
     def ask(self, key: int, prompt: list[int], max_tokens: int, text: str, **more: object) -> None:
         self.texts[key] = text
         self.add(key, prompt, max_tokens, structured_outputs=StructuredOutputsParams(grammar=text), **more)  # type: ignore[arg-type]
+
+    def give_adversary(self, rng: random.Random, accuracy: float) -> None:
+        """Let drafts be proposed for all rows."""
+        self.proposer = self.core.scheduler.drafting.proposer = Adversary(rng, accuracy, self.right_tokens)
 
     def right_tokens(self, request: Request, tokens: list[int], count: int) -> list[int]:
         """The tokens that come next, for an Adversary; past the end of a grammar, any."""

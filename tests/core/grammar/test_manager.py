@@ -26,9 +26,7 @@ def test_rows_with_and_without_a_grammar_share_steps() -> None:
             harness.ask(key, prompt_of(rng, rng.randrange(1, 40)), 20, f"{rng.randrange(1, 40)},{rng.randrange(1, 25)}")
         else:
             harness.add(key, prompt_of(rng, rng.randrange(1, 40)), 20)
-    harness.run()
-    for key in range(24):
-        harness.check(key)
+    harness.run_to_the_end()
     assert not harness.grammars.open_grammars, "a finished request has left its grammar open"
 
 
@@ -42,8 +40,7 @@ def test_the_next_step_is_sent_with_the_masks_of_the_first_and_not_with_its_resu
     harness.grammars.work()
     harness.core.grammars.take()
     assert harness.core.step() == 1 and len(harness.worker.queue) == 2
-    harness.run()
-    harness.check(0)
+    harness.run_to_the_end()
 
 
 FORCING = "992,40"  # leaves one token, and at times two
@@ -52,8 +49,7 @@ FORCING = "992,40"  # leaves one token, and at times two
 def test_forced_tokens_are_computed_together() -> None:
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 40, FORCING)
-    harness.run()
-    harness.check(0)
+    harness.run_to_the_end()
     assert harness.worker.num_steps < 15, "40 tokens, of which most leave no choice"
 
 
@@ -99,8 +95,7 @@ def test_a_worker_that_samples_another_token_than_the_forced_one_is_refused() ->
 def test_requests_with_logprobs_or_other_token_rules_get_no_jump_forward_tokens(params: dict[str, object]) -> None:
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 40, FORCING, **params)
-    harness.run()
-    harness.check(0)
+    harness.run_to_the_end()
     assert harness.worker.num_steps >= 40
 
 
@@ -110,9 +105,7 @@ def test_forced_tokens_end_at_the_limit_and_at_a_stop_token(max_tokens: int) -> 
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], max_tokens, FORCING)
     harness.ask(1, [1, 2, 3], 40, FORCING, stop=[outputs[max_tokens - 1]])
-    harness.run()
-    harness.check(0)
-    harness.check(1)
+    harness.run_to_the_end()
     assert (harness.finished[0].reason, harness.finished[1].reason) == ("length", "stop")
 
 
@@ -125,18 +118,16 @@ def test_a_request_waits_for_its_grammar_while_others_run() -> None:
     harness.check(1)
     assert 0 not in harness.finished and not harness.tokens[0]
     assert harness.core.scheduler.waiting.num_blocked == 1
-    harness.run()
+    harness.run_to_the_end()
     assert harness.core.scheduler.waiting.num_blocked == 0
-    harness.check(0)
 
 
 def test_a_bad_grammar_fails_its_own_request_and_says_why() -> None:
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 8, "bad")
     harness.ask(1, [1, 2, 3], 8, "3,8")
-    harness.run()
+    harness.run_to_the_end()
     assert harness.error_of(0) == "request: it is bad at 1"
-    harness.check(1)
 
 
 def test_a_slow_grammar_fails_at_its_deadline_and_blocks_no_other() -> None:
@@ -180,9 +171,7 @@ def test_a_hung_grammar_host_fails_no_request() -> None:
         harness.ask(key, [1, 2, 3], 8, "3,8")
     _let_pass(harness, 0.05)
     assert not harness.finished
-    harness.run()
-    for key in range(3):
-        harness.check(key)
+    harness.run_to_the_end()
 
 
 @pytest.mark.parametrize("stops", [True, False])
@@ -204,8 +193,7 @@ def test_an_idle_host_that_stands_still_is_noticed_by_the_next_grammar(stops: bo
     else:
         assert host.num_starts == 1, "a host that answers may compile for long"
         host.inbox.append(late)
-    harness.run()
-    harness.check(1)
+    harness.run_to_the_end()
 
 
 def test_a_grammar_that_was_compiled_before_may_take_longer() -> None:
@@ -218,8 +206,7 @@ def test_a_grammar_that_was_compiled_before_may_take_longer() -> None:
         _let_pass(harness, 0.02)
     assert not harness.finished
     harness.grammars.inbox.append(late)
-    harness.run()
-    harness.check(3)
+    harness.run_to_the_end()
 
 
 def test_an_aborted_request_leaves_nothing_open() -> None:
@@ -231,10 +218,8 @@ def test_an_aborted_request_leaves_nothing_open() -> None:
         harness.turn()
     harness.abort(1)
     harness.ask(2, [1, 2, 3], 50, "3,50", outputs=harness.tokens[2], attempt=1)
-    harness.run()
+    harness.run_to_the_end()
     assert harness.finished[0].reason == harness.finished[1].reason == "abort"
-    harness.check(2)
-    harness.check(3)
     assert not harness.grammars.open_grammars
 
 
@@ -243,8 +228,7 @@ def test_a_resumed_request_goes_on_in_its_grammar(have: int) -> None:
     outputs, _ = expected_with_grammar("6,10", [5, 6, 7], 3, 20, [])
     harness = GrammarHarness(block_size=4)
     harness.ask(3, [5, 6, 7], 20, "6,10", outputs=outputs[:have])
-    harness.run()
-    harness.check(3)
+    harness.run_to_the_end()
 
 
 def test_losing_the_workers_loses_no_place_in_a_grammar() -> None:
@@ -255,9 +239,7 @@ def test_losing_the_workers_loses_no_place_in_a_grammar() -> None:
         for _ in range(rng.randrange(1, 12)):
             harness.turn()
         harness.lose_worker()
-    harness.run()
-    for key in range(12):
-        harness.check(key)
+    harness.run_to_the_end()
 
 
 def test_losing_the_host_loses_no_place_in_a_grammar() -> None:
@@ -268,9 +250,7 @@ def test_losing_the_host_loses_no_place_in_a_grammar() -> None:
         for _ in range(rng.randrange(12, 20)):
             harness.turn()
         harness.grammars.die()
-    harness.run()
-    for key in range(12):
-        harness.check(key)
+    harness.run_to_the_end()
     assert harness.grammars.num_starts > 2
 
 
@@ -287,8 +267,7 @@ def test_a_token_that_comes_while_its_grammar_is_opened_again_counts() -> None:
     result = harness.worker.answer()
     assert result is not None
     harness.core.on_result(result)
-    harness.run()
-    harness.check(0)
+    harness.run_to_the_end()
 
 
 def test_a_grammar_that_ends_its_compiler_fails_alone() -> None:
@@ -311,8 +290,7 @@ def test_a_request_at_which_the_host_ends_again_and_again_is_given_up() -> None:
     harness = GrammarHarness(block_size=4)
     harness.ask(0, [1, 2, 3], 40, "0,40")  # its masks are deadly
     harness.add(1, [1, 2, 3], 8)
-    harness.run()
-    harness.check(1)
+    harness.run_to_the_end()
     assert harness.error_of(0).startswith("internal: the grammar process has ended 3 times")
     assert harness.grammars.num_starts <= MAX_LOSSES + 1
 
@@ -328,8 +306,7 @@ def test_workers_are_not_blamed_for_a_mask_that_is_late() -> None:
     harness.core.grammars.take()
     with_mask = harness.core.overdue_at is None, harness.core.grammars.next_deadline
     assert while_waiting == (None, False) and with_mask == (False, None)
-    harness.run()
-    harness.check(0)
+    harness.run_to_the_end()
 
 
 @pytest.mark.parametrize("loss", ["none", "host", "core", "worker"])

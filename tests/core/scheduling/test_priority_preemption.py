@@ -26,9 +26,7 @@ def test_a_new_request_takes_the_row_of_the_cheapest_one_behind_it(policy: str) 
     harness.add(3, [4] * 5, 30, priority=0)
     harness.turn()
     assert running_keys(harness) == ({0, 2, 3} if policy == "priority" else {0, 1, 2})
-    harness.run()
-    for key in range(4):
-        harness.check(key)
+    harness.run_to_the_end()
 
 
 def test_a_new_request_takes_blocks_of_as_many_as_it_needs() -> None:
@@ -40,9 +38,7 @@ def test_a_new_request_takes_blocks_of_as_many_as_it_needs() -> None:
     harness.add(4, [9] * 60, 8)
     harness.turn()
     assert 4 in running_keys(harness) and harness.core.scheduler.num_preemptions == 2
-    harness.run()
-    for key in range(5):
-        harness.check(key)
+    harness.run_to_the_end()
 
 
 def test_nothing_is_preempted_for_a_request_that_would_not_fit_then() -> None:
@@ -53,8 +49,7 @@ def test_nothing_is_preempted_for_a_request_that_would_not_fit_then() -> None:
     harness.add(2, [3] * 90, 8, priority=1)  # needs blocks of request 0, which is ahead
     harness.turn()
     assert running_keys(harness) == {0, 1} and harness.core.scheduler.num_preemptions == 0
-    harness.run()
-    harness.check(2)
+    harness.run_to_the_end()
 
 
 def test_a_preempted_request_preempts_nothing() -> None:
@@ -66,9 +61,7 @@ def test_a_preempted_request_preempts_nothing() -> None:
     for _ in range(5):
         harness.turn()
         assert running_keys(harness) == {1, 2}, "request 0 is ahead of request 1 and waits for a free row"
-    harness.run()
-    for key in range(3):
-        harness.check(key)
+    harness.run_to_the_end()
 
 
 @pytest.mark.parametrize("seed", range(12))

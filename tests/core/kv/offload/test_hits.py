@@ -24,10 +24,9 @@ def ask(harness: Harness, key: int, prompt: list[int]) -> tuple[int, dict[str, i
     """Run a request alone; return the tokens that it found, and those from places outside the pool."""
     harness.add(key, prompt, 1)
     harness.run()
-    assert harness.core.offload is not None
     for _ in range(20):
         harness.now += TURN_S
-        harness.core.offload.tick(is_idle=True)
+        harness.offload.tick(is_idle=True)
         harness.core.step()
         harness.answer()
         harness.tier.act()
@@ -45,13 +44,12 @@ def test_blocks_from_slots_count_for_the_host_and_then_for_the_pool() -> None:
     evict(harness, 2)
     assert ask(harness, 3, PROMPT) == (32, {"host": 32})
     assert ask(harness, 4, PROMPT) == (32, {})
-    assert harness.core.offload is not None
-    progress = tiers_progress(harness.core.offload)
+    progress = tiers_progress(harness.offload)
     assert progress.num_tokens_by_place == [32, 32, 0, 0, 0]  # in the order of PLACES
     (host,) = progress.sources
     assert host.num_written >= 8 and host.num_read == 8 and host.read_bytes == 8 * 1024
     assert host.held_bytes == 1024 * progress.num_filled_slots > 0 and not progress.num_used_slots
-    assert harness.core.offload.hits.shares(128) == " (25% pool, 25% host)"
+    assert harness.offload.hits.shares(128) == " (25% pool, 25% host)"
 
 
 def test_blocks_from_a_disk_count_for_it_when_they_are_used_first() -> None:

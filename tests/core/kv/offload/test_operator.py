@@ -49,8 +49,7 @@ class Operator:
 
     def turn(self) -> None:
         self.harness.now += TURN_S
-        assert self.harness.core.offload is not None
-        self.harness.core.offload.tick(is_idle=True)
+        self.harness.offload.tick(is_idle=True)
         self.harness.core.step()
         self.harness.answer()
         self.harness.tier.act()
@@ -104,7 +103,7 @@ def test_a_prefetch_ends_after_30_seconds_with_what_is_there() -> None:
     operator.ask(1, PROMPT)
     operator.harness.core.reset_prefix_cache()
     operator.say("prefetch_kv", prompt_token_ids=encode_ids(PROMPT))
-    offload = operator.harness.core.offload
+    offload = operator.harness.offload
     assert offload is not None and offload.next_deadline == operator.harness.now + 30.0
     operator.harness.now += 29.9  # the tier process is silent
     offload.tick(is_idle=True)
@@ -150,7 +149,7 @@ def test_a_clear_amid_writes_and_loads_leaves_nothing_behind(num_turns: int) -> 
     operator.say("clear_kv_cache")
     operator.harness.run()
     operator.settle()
-    assert operator.harness.core.offload is not None and operator.harness.core.offload.num_used_slots == 0
+    assert operator.harness.offload.num_used_slots == 0
     assert len(operator.replies) == 1
     if is_waiting:
         assert operator.harness.cached[2] == 0, "it reads what was cleared"
