@@ -74,8 +74,11 @@ class _Job:
 class BlobFetcher:
     """Owner of the thread, which starts with the first blob. `fd` is readable when `take` may return something."""
 
-    def __init__(self, media: BlobStore, adapters: BlobStore | None) -> None:
+    def __init__(
+        self, media: BlobStore, adapters: BlobStore | None, wait_s: float = WAIT_S, retry_s: float = RETRY_S
+    ) -> None:
         """`adapters`: of whole adapters; None: the engine serves none."""
+        self._wait_s, self._retry_s = wait_s, retry_s
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._media, self._adapters = media, adapters
         self._tasks: SimpleQueue[_Task] = SimpleQueue()
@@ -164,7 +167,7 @@ class BlobFetcher:
         elif store.open(digest) is not None and store.pin(digest, USER):  # the first look at a blob hashes it
             self._post(Found(want.wanted))
         else:
-            self._jobs[digest] = _Job(want, store, time.monotonic() + WAIT_S)
+            self._jobs[digest] = _Job(want, store, time.monotonic() + self._wait_s)
 
     def _drop(self, wanted: Wanted) -> None:
         if (store := self._store(wanted)) is not None:
@@ -183,7 +186,7 @@ class BlobFetcher:
             del self._jobs[wanted.digest]
             self._post(Found(wanted))
         elif fetch.state is FetchState.FAILED and fetch.is_full and now < job.give_up_at:
-            job.begin_at, job.fetch = now + RETRY_S, None
+            job.begin_at, job.fetch = now + self._retry_s, None
             self._jobs[wanted.digest] = self._jobs.pop(wanted.digest)
         elif fetch.state is FetchState.FAILED:
             del self._jobs[wanted.digest]

@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ...ipc.errors import ConfigError, Overloaded
@@ -24,12 +24,13 @@ from ...ipc.shortages.failure import REMEDIES
 from ...ipc.shortages.threads import start_thread
 from .disk_folder import UNFINISHED, DiskFolder
 from .disk_index import DiskIndex, NoRoom, Victim
-from .disk_scan import namespace_folders, scan
+from .disk_scan import ScannedFile, namespace_folders, scan
 from .object_file import ObjectFiles, can_write_directly
 from .pause import Pause
 from .source import Item, Namespace
 
 logger = logging.getLogger("tokenloom.tiers")
+ScanFolder = Callable[[str], Iterator[list[ScannedFile]]]
 
 RETRY_S = 30.0  # after a failed write or start
 READ_RETRY_S = 5.0  # after MAX_READ_FAILURES in a row
@@ -62,7 +63,10 @@ class DiskSource:
     load_batch = 4
     store_batch = 1
 
-    def __init__(self, root: Path, max_bytes: int, quota: float, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, root: Path, max_bytes: int, quota: float, on_change: Callable[[], None], scan: ScanFolder = scan
+    ) -> None:
+        self._scan_folder = scan
         self._root, self._max_bytes, self._quota, self._on_change = root.absolute(), max_bytes, quota, on_change
         self._wanted: Namespace | None = None  # the last of `open`
         self._view: _View | None = None
@@ -130,7 +134,7 @@ class DiskSource:
         begun = time.monotonic()
         folders = [view.folder, *(path for path in namespace_folders(view.root) if path != view.folder)]
         for folder in folders:
-            for files in scan(folder):
+            for files in self._scan_folder(folder):
                 view.index.add(files, folder != view.folder, int(time.time()))
                 if self._wanted is not view.namespace:
                     return

@@ -37,9 +37,9 @@ MAX_KEPT = 1000  # digests
 _BLOB_NAME = re.compile("[0-9a-f]{64}")
 
 
-def new_namespace(weights: bytes, facts: bytes, secret: bytes) -> bytes:
+def new_namespace(weights: bytes, facts: bytes, secret: bytes, version: int = VERSION) -> bytes:
     """Return the namespace, 32 bytes; `weights`: their digest, 32 bytes."""
-    content = VERSION.to_bytes(4, "little") + weights + facts
+    content = version.to_bytes(4, "little") + weights + facts
     return hmac.digest(secret, content, "sha256") if secret else hashlib.sha256(content).digest()
 
 

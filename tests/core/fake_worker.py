@@ -115,6 +115,7 @@ class FakeWorker:
         self.num_steps = 0
         self.num_computed_tokens = 0
         self.num_drafts = self.num_accepted = 0
+        self.next_token: Callable[[Sequence[int], int, bytes], int] = next_token
         self.num_new_tokens: Callable[[], int] = lambda: 1  # that a row without a mask brings when it samples
         self.step_s = self.token_s = 0.0  # that a step, and each token of it, says to have taken
         self.encode_s = 0.0  # likewise for each layer and embedding that is encoded
@@ -297,7 +298,7 @@ class FakeWorker:
         if row.drafts or masks is not None:
             num_known = len(row.tokens)
             for guess in [*row.drafts, None][: None if masks is None else len(masks)]:
-                token = next_token(row.tokens, row.seed, row.adapter)
+                token = self.next_token(row.tokens, row.seed, row.adapter)
                 token = token if masks is None else masked_token(token, masks[len(row.tokens) - num_known])
                 row.tokens.append(token)
                 if token != guess:
@@ -307,7 +308,7 @@ class FakeWorker:
             return row.tokens[num_known:]
         num_new = self.num_new_tokens()
         for _ in range(num_new):
-            row.tokens.append(next_token(row.tokens, row.seed, row.adapter))
+            row.tokens.append(self.next_token(row.tokens, row.seed, row.adapter))
         row.num_computed -= num_new == 0
         return row.tokens[len(row.tokens) - num_new :]
 

@@ -31,6 +31,7 @@ from .peer_server import (
     FOUND,
     HEARTBEAT_S,
     LOAD,
+    LOAD_BYTES,
     MAX_KEYS,
     SERIAL_BYTES,
     load_size,
@@ -73,10 +74,13 @@ class PeerSource:
         addresses: Sequence[str],
         on_change: Callable[[], None],
         new_breaker: Callable[[], Breaker] = Breaker,
+        silence_s: float = SILENCE_S,
+        load_bytes: int = LOAD_BYTES,
     ) -> None:
+        """silence_s: without a message, after which a peer counts as hung. load_bytes: of the blocks of a request."""
         self._context: zmq.Context[Socket] = zmq.Context()
         self._peers = [_Peer(address, new_breaker()) for address in addresses]
-        self._on_change = on_change
+        self._on_change, self._silence_s, self._load_bytes = on_change, silence_s, load_bytes
         self._counter = StateCounter(self.name)
         self._lock = threading.Lock()
         self._form: SealedFormat | None = None
@@ -187,19 +191,19 @@ class PeerSource:
     ) -> None:
         """Load items from one peer, a few requests ahead."""
         socket, started = self._take(peer, form), time.monotonic()
-        size, num_good, num_bad = load_size(form), 0, 0
+        size, num_good, num_bad = load_size(form, self._load_bytes), 0, 0
         batches = [indexes[start : start + size] for start in range(0, len(indexes), size)]
         expected: dict[bytes, dict[int, int]] = {}  # index of an item, by serial and index in the request
         try:
             while batches or expected:
                 if batches and len(expected) < MAX_OPEN_REQUESTS:
-                    _wait(socket, zmq.POLLOUT, deadline)
+                    self._wait(socket, zmq.POLLOUT, deadline)
                     serial, batch = self._next_serial(), batches.pop(0)
                     expected[serial] = dict(enumerate(batch))
                     keys = b"".join(items[index].key for index in batch)
                     socket.send_multipart([LOAD, serial, form.digest, keys], zmq.NOBLOCK)
                     continue
-                _wait(socket, zmq.POLLIN, deadline)
+                self._wait(socket, zmq.POLLIN, deadline)
                 match [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]:
                     case [verb, label] if verb == END:
                         for index in expected.pop(bytes(label), {}).values():
@@ -226,6 +230,12 @@ class PeerSource:
         rate = num_good * form.num_bytes / max(elapsed_s, 1e-6)
         peer.bytes_per_s += RATE_WEIGHT * (rate - peer.bytes_per_s)
         self._succeed(peer, socket, "load")
+
+    def _wait(self, socket: Socket, event: int, deadline: float) -> None:
+        """Wait until the socket can send or receive; TimeoutError after the deadline or a long silence."""
+        remaining_ms = int(min(deadline - time.monotonic(), self._silence_s) * 1000)
+        if remaining_ms <= 0 or not socket.poll(remaining_ms, event):
+            raise TimeoutError("no answer in time")
 
     def _take(self, peer: _Peer, form: SealedFormat) -> Socket:
         """Return a connection to a peer, for one call."""
@@ -297,13 +307,6 @@ def _read_count(socket: Socket, serial: bytes, num_keys: int) -> int | None:
         case [verb, its_serial, number] if verb == FOUND and its_serial == serial and len(number) == 4:
             return min(max(int.from_bytes(number, "little", signed=True), 0), num_keys)
     return None
-
-
-def _wait(socket: Socket, event: int, deadline: float) -> None:
-    """Wait until the socket can send or receive; TimeoutError after the deadline or SILENCE_S."""
-    remaining_ms = int(min(deadline - time.monotonic(), SILENCE_S) * 1000)
-    if remaining_ms <= 0 or not socket.poll(remaining_ms, event):
-        raise TimeoutError("no answer in time")
 
 
 def _poll(waiting: set[Socket], unsent: set[Socket], until: float) -> list[Socket]:

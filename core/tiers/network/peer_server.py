@@ -72,9 +72,9 @@ class _Transfer(NamedTuple):
     num_bytes: int
 
 
-def load_size(form: SealedFormat) -> int:
+def load_size(form: SealedFormat, load_bytes: int) -> int:
     """Return the number of blocks that one request may load."""
-    return max(LOAD_BYTES // form.slot_bytes, 1)
+    return max(load_bytes // form.slot_bytes, 1)
 
 
 def peer_keys(secret: bytes) -> Keys:
@@ -97,10 +97,13 @@ class PeerServer:
         slot: Callable[[int], memoryview],
         disk: Source | None = None,
         mode: int = 0o600,
+        load_bytes: int = LOAD_BYTES,
+        max_sending_bytes: int = MAX_SENDING_BYTES,
     ) -> None:
         """Listen at `address`; on tcp, with a secret, only for engines that have it. `slot` returns the content of a
         slot of the host tier. `mode`: permissions of an ipc socket. ConfigError if the address cannot be used."""
         self._host, self._slot, self._disk = host, slot, disk
+        self._load_bytes, self._max_sending_bytes = load_bytes, max_sending_bytes
         self._ipc_address = address if address.startswith("ipc://") else ""
         self._lock_fd = lock_ipc_address(address, "--kv-listen") if self._ipc_address else -1
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -195,11 +198,11 @@ class PeerServer:
         form = self._form
         if form is None or request.verb == FIND or request.expires < time.monotonic():
             return True
-        num_bytes = min(len(request.keys), load_size(form)) * form.slot_bytes
+        num_bytes = min(len(request.keys), load_size(form, self._load_bytes)) * form.slot_bytes
         sending = [transfer.num_bytes for transfer in self._transfers]
         to_client = [transfer.num_bytes for transfer in self._transfers if transfer.client == client]
-        return (not sending or sum(sending) + num_bytes <= MAX_SENDING_BYTES) and (
-            not to_client or sum(to_client) + num_bytes <= MAX_SENDING_BYTES // 2
+        return (not sending or sum(sending) + num_bytes <= self._max_sending_bytes) and (
+            not to_client or sum(to_client) + num_bytes <= self._max_sending_bytes // 2
         )
 
     def _serve(self, client: bytes, request: _Request) -> None:
@@ -224,7 +227,7 @@ class PeerServer:
         return count
 
     def _send_blocks(self, client: bytes, request: _Request, form: SealedFormat) -> None:
-        keys = request.keys[: load_size(form)]
+        keys = request.keys[: load_size(form, self._load_bytes)]
         for index, payload in enumerate(self._payloads(keys, form)):
             if payload is None:
                 continue

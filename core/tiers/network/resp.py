@@ -46,8 +46,8 @@ def command(*words: bytes) -> bytes:
 class Connection:
     """A connected socket and the bytes that were read ahead. `owner` is kept alive as long."""
 
-    def __init__(self, connected: socket.socket, owner: object = None) -> None:
-        self._socket = connected
+    def __init__(self, connected: socket.socket, owner: object = None, silence_s: float = SILENCE_S) -> None:
+        self._socket, self._silence_s = connected, silence_s
         self._owner = owner
         self._view = memoryview(bytearray(READ_BYTES))
         self._start = self._end = 0  # of the bytes read ahead
@@ -160,7 +160,7 @@ class Connection:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             raise TimeoutError("no answer in time")
-        self._socket.settimeout(min(remaining_s, SILENCE_S))
+        self._socket.settimeout(min(remaining_s, self._silence_s))
 
 
 def _number(text: bytes) -> int:

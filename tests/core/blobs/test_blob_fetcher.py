@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.core.blobs import blob_fetcher as module
 from tokenloom.core.blobs.blob_fetcher import Ask, BlobFetcher
 from tokenloom.core.blobs.needed_blobs import Failed, Found, Missing, News, Wanted
 from tokenloom.ipc.blobs.channel import BlobServer
@@ -27,11 +26,11 @@ DEADLINE_S = 20.0
 class Bench:
     """A fetcher, and gateways' frontends that reply to it from a store of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **patience_s: float) -> None:
         self.media = BlobStore(folder / "media", LIMIT)
         self.theirs = BlobStore(folder / "theirs", 16 * LIMIT)
         self.server = BlobServer(self.theirs)
-        self.fetcher = BlobFetcher(self.media, None)
+        self.fetcher = BlobFetcher(self.media, None, **patience_s)
         self.asked: list[Ask] = []
         self.silent: set[int] = set()  # frontends that do not reply
 
@@ -97,19 +96,20 @@ def test_a_blob_comes_from_the_frontend_that_is_named_last(bench: Bench) -> None
     assert bench.one() == Found(wanted)
 
 
-def test_a_full_store_is_waited_for_and_then_an_overload(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RETRY_S", 0.02)
+def test_a_full_store_is_waited_for(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, retry_s=0.02)
     kept = bench.media.put(random.Random(0).randbytes(LIMIT - 10), "a request")
     wanted = Wanted(0, bench.theirs.put(bytes(100_000)), "image")
     bench.fetcher.want(wanted, 1)
     bench.news(lambda _: len(bench.asked) > 2)
     bench.media.unpin(kept, "a request")
     assert bench.one() == Found(wanted)
-    monkeypatch.setattr(module, "WAIT_S", 0.1)
-    bench.fetcher.drop(wanted)
+
+
+def test_a_store_that_stays_full_is_an_overload(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, retry_s=0.02, wait_s=0.1)
     bench.media.put(random.Random(2).randbytes(LIMIT - 10), "a request")
-    late = Wanted(1, wanted.digest, "image")
-    bench.fetcher.want(late, 1)
+    bench.fetcher.want(Wanted(1, bench.theirs.put(bytes(100_000)), "image"), 1)
     found = bench.one()
     assert isinstance(found, Failed) and isinstance(found.error, Overloaded) and "no room for" in str(found.error)
 

@@ -11,8 +11,9 @@ from tokenloom.core.speculation.step_costs import StepCosts
 from tokenloom.core.speculation.survival import Survival
 from tokenloom.ipc.config.speculation import SpeculationOptions, speculation_options
 from tokenloom.ipc.errors import ConfigError
-from tokenloom.tests.core import fake_worker
 from tokenloom.tests.core.harness import Harness
+
+PHRASE = [random.Random(1).randrange(997) for _ in range(20)]
 
 
 def test_unknown_sizes_cost_little_and_known_ones_what_they_took() -> None:
@@ -55,9 +56,12 @@ def test_a_request_whose_drafts_are_wrong_gets_smaller_chances_than_others() -> 
 
 
 class Timed(Harness):
-    """A core whose steps take a given time."""
+    """A core whose steps take a given time, and a worker that says one phrase again and again."""
 
-    clock_s = 0.0
+    def __init__(self, steps_in_flight: int = 1) -> None:
+        super().__init__(speculation="lookup", steps_in_flight=steps_in_flight, block_size=16, num_blocks=400)
+        self.worker.next_token = lambda history, seed, adapter: PHRASE[len(history) % len(PHRASE)]
+        self.clock_s = 0.0
 
     def run_timed(self, step_s: float, token_s: float) -> None:
         speculation = self.core.speculation
@@ -73,17 +77,13 @@ class Timed(Harness):
 
 
 @pytest.mark.parametrize(("step_s", "token_s", "pays"), [(0.010, 0.0001, True), (0.0001, 0.010, False)])
-def test_drafts_are_sent_where_their_cost_pays(
-    step_s: float, token_s: float, pays: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    phrase = [random.Random(1).randrange(997) for _ in range(20)]
-    monkeypatch.setattr(fake_worker, "next_token", lambda history, seed, adapter=b"": phrase[len(history) % 20])
-    harness = Timed(speculation="lookup", steps_in_flight=1, block_size=16, num_blocks=400)
-    harness.add(0, phrase * 2, 200)
+def test_drafts_are_sent_where_their_cost_pays(step_s: float, token_s: float, pays: bool) -> None:
+    harness = Timed()
+    harness.add(0, PHRASE * 2, 200)
     harness.run_timed(step_s, token_s)
     worker = harness.worker
     assert harness.finished[0].reason == "length" and len(harness.tokens[0]) == 200
-    assert harness.tokens[0] == [phrase[(40 + i) % 20] for i in range(200)]
+    assert harness.tokens[0] == [PHRASE[(40 + i) % 20] for i in range(200)]
     if pays:
         assert worker.num_accepted > 120 and worker.num_steps < 80
         finished = harness.finished[0]
@@ -93,15 +93,13 @@ def test_drafts_are_sent_where_their_cost_pays(
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
-def test_drafts_go_on_for_ever_where_they_pay(steps_in_flight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_go_on_for_ever_where_they_pay(steps_in_flight: int) -> None:
     """Request after request: no choice that is made to learn a cost is the last one."""
-    phrase = [random.Random(1).randrange(997) for _ in range(20)]
-    monkeypatch.setattr(fake_worker, "next_token", lambda history, seed, adapter=b"": phrase[len(history) % 20])
-    harness = Timed(speculation="lookup", steps_in_flight=steps_in_flight, block_size=16, num_blocks=400)
+    harness = Timed(steps_in_flight)
     shares = []
-    for key in range(60):
+    for key in range(25):
         before = harness.worker.num_accepted
-        harness.add(key, phrase * 2, 200)
+        harness.add(key, PHRASE * 2, 200)
         harness.run_timed(0.010, 0.0001)
         shares.append((harness.worker.num_accepted - before) / 200)
     assert min(shares[5:]) > 0.5, shares

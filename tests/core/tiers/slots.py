@@ -6,6 +6,7 @@ import hashlib
 import mmap
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def new_slots(count: int, num_bytes: int = SLOT_BYTES) -> list[memoryview]:
     return [memory[start : start + num_bytes] for start in range(0, count * stride, stride)]
 
 
-def filled(numbers: range | list[int], owner: int = 0, num_bytes: int = SLOT_BYTES) -> list[Item]:
+def filled(numbers: Sequence[int], owner: int = 0, num_bytes: int = SLOT_BYTES) -> list[Item]:
     """Return blocks with their content in slots."""
     items = [
         Item(key_of(number), slot, owner)
@@ -50,7 +51,7 @@ def filled(numbers: range | list[int], owner: int = 0, num_bytes: int = SLOT_BYT
     return items
 
 
-def empty(numbers: range | list[int], num_bytes: int = SLOT_BYTES) -> list[Item]:
+def empty(numbers: Sequence[int], num_bytes: int = SLOT_BYTES) -> list[Item]:
     """Return blocks with other content in their slots."""
     return [
         Item(key_of(number), slot) for number, slot in zip(numbers, new_slots(len(numbers), num_bytes), strict=True)
@@ -73,7 +74,7 @@ def load(source: DiskSource, items: list[Item]) -> list[bool]:
     return [results[index] for index in range(len(items))]
 
 
-def find(source: DiskSource, numbers: range | list[int]) -> int:
+def find(source: DiskSource, numbers: Sequence[int]) -> int:
     return source.find([key_of(number) for number in numbers], time.monotonic() + DEADLINE_S)
 
 

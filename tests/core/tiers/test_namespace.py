@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tokenloom.core.tiers import namespace
 from tokenloom.core.tiers.namespace import digest_weights, namespace_of_parts, new_namespace, read_secret
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ConfigError
@@ -155,13 +154,12 @@ def test_dummy_weights_are_known_by_the_model(tmp_path: Path) -> None:
     assert digest_weights(dummy, "/a") == digest_weights(dummy, "/b") != digest_weights(other, "/a")
 
 
-def test_a_namespace_depends_on_weights_facts_secret_and_format(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_namespace_depends_on_weights_facts_secret_and_format() -> None:
     arguments = (bytes(32), b"facts", b"")
     found = {new_namespace(*arguments), new_namespace(b"1" * 32, b"facts", b"")}
     found |= {new_namespace(bytes(32), b"fact", b""), new_namespace(bytes(32), b"facts", b"s" * 16)}
     found |= {new_namespace(bytes(32), b"facts", b"t" * 16)}
-    monkeypatch.setattr(namespace, "VERSION", 2)
-    found |= {new_namespace(*arguments)}
+    found |= {new_namespace(*arguments, version=2)}
     assert len(found) == 6 and all(len(each) == 32 for each in found)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tokenloom.core.tiers.network.peer_server import PeerServer
 from tokenloom.core.tiers.source import Item, Source
-from tokenloom.tests.core.tiers.network.blocks import NAMESPACE, filled
+from tokenloom.tests.core.tiers.slots import NAMESPACE, filled
 
 
 class Host:
@@ -36,8 +36,8 @@ class Host:
     def slot(self, number: int) -> memoryview:
         return self.items[number - 1].slot
 
-    def serve(self, address: str, secret: bytes = b"", disk: Source | None = None) -> PeerServer:
-        server = PeerServer(address, secret, self, self.slot, disk)
+    def serve(self, address: str, secret: bytes = b"", disk: Source | None = None, **limits: int) -> PeerServer:
+        server = PeerServer(address, secret, self, self.slot, disk, **limits)
         server.open(NAMESPACE._replace(secret=secret))
         return server
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tokenloom.core.tiers.network.resp import Connection, Reply, command
+from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 20.0
 BINARY = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -54,14 +55,13 @@ class RedisServer:
     def start(self) -> None:
         """Start, and wait until the server answers."""
         self.process = subprocess.Popen(self.arguments, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + DEADLINE_S
-        while True:
-            with contextlib.suppress(OSError):
-                if self.ask(b"PING") == b"PONG":
-                    return
-            assert self.process.poll() is None, "the server has ended"
-            assert time.monotonic() < deadline, "the server does not start"
-            time.sleep(0.01)
+        wait_until(self._answers, "the server does not start")
+
+    def _answers(self) -> bool:
+        assert self.process is not None and self.process.poll() is None, "the server has ended"
+        with contextlib.suppress(OSError):
+            return self.ask(b"PING") == b"PONG"
+        return False
 
     def ask(self, *words: bytes) -> Reply:
         """Send one command over the socket file, and return the reply."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import binascii
 import contextlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,10 @@ import pytest
 
 from tokenloom.core.tiers.network.breaker import Breaker
 from tokenloom.core.tiers.network.remote import RemoteSource
-from tokenloom.tests.core.tiers.network.blocks import NAMESPACE, filled, find, load, wait_for, wait_until
+from tokenloom.tests.core.tiers.network.blocks import find, load, wait_for
 from tokenloom.tests.core.tiers.network.redis_server import RedisServer, free_port, needs_redis
+from tokenloom.tests.core.tiers.slots import NAMESPACE, filled
+from tokenloom.tests.support.waiting import wait_until
 
 pytestmark = needs_redis
 
@@ -90,9 +91,7 @@ def test_slots_that_move_are_followed(cluster: list[RedisServer], source: Remote
     give_slots(cluster, names, home)
     results = load(source, range(40))
     assert True in results and False in results
-    deadline = time.monotonic() + 10
-    while source.store(filled(range(40))) != [True] * 40:
-        assert time.monotonic() < deadline
+    wait_until(lambda: source.store(filled(range(40))) == [True] * 40)
     assert not cluster[2].names()
     assert load(source, range(40)) == [True] * 40
 

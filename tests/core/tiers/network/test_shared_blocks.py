@@ -20,10 +20,10 @@ from tokenloom.ipc.messages.tier import (
     PinnedBlocks,
     UnpinSlots,
 )
-from tokenloom.tests.core.tiers.network.blocks import wait_until
 from tokenloom.tests.core.tiers.network.redis_server import RedisServer, needs_redis
 from tokenloom.tests.core.tiers.slots import content_of, key_of
 from tokenloom.tests.core.tiers.tier_bench import TierBench
+from tokenloom.tests.support.waiting import wait_until
 
 DISK, REMOTE, PEER = range(3)
 STORE_REMOTELY = 2
