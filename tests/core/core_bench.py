@@ -24,6 +24,7 @@ from tokenloom.tests.core.fake_adapters import adapter_of
 from tokenloom.tests.core.fake_worker import FakeWorker
 from tokenloom.tests.core.harness import make_spec
 from tokenloom.tests.support.engine_specs import in_folder
+from tokenloom.tests.support.waiting import Deadline
 
 DEADLINE_S = 20.0
 
@@ -80,13 +81,13 @@ class Bench:
         self.results.connect(self.spec.endpoints.results_of(generation))
 
     def pump(self, until: type | None = None, seconds: float = DEADLINE_S) -> list[object]:
-        """Move messages until one of type `until` was received (or for `seconds`); return them."""
+        """Move messages until one of type `until` was received, or for `seconds`; return them."""
         seen: list[object] = []
         poller = zmq.Poller()
         for socket in (self.control, self.frontend, self.steps):
             poller.register(socket, zmq.POLLIN)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+        deadline = Deadline(seconds)
+        while not deadline.has_passed():
             for socket, _ in poller.poll(50):
                 seen += self._receive(socket)
             if until is not None and any(isinstance(message, until) for message in seen):
@@ -177,10 +178,8 @@ class Bench:
         }
 
     def run_until_finished(self, *keys: int) -> None:
-        deadline = time.monotonic() + DEADLINE_S
         while not set(keys) <= set(self.finished()):
-            assert time.monotonic() < deadline, f"only {self.finished()} finished"
-            self.pump(seconds=0.02)
+            self.pump(EngineCoreOutputs)
 
     def close(self) -> None:
         os.close(self.lifeline)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,11 +33,22 @@ from tokenloom.tests.core.fake_worker import expected_tokens
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path)
-    try:
+    with contextlib.closing(Bench(tmp_path)) as bench:
         yield bench
-    finally:
-        bench.close()
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with contextlib.closing(Bench(tmp_path_factory.mktemp("core"))) as bench:
+        bench.start()
+        yield bench
+
+
+@pytest.fixture
+def shared(started: Bench) -> Bench:
+    """A core that goes on after the test."""
+    started.news.clear()
+    return started
 
 
 def test_requests_travel_through_sockets(bench: Bench) -> None:
@@ -50,29 +61,27 @@ def test_requests_travel_through_sockets(bench: Bench) -> None:
     assert bench.core.wait(DEADLINE_S) == 0
 
 
-def test_before_hello_the_answer_is_unknown_and_another_run_is_refused(bench: Bench) -> None:
-    bench.start()
-    stranger = new_socket(bench.context, zmq.DEALER, identity=b"s" * 16)
-    stranger.connect(bench.spec.endpoints.core)
+def test_before_hello_the_answer_is_unknown_and_another_run_is_refused(shared: Bench) -> None:
+    stranger = new_socket(shared.context, zmq.DEALER, identity=b"s" * 16)
+    stranger.connect(shared.spec.endpoints.core)
     decoder: Decoder[CoreToFrontend] = Decoder(CoreToFrontend)
     stranger.send(encode(AbortRequests(keys=[1])))
     assert stranger.poll(5000) and isinstance(decoder.decode(stranger.recv()), Unknown)
-    stranger.send(encode(bench.hello(run_id="f" * 16)))
+    stranger.send(encode(shared.hello(run_id="f" * 16)))
     assert stranger.poll(5000)
     refused = decoder.decode(stranger.recv())
     assert isinstance(refused, Refused) and "f" * 16 in refused.error.message
     stranger.close()
 
 
-def test_a_worker_that_missed_a_step_gets_it_again(bench: Bench) -> None:
-    bench.start()
-    bench.is_mute = True
-    bench.submit(0, [1, 2, 3])
-    bench.pump(SchedulerOutput)
-    bench.is_mute = False
-    bench.push(Resend(rank=Rank(0, 0), generation=0, from_step=1))
-    bench.run_until_finished(0)
-    assert bench.tokens()[0] == expected_tokens([1, 2, 3], 0, 10, [])
+def test_a_worker_that_missed_a_step_gets_it_again(shared: Bench) -> None:
+    shared.is_mute = True
+    shared.submit(0, [1, 2, 3])
+    shared.pump(SchedulerOutput)
+    shared.is_mute = False
+    shared.push(Resend(rank=Rank(0, 0), generation=0, from_step=shared.worker.num_steps + 1))
+    shared.run_until_finished(0)
+    assert shared.tokens()[0] == expected_tokens([1, 2, 3], 0, 10, [])
 
 
 @pytest.mark.parametrize("how", ["error", "nonsense", "silence"])
@@ -100,16 +109,13 @@ def test_a_core_that_stood_still_blames_no_worker(tmp_path: Path, monkeypatch: p
     faults = tmp_path / "faults"
     faults.mkdir()
     monkeypatch.setenv("TOKENLOOM_FAULTS", str(faults))
-    bench = Bench(tmp_path)
-    try:
+    with contextlib.closing(Bench(tmp_path)) as bench:
         bench.start()
         bench.submit(1, [5] * 7, 40)
         bench.pump(EngineCoreOutputs)
         (faults / "core.schedule").write_text("delay 2.5")  # more than a step may take
         bench.run_until_finished(1)
         assert not any(isinstance(message, ReplaceWorkers) for message in bench.told)
-    finally:
-        bench.close()
 
 
 def test_a_new_core_continues_streams_from_the_blocks_of_the_workers(bench: Bench) -> None:
@@ -133,14 +139,15 @@ def test_workers_that_do_not_answer_a_new_core_are_replaced(bench: Bench) -> Non
     bench.order(Initialize(num_blocks=64))
     bench.pump(Probe)
     bench.order(Ping())
-    bench.pump(Pong, seconds=1.0)
+    assert not any(isinstance(message, ReplaceWorkers) for message in bench.pump(Pong))
     (replace,) = [each for each in bench.pump(ReplaceWorkers) if isinstance(each, ReplaceWorkers)]
     assert replace.generation == 0 and "worker 0 did not answer the core's probe within 2 s" in replace.reason
     bench.join(generation=1)
     bench.order(WorkersUp(generation=1))
     bench.pump(Probe)
     bench.order(WorkersDown(generation=1, reason="killed"))
-    bench.pump(ReplaceWorkers, seconds=1.0)
+    (replace,) = [each for each in bench.pump(ReplaceWorkers) if isinstance(each, ReplaceWorkers)]
+    assert "did not answer" not in replace.reason
     bench.is_mute = False
     bench.join(generation=2)
     bench.order(WorkersUp(generation=2))
@@ -151,36 +158,37 @@ def test_workers_that_do_not_answer_a_new_core_are_replaced(bench: Bench) -> Non
     assert bench.tokens()[0] == expected_tokens([1, 2, 3], 0, 10, [])
 
 
-def test_requests_that_end_before_a_control_are_reported_before_it(bench: Bench) -> None:
-    bench.start()
-    bench.submit(0, [1, 2, 3])
-    bench.pump(SchedulerOutput)
-    bench.say(EngineControl(control_id=7, action="pause", mode="wait"))
-    bench.pump(ControlDone)
-    assert 0 in bench.finished()
+def test_requests_that_end_before_a_control_are_reported_before_it(shared: Bench) -> None:
+    shared.submit(0, [1, 2, 3])
+    shared.pump(SchedulerOutput)
+    shared.say(EngineControl(control_id=7, action="pause", mode="wait"))
+    shared.pump(ControlDone)
+    assert 0 in shared.finished()
+    shared.say(EngineControl(control_id=8, action="resume"))
+    shared.pump(ControlDone)
 
 
-def _empty_step(bench: Bench) -> SchedulerOutput:
-    return SchedulerOutput(step=1, core_epoch=0, generation=bench.generation, rows=b"", counts=b"")
+def _empty_step(shared: Bench) -> SchedulerOutput:
+    return SchedulerOutput(step=1, core_epoch=0, generation=shared.generation, rows=b"", counts=b"")
 
 
-def begin_reload(bench: Bench) -> None:
+def begin_reload(shared: Bench) -> None:
     """The supervisor knows of a reload, and the workers have its order."""
-    bench.start()
-    bench.is_mute = True
-    bench.say(EngineControl(control_id=7, action="reload", model_folder="elsewhere"))
-    bench.pump(Reloading)
-    assert not any(isinstance(message, ReloadWeights) for message in bench.pump(seconds=0.1)), "before it is known of"
-    bench.order(Reloading(generation=0, holding=Holding(model_folder="elsewhere")))
-    (order,) = [message for message in bench.pump(ReloadWeights) if isinstance(message, ReloadWeights)]
+    shared.start()
+    shared.is_mute = True
+    shared.say(EngineControl(control_id=7, action="reload", model_folder="elsewhere"))
+    shared.pump(Reloading)
+    assert not any(isinstance(message, ReloadWeights) for message in shared.pump(seconds=0.1)), "before it is known of"
+    shared.order(Reloading(generation=0, holding=Holding(model_folder="elsewhere")))
+    (order,) = [message for message in shared.pump(ReloadWeights) if isinstance(message, ReloadWeights)]
     assert (order.step, order.holding) == (1, Holding(model_folder="elsewhere"))
 
 
-def end_reload(bench: Bench, verdict: Reloaded | WorkersDown) -> str:
+def end_reload(shared: Bench, verdict: Reloaded | WorkersDown) -> str:
     """Return the error of the answer to a message of the supervisor, and check that none came before."""
-    assert not any(isinstance(message, ControlDone) for message in bench.pump(seconds=0.1)), "before it is certain"
-    bench.order(verdict)
-    (done,) = [message for message in bench.pump(ControlDone) if isinstance(message, ControlDone)]
+    assert not any(isinstance(message, ControlDone) for message in shared.pump(seconds=0.1)), "before it is certain"
+    shared.order(verdict)
+    (done,) = [message for message in shared.pump(ControlDone) if isinstance(message, ControlDone)]
     assert done.control_id == 7
     return "" if done.error is None else done.error.message
 
@@ -211,50 +219,43 @@ def test_a_reload_that_a_rank_does_not_end_fails_with_the_workers(bench: Bench, 
     bench.run_until_finished(0)
 
 
-def test_malformed_frames_stop_nothing(bench: Bench) -> None:
-    bench.start()
+def test_malformed_frames_stop_nothing(shared: Bench) -> None:
     rng = random.Random(0)
     valid = encode(AbortRequests(keys=[1, 2, 3]))
     for _ in range(500):
         frame = bytearray(valid)
         frame[rng.randrange(len(frame))] = rng.randrange(256)
-        bench.frontend.send(bytes(frame) if rng.random() < 0.5 else rng.randbytes(rng.randrange(50)))
-        bench.results.send(rng.randbytes(rng.randrange(50)))
-    bench.submit(900, [1, 2, 3])
-    bench.run_until_finished(900)
+        shared.frontend.send(bytes(frame) if rng.random() < 0.5 else rng.randbytes(rng.randrange(50)))
+        shared.results.send(rng.randbytes(rng.randrange(50)))
+    shared.submit(900, [1, 2, 3])
+    shared.run_until_finished(900)
 
 
 def test_the_core_dies_with_its_lifeline(bench: Bench) -> None:
     bench.start()
     os.close(bench.lifeline)
-    begun = time.monotonic()
-    bench.core.wait(2.0)
-    assert time.monotonic() - begun < 1.0
+    bench.core.wait(DEADLINE_S)
     bench.lifeline = os.open(os.devnull, os.O_RDONLY)
 
 
-def test_an_idle_core_does_not_wake(bench: Bench) -> None:
-    bench.start()
-    bench.submit(0, [1, 2, 3])
-    bench.run_until_finished(0)
-    bench.pump(seconds=0.3)
+def test_an_idle_core_does_not_wake(shared: Bench) -> None:
+    shared.submit(0, [1, 2, 3])
+    shared.run_until_finished(0)
+    shared.pump(seconds=0.3)
 
     def switches() -> int:
-        status = Path(f"/proc/{bench.core.pid}/status").read_text()
+        status = Path(f"/proc/{shared.core.pid}/status").read_text()
         return sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
 
     before = switches()
-    bench.pump(seconds=1.0)
-    assert switches() - before <= 5
+    shared.pump(seconds=0.5)
+    assert switches() - before <= 3
 
 
 @pytest.fixture
 def lora_bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = Bench(tmp_path, enable_lora=True, max_loras=2, tensor_parallel_size=2)
-    try:
+    with contextlib.closing(Bench(tmp_path, enable_lora=True, max_loras=2, tensor_parallel_size=2)) as bench:
         yield bench
-    finally:
-        bench.close()
 
 
 def test_an_adapter_is_loaded_once_and_a_new_core_adopts_it_if_all_ranks_hold_it(lora_bench: Bench) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +30,7 @@ from tokenloom.ipc.process.arena import Arena, ArenaShape, new_arena
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.core.tiers.slots import SLOT_BYTES, content_of, key_of
 from tokenloom.tests.support.engine_specs import in_folder, new_spec
+from tokenloom.tests.support.waiting import Deadline
 
 DEADLINE_S = 20.0
 MessageT = TypeVar("MessageT")
@@ -70,11 +70,12 @@ class TierBench:
 
     def hear(self, wanted: type[MessageT]) -> MessageT:
         """Return the next message of this type to the supervisor."""
-        deadline = time.monotonic() + DEADLINE_S
-        while self.control.poll(max(deadline - time.monotonic(), 0) * 1000):
-            message = Decoder[ChildToSupervisor](ChildToSupervisor).decode(self.control.recv_multipart()[1])
-            if isinstance(message, wanted):
-                return message
+        deadline = Deadline(DEADLINE_S)
+        while not deadline.has_passed():
+            if self.control.poll(deadline.left_s() * 1000):
+                message = Decoder[ChildToSupervisor](ChildToSupervisor).decode(self.control.recv_multipart()[1])
+                if isinstance(message, wanted):
+                    return message
         raise AssertionError(f"no {wanted.__name__}: {self.log()}")
 
     def order(self, message: object) -> None:
@@ -93,19 +94,18 @@ class TierBench:
     def say(self, message: object) -> None:
         self.core.send(encode(message))
 
-    def get(
-        self, wanted: type[MessageT], fits: Callable[[MessageT], bool] = lambda _: True, seconds: float = DEADLINE_S
-    ) -> MessageT:
+    def get(self, wanted: type[MessageT], fits: Callable[[MessageT], bool] = lambda _: True) -> MessageT:
         """Return the first message to the core, of those that no other call returned, that is wanted."""
-        deadline = time.monotonic() + seconds
+        deadline = Deadline(DEADLINE_S)
         while True:
             for index, message in enumerate(self.seen):
                 if isinstance(message, wanted) and fits(message):
                     del self.seen[index]
                     return message
-            if not self.core.poll(max(deadline - time.monotonic(), 0) * 1000):
+            if self.core.poll(deadline.left_s() * 1000):
+                self.seen.append(Decoder[TierToCore](TierToCore).decode(self.core.recv()))
+            elif deadline.has_passed():
                 raise AssertionError(f"no {wanted.__name__}, but {self.seen}: {self.log()}")
-            self.seen.append(Decoder[TierToCore](TierToCore).decode(self.core.recv()))
 
     def open(self, serial: int = 1, facts: bytes = b"{}") -> bytes:
         """Open the tiers and wait until the disk was scanned; return the namespace."""
