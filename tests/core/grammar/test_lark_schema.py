@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -20,6 +21,7 @@ from tokenloom.tests.core.grammar.test_json_schema import (
     random_text,
     record,
 )
+from tokenloom.tests.support.today import seeds
 
 EDGES = [2**53, 10**17, 2**63, 2**64, 10**19, 10**20, 10**30]
 LARGE = 2**60 + 1  # to LARGE + 9: of these float64 holds none but two
@@ -30,10 +32,9 @@ def is_valid(schema: Schema, value: object) -> bool:
     return bool(jsonschema.Draft202012Validator(schema).is_valid(value))
 
 
-@pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("kind", ["integer", "number"])
-def test_a_range_has_its_integers_and_no_other(kind: str, seed: int) -> None:
-    draw = random.Random(seed)
+@pytest.mark.parametrize("seed", seeds(16, 84))
+def test_a_range_has_its_integers_and_no_other(seed: int) -> None:
+    draw, kind = random.Random(seed), ("integer", "number")[seed % 2]
     ends = [draw.choice((1, -1)) * (draw.choice([*EDGES, 0]) + draw.randrange(-3, 4)) for _ in range(2)]
     low, high = min(ends), max(ends) + draw.choice([0, 0, 1, 12])
     schema: Schema = {"type": kind}
@@ -311,12 +312,8 @@ def compare_with_small_numbers(seed: int, num_texts: int) -> int:
     return num_compared
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(4, 36))
 def test_around_large_numbers_texts_are_those_around_small_ones(seed: int) -> None:
-    assert sum(compare_with_small_numbers(seed * 10 + i, 4) for i in range(5)) > 5
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1800)
-def test_around_large_numbers_texts_are_those_around_small_ones_for_200_schemas() -> None:
-    assert sum(compare_with_small_numbers(1000 + i, 12) for i in range(200)) > 1500
+    schemas, num_compared = itertools.count(100 * seed), 0
+    while num_compared < 12:
+        num_compared += compare_with_small_numbers(next(schemas), 4)

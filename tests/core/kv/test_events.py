@@ -6,7 +6,7 @@ import hashlib
 import random
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -16,7 +16,9 @@ from tokenloom.core.kv.offload.options import OffloadOptions
 from tokenloom.ipc.messages.core import CoreChild
 from tokenloom.tests.core.fake_adapters import digest_of
 from tokenloom.tests.core.fake_media import image_digest, new_vision, random_prompt, with_images
-from tokenloom.tests.core.harness import Harness, prompt_of, random_sizes
+from tokenloom.tests.core.harness import Harness, prompt_of
+from tokenloom.tests.core.random_operations import RandomOperations
+from tokenloom.tests.support.today import DAY
 
 SALTS = (None, None, "a", "b")
 
@@ -104,66 +106,63 @@ class Router:
             assert kv_cache.offload is None or self.mirror.keys["CPU"] == set(kv_cache.offload.slots.keys)
 
 
-def run_random_operations(seed: int, folder: Path, *, has_tiers: bool) -> Mirror:
-    rng = random.Random(seed)
-    sizes = random_sizes(rng) | {"enable_prefix_caching": True}
-    tiers = None
-    if has_tiers:
-        tiers = OffloadOptions(
-            rng.choice([5, 200]), rng.choice([1 << 10, 1 << 26]), int(sizes["block_size"]), "cpu", b"{}", 0.01, True
-        )
-    vision = {"vision": new_vision(), "encoder_cache": 30, "max_item_embeds": 20}
-    harness = Harness(record=folder / "blocks", tiers=tiers, seed=seed, **vision, **sizes)  # type: ignore[arg-type]
-    router = Router(harness)
-    stems = [prompt_of(rng, 60) for _ in range(3)]
-    key = 0
-    for _ in range(300):
-        action = rng.random()
-        if action < 0.2 and harness.core.num_requests < 40:
-            parts = (
-                random_prompt(rng, 4, 20, stems[0]) if rng.random() < 0.3 else [rng.choice(stems)[: rng.randrange(60)]]
-            )
-            prompt, media = with_images([*parts, prompt_of(rng, rng.randrange(1, 8))])
-            harness.add(key, prompt, rng.randrange(1, 20), cache_salt=rng.choice(SALTS), media=media)
-            key += 1
-        elif action < 0.22 and key:
-            harness.abort(rng.randrange(key))
-        elif action < 0.23:
-            harness.lose_worker()
-        elif action < 0.24:
-            harness.lose_core(rng.randrange(3))
-            router.attach()
-        elif action < 0.25:
-            harness.core.reset_prefix_cache()
-        elif action < 0.255:
-            harness.core.scheduler.kv_cache.change_namespace()
-            break  # old names stay in use beside new ones
-        elif action < 0.6:
-            harness.core.step()
-        else:
-            harness.answer()
-        router.check()
-    harness.run_to_the_end()
-    router.mirror.take(router.events.take())
-    return router.mirror if action >= 0.25 and action < 0.255 else checked(router)
+class EventOperations(RandomOperations):
+    """A core with a router beside it, as others read the events of its pool and its slots."""
 
+    weights: ClassVar[dict[str, float]] = RandomOperations.weights | {"lose_worker": 1, "lose_core": 1, "reset": 1}
 
-def checked(router: Router) -> Mirror:
-    router.check(is_idle=True)
-    return router.mirror
+    def __init__(self, seed: int, record: Path, *, has_tiers: bool) -> None:
+        rng = random.Random(seed)
+        block_size, tiers = rng.choice([1, 2, 4, 8, 16]), None
+        if has_tiers:
+            sizes = rng.choice([5, 200]), rng.choice([1 << 10, 1 << 26])
+            tiers = OffloadOptions(*sizes, block_size, "cpu", b"{}", 0.01, is_host_tier=True)
+        num_blocks = max(rng.randrange(4, 80), 3 + 80 // block_size)
+        options = {"block_size": block_size, "num_blocks": num_blocks, "enable_prefix_caching": True, "tiers": tiers}
+        vision = {"vision": new_vision(), "encoder_cache": 30, "max_item_embeds": 20}
+        super().__init__(seed, record, Harness, **options, **vision)
+        self.router = Router(self.harness)
+
+    def add_request(self, key: int) -> None:
+        rng = self.rng
+        parts = random_prompt(rng, 4, 20, self.stems[0]) if rng.random() < 0.3 else [self.draw_prompt(60)]
+        prompt, media = with_images([*parts, prompt_of(rng, rng.randrange(1, 8))])
+        self.harness.add(key, prompt, rng.randrange(1, 20), cache_salt=rng.choice(SALTS), media=media)
+
+    def lose_core(self) -> None:
+        super().lose_core()
+        self.router.attach()
+
+    def reset(self) -> None:
+        self.harness.core.reset_prefix_cache()
+
+    def check(self) -> None:
+        super().check()
+        self.router.check()
 
 
 @pytest.mark.parametrize("has_tiers", [False, True])
 def test_a_mirror_has_exactly_the_written_blocks(tmp_path: Path, has_tiers: bool) -> None:
     mirrors = []
-    for seed in range(25):
-        (tmp_path / str(seed)).mkdir()
-        mirrors.append(run_random_operations(seed, tmp_path / str(seed), has_tiers=has_tiers))
-    assert sum(mirror.num_stored for mirror in mirrors) > 500
-    assert sum(mirror.num_removed for mirror in mirrors) > 100
-    assert sum(mirror.num_with_media for mirror in mirrors) > 100
-    assert sum(mirror.num_cleared for mirror in mirrors) > 25
-    assert any(mirror.keys["CPU"] for mirror in mirrors) == has_tiers
+    for seed in range(5 * DAY, 5 * DAY + 5):
+        operations = EventOperations(seed, tmp_path / f"blocks-{seed}", has_tiers=has_tiers)
+        operations.run(200)
+        operations.router.check(is_idle=True)
+        mirrors.append(operations.router.mirror)
+    assert sum(mirror.num_stored for mirror in mirrors) > 100
+    assert sum(mirror.num_removed for mirror in mirrors) > 10
+    assert sum(mirror.num_with_media for mirror in mirrors) > 10
+    assert sum(mirror.num_cleared for mirror in mirrors) > 2
+    assert has_tiers or not any(mirror.keys["CPU"] for mirror in mirrors)
+
+
+def test_old_names_stay_beside_new_ones_when_the_namespace_changes(tmp_path: Path) -> None:
+    operations = EventOperations(0, tmp_path / "blocks", has_tiers=False)
+    operations.run(100)
+    operations.harness.core.scheduler.kv_cache.change_namespace()
+    operations.harness.add(operations.num_added, prompt_of(operations.rng, 30))
+    operations.harness.run_to_the_end()
+    operations.router.mirror.take(operations.router.events.take())
 
 
 def test_a_salt_is_not_told_but_keeps_tenants_apart() -> None:
