@@ -72,14 +72,14 @@ class Adapters:
 
 
 def linked_cache(folder: Path) -> Path:
-    """Make `folder` a cache folder, for XDG_CACHE_HOME, whose engines share all but the store of adapters and the
+    """Make `folder` a cache folder, for XDG_CACHE_HOME, whose engines share all but the stores of adapters and the
     folders of GGUF files with those of the user; return it."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     shared = (Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache") / "tokenloom"
     own = folder / "tokenloom"
     own.mkdir(parents=True)
     for path in shared.iterdir() if shared.is_dir() else ():
-        if path.name not in ("adapters", "gguf"):
+        if path.name not in ("adapters", "gateway-adapters", "gguf"):
             (own / path.name).symlink_to(path)
     return folder
 

@@ -170,13 +170,13 @@ def measure_cut(report: Report, network: Network, engine: SpreadEngine, agent: A
     lost, joined = f"host {agent.address} is lost", f"host {agent.address} has joined"
     times = []
     for _ in range(num_cuts):
-        num_lost, num_joined = engine.text.count(lost), engine.text.count(joined)
+        num_lost, num_joined = engine.log().count(lost), engine.log().count(joined)
         network.cut(agent.number)
         begun = time.monotonic()
-        engine.wait_text(lost, num_lost + 1)
+        engine.wait_log(lost, num_lost + 1)
         times.append(time.monotonic() - begun)
         network.heal(agent.number)
-        engine.wait_text(joined, num_joined + 1)
+        engine.wait_log(joined, num_joined + 1)
         agent.wait_rank()
     report.add(part="cut link to notice, s", where="head", median=statistics.median(times), worst=max(times))
 

@@ -140,7 +140,7 @@ class RayFaults:
                 time.sleep(pause_s)
                 self._network.end_node(host)
                 self._network.start_node(host)
-                self._network.wait_node(host)
+                self._network.wait_nodes(host)
 
             self._losses.mend(again)
             return True

@@ -159,7 +159,7 @@ class Engine:
 
     def leftovers(self) -> list[str]:
         """Return the noted processes that live, the engine's files but its lock, and the faults that did not strike."""
-        alive = [str(process) for process in self._seen.values() if _is_alive(process)]
+        alive = [str(process) for process in self._seen.values() if is_alive(process)]
         tree = os.walk(self.runtime / "tokenloom")  # os.walk tolerates folders that vanish during the walk
         files = [f"{path}/{name}" for path, folders, names in tree for name in (*folders, *names) if name != ".lock"]
         return alive + files + [str(path) for path in self.faults.iterdir()]
@@ -182,7 +182,8 @@ def _title(process: psutil.Process) -> str:
         return ""
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether a process runs, or is stopped, and is no zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

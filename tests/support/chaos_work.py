@@ -6,10 +6,11 @@ import io
 import random
 import secrets
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tokenloom import LoRARequest, RequestOutput, SamplingParams
+from tokenloom import Client, LoRARequest, RequestOutput, SamplingParams
 from tokenloom.frontend.client.outputs import CompletionOutput
 from tokenloom.ipc.structured_outputs import StructuredOutputsParams
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_LOGPROB_DIFFERENCE = 1e-4
+ANSWER_S = 60.0
 PLACES = ("France", "Japan", "Italy", "Spain", "Kenya", "Peru", "India", "Canada", "Norway", "Egypt", "Cuba", "Chad")
 CITY = {"type": "object", "properties": {"capital": {"type": "string", "maxLength": 60}}, "required": ["capital"]}
 STATISTICS = {"type": "array", "items": {"type": "integer"}, "minItems": 10, "maxItems": 40}
@@ -107,6 +109,21 @@ def without_effect(work: Sequence[Work], calm: Sequence[RequestOutput]) -> list[
         if each.kind == "greedy"
     }
     return [name for name, found in tokens.items() if name and found == tokens[""]]
+
+
+def submit(client: Client, work: Sequence[Work]) -> list[Future[RequestOutput]]:
+    return [client.submit(each.form, each.params, lora_request=each.lora_request) for each in work]
+
+
+def answers(client: Client, work: Sequence[Work]) -> list[RequestOutput]:
+    return [future.result(timeout=ANSWER_S) for future in submit(client, work)]
+
+
+def check_equal(calm: Sequence[RequestOutput], found: Sequence[RequestOutput | Future[RequestOutput]]) -> None:
+    """Check that answers, which are waited for, equal those of a calm engine."""
+    outputs = [each.result(timeout=ANSWER_S) if isinstance(each, Future) else each for each in found]
+    faults = [(place, difference(*pair)) for place, pair in enumerate(zip(calm, outputs, strict=True))]
+    assert not [fault for fault in faults if fault[1]]
 
 
 def difference(calm: RequestOutput, harmed: RequestOutput) -> str | None:

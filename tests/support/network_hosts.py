@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +21,8 @@ from typing import Self
 import psutil
 
 from tokenloom.ipc.endpoints import tcp_address
-from tokenloom.scripts.engine_process import Engine
+from tokenloom.scripts.engine_process import Engine, is_alive
+from tokenloom.tests.support.waiting import wait_until
 
 PORT = 7100
 DEADLINE_S = 60.0
@@ -184,10 +184,8 @@ class Agent:
         return ranks[0] if ranks else None
 
     def wait_rank(self) -> psutil.Process:
-        deadline = time.monotonic() + DEADLINE_S
-        while (rank := self.rank()) is None:
-            assert time.monotonic() < deadline, f"no rank: {self.text}"
-            time.sleep(0.01)
+        rank = wait_until(self.rank, lambda: f"no rank: {self.log()}", DEADLINE_S)
+        assert rank is not None
         return rank
 
     def processes(self) -> list[psutil.Process]:
@@ -200,21 +198,20 @@ class Agent:
         self._seen |= {process.pid: process for process in found}
         return found
 
-    @property
-    def text(self) -> str:
-        """Its stderr so far."""
+    def log(self) -> str:
+        """Return what it has written to stderr."""
         return self.errors.read_text(encoding="utf-8")
 
-    def wait_text(self, text: str, count: int = 1) -> None:
-        """Wait until it has written `text` so often."""
-        _wait_written(self.errors, text, count)
+    def wait_exit(self) -> int:
+        wait_until(lambda: not self.is_running(), "the agent runs", DEADLINE_S)
+        return int(self.process.returncode)
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def alive(self) -> list[str]:
         """Return those of the noted processes that live, but the agent."""
-        return [str(each) for each in self._seen.values() if each.pid != self.process.pid and _is_alive(each)]
+        return [str(each) for each in self._seen.values() if each.pid != self.process.pid and is_alive(each)]
 
     def files(self) -> list[str]:
         """Return the files in its folder of run directories. An agent that was killed leaves one to the next agent."""
@@ -224,30 +221,12 @@ class Agent:
 
     def wait_none(self, leftovers: Callable[[], list[str]], within_s: float = 5.0) -> None:
         """Wait until `alive` or `files` finds nothing."""
-        deadline = time.monotonic() + within_s
-        while found := leftovers():
-            assert time.monotonic() < deadline, f"left behind: {found}"
-            time.sleep(0.02)
+        wait_until(lambda: not leftovers(), lambda: f"left behind: {leftovers()}", within_s, [*self._seen])
 
     def end(self) -> None:
         """Kill the agent, if it still runs, and wait for its end."""
         self.process.kill()
         self.process.wait()
-
-
-def _wait_written(file: Path, text: str, count: int) -> None:
-    """Wait until a file has `text` so often."""
-    deadline = time.monotonic() + DEADLINE_S
-    while (found := file.read_text(encoding="utf-8")).count(text) < count:
-        assert time.monotonic() < deadline, f"not written: {text}\n{found}"
-        time.sleep(0.02)
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 class SpreadEngine(Engine):
@@ -259,11 +238,3 @@ class SpreadEngine(Engine):
         options = ["--device", "cpu", "--num-threads", "1", "--listen-hosts", network.head(head)]
         options += ["--hosts-key-file", str(network.key_file), *arguments]
         super().__init__(runtime, options, more, prefix=network.prefix(head))
-
-    @property
-    def text(self) -> str:
-        return self.errors.read_text(encoding="utf-8")
-
-    def wait_text(self, text: str, count: int = 1) -> None:
-        """Wait until it has written `text` to stderr so often."""
-        _wait_written(self.errors, text, count)

@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -26,14 +25,15 @@ from tokenloom.ipc.endpoints import tcp_address
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support import network_hosts
 from tokenloom.tests.support.network_hosts import DEADLINE_S, Network
+from tokenloom.tests.support.waiting import wait_until
 
 RAY_PORT = 6379
 STORE_BYTES = 80_000_000
-WAIT_NODE = """
-import sys, time, ray
+WAIT_NODES = """
+import sys, threading, ray
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False)
-while not any(node["Alive"] for node in ray.nodes() if node["NodeManagerAddress"] == sys.argv[2]):
-    time.sleep(0.1)
+while not {*sys.argv[2:]} <= {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}:
+    threading.Event().wait(0.1)
 """
 _numbers = itertools.count()
 
@@ -92,26 +92,19 @@ class RayNetwork(Network):
     def _wait_head(self) -> None:
         probe = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 1)"
         command = [*self.prefix(0), sys.executable, "-c", probe, self.addresses[0], str(RAY_PORT)]
-        deadline = time.monotonic() + DEADLINE_S
-        while subprocess.run(command, capture_output=True).returncode:
-            assert time.monotonic() < deadline, (self.folder / "0" / "log").read_text(encoding="utf-8")
+        log = self.folder / "0" / "log"
+        wait_until(lambda: not subprocess.run(command, capture_output=True).returncode, log.read_text, DEADLINE_S)
 
     def wait_process(self, number: int, name: str) -> psutil.Process:
-        deadline = time.monotonic() + DEADLINE_S
-        while not (found := self.processes(number, name)):
-            assert time.monotonic() < deadline, f"host {number} has no {name}"
-            time.sleep(0.02)
-        return found[0]
+        return wait_until(lambda: self.processes(number, name), f"host {number} has no {name}", DEADLINE_S)[0]
 
-    def wait_node(self, number: int) -> None:
-        """Wait until a node can take actors."""
-        self.run_program(WAIT_NODE, self.addresses[number])
+    def wait_nodes(self, *numbers: int) -> None:
+        """Wait until nodes can take actors."""
+        self.run_program(WAIT_NODES, *(self.addresses[number] for number in numbers))
 
     def wait_none(self, number: int, name: str, within_s: float) -> None:
-        deadline = time.monotonic() + within_s
-        while found := self.processes(number, name):
-            assert time.monotonic() < deadline, f"still on host {number}: {found}"
-            time.sleep(0.02)
+        left = [process.pid for process in self.processes(number, name)]
+        wait_until(lambda: not self.processes(number, name), f"a {name} is still on host {number}", within_s, left)
 
     def run_program(self, text: str, *arguments: str, timeout_s: float = DEADLINE_S) -> str:
         """Run a program on the first host, which may join the cluster at its first argument; return its stdout."""
@@ -122,9 +115,10 @@ class RayNetwork(Network):
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 
-    def end_node(self, number: int) -> None:
-        """Kill all processes of a host."""
-        while found := self.processes(number):
+    def end_node(self, number: int, but: str = "no process") -> None:
+        """Kill all processes of a host, except those with a title that begins with `but`."""
+        kept = {each.pid for each in self.processes(number, but)}
+        while found := [each for each in self.processes(number) if each.pid not in kept]:
             for process in found:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
@@ -134,12 +128,7 @@ class RayNetwork(Network):
         """End Ray on all hosts and start another cluster there. What is not Ray's on the first host goes on."""
         for number in range(1, len(self.addresses)):
             self.end_node(number)
-        ours = {each.pid for each in self.processes(0, "tokenloom")}
-        while found := [each for each in self.processes(0) if each.pid not in ours]:
-            for process in found:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(found, DEADLINE_S)
+        self.end_node(0, but="tokenloom")
         for number in range(len(self.addresses)):
             self.start_node(number)
 
@@ -163,19 +152,7 @@ class RayEngine(Engine):
         options = ["--device", "cpu", "--num-threads", "1", "--distributed-executor-backend", "ray", *arguments]
         super().__init__(runtime, options, network.environment | dict(changes), prefix=network.prefix(0))
 
-    @property
-    def text(self) -> str:
-        """Its stderr so far."""
-        return self.errors.read_text(encoding="utf-8")
-
-    def wait_text(self, text: str, count: int = 1) -> None:
-        """Wait until it has written `text` to stderr so often."""
-        deadline = time.monotonic() + DEADLINE_S
-        while (found := self.text).count(text) < count:
-            assert time.monotonic() < deadline, f"not written: {text}\n{found}"
-            time.sleep(0.02)
-
     def refusal(self) -> str:
         """Wait until its start has failed for its configuration and return its last line."""
-        assert self.wait_exit() == 2, self.text
-        return self.text.strip().splitlines()[-1]
+        assert self.wait_exit() == 2, self.log()
+        return self.log().strip().splitlines()[-1]

@@ -44,6 +44,11 @@ def some_pairs(rows: Sequence[object], columns: Sequence[object], every: int) ->
     ]
 
 
+def at_night(*cases: object) -> list[object]:
+    """Return cases for `parametrize` of the nightly run alone."""
+    return [_case(case, is_today=False) for case in cases]
+
+
 def _case(case: object, *, is_today: bool) -> object:
     values = case if isinstance(case, tuple) else (case,)
     return pytest.param(*values, marks=[] if is_today else [pytest.mark.nightly])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
-from tokenloom import Client, RequestOutput
+from tokenloom import Client
+from tokenloom.scripts.adapter_load import linked_cache
 from tokenloom.scripts.engine_process import Engine
-from tokenloom.tests.support.chaos_work import difference
+from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 60.0
 MODEL = ["--dtype", "float32"]
@@ -59,9 +59,11 @@ class Fleet:
         return engine
 
     def _open(self, name: str, options: Sequence[str], prefix: Sequence[str]) -> Engine:
-        runtime = self._folder / name
+        runtime, cache = self._folder / name, self._folder / f"{name}-cache"
         runtime.mkdir(exist_ok=True)
-        return Engine(runtime, options, {"XDG_CACHE_HOME": str(runtime / "cache")}, prefix=prefix)
+        if not cache.exists():
+            linked_cache(cache)
+        return Engine(runtime, options, {"XDG_CACHE_HOME": str(cache)}, prefix=prefix)
 
     def engine(self, number: int) -> Engine:
         engine = self.engines[number]
@@ -86,20 +88,17 @@ class Fleet:
                 self.wait_used(number, count + 1)
 
     def lines(self, text: str) -> list[str]:
-        return [line for line in self.gateway.errors.read_text(encoding="utf-8").splitlines() if text in line]
+        return [line for line in self.gateway.log().splitlines() if text in line]
 
     def num_uses(self, number: int) -> int:
         return len(self.lines(f"the core at {self.places[number]} is used"))
 
     def wait_used(self, number: int, count: int) -> None:
-        deadline = time.monotonic() + DEADLINE_S
-        while self.num_uses(number) < count:
-            assert time.monotonic() < deadline, self.gateway.errors.read_text(encoding="utf-8")
-            time.sleep(0.02)
+        self.gateway.wait_log(f"the core at {self.places[number]} is used", count)
 
     def blobs(self, number: int, store: str) -> set[str]:
         """Return the names of the blobs in a store of an engine."""
-        folders = self.engine(number).runtime.rglob(store)
+        folders = self._folder.glob(f"engine-{number}*/**/{store}")
         return {path.name for folder in folders for path in folder.iterdir() if len(path.name) == 64}
 
     def close(self) -> None:
@@ -108,11 +107,7 @@ class Fleet:
                 engine.__exit__(None, None, None)
 
 
-def check_equal(calm: list[RequestOutput], answers: list[RequestOutput]) -> None:
-    assert not [found for pair in zip(calm, answers, strict=True) if (found := difference(*pair))]
-
-
 def wait_running(client: Client, num_steps: int) -> None:
-    step, deadline = client.health().step, time.monotonic() + DEADLINE_S
-    while client.health().step < step + num_steps:
-        assert time.monotonic() < deadline, client.health()
+    """Wait until the engine has done so many steps more."""
+    step = client.health().step
+    wait_until(lambda: client.health().step >= step + num_steps, client.health, DEADLINE_S)

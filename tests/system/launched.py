@@ -1,15 +1,22 @@
-"""Engines started by the command for tests, which must leave nothing behind."""
+"""Engines started by the command for tests, which must leave nothing behind, and the losses of their processes."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 
+from tokenloom import Client
+from tokenloom.ipc.messages.client import Health
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.waiting import wait_until
+
+RECOVERY_S = 60.0
 
 
 class LaunchedEngine(Engine):
@@ -48,3 +55,29 @@ def serve(engine: Engine) -> Iterator[Engine]:
         yield engine
         engine.processes()
         assert engine.stop() == 0 and not engine.leftovers()
+
+
+def reconnecting(engine: Engine, place: int = 0) -> Client:
+    """Return a client of a frontend that waits for the one that takes its place."""
+    return Client(engine.addresses[place], reconnect_timeout_s=RECOVERY_S)
+
+
+@contextlib.contextmanager
+def lost(engine: Engine, name: str, number: signal.Signals = signal.SIGKILL) -> Iterator[None]:
+    """Signal a process, so that it is lost; at the end of the `with`, wait until another one is ready in its place."""
+    text = f" supervisor: {name} is back\n"
+    count = engine.log().count(text)
+    os.kill(engine.child(name).pid, number)
+    yield
+    engine.wait_log(text, count + 1)
+
+
+def wait_health(client: Client, num_restarts: int) -> Health:
+    """Return health once it counts `num_restarts` restarts and the engine serves."""
+
+    def is_so() -> bool:
+        health = client.health()
+        return health.num_restarts >= num_restarts and health.is_ready
+
+    wait_until(is_so, client.health, RECOVERY_S)
+    return client.health()

@@ -4,32 +4,23 @@ peft's, a new core takes over the workers' slots, and a new group fills them fro
 from __future__ import annotations
 
 import shutil
-import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
-from tokenloom import Client, RequestOutput
 from tokenloom.scripts.engine_process import Engine
-from tokenloom.tests.system.adapter_engine import (
-    OPTIONS,
-    Models,
-    Requests,
-    check_strength,
-    make_models,
-    make_requests,
-)
-from tokenloom.tests.system.launched import serve
+from tokenloom.tests.support.today import at_night
+from tokenloom.tests.system.adapter_engine import OPTIONS, Models, check_strength, lora, make_models, make_requests
+from tokenloom.tests.system.fleet import wait_running
+from tokenloom.tests.system.launched import RECOVERY_S, reconnecting, serve
 
 pytest.importorskip("peft")
 
-RECOVERY_S = 60.0
 NUM_REQUESTS = 63  # so many that a fast machine does not end them before the process is killed
 MAX_TOKENS = 40
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.fixture(scope="module", params=[2, *at_night(1)])
 def num_ranks(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
@@ -53,40 +44,21 @@ def engine(models: Models, num_ranks: int, tmp_path_factory: pytest.TempPathFact
         yield each
 
 
-class Streams:
-    """A run of all requests in a thread."""
-
-    def __init__(self, client: Client, requests: Requests) -> None:
-        self.outputs: list[RequestOutput] = []
-        self._thread = threading.Thread(target=lambda: self.outputs.extend(requests.run(client)))
-        self._thread.start()
-
-    @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
-
-    def wait(self) -> list[RequestOutput]:
-        self._thread.join(RECOVERY_S)
-        assert not self._thread.is_alive(), "the requests do not end"
-        return self.outputs
-
-
-@pytest.mark.parametrize("role", ["worker 0", "core", "frontend"])
+@pytest.mark.parametrize("role", ["core", *at_night("worker 0", "frontend")])
 def test_a_killed_process_changes_no_answer_while_adapters_take_turns(
     role: str, engine: Engine, models: Models
 ) -> None:
     requests = make_requests(models.names, NUM_REQUESTS, seed=len(role), max_tokens=MAX_TOKENS)
-    with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
-        first_step = client.health().step
-        streams = Streams(client, requests)
-        deadline = time.monotonic() + RECOVERY_S
-        while client.health().step < first_step + MAX_TOKENS:  # some requests are at their end, others wait
-            assert time.monotonic() < deadline, "no steps"
-            time.sleep(0.002)
+    with reconnecting(engine) as client:
         num_restarts = client.health().num_restarts
+        futures = [
+            client.submit(prompt, params, lora_request=lora(name))
+            for prompt, params, name in zip(requests.prompts, requests.params, requests.adapters, strict=True)
+        ]
+        wait_running(client, MAX_TOKENS)  # some requests are at their end, others wait
         engine.child(role).kill()
-        assert streams.is_running, "the requests ended before the process"
-        outputs = streams.wait()
-        assert len(outputs) == NUM_REQUESTS and (role == "frontend" or client.health().num_restarts > num_restarts)
+        assert not all(future.done() for future in futures), "the requests ended before the process"
+        outputs = [future.result(RECOVERY_S) for future in futures]
+        assert role == "frontend" or client.health().num_restarts > num_restarts
         requests.check(models.oracle, outputs)
         check_strength(client, models.names)

@@ -3,10 +3,8 @@ and for one that takes the place of a lost one."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
@@ -15,13 +13,16 @@ import pytest
 from tokenloom import Client, RequestOutput, SamplingParams
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.errors import RequestError
+from tokenloom.scripts.adapter_load import linked_cache
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.adapters import write_adapters
-from tokenloom.tests.system.launched import serve
-from tokenloom.tests.system.test_frontends import DEADLINE_S, OPTIONS, kill, wait_back
+from tokenloom.tests.support.today import at_night
+from tokenloom.tests.system.launched import RECOVERY_S, lost, serve
+from tokenloom.tests.system.test_frontends import OPTIONS, clients, doors
 
+__all__ = ["clients", "doors"]  # fixtures
 PROMPT = "The capital of France is"
-LONG = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 MODULE, FOUND, *LOADED = NAMES = ("module", "found", "one", "two")
 
 
@@ -36,37 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     runtime = tmp_path_factory.mktemp("frontends")
-    options = [*OPTIONS, "--frontends", "2", "--http", "0", "--hang-timeout-s", "2", "--enable-lora"]
-    options += [
-        "--max-loras",
-        "2",
-        "--adapter-folder",
-        str(folder),
-        "--allow-runtime-lora",
-        "--lora-modules",
-        f"base={folder / MODULE}",
-    ]
-    yield from serve(Engine(runtime, options, {"XDG_CACHE_HOME": str(runtime / "cache")}))
-
-
-@pytest.fixture
-def doors(engine: Engine) -> Iterator[list[httpx2.Client]]:
-    """HTTP clients of each frontend alone."""
-    with ExitStack() as stack:
-        (run,) = (engine.runtime / "tokenloom").glob("????????")
-        transports = [httpx2.HTTPTransport(uds=str(run / f"http-{place}.sock")) for place in (0, 1)]
-        yield [
-            stack.enter_context(httpx2.Client(transport=transport, base_url="http://e", timeout=DEADLINE_S))
-            for transport in transports
-        ]
-
-
-@pytest.fixture
-def clients(engine: Engine) -> Iterator[list[Client]]:
-    """A client of each frontend alone."""
-    with ExitStack() as stack:
-        places = (engine.addresses, engine.addresses[::-1])
-        yield [stack.enter_context(Client(place[:1], reconnect_timeout_s=DEADLINE_S)) for place in places]
+    lora = ["--enable-lora", "--max-loras", "2", "--adapter-folder", str(folder), "--allow-runtime-lora"]
+    arguments = ["--device", "cpu", "--num-threads", "1", *OPTIONS, *lora, "--lora-modules", f"base={folder / MODULE}"]
+    cache = linked_cache(tmp_path_factory.mktemp("cache") / "own")
+    yield from serve(Engine(runtime, arguments, {"XDG_CACHE_HOME": str(cache)}))
 
 
 def tokens(client: Client, name: str) -> list[int]:
@@ -82,14 +56,13 @@ def order(door: httpx2.Client, action: str, name: str, status: int = 200, **more
     assert response.status_code == status, response.text
 
 
-@pytest.mark.timeout(120)
 def test_an_order_at_one_frontend_counts_at_the_other_as_soon_as_it_is_answered(
     clients: list[Client], doors: list[httpx2.Client]
 ) -> None:
     one, other = doors
     expected = {name: tokens(clients[0], name) for name in (FOUND, *LOADED)}
     assert len({*map(tuple, expected.values()), tuple(tokens(clients[1], "base"))}) == 4, "each changes the tokens"
-    for turn in range(4):
+    for turn in range(2):
         here, there, client = doors[turn % 2], doors[1 - turn % 2], clients[1 - turn % 2]
         order(here, "load", "sql", lora_path=LOADED[0])
         assert "sql" in names(there) and tokens(client, "sql") == expected[LOADED[0]]
@@ -104,23 +77,21 @@ def test_an_order_at_one_frontend_counts_at_the_other_as_soon_as_it_is_answered(
     assert names(one) == names(other)
 
 
-@pytest.mark.timeout(150)
-@pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.nightly), 1])
+@pytest.mark.parametrize("place", [*at_night(0), 1])
 def test_the_loss_of_a_frontend_after_a_load_changes_no_answer_and_no_name(
     engine: Engine, clients: list[Client], doors: list[httpx2.Client], place: int
 ) -> None:
     name = "frontend 1" if place else "frontend"
     expected = {each: tokens(clients[0], each) for each in (FOUND, *LOADED)}
     order(doors[place], "load", "moving", lora_path=LOADED[0])
-    with Client(engine.addresses[::-1] if place else engine.addresses, reconnect_timeout_s=DEADLINE_S) as client:
+    with Client(engine.addresses[::-1] if place else engine.addresses, reconnect_timeout_s=RECOVERY_S) as client:
         futures: list[Future[RequestOutput]] = [client.submit(PROMPT, LONG, model=each) for each in (FOUND, "moving")]
         next(client.stream(PROMPT, LONG, model="moving"))
         order(doors[place], "load", "moving", lora_path=LOADED[1], load_inplace=True)
-        count = kill(engine, name, signal.SIGKILL)
-        assert tokens(clients[1 - place], "moving") == expected[LOADED[1]]
-        found = [list(future.result(DEADLINE_S).outputs[0].token_ids) for future in futures]
+        with lost(engine, name):
+            assert tokens(clients[1 - place], "moving") == expected[LOADED[1]]
+            found = [list(future.result(RECOVERY_S).outputs[0].token_ids) for future in futures]
         assert found == [expected[FOUND], expected[LOADED[0]]], "requests keep the content that the name stood for"
-    wait_back(engine, name, count)
     assert tokens(clients[place], "moving") == expected[LOADED[1]]
     clients[place].unload_adapter("moving")
     assert {info.name for info in clients[1 - place].list_adapters()} == {"base", FOUND, *LOADED}

@@ -16,9 +16,10 @@ from tokenloom.ipc.keys import Keys
 from tokenloom.scripts.chaos import VISION_MODEL, about_images
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_configs import AUDIO_MODELS
-from tokenloom.tests.support.chaos_work import make_work
+from tokenloom.tests.support.chaos_work import check_equal, make_work
+from tokenloom.tests.support.today import at_night
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
-from tokenloom.tests.system.fleet import DEADLINE_S, Fleet, check_equal, free_port, wait_running
+from tokenloom.tests.system.fleet import DEADLINE_S, Fleet, free_port, wait_running
 from tokenloom.tests.system.test_audio import samples, wav
 
 AUDIO_MODEL = "qwen2_audio"
@@ -50,7 +51,7 @@ KINDS = {
 }
 
 
-@pytest.fixture(scope="module", params=["images", pytest.param("audio", marks=pytest.mark.nightly)])
+@pytest.fixture(scope="module", params=["images", *at_night("audio")])
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 
@@ -79,7 +80,7 @@ def test_media_of_a_gateway_reach_an_engine_also_after_it_has_dropped_them(
     found = []
     with Client(fleet.gateway.address, reconnect_timeout_s=DEADLINE_S) as client:
         for _ in range(2):
-            check_equal(calm, [future.result(timeout=DEADLINE_S) for future in kind.submit(client, 1)])
+            check_equal(calm, kind.submit(client, 1))
             found.append(fleet.blobs(1, "media"))
             for path in fleet.engine(1).runtime.rglob("media/*"):
                 path.unlink()
@@ -95,4 +96,4 @@ def test_an_engine_that_is_killed_changes_no_answer_about_media(
         wait_running(client, 5)
         assert not all(future.done() for future in futures), "all have ended before the loss"
         fleet.kill(0)
-        check_equal(calm * TIMES, [future.result(timeout=DEADLINE_S) for future in futures])
+        check_equal(calm * TIMES, futures)

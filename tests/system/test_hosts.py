@@ -80,7 +80,7 @@ def test_a_spare_host_takes_the_place_of_one_whose_agent_was_killed(
     engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
 ) -> None:
     spare = network.join(2)
-    engine.wait_text(f"host {spare.address} has joined")
+    engine.wait_log(f"host {spare.address} has joined")
 
     def fault() -> None:
         agent.end()
@@ -88,20 +88,20 @@ def test_a_spare_host_takes_the_place_of_one_whose_agent_was_killed(
 
     assert long_text(engine.address, fault) == calm[-1].outputs[0].text
     assert spare.rank() is not None
-    said = re.search(rf"host {re.escape(agent.address)} is lost: no sign of life for (\d+\.\d) s", engine.text)
+    said = re.search(rf"host {re.escape(agent.address)} is lost: no sign of life for (\d+\.\d) s", engine.log())
     assert said and float(said[1]) >= LEASE_S
 
 
 def test_a_host_that_is_told_to_stop_is_lost_at_once_and_requests_wait_for_the_next(
     engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
 ) -> None:
-    num_waits = engine.text.count("requests wait for 1 more host of 2")
+    num_waits = engine.log().count("requests wait for 1 more host of 2")
 
     def fault() -> None:
         agent.signal(signal.SIGTERM)
         assert agent.process.wait(DEADLINE_S) == 0
         assert not agent.alive() and not agent.files()
-        engine.wait_text("requests wait for 1 more host of 2", num_waits + 1)
+        engine.wait_log("requests wait for 1 more host of 2", num_waits + 1)
         assert not is_ready(engine)
         network.join(1)
 
@@ -115,7 +115,7 @@ def test_a_link_that_is_cut_for_a_while_changes_no_answer(
     engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput], seconds: float
 ) -> None:
     joined = f"host {agent.address} has joined"
-    num_joined = engine.text.count(joined)
+    num_joined = engine.log().count(joined)
     rank = agent.wait_rank()
 
     def fault() -> None:
@@ -128,18 +128,18 @@ def test_a_link_that_is_cut_for_a_while_changes_no_answer(
         network.heal(agent.number)
 
     assert long_text(engine.address, fault) == calm[-1].outputs[0].text
-    assert engine.text.count(joined) == num_joined + (seconds > LEASE_S)
+    assert engine.log().count(joined) == num_joined + (seconds > LEASE_S)
 
 
 @pytest.mark.nightly
 def test_requests_wait_for_a_host_that_is_cut_off_for_ever(
     engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
 ) -> None:
-    num_waits = engine.text.count("requests wait for 1 more host of 2")
+    num_waits = engine.log().count("requests wait for 1 more host of 2")
 
     def fault() -> None:
         network.cut(agent.number)
-        engine.wait_text("requests wait for 1 more host of 2", num_waits + 1)
+        engine.wait_log("requests wait for 1 more host of 2", num_waits + 1)
         agent.wait_none(agent.alive)
         with Client(engine.address) as client:
             (late,) = client.generate(PROMPT, SamplingParams(max_tokens=3, timeout_s=1.0), use_tqdm=False)
@@ -158,7 +158,7 @@ def test_a_stopped_process_changes_no_answer(
 ) -> None:
     process = {"rank": agent.wait_rank().pid, "agent": agent.process.pid, "head": engine.process.pid}[victim]
     joined = f"host {agent.address} has joined"
-    num_joined = engine.text.count(joined)
+    num_joined = engine.log().count(joined)
 
     def fault() -> None:
         os.kill(process, signal.SIGSTOP)
@@ -168,7 +168,7 @@ def test_a_stopped_process_changes_no_answer(
         while time.monotonic() < stopped_at + 6:
             time.sleep(0.05)
         os.kill(process, signal.SIGCONT)
-        engine.wait_text(joined, num_joined + 1)
+        engine.wait_log(joined, num_joined + 1)
 
     assert long_text(engine.address, fault) == calm[-1].outputs[0].text
 
@@ -221,12 +221,12 @@ def test_a_rolling_restart_of_all_hosts_loses_and_changes_no_answer(
             for agent in agents:
                 agent.processes()
                 joined = f"host {agent.address} has joined"
-                num_joined = engine.text.count(joined)
+                num_joined = engine.log().count(joined)
                 agent.signal(signal.SIGTERM)
                 assert agent.process.wait(DEADLINE_S) == 0
                 agent.wait_none(agent.alive)
                 network.join(agent.number)
-                engine.wait_text(joined, num_joined + 1)
+                engine.wait_log(joined, num_joined + 1)
                 wait_until_ready(engine)
             is_over.set()
             rounds = [each for stream in streams for each in stream.result(2 * DEADLINE_S)]
@@ -246,8 +246,8 @@ def wait_until_ready(engine: SpreadEngine) -> None:
 def test_a_host_with_another_key_is_refused(other_network: Network, tmp_path: Path) -> None:
     Keys.generate().save(tmp_path / "other.key")
     with SpreadEngine(other_network, "--tp", "2", "--hosts", "2") as engine:
-        engine.wait_text("hosts join with")
+        engine.wait_log("hosts join with")
         agent = other_network.join(1, key_file=tmp_path / "other.key")
         assert agent.process.wait(DEADLINE_S) == 2
-        assert "other keys than --key-file" in agent.text
-        assert "joined" not in engine.text
+        assert "other keys than --key-file" in agent.log()
+        assert "joined" not in engine.log()

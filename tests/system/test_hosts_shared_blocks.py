@@ -96,11 +96,11 @@ def test_an_engine_finds_in_redis_what_another_one_over_hosts_has_computed(
     try:
         with SpreadEngine(network, *OVER_HOSTS, *remote) as engine:
             engine.wait_ready()
-            engine.wait_text("KV tiers opened", 2)
+            engine.wait_log("KV tiers opened", 2)
             with Client(engine.address) as client:
                 deadline = time.monotonic() + DEADLINE_S
                 while num_objects() < 2 * NUM_BLOCKS:  # blocks are stored when they are seen again
-                    assert time.monotonic() < deadline, f"{num_objects()} of {2 * NUM_BLOCKS} objects: {engine.text}"
+                    assert time.monotonic() < deadline, f"{num_objects()} of {2 * NUM_BLOCKS} objects: {engine.log()}"
                     check_equal(calm, ask(client, PROMPTS), EQUAL_OVER_HOSTS)
             engine.processes()
             assert engine.stop() == 0 and not engine.leftovers()
@@ -127,7 +127,7 @@ def test_an_engine_finds_in_a_peer_over_hosts_what_that_has_computed(
         SpreadEngine(network, *OVER_HOSTS, "--kv-peers", places, *ring, head=2) as taker,
     ):
         giver.wait_ready()
-        giver.wait_text("KV tiers opened", 2)
+        giver.wait_log("KV tiers opened", 2)
         with Client(giver.address) as client:
             check_equal(calm, ask(client, PROMPTS), EQUAL_OVER_HOSTS)
         wait_parts(disks, PROMPTS)

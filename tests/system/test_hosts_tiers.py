@@ -53,7 +53,7 @@ def engine(network: Network) -> Iterator[SpreadEngine]:
     with SpreadEngine(network, *OVER_HOSTS, *tiers) as engine:
         network.join(1)
         engine.wait_ready()
-        engine.wait_text("KV tiers opened", 2)
+        engine.wait_log("KV tiers opened", 2)
         yield engine
         engine.processes()
         assert engine.stop() == 0 and not engine.leftovers()
@@ -83,10 +83,10 @@ def test_when_a_host_is_replaced_its_slots_are_computed_again(
     engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
 ) -> None:
     spare = network.join(3 - agent.number)
-    engine.wait_text(f"host {spare.address} has joined")
+    engine.wait_log(f"host {spare.address} has joined")
     agent.end()
     agent.wait_none(agent.alive)
-    engine.wait_text(f"host {agent.address} is lost")
+    engine.wait_log(f"host {agent.address} is lost")
     with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
         outputs = ask(client, PROMPTS)
         assert spare.rank() is not None
@@ -100,12 +100,12 @@ def test_a_host_that_comes_back_has_its_part_of_the_blocks_on_its_own_disk(
     engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
 ) -> None:
     wait_parts([network.folder / "kv", network.folder / f"kv-{agent.number}"], PROMPTS)
-    num_lost = engine.text.count(f"host {agent.address} is lost")
-    num_opened = engine.text.count("KV tiers opened")
+    num_lost = engine.log().count(f"host {agent.address} is lost")
+    num_opened = engine.log().count("KV tiers opened")
     agent.end()
-    engine.wait_text(f"host {agent.address} is lost", num_lost + 1)
+    engine.wait_log(f"host {agent.address} is lost", num_lost + 1)
     again = network.join(agent.number)
-    engine.wait_text("KV tiers opened", num_opened + 2)
+    engine.wait_log("KV tiers opened", num_opened + 2)
     again.wait_rank()
     deadline = time.monotonic() + DEADLINE_S
     with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
@@ -126,7 +126,7 @@ def test_a_replica_on_another_host_has_its_tiers_there(tmp_path: Path, calm: lis
         with SpreadEngine(network, *options, *tiers, "--step-timeout-s", "60") as engine:
             agent = network.join(1)
             engine.wait_ready()
-            engine.wait_text("KV tiers opened", 2)
+            engine.wait_log("KV tiers opened", 2)
             titles = [" ".join(each.cmdline()).strip() for each in agent.processes()]
             assert "tokenloom tier of host 1 of replica 1" in titles and engine.find("tier of replica 1") is None
             with Client(engine.address) as client:

@@ -15,10 +15,12 @@ import pytest
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.scripts.engine_process import Engine
-from tokenloom.tests.support.chaos_work import difference
-from tokenloom.tests.system.launched import serve
+from tokenloom.tests.support.chaos_work import check_equal
+from tokenloom.tests.support.today import at_night
+from tokenloom.tests.support.waiting import wait_until
+from tokenloom.tests.system.launched import LaunchedEngine, serve
 
-OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--hang-timeout-s", "60"]
+OPTIONS = ["--dtype", "float32", "--hang-timeout-s", "60"]
 PROGRESS_S = 0.75  # the core reports every 0.5 s
 DEADLINE_S = 30.0
 PROMPT = "The capital of France is"
@@ -39,7 +41,7 @@ client.close()
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    yield from serve(Engine(tmp_path_factory.mktemp("run"), OPTIONS))
+    yield from serve(LaunchedEngine(tmp_path_factory.mktemp("run"), *OPTIONS))
 
 
 @pytest.fixture
@@ -56,32 +58,31 @@ def start_program(engine: Engine, max_tokens: int) -> subprocess.Popen[str]:
     return program
 
 
-def wait_idle(client: Client) -> None:
+def wait_idle(client: Client, within_s: float = DEADLINE_S) -> None:
     """Wait until no request runs and no block is held."""
-    num_blocks, deadline = client.info().num_kv_blocks, time.monotonic() + DEADLINE_S
-    while (health := client.health()).num_running or health.num_free_blocks != num_blocks:
-        assert time.monotonic() < deadline, health
-        time.sleep(0.01)
+    num_blocks = client.info().num_kv_blocks
+
+    def is_idle() -> bool:
+        health = client.health()
+        return not health.num_running and health.num_free_blocks == num_blocks
+
+    wait_until(is_idle, client.health, within_s)
 
 
-def has_ended_requests(engine: Engine, cause: str) -> bool:
-    """Whether the log says that the request of one client was ended for this cause."""
-    return f"a client is {cause}: its 1 requests were ended" in (engine.runtime / "stderr").read_text()
+def of_ended_requests(cause: str) -> str:
+    """Return the line of the log that says that the request of one client was ended for this cause."""
+    return f"a client is {cause}: its 1 requests were ended"
 
 
 def test_a_killed_clients_requests_end_within_its_lease(engine: Engine, client: Client) -> None:
     wait_idle(client)
     with start_program(engine, 1800) as program:
         program.kill()
-        begun = time.monotonic()
-        wait_idle(client)
-        assert time.monotonic() - begun <= LEASE_S + PROGRESS_S
-    while not has_ended_requests(engine, "gone (its connection has ended)"):
-        assert time.monotonic() < begun + DEADLINE_S  # the supervisor writes the line later than the event
-        time.sleep(0.01)
+        wait_idle(client, LEASE_S + PROGRESS_S)
+    engine.wait_log(of_ended_requests("gone (its connection has ended)"))
 
 
-@pytest.mark.parametrize("pause_s", [LEASE_S / 3, pytest.param(LEASE_S * 1.5, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("pause_s", [LEASE_S / 3, *at_night(LEASE_S * 1.5)])
 def test_a_returning_client_continues_its_request(engine: Engine, client: Client, pause_s: float) -> None:
     """Within its lease its request keeps running; later the client submits it again with the received tokens."""
     params, is_late = LONG.replace(max_tokens=400), pause_s > LEASE_S
@@ -90,16 +91,17 @@ def test_a_returning_client_continues_its_request(engine: Engine, client: Client
         program.send_signal(signal.SIGSTOP)
         if is_late:  # the answer must outlast the lease
             assert engine.inject("worker.forward", f"delay {LEASE_S + 1:g}", 0, DEADLINE_S)
-        time.sleep(pause_s)
+        with pytest.raises(subprocess.TimeoutExpired):
+            program.wait(pause_s)
         program.send_signal(signal.SIGCONT)
         words, _ = program.communicate(timeout=DEADLINE_S)
     assert bytes.fromhex(words.splitlines()[-1]).decode() == calm
-    assert has_ended_requests(engine, f"silent (no message within {LEASE_S:g} s)") == is_late
+    assert (of_ended_requests(f"silent (no message within {LEASE_S:g} s)") in engine.log()) == is_late
 
 
 def test_a_deadline_is_exceeded_by_at_most_a_step(client: Client) -> None:
     overshoots, gaps = [], []
-    for timeout_s in (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35):
+    for timeout_s in (0.05, 0.1, 0.15, 0.2, 0.25):
         future = client.submit(PROMPT, LONG.replace(timeout_s=timeout_s))
         pieces = [time.monotonic() for _ in client.stream(PROMPT, LONG.replace(timeout_s=timeout_s))]
         output = future.result(timeout=DEADLINE_S)
@@ -114,11 +116,10 @@ def test_a_deadline_is_exceeded_by_at_most_a_step(client: Client) -> None:
 def test_an_abort_is_confirmed_frees_blocks_and_is_idempotent(client: Client) -> None:
     future = client.submit(PROMPT, LONG, request_id="mine")
     other = client.submit(PROMPT, LONG.replace(max_tokens=100))
-    begun = time.monotonic()
     client.abort("mine")
     client.abort("mine")
-    assert future.result(timeout=DEADLINE_S).outputs[0].finish_reason == "abort"
-    assert time.monotonic() - begun < 1.0
+    aborted = future.result(timeout=DEADLINE_S).outputs[0]
+    assert aborted.finish_reason == "abort" and len(aborted.token_ids) < 1800
     assert len(other.result(timeout=DEADLINE_S).outputs[0].token_ids) == 100
     client.abort("mine")
     wait_idle(client)
@@ -127,22 +128,21 @@ def test_an_abort_is_confirmed_frees_blocks_and_is_idempotent(client: Client) ->
 @pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_health_reports_a_stopped_core_as_stalled(engine: Engine, client: Client) -> None:
-    calm = client.generate(PROMPT, LONG, use_tqdm=False)[0]
-    core = engine.find("core")
-    assert core is not None
+    calm, core = client.generate(PROMPT, LONG, use_tqdm=False), engine.child("core")
     future = client.submit(PROMPT, LONG)
-    deadline = time.monotonic() + DEADLINE_S
-    while not client.health().num_running:
-        assert time.monotonic() < deadline
+    wait_until(lambda: client.health().num_running)
     core.suspend()
     try:
-        ages = []
-        while not (health := client.health()).is_stalled:
-            assert time.monotonic() < deadline and not future.done()
+        ages = [0.0]
+
+        def is_stalled() -> bool:
+            health = client.health()
             ages.append(health.step_age_s)
-            time.sleep(0.1)
-        assert ages == sorted(ages) and health.step_age_s > 9
+            return health.is_stalled or future.done()
+
+        wait_until(is_stalled, timeout_s=DEADLINE_S)
+        assert ages == sorted(ages) and ages[-1] > 9 and not future.done()
     finally:
         core.resume()
-    assert difference(calm, future.result(timeout=DEADLINE_S)) is None
+    check_equal(calm, [future])
     assert client.health().num_restarts == 0

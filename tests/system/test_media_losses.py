@@ -7,22 +7,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenloom import Client
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.faults import inject
-from tokenloom.tests.system.launched import serve
+from tokenloom.tests.support.today import at_night
+from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, reconnecting, serve
 from tokenloom.tests.system.media_engine import OPTIONS, Checker, Streams, make_requests, num_encodes
 from tokenloom.tests.system.media_families import HEARING, Models, make_models
 
-RECOVERY_S = 60.0
 NUM_REQUESTS = 12
 MAX_TOKENS = 40
 NUM_STEPS = 8  # with tokens, after which some media are encoded and others wait
 ROLES = ("worker 0", "core", "frontend", "media")
-NIGHTLY = tuple(pytest.param(name, marks=pytest.mark.nightly) for name in ("gemma3", "idefics3", *HEARING))
 
 
-@pytest.fixture(scope="module", params=["qwen2_5_vl", *NIGHTLY])
+@pytest.fixture(scope="module", params=["qwen2_5_vl", *at_night("gemma3", "idefics3", *HEARING)])
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Models:
     return make_models(tmp_path_factory.mktemp("models"), request.param)
 
@@ -32,7 +30,7 @@ def checker(models: Models) -> Checker:
     return Checker(models)
 
 
-@pytest.fixture(scope="module", params=[1, pytest.param(2, marks=pytest.mark.nightly)])
+@pytest.fixture(scope="module", params=[1, *at_night(2)])
 def engine(
     request: pytest.FixtureRequest, models: Models, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
@@ -40,17 +38,15 @@ def engine(
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     limits = ["--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--tensor-parallel-size", str(request.param)]
     arguments = ["--model", str(models.checkpoint), *flags, *limits]
-    yield from serve(Engine(tmp_path_factory.mktemp("losses"), arguments))
+    yield from serve(LaunchedEngine(tmp_path_factory.mktemp("losses"), *arguments))
 
 
-@pytest.mark.parametrize(
-    "role", [pytest.param(role, marks=() if role in ("core", "media") else pytest.mark.nightly) for role in ROLES]
-)
+@pytest.mark.parametrize("role", ["core", "media", *at_night("worker 0", "frontend")])
 def test_a_killed_process_changes_no_answer_to_media(
     role: str, engine: Engine, models: Models, checker: Checker
 ) -> None:
     requests = make_requests(models, 10 + ROLES.index(role), NUM_REQUESTS)
-    with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
+    with reconnecting(engine) as client:
         num_restarts = client.health().num_restarts
         if role == "media":  # it is killed while it holds a medium
             inject(engine.faults, "media.read", "delay 0.5")

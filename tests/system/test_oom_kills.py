@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,8 @@ import pytest
 from tokenloom import Client, SamplingParams
 from tokenloom.ipc.process.oom_kills import OomKills
 from tokenloom.scripts.engine_process import Engine
-from tokenloom.tests.system.test_faults import wait_health
+from tokenloom.tests.support.waiting import Deadline
+from tokenloom.tests.system.launched import wait_health
 
 LIMIT_BYTES = 16 << 20
 LOOK_S = 1.0  # how often the supervisor checks its children's cgroups
@@ -101,8 +101,8 @@ def test_health_names_the_memory_limit_after_an_oom_kill_of_a_worker(cgroup: Pat
     with Engine(tmp_path, options) as engine:
         with Client(engine.wait_ready()) as client:
             (cgroup / "cgroup.procs").write_text(str(engine.child("worker 0").pid))
-            moved_at = time.monotonic()
-            while time.monotonic() < moved_at + 2 * LOOK_S:
+            looks = Deadline(2 * LOOK_S)
+            while not looks.has_passed():
                 client.generate("Yes", params, use_tqdm=False)
             _limit_file(cgroup).write_text(str(int(_usage_file(cgroup).read_text()) + (4 << 20)))
             answers = client.generate([[5] * 1500] * 8, params, use_tqdm=False)

@@ -15,10 +15,10 @@ import pytest
 from tokenloom import LLM, AsyncClient, Client, InternalError, RequestError, SamplingParams
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.faults import inject
-from tokenloom.tests.system.launched import serve
+from tokenloom.tests.support.today import at_night
+from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, reconnecting, serve
 
-RECOVERY_S = 60.0
-OPTIONS = ["--device", "cpu", "--num-threads", "1", "--num-kv-blocks", "256", "--http", "0"]
+OPTIONS = ["--num-kv-blocks", "256", "--http", "0", "--tensor-parallel-size", "2"]
 PROMPT = [5 + i % 90 for i in range(40)]
 SHORT = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 NUM_LONG = 30
@@ -32,13 +32,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    options = [*OPTIONS, "--tensor-parallel-size", "2", "--profile-dir", str(folder)]
-    yield from serve(Engine(tmp_path_factory.mktemp("run"), options))
+    yield from serve(LaunchedEngine(tmp_path_factory.mktemp("run"), *OPTIONS, "--profile-dir", str(folder)))
 
 
 @pytest.fixture
 def client(engine: Engine) -> Iterator[Client]:
-    with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
+    with reconnecting(engine) as client:
         yield client
 
 
@@ -86,7 +85,7 @@ def test_each_rank_writes_a_trace_of_the_profiled_steps(engine: Engine, client: 
     numbers = steps(traces["rank-0"])
     assert numbers == steps(traces["rank-1"]) == list(range(numbers[0], numbers[-1] + 1))
     assert 8 <= len(numbers) <= 9 < numbers[0]  # one more may start before stop_profile arrives; as many ran before
-    assert f"profile written to {folder}/rank-1." in engine.errors.read_text(encoding="utf-8")
+    assert f"profile written to {folder}/rank-1." in engine.log()
 
 
 def test_profiling_over_http_records_a_running_request_and_keeps_it_running(
@@ -133,8 +132,7 @@ def test_an_unwritable_profile_folder_fails_only_the_profile_call(client: Client
     assert client.health().num_restarts == before
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("role", ["core", "worker 1"])
+@pytest.mark.parametrize("role", [*at_night("core"), "worker 1"])
 def test_losing_a_worker_or_the_core_ends_the_profile_but_no_request(
     engine: Engine, client: Client, folder: Path, role: str
 ) -> None:
@@ -147,7 +145,7 @@ def test_losing_a_worker_or_the_core_ends_the_profile_but_no_request(
     refuse_to_stop(client)
     if role != "core":  # only a core's loss leaves workers that were recording
         return
-    assert "the profile ends unwritten" in engine.errors.read_text(encoding="utf-8")
+    assert "the profile ends unwritten" in engine.log()
     client.start_profile()
     answer(client)
     client.stop_profile()

@@ -45,10 +45,10 @@ def engine(network: RayNetwork) -> Iterator[RayEngine]:
         engine.wait_ready()
         yield engine
         engine.processes()
-        num_errors = engine.text.count("ERROR")
+        num_errors = engine.log().count("ERROR")
         assert engine.stop() == 0 and not engine.leftovers()
         network.wait_none(1, "tokenloom", 5.0)
-        assert engine.text.count("ERROR") == num_errors, "a stop is no loss of hosts"
+        assert engine.log().count("ERROR") == num_errors, "a stop is no loss of hosts"
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +79,11 @@ def test_a_killed_agent_is_reported_by_ray_and_placed_again(
     for _ in range(3):  # on a busy machine Ray's report may come after the end of the lease
         agent = network.wait_process(1, "tokenloom host")
         assert long_text(engine.address, agent.kill) == calm[-1].outputs[0].text
-        *_, reason = re.findall(r"host 10\.44\.0\.2 is lost: (.*)", engine.text)
+        *_, reason = re.findall(r"host 10\.44\.0\.2 is lost: (.*)", engine.log())
         assert network.wait_process(1, "tokenloom host").pid != agent.pid
         if reason == "its agent was killed by SIGKILL":
             return
-    raise AssertionError(f"Ray has never reported the end of an agent within {LEASE_S} s: {engine.text}")
+    raise AssertionError(f"Ray has never reported the end of an agent within {LEASE_S} s: {engine.log()}")
 
 
 def test_gpus_are_those_that_ray_assigns_whether_it_sets_the_variable_or_not(

@@ -164,11 +164,11 @@ def test_a_link_that_heals_gives_the_place_back_if_there_is_no_other_node(
 ) -> None:
     network.end_node(3 - host)
     waits = "requests wait for 1 more host of 2"
-    num_waits = engine.text.count(waits)
+    num_waits = engine.log().count(waits)
 
     def fault() -> None:
         network.cut(host)
-        engine.wait_text(waits, num_waits + 1)
+        engine.wait_log(waits, num_waits + 1)
         network.heal(host)
 
     assert long_text(engine.address, fault) == calm[-1].outputs[0].text
@@ -185,7 +185,7 @@ def test_an_engine_of_one_host_reserves_its_cpus_in_ray(
             assert "Ray has not placed hosts with CPU 1," in third.refusal()
         launcher = other.child("launcher")
         assert long_text(other.address, launcher.kill) == calm[-1].outputs[0].text
-        other.wait_text("launcher is back")
+        other.wait_log("launcher is back")
         other.processes()
         assert other.stop() == 0 and not other.leftovers()
 
@@ -195,11 +195,11 @@ def test_a_node_that_is_added_after_a_loss_takes_the_place(
 ) -> None:
     network.end_node(3 - host)
     waits = "requests wait for 1 more host of 2: Ray places it on the next free node"
-    num_waits = engine.text.count(waits)
+    num_waits = engine.log().count(waits)
 
     def fault() -> None:
         network.end_node(host)
-        engine.wait_text(waits, num_waits + 1)
+        engine.wait_log(waits, num_waits + 1)
         assert not is_ready(engine)
         network.start_node(3 - host)
 
@@ -218,4 +218,4 @@ def test_ranks_outlive_the_head_of_the_cluster_and_the_next_cluster_places_them_
     assert rank.is_running() and launcher.is_running(), "Ray has noticed it before"
     assert long_text(engine.address, network.restart_ray) == calm[-1].outputs[0].text
     assert engine.child("launcher").pid != launcher.pid
-    engine.wait_text("launcher is back")
+    engine.wait_log("launcher is back")

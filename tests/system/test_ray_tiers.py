@@ -52,7 +52,7 @@ def engine(network: RayNetwork) -> Iterator[RayEngine]:
     tiers = ["--kv-host-bytes", "16M", "--kv-disk", str(network.folder / "kv")]
     with RayEngine(network, *OVER_HOSTS, *tiers) as engine:
         engine.wait_ready()
-        engine.wait_text("KV tiers opened", 2)
+        engine.wait_log("KV tiers opened", 2)
         yield engine
         engine.processes()
         assert engine.stop() == 0 and not engine.leftovers()
@@ -71,11 +71,11 @@ def test_after_the_loss_of_a_placed_host_blocks_come_back_from_the_disks_of_both
     engine: RayEngine, network: RayNetwork, calm: list[RequestOutput]
 ) -> None:
     wait_parts([network.folder / "kv", network.folder / "kv-1"], PROMPTS)
-    num_opened = engine.text.count("KV tiers opened")
+    num_opened = engine.log().count("KV tiers opened")
     agent = network.wait_process(1, "tokenloom host")
     agent.kill()
-    engine.wait_text(f"host {network.addresses[1]} is lost")
-    engine.wait_text("KV tiers opened", num_opened + 2)
+    engine.wait_log(f"host {network.addresses[1]} is lost")
+    engine.wait_log("KV tiers opened", num_opened + 2)
     with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
         outputs = load(client, PROMPTS)
     check_equal(calm, outputs, EQUAL_OVER_HOSTS)

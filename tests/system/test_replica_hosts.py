@@ -51,14 +51,14 @@ def test_requests_go_on_at_once_while_the_host_of_a_replica_is_lost(
 ) -> None:
     agent.wait_rank()
     assert long_text(engine.address, agent.end) == calm[-1].outputs[0].text
-    engine.wait_text("replicas [1] wait for 1 more host of 2")
+    engine.wait_log("replicas [1] wait for 1 more host of 2")
     check_equal(work, calm, answers(engine.address, work))
     assert is_ready(engine)
     engine.child("worker 0").kill()
-    engine.wait_text("supervisor: worker 0 is back")
+    engine.wait_log("supervisor: worker 0 is back")
     check_equal(work, calm, answers(engine.address, work))
     other = network.join(1)
-    engine.wait_text("worker 0 of replica 1 is back")
+    engine.wait_log("worker 0 of replica 1 is back")
     rank = other.wait_rank()
     before_s = sum(rank.cpu_times()[:2])
     check_equal(work, calm, answers(engine.address, work))

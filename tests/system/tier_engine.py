@@ -7,7 +7,6 @@ answer. So `TierEngine.teach` lets one step of a prompt last long; later request
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import psutil
 from tokenloom import Client, RequestOutput, SamplingParams
 from tokenloom.core.kv.block_hash import KEY_BYTES
 from tokenloom.scripts.engine_process import Engine
+from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 60.0
 BLOCK_SIZE = 16
@@ -54,16 +54,6 @@ class TierEngine(Engine):
         super().__init__(runtime, [*OPTIONS, "--num-kv-blocks", "600", *disk, *options])
         self._rng = random.Random(str(runtime))
 
-    def log(self) -> str:
-        return self.errors.read_text(encoding="utf-8")
-
-    def wait_log(self, words: str, count: int = 1) -> None:
-        """Wait until the log has these words `count` times."""
-        deadline = time.monotonic() + DEADLINE_S
-        while self.log().count(words) < count:
-            assert time.monotonic() < deadline, f"no {words!r} in the log:\n{self.log()}"
-            time.sleep(0.01)
-
     def wait_open(self, count: int = 1) -> None:
         """Wait until the tiers have been opened `count` times, so that blocks have the names of the weights."""
         self.wait_ready() if not self.address else None
@@ -79,10 +69,7 @@ class TierEngine(Engine):
     def wait_written(self, num_blocks: int) -> None:
         """Wait until the disk holds this many blocks."""
         assert self.kv is not None
-        deadline = time.monotonic() + DEADLINE_S
-        while (found := len(objects(self.kv))) < num_blocks:
-            assert time.monotonic() < deadline, f"{found} of {num_blocks} blocks are on the disk:\n{self.log()}"
-            time.sleep(0.01)
+        wait_written([self.kv], num_blocks)
 
     def slot_keys(self) -> set[bytes]:
         """Return the keys of the blocks in slots, where a core in the place of a lost one finds them."""
@@ -93,10 +80,7 @@ class TierEngine(Engine):
     def wait_slots_released(self, others: set[bytes]) -> None:
         """Wait until slots hold no block but `others`: without a host tier the core forgets a block in a slot once it
         knows that the disk has it."""
-        deadline = time.monotonic() + DEADLINE_S
-        while found := self.slot_keys() - others:
-            assert time.monotonic() < deadline, f"slots still hold {len(found)} blocks:\n{self.log()}"
-            time.sleep(0.01)
+        wait_until(lambda: self.slot_keys() <= others, lambda: f"slots still hold blocks:\n{self.log()}", DEADLINE_S)
 
     def kill_all(self) -> None:
         """Kill all processes of the engine at once."""
@@ -124,11 +108,16 @@ def calm_answers(root: Path, prompts: Sequence[list[int]]) -> list[RequestOutput
 
 def wait_parts(disks: Sequence[Path], prompts: Sequence[list[int]]) -> None:
     """Wait until the disk of each host has its part of all blocks of the prompts."""
-    num_blocks = sum(map(num_readable, prompts)) // BLOCK_SIZE
-    deadline = time.monotonic() + DEADLINE_S
-    while min(len(objects(disk)) for disk in disks) < num_blocks:
-        assert time.monotonic() < deadline, [len(objects(disk)) for disk in disks]
-        time.sleep(0.02)
+    wait_written(disks, sum(map(num_readable, prompts)) // BLOCK_SIZE)
+
+
+def wait_written(disks: Sequence[Path], num_blocks: int) -> None:
+    """Wait until each disk has so many blocks."""
+
+    def counts() -> list[int]:
+        return [len(objects(disk)) for disk in disks]
+
+    wait_until(lambda: min(counts()) >= num_blocks, lambda: f"{counts()} of {num_blocks} blocks", DEADLINE_S)
 
 
 def objects(kv: Path) -> list[Path]:
@@ -153,10 +142,7 @@ def ask(client: Client, prompts: Sequence[list[int]], params: SamplingParams = G
 
 def load(client: Client, prompts: Sequence[list[int]]) -> list[RequestOutput]:
     """Fetch all blocks of the prompts from tiers, as soon as the core knows that these are open; then run them."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (first := client.prefetch_kv(prompts[0])):
-        assert time.monotonic() < deadline, "no block is found"
-        time.sleep(0.02)
+    first = wait_until(lambda: client.prefetch_kv(prompts[0]), "no block is found", DEADLINE_S)
     fetched = [first, *(client.prefetch_kv(prompt) for prompt in prompts[1:])]
     assert fetched == [num_readable(prompt) for prompt in prompts]
     return ask(client, prompts)
