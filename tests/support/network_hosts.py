@@ -152,6 +152,14 @@ class Network:
         self.agents.append(agent)
         return agent
 
+    def wait_agent(self) -> Agent:
+        """Return an agent that has a rank, as soon as there is one."""
+
+        def found() -> list[Agent]:
+            return [agent for agent in self.agents if agent.is_running() and agent.rank() is not None]
+
+        return wait_until(found, "no agent has a rank", DEADLINE_S)[0]
+
     def __enter__(self) -> Self:
         return self
 

@@ -10,7 +10,8 @@ import pytest
 
 from tokenloom import Client, RequestOutput, SamplingParams
 from tokenloom.scripts.engine_process import Engine
-from tokenloom.tests.support.chaos_work import Work, difference, make_work
+from tokenloom.tests.support import chaos_work
+from tokenloom.tests.support.chaos_work import Work, make_work
 from tokenloom.tests.system.launched import LaunchedEngine
 
 EXACT = ["--dtype", "float32", "--max-num-batched-tokens", "64", "--max-num-seqs", "24"]
@@ -20,7 +21,8 @@ PROMPT = "The capital of Peru is"
 
 @pytest.fixture(scope="module")
 def work() -> list[Work]:
-    return make_work(random.Random(3))
+    """Requests of many kinds, and last a long one."""
+    return [*make_work(random.Random(3))[::2], Work("long", PROMPT, LONG)]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory, work: list[Work]) -> list[Req
 
 
 def calm_answers(folder: Path, work: list[Work]) -> list[RequestOutput]:
-    """Return the answers of one process, and last the long one."""
+    """Return the answers of one process."""
     with LaunchedEngine(folder, *EXACT) as engine:
         engine.wait_ready()
         found = answers(engine.address, work)
@@ -39,8 +41,7 @@ def calm_answers(folder: Path, work: list[Work]) -> list[RequestOutput]:
 
 def answers(address: str, work: list[Work]) -> list[RequestOutput]:
     with Client(address, reconnect_timeout_s=120) as client:
-        params = [*(each.params for each in work), LONG]
-        return client.generate([*(each.form for each in work), PROMPT], params, use_tqdm=False)
+        return chaos_work.answers(client, work)
 
 
 def long_text(address: str, fault: Callable[[], None]) -> str:
@@ -52,12 +53,6 @@ def long_text(address: str, fault: Callable[[], None]) -> str:
             if len(pieces) == 20:
                 fault()
     return "".join(pieces)
-
-
-def check_equal(work: list[Work], calm: list[RequestOutput], found: list[RequestOutput]) -> None:
-    names = [*(each.kind for each in work), "long"]
-    pairs = zip(names, calm, found, strict=True)
-    assert not [(name, what) for name, one, other in pairs if (what := difference(one, other))]
 
 
 def is_ready(engine: Engine) -> bool:

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,9 +15,10 @@ import pytest
 from tokenloom import Client, RequestOutput, SamplingParams
 from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.messages.base import LEASE_S
-from tokenloom.tests.support.chaos_work import Work
+from tokenloom.tests.support.chaos_work import Work, check_equal
 from tokenloom.tests.support.network_hosts import DEADLINE_S, Agent, Network, SpreadEngine, obstacle
-from tokenloom.tests.system.spread_work import EXACT, PROMPT, answers, calm, check_equal, is_ready, long_text, work
+from tokenloom.tests.support.waiting import Deadline, wait_until
+from tokenloom.tests.system.spread_work import EXACT, PROMPT, answers, calm, is_ready, long_text, work
 
 __all__ = ["calm", "work"]  # fixtures
 
@@ -37,7 +37,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 @pytest.fixture(scope="module")
 def engine(network: Network) -> Iterator[SpreadEngine]:
     """TP 2 over two hosts; one of the other hosts has joined. Each test leaves it so."""
-    with SpreadEngine(network, *EXACT, "--tp", "2", "--hosts", "2", "--http", "0") as engine:
+    with SpreadEngine(network, *EXACT, "--tp", "2", "--hosts", "2") as engine:
         network.join(1)
         engine.wait_ready()
         yield engine
@@ -56,26 +56,22 @@ def agent(engine: SpreadEngine, network: Network) -> Agent:
         network.heal(number)
     if not any(agent.is_running() for agent in network.agents):
         network.join(1)
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        for agent in network.agents:
-            if agent.is_running() and agent.rank() is not None:
-                return agent
-        time.sleep(0.02)
-    raise AssertionError("no agent has a rank")
+    return network.wait_agent()
 
 
 def test_two_hosts_answer_as_one_process(engine: SpreadEngine, work: list[Work], calm: list[RequestOutput]) -> None:
     assert engine.find("worker 1") is None, "the second rank runs on the head"
-    check_equal(work, calm, answers(engine.address, work))
+    check_equal(calm, answers(engine.address, work))
 
 
+@pytest.mark.nightly
 def test_a_lost_rank_changes_no_answer(engine: SpreadEngine, agent: Agent, calm: list[RequestOutput]) -> None:
     rank = agent.wait_rank()
     assert long_text(engine.address, rank.kill) == calm[-1].outputs[0].text
     assert agent.wait_rank().pid != rank.pid
 
 
+@pytest.mark.nightly
 def test_a_spare_host_takes_the_place_of_one_whose_agent_was_killed(
     engine: SpreadEngine, network: Network, agent: Agent, calm: list[RequestOutput]
 ) -> None:
@@ -99,7 +95,7 @@ def test_a_host_that_is_told_to_stop_is_lost_at_once_and_requests_wait_for_the_n
 
     def fault() -> None:
         agent.signal(signal.SIGTERM)
-        assert agent.process.wait(DEADLINE_S) == 0
+        assert agent.wait_exit() == 0
         assert not agent.alive() and not agent.files()
         engine.wait_log("requests wait for 1 more host of 2", num_waits + 1)
         assert not is_ready(engine)
@@ -120,11 +116,10 @@ def test_a_link_that_is_cut_for_a_while_changes_no_answer(
 
     def fault() -> None:
         network.cut(agent.number)
-        cut_at = time.monotonic()
-        while time.monotonic() < cut_at + seconds:
-            time.sleep(0.05)
-            if time.monotonic() > cut_at + 4.5:
-                assert not rank.is_running(), "a cut-off rank lives"
+        away = Deadline(seconds)
+        if seconds > LEASE_S:
+            wait_until(lambda: not rank.is_running(), "a cut-off rank lives", 4.5)
+        wait_until(away.has_passed, timeout_s=2 * seconds)
         network.heal(agent.number)
 
     assert long_text(engine.address, fault) == calm[-1].outputs[0].text
@@ -158,15 +153,16 @@ def test_a_stopped_process_changes_no_answer(
 ) -> None:
     process = {"rank": agent.wait_rank().pid, "agent": agent.process.pid, "head": engine.process.pid}[victim]
     joined = f"host {agent.address} has joined"
-    num_joined = engine.log().count(joined)
+    num_joined, num_lost = engine.log().count(joined), engine.log().count(f"host {agent.address} is lost")
 
     def fault() -> None:
         os.kill(process, signal.SIGSTOP)
         if victim == "rank":  # the core finds it hanging, and it is killed
             return
-        stopped_at = time.monotonic()
-        while time.monotonic() < stopped_at + 6:
-            time.sleep(0.05)
+        if victim == "agent":
+            engine.wait_log(f"host {agent.address} is lost", num_lost + 1)
+        else:
+            wait_until(Deadline(6).has_passed)
         os.kill(process, signal.SIGCONT)
         engine.wait_log(joined, num_joined + 1)
 
@@ -195,7 +191,7 @@ def test_when_the_head_is_killed_its_hosts_and_clients_go_on_with_the_next(
             engine.start_again()
 
         assert long_text(engine.address, fault) == calm[-1].outputs[0].text
-        check_equal(work, calm, answers(engine.address, work))
+        check_equal(calm, answers(engine.address, work))
         assert engine.stop() == 0
 
 
@@ -223,31 +219,22 @@ def test_a_rolling_restart_of_all_hosts_loses_and_changes_no_answer(
                 joined = f"host {agent.address} has joined"
                 num_joined = engine.log().count(joined)
                 agent.signal(signal.SIGTERM)
-                assert agent.process.wait(DEADLINE_S) == 0
+                assert agent.wait_exit() == 0
                 agent.wait_none(agent.alive)
                 network.join(agent.number)
                 engine.wait_log(joined, num_joined + 1)
-                wait_until_ready(engine)
+                wait_until(lambda: is_ready(engine), timeout_s=DEADLINE_S)
             is_over.set()
             rounds = [each for stream in streams for each in stream.result(2 * DEADLINE_S)]
         assert engine.stop() == 0
     assert rounds
     for found in rounds:
-        check_equal(work, calm, found)
+        check_equal(calm, found)
 
 
-def wait_until_ready(engine: SpreadEngine) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_ready(engine):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_a_host_with_another_key_is_refused(other_network: Network, tmp_path: Path) -> None:
+def test_a_host_with_another_key_is_refused(engine: SpreadEngine, network: Network, tmp_path: Path) -> None:
     Keys.generate().save(tmp_path / "other.key")
-    with SpreadEngine(other_network, "--tp", "2", "--hosts", "2") as engine:
-        engine.wait_log("hosts join with")
-        agent = other_network.join(1, key_file=tmp_path / "other.key")
-        assert agent.process.wait(DEADLINE_S) == 2
-        assert "other keys than --key-file" in agent.log()
-        assert "joined" not in engine.log()
+    agent = network.join(2, key_file=tmp_path / "other.key")
+    assert agent.wait_exit() == 2
+    assert "other keys than --key-file" in agent.log()
+    assert f"host {agent.address} has joined" not in engine.log()

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom import Client, RequestOutput
+from tokenloom import Client
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.scripts.chaos import VISION_MODEL, about_images
 from tokenloom.tests.support.adapters import write_adapters
-from tokenloom.tests.support.chaos_work import Work, difference, make_work, with_adapters, without_effect
+from tokenloom.tests.support.chaos_work import Work, answers, check_equal, make_work, with_adapters, without_effect
 from tokenloom.tests.support.network_hosts import Network, SpreadEngine, obstacle
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.system.launched import LaunchedEngine
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can"),
     pytest.mark.timeout(240),
 ]
@@ -26,22 +27,13 @@ EXACT = ["--dtype", "float32", "--max-num-batched-tokens", "64", "--max-num-seqs
 FEW_BLOCKS = ["--num-kv-blocks", "160", "--max-model-len", "1024"]  # so that requests preempt one another
 
 
-def answers(address: str, work: Sequence[Work]) -> list[RequestOutput]:
-    with Client(address) as client:
-        return client.generate(
-            [each.form for each in work],
-            [each.params for each in work],
-            use_tqdm=False,
-            lora_request=[each.lora_request for each in work],
-        )
-
-
 def check_hosts(folder: Path, work: Sequence[Work], options: Sequence[str], num_hosts: int, num_ranks: int) -> None:
     """Check that an engine over hosts answers as one process does."""
     (folder / "calm").mkdir()
     with LaunchedEngine(folder / "calm", *options) as engine:
         engine.wait_ready()
-        calm = answers(engine.address, work)
+        with Client(engine.address) as client:
+            calm = answers(client, work)
         assert engine.stop() == 0
     assert not without_effect(work, calm)
     spread = ["--tp", str(num_ranks), "--hosts", str(num_hosts)]
@@ -50,16 +42,14 @@ def check_hosts(folder: Path, work: Sequence[Work], options: Sequence[str], num_
             network.join(number)
         with SpreadEngine(network, *options, *spread) as engine:
             engine.wait_ready()
-            found = answers(engine.address, work)
+            with Client(engine.address) as client:
+                check_equal(calm, answers(client, work))
             assert engine.stop() == 0
         for agent in network.agents:
             agent.wait_none(agent.alive)
             agent.wait_none(agent.files)
-    pairs = zip(work, calm, found, strict=True)
-    assert not [(each.kind, what) for each, one, other in pairs if (what := difference(one, other))]
 
 
-@pytest.mark.nightly
 def test_adapters_on_two_hosts_answer_as_in_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     adapters = write_adapters(tmp_path / "adapters", DEMO_FOLDER, 3)
@@ -71,7 +61,6 @@ def test_adapters_on_two_hosts_answer_as_in_one_process(tmp_path: Path, monkeypa
     check_hosts(tmp_path, work, options, num_hosts=2, num_ranks=2)
 
 
-@pytest.mark.nightly
 def test_images_on_two_hosts_answer_as_in_one_process(tmp_path: Path) -> None:
     rng = random.Random(5)
     work = about_images(make_work(rng)[:6], rng)
@@ -79,7 +68,6 @@ def test_images_on_two_hosts_answer_as_in_one_process(tmp_path: Path) -> None:
     check_hosts(tmp_path, work, [*EXACT, "--model", str(model)], num_hosts=2, num_ranks=2)
 
 
-@pytest.mark.nightly
 def test_four_ranks_on_three_hosts_answer_as_one_process_with_preemption(tmp_path: Path) -> None:
     work = make_work(random.Random(6), num_sentences=20)
     check_hosts(tmp_path, [*work, *work], [*EXACT, *FEW_BLOCKS], num_hosts=3, num_ranks=4)

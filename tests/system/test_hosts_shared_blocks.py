@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from tokenloom import Client, RequestOutput
 from tokenloom.tests.core.tiers.network.redis_server import BINARY, needs_redis
 from tokenloom.tests.support.network_hosts import Network, SpreadEngine, obstacle
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.tier_engine import (
     BLOCK_SIZE,
     DEADLINE_S,
@@ -98,10 +98,12 @@ def test_an_engine_finds_in_redis_what_another_one_over_hosts_has_computed(
             engine.wait_ready()
             engine.wait_log("KV tiers opened", 2)
             with Client(engine.address) as client:
-                deadline = time.monotonic() + DEADLINE_S
-                while num_objects() < 2 * NUM_BLOCKS:  # blocks are stored when they are seen again
-                    assert time.monotonic() < deadline, f"{num_objects()} of {2 * NUM_BLOCKS} objects: {engine.log()}"
+
+                def are_stored() -> bool:  # blocks are stored when they are seen again
                     check_equal(calm, ask(client, PROMPTS), EQUAL_OVER_HOSTS)
+                    return num_objects() >= 2 * NUM_BLOCKS
+
+                wait_until(are_stored, engine.log, DEADLINE_S)
             engine.processes()
             assert engine.stop() == 0 and not engine.leftovers()
         with SpreadEngine(network, *OVER_HOSTS, *remote) as engine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from tokenloom import Client, RequestOutput
 from tokenloom.tests.support.network_hosts import Agent, Network, SpreadEngine, obstacle
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.tier_engine import (
     DEADLINE_S,
     EQUAL_OVER_HOSTS,
@@ -27,6 +27,7 @@ from tokenloom.tests.system.tier_engine import (
 )
 
 pytestmark = [
+    pytest.mark.nightly,
     pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can"),
     pytest.mark.timeout(240),
 ]
@@ -64,11 +65,7 @@ def engine(network: Network) -> Iterator[SpreadEngine]:
 @pytest.fixture
 def agent(engine: SpreadEngine, network: Network) -> Agent:
     """The agent that has a rank."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := [each for each in network.agents if each.is_running() and each.rank() is not None]):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found[0]
+    return network.wait_agent()
 
 
 def test_evicted_blocks_come_back_from_the_slots_of_both_hosts(engine: SpreadEngine, calm: list[RequestOutput]) -> None:
@@ -107,17 +104,13 @@ def test_a_host_that_comes_back_has_its_part_of_the_blocks_on_its_own_disk(
     again = network.join(agent.number)
     engine.wait_log("KV tiers opened", num_opened + 2)
     again.wait_rank()
-    deadline = time.monotonic() + DEADLINE_S
     with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
-        while not client.health().is_ready:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: client.health().is_ready, timeout_s=DEADLINE_S)
         outputs = load(client, PROMPTS)
     check_equal(calm, outputs, EQUAL_OVER_HOSTS)
     assert num_loaded(outputs, "disk") == sum(map(num_readable, PROMPTS))
 
 
-@pytest.mark.nightly
 def test_a_replica_on_another_host_has_its_tiers_there(tmp_path: Path, calm: list[RequestOutput]) -> None:
     options = ["--dp", "2", "--hosts", "2", "--max-model-len", "600", "--dtype", "float32", "--num-kv-blocks", "41"]
     with Network(tmp_path, 2) as network:

@@ -12,16 +12,16 @@ from collections.abc import Iterator
 import pytest
 
 from tokenloom import Client, RequestOutput
-from tokenloom.tests.support.chaos_work import Work
+from tokenloom.tests.support.chaos_work import Work, check_equal
 from tokenloom.tests.support.network_hosts import DEADLINE_S
 from tokenloom.tests.support.ray_network import RayEngine, RayNetwork, obstacle
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.spread_work import (
     EXACT,
     LONG,
     PROMPT,
     answers,
     calm,
-    check_equal,
     is_ready,
     long_text,
     work,
@@ -37,18 +37,12 @@ pytestmark = [
 TITLE = "tokenloom host"
 DETECTION_S = 100.0  # Ray's own, by default: 62.6 s measured
 WATCH = """
-import sys, time, ray
+import sys, threading, ray
 ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False)
 print("watches", flush=True)
 while any(node["Alive"] for node in ray.nodes() if node["NodeManagerAddress"] == sys.argv[2]):
-    time.sleep(0.05)
+    threading.Event().wait(0.05)
 print("dead", flush=True)
-"""
-WAIT_NODES = """
-import sys, time, ray
-ray.init(sys.argv[1], logging_level="ERROR", log_to_driver=False)
-while len({node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}) < 3:
-    time.sleep(0.1)
 """
 
 
@@ -77,14 +71,13 @@ def host(engine: RayEngine, network: RayNetwork) -> int:
         if not network.processes(number, "raylet"):
             network.end_node(number)
             network.start_node(number)
-    network.run_program(WAIT_NODES)
-    deadline = time.monotonic() + DEADLINE_S
-    while time.monotonic() < deadline:
-        found = [number for number in (1, 2) if network.processes(number, "tokenloom worker 1")]
-        if len(found) == 1 and is_ready(engine):
-            return found[0]
-        time.sleep(0.05)
-    raise AssertionError("no host has a rank")
+    network.wait_nodes(0, 1, 2)
+
+    def found() -> list[int]:
+        hosts = [number for number in (1, 2) if network.processes(number, "tokenloom worker 1")]
+        return hosts if len(hosts) == 1 and is_ready(engine) else []
+
+    return wait_until(found, "no host has a rank", DEADLINE_S)[0]
 
 
 @pytest.mark.parametrize("victim", ["tokenloom worker 1", TITLE, "ray::AgentActor"])
@@ -172,7 +165,7 @@ def test_a_link_that_heals_gives_the_place_back_if_there_is_no_other_node(
         network.heal(host)
 
     assert long_text(engine.address, fault) == calm[-1].outputs[0].text
-    check_equal(work, calm, answers(engine.address, work))
+    check_equal(calm, answers(engine.address, work))
 
 
 def test_an_engine_of_one_host_reserves_its_cpus_in_ray(
@@ -180,7 +173,7 @@ def test_an_engine_of_one_host_reserves_its_cpus_in_ray(
 ) -> None:
     with RayEngine(network, *EXACT) as other:
         other.wait_ready()
-        check_equal(work, calm, answers(other.address, work))
+        check_equal(calm, answers(other.address, work))
         with RayEngine(network, "--start-timeout-s", "10") as third:
             assert "Ray has not placed hosts with CPU 1," in third.refusal()
         launcher = other.child("launcher")
@@ -214,7 +207,7 @@ def test_ranks_outlive_the_head_of_the_cluster_and_the_next_cluster_places_them_
     for name in ("raylet", "gcs_server"):
         for process in network.processes(0, name):
             process.kill()
-    check_equal(work, calm, answers(engine.address, work))
+    check_equal(calm, answers(engine.address, work))
     assert rank.is_running() and launcher.is_running(), "Ray has noticed it before"
     assert long_text(engine.address, network.restart_ray) == calm[-1].outputs[0].text
     assert engine.child("launcher").pid != launcher.pid

@@ -7,12 +7,16 @@ from collections.abc import Iterator
 import pytest
 
 from tokenloom import RequestOutput
-from tokenloom.tests.support.chaos_work import Work
+from tokenloom.tests.support.chaos_work import Work, check_equal
 from tokenloom.tests.support.network_hosts import Agent, Network, SpreadEngine, obstacle
-from tokenloom.tests.system.spread_work import EXACT, answers, calm, check_equal, is_ready, long_text, work
+from tokenloom.tests.system.spread_work import EXACT, answers, calm, is_ready, long_text, work
 
 __all__ = ["calm", "work"]  # fixtures
-pytestmark = [pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can"), pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(bool(obstacle()), reason=obstacle() or "they can"),
+    pytest.mark.timeout(240),
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +46,7 @@ def test_replicas_of_two_hosts_answer_as_one_process(
     assert engine.find("worker 0") is not None and engine.find("worker 0 of replica 1") is None
     rank = agent.wait_rank()
     before_s = sum(rank.cpu_times()[:2])
-    check_equal(work, calm, answers(engine.address, work))
+    check_equal(calm, answers(engine.address, work))
     assert sum(rank.cpu_times()[:2]) - before_s > 0.1, "the replica on the other host had no work"
 
 
@@ -52,14 +56,14 @@ def test_requests_go_on_at_once_while_the_host_of_a_replica_is_lost(
     agent.wait_rank()
     assert long_text(engine.address, agent.end) == calm[-1].outputs[0].text
     engine.wait_log("replicas [1] wait for 1 more host of 2")
-    check_equal(work, calm, answers(engine.address, work))
+    check_equal(calm, answers(engine.address, work))
     assert is_ready(engine)
     engine.child("worker 0").kill()
     engine.wait_log("supervisor: worker 0 is back")
-    check_equal(work, calm, answers(engine.address, work))
+    check_equal(calm, answers(engine.address, work))
     other = network.join(1)
     engine.wait_log("worker 0 of replica 1 is back")
     rank = other.wait_rank()
     before_s = sum(rank.cpu_times()[:2])
-    check_equal(work, calm, answers(engine.address, work))
+    check_equal(calm, answers(engine.address, work))
     assert sum(rank.cpu_times()[:2]) - before_s > 0.1, "the replica that is back had no work"

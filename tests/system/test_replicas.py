@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -34,6 +35,7 @@ from tokenloom.tests.system.fleet import wait_running
 from tokenloom.tests.system.launched import LaunchedEngine, lost, reconnecting, serve
 
 DEADLINE_S = 60.0
+LIMITS = ["--step-timeout-s", "1", "--hang-timeout-s", "2", "--drain-timeout-s", "0.5"]
 PROCESSES = ["core", "core of replica 1", "worker 0", "worker 0 of replica 1"]
 KILLER = "tokenloom.tests.system.test_replicas:end_the_worker"
 
@@ -71,10 +73,7 @@ def calm(options: list[str], work: list[Work], tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module")
 def engine(options: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """An engine with two replicas, which may meet requests that kill."""
-    limits = ["--step-timeout-s", "1", "--hang-timeout-s", "2", "--drain-timeout-s", "0.5"]
-    more = [*limits, "--data-parallel-size", "2", "--allowed-logits-processors", KILLER]
-    yield from serve(LaunchedEngine(tmp_path_factory.mktemp("two"), *options, *more))
+    yield from serve(LaunchedEngine(tmp_path_factory.mktemp("two"), *options, *LIMITS, "--data-parallel-size", "2"))
 
 
 @pytest.fixture
@@ -247,11 +246,16 @@ def check_poison(
     assert client.health().num_restarts - before <= 3
 
 
+@pytest.mark.nightly
 def test_a_request_that_ends_workers_is_given_up_after_three_losses_and_others_complete(
-    client: Client, work: list[Work], calm: list[RequestOutput]
+    options: list[str], tmp_path: Path, work: list[Work], calm: list[RequestOutput]
 ) -> None:
     poison = SamplingParams(max_tokens=5, logits_processors=[KILLER])
-    check_poison(client, work, calm, "The capital of France is", poison, "3 times and was given up; last: worker 0")
+    more = ["--dp", "3", "--allowed-logits-processors", KILLER]
+    for engine in serve(LaunchedEngine(tmp_path, *options, *LIMITS, *more)):
+        with reconnecting(engine) as client:
+            message = "3 times and was given up; last: worker 0"
+            check_poison(client, work, calm, "The capital of France is", poison, message)
 
 
 @pytest.mark.parametrize("point", ["core.add", *at_night("core.admit")])
