@@ -44,15 +44,13 @@ def answers(address: str, work: list[Work]) -> list[RequestOutput]:
         return chaos_work.answers(client, work)
 
 
-def long_text(address: str, fault: Callable[[], None]) -> str:
-    """Return the text of the long answer, during which `fault` strikes."""
-    pieces: list[str] = []
-    with Client(address, reconnect_timeout_s=120) as client:
-        for piece in client.stream(PROMPT, LONG):
-            pieces.append(piece)
-            if len(pieces) == 20:
-                fault()
-    return "".join(pieces)
+def check_long(engine: Engine, calm: list[RequestOutput], fault: Callable[[], None]) -> None:
+    """Check the text of the long answer, during which `fault` strikes."""
+    with Client(engine.address, reconnect_timeout_s=120) as client:
+        pieces = client.stream(PROMPT, LONG)
+        text = "".join(next(pieces) for _ in range(20))
+        fault()
+        assert text + "".join(pieces) == calm[-1].outputs[0].text
 
 
 def is_ready(engine: Engine) -> bool:

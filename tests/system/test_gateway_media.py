@@ -20,6 +20,7 @@ from tokenloom.tests.support.chaos_work import check_equal, make_work
 from tokenloom.tests.support.today import at_night
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.system.fleet import DEADLINE_S, Fleet, free_port, wait_running
+from tokenloom.tests.system.launched import reconnecting
 from tokenloom.tests.system.test_audio import samples, wav
 
 AUDIO_MODEL = "qwen2_audio"
@@ -73,12 +74,11 @@ def calm(fleet: Fleet, kind: Kind) -> list[RequestOutput]:
         return [future.result(timeout=DEADLINE_S) for future in kind.submit(client, 1)]
 
 
-@pytest.mark.timeout(150)
 def test_media_of_a_gateway_reach_an_engine_also_after_it_has_dropped_them(
     fleet: Fleet, kind: Kind, calm: list[RequestOutput]
 ) -> None:
     found = []
-    with Client(fleet.gateway.address, reconnect_timeout_s=DEADLINE_S) as client:
+    with reconnecting(fleet.gateway) as client:
         for _ in range(2):
             check_equal(calm, kind.submit(client, 1))
             found.append(fleet.blobs(1, "media"))
@@ -87,11 +87,10 @@ def test_media_of_a_gateway_reach_an_engine_also_after_it_has_dropped_them(
     assert all(found), "it has no other way to the media"
 
 
-@pytest.mark.timeout(150)
 def test_an_engine_that_is_killed_changes_no_answer_about_media(
     fleet: Fleet, kind: Kind, calm: list[RequestOutput]
 ) -> None:
-    with Client(fleet.gateway.address, reconnect_timeout_s=DEADLINE_S) as client:
+    with reconnecting(fleet.gateway) as client:
         futures = kind.submit(client, TIMES)
         wait_running(client, 5)
         assert not all(future.done() for future in futures), "all have ended before the loss"

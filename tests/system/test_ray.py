@@ -11,7 +11,7 @@ from tokenloom import RequestOutput
 from tokenloom.ipc.messages.base import LEASE_S
 from tokenloom.tests.support.chaos_work import Work, check_equal
 from tokenloom.tests.support.ray_network import RayEngine, RayNetwork, obstacle
-from tokenloom.tests.system.spread_work import EXACT, answers, calm_answers, long_text, work
+from tokenloom.tests.system.spread_work import EXACT, answers, calm_answers, check_long, work
 
 __all__ = ["work"]  # a fixture
 
@@ -78,7 +78,7 @@ def test_a_killed_agent_is_reported_by_ray_and_placed_again(
 ) -> None:
     for _ in range(3):  # on a busy machine Ray's report may come after the end of the lease
         agent = network.wait_process(1, "tokenloom host")
-        assert long_text(engine.address, agent.kill) == calm[-1].outputs[0].text
+        check_long(engine, calm, agent.kill)
         *_, reason = re.findall(r"host 10\.44\.0\.2 is lost: (.*)", engine.log())
         assert network.wait_process(1, "tokenloom host").pid != agent.pid
         if reason == "its agent was killed by SIGKILL":
@@ -86,7 +86,6 @@ def test_a_killed_agent_is_reported_by_ray_and_placed_again(
     raise AssertionError(f"Ray has never reported the end of an agent within {LEASE_S} s: {engine.log()}")
 
 
-@pytest.mark.nightly
 def test_gpus_are_those_that_ray_assigns_whether_it_sets_the_variable_or_not(
     engine: RayEngine, network: RayNetwork
 ) -> None:
@@ -94,7 +93,6 @@ def test_gpus_are_those_that_ray_assigns_whether_it_sets_the_variable_or_not(
     assert sorted(found) == ["10.44.0.1=0,1", "10.44.0.2=0,1"]
 
 
-@pytest.mark.nightly
 def test_an_impossible_placement_ends_the_start_with_what_is_asked_and_free(
     engine: RayEngine, network: RayNetwork
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tokenloom import RequestOutput
 from tokenloom.tests.support.chaos_work import Work, check_equal
 from tokenloom.tests.support.network_hosts import Agent, Network, SpreadEngine, obstacle
-from tokenloom.tests.system.spread_work import EXACT, answers, calm, is_ready, long_text, work
+from tokenloom.tests.system.spread_work import EXACT, answers, calm, check_long, is_ready, work
 
 __all__ = ["calm", "work"]  # fixtures
 pytestmark = [
@@ -54,7 +54,7 @@ def test_requests_go_on_at_once_while_the_host_of_a_replica_is_lost(
     engine: SpreadEngine, network: Network, agent: Agent, work: list[Work], calm: list[RequestOutput]
 ) -> None:
     agent.wait_rank()
-    assert long_text(engine.address, agent.end) == calm[-1].outputs[0].text
+    check_long(engine, calm, agent.end)
     engine.wait_log("replicas [1] wait for 1 more host of 2")
     check_equal(calm, answers(engine.address, work))
     assert is_ready(engine)

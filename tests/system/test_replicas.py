@@ -95,30 +95,25 @@ def test_two_replicas_answer_as_one_and_share_the_work(
     wait_until(lambda: client.health().num_free_blocks == 2 * 255, client.health)
 
 
-def check_loss(
-    engine: Engine,
-    client: Client,
-    work: list[Work],
-    calm: list[RequestOutput],
-    name: str,
-    number: signal.Signals,
-    num_steps: int,
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("core of replica 1", signal.SIGKILL),
+        ("worker 0", signal.SIGKILL),
+        *at_night(("core", signal.SIGKILL), ("worker 0 of replica 1", signal.SIGKILL)),
+        *at_night(*((name, signal.SIGSTOP) for name in PROCESSES)),
+    ],
+)
+def test_a_lost_process_of_a_replica_changes_no_answer(
+    engine: Engine, client: Client, work: list[Work], calm: list[RequestOutput], name: str, number: signal.Signals
 ) -> None:
-    """Signal a process once the engine has done so many steps for the work."""
     futures = submit(client, work)
-    wait_running(client, num_steps)
+    wait_running(client, 20)
     with lost(engine, name, number):
         check_equal(calm, futures)
         if number == signal.SIGSTOP:  # a stopped worker whose replica was idle is noticed by its next step
             check_equal(calm, answers(client, work))
     check_equal(calm, answers(client, work))
-
-
-@pytest.mark.parametrize("name", ["core of replica 1", "worker 0"])
-def test_a_killed_process_of_a_replica_changes_no_answer(
-    engine: Engine, client: Client, work: list[Work], calm: list[RequestOutput], name: str
-) -> None:
-    check_loss(engine, client, work, calm, name, signal.SIGKILL, 20)
 
 
 def test_orders_are_carried_out_by_all_replicas_and_hold_for_the_workers_that_replace_lost_ones(
@@ -179,18 +174,6 @@ def test_a_process_lost_during_a_rolling_restart_changes_no_answer(
             restart.result(DEADLINE_S)
         check_equal(calm, futures)
         assert not set(before) & set(pids(engine))
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("name", PROCESSES)
-def test_every_process_may_be_lost_at_any_point(
-    engine: Engine, client: Client, work: list[Work], calm: list[RequestOutput], name: str, number: signal.Signals
-) -> None:
-    rng = random.Random(f"{name} {number}")
-    for _ in range(4):
-        check_loss(engine, client, work, calm, name, number, rng.randrange(1, 150))
 
 
 def of_grammars(engine: Engine, role: str) -> list[psutil.Process]:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tokenloom import Client
+from tokenloom.tests.support.today import at_night
+from tokenloom.tests.system.launched import lost, reconnecting
 from tokenloom.tests.system.tier_engine import (
-    DEADLINE_S,
     TierEngine,
     ask,
     check_equal,
@@ -33,16 +34,16 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TierEngine]:
         engine.end()
 
 
-@pytest.mark.parametrize("role", ["worker 0", "core", "frontend", "tier"])
+@pytest.mark.parametrize("role", ["core", *at_night("worker 0", "frontend", "tier")])
 def test_blocks_on_the_disk_outlive_every_process(engine: TierEngine, role: str) -> None:
     prompts, is_opened_again = new_prompts(1, 500, seed=sum(role.encode())), role in ("core", "tier")
-    with Client(engine.address, reconnect_timeout_s=DEADLINE_S) as client:
+    with reconnecting(engine) as client:
         held = engine.slot_keys()
         calm = compute(engine, client, prompts)
         engine.wait_slots_released(held)
         num_opened = engine.log().count("blocks of this model")
-        engine.child(role).kill()
-        engine.wait_log(f"{role} is back")
+        with lost(engine, role):
+            pass
         if is_opened_again:
             engine.wait_log("blocks of this model", num_opened + 1)
         engine.teach(client)
