@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -64,12 +65,13 @@ def reconnecting(engine: Engine, place: int = 0) -> Client:
 
 @contextlib.contextmanager
 def lost(engine: Engine, name: str, number: signal.Signals = signal.SIGKILL) -> Iterator[None]:
-    """Signal a process, so that it is lost; at the end of the `with`, wait until another one is ready in its place."""
-    text = f" supervisor: {name} is back\n"
-    count = engine.log().count(text)
+    """Signal a process, so that it is lost; at the end of the `with`, wait until another one is ready in its place, and
+    all ranks of its group if it is one."""
+    is_back = re.compile(" supervisor: {} is back\n".format(re.sub(r"^worker \d+", r"worker \\d+", name)))
+    count = len(is_back.findall(engine.log()))
     os.kill(engine.child(name).pid, number)
     yield
-    engine.wait_log(text, count + 1)
+    wait_until(lambda: len(is_back.findall(engine.log())) > count, engine.log, RECOVERY_S)
 
 
 def wait_health(client: Client, num_restarts: int) -> Health:
