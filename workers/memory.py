@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from ..ipc.errors import ConfigError
-from ..ipc.process.machine_memory import available_bytes, gib
+from ..ipc.process.machine_memory import gib
 
 CPU_SHARE = 0.5  # of the available memory, for all local ranks together
 CPU_MAX_BYTES = 4 << 30  # for all local ranks together, unless one request of max_model_len needs more
@@ -75,10 +75,10 @@ def check_adapters(num_bytes: int, free_bytes: int, num_slots: int, rank: int) -
         )
 
 
-def fit_on_cpu(limits: KVCacheLimits, local_ranks: int, reserved_bytes: int = 0) -> int:
-    """Return how many blocks each of `local_ranks` worker processes on this machine allocates; ConfigError as `fit`.
-    reserved_bytes: free memory that something else will take."""
-    available = max(available_bytes() - reserved_bytes, 0)
+def fit_on_cpu(limits: KVCacheLimits, free_bytes: int, local_ranks: int) -> int:
+    """Return how many blocks each of `local_ranks` worker processes on this machine allocates, which has `free_bytes`
+    that nothing else will take; ConfigError as `fit`."""
+    available = max(free_bytes, 0)
     return limits.fit(available // local_ranks, int(min(CPU_MAX_BYTES, available * CPU_SHARE)) // local_ranks)
 
 

@@ -95,6 +95,7 @@ class ModelRunner:
         copies: KVCopies | None = None,
         adapters: AdapterLoader | None = None,
         media: MediaRunner | None = None,
+        logits_bytes: int = LOGITS_BYTES,
     ) -> None:
         """`device_runner` runs the steps that sample without the host. `trace(n)` surrounds the start of step n.
         `copies` moves KV blocks to and from the arena, if there is one. `adapters` fills slots, `media` encodes."""
@@ -102,7 +103,7 @@ class ModelRunner:
         self._device_runner = device_runner
         self._started: deque[_StartedStep] = deque()
         self._last_finish = 0.0
-        self._vocab_size = vocab_size  # bounds the memory of a chunk of a prompt's logits
+        self._vocab_size, self._logits_bytes = vocab_size, logits_bytes  # bound a chunk of a prompt's logits
         self._batch, self._kv_cache, self._group = batch, kv_cache, group
         self._drawer = TokenDrawer(sampler or Sampler(), kv_cache.device)
         self._trace, self._copies = trace, copies
@@ -365,7 +366,7 @@ class ModelRunner:
 
     def _score_prompt(self, hidden: Tensor, span: PromptSpan) -> Iterator[RowLogprobs]:
         """Yield logprobs of a prompt's tokens in chunks of bounded memory. Every rank computes; rank 0 yields."""
-        num_rows = max(1, LOGITS_BYTES // (4 * self._vocab_size))
+        num_rows = max(1, self._logits_bytes // (4 * self._vocab_size))
         for start in range(0, len(span.token_ids), num_rows):
             token_ids = span.token_ids[start : start + num_rows].astype(np.int64)
             first = span.first_token + start

@@ -69,8 +69,16 @@ AHEAD_BYTES = 256 << 20  # of the pool, taken beyond the highest block that was 
 class Worker:
     """Rank `rank` of worker group `generation`. All ranks of a group must get the same calls in the same order."""
 
-    def __init__(self, spec: EngineSpec, rank: int, generation: int) -> None:
-        self._spec = spec
+    def __init__(
+        self,
+        spec: EngineSpec,
+        rank: int,
+        generation: int,
+        ahead_bytes: int = AHEAD_BYTES,
+        available: Callable[[], int] = available_bytes,
+    ) -> None:
+        """available: returns the free memory of the machine in bytes."""
+        self._spec, self._ahead_bytes, self._available = spec, ahead_bytes, available
         self._rank, self._size = rank, spec.config.tensor_parallel_size
         self._local_ranks = [each.tp for each in spec.ranks_on(spec.host_of(Rank(0, rank)))]
         self._num_local_workers = len(spec.local_workers(Rank(0, rank)))
@@ -152,9 +160,10 @@ class Worker:
         taken = self._model.state_bytes * self._spec.config.max_num_seqs + self._adapter_bytes + for_media
         if self._device.type == "cpu":
             config = self._spec.config
-            free_bytes = available_bytes() // self._num_local_workers
+            available = self._available()
+            free_bytes = available // self._num_local_workers
             check_adapters(self._adapter_bytes, free_bytes, config.max_loras, config.max_lora_rank)
-            max_blocks = fit_on_cpu(limits, self._num_local_workers, taken * self._num_local_workers)
+            max_blocks = fit_on_cpu(limits, available - taken * self._num_local_workers, self._num_local_workers)
         else:
             utilization = self._spec.config.gpu_memory_utilization
             taken += self._measure_activations(self._model)
@@ -165,7 +174,7 @@ class Worker:
             device=device_check.describe_device(self._device),
             kernels=self._kernels,
             has_exact_drafts=self._has_exact_drafts,
-            free_bytes=available_bytes() * len(self._local_ranks) // self._num_local_workers,
+            free_bytes=self._available() * len(self._local_ranks) // self._num_local_workers,
         )
 
     def initialize(self, num_blocks: int, arena: Arena | None = None) -> None:
@@ -193,7 +202,7 @@ class Worker:
         if self._pool_pages is not None and self._kv_cache is not None and self.runner is not None:
             block_bytes = self._kv_cache.stride(0) * self._kv_cache.itemsize
             loaded_bytes = 0 if self._arena is None else self._spec.max_blocks_per_row * block_bytes
-            self._pool_pages.want((self.runner.highest_block + 1) * block_bytes + max(AHEAD_BYTES, loaded_bytes))
+            self._pool_pages.want((self.runner.highest_block + 1) * block_bytes + max(self._ahead_bytes, loaded_bytes))
         return self._page_supply
 
     def _make_runner(self, model: Model, kv_cache: Tensor) -> ModelRunner:

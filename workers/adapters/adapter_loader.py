@@ -52,7 +52,13 @@ class AdapterLoader:
     """Owns the thread, the orders without a reply, and the contents of the slots. `fd` is readable when `take` may have
     a reply."""
 
-    def __init__(self, rank: Rank, num_slots: int, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        num_slots: int,
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._rank = rank
         self._num_slots = num_slots
@@ -65,7 +71,7 @@ class AdapterLoader:
         self._monotonic = monotonic
         self._is_stepping, self._stepped_at = False, -LULL_S
         self._num_waiting = 1  # as the last order has it
-        self._pacer = Pacer(lambda: self.is_beside_steps, lambda: self._num_waiting)
+        self._pacer = Pacer(lambda: self.is_beside_steps, lambda: self._num_waiting, sleep=sleep)
 
     @property
     def contents(self) -> list[SlotContent]:

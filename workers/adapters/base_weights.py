@@ -26,9 +26,9 @@ PIECE_BYTES = 16 << 20  # of rows in float32
 class BaseWeights:
     """A checkpoint that is opened when it is first needed; used as a context manager."""
 
-    def __init__(self, open_checkpoint: Callable[[], Checkpoint]) -> None:
+    def __init__(self, open_checkpoint: Callable[[], Checkpoint], piece_bytes: int = PIECE_BYTES) -> None:
         """The checkpoint must be on the CPU, in the model's dtype and with its quantization."""
-        self._open = open_checkpoint
+        self._open, self._piece_bytes = open_checkpoint, piece_bytes
 
     def __enter__(self) -> BaseWeights:
         return self
@@ -45,7 +45,7 @@ class BaseWeights:
         """Compute the length of each row of W + b @ a, for the part's outputs: [n] float32. a: [rank, in] of all
         inputs; b: [n, rank]."""
         lengths = torch.empty(len(b))
-        for places in _pieces(len(b), part.weight.shape[1]):
+        for places in self._pieces(len(b), part.weight.shape[1]):
             rows = self._rows(part, part.outputs[places.start : places.stop])
             rows += b[places.start : places.stop] @ a
             lengths[places.start : places.stop] = torch.linalg.vector_norm(rows, dim=1)
@@ -57,12 +57,17 @@ class BaseWeights:
         checkpoint = self._checkpoint
         if isinstance(checkpoint, DummyCheckpoint):
             return True
-        for places in _pieces(min(ids.stop, len(matrix)) - ids.start, matrix.shape[1]):
+        for places in self._pieces(min(ids.stop, len(matrix)) - ids.start, matrix.shape[1]):
             rows = ids[places.start : places.stop]
             stored = checkpoint.load(replace(part.weight, axis=0, shard=rows), dtype=torch.float32)
             if not torch.equal(stored.to(matrix.dtype), matrix[rows.start : rows.stop]):
                 return False
         return True
+
+    def _pieces(self, num_rows: int, width: int) -> Iterator[range]:
+        step = max(1, self._piece_bytes // (4 * width))
+        for start in range(0, num_rows, step):
+            yield range(start, min(start + step, num_rows))
 
     def _rows(self, part: AdaptedPart, outputs: Outputs) -> Tensor:
         """Read rows of the part's matrix in float32."""
@@ -78,10 +83,3 @@ class BaseWeights:
 def rows_of(matrix: Tensor, outputs: Outputs) -> Tensor:
     """Return these rows, as a view if they are consecutive."""
     return matrix[outputs.start : outputs.stop] if isinstance(outputs, range) else matrix[outputs]
-
-
-def _pieces(num_rows: int, width: int) -> Iterator[range]:
-    """Cut rows into pieces of at most PIECE_BYTES."""
-    step = max(1, PIECE_BYTES // (4 * width))
-    for start in range(0, num_rows, step):
-        yield range(start, min(start + step, num_rows))

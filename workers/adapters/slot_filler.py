@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ...ipc.adapters.adapter_file import AdapterReader
@@ -18,7 +19,7 @@ from ..weights.adapted_layers import Adaptable, AdaptedLayers
 from ..weights.checkpoint import Checkpoint
 from .adapter_folders import AdapterFolders, StoredAdapters
 from .adapter_weights import AdapterWeights
-from .base_weights import BaseWeights
+from .base_weights import PIECE_BYTES, BaseWeights
 from .tensor_buffer import TensorBuffer
 
 
@@ -44,12 +45,13 @@ class SlotFiller:
         config: EngineConfig,
         open_base: Callable[[], Checkpoint],
         folders: AdapterFolders | None = None,
+        piece_bytes: int = PIECE_BYTES,
     ) -> None:
-        """open_base: as of BaseWeights. folders: where the adapters are; default: in the engine's store."""
+        """folders: where the adapters are; default: in the engine's store. The other arguments are of BaseWeights."""
         self._folders = folders or StoredAdapters()
         self.adapted = adapted
         self._reader = AdapterReader(model, max_rank=config.max_lora_rank, target_modules=config.lora_target_modules)
-        self._open_base = open_base
+        self._open_base = partial(BaseWeights, open_base, piece_bytes)
         self._checked: set[bytes] = set()
         self._buffer = TensorBuffer()
 
@@ -64,7 +66,7 @@ class SlotFiller:
         if is_new and adapter_digest(folder, pause, self._buffer.pages) != order.digest:
             raise RequestError(f"{folder} has changed since it was stored: load the adapter again from its own folder")
         file = self._reader.read(folder, pause)
-        weights = AdapterWeights(file, base := BaseWeights(self._open_base), self._buffer, is_direct=is_new)
+        weights = AdapterWeights(file, base := self._open_base(), self._buffer, is_direct=is_new)
         with base, weights:
             if is_new:
                 for layer in self.adapted.linears:

@@ -32,9 +32,10 @@ class _Held(NamedTuple):
 
 
 class TensorBuffer:
-    """Owns the memory: WINDOW_BYTES, or as much as the largest read took, but at most MAX_KEPT_BYTES."""
+    """Owns the memory: WINDOW_BYTES, or as much as the largest read took, but at most `max_kept_bytes`."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
+        self._max_kept_bytes = max_kept_bytes
         self.pages = new_pages(WINDOW_BYTES)  # for other uses until `open`
         self._file: PageFile
         self._shown = ""
@@ -57,7 +58,7 @@ class TensorBuffer:
             runs = [range(runs[0].start, runs[0].start + WINDOW_BYTES)]  # the next layers, too
         num_bytes = sum(map(len, runs))
         pages = self.pages if num_bytes <= len(self.pages) else new_pages(num_bytes)
-        if len(pages) <= MAX_KEPT_BYTES:
+        if len(pages) <= self._max_kept_bytes:
             self.pages = pages
         self._content, self._held, address = torch.frombuffer(pages, dtype=torch.uint8), [], 0
         for run in runs:
