@@ -32,7 +32,7 @@ from ..quantized import Weight
 from ..reference import PlainLinear, ReferenceOps
 from .activation import activate
 from .adapter_space import TritonAdapterSpace
-from .attention.decode import decode_attention, plan_decode
+from .attention.decode import MAX_PROGRAMS, decode_attention, plan_decode
 from .attention.heads import can_fuse_heads, qk_norm_rope_cache
 from .attention.prefill import plan_prefill, prefill_attention
 from .launch import next_power_of_2
@@ -68,9 +68,10 @@ class TritonOps(ReferenceOps):
 
     is_batch_invariant = False  # whether results do not depend on the rest of the batch
 
-    def __init__(self, architecture: int) -> None:
+    def __init__(self, architecture: int, max_programs: int = MAX_PROGRAMS) -> None:
+        """max_programs: of decode attention over items and KV heads."""
         super().__init__()
-        self._architecture = architecture
+        self._architecture, self._max_programs = architecture, max_programs
         self.kernels = f"Triton kernels, sm_{architecture}"
         self._plans: list[AttentionPlans] = []  # the newest first
         self._has_warned = False
@@ -207,7 +208,7 @@ class TritonOps(ReferenceOps):
             lengths, tables = metadata.seq_lens[:num_decode_rows], metadata.block_tables[:num_decode_rows]
             items = self._items(plans, lengths, spec.window, shape)
             rows, attended = query[:num_decode_rows], output[:num_decode_rows]
-            decode_attention(rows, kv_cache, layer, tables, lengths, items, attended, spec, shape)
+            decode_attention(rows, kv_cache, layer, tables, lengths, items, attended, spec, shape, self._max_programs)
         if num_decode_rows < len(metadata.seq_lens_host):
             prefill = prefill_shape(*key)
             tiles = self._tiles(plans, group, prefill)

@@ -206,6 +206,7 @@ def decode_attention(
     output: Tensor,
     spec: AttentionSpec,
     shape: DecodeShape,
+    max_programs: int = MAX_PROGRAMS,
 ) -> None:
     """Compute attention of query [R, H, D] (rows may be strided) over the first seq_lens[r] keys of each row r.
 
@@ -218,7 +219,7 @@ def decode_attention(
     dim_pad = next_power_of_2(head_dim)
     partials = torch.empty((num_rows, num_heads, MAX_SPLITS, head_dim), dtype=torch.float32, device=query.device)
     partial_logs = torch.empty((num_rows, num_heads, MAX_SPLITS), dtype=torch.float32, device=query.device)
-    num_programs = min(num_rows * MAX_SPLITS, max(1, MAX_PROGRAMS // num_kv_heads))
+    num_programs = min(num_rows * MAX_SPLITS, max(1, max_programs // num_kv_heads))
     decode_kernel[(num_programs, num_kv_heads)](
         query,
         *cache_arguments(kv_cache, layer),
