@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,10 +159,8 @@ FORMATS: dict[str, tuple[Writer, dict[str, object]]] = {  # writer, quantization
 
 def quantized_pair(root: Path, form: str, family: str = "llama", seed: int = 0, **fields: object) -> tuple[Path, Path]:
     """Write two checkpoints: quantized, and the same weights in float32. `fields` are those of `tiny_checkpoint`."""
-    quantized, plain = (
-        tiny_checkpoint(root / "quantized", family, **fields),
-        tiny_checkpoint(root / "plain", family, **fields),
-    )
+    plain = tiny_checkpoint(root / "plain", family, **fields)
+    quantized = shutil.copytree(plain, root / "quantized")
     writer, config = FORMATS[form]
     rng = np.random.default_rng(seed)
     floats, stored = load_file(plain / "model.safetensors"), Tensors()
@@ -182,7 +181,8 @@ def quantized_pair(root: Path, form: str, family: str = "llama", seed: int = 0, 
 
 def mxfp4_pair(root: Path, seed: int = 0, **fields: object) -> tuple[Path, Path]:
     """Write two checkpoints of gpt-oss: with experts in mxfp4, and the same weights in float32."""
-    quantized, plain = (tiny_checkpoint(root / name, "gpt_oss", **fields) for name in ("quantized", "plain"))
+    plain = tiny_checkpoint(root / "plain", "gpt_oss", **fields)
+    quantized = shutil.copytree(plain, root / "quantized")
     rng = np.random.default_rng(seed)
     floats, stored = load_file(plain / "model.safetensors"), Tensors()
     for name, tensor in floats.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,11 +26,14 @@ MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 8, 64, 4, 129
 
 
 def new_runner(
-    model: Model | None = None, group: ParallelGroup | None = None, processors: Sequence[CustomLogitsProcessor] = ()
+    model: Model | None = None,
+    group: ParallelGroup | None = None,
+    processors: Sequence[CustomLogitsProcessor] = (),
+    **options: Any,
 ) -> ModelRunner:
     batch = InputBatch(MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS, VOCAB_SIZE, processors)
     kv_cache = torch.zeros(NUM_BLOCKS, 1, 2, 1, BLOCK_SIZE, 1)
-    return ModelRunner(model or HistoryModel(), batch, kv_cache, group or ParallelGroup(), VOCAB_SIZE)
+    return ModelRunner(model or HistoryModel(), batch, kv_cache, group or ParallelGroup(), VOCAB_SIZE, **options)
 
 
 def frame(*values: int) -> bytes:

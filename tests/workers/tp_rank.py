@@ -1,8 +1,8 @@
 """One rank of a tensor-parallel run, as a process of its own: python -m tokenloom.tests.workers.tp_rank PLAN RANK
 
-PLAN is a JSON file: {"size", "store", "folders", "is_borrowed", "results", "tokens", "dies": rank or null, "device"}.
-Rank 0 writes the logits of every request to RESULTS/<index of the folder>-<request>.npy; a rank that "dies" leaves
-before the first step. All ranks share the device.
+PLAN is a JSON file: {"size", "store", "folders", "results", "tokens", "dies": rank or null, "device"}. Rank 0 writes
+the logits of every request to RESULTS/<index of the folder>-<request>.npy. A rank that "dies" leaves then, before a
+last collective. All ranks share the device.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.models.model_file import load_model_config
-from tokenloom.kernels.select import select_ops
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.workers.model_step import Model
 from tokenloom.workers.parallel import ParallelGroup
@@ -33,25 +31,21 @@ def main(plan_file: str, rank: int) -> None:
     place = (rank, plan["size"], device, LocalRendezvous(Path(plan["store"])), TIMEOUT_S)
     group = ParallelGroup.connect(*place, backend="gloo")
     check_collectives(group, device)
-    if plan["dies"] == rank:
-        os._exit(9)
     for index, folder in enumerate(plan["folders"]):
-        make = borrowed if plan["is_borrowed"] else load
-        run = PagedRun(make(Path(folder), group=group, device=device), block_size=16, device=device)
-        run.step({"a": plan["tokens"]["a"][:40]})
-        logits = run.step({"a": plan["tokens"]["a"][40:], "b": plan["tokens"]["b"]})
+        logits = second_step(load(Path(folder), group=group, device=device), plan["tokens"], device)
         for name, values in logits.items():
             np.save(Path(plan["results"]) / f"{index}-{name}.npy", values.cpu().numpy())
+    if plan["dies"] == rank:
+        os._exit(9)
+    group.all_reduce(torch.ones(1, device=device))
     group.close()
 
 
-def borrowed(folder: Path, group: ParallelGroup | None = None, device: torch.device = CPU) -> Model:
-    """Load a model on transformers' layers."""
-    from tokenloom.workers.borrowed.load import load_borrowed  # imports transformers
-
-    config = load_model_config(folder, implementation="transformers")
-    ops = select_ops(device, torch.float32)
-    return load_borrowed(folder, config, EngineConfig(), 128, torch.float32, device, ops, group)
+def second_step(model: Model, tokens: dict[str, list[int]], device: torch.device = CPU) -> dict[str, Tensor]:
+    """Return the logits of a step of the last token of request a and all of b, on rank 0."""
+    run = PagedRun(model, block_size=16, device=device)
+    run.step({"a": tokens["a"][:40]})
+    return run.step({"a": tokens["a"][40:], "b": tokens["b"]})
 
 
 def check_collectives(group: ParallelGroup, device: torch.device) -> None:

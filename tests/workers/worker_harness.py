@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -42,11 +43,13 @@ from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.ipc.process.arena import Arena, ArenaShape, new_arena
 from tokenloom.ipc.sockets import new_socket
 from tokenloom.tests.support.engine_specs import new_spec
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.workers import random_schedule
 from tokenloom.tests.workers.random_schedule import new_row
+from tokenloom.workers.process import WorkerProcess
 
 START_S = 60.0
-ANSWER_S = 20.0
+POLL_MS = 50
 GENERATION = 7
 NUM_SLOTS = 4  # of the arena
 
@@ -65,9 +68,10 @@ def make_spec(model_folder: Path, run_directory: Path, **options: int | str) -> 
 
 
 class WorkerHarness:
-    """Starts one process per rank; every wait has a deadline."""
+    """Starts a process for each rank, or with `in_thread` a thread of this process for the only rank, which serves
+    `worker` or a worker that it starts itself."""
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, *, in_thread: bool = False, worker: Any = None) -> None:
         self.spec = spec
         self.size = spec.config.tensor_parallel_size
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -83,8 +87,12 @@ class WorkerHarness:
         self.processes = list[subprocess.Popen[str]]()
         self._lifelines = list[int]()
         self._arena_fd = new_arena()
-        for rank in range(self.size):
-            self._spawn(rank)
+        self._exit_code = Future[int]()  # of the thread
+        if in_thread:
+            threading.Thread(target=self._run_rank, args=(worker,), daemon=True).start()
+        else:
+            for rank in range(self.size):
+                self._spawn(rank)
 
     def _bind(self, kind: int, address: str) -> zmq.Socket[bytes]:
         socket = new_socket(self._context, kind)
@@ -109,14 +117,22 @@ class WorkerHarness:
         self.processes.append(process)
         self._lifelines.append(write_fd)
 
+    def _run_rank(self, worker: Any) -> None:
+        process = WorkerProcess(self.spec, Rank(0, 0), GENERATION, None, [], os.dup(self._arena_fd))
+        try:
+            self._exit_code.set_result(process._serve(worker) if worker else process.run())
+        except BaseException as error:
+            self._exit_code.set_exception(error)
+        finally:
+            process.close()
+
     # ── supervisor ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def control_messages(self) -> Iterator[tuple[bytes, ChildToSupervisor]]:
-        deadline = time.monotonic() + START_S
-        while self._control.poll(int(max(deadline - time.monotonic(), 0) * 1000)):
+        while True:
+            wait_until(lambda: self._control.poll(POLL_MS), "a message of a worker", START_S)
             identity, payload = self._control.recv_multipart()
             yield identity, self._control_decoder.decode(payload)
-        raise TimeoutError(f"no message within {START_S} s; exit codes {[p.poll() for p in self.processes]}")
 
     def wait_for(self, kind: type[M]) -> M:
         """The next message of this kind from any rank."""
@@ -158,18 +174,18 @@ class WorkerHarness:
         """Begin a core_epoch, in which steps count from 1."""
         self.epoch, self.step = self.epoch + 1, 0
         self.acks.clear()
-        silent = set(self.spec.ranks)
-        deadline = time.monotonic() + ANSWER_S
-        while silent:
-            assert time.monotonic() < deadline, f"ranks {silent} did not answer the probe"
+
+        def has_all() -> bool:
             self.publish(Probe(core_epoch=self.epoch, generation=GENERATION))
-            while self._results.poll(50):
+            while self._results.poll(POLL_MS):
                 message = self._result_decoder.decode(self._results.recv())
                 if isinstance(message, ProbeAck) and message.core_epoch == self.epoch:
-                    silent.discard(message.rank)
                     self.acks[message.rank] = message
                 elif isinstance(message, SlotFilled):
                     self.fills.append(message)
+            return len(self.acks) == self.size
+
+        wait_until(has_all, "a reply to the probe from each rank")
 
     def next_step(
         self,
@@ -188,8 +204,8 @@ class WorkerHarness:
         fills."""
         if kind is SlotFilled and self.fills:
             return self.fills.pop(0)  # type: ignore[return-value]
-        deadline = time.monotonic() + ANSWER_S
-        while self._results.poll(int(max(deadline - time.monotonic(), 0) * 1000)):
+        while True:
+            wait_until(lambda: self._results.poll(POLL_MS), f"a {kind.__name__}")
             message = self._result_decoder.decode(self._results.recv())
             if isinstance(message, kind):
                 return message
@@ -197,7 +213,6 @@ class WorkerHarness:
                 self.fills.append(message)
             else:
                 assert isinstance(message, ProbeAck), f"unexpected {message}"
-        raise TimeoutError(f"no {kind.__name__} within {ANSWER_S} s")
 
     def execute(self, step: SchedulerOutput) -> list[int]:
         """Run a step and return its sampled tokens."""
@@ -231,20 +246,25 @@ class WorkerHarness:
         while self._lifelines:
             os.close(self._lifelines.pop())
 
-    def exit_codes(self, timeout_s: float = ANSWER_S) -> list[int]:
-        return [process.wait(timeout_s) for process in self.processes]
+    def exit_codes(self) -> list[int]:
+        """Wait for the end of all ranks."""
+        if not self.processes:
+            wait_until(self._exit_code.done, "the end of the worker")
+            return [self._exit_code.result()]
+        wait_until(lambda: all(process.poll() is not None for process in self.processes), "the end of the workers")
+        return [process.wait() for process in self.processes]
 
-    def stop(self) -> tuple[list[int], str]:
-        """Stop all ranks; return the exit codes and the stderr of rank 0."""
+    def stop(self) -> list[int]:
+        """Stop all ranks; return the exit codes."""
         self.tell(Stop())
-        words = self.processes[0].communicate(timeout=ANSWER_S)[1]
-        return self.exit_codes(), words
+        return self.exit_codes()
 
     def close(self) -> None:
         self.cut_lifelines()
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.communicate(timeout=ANSWER_S)
+            process.kill()
+            process.communicate()
+        if not self.processes and not self._exit_code.done():
+            self.stop()
         os.close(self._arena_fd)
         self._context.destroy(linger=0)

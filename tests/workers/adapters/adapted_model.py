@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.config.served_model import quantized_on_load
 from tokenloom.ipc.messages.adapter import FillSlot
 from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.ipc.process.pacer import Pause
 from tokenloom.kernels.select import Ops, select_ops
+from tokenloom.tests.support.waiting import WAIT_S
 from tokenloom.tests.workers.paged_run import CPU
+from tokenloom.workers.adapters.base_weights import PIECE_BYTES
 from tokenloom.workers.adapters.slot_filler import SlotFiller, adaptable
 from tokenloom.workers.models.decoder import DecoderModel, load_model
 from tokenloom.workers.parallel import ParallelGroup
@@ -29,6 +33,7 @@ def load_adaptable(
     config: EngineConfig = CONFIG,
     quantization: str | None = None,
     dtype: torch.dtype = torch.float32,
+    piece_bytes: int = PIECE_BYTES,
 ) -> tuple[DecoderModel, SlotFiller]:
     """Load a model with empty slots, and their filler."""
     model_config = load_model_config(folder)
@@ -39,8 +44,41 @@ def load_adaptable(
     model = load_model(folder, model_config, 128, dtype, CPU, ops, group or ParallelGroup(), adapters=adapters)
     assert model.adapted is not None
     open_base = partial(Checkpoint, folder, dtype, CPU, model_config.quantization)
-    return model, SlotFiller(model.adapted, model_config, config, open_base)
+    return model, SlotFiller(model.adapted, model_config, config, open_base, piece_bytes=piece_bytes)
 
 
 def fill(filler: SlotFiller, slot: int, folder: Path) -> None:
     filler.fill(FillSlot(slot=slot, digest=adapter_digest(folder), folder=str(folder)))
+
+
+class GatedFiller:
+    """In place of a SlotFiller, or before one: the next fill waits while the gate is closed, or raises an error."""
+
+    def __init__(self, filler: SlotFiller | None = None) -> None:
+        self._filler, self._gate, self._has_begun = filler, threading.Semaphore(0), threading.Semaphore(0)
+        self._is_closed, self.errors = False, list[Exception]()
+        self.num_threads = 0  # that the last fill computed with
+
+    def close(self) -> None:
+        self._is_closed = True
+
+    def wait_for_fill(self) -> None:
+        """Wait until a fill stands before the gate."""
+        assert self._has_begun.acquire(timeout=WAIT_S * 10)
+
+    def open(self) -> None:
+        self._is_closed = False
+        self._gate.release()
+
+    def fill(self, order: FillSlot, pause: Pause) -> int:
+        self.num_threads = torch.get_num_threads()
+        if self.errors:
+            raise self.errors.pop()
+        if self._is_closed:
+            self._has_begun.release()
+            assert self._gate.acquire(timeout=WAIT_S * 10)
+        return 0 if self._filler is None else self._filler.fill(order, pause)
+
+    def empty(self, slot: int) -> None:
+        if self._filler is not None:
+            self._filler.empty(slot)

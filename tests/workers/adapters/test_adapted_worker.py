@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,19 @@ from tokenloom.ipc.messages.adapter import FillSlot
 from tokenloom.ipc.messages.base import Holding
 from tokenloom.ipc.messages.workers import NewRow, RowLogprobs, RowSampling, SchedulerOutput, SlotFilled
 from tokenloom.ipc.models.model_file import load_model_config
-from tokenloom.ipc.process import faults
 from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.peft_adapters import KINDS, peft_logits, save_adapter
-from tokenloom.tests.workers.adapters.test_adapter_loader import wait_until_taken
+from tokenloom.tests.support.waiting import wait_until
+from tokenloom.tests.workers.adapters.adapted_model import GatedFiller
+from tokenloom.tests.workers.adapters.test_adapter_loader import replies_of
 from tokenloom.tests.workers.random_schedule import execute, message, new_row
 from tokenloom.tests.workers.worker_harness import make_spec
-from tokenloom.workers import memory
-from tokenloom.workers import worker as worker_module
+from tokenloom.workers.memory import CPU_SHARE
 from tokenloom.workers.worker import Worker
 
 LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8}
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84]
-DEADLINE_S = 30.0
 
 
 class Steps:
@@ -47,13 +45,8 @@ class Steps:
         return self.replies(len(orders))
 
     def replies(self, count: int) -> list[SlotFilled]:
-        adapters, deadline, replies = self.worker.adapters, time.monotonic() + DEADLINE_S, list[SlotFilled]()
-        assert adapters is not None
-        while len(replies) < count:
-            assert time.monotonic() < deadline
-            adapters.wait(1.0)
-            replies += adapters.take()
-        return replies
+        assert self.worker.adapters is not None
+        return replies_of(self.worker.adapters, count)
 
     def generate(self, slot: int, count: int = 8) -> list[int]:
         row = with_slot(new_row(0, PROMPT), slot)
@@ -135,7 +128,7 @@ def test_slots_that_nobody_uses_leave_the_tokens_as_they_are(
 
 
 def test_other_weights_empty_the_slots_and_a_sleeping_cache_keeps_them(
-    steps: Steps, orders: list[FillSlot], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    steps: Steps, orders: list[FillSlot], checkpoint: Path
 ) -> None:
     worker = steps.worker
     assert worker.adapters is not None
@@ -144,13 +137,14 @@ def test_other_weights_empty_the_slots_and_a_sleeping_cache_keeps_them(
     worker.hold(Holding(asleep=["kv_cache"]))
     worker.hold(Holding())
     assert steps.generate(1) == answer
-    monkeypatch.setattr(faults, "FOLDER", str(tmp_path))
-    fault = tmp_path / "worker.fill.0"
-    fault.write_text("delay 0.3")
+    gate = GatedFiller()
+    worker.adapters.use(gate)  # type: ignore[arg-type]
+    gate.close()
     steps.execute(msgspec.structs.replace(message(), fills=[orders[2]]))
-    wait_until_taken(fault)
+    gate.wait_for_fill()
     worker.hold(Holding(model_folder=str(checkpoint)))
     (reply,) = steps.replies(1)
+    gate.open()
     assert reply.slot == 3 and "weights were replaced" in reply.error
     for holding in (Holding(asleep=["weights", "kv_cache"]), None):
         assert worker.adapters.contents == []
@@ -160,6 +154,24 @@ def test_other_weights_empty_the_slots_and_a_sleeping_cache_keeps_them(
             worker.hold(holding)
             assert worker.adapters.contents == []
             worker.hold(Holding())
+
+
+def test_a_fill_under_a_lost_core_counts_for_the_core_after_the_next(steps: Steps, orders: list[FillSlot]) -> None:
+    adapters, gate = steps.worker.adapters, GatedFiller()
+    assert adapters is not None
+    adapters.use(gate)  # type: ignore[arg-type]
+    steps.fill(*orders)
+    gate.close()
+    changed = msgspec.structs.replace(orders[2], slot=1)
+    steps.execute(msgspec.structs.replace(message(), fills=[changed]))
+    gate.wait_for_fill()
+    steps.worker.reset()
+    assert [each.slot for each in adapters.contents] == [2, 3], "slot 1 is unknown"
+    gate.open()
+    replies = list[SlotFilled]()
+    wait_until(lambda: replies.extend(adapters.take()) or len(adapters.contents) == 3, "the fill under way ends")
+    assert [each.digest for each in adapters.contents] == [orders[2].digest, orders[1].digest, orders[2].digest]
+    assert not replies, "no core gets the reply to another's order"
 
 
 def test_a_reloaded_base_gives_the_norms_of_dora(checkpoint: Path, tmp_path: Path) -> None:
@@ -202,16 +214,13 @@ def test_dummy_weights_take_adapters(checkpoint: Path, tmp_path: Path) -> None:
     assert reply.error == "" and steps.generate(1) != steps.generate(0)
 
 
-def test_slots_take_their_memory_from_the_cache(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (memory, worker_module):
-        monkeypatch.setattr(module, "available_bytes", lambda: 4 << 20)
-
+def test_slots_take_their_memory_from_the_cache(checkpoint: Path, tmp_path: Path) -> None:
     def measure(**options: Any) -> tuple[int, int]:
         """Return the bytes of all blocks and of all slots."""
         limits = {"num_kv_blocks": None, "max_num_seqs": 1000}
-        worker = Worker(make_spec(checkpoint, tmp_path, **{**LORA, **limits, **options}), 0, 0)
+        worker = Worker(
+            make_spec(checkpoint, tmp_path, **{**LORA, **limits, **options}), 0, 0, available=lambda: 4 << 20
+        )
         for _ in worker.load():
             pass
         measured = worker.measure()
@@ -220,7 +229,7 @@ def test_slots_take_their_memory_from_the_cache(
     with_slots, slot_bytes = measure(max_lora_rank=32)
     without, _ = measure(enable_lora=False)
     assert slot_bytes > 1 << 20
-    assert without - with_slots == pytest.approx(slot_bytes * memory.CPU_SHARE, abs=50_000)
+    assert without - with_slots == pytest.approx(slot_bytes * CPU_SHARE, abs=50_000)
     with pytest.raises(ConfigError, match=r"take 23\.\d MiB on each rank, 4\.0 MiB is free: lower --max-loras or"):
         measure(max_lora_rank=512)
 

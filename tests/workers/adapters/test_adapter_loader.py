@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from queue import SimpleQueue
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -16,18 +18,17 @@ from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.adapter import FillSlot, SlotContent
 from tokenloom.ipc.messages.base import Rank
 from tokenloom.ipc.messages.workers import SlotFilled
-from tokenloom.ipc.process import faults
 from tokenloom.ipc.process.pacer import Pause
 from tokenloom.scripts.make_adapter import AdapterShape, write_adapter
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.shortages import few_threads
-from tokenloom.tests.workers.adapters.adapted_model import load_adaptable
+from tokenloom.tests.support.waiting import WAIT_S, wait_until
+from tokenloom.tests.workers.adapters.adapted_model import GatedFiller, load_adaptable
 from tokenloom.tests.workers.random_schedule import message
 from tokenloom.workers.adapters.adapter_loader import LULL_S, AdapterLoader
 from tokenloom.workers.adapters.slot_filler import SlotFiller
 
 NUM_SLOTS = 5
-DEADLINE_S = 30.0
 
 
 class Case(NamedTuple):
@@ -45,17 +46,6 @@ class Case(NamedTuple):
         return SlotContent(slot=slot, digest=self.digests[adapter])
 
 
-class Watching:
-    """A filler that notes the number of compute threads that it has."""
-
-    def __init__(self, filler: SlotFiller) -> None:
-        self._filler, self.num_threads = filler, 0
-
-    def fill(self, order: FillSlot, pause: Pause) -> int:
-        self.num_threads = torch.get_num_threads()
-        return self._filler.fill(order, pause)
-
-
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("loader")
@@ -65,18 +55,20 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 @pytest.fixture
-def loader(case: Case) -> AdapterLoader:
-    loader = AdapterLoader(Rank(0, 0), NUM_SLOTS)
-    loader.use(case.filler())
-    loader.take()
-    return loader
+def gate(case: Case) -> GatedFiller:
+    return GatedFiller(case.filler())
 
 
 @pytest.fixture
-def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that requests a fault of the next fill."""
-    monkeypatch.setattr(faults, "FOLDER", str(tmp_path))
-    return tmp_path / "worker.fill.0"
+def loader(gate: GatedFiller) -> AdapterLoader:
+    return loader_with(gate)
+
+
+def loader_with(filler: object, **clock: Callable[..., Any]) -> AdapterLoader:
+    loader = AdapterLoader(Rank(0, 0), NUM_SLOTS, **clock)
+    loader.use(filler)  # type: ignore[arg-type]
+    loader.take()
+    return loader
 
 
 def start(loader: AdapterLoader, order: FillSlot, step: int = 1, epoch: int = 0) -> None:
@@ -85,19 +77,15 @@ def start(loader: AdapterLoader, order: FillSlot, step: int = 1, epoch: int = 0)
 
 def replies_of(loader: AdapterLoader, count: int) -> list[SlotFilled]:
     """Wait for so many replies."""
-    deadline, replies = time.monotonic() + DEADLINE_S, list[SlotFilled]()
-    while len(replies) < count:
-        assert time.monotonic() < deadline, f"{len(replies)} replies of {count}"
+    replies = list[SlotFilled]()
+
+    def has_all() -> bool:
         loader.wait(1.0)
-        replies += loader.take()
+        replies.extend(loader.take())
+        return len(replies) >= count
+
+    wait_until(has_all, "replies of all orders")
     return replies
-
-
-def wait_until_taken(path: Path) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def test_a_slot_is_unknown_from_its_order_to_its_reply(loader: AdapterLoader, case: Case) -> None:
@@ -108,7 +96,7 @@ def test_a_slot_is_unknown_from_its_order_to_its_reply(loader: AdapterLoader, ca
     (reply,) = replies_of(loader, 1)
     place = (reply.rank, reply.step, reply.core_epoch, reply.slot, reply.digest, reply.error)
     assert place == (Rank(0, 0), 7, 3, 2, case.digests[0], "")
-    assert reply.num_bytes > 10_000 and 0 < reply.duration_s < DEADLINE_S
+    assert reply.num_bytes > 10_000 and reply.duration_s > 0
     loader.check_filled(2)
     loader.check_filled(0)
     assert loader.contents == [case.content(2, 0)]
@@ -118,15 +106,16 @@ def test_a_slot_is_unknown_from_its_order_to_its_reply(loader: AdapterLoader, ca
     assert loader.contents == [case.content(2, 1)]
 
 
-def test_a_failed_fill_is_one_reply_and_leaves_the_slot_unknown(loader: AdapterLoader, case: Case, fault: Path) -> None:
+def test_a_failed_fill_is_one_reply_and_leaves_the_slot_unknown(
+    loader: AdapterLoader, case: Case, gate: GatedFiller
+) -> None:
     start(loader, case.order(1, 0))
     replies_of(loader, 1)
-    for kind, words in (("error", "InjectedFault: injected at worker.fill"), ("memory", "MemoryError: injected")):
-        fault.write_text(kind)
+    for error in (RuntimeError("it broke"), MemoryError("all")):
+        gate.errors.append(error)
         start(loader, case.order(2, 1))
-        wait_until_taken(fault)
         (reply,) = replies_of(loader, 1)
-        assert reply.error.startswith(words)
+        assert reply.error == f"{type(error).__name__}: {error}"
         assert loader.contents == [case.content(1, 0)]
     missing = msgspec.structs.replace(case.order(3, 1), folder="/nowhere")
     start(loader, missing)
@@ -137,27 +126,33 @@ def test_a_failed_fill_is_one_reply_and_leaves_the_slot_unknown(loader: AdapterL
     assert loader.contents == [case.content(1, 0), case.content(2, 1)]
 
 
-def test_two_orders_of_a_slot_make_it_known_after_the_last(loader: AdapterLoader, case: Case, fault: Path) -> None:
+def test_two_orders_of_a_slot_make_it_known_after_the_last(
+    loader: AdapterLoader, case: Case, gate: GatedFiller
+) -> None:
     start(loader, case.order(1, 0), step=1)
-    first = replies_of(loader, 1)
+    replies = replies_of(loader, 1)
+    gate.close()
     start(loader, case.order(1, 1), step=2)
     start(loader, case.order(2, 2), step=3)
-    fault.write_text("delay 0.2")  # at one of them
     start(loader, case.order(1, 2), step=4)
-    while loader.contents != [case.content(1, 2), case.content(2, 2)]:
+    gate.wait_for_fill()
+    assert loader.contents == []
+    gate.open()
+    while len(replies) < 4:
+        replies += replies_of(loader, 1)
         assert case.content(1, 1) not in loader.contents and case.content(1, 0) not in loader.contents
-        loader.wait(DEADLINE_S)
-        first += loader.take()
-    assert [each.step for each in first] == [1, 2, 3, 4]
+    assert [each.step for each in replies] == [1, 2, 3, 4]
+    assert loader.contents == [case.content(1, 2), case.content(2, 2)]
 
 
-def test_orders_of_a_lost_core_get_no_reply(loader: AdapterLoader, case: Case, fault: Path) -> None:
-    fault.write_text("delay 0.3")
+def test_orders_of_a_lost_core_get_no_reply(loader: AdapterLoader, case: Case, gate: GatedFiller) -> None:
+    gate.close()
     start(loader, case.order(1, 0), step=5, epoch=1)
-    wait_until_taken(fault)
+    gate.wait_for_fill()
     start(loader, case.order(2, 1), step=6, epoch=1)
     loader.forget_orders()
     assert loader.contents == []
+    gate.open()
     start(loader, case.order(3, 2), step=1, epoch=2)
     (reply,) = replies_of(loader, 1)
     assert (reply.slot, reply.core_epoch, reply.error) == (3, 2, "")
@@ -165,24 +160,29 @@ def test_orders_of_a_lost_core_get_no_reply(loader: AdapterLoader, case: Case, f
     assert loader.contents == [case.content(1, 0), case.content(3, 2)]
 
 
-def test_an_order_for_the_slot_of_an_old_fill_under_way_wins(loader: AdapterLoader, case: Case, fault: Path) -> None:
-    fault.write_text("delay 0.3")
+def test_an_order_for_the_slot_of_an_old_fill_under_way_wins(
+    loader: AdapterLoader, case: Case, gate: GatedFiller
+) -> None:
+    gate.close()
     start(loader, case.order(1, 0), step=5, epoch=1)
-    wait_until_taken(fault)
+    gate.wait_for_fill()
     loader.forget_orders()
     start(loader, case.order(1, 1), step=1, epoch=2)
+    gate.open()
     (reply,) = replies_of(loader, 1)
     assert (reply.digest, loader.contents) == (case.digests[1], [case.content(1, 1)])
 
 
-def test_other_weights_empty_all_slots_and_fail_open_orders(loader: AdapterLoader, case: Case, fault: Path) -> None:
+def test_other_weights_empty_all_slots_and_fail_open_orders(
+    loader: AdapterLoader, case: Case, gate: GatedFiller
+) -> None:
     others = threading.enumerate()
     start(loader, case.order(1, 0))
     replies_of(loader, 1)
     (thread,) = (each for each in threading.enumerate() if each.name == "adapter-loader" and each not in others)
-    fault.write_text("delay 0.3")
+    gate.close()
     start(loader, case.order(2, 1), step=2)
-    wait_until_taken(fault)
+    gate.wait_for_fill()
     start(loader, case.order(3, 1), step=3)
     loader.use(None)
     replies = replies_of(loader, 2)
@@ -193,8 +193,8 @@ def test_other_weights_empty_all_slots_and_fail_open_orders(loader: AdapterLoade
     loader.use(case.filler())
     start(loader, case.order(2, 2), step=4)
     assert [each.step for each in replies_of(loader, 1)] == [4]
-    thread.join(DEADLINE_S)
-    assert not thread.is_alive()
+    gate.open()
+    thread.join()
     assert loader.take() == [], "the old thread's results are dropped"
     assert loader.contents == [case.content(2, 2)]
 
@@ -205,23 +205,22 @@ def test_slots_out_of_range_are_refused(loader: AdapterLoader, case: Case) -> No
             start(loader, case.order(slot, 0))
 
 
-def test_the_thread_alone_has_one_compute_thread(loader: AdapterLoader, case: Case, fault: Path) -> None:
+def test_the_thread_alone_has_one_compute_thread(loader: AdapterLoader, case: Case, gate: GatedFiller) -> None:
     torch.set_num_threads(3)
-    watching = Watching(case.filler())
-    loader.use(watching)  # type: ignore[arg-type]
-    fault.write_text("delay 0.3")
+    gate.close()
     before = set(threading.enumerate())
     start(loader, case.order(1, 0))
-    wait_until_taken(fault)
+    gate.wait_for_fill()
     (thread,) = set(threading.enumerate()) - before
     assert thread.daemon
     seen = [torch.get_num_threads()]
     later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
     later.start()
-    later.join(DEADLINE_S)
+    later.join()
     assert seen == [3, 3]
+    gate.open()
     replies_of(loader, 1)
-    assert watching.num_threads == 1
+    assert gate.num_threads == 1
 
 
 class Working:
@@ -239,45 +238,44 @@ class Working:
 class Busyness:
     """A filler that notes at each pause whether fills rest."""
 
-    def __init__(self, loader: AdapterLoader) -> None:
-        self._loader, self.seen = loader, list[bool]()
+    def __init__(self) -> None:
+        self.loader: AdapterLoader
+        self.seen = SimpleQueue[bool]()
         self.goes_on = threading.Semaphore(0)
 
     def fill(self, order: FillSlot, pause: Pause) -> int:
         for _ in range(3):
-            assert self.goes_on.acquire(timeout=DEADLINE_S)
+            self.goes_on.acquire()
             pause()
-            self.seen.append(self._loader.is_beside_steps)
+            self.seen.put(self.loader.is_beside_steps)
         return 0
 
     def look(self) -> bool:
         """Let the fill take a step; return what it saw."""
-        count, deadline = len(self.seen), time.monotonic() + DEADLINE_S
         self.goes_on.release()
-        while len(self.seen) == count:
-            assert time.monotonic() < deadline
-            self._loader.wait(0.001)
-        return self.seen[-1]
+        return self.seen.get(timeout=10 * WAIT_S)
 
 
-def test_fills_take_more_of_the_cpu_the_more_adapters_wait(case: Case) -> None:
-    seconds = []
+def test_fills_rest_less_the_more_adapters_wait(case: Case) -> None:
+    rests_s = []
     for num_waiting in (1, 6):
-        loader = AdapterLoader(Rank(0, 0), NUM_SLOTS)
-        loader.use(Working())  # type: ignore[arg-type]
-        loader.take()
+        rests = list[float]()
+
+        def sleep(seconds: float, rests: list[float] = rests) -> None:
+            rests.append(seconds)
+            threading.Event().wait(seconds)
+
+        loader = loader_with(Working(), sleep=sleep)
         with loader.beside_step():
             start(loader, msgspec.structs.replace(case.order(1, 0), num_waiting=num_waiting))
-            seconds.append(replies_of(loader, 1)[0].duration_s)
-    assert seconds[1] < 0.5 * seconds[0]
+            replies_of(loader, 1)
+        rests_s.append(sum(rests))
+    assert 0 < rests_s[1] < 0.5 * rests_s[0]
 
 
 def test_fills_rest_beside_steps_and_not_once_these_have_ended(case: Case) -> None:
-    now = [100.0]
-    loader = AdapterLoader(Rank(0, 0), NUM_SLOTS, lambda: now[0])
-    filler = Busyness(loader)
-    loader.use(filler)  # type: ignore[arg-type]
-    loader.take()
+    now, filler = [100.0], Busyness()
+    loader = filler.loader = loader_with(filler, monotonic=lambda: now[0])
     assert not loader.is_beside_steps
     with loader.beside_step():
         start(loader, case.order(1, 0))

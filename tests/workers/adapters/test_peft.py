@@ -18,10 +18,11 @@ from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.peft_adapters import KINDS, peft_logits, save_adapter
+from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.adapters.adapted_model import fill, load_adaptable
-from tokenloom.tests.workers.adapters.threaded_group import run_ranks
 from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule, schedule
 from tokenloom.tests.workers.paged_run import CPU, PagedRun
+from tokenloom.tests.workers.threaded_group import run_ranks
 
 TOLERANCE = 1e-4  # of the largest logit
 VOCABULARY = "embedding and head"
@@ -44,11 +45,7 @@ QUICK = [
 ]
 ECHOING = ("gemma3_text", "gemma4", "gemma4_moe")  # with a tied head they repeat their input
 OPS: dict[str, Callable[[], Ops]] = {"plain": ReferenceOps, "C": lambda: select_ops(CPU, torch.float32)}
-CASES = [
-    pytest.param(family, kind, marks=() if (family, kind) in QUICK else pytest.mark.nightly)
-    for family, kinds in TABLE.items()
-    for kind in kinds
-]
+REST = [(family, kind) for family, kinds in TABLE.items() for kind in kinds if (family, kind) not in QUICK]
 
 
 def check(actual: Tensor, expected: Tensor) -> None:
@@ -59,7 +56,7 @@ def check_moved(adapted: Tensor, base: Tensor) -> None:
     assert (adapted.argmax(-1) != base.argmax(-1)).any(), "the adapter is too weak to show anything"
 
 
-@pytest.mark.parametrize(("family", "kind"), CASES)
+@pytest.mark.parametrize(("family", "kind"), [*some(QUICK, 3), *some(REST, 0)])
 def test_logits_equal_pefts(family: str, kind: str, tmp_path: Path) -> None:
     fields = {"tie_word_embeddings": False} if family in ECHOING and kind != VOCABULARY else {}
     checkpoint = tiny_checkpoint(tmp_path / "model", family, **fields)
@@ -87,7 +84,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
     return checkpoint, [save_adapter(folder / kind, checkpoint, KINDS[kind], seed) for seed, kind in enumerate(kinds)]
 
 
-@pytest.mark.parametrize("ops", OPS)
+@pytest.mark.parametrize("ops", some(list(OPS), 1))
 def test_five_adapters_and_none_share_steps_in_chunks(five: tuple[Path, list[Path]], ops: str) -> None:
     checkpoint, adapters = five
     model, filler = load_adaptable(checkpoint, OPS[ops]())
@@ -131,17 +128,20 @@ SHARDED = {  # family and fields that divide by the ranks; KV heads of 1 are on 
 
 @pytest.mark.parametrize(
     ("case", "kind"),
-    [
-        ("llama", "dora"),
-        ("llama, replicated KV heads", "dora"),
-        ("llama, replicated KV heads", VOCABULARY),
-        ("phi4", "patterns"),
-        ("mixtral", "experts and router"),
-        pytest.param("llama", "patterns", marks=pytest.mark.nightly),
-        pytest.param("gpt2", "dora", marks=pytest.mark.nightly),
-        pytest.param("phi4", "dora", marks=pytest.mark.nightly),
-        pytest.param("phi4", VOCABULARY, marks=pytest.mark.nightly),
-    ],
+    some(
+        [
+            ("llama", "dora"),
+            ("llama", "patterns"),
+            ("llama, replicated KV heads", "dora"),
+            ("llama, replicated KV heads", VOCABULARY),
+            ("phi4", "patterns"),
+            ("phi4", "dora"),
+            ("phi4", VOCABULARY),
+            ("gpt2", "dora"),
+            ("mixtral", "experts and router"),
+        ],
+        2,
+    ),
 )
 def test_ranks_cut_an_adapter_as_the_base(case: str, kind: str, tmp_path: Path) -> None:
     size, fields = SHARDED[case]
@@ -165,7 +165,7 @@ def test_ranks_cut_an_adapter_as_the_base(case: str, kind: str, tmp_path: Path) 
     check(first["none"], base["none"])
 
 
-@pytest.mark.parametrize("kind", ["r16 all linears", "dora"])
+@pytest.mark.parametrize("kind", some(["r16 all linears", "dora"], 1))
 def test_an_int8_base_adds_only_its_own_error(five: tuple[Path, list[Path]], kind: str) -> None:
     checkpoint, adapters = five
     adapter = adapters[["r16 all linears", "dora"].index(kind)]

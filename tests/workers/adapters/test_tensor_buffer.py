@@ -14,7 +14,6 @@ from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.process.arena import PAGE
 from tokenloom.ipc.process.page_file import WINDOW_BYTES, PageFile
 from tokenloom.tests.support.direct_io import REFUSALS, refuse_direct
-from tokenloom.workers.adapters import tensor_buffer
 from tokenloom.workers.adapters.tensor_buffer import DTYPES, TensorBuffer
 
 
@@ -83,11 +82,10 @@ def test_layers_that_follow_each_other_share_a_read(tmp_path: Path) -> None:
         check(buffer, content[::-1], [place(6, 5000)])
 
 
-def test_memory_is_used_again_unless_it_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_buffer, "MAX_KEPT_BYTES", 2 * WINDOW_BYTES)
+def test_memory_is_used_again_unless_it_is_large(tmp_path: Path) -> None:
     path, content = tmp_path / "a", os.urandom(4 * WINDOW_BYTES)
     path.write_bytes(content)
-    buffer, sizes = TensorBuffer(), []
+    buffer, sizes = TensorBuffer(2 * WINDOW_BYTES), []
     pages = buffer.pages
     with PageFile(path) as file:
         for count in (1, WINDOW_BYTES // 2, WINDOW_BYTES, 1, 2 * WINDOW_BYTES, 1, WINDOW_BYTES):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.recurrent_families import RECURRENT, recurrent_checkpoint
+from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.borrowed.test_model import load
 from tokenloom.workers.borrowed.fused_attention import FusedAttention
 from tokenloom.workers.borrowed.fused_layer import FusedLayer
@@ -31,24 +32,27 @@ def fused(folder: Path) -> tuple[float, ...]:
 
 @pytest.mark.parametrize(
     ("family", "fields", "expected"),
-    [
-        ("qwen3", {}, (1, 1, 1)),  # norms of heads
-        ("llama", {"attention_bias": True, "mlp_bias": True}, (1, 1, 1)),
-        ("gemma3_text", {}, (1, 1, 1)),  # norms with 1 + w, two kinds of angles, gelu
-        ("olmo2", {}, (1, 1, 1)),  # norms over all heads
-        ("phi3", {}, (1, 1, 1)),  # one matrix of query, key and value heads, one of gates and ups
-        ("smollm3", {}, (1, 1, 1)),  # a layer without rotation
-        ("hunyuan_v1_dense", {}, (1, 1, 1)),  # norms after the rotation
-        ("starcoder2", {}, (1, 1, 0)),  # no gates, biases; norms with means
-        ("arcee", {}, (1, 1, 1)),  # no gates, relu2
-        ("olmo", {"clip_qkv": None}, (1, 1, 0)),  # norms without weights
-        ("olmo", {"clip_qkv": 8.0}, (0, 1, 0)),  # clips what random tokens never reach
-        ("ministral3", {}, (0, 1, 0)),  # queries grow with positions beyond the tokens of a trial
-        ("glm4", {}, (0, 1, 0)),  # rotates neighbours
-        ("stablelm", {"qk_layernorm": True}, (0, 1, 0)),  # each head has its own norm
-        ("apertus", {}, (1, 0, 0)),  # an activation with parameters
-        ("qwen3_5", {}, (0, 1, 0)),  # gated attention
-    ],
+    some(
+        [
+            ("qwen3", {}, (1, 1, 1)),  # norms of heads
+            ("llama", {"attention_bias": True, "mlp_bias": True}, (1, 1, 1)),
+            ("gemma3_text", {}, (1, 1, 1)),  # norms with 1 + w, two kinds of angles, gelu
+            ("olmo2", {}, (1, 1, 1)),  # norms over all heads
+            ("phi3", {}, (1, 1, 1)),  # one matrix of query, key and value heads, one of gates and ups
+            ("smollm3", {}, (1, 1, 1)),  # a layer without rotation
+            ("hunyuan_v1_dense", {}, (1, 1, 1)),  # norms after the rotation
+            ("starcoder2", {}, (1, 1, 0)),  # no gates, biases; norms with means
+            ("arcee", {}, (1, 1, 1)),  # no gates, relu2
+            ("olmo", {"clip_qkv": None}, (1, 1, 0)),  # norms without weights
+            ("olmo", {"clip_qkv": 8.0}, (0, 1, 0)),  # clips what random tokens never reach
+            ("ministral3", {}, (0, 1, 0)),  # queries grow with positions beyond the tokens of a trial
+            ("glm4", {}, (0, 1, 0)),  # rotates neighbours
+            ("stablelm", {"qk_layernorm": True}, (0, 1, 0)),  # each head has its own norm
+            ("apertus", {}, (1, 0, 0)),  # an activation with parameters
+            ("qwen3_5", {}, (0, 1, 0)),  # gated attention
+        ],
+        4,
+    ),
 )
 def test_modules_are_fused_by_what_they_compute(
     family: str, fields: dict[str, Any], expected: tuple[float, ...], tmp_path: Path

@@ -24,6 +24,7 @@ from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.family_checkpoints import randomize
 from tokenloom.tests.support.recurrent_families import RECURRENT, recurrent_checkpoint
+from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.models.test_decoder import prompts_of, run_schedule
 from tokenloom.tests.workers.paged_run import CPU, PagedRun
 from tokenloom.workers.borrowed.attention import PagedAttention, Unserved, attention_function
@@ -43,7 +44,7 @@ def edit(folder: Path, **fields: object) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("model_type", REFUSED)
+@pytest.mark.parametrize("model_type", some(list(REFUSED), 4))
 def test_types_known_to_give_wrong_answers_are_refused_by_name(model_type: str, tmp_path: Path) -> None:
     config = transformers.CONFIG_MAPPING[model_type]()
     config.architectures = [f"{model_type}ForCausalLM"]
@@ -94,7 +95,7 @@ OF_MEDIA: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("model_type", sorted(AS_TEXT))
+@pytest.mark.parametrize("model_type", some(sorted(AS_TEXT), 1))
 def test_the_language_model_of_a_model_of_media_has_the_logits_of_the_whole(model_type: str, tmp_path: Path) -> None:
     config = transformers.CONFIG_MAPPING[model_type](**OF_MEDIA[model_type], dtype="float32")
     whole: Any = transformers.AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
@@ -109,7 +110,7 @@ def test_the_language_model_of_a_model_of_media_has_the_logits_of_the_whole(mode
             torch.testing.assert_close(actual[name], expected, atol=1e-5 * expected.abs().max().item(), rtol=0)
 
 
-@pytest.mark.parametrize("model_type", sorted(set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES) | {"mistral4"}))
+@pytest.mark.parametrize("model_type", some(sorted(set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES) | {"mistral4"}), 20))
 def test_each_model_of_media_is_native_or_served_as_text_or_refused_in_a_clear_line(model_type: str) -> None:
     config = transformers.CONFIG_MAPPING[model_type]()
     try:

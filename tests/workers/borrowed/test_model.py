@@ -12,6 +12,7 @@ from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.select import select_ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.recurrent_families import RECURRENT, recurrent_checkpoint
+from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.models.test_decoder import oracle, prompts_of, run_schedule, schedule
 from tokenloom.tests.workers.paged_run import CPU, PagedRun
 from tokenloom.workers.borrowed.load import load_borrowed
@@ -32,7 +33,7 @@ ATTENDING = (
     "gemma4",
 )
 STEPWISE = ("jamba",)  # its layers forget their state if a chunk that continues has more than one token
-LENGTHS = {"a": 60, "b": 1, "c": 37, "d": 23, "e": 2}
+LENGTHS = {"a": 40, "b": 1, "c": 23, "d": 2}
 
 
 def checkpoint(folder: Path, family: str) -> Path:
@@ -47,7 +48,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device 
     return load_borrowed(folder, config, EngineConfig(skip_self_check=True), 128, *place)
 
 
-@pytest.mark.parametrize("family", [*ATTENDING, *RECURRENT])
+@pytest.mark.parametrize("family", [*some(ATTENDING, 2), *some(list(RECURRENT), 2)])
 def test_logits_equal_transformers_under_a_ragged_schedule(family: str, tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, family)
     tokens = prompts_of(LENGTHS, 270, seed=1)
@@ -58,7 +59,7 @@ def test_logits_equal_transformers_under_a_ragged_schedule(family: str, tmp_path
         torch.testing.assert_close(actual[name], expected[name], atol=TOLERANCE, rtol=0, msg=f"{family}: {name}")
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_5"])
+@pytest.mark.parametrize("family", some(["gemma3_text", "qwen3_5"], 1))
 def test_a_step_without_logits_gives_hidden_states_whose_logits_follow(family: str, tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, family)
     tokens = prompts_of({"a": 9}, 270, seed=1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,42 +16,42 @@ from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
+from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.paged_run import CPU
-from tokenloom.tests.workers.test_parallel import logits_of_ranks
+from tokenloom.tests.workers.test_parallel import check_ranks
 from tokenloom.workers.borrowed.attention import Unserved
 from tokenloom.workers.borrowed.load import load_borrowed
+from tokenloom.workers.borrowed.model import BorrowedModel
 from tokenloom.workers.borrowed.shards import shard_model
 from tokenloom.workers.parallel import ParallelGroup
 
-
-def test_ranks_give_the_logits_of_one_rank(tmp_path: Path) -> None:
-    folders = [
-        tiny_checkpoint(tmp_path / "apertus", "apertus"),  # norms of heads; an activation with parameters
-        tiny_checkpoint(tmp_path / "olmo2", "olmo2", vocab_size=272),  # whole heads on each rank; a head that divides
-        tiny_checkpoint(
-            tmp_path / "qwen2", "qwen2", num_key_value_heads=4, vocab_size=294
-        ),  # biases; a shared embedding
-        tiny_checkpoint(tmp_path / "phi3", "phi3"),
-        tiny_checkpoint(tmp_path / "starcoder2", "starcoder2"),  # biases behind summed layers
-        tiny_checkpoint(tmp_path / "qwen3_moe", "qwen3_moe"),  # experts
-        recurrent_checkpoint(tmp_path / "qwen3_5", "qwen3_5"),  # gated attention, linear attention
-    ]
-    for name, actual, expected in logits_of_ranks(tmp_path, 2, folders, is_borrowed=True):
-        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4, err_msg=name)
-        assert (actual.argmax(-1) == expected.argmax(-1)).all()
+SHARED: dict[str, Callable[[Path], Path]] = {
+    "norms of heads, an activation with parameters": partial(tiny_checkpoint, family="apertus"),
+    "norms over all heads, a head that divides": partial(tiny_checkpoint, family="olmo2", vocab_size=272),
+    "biases, a shared embedding": partial(tiny_checkpoint, family="qwen2", num_key_value_heads=4, vocab_size=294),
+    "packed matrices": partial(tiny_checkpoint, family="phi3"),
+    "biases behind summed layers": partial(tiny_checkpoint, family="starcoder2"),
+    "experts": partial(tiny_checkpoint, family="qwen3_moe"),
+    "gated attention, linear attention": partial(recurrent_checkpoint, family="qwen3_5"),
+}
 
 
-def load(folder: Path, size: int) -> None:
-    """Load as one of `size` ranks that never talk."""
+@pytest.mark.parametrize("layers", some(list(SHARED), 2))
+def test_two_ranks_give_the_logits_of_one_rank(layers: str, tmp_path: Path) -> None:
+    folder = SHARED[layers](tmp_path)
+    check_ranks(2, lambda group: load(folder, group), layers)
+
+
+def load(folder: Path, group: ParallelGroup) -> BorrowedModel:
     config = load_model_config(folder, implementation="transformers")
-    settings, group = EngineConfig(skip_self_check=True), ParallelGroup(0, size)
-    load_borrowed(folder, config, settings, 64, torch.float32, CPU, ReferenceOps(), group)
+    settings = EngineConfig(skip_self_check=True)
+    return load_borrowed(folder, config, settings, 128, torch.float32, CPU, ReferenceOps(), group)
 
 
 def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
     folder = recurrent_checkpoint(tmp_path, "falcon_h1")
     with pytest.raises(ConfigError, match="no plan to shard it: leave --tensor-parallel-size 2 out"):
-        load(folder, 2)
+        load(folder, ParallelGroup(0, 2))
 
 
 class Model(nn.Module):

@@ -28,6 +28,11 @@ from tokenloom.workers.models.decoder import DecoderModel
 from tokenloom.workers.parallel import ParallelGroup
 
 
+def device_ops() -> TritonOps:
+    """Return the operations of the fake device, which has few programs at once: each takes some time to begin."""
+    return TritonOps(90, max_programs=4)
+
+
 class FakeRecorder:
     """Replays a captured step by running it again, without a GPU."""
 
@@ -45,7 +50,7 @@ class FakeRecorder:
 class DeviceHistoryModel(HistoryModel):
     """Finds the tokens and lengths of a decode step on the device, as a graph must."""
 
-    _ops = TritonOps(90)
+    _ops = device_ops()
 
 
 def new_runner(

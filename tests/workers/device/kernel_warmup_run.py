@@ -1,10 +1,10 @@
 """Compile ahead for a checkpoint as a Hopper would: python -m tokenloom.tests.workers.device.kernel_warmup_run FOLDER
 
 Prints JSON: how many kernels were compiled in how many forms, how many loaded and in which threads, and the names of
-those that other steps then lacked. A second argument
-"alone": triton is without its private part; "deterministic": as with that option; "shared": as the second rank of two;
-"short": requests are; "adapters": layers have slots for them; "hanging": the compiler of one kernel does not end. Must
-run without TRITON_INTERPRET.
+those that other steps then lacked. More arguments
+"deterministic": as with that option; "shared": as the second rank of two; "short": requests are; "adapters": layers
+have slots for them; "alone": again without Triton's private part, as `alone` of the JSON; "hanging": then a compiler of
+one kernel does not end, with the `error`. Must run without TRITON_INTERPRET.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,18 +23,17 @@ import triton
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
-if "alone" in sys.argv:
-    del triton.runtime._async_compile.AsyncCompileMode
-
 from tokenloom.ipc.adapters.targets import targets_of
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.models.model_config import ModelConfig
 from tokenloom.ipc.models.model_file import load_model_config
+from tokenloom.kernels.gpu import compile as compile_module
 from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
-from tokenloom.kernels.gpu.compile import compiling
+from tokenloom.kernels.gpu.compile import compiling, unfinished
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.gpu.sampling.logprobs import logsumexp
 from tokenloom.tests.kernels.gpu.loaded_nowhere import LoadedNowhere
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.device.kernel_warmup import (
     META_DEVICE,
@@ -53,7 +53,8 @@ from tokenloom.workers.weights.adapted_layers import Adaptable
 ARCHITECTURE, BLOCK_SIZE, MAX_NUM_SEQS, MAX_NUM_TOKENS = 90, 16, 256, 2048
 MAX_MODEL_LEN = 40 if "short" in sys.argv else 1024
 HAS_ADAPTERS = "adapters" in sys.argv
-HANGS = threading.Event()
+HANGING = "begin_decode_kernel"
+COMPILE_S = 300.0
 GROUP = NullGroup(1, 2) if "shared" in sys.argv else NullGroup()
 STEPS = (  # tokens and length of each row
     ([1, 1], [5, 900]),
@@ -82,33 +83,41 @@ def new_cache(model: DecoderModel, num_blocks: int) -> torch.Tensor:
 
 
 def compile_or_hang(source: ASTSource, *arguments: object, **options: object) -> object:
-    if source.name != "begin_decode_kernel":
-        return compile_kernel(source, *arguments, **options)
-    HANGS.set()
-    return threading.Event().wait()
+    return threading.Event().wait() if source.name == HANGING else compile_kernel(source, *arguments, **options)
 
 
-def main(folder: Path) -> None:
-    driver = LoadedNowhere(ARCHITECTURE)
+@dataclass(frozen=True)
+class Nowhere(LoadedNowhere):
+    """One of several devices, each of which has its own compiled kernels in memory."""
+
+    device: int = 0
+
+    def get_current_device(self) -> int:
+        return self.device
+
+
+def warm_up(folder: Path, driver: Nowhere) -> KernelWarmup:
+    """Begin to compile for a device of which nothing is in memory."""
     triton.runtime.driver.set_active(driver)
     config = load_model_config(folder)
-    has_spans = config.vision is not None and config.vision.is_bidirectional
 
     def launch() -> None:
         model = load(folder, distinct_layers(config))
         limits, options = (MAX_NUM_SEQS, MAX_NUM_TOKENS, MAX_MODEL_LEN), (GROUP, True, HAS_ADAPTERS)
-        launch_steps(model, new_cache(model, 1), *limits, *options, has_spans=has_spans)
+        launch_steps(model, new_cache(model, 1), *limits, *options, has_spans=has_spans(config))
 
-    if "hanging" in sys.argv:
-        triton.compiler.compile = compile_or_hang
-    ahead = KernelWarmup(launch, META_DEVICE)
-    if "hanging" in sys.argv:
-        HANGS.wait(120.0)  # a busy machine may not have come so far
-    try:
-        ahead.wait(5.0 if "hanging" in sys.argv else 300.0)
-    except ConfigError as error:
-        print(json.dumps({"error": str(error)}), flush=True)
-        os._exit(0)  # its threads never end
+    return KernelWarmup(launch, META_DEVICE)
+
+
+def has_spans(config: ModelConfig) -> bool:
+    return config.vision is not None and config.vision.is_bidirectional
+
+
+def compile_and_step(folder: Path, driver: Nowhere) -> dict[str, object]:
+    """Compile ahead, then launch steps; return what is printed."""
+    ahead = warm_up(folder, driver)
+    ahead.wait(COMPILE_S)
+    config = load_model_config(folder)
     model = load(folder, config)
     missing: list[str] = []
     triton.knobs.runtime.jit_cache_hook = lambda fn, **_: missing.append(fn.name)
@@ -124,11 +133,37 @@ def main(folder: Path) -> None:
                 runner.rows.clear()  # of rows that had other blocks
                 runner.launch(inputs, SamplingColumns.greedy(len(inputs.sampled_rows)))
             logsumexp(compute(model, inputs, kv_cache)[1])  # as of rows with rules or logprobs
-            if has_spans:
+            if has_spans(config):
                 launch_spans(model, inputs, kv_cache)
+    triton.knobs.runtime.jit_cache_hook = None
     forms = Counter(name for name, _ in ahead._kernels)
-    found = {"num_kernels": ahead.num_kernels, "forms": forms, "num_loaded": len(driver.threads), "missing": missing}
-    print(json.dumps(found | {"loaders": sorted({name.split("_")[0] for name in driver.threads})}))
+    loaders = sorted({name.split("_")[0] for name in driver.threads})
+    found = {"num_kernels": ahead.num_kernels, "forms": forms, "num_loaded": len(driver.threads)}
+    return {**found, "missing": missing, "loaders": loaders}
+
+
+def hang(folder: Path) -> str:
+    """Return the error about a compiler that hangs."""
+    triton.compiler.compile = compile_or_hang
+    ahead = warm_up(folder, Nowhere(ARCHITECTURE, device=2))
+    wait_until(lambda: HANGING in unfinished(ahead._kernels), f"{HANGING} is being compiled", COMPILE_S)
+    try:
+        ahead.wait(0.1)
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError("it has ended")
+
+
+def main(folder: Path) -> None:
+    found = compile_and_step(folder, Nowhere(ARCHITECTURE, device=0))
+    if "alone" in sys.argv:
+        mode, compile_module.AsyncCompileMode = compile_module.AsyncCompileMode, None
+        found["alone"] = compile_and_step(folder, Nowhere(ARCHITECTURE, device=1))
+        compile_module.AsyncCompileMode = mode
+    if "hanging" in sys.argv:
+        found["error"] = hang(folder)
+    print(json.dumps(found), flush=True)
+    os._exit(0)  # threads of a compiler that hangs never end
 
 
 if __name__ == "__main__":

@@ -15,12 +15,11 @@ from tokenloom.ipc.adapters.targets import targets_of
 from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.contract import LowRankPart, LowRankUpdate
-from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.device.adapter_schedule import COUNTED, GREEDY, REQUESTS, admitting, drive
-from tokenloom.tests.workers.device.fake_device import FakeRecorder, Launches, NoWaiting, new_runner
+from tokenloom.tests.workers.device.fake_device import FakeRecorder, Launches, NoWaiting, device_ops, new_runner
 from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,
@@ -94,7 +93,7 @@ def test_each_request_gets_the_tokens_that_its_adapter_gives_it_alone(
     checkpoint: Path, sampling: RowSampling, num_in_flight: int, has_graphs: bool
 ) -> None:
     recorder = FakeRecorder()
-    runner = device_runner(adapted_model(checkpoint, TritonOps(90)), recorder if has_graphs else None)
+    runner = device_runner(adapted_model(checkpoint, device_ops()), recorder if has_graphs else None)
     found = drive(runner, sampling, num_in_flight, nullcontext if sampling is COUNTED else NoWaiting)
     reference = adapted_model(checkpoint, ReferenceOps())
     for name, tokens in found.items():
@@ -108,7 +107,7 @@ def test_each_request_gets_the_tokens_that_its_adapter_gives_it_alone(
 
 
 def test_a_decode_step_takes_launches_for_adapters_only_if_one_of_its_rows_has_one(checkpoint: Path) -> None:
-    model, recorder = adapted_model(checkpoint, TritonOps(90)), FakeRecorder()
+    model, recorder = adapted_model(checkpoint, device_ops()), FakeRecorder()
     runner = device_runner(model, recorder)
     for name in ("a", "none"):
         admitted, appends = admitting(name, 1, GREEDY)

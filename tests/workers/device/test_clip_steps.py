@@ -13,11 +13,10 @@ from torch import Tensor
 from tokenloom.ipc.messages.media import FailedEntry
 from tokenloom.ipc.messages.workers import NewRow, RowSampling, SchedulerOutput
 from tokenloom.ipc.models.model_config import CrossConfig
-from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
 from tokenloom.tests.support.whisper_checkpoints import START_ID, whisper_checkpoint
-from tokenloom.tests.workers.device.fake_device import FakeRecorder
+from tokenloom.tests.workers.device.fake_device import FakeRecorder, device_ops
 from tokenloom.tests.workers.models.test_whisper import load_decoder
 from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.tests.workers.random_schedule import frame, message, new_row, sampled_by
@@ -121,7 +120,7 @@ def test_graphs_give_the_tokens_of_the_plain_runner(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     folder = whisper_checkpoint(tmp_path, has_rules=False, **SIZES)
     recorder = FakeRecorder()
-    found = tokens_of(runner_of(folder, TritonOps(90), recorder))
+    found = tokens_of(runner_of(folder, device_ops(), recorder))
     assert found == tokens_of(runner_of(folder, ReferenceOps(), None))
     assert list(map(len, found)) == [0, 1, 2, 2, 2, *[3] * 6]
     assert recorder.num_replays >= 3, "decode steps run as graphs"

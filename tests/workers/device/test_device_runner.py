@@ -6,7 +6,6 @@ Runs everything except graph capture on the device of fake_device.py, alone and 
 from __future__ import annotations
 
 import gc
-import json
 import weakref
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -17,10 +16,16 @@ import pytest
 import torch
 
 from tokenloom.ipc.messages.workers import RowSampling, SchedulerOutput
-from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.workers.device.device_rank import drive
-from tokenloom.tests.workers.device.fake_device import DeviceHistoryModel, FakeRecorder, Launches, NoWaiting, new_runner
+from tokenloom.tests.workers.device.fake_device import (
+    DeviceHistoryModel,
+    FakeRecorder,
+    Launches,
+    NoWaiting,
+    device_ops,
+    new_runner,
+)
+from tokenloom.tests.workers.device.rank_schedule import drive
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,
@@ -33,7 +38,7 @@ from tokenloom.tests.workers.random_schedule import (
     new_row,
     sampled_by,
 )
-from tokenloom.tests.workers.test_parallel import run_ranks
+from tokenloom.tests.workers.threaded_group import run_ranks
 from tokenloom.workers.device.cuda_graphs import gc_paused, graph_bytes, padded_size
 from tokenloom.workers.parallel import ParallelGroup
 
@@ -41,6 +46,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy: 32-bit words wrap in the interpreter
     pytest.mark.timeout(600),  # it takes minutes over the long forms
 ]
+
+SMALL = {"num_hidden_layers": 1, "num_key_value_heads": 1, "intermediate_size": 64}  # for the interpreter
 
 
 @pytest.mark.parametrize(
@@ -231,7 +238,7 @@ def test_a_late_token_is_not_written_to_the_next_request_of_its_row() -> None:
 
 
 def test_starting_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
-    model = load(tiny_checkpoint(tmp_path, "qwen3"), ops=TritonOps(90))
+    model = load(tiny_checkpoint(tmp_path, "qwen3", **SMALL), ops=device_ops())
     (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
     runner = new_runner(FakeRecorder(), model, spec.allocate(NUM_BLOCKS, CPU))
     sampling = RowSampling(temperature=0.7, top_k=20, top_p=0.9, seed=5)
@@ -253,7 +260,7 @@ def test_starting_a_step_never_waits_for_the_device(tmp_path: Path) -> None:
 def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: Path) -> None:
     """Beside five kernels and four products a layer. Whatever changed of rows, of some at once, takes one copy and one
     launch more, other rows than before another copy."""
-    model = load(tiny_checkpoint(tmp_path, "qwen3"), ops=TritonOps(90))
+    model = load(tiny_checkpoint(tmp_path, "qwen3", **SMALL), ops=device_ops())
     (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
     runner = new_runner(FakeRecorder(), model, spec.allocate(NUM_BLOCKS, CPU))
     new_rows = [new_row(row, [5, 6, 7], sampling=RowSampling(temperature=0.7, seed=row)) for row in range(3)]
@@ -288,12 +295,9 @@ def test_a_decode_step_has_one_launch_before_its_layers_and_one_after(tmp_path: 
 
 
 def test_two_ranks_give_the_tokens_of_one_without_waiting_for_the_device(tmp_path: Path) -> None:
-    tiny_checkpoint(tmp_path / "model", "qwen3")
-    wanted = drive(tmp_path / "model", ParallelGroup())
-    for code, error in run_ranks(tmp_path, 2, "device.device_rank", tmp_path, deadline_s=300.0):  # it interprets
-        assert code == 0, error
-    for rank in range(2):
-        assert json.loads((tmp_path / f"tokens-{rank}.json").read_text()) == wanted
+    folder = tiny_checkpoint(tmp_path, "qwen3", **SMALL)
+    wanted = drive(folder, ParallelGroup())
+    assert run_ranks(2, lambda group: drive(folder, group)) == [wanted, wanted]
     assert [len(tokens) for tokens in wanted.values()] == [9, 5, 7, 3]
 
 
@@ -325,8 +329,8 @@ def test_graph_bytes_counts_the_kernels_of_each_graph() -> None:
 
 @torch.inference_mode()
 def test_triton_kernels_give_the_logits_of_the_reference(tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path, "qwen3")
-    plain, kernels = load(folder), load(folder, ops=TritonOps(90))
+    folder = tiny_checkpoint(tmp_path, "qwen3", **SMALL)
+    plain, kernels = load(folder), load(folder, ops=device_ops())
     prompt = np.random.default_rng(0).integers(0, 200, 21).tolist()
     runs = [PagedRun(model, block_size=16) for model in (plain, kernels)]
     for step in ({"a": prompt}, {"a": [5], "b": prompt[:9], "c": [8]}):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -13,7 +11,7 @@ import torch
 
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.workers import RowSampling, SchedulerOutput
-from tokenloom.ipc.process.arena import PAGE, Arena, ArenaShape, new_arena
+from tokenloom.ipc.process.arena import Arena, ArenaShape, new_arena
 from tokenloom.kernels import fp8_cache
 from tokenloom.tests.workers.device.fake_device import DeviceHistoryModel, FakeRecorder
 from tokenloom.tests.workers.history_model import HistoryModel
@@ -29,7 +27,6 @@ from tokenloom.tests.workers.random_schedule import (
     new_row,
     sampled_by,
 )
-from tokenloom.tests.workers.test_parallel import run_ranks
 from tokenloom.workers.device.device_runner import DeviceRunner
 from tokenloom.workers.device.kv_copies import KVCopies
 from tokenloom.workers.device.token_copy import PendingCopy
@@ -206,15 +203,25 @@ def test_copies_without_an_arena_are_refused() -> None:
     assert runner.stage == "copy blocks"
 
 
-@pytest.fixture
-def plan(tmp_path: Path) -> Path:
-    (tmp_path / "arena").write_bytes(bytes(2 * PAGE))
-    os.mkfifo(tmp_path / "go")
-    file = tmp_path / "plan.json"
-    file.write_text(json.dumps({name: str(tmp_path / name) for name in ("store", "arena", "go")}))
-    return file
+class FirstOfTwo(NullGroup):
+    """Rank 0, which lets rank 1 run a step while it waits for it."""
+
+    def __init__(self, let_other_run: Callable[[], object]) -> None:
+        super().__init__(0, 2)
+        self._let_other_run = let_other_run
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        self._let_other_run()
+        return x
 
 
-def test_both_ranks_write_their_parts_before_the_first_reports_a_step_without_rows(plan: Path) -> None:
-    for code, error in run_ranks(plan.parent, 2, "device.copies_rank", plan):
-        assert code == 0, error
+def test_both_ranks_write_their_parts_before_the_first_reports_a_step_without_rows() -> None:
+    arena, step = new_arena_of(64), copies_of([3, 1], [])
+
+    def run(group: ParallelGroup) -> None:
+        kv_cache = torch.full((9, 1, 2, 1, 4, 1), group.rank + 1.0)
+        copies = KVCopies(arena, kv_cache, group, range(group.size))
+        ModelRunner(HistoryModel(), InputBatch(2, 8, 4, 9), kv_cache, group, copies=copies).execute(step)
+
+    run(FirstOfTwo(lambda: run(NullGroup(1, 2))))
+    assert np.frombuffer(arena.slot(1), np.float32).tolist() == [1.0] * 8 + [2.0] * 8

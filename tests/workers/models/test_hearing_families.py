@@ -9,24 +9,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tokenloom.ipc.models.audio_families import AUDIO_FAMILIES
-from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.kernels.select import Ops
 from tokenloom.tests.support.checkpoints import ENCODER_DECODERS, tiny_checkpoint
 from tokenloom.tests.support.families import CONFIGS
 from tokenloom.tests.support.hearing_families import HEARING
-from tokenloom.tests.workers.adapters.threaded_group import run_ranks
-from tokenloom.tests.workers.models.test_seeing_families import Grids, check
+from tokenloom.tests.support.today import some_pairs
+from tokenloom.tests.workers.models.test_seeing_families import OPS, Grids, check
 from tokenloom.tests.workers.paged_run import PagedRun, load
+from tokenloom.tests.workers.threaded_group import run_ranks
 
 LENGTHS: dict[str, Grids] = {"a": [(1, 6), (1, 25)], "b": [(1, 40)], "c": [], "d": [(1, 1), (1, 13), (1, 2)]}
 
 
-@pytest.mark.parametrize("ops", [None, ReferenceOps()], ids=["C", "torch"])
-@pytest.mark.parametrize("family", HEARING)
-def test_logits_with_audio_equal_those_of_transformers(family: str, ops: Ops | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "ops"), some_pairs(HEARING, OPS, every=2))
+def test_logits_with_audio_equal_those_of_transformers(family: str, ops: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(tmp_path, family, seed=1)
     for seed in range(2):
-        check(family, folder, ops, seed, grids=LENGTHS)
+        check(family, folder, OPS[ops], seed, grids=LENGTHS)
 
 
 @pytest.mark.parametrize("family", ["qwen3_asr"])

@@ -23,9 +23,10 @@ from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops, select_ops
 from tokenloom.tests.support.family_checkpoints import reference_model
+from tokenloom.tests.support.today import some_pairs
 from tokenloom.tests.support.whisper_checkpoints import START_ID, whisper_checkpoint
-from tokenloom.tests.workers.adapters.threaded_group import run_ranks
 from tokenloom.tests.workers.models.test_decoder import schedule
+from tokenloom.tests.workers.threaded_group import run_ranks
 from tokenloom.workers.input_batch import InputBatch
 from tokenloom.workers.media.clip_inputs import ClipInputs
 from tokenloom.workers.media.clip_rows import ClipRows
@@ -152,16 +153,17 @@ def check(folder: Path, ops: Ops, seed: int, group: ParallelGroup | None = None)
         torch.testing.assert_close(actual[name], expected, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("num_rows", [37, 40, 32])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("num_rows", "seed"), some_pairs([37, 40, 32], range(3), every=3))
 def test_logits_equal_transformers_under_any_schedule(num_rows: int, seed: int, tmp_path: Path) -> None:
     """Clips of whole blocks, and those that leave a block's end empty."""
     folder = whisper_checkpoint(tmp_path, max_source_positions=num_rows, seed=seed)
     check(folder, ReferenceOps(), seed)
 
 
-@pytest.mark.parametrize("is_batch_invariant", [False, True])
-@pytest.mark.parametrize("fields", [{}, {"decoder_attention_heads": 2, "max_source_positions": 40}])
+@pytest.mark.parametrize(
+    ("fields", "is_batch_invariant"),
+    some_pairs([{}, {"decoder_attention_heads": 2, "max_source_positions": 40}], [False, True], every=2),
+)
 def test_one_call_of_the_kernels_computes_the_same(
     fields: dict[str, Any], is_batch_invariant: bool, tmp_path: Path
 ) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, logits_after
 from tokenloom.tests.workers.random_schedule import execute, message, new_row, new_runner
-from tokenloom.workers import model_runner
 from tokenloom.workers.sampling.logprobs import LogprobTargets, ScoredToken, _score_on_device, score_tokens
 
 F64 = npt.NDArray[np.float64]
@@ -65,12 +64,9 @@ def test_a_row_without_a_distribution_has_nan_logprobs() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 17])
 @pytest.mark.parametrize("start", [1, 2, 9, 16])
-def test_prompt_logprobs_start_at_the_requested_token_under_any_chunking(
-    chunk: int, start: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model_runner, "LOGITS_BYTES", 3 * 4 * VOCAB_SIZE)  # three rows at once
+def test_prompt_logprobs_start_at_the_requested_token_under_any_chunking(chunk: int, start: int) -> None:
     prompt = np.random.default_rng(start).integers(0, VOCAB_SIZE, 17).tolist()
-    runner = new_runner()
+    runner = new_runner(logits_bytes=3 * 4 * VOCAB_SIZE)  # three rows at once
     scored = RowSampling(temperature=0.0, num_prompt_logprobs=3, prompt_logprobs_start=start)
     found: dict[int, tuple[int, list[int], F64]] = {}
     appends = [value for block in range(5) for value in (0, 0, block + 1)]

@@ -10,6 +10,7 @@ import torch
 from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels.cpu.sampling import load_cpu_sampling
 from tokenloom.tests.support.sampling_reference import Wanted, filtered, scores
+from tokenloom.tests.support.today import some_pairs
 from tokenloom.workers.sampling.sampler import Sampler
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 
@@ -49,8 +50,10 @@ def draw(logits: F64, sampling: RowSampling, num_draws: int) -> npt.NDArray[np.i
     return SAMPLER.sample(rows, columns, np.arange(num_draws))
 
 
-PEAKED = np.random.default_rng(1).normal(0, 3, 60)
-TIED = np.round(np.random.default_rng(2).normal(0, 1.5, 40))  # as logits in bf16: many equal values
+LOGITS = {
+    "peaked": np.random.default_rng(1).normal(0, 3, 60),
+    "tied": np.round(np.random.default_rng(2).normal(0, 1.5, 40)),  # as logits in bf16: many equal values
+}
 
 
 CASES = [
@@ -73,17 +76,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("logits", [PEAKED, TIED], ids=["peaked", "tied"])
-@pytest.mark.parametrize("sampling", CASES, ids=repr)
-def test_samples_follow_the_filtered_distribution(logits: F64, sampling: RowSampling) -> None:
-    check_draws(logits, sampling, 4000)
+@pytest.mark.parametrize(("sampling", "logits"), some_pairs(CASES, list(LOGITS), every=4))
+def test_samples_follow_the_filtered_distribution(sampling: RowSampling, logits: str) -> None:
+    check_draws(LOGITS[logits], sampling, 4000)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("logits", [PEAKED, TIED], ids=["peaked", "tied"])
+@pytest.mark.parametrize("logits", LOGITS)
 @pytest.mark.parametrize("sampling", CASES, ids=repr)
-def test_many_samples_follow_the_filtered_distribution(logits: F64, sampling: RowSampling) -> None:
-    check_draws(logits, sampling, 100_000)
+def test_many_samples_follow_the_filtered_distribution(logits: str, sampling: RowSampling) -> None:
+    check_draws(LOGITS[logits], sampling, 100_000)
 
 
 def check_draws(logits: F64, sampling: RowSampling, num_draws: int) -> None:

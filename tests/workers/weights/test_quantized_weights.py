@@ -14,6 +14,7 @@ from tokenloom.ipc.models.quantization_config import QuantizationConfig
 from tokenloom.kernels.quantized import QuantizedWeight, as_floats
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.quantized_checkpoints import FORMATS, mxfp4_pair, quantized_pair
+from tokenloom.tests.support.today import some, some_pairs
 from tokenloom.tests.workers.models.test_decoder import oracle, prompts_of, run_schedule, schedule
 from tokenloom.tests.workers.paged_run import CPU, PagedRun, load
 from tokenloom.workers.weights.checkpoint import Checkpoint, TensorSlice
@@ -32,7 +33,7 @@ def open_pair(folders: tuple[Path, Path]) -> tuple[Checkpoint, dict[str, torch.T
     return checkpoint, load_file(plain / "model.safetensors")
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", some(list(FORMATS), 3))
 def test_loaded_matrices_equal_the_dequantized_codes(form: str, tmp_path: Path) -> None:
     checkpoint, floats = open_pair(quantized_pair(tmp_path, form, intermediate_size=INNER, **SHAPE))
     names = [f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"]
@@ -48,8 +49,7 @@ def test_loaded_matrices_equal_the_dequantized_codes(form: str, tmp_path: Path) 
         )
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("form", "num_ranks"), some_pairs(list(FORMATS), [2, 4, 8], every=5))
 def test_a_shard_may_begin_inside_a_quantization_group(form: str, num_ranks: int, tmp_path: Path) -> None:
     checkpoint, floats = open_pair(quantized_pair(tmp_path, form, intermediate_size=INNER, **SHAPE))
     with checkpoint:
@@ -64,7 +64,7 @@ def test_a_shard_may_begin_inside_a_quantization_group(form: str, num_ranks: int
 
 @pytest.mark.parametrize(
     ("form", "family"),
-    [*((form, "llama") for form in FORMATS), ("awq", "mixtral"), ("gptq, act-order", "qwen3_moe")],
+    some([*((form, "llama") for form in FORMATS), ("awq", "mixtral"), ("gptq, act-order", "qwen3_moe")], 3),
 )
 def test_logits_equal_transformers_on_dequantized_weights(form: str, family: str, tmp_path: Path) -> None:
     shape = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -129,7 +129,7 @@ def add(folder: Path, **tensors: torch.Tensor) -> None:
     save_file({**stored, **added}, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", some(list(FORMATS), 3))
 def test_only_tensors_that_change_nothing_may_be_surplus(form: str, tmp_path: Path) -> None:
     quantized, _ = quantized_pair(tmp_path, form, intermediate_size=INNER, **SHAPE)
     zeros = {"bias": torch.zeros(96, dtype=torch.float16), "weight_zero_point": torch.zeros(96, dtype=torch.int8)}

@@ -1,26 +1,17 @@
-"""One rank of a group on a fake device: python -m tokenloom.tests.workers.device.device_rank FOLDER RANK
-
-FOLDER/model is the checkpoint. Two ranks meet in FOLDER and write tokens-RANK.json: the tokens of each request.
-"""
+"""A schedule that each rank of a group runs on a fake device, with two steps in flight."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from pathlib import Path
 
 import torch
 
 from tokenloom.ipc.messages.workers import RowSampling
-from tokenloom.kernels.gpu.ops import TritonOps
-from tokenloom.tests.workers.device.fake_device import FakeRecorder, NoWaiting, new_runner
+from tokenloom.tests.workers.device.fake_device import FakeRecorder, NoWaiting, device_ops, new_runner
 from tokenloom.tests.workers.paged_run import CPU, load
 from tokenloom.tests.workers.random_schedule import BLOCK_SIZE, NUM_BLOCKS, message, new_row, sampled_by
 from tokenloom.workers.parallel import ParallelGroup
-from tokenloom.workers.rendezvous import LocalRendezvous
 
-TIMEOUT_S = 200.0
 NUM_IN_FLIGHT = 2
 WITH_LOGPROBS = 3  # the request for which the host takes part in its steps
 
@@ -45,20 +36,20 @@ STEPS = (  # freed rows, rows, tokens of each
 )
 
 
-def drive(model_folder: Path, group: ParallelGroup) -> dict[str, list[int]]:
+def drive(model_folder: Path, group: ParallelGroup) -> dict[int, list[int]]:
     """Tokens of each request, two steps in flight, of which none waits for the device to begin."""
-    model = load(model_folder, group=group, ops=TritonOps(90))
+    model = load(model_folder, group=group, ops=device_ops())
     (spec,) = model.kv_cache_specs(BLOCK_SIZE, torch.float32)
     recorder = FakeRecorder()
     runner = new_runner(recorder, model, spec.allocate(NUM_BLOCKS, CPU), group)
-    outputs: dict[str, list[int]] = {}
+    outputs: dict[int, list[int]] = {}
     requests: dict[int, int] = {}  # by row
     started: list[dict[int, int]] = []  # of each step that is not finished, as they were then
 
     def finish() -> None:
         sampled, owners = sampled_by(runner.finish()), started.pop(0)
         for row, token in zip(sampled.rows, sampled.token_ids, strict=True):
-            outputs.setdefault(str(owners[row]), []).append(token)
+            outputs.setdefault(owners[row], []).append(token)
 
     def finish_all() -> None:
         while started:
@@ -83,15 +74,3 @@ def drive(model_folder: Path, group: ParallelGroup) -> dict[str, list[int]]:
     finish_all()
     assert recorder.num_replays
     return outputs
-
-
-def main(folder: Path, rank: int) -> None:
-    torch.set_num_threads(1)
-    group = ParallelGroup.connect(rank, 2, CPU, LocalRendezvous(folder / "store"), TIMEOUT_S)
-    (folder / f"tokens-{rank}.json").write_text(json.dumps(drive(folder / "model", group)))
-    group.close()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
-    os._exit(0)  # as a worker does: at the interpreter's exit threads of torch may still want its lock

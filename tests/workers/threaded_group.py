@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks as threads of one process."""
+"""Tensor-parallel ranks as threads of one process, of which one computes at a time."""
 
 from __future__ import annotations
 
@@ -12,23 +12,33 @@ from torch import Tensor
 
 from tokenloom.workers.parallel import ParallelGroup
 
-TIMEOUT_S = 60.0
+HANG_S = 600.0
 T = TypeVar("T")
 
 
 class ThreadedGroup(ParallelGroup):
-    """One of several ranks that share a list, with a place for each, and a barrier."""
+    """One of several ranks that share a list, with a place for each, a barrier, and a baton.
 
-    def __init__(self, rank: int, places: list[Tensor], barrier: threading.Barrier) -> None:
+    The rank that holds the baton computes: Triton's interpreter and transformers' loading change state of the process.
+    """
+
+    def __init__(self, rank: int, places: list[Tensor], barrier: threading.Barrier, baton: threading.Lock) -> None:
         super().__init__(rank, len(places))
-        self._places, self._barrier = places, barrier
+        self._places, self._barrier, self._baton = places, barrier, baton
 
     def _exchange(self, x: Tensor) -> list[Tensor]:
         self._places[self.rank] = x.clone()
-        self._barrier.wait(TIMEOUT_S)
+        self._meet()
         parts = list(self._places)
-        self._barrier.wait(TIMEOUT_S)
+        self._meet()
         return parts
+
+    def _meet(self) -> None:
+        self._baton.release()
+        try:
+            self._barrier.wait()
+        finally:
+            self._baton.acquire()
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x.copy_(torch.stack(self._exchange(x)).sum(0))
@@ -46,14 +56,15 @@ class ThreadedGroup(ParallelGroup):
 
 def run_ranks(size: int, work: Callable[[ParallelGroup], T]) -> list[T]:
     """Call `work` for each rank of a group at once; return the results by rank."""
-    places, barrier = [torch.empty(0)] * size, threading.Barrier(size)
+    places, barrier, baton = [torch.empty(0)] * size, threading.Barrier(size, timeout=HANG_S), threading.Lock()
     with ThreadPoolExecutor(size) as threads:
 
         def run(rank: int) -> T:
-            try:
-                return work(ThreadedGroup(rank, places, barrier))
-            except BaseException:
-                barrier.abort()
-                raise
+            with baton:
+                try:
+                    return work(ThreadedGroup(rank, places, barrier, baton))
+                except BaseException:
+                    barrier.abort()
+                    raise
 
-        return [each.result(TIMEOUT_S) for each in [threads.submit(run, rank) for rank in range(size)]]
+        return [each.result() for each in [threads.submit(run, rank) for rank in range(size)]]
