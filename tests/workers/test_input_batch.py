@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from tokenloom.ipc.errors import ProtocolError
-from tokenloom.ipc.messages.workers import NewRow, RowSampling
+from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.workers.random_schedule import new_row
 from tokenloom.workers.input_batch import InputBatch
 
 MAX_NUM_SEQS, MAX_MODEL_LEN, BLOCK_SIZE, NUM_BLOCKS = 6, 50, 4, 200
 MAX_LORAS = 2
+MAX_BLOCKS = -(-MAX_MODEL_LEN // BLOCK_SIZE)  # of a row
 
 
 def ints(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -172,81 +175,55 @@ def started() -> InputBatch:
     return batch
 
 
-@pytest.mark.parametrize(
-    ("rows", "counts", "reason"),
-    [
-        ([0], [7], "known tokens"),
-        ([1], [5], "slots"),
-        ([0, 0], [1, 1], "each once"),
-        ([0, 1], [1], "counts"),
-        ([0], [0], "at least 1"),
-        ([2], [1], "not in use"),
-        ([-1], [1], "rows are"),
-        ([6], [1], "rows are"),
-    ],
-)
-def test_a_step_that_contradicts_the_rows_raises(rows: list[int], counts: list[int], reason: str) -> None:
-    with pytest.raises(ProtocolError, match=reason):
-        batch = started()
-        batch.prepare(batch.layout(ints(*rows).tobytes(), ints(*counts).tobytes()))
+def step(batch: InputBatch, rows: list[int], counts: list[int]) -> None:
+    batch.prepare(batch.layout(ints(*rows).tobytes(), ints(*counts).tobytes()))
+
+
+def append(batch: InputBatch, *blocks: list[int]) -> None:
+    batch.append_blocks(np.array(blocks, np.int32))
+
+
+def force(batch: InputBatch, *appends: int) -> None:
+    batch.append_forced(ints(*appends))
 
 
 @pytest.mark.parametrize(
-    ("append", "reason"),
+    ("change", "arguments", "reason"),
     [
-        ([0, 0, 0], "blocks are"),
-        ([0, 0, NUM_BLOCKS], "blocks are"),
-        ([0, 1, 5], "group"),
-        ([3, 0, 5], "not in use"),
-        ([9, 0, 5], "rows are"),
+        (step, ([0], [7]), "known tokens"),
+        (step, ([1], [5]), "slots"),
+        (step, ([0, 0], [1, 1]), "each once"),
+        (step, ([0, 1], [1]), "counts"),
+        (step, ([0], [0]), "at least 1"),
+        (step, ([2], [1]), "not in use"),
+        (step, ([-1], [1]), "rows are"),
+        (step, ([6], [1]), "rows are"),
+        (append, ([0, 0, 0],), "blocks are"),
+        (append, ([0, 0, NUM_BLOCKS],), "blocks are"),
+        (append, ([0, 1, 5],), "group"),
+        (append, ([3, 0, 5],), "not in use"),
+        (append, ([9, 0, 5],), "rows are"),
+        (append, [[0, 0, 9]] * (MAX_BLOCKS - 1), f"at most {MAX_BLOCKS}"),
+        (force, (0,), "of which there are 0"),
+        (force, (0, 2, 5), "given 2 tokens, of which there are 1"),
+        (force, (0, 0), "given 0 tokens"),
+        (force, (0, -1, 5), "given -1 tokens"),
+        (force, (3, 1, 5), "not in use"),
+        (force, (9, 1, 5), "rows are"),
+        (force, (0, MAX_MODEL_LEN, *range(MAX_MODEL_LEN)), "already"),
+        (InputBatch.admit, (new_row(0, [1]),), "not freed"),
+        (InputBatch.admit, (new_row(-1, [1]),), "rows are"),
+        (InputBatch.admit, (new_row(MAX_NUM_SEQS, [1]),), "rows are"),
+        (InputBatch.admit, (new_row(2, []),), "one to compute"),
+        (InputBatch.admit, (new_row(2, [1, 2], computed=2),), "one to compute"),
+        (InputBatch.admit, (new_row(2, [1] * (MAX_MODEL_LEN + 1)),), "at most 50"),
+        (InputBatch.admit, (replace(new_row(2, [1]), adapter_slot=MAX_LORAS + 1),), r"slot 3, slots are \[1, 2\]"),
+        (InputBatch.admit, (replace(new_row(2, [1]), adapter_slot=-1),), "adapter slot -1"),
+        (InputBatch.free, (ints(3),), "not in use"),
     ],
 )
-def test_blocks_that_do_not_exist_are_refused(append: list[int], reason: str) -> None:
+def test_a_change_that_contradicts_the_rows_is_refused(
+    change: Callable[..., None], arguments: Sequence[Any], reason: str
+) -> None:
     with pytest.raises(ProtocolError, match=reason):
-        started().append_blocks(np.array([append], np.int32))
-
-
-@pytest.mark.parametrize(
-    ("appends", "reason"),
-    [
-        ([0], "of which there are 0"),
-        ([0, 2, 5], "given 2 tokens, of which there are 1"),
-        ([0, 0], "given 0 tokens"),
-        ([0, -1, 5], "given -1 tokens"),
-        ([3, 1, 5], "not in use"),
-        ([9, 1, 5], "rows are"),
-        ([0, MAX_MODEL_LEN, *range(MAX_MODEL_LEN)], "already"),
-    ],
-)
-def test_invalid_forced_tokens_are_refused(appends: list[int], reason: str) -> None:
-    with pytest.raises(ProtocolError, match=reason):
-        started().append_forced(ints(*appends))
-
-
-def test_a_row_gets_at_most_the_blocks_of_the_longest_request() -> None:
-    most = -(-MAX_MODEL_LEN // BLOCK_SIZE)
-    with pytest.raises(ProtocolError, match=f"at most {most}"):
-        started().append_blocks(np.array([[0, 0, 9]] * (most - 1), np.int32))
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        (new_row(0, [1]), "not freed"),
-        (new_row(-1, [1]), "rows are"),
-        (new_row(MAX_NUM_SEQS, [1]), "rows are"),
-        (new_row(2, []), "one to compute"),
-        (new_row(2, [1, 2], computed=2), "one to compute"),
-        (new_row(2, [1] * (MAX_MODEL_LEN + 1)), "at most 50"),
-        (replace(new_row(2, [1]), adapter_slot=MAX_LORAS + 1), r"adapter slot 3, slots are \[1, 2\]"),
-        (replace(new_row(2, [1]), adapter_slot=-1), "adapter slot -1"),
-    ],
-)
-def test_an_invalid_row_is_not_admitted(message: NewRow, reason: str) -> None:
-    with pytest.raises(ProtocolError, match=reason):
-        started().admit(message)
-
-
-def test_freeing_a_free_row_raises() -> None:
-    with pytest.raises(ProtocolError, match="not in use"):
-        started().free(ints(3))
+        change(started(), *arguments)

@@ -27,6 +27,13 @@ from tokenloom.workers.model_runner import ModelRunner
 from tokenloom.workers.models.decoder import DecoderModel
 from tokenloom.workers.parallel import ParallelGroup
 
+SMALL = {  # fields of a model, for the interpreter
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "intermediate_size": 64,
+}
+
 
 def device_ops() -> TritonOps:
     """Return the operations of the fake device, which has few programs at once: each takes some time to begin."""

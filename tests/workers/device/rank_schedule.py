@@ -15,7 +15,7 @@ from tokenloom.workers.parallel import ParallelGroup
 NUM_IN_FLIGHT = 2
 WITH_LOGPROBS = 3  # the request for which the host takes part in its steps
 
-GREEDY, DRAWN = RowSampling(temperature=0.0), RowSampling(temperature=0.8, top_k=50, top_p=0.95, seed=11)
+GREEDY, DRAWN = RowSampling(temperature=0.0), RowSampling(temperature=0.8, seed=11)
 COUNTED = RowSampling(temperature=0.0, num_logprobs=0)
 ADMISSIONS = {  # by step: request, row, prompt, how it samples
     0: [(0, 0, [5, 6, 7], GREEDY), (1, 1, [8, 9], DRAWN)],

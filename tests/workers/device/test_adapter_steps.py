@@ -19,7 +19,7 @@ from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.select import Ops
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.workers.device.adapter_schedule import COUNTED, GREEDY, REQUESTS, admitting, drive
-from tokenloom.tests.workers.device.fake_device import FakeRecorder, Launches, NoWaiting, device_ops, new_runner
+from tokenloom.tests.workers.device.fake_device import SMALL, FakeRecorder, Launches, NoWaiting, device_ops, new_runner
 from tokenloom.tests.workers.paged_run import CPU
 from tokenloom.tests.workers.random_schedule import (
     BLOCK_SIZE,
@@ -41,7 +41,7 @@ NUM_SLOTS, RANK = 3, 4
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("adapters"), "qwen3", num_hidden_layers=1)
+    return tiny_checkpoint(tmp_path_factory.mktemp("adapters"), "qwen3", **SMALL)
 
 
 def adapted_model(folder: Path, ops: Ops) -> DecoderModel:

@@ -15,7 +15,7 @@ from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.messages.media import Encode, MediaKind
 from tokenloom.ipc.messages.workers import ModelRunnerOutput, NewRow, SchedulerOutput
 from tokenloom.tests.workers.random_schedule import frame, message, new_row
-from tokenloom.tests.workers.worker_harness import make_spec
+from tokenloom.tests.workers.worker_harness import WorkerHarness, make_spec
 from tokenloom.workers.worker import Worker
 
 NUM_OUTPUTS = 5
@@ -116,3 +116,27 @@ def answers(engine: Engine, prompt: Prompt, seed: int) -> list[int]:
     entries = frame(*[order.entry for order in prompt.orders])
     engine.execute(msgspec.structs.replace(message(freed=[1, 2]), freed_entries=entries))
     return tokens[:NUM_OUTPUTS]
+
+
+def check_two_processes(engine: Engine, prompt: Prompt, run_directory: Path) -> None:
+    """Check that two ranks in processes give the tokens of one, and that both miss the same medium."""
+    expected = answers(engine, prompt, 0)
+    harness = WorkerHarness(media_spec(Path(engine.spec.model_folder), run_directory, tensor_parallel_size=2))
+    try:
+        harness.start()
+        store = BlobStore(run_directory / "media", 1 << 24)
+        for item in prompt.items:
+            store.put(media_header(item.grid, item.shape) + bytes(item.data))
+        lost = msgspec.structs.replace(prompt.orders[0], entry=9, digest=bytes(32))
+        harness.publish(msgspec.structs.replace(harness.next_step([], []), encodes=[lost, *prompt.orders]))
+        assert [each.entry for each in harness.receive(ModelRunnerOutput).failed_entries] == [9]
+        appends = [each for block in range(8) for each in (1, 0, 1 + block)]
+        first = harness.next_step([1], [10], [prompt.new_row(1)], appends)
+        assert harness.execute(msgspec.structs.replace(first, span_entries=prompt.bindings(1))) == []
+        tokens = harness.execute(harness.next_step([1], [len(prompt.token_ids) - 10]))
+        while len(tokens) < NUM_OUTPUTS:
+            tokens += harness.execute(harness.next_step([1], [1]))
+        assert tokens == expected
+        assert harness.stop() == [0, 0]
+    finally:
+        harness.close()

@@ -9,17 +9,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from tokenloom.ipc.blobs.media_file import MediaFile, media_header
-from tokenloom.ipc.blobs.store import BlobStore
-from tokenloom.ipc.messages.workers import ModelRunnerOutput
+from tokenloom.ipc.blobs.media_file import MediaFile
 from tokenloom.ipc.models.audio_config import AudioConfig
 from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_configs import AUDIO_MODELS
 from tokenloom.tests.support.audio_oracle import AudioOracle, Samples
 from tokenloom.tests.workers.encoders.audio.audio_items import random_item
-from tokenloom.tests.workers.media.media_engine import NUM_OUTPUTS, Engine, Prompt, answers, media_spec
+from tokenloom.tests.workers.media.media_engine import NUM_OUTPUTS, Engine, Prompt, answers, check_two_processes
 from tokenloom.tests.workers.random_schedule import message
-from tokenloom.tests.workers.worker_harness import WorkerHarness
 
 COUNTS = (17_000, 30_001)  # samples
 
@@ -101,23 +98,4 @@ def test_dummy_weights_include_the_encoder(engine: Engine, tmp_path: Path) -> No
 
 @pytest.mark.nightly
 def test_two_ranks_in_processes_give_the_tokens_of_one(engine: Engine, tmp_path: Path) -> None:
-    prompt = make_prompt(engine, COUNTS, seed=1)
-    expected = answers(engine, prompt, 0)
-    harness = WorkerHarness(media_spec(Path(engine.spec.model_folder), tmp_path, tensor_parallel_size=2))
-    try:
-        harness.start()
-        store = BlobStore(tmp_path / "media", 1 << 24)
-        for item in prompt.items:
-            store.put(media_header(item.grid, item.shape) + bytes(item.data))
-        harness.publish(msgspec.structs.replace(harness.next_step([], []), encodes=prompt.orders))
-        assert harness.receive(ModelRunnerOutput).failed_entries == []
-        appends = [each for block in range(8) for each in (1, 0, 1 + block)]
-        first = harness.next_step([1], [10], [prompt.new_row(1)], appends)
-        assert harness.execute(msgspec.structs.replace(first, span_entries=prompt.bindings(1))) == []
-        tokens = harness.execute(harness.next_step([1], [len(prompt.token_ids) - 10]))
-        while len(tokens) < NUM_OUTPUTS:
-            tokens += harness.execute(harness.next_step([1], [1]))
-        assert tokens == expected
-        assert harness.stop() == [0, 0]
-    finally:
-        harness.close()
+    check_two_processes(engine, make_prompt(engine, COUNTS, seed=1), tmp_path)

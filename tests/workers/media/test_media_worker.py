@@ -11,18 +11,14 @@ import pytest
 import torch
 import transformers
 
-from tokenloom.ipc.blobs.media_file import media_header
-from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.errors import ProtocolError
 from tokenloom.ipc.messages.base import Holding
-from tokenloom.ipc.messages.workers import ModelRunnerOutput
 from tokenloom.tests.support.today import some
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.support.vision_configs import VISION_MODELS
 from tokenloom.tests.workers.encoders.images.image_items import qwen_patches, random_item
-from tokenloom.tests.workers.media.media_engine import NUM_OUTPUTS, Engine, Prompt, answers, media_spec
+from tokenloom.tests.workers.media.media_engine import NUM_OUTPUTS, Engine, Prompt, answers, check_two_processes
 from tokenloom.tests.workers.random_schedule import frame, message
-from tokenloom.tests.workers.worker_harness import WorkerHarness
 from tokenloom.workers.encoders.encoder import Encoder
 from tokenloom.workers.encoders.images.pixels import PixelScale
 
@@ -141,24 +137,4 @@ def test_dummy_weights_include_the_encoder(engine: Engine, tmp_path: Path) -> No
 
 @pytest.mark.nightly
 def test_two_ranks_in_processes_give_the_tokens_of_one(engine: Engine, tmp_path: Path) -> None:
-    prompt = make_prompt(engine, [(1, 3, 4), (1, 2, 2)], seed=1)
-    expected = answers(engine, prompt, 0)
-    harness = WorkerHarness(media_spec(Path(engine.spec.model_folder), tmp_path, tensor_parallel_size=2))
-    try:
-        harness.start()
-        store = BlobStore(tmp_path / "media", 1 << 24)
-        for item in prompt.items:
-            store.put(media_header(item.grid, item.shape) + bytes(item.data))
-        lost = msgspec.structs.replace(prompt.orders[0], entry=9, digest=bytes(32))
-        harness.publish(msgspec.structs.replace(harness.next_step([], []), encodes=[lost, *prompt.orders]))
-        assert [each.entry for each in harness.receive(ModelRunnerOutput).failed_entries] == [9]
-        appends = [each for block in range(8) for each in (1, 0, 1 + block)]
-        first = harness.next_step([1], [10], [prompt.new_row(1)], appends)
-        assert harness.execute(msgspec.structs.replace(first, span_entries=prompt.bindings(1))) == []
-        tokens = harness.execute(harness.next_step([1], [len(prompt.token_ids) - 10]))
-        while len(tokens) < NUM_OUTPUTS:
-            tokens += harness.execute(harness.next_step([1], [1]))
-        assert tokens == expected
-        assert harness.stop() == [0, 0]
-    finally:
-        harness.close()
+    check_two_processes(engine, make_prompt(engine, [(1, 3, 4), (1, 2, 2)], seed=1), tmp_path)

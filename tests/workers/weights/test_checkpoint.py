@@ -114,31 +114,29 @@ def test_a_stored_head_of_a_model_that_sees_replaces_the_tied_one(tmp_path: Path
     assert torch.equal(theirs.lm_head.weight, head)
 
 
-def test_missing_tensor_is_named(tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path)
-    edit(folder, {Q_PROJ: None})
-    with pytest.raises(ConfigError, match=rf"{Q_PROJ} is missing, among 19 .*config.json"):
-        load(folder)
-
-
-def test_a_missing_untied_head_is_an_error(tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path, tie_word_embeddings=False)
-    edit(folder, {"lm_head.weight": None})
-    with pytest.raises(ConfigError, match=r"lm_head.weight is missing"):
-        load(folder)
-
-
-def test_a_wrong_shape_is_reported_with_both_shapes(tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path)
-    edit(folder, {Q_PROJ: torch.zeros(64, 96)})
-    with pytest.raises(ConfigError, match=rf"model.safetensors: tensor {Q_PROJ} has shape \[64, 96\].*\[96, 96\]"):
-        load(folder)
-
-
-def test_quantized_tensor_is_refused(tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path)
-    edit(folder, {Q_PROJ: torch.zeros(96, 96, dtype=torch.int8)})
-    with pytest.raises(ConfigError, match=rf"{Q_PROJ} is I8, only F64, F32, F16, BF16 can be used here"):
+@pytest.mark.parametrize(
+    ("fields", "change", "message"),
+    [
+        ({}, {Q_PROJ: None}, rf"{Q_PROJ} is missing, among 19 .*config.json"),
+        ({"tie_word_embeddings": False}, {"lm_head.weight": None}, "lm_head.weight is missing"),
+        (
+            {},
+            {Q_PROJ: torch.zeros(64, 96)},
+            rf"model.safetensors: tensor {Q_PROJ} has shape \[64, 96\].*\[96, 96\]",
+        ),
+        (
+            {},
+            {Q_PROJ: torch.zeros(96, 96, dtype=torch.int8)},
+            rf"{Q_PROJ} is I8, only F64, F32, F16, BF16 can be used here",
+        ),
+    ],
+)
+def test_a_tensor_that_is_missing_or_does_not_fit_is_named(
+    fields: dict[str, object], change: dict[str, torch.Tensor | None], message: str, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint(tmp_path, **fields)
+    edit(folder, change)
+    with pytest.raises(ConfigError, match=message):
         load(folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,18 +107,25 @@ def test_quantizing_on_load_keeps_logits_near(kind: str, tmp_path: Path) -> None
     assert 1e-4 < error < {"int8": 0.05, "fp8": 0.15}[kind]
 
 
-def test_scales_of_another_block_size_are_reported(tmp_path: Path) -> None:
-    quantized, _ = quantized_pair(tmp_path, "fp8, blocks", **SHAPE)
-    wrong = QuantizationConfig(layout="scaled", weight_dtype="fp8", block=(16, 16))
-    message = r"q_proj.weight_scale_inv has shape \[2, 2\], blocks of 16 x 16 in \[96, 96\] ask for \[6, 6\]"
-    with Checkpoint(quantized, torch.float32, CPU, wrong) as checkpoint, pytest.raises(ConfigError, match=message):
-        load_matrix(checkpoint, TensorSlice(Q_PROJ, (96, 96)))
-
-
-def test_codes_of_another_dtype_are_reported(tmp_path: Path) -> None:
-    quantized, _ = quantized_pair(tmp_path, "int8, channels", **SHAPE)
-    wrong = QuantizationConfig(layout="scaled", weight_dtype="fp8")
-    message = r"q_proj.weight is I8, only F8_E4M3 can be used here"
+@pytest.mark.parametrize(
+    ("form", "wrong", "message"),
+    [
+        (
+            "fp8, blocks",
+            QuantizationConfig(layout="scaled", weight_dtype="fp8", block=(16, 16)),
+            r"q_proj.weight_scale_inv has shape \[2, 2\], blocks of 16 x 16 in \[96, 96\] ask for \[6, 6\]",
+        ),
+        (
+            "int8, channels",
+            QuantizationConfig(layout="scaled", weight_dtype="fp8"),
+            "q_proj.weight is I8, only F8_E4M3 can be used here",
+        ),
+    ],
+)
+def test_codes_and_scales_of_another_kind_are_reported(
+    form: str, wrong: QuantizationConfig, message: str, tmp_path: Path
+) -> None:
+    quantized, _ = quantized_pair(tmp_path, form, **SHAPE)
     with Checkpoint(quantized, torch.float32, CPU, wrong) as checkpoint, pytest.raises(ConfigError, match=message):
         load_matrix(checkpoint, TensorSlice(Q_PROJ, (96, 96)))
 
@@ -141,16 +149,15 @@ def test_only_tensors_that_change_nothing_may_be_surplus(form: str, tmp_path: Pa
             load(quantized)
 
 
-def test_surplus_tensors_are_refused_if_matrices_are_quantized_on_load(tmp_path: Path) -> None:
-    folder = tiny_checkpoint(tmp_path)
+@pytest.mark.parametrize(
+    ("write", "quantization"),
+    [(tiny_checkpoint, "int8"), (lambda folder: mxfp4_pair(folder, intermediate_size=96)[0], None)],
+)
+def test_surplus_tensors_are_refused_beside_other_forms(
+    write: Callable[[Path], Path], quantization: str | None, tmp_path: Path
+) -> None:
+    folder = write(tmp_path)
+    load(folder, quantization=quantization)
     add(folder, input_scale=torch.ones(1))
     with pytest.raises(ConfigError, match=r"no place for tensor model.layers.1.self_attn.q_proj.input_scale: "):
-        load(folder, quantization="int8")
-
-
-def test_surplus_tensors_are_refused_beside_mxfp4(tmp_path: Path) -> None:
-    quantized, _ = mxfp4_pair(tmp_path, intermediate_size=96)
-    load(quantized)
-    add(quantized, input_scale=torch.ones(1))
-    with pytest.raises(ConfigError, match=r"no place for tensor model.layers.1.self_attn.q_proj.input_scale: "):
-        load(quantized)
+        load(folder, quantization=quantization)
