@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from queue import SimpleQueue
-
 import pytest
 import torch
 from torch import Tensor
@@ -24,6 +21,7 @@ from tokenloom.tests.workers.random_schedule import (
     new_row,
     new_runner,
 )
+from tokenloom.tests.workers.threaded_group import run_ranks
 from tokenloom.workers.parallel import ParallelGroup
 
 
@@ -177,20 +175,6 @@ def test_block_appends_must_be_triples() -> None:
         execute(new_runner(), message(new_rows=[new_row(0, [1])], appends=[0, 0, 1, 0]))
 
 
-class ThreadGroup(ParallelGroup):
-    """Two ranks in two threads of one process."""
-
-    def __init__(self, rank: int, channel: SimpleQueue[Tensor]) -> None:
-        super().__init__(rank, 2)
-        self._channel = channel
-
-    def broadcast(self, x: Tensor) -> Tensor:
-        if self.rank == 0:
-            self._channel.put(x.clone())
-            return x
-        return x.copy_(self._channel.get(timeout=20))
-
-
 class SilentModel(HistoryModel):
     """Ranks other than 0 see no logits."""
 
@@ -199,21 +183,16 @@ class SilentModel(HistoryModel):
 
 
 def test_every_rank_stores_the_tokens_that_rank_0_sampled() -> None:
-    channel: SimpleQueue[Tensor] = SimpleQueue()
-    runners = [new_runner(HistoryModel(), ThreadGroup(0, channel)), new_runner(SilentModel(), ThreadGroup(1, channel))]
-    steps = [message([0], [2], new_rows=[new_row(0, [1, 2], sampling=RowSampling(seed=4))], appends=[0, 0, 1])]
+    sampling = RowSampling(seed=4)
+    right = expected_tokens([1, 2], sampling, 6)
+    steps = [message([0], [2], new_rows=[new_row(0, [1, 2], sampling=sampling)], appends=[0, 0, 1])]
     steps += [message([0], [1]), message([0], [1])]
-    right = expected_tokens([1, 2], RowSampling(seed=4), 6)
     steps += [message([0], [4], drafts=[0, 3, right[3], right[4], right[5] + 1], appends=[0, 0, 2])]
 
-    def run(rank: int) -> None:
+    def run(group: ParallelGroup) -> list[int]:
+        runner = new_runner(SilentModel() if group.rank else HistoryModel(), group)
         for step in steps:
-            runners[rank].execute(step)
+            runner.execute(step)
+        return runner._batch.token_ids(0)
 
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-    expected = [1, 2, *right]
-    assert [runner._batch.token_ids(0) for runner in runners] == [expected, expected]
+    assert run_ranks(2, run) == [[1, 2, *right]] * 2

@@ -189,7 +189,7 @@ def test_a_folder_of_a_model_that_sees_is_read_as_text(tmp_path: Path) -> None:
 def test_native_models_start_without_transformers() -> None:
     modules = "tokenloom.workers.process, tokenloom.core.process, tokenloom.frontend.supervisor.supervisor"
     check = f"import sys, {modules}; sys.exit('transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], timeout=120, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
 def test_a_rotary_embedding_that_depends_on_other_requests_bounds_the_length(tmp_path: Path) -> None:

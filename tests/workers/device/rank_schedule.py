@@ -20,19 +20,16 @@ COUNTED = RowSampling(temperature=0.0, num_logprobs=0)
 ADMISSIONS = {  # by step: request, row, prompt, how it samples
     0: [(0, 0, [5, 6, 7], GREEDY), (1, 1, [8, 9], DRAWN)],
     2: [(2, 2, [20, 21, 22, 23, 24, 25], DRAWN)],
-    5: [(WITH_LOGPROBS, 1, [30, 31], COUNTED)],
+    4: [(WITH_LOGPROBS, 1, [30, 31], COUNTED)],
 }
 STEPS = (  # freed rows, rows, tokens of each
     ([], [0, 1], [3, 2]),
     ([], [0, 1], [1, 1]),
     ([], [0, 1, 2], [1, 1, 4]),  # a chunk
     ([], [0, 1, 2], [1, 1, 2]),
-    ([], [0, 1, 2], [1, 1, 1]),
     ([1], [0, 2, 1], [1, 1, 2]),
     ([], [0, 2, 1], [1, 1, 1]),
-    ([], [0, 2, 1], [1, 1, 1]),
     ([1], [0, 2], [1, 1]),
-    ([], [2], [1]),
 )
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 from pathlib import Path
-from queue import SimpleQueue
 from typing import NamedTuple
 
 import pytest
@@ -21,6 +19,7 @@ from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.ipc.models.vision_config import VisionConfig
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
 from tokenloom.tests.workers.encoders.images.image_items import random_item
+from tokenloom.tests.workers.threaded_group import run_ranks
 from tokenloom.workers.encoders.encoder import Encoder
 from tokenloom.workers.media.encoded_media import EncodedMedia
 from tokenloom.workers.parallel import ParallelGroup
@@ -160,37 +159,15 @@ def test_files_are_closed_after_they_are_read(cache: Cache) -> None:
     assert num_open() == before
 
 
-class PairGroup(ParallelGroup):
-    """Two ranks in two threads."""
-
-    def __init__(self, rank: int, mine: SimpleQueue[Tensor], other: SimpleQueue[Tensor]) -> None:
-        super().__init__(rank, 2)
-        self._mine, self._other = mine, other
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        self._other.put(x.clone())
-        return x.add_(self._mine.get(timeout=20))
-
-
 def test_a_medium_that_one_rank_cannot_read_fails_on_all(model: Model, tmp_path: Path) -> None:
-    queues: tuple[SimpleQueue[Tensor], SimpleQueue[Tensor]] = (SimpleQueue(), SimpleQueue())
-    ranks = [Cache(model, tmp_path / str(rank), PairGroup(rank, queues[rank], queues[1 - rank])) for rank in range(2)]
-    blob = tmp_path / "1" / ranks[1].digests["a"].hex()
-    blob.unlink()
-    results: list[list[FailedEntry | None]] = [[], []]
-
-    def run(rank: int) -> None:
-        for order in (ranks[rank].order(1, "a"), ranks[rank].order(2, "b")):
-            results[rank].append(ranks[rank].cache.encode(order))
-
-    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-    for rank in range(2):
-        failed, fine = results[rank]
+    def run(group: ParallelGroup) -> None:
+        mine = Cache(model, tmp_path / str(group.rank), group)
+        if group.rank == 1:
+            (tmp_path / "1" / mine.digests["a"].hex()).unlink()
+        failed, fine = (mine.cache.encode(order) for order in (mine.order(1, "a"), mine.order(2, "b")))
         assert failed is not None
         assert failed.entry == 1
         assert fine is None
-        assert torch.equal(ranks[rank].cache.take(2, 0, 15), ranks[rank].expected("b"))
+        assert torch.equal(mine.cache.take(2, 0, 15), mine.expected("b"))
+
+    run_ranks(2, run)
