@@ -153,19 +153,6 @@ def test_cached_step_state_is_dropped_when_its_row_is_freed() -> None:
             batch.layout(rows.tobytes(), ints(1).tobytes())
 
 
-def test_a_freed_row_leaves_no_blocks_in_the_table_of_the_next_request() -> None:
-    batch = new_batch()
-    batch.admit(new_row(0, list(range(20))))
-    batch.append_blocks(np.array([[0, 0, 10 + i] for i in range(5)], np.int32))
-    batch.free(ints(0))
-    batch.admit(new_row(0, [1, 2, 3]))
-    batch.append_blocks(np.array([[0, 0, 99]], np.int32))
-    batch.admit(new_row(1, list(range(20))))
-    batch.append_blocks(np.array([[1, 0, 20 + i] for i in range(5)], np.int32))
-    tables = batch.prepare(batch.layout(ints(0, 1).tobytes(), ints(3, 20).tobytes())).block_tables
-    assert tables.tolist() == [[99, 0, 0, 0, 0], [20, 21, 22, 23, 24]]
-
-
 def started() -> InputBatch:
     """Rows 0 and 1 with 6 tokens, 2 blocks (8 slots) and 1 block (4 slots)."""
     batch = new_batch()

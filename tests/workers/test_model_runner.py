@@ -11,7 +11,6 @@ from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.tests.support.today import some, some_pairs
 from tokenloom.tests.workers.history_model import VOCAB_SIZE, HistoryModel
 from tokenloom.tests.workers.random_schedule import (
-    BLOCK_SIZE,
     RandomSchedule,
     Sampled,
     execute,
@@ -120,16 +119,6 @@ def test_forced_tokens_are_computed_in_one_step_and_the_next_token_follows_them(
     assert second.token_ids == expected.token_ids
 
 
-def test_the_next_step_uses_the_sampled_token_without_a_message() -> None:
-    runner = new_runner()
-    prompt = [5, 6, 7]
-    tokens = execute(runner, message([0], [3], new_rows=[new_row(0, prompt)], appends=[0, 0, 9])).token_ids
-    for step in range(5):
-        appends = [0, 0, 20 + step] if (3 + step) % BLOCK_SIZE == 0 else []
-        tokens += execute(runner, message([0], [1], appends=appends)).token_ids
-    assert tokens == expected_tokens(prompt, RowSampling(temperature=0.0), 6)
-
-
 def test_cached_blocks_are_read_and_not_computed_again() -> None:
     runner = new_runner()
     prompt = list(range(10))
@@ -138,16 +127,6 @@ def test_cached_blocks_are_read_and_not_computed_again() -> None:
     appends = [1, 0, 3, 1, 0, 4, 1, 0, 6]
     answer = execute(runner, message([1], [2], new_rows=[new_row(1, other, computed=8)], appends=appends))
     assert answer.token_ids == expected_tokens(other, RowSampling(temperature=0.0), 1)
-
-
-def test_results_keep_the_message_order_and_omit_rows_that_do_not_sample() -> None:
-    runner = new_runner()
-    new_rows = [new_row(row, [row] * 4) for row in range(4)]
-    appends = [value for row in range(4) for value in (row, 0, row + 1)]
-    execute(runner, message([0, 1, 2, 3], [3, 1, 3, 2], new_rows=new_rows, appends=appends))
-    answer = execute(runner, message([1, 3, 0, 2], [3, 1, 1, 1]))
-    assert answer.rows == [1, 0, 2]
-    assert answer.token_ids == [expected_tokens([row] * 4, RowSampling(temperature=0.0), 1)[0] for row in (1, 0, 2)]
 
 
 def test_a_step_without_rows_applies_its_changes() -> None:

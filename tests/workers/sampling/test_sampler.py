@@ -131,35 +131,6 @@ def test_pruning_never_changes_the_sampled_token(vocab_size: int, spread: float,
     assert answer.tolist() == expected
 
 
-def test_a_sample_does_not_depend_on_the_batch() -> None:
-    rng = np.random.default_rng(3)
-    logits = torch.from_numpy(rng.normal(0, 2, (40, 2000)).astype(np.float32))
-    rows = [random_sampling(rng) for _ in range(40)]
-    columns, positions = columns_of(rows), rng.integers(1, 1000, 40)
-    together = SAMPLER.sample(logits, columns, positions)
-    order = rng.permutation(40)
-    shuffled = SAMPLER.sample(logits[torch.from_numpy(order)], columns.take(order), positions[order])
-    alone = [
-        SAMPLER.sample(logits[[i]], columns.take(order[n : n + 1]), positions[[i]])[0] for n, i in enumerate(order)
-    ]
-    assert shuffled.tolist() == together[order].tolist() == alone
-
-
-def test_seed_and_position_each_change_the_samples() -> None:
-    flat = np.zeros(1000)
-    first = draw(flat, RowSampling(seed=1), 200)
-    assert np.array_equal(first, draw(flat, RowSampling(seed=1), 200))
-    for seed in (2, 1 + 2**32, -1):  # both words of the seed count
-        assert (first != draw(flat, RowSampling(seed=seed), 200)).mean() > 0.9
-    assert len(np.unique(first)) > 150
-
-
-def test_a_negative_seed_is_its_twos_complement() -> None:
-    assert np.array_equal(
-        draw(np.zeros(1000), RowSampling(seed=-5), 50), draw(np.zeros(1000), RowSampling(seed=2**64 - 5), 50)
-    )
-
-
 def test_greedy_takes_the_lowest_of_equal_ids() -> None:
     logits = torch.tensor([[0.0, 3.0, 3.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
     assert SAMPLER.sample(logits, SamplingColumns.greedy(2), np.zeros(2, np.int64)).tolist() == [1, 0]
@@ -168,15 +139,6 @@ def test_greedy_takes_the_lowest_of_equal_ids() -> None:
 def test_a_tiny_temperature_is_greedy() -> None:
     columns = columns_of([RowSampling(temperature=1e-6)])
     assert SAMPLER.sample(torch.tensor([[1.0, 1.01, 1.0]]), columns, np.zeros(1, np.int64)).tolist() == [1]
-
-
-def test_greedy_rows_beside_sampled_ones_stay_greedy() -> None:
-    logits = torch.zeros(100, 50)
-    logits[:, 7] = 0.5
-    columns = columns_of([RowSampling(temperature=float(row % 2), seed=row) for row in range(100)])
-    answer = SAMPLER.sample(logits, columns, np.arange(100))
-    assert (answer[::2] == 7).all()
-    assert (answer[1::2] == 7).mean() < 0.2
 
 
 def test_logits_stay_unchanged_and_minus_infinity_is_never_sampled() -> None:
