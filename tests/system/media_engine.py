@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from tokenloom import LLM, RequestOutput, SamplingParams
 from tokenloom.frontend.client.client import Client
 from tokenloom.ipc.messages.metrics import Counter
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.media_families import BLOCK_SIZE, Models
 
 MAX_TOKENS = 12
@@ -146,7 +146,11 @@ def counter(client: Client, name: str) -> int:
 
 def num_encodes(client: Client, at_least: int = 0) -> int:
     """Return how many media the engine has encoded since its core started; wait for the report of `at_least`."""
-    deadline = time.monotonic() + REPORT_S
-    while (count := counter(client, "encoder_encodes_total")) < at_least and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return count
+    counts = list[int]()
+
+    def is_reported() -> bool:
+        counts.append(counter(client, "encoder_encodes_total"))
+        return counts[-1] >= at_least
+
+    wait_until(is_reported, f"{at_least} encodes", REPORT_S)
+    return counts[-1]

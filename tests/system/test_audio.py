@@ -21,17 +21,13 @@ from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_configs import AUDIO_MODELS
 from tokenloom.tests.support.audio_oracle import SAMPLE_RATE, AudioOracle
 from tokenloom.tests.support.media_oracle import NEAR_TIE
+from tokenloom.tests.support.today import some_pairs
 from tokenloom.tests.support.whisper_checkpoints import whisper_checkpoint
 
 MAX_TOKENS = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
-OPTIONS: dict[str, Any] = {
-    "num_threads": 1,
-    "dtype": "float32",
-    "device": "cpu",
-    "max_model_len": 1024,
-    "block_size": 8,
-}
+OPTIONS: dict[str, Any] = {"num_threads": 1, "device": "cpu", "max_model_len": 1024, "block_size": 8}
+SCHEDULES = {"plain": {}, "small": {"max_num_batched_tokens": 16, "num_kv_blocks": 40, "max_num_seqs": 4}}
 DEADLINE_S = 60.0
 
 
@@ -57,9 +53,8 @@ def messages(question: str, *clips: object) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 16, "num_kv_blocks": 40, "max_num_seqs": 4}])
-@pytest.mark.parametrize("name", AUDIO_MODELS)
-def test_answers_to_clips_are_those_of_transformers(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "schedule"), some_pairs(list(AUDIO_MODELS), list(SCHEDULES), every=2))
+def test_answers_to_clips_are_those_of_transformers(name: str, schedule: str, tmp_path: Path) -> None:
     folder = audio_checkpoint(tmp_path, name)
     oracle = AudioOracle(folder)
     cases = [("What is it?", [1.3]), ("And these?", [0.7, 1.9]), ("What is it now?", [1.3]), ("No clip", [])]
@@ -71,7 +66,7 @@ def test_answers_to_clips_are_those_of_transformers(name: str, options: dict[str
     given = [
         messages(chat[0]["content"][-1]["text"], *((clip, SAMPLE_RATE) for clip in clips)) for chat, clips in chats
     ]
-    with LLM(folder, in_process=True, **OPTIONS, **options) as llm:
+    with LLM(folder, in_process=True, **OPTIONS, **SCHEDULES[schedule]) as llm:
         outputs = llm.chat(given, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
     answers = [list(output.outputs[0].token_ids) for output in outputs]
     for (chat, clips), answer in zip(chats, answers, strict=True):
@@ -80,6 +75,7 @@ def test_answers_to_clips_are_those_of_transformers(name: str, options: dict[str
     assert len({tuple(answer) for answer in answers}) == len(answers), "two prompts have the same answer"
 
 
+@pytest.mark.nightly
 def test_uploads_are_transcribed_through_all_processes(tmp_path: Path) -> None:
     """A clip of 7 s is cut into pieces of at most 2 s, the window of the model."""
     folder = audio_checkpoint(tmp_path, "qwen2_audio")

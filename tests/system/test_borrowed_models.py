@@ -12,12 +12,13 @@ import transformers
 from tokenloom import Client, SamplingParams
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
+from tokenloom.tests.support.today import some
 from tokenloom.tests.system.launched import serve
 
 RECOVERY_S = 60.0
-OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--max-model-len", "160"]
-SMALL = ["--block-size", "4", "--num-kv-blocks", "60", "--max-num-batched-tokens", "24", "--max-num-seqs", "6"]
-GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+OPTIONS = ["--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--max-model-len", "80"]
+SMALL = ["--block-size", "4", "--num-kv-blocks", "36", "--max-num-batched-tokens", "24", "--max-num-seqs", "6"]
+GREEDY = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True)
 PROMPTS = [[3 + (7 * i + 13 * j) % 250 for j in range(5 + 9 * i)] for i in range(4)]
 
 
@@ -43,8 +44,7 @@ def expected(folder: Path) -> list[list[int]]:
     return answers
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("role", ["worker 0", "core"])
+@pytest.mark.parametrize("role", some(["worker 0", "core"], num_today=1))
 def test_a_killed_process_changes_no_token(engine: Engine, expected: list[list[int]], role: str) -> None:
     with Client(engine.address, reconnect_timeout_s=RECOVERY_S) as client:
         futures = [client.submit({"prompt_token_ids": prompt}, GREEDY) for prompt in PROMPTS]
@@ -57,7 +57,6 @@ def test_a_killed_process_changes_no_token(engine: Engine, expected: list[list[i
         assert client.health().num_restarts >= 1
 
 
-@pytest.mark.timeout(120)
 def test_answers_of_one_request_compute_the_prompt_each_for_itself(engine: Engine, expected: list[list[int]]) -> None:
     with Client(engine.address) as client:
         prompt = {"prompt_token_ids": PROMPTS[3]}
@@ -66,7 +65,6 @@ def test_answers_of_one_request_compute_the_prompt_each_for_itself(engine: Engin
         assert not answer.num_cached_tokens
 
 
-@pytest.mark.timeout(120)
 def test_a_grammar_holds(engine: Engine) -> None:
     with Client(engine.address) as client:
         params = SamplingParams(max_tokens=40, structured_outputs={"regex": "[a-c]{9}"}, seed=4)  # type: ignore[arg-type]

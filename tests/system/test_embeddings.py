@@ -1,11 +1,9 @@
-"""Embeddings equal transformers' pooled hidden states, in fp32, under every schedule and across a restart."""
+"""Embeddings equal transformers' pooled hidden states, in fp32, under every schedule."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from transformers import AutoModel
 
 from tokenloom import LLM, AsyncLLM, EmbeddingRequestOutput, PoolingParams, RequestError, SamplingParams
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.system.launched import newest_engine
+from tokenloom.tests.support.today import some_pairs
 from tokenloom.tests.system.test_parity import VOCAB_SIZE, make_prompts
 
 TOLERANCE = 1e-4
@@ -26,22 +24,30 @@ SHAPES: dict[str, dict[str, object]] = {
 SCHEDULES: dict[str, dict[str, object]] = {
     "plain": {},
     "chunked": {"max_num_batched_tokens": 24, "max_num_seqs": 8},
-    "preempted": {"num_kv_blocks": 33, "max_num_seqs": 24, "max_num_batched_tokens": 96},
+    "preempted": {"num_kv_blocks": 13, "max_num_seqs": 24, "max_num_batched_tokens": 96},
     "one step in flight": {"steps_in_flight": 1, "enable_prefix_caching": False},
 }
 
 
 class PoolingOracle:
+    """Checks vectors; the hidden states of a prompt are computed once."""
+
     def __init__(self, folder: Path) -> None:
         self._model = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+        self._known: dict[tuple[int, ...], torch.Tensor] = {}
 
     @torch.inference_mode()
+    def _hidden(self, prompt: list[int]) -> torch.Tensor:
+        """Return [len(prompt), hidden_size]."""
+        if (key := tuple(prompt)) not in self._known:
+            self._known[key] = self._model(torch.tensor([prompt])).last_hidden_state[0]
+        return self._known[key]
+
     def check(self, prompts: list[list[int]], outputs: Sequence[EmbeddingRequestOutput], params: PoolingParams) -> None:
         assert [output.prompt_token_ids for output in outputs] == prompts
         for prompt, output in zip(prompts, outputs, strict=True):
-            hidden = self._model(torch.tensor([prompt])).last_hidden_state[0]
-            expected = hidden[-1] if params.method == "last" else hidden.mean(0)
-            expected = expected[: params.dimensions]
+            hidden = self._hidden(prompt)
+            expected = (hidden[-1] if params.method == "last" else hidden.mean(0))[: params.dimensions]
             if params.normalize:
                 expected = expected / expected.norm()
             found = torch.tensor(output.outputs.embedding)
@@ -59,94 +65,74 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("family", SHAPES)
+@pytest.mark.parametrize(("family", "schedule"), some_pairs(list(SHAPES), list(SCHEDULES), every=3))
 def test_vectors_equal_transformers_under_every_schedule_beside_generation(
     family: str, schedule: str, folders: dict[str, Path]
 ) -> None:
-    prompts, oracle = make_prompts(24, 300, seed=len(family)), PoolingOracle(folders[family])
-    options = {"max_model_len": 400, **SCHEDULES[schedule]}
+    prompts, oracle = make_prompts(16, 120, seed=len(family)), PoolingOracle(folders[family])
+    options = {"max_model_len": 160, **SCHEDULES[schedule]}
+    greedy = SamplingParams(temperature=0, max_tokens=20)
     with LLM(folders[family], in_process=True, num_threads=1, **options) as llm:
-        alone = llm.generate(prompts[:8], SamplingParams(temperature=0, max_tokens=30), use_tqdm=False)
+        alone = llm.generate(prompts[:6], greedy, use_tqdm=False)
         for params in (
             PoolingParams(method="mean", normalize=False),
             PoolingParams(method="last", normalize=False),
             PoolingParams(method="mean", dimensions=50),
             PoolingParams(method="last"),
         ):
-            answers = [llm.submit(prompt, SamplingParams(temperature=0, max_tokens=30)) for prompt in prompts[:8]]
+            answers = [llm.submit(prompt, greedy) for prompt in prompts[:6]]
             outputs = llm.embed(prompts, params, use_tqdm=False)
             oracle.check(prompts, outputs, params)
             if params.method == "mean" or schedule == "one step in flight":
                 assert not any(output.num_cached_tokens for output in outputs)
             elif schedule == "plain":
-                assert sum(output.num_cached_tokens > 0 for output in outputs) >= 8
+                assert sum(output.num_cached_tokens > 0 for output in outputs) >= 5
             for answer, known in zip(answers, alone, strict=True):
                 assert answer.result(60).outputs[0].token_ids == known.outputs[0].token_ids
         assert (llm.health().num_recomputed_tokens > 0) == (schedule == "preempted")
 
 
-def test_ranks_share_the_work_and_a_killed_rank_changes_no_vector(folders: dict[str, Path]) -> None:
-    prompts, oracle = make_prompts(60, 300, seed=3), PoolingOracle(folders["llama"])
-    options = {"tensor_parallel_size": 3, "max_model_len": 400, "max_num_batched_tokens": 32, "max_num_seqs": 16}
-    params = PoolingParams(method="mean", normalize=False)
-    with LLM(folders["llama"], device="cpu", **options) as llm, ThreadPoolExecutor(1) as pool:
-        embedding = pool.submit(llm.embed, prompts, params, use_tqdm=False)
-        deadline = time.monotonic() + 60
-        while llm.health().step < 5:
-            assert time.monotonic() < deadline, "no step ends"
-        processes = newest_engine()
-        next(each for each in processes if " ".join(each.cmdline()).startswith("tokenloom worker 1")).kill()
-        oracle.check(prompts, embedding.result(100), params)
-        assert llm.health().num_restarts == 1, "the group was replaced while prompts were open"
-        last = PoolingParams(method="last")
-        oracle.check(prompts[:10], llm.embed(prompts[:10], last, use_tqdm=False), last)
-
-
 def test_half_precision_vectors_are_close(folders: dict[str, Path]) -> None:
-    prompts = make_prompts(8, 200, seed=5)
-    with LLM(folders["qwen3"], in_process=True, num_threads=1, max_model_len=400) as llm:
-        exact = llm.embed(prompts, PoolingParams(method="mean"), use_tqdm=False)
-    with LLM(folders["qwen3"], in_process=True, num_threads=1, max_model_len=400, dtype="bfloat16") as llm:
-        rough = llm.embed(prompts, PoolingParams(method="mean"), use_tqdm=False)
-    for a, b in zip(exact, rough, strict=True):
-        cosine = torch.dot(torch.tensor(a.outputs.embedding), torch.tensor(b.outputs.embedding))
-        assert cosine > 0.999
+    prompts, found = make_prompts(8, 120, seed=5), []
+    for dtype in ("float32", "bfloat16"):
+        with LLM(folders["qwen3"], in_process=True, num_threads=1, max_model_len=160, dtype=dtype) as llm:
+            outputs = llm.embed(prompts, PoolingParams(method="mean"), use_tqdm=False)
+        found.append(torch.tensor([output.outputs.embedding for output in outputs]))
+    assert (found[0] * found[1]).sum(-1).min() > 0.999  # cosines
 
 
-def test_the_async_llm_returns_the_same_vectors() -> None:
+def test_the_async_llm_returns_the_same_vectors(folders: dict[str, Path]) -> None:
     async def embed_all(texts: list[str]) -> list[EmbeddingRequestOutput]:
-        async with AsyncLLM(in_process=True, num_threads=1) as llm:
+        async with AsyncLLM(folders["llama"], in_process=True, num_threads=1) as llm:
             return await asyncio.gather(*(llm.embed(text) for text in texts))
 
     texts = ["The capital of France is", "one", "two"]
     found = asyncio.run(embed_all(texts))
-    with LLM(in_process=True, num_threads=1) as llm:
+    with LLM(folders["llama"], in_process=True, num_threads=1) as llm:
         for text, output in zip(texts, found, strict=True):
             assert output.prompt == text
             alone = llm.embed(text, use_tqdm=False)[0]
             assert output.outputs.embedding == pytest.approx(alone.outputs.embedding, abs=TOLERANCE)
 
 
-def test_invalid_embedding_requests_are_refused_with_numbers() -> None:
-    with LLM(in_process=True, num_threads=1, max_model_len=64) as llm:
-        for prompt, options, words in (
-            (
-                "x",
-                {"pooling_params": PoolingParams(dimensions=257)},
-                "dimensions is 257, this model's vectors",
-            ),
-            ([1] * 65, {}, "length is 64 tokens, but the prompt has 65 tokens: shorten"),
-            ("x", {"pooling_params": SamplingParams()}, "must be tokenloom.PoolingParams"),
-        ):
+def test_invalid_embedding_requests_are_refused_with_numbers(folders: dict[str, Path]) -> None:
+    cases: list[tuple[object, dict[str, object], str]] = [
+        ("x", {"pooling_params": PoolingParams(dimensions=145)}, "dimensions is 145, this model's vectors"),
+        ([1] * 65, {}, "length is 64 tokens, but the prompt has 65 tokens: shorten"),
+        ("x", {"pooling_params": SamplingParams()}, "must be tokenloom.PoolingParams"),
+        ("x", {"timeout_s": 1e-9}, "timeout before its prompt was embedded"),
+    ]
+    with LLM(folders["llama"], in_process=True, num_threads=1, max_model_len=64) as llm:
+        for prompt, options, words in cases:
             with pytest.raises(RequestError, match=words):
                 llm.embed(prompt, use_tqdm=False, **options)  # type: ignore[arg-type]
-        for prompt, options in (([1] * 64, {}), ([1] * 70, {"truncate_prompt_tokens": -1})):
-            (full,) = llm.embed(prompt, use_tqdm=False, **options)  # type: ignore[arg-type]
-            assert len(full.prompt_token_ids) == 64
-        assert len(llm.embed([1] * 64, truncate_prompt_tokens=5, use_tqdm=False)[0].prompt_token_ids) == 5
-        with pytest.raises(RequestError, match="timeout before its prompt was embedded"):
-            llm.embed("x", timeout_s=1e-9, use_tqdm=False)
+        for length, options, kept in (
+            (64, {}, 64),
+            (70, {"truncate_prompt_tokens": -1}, 64),
+            (64, {"truncate_prompt_tokens": 5}, 5),
+        ):
+            (output,) = llm.embed([1] * length, use_tqdm=False, **options)  # type: ignore[arg-type]
+            assert len(output.prompt_token_ids) == kept
     for field, value in (("method", "max"), ("dimensions", 0)):
         with pytest.raises(RequestError, match=field):
             PoolingParams(**{field: value})  # type: ignore[arg-type]

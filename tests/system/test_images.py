@@ -6,7 +6,6 @@ import base64
 import io
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from PIL import Image
 from tokenloom import BeamSearchParams, Client, SamplingParams
 from tokenloom.ipc.errors import RequestError
 from tokenloom.tests.support.vision_checkpoints import vision_checkpoint
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.launched import LaunchedEngine, serve
 
 DEADLINE_S = 60.0
@@ -168,7 +168,8 @@ def test_a_lost_frontend_loses_no_request_and_no_descriptor(engine: LaunchedEngi
     assert [future.result(DEADLINE_S).outputs[0].token_ids for future in futures] == expected
     frontend = engine.child("frontend")
     client.generate(prompts, GREEDY, use_tqdm=False)
-    deadline = time.monotonic() + DEADLINE_S
-    while any("/media/" in file.path and not file.path.endswith("/lock") for file in frontend.open_files()):
-        assert time.monotonic() < deadline, "images of finished requests are still pinned"
-        time.sleep(0.1)
+    wait_until(
+        lambda: not any("/media/" in each.path and not each.path.endswith("/lock") for each in frontend.open_files()),
+        "images of finished requests are not pinned",
+        DEADLINE_S,
+    )

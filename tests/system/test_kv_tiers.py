@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import zmq
 from prometheus_client.parser import text_string_to_metric_families
 
 from tokenloom import Client, SamplingParams
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.launched import LaunchedEngine, serve
 
 DEADLINE_S = 30.0
@@ -27,18 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
-    options = [
-        "--kv-events",
-        f"ipc://{folder}/e",
-        "--kv-disk",
-        str(folder / "disk"),
-        "--kv-host-bytes",
-        "16M",
-        "--http",
-        "127.0.0.1:0",
-        "--num-kv-blocks",
-        "400",
-    ]
+    options = ["--kv-events", f"ipc://{folder}/e", "--kv-disk", str(folder / "disk"), "--kv-host-bytes", "16M"]
+    options += ["--http", "127.0.0.1:0", "--num-kv-blocks", "400"]
     yield from serve(LaunchedEngine(tmp_path_factory.mktemp("run"), *options))  # type: ignore[misc]
 
 
@@ -52,13 +42,9 @@ def tokens_by_source(http: httpx2.Client) -> dict[str, float]:
 
 def wait_until_open(http: httpx2.Client) -> None:
     """Wait until the names of the weights are known, and so those of blocks."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (disk := sources(http)["disk"])["open"]:
-        assert time.monotonic() < deadline, disk
-        time.sleep(0.05)
+    wait_until(lambda: sources(http)["disk"]["open"], "the disk is open", DEADLINE_S)
 
 
-@pytest.mark.timeout(120)
 def test_a_subscriber_learns_the_blocks_of_a_prompt(engine: LaunchedEngine, folder: Path) -> None:
     with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as http:
         wait_until_open(http)  # blocks are renamed then, and those of a prompt that runs meanwhile are not told
@@ -76,15 +62,11 @@ def test_a_subscriber_learns_the_blocks_of_a_prompt(engine: LaunchedEngine, fold
     assert num_whole and known[:num_whole] == output.prompt_token_ids[:num_whole]
 
 
-@pytest.mark.timeout(120)
 def test_blocks_go_to_a_disk_come_back_and_are_cleared(engine: LaunchedEngine) -> None:
     body = {"prompt": PROMPT, "max_tokens": 1}
     with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as http, Client(engine.address) as client:
         num_tokens = http.post("/v1/completions", json=body).json()["usage"]["prompt_tokens"]
-        deadline = time.monotonic() + DEADLINE_S
-        while not (disk := sources(http)["disk"])["held_bytes"] or disk["queued_bytes"]:
-            assert time.monotonic() < deadline, disk
-            time.sleep(0.05)
+        disk = wait_until(lambda: written(http), "the blocks are on the disk", DEADLINE_S)
         assert disk["open"] and not disk["breaker_open"] and disk["error"] == ""
         client.reset_prefix_cache()
         found = http.post("/kv/prefetch", json={"prompt": PROMPT}).json()["num_tokens"]
@@ -97,6 +79,12 @@ def test_blocks_go_to_a_disk_come_back_and_are_cleared(engine: LaunchedEngine) -
         assert http.post("/kv/clear").json() == {"success": True}
         assert client.prefetch_kv(PROMPT) == 0
         assert http.post("/v1/completions", json=body).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+
+
+def written(http: httpx2.Client) -> dict[str, object] | None:
+    """Return the disk of `GET /kv` once it has written all."""
+    disk = sources(http)["disk"]
+    return disk if disk["held_bytes"] and not disk["queued_bytes"] else None
 
 
 def sources(http: httpx2.Client) -> dict[str, dict[str, object]]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tokenloom import LLM, CompletionOutput, RequestError, RequestOutput, SamplingParams
 from tokenloom.frontend.client.logprobs import Logprob, TokenLogprobs
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.system.launched import newest_engine
+from tokenloom.tests.support.today import some
 from tokenloom.tests.system.logprob_oracle import LogprobOracle, check_token
 from tokenloom.tests.system.sampling_engine import SCHEDULES, VOCAB_SIZE, make_prompts, open_llm, sampling_checkpoint
 
@@ -27,7 +26,22 @@ def oracle(folder: Path) -> LogprobOracle:
     return LogprobOracle(folder)
 
 
-@pytest.mark.parametrize("schedule", ["plain", *SCHEDULES])
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with open_llm(folder) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """An engine of a model with a large vocabulary."""
+    folder = tiny_checkpoint(tmp_path_factory.mktemp("wide") / "m", "llama", vocab_size=151_936)
+    options: dict[str, object] = {"max_model_len": 1024, "enable_prefix_caching": False, "max_num_batched_tokens": 2048}
+    with open_llm(folder, max_logprobs=-1, **options) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("schedule", some(["plain", *SCHEDULES], num_today=2))
 def test_logprobs_of_prompts_and_answers_equal_transformers(schedule: str, folder: Path, oracle: LogprobOracle) -> None:
     prompts = make_prompts(12, 1)
     params = [
@@ -46,48 +60,17 @@ def test_logprobs_of_prompts_and_answers_equal_transformers(schedule: str, folde
         check_output(oracle, output, wanted.logprobs or 0, wanted.prompt_logprobs or 0)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "options"),
-    [
-        ("plain", {}),
-        ("chunked", SCHEDULES["chunked"]),
-    ],
-)
-def test_logprobs_of_all_and_of_requested_tokens_equal_transformers(
-    schedule: str, options: dict[str, object], folder: Path, oracle: LogprobOracle
-) -> None:
-    prompts = make_prompts(6, 4)
+def test_logprobs_of_all_and_of_requested_tokens_equal_transformers(folder: Path, oracle: LogprobOracle) -> None:
+    prompts = make_prompts(3, 4)
     every = SamplingParams(temperature=2, seed=3, max_tokens=6, ignore_eos=True, logprobs=-1, prompt_logprobs=-1)
-    some = SamplingParams(temperature=2, seed=3, max_tokens=6, ignore_eos=True, logprob_token_ids=[299, 0, 17, 299, 41])
-    with open_llm(folder, max_logprobs=-1, **options) as llm:
-        outputs = llm.generate(prompts * 2, [every] * 6 + [some] * 6, use_tqdm=False)
-    for whole, named in zip(outputs[:6], outputs[6:], strict=True):
+    named = every.replace(logprobs=None, prompt_logprobs=None, logprob_token_ids=[299, 0, 17, 299, 41])
+    with open_llm(folder, max_logprobs=-1, **SCHEDULES["chunked"]) as llm:
+        outputs = llm.generate(prompts * 2, [every] * 3 + [named] * 3, use_tqdm=False)
+    for whole, some_tokens in zip(outputs[:3], outputs[3:], strict=True):
         check_output(oracle, whole, VOCAB_SIZE, VOCAB_SIZE)
-        answer = named.outputs[0]
+        answer = some_tokens.outputs[0]
         assert answer.token_ids == whole.outputs[0].token_ids
-        check_named(oracle, named.prompt_token_ids, answer, [299, 0, 17, 41])
-
-
-def test_token_ranks_agree_with_logprobs_under_tensor_parallelism(tmp_path: Path) -> None:
-    shape = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 2, "intermediate_size": 204}
-    folder = tiny_checkpoint(tmp_path / "m", "llama", **shape)
-    oracle = LogprobOracle(folder)
-    params = SamplingParams(temperature=2, seed=3, max_tokens=9, ignore_eos=True, logprobs=-1, prompt_logprobs=-1)
-    options: dict[str, object] = {"in_process": False, "tensor_parallel_size": 3, "max_logprobs": -1, "device": "cpu"}
-    with open_llm(folder, **options) as llm:
-        outputs = llm.generate(make_prompts(4, 4), params, use_tqdm=False)
-    num_checked = 0
-    for output in outputs:
-        check_output(oracle, output, VOCAB_SIZE, VOCAB_SIZE)
-        answer = output.outputs[0]
-        told = [*zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True)][1:]
-        for token_id, found in [*told, *zip(answer.token_ids, answer.logprobs or (), strict=True)]:
-            assert found is not None
-            own, num_checked = found[token_id], num_checked + 1
-            num_larger = sum(each.logprob > own.logprob for each in found.values())
-            num_equal = sum(each.logprob == own.logprob for each in found.values())
-            assert own.rank is not None and num_larger < own.rank <= num_larger + num_equal
-    assert num_checked > 60
+        check_named(oracle, some_tokens.prompt_token_ids, answer, [299, 0, 17, 41])
 
 
 def check_named(oracle: LogprobOracle, prompt: list[int], answer: CompletionOutput, named: list[int]) -> None:
@@ -102,41 +85,37 @@ def check_named(oracle: LogprobOracle, prompt: list[int], answer: CompletionOutp
             assert each == token_id or found[each].rank is None
 
 
-def test_too_many_logprobs_are_refused_with_the_flag_to_raise(folder: Path, tmp_path: Path) -> None:
-    wide = tiny_checkpoint(tmp_path / "m", "llama", vocab_size=151_936)
-    with open_llm(folder) as llm, pytest.raises(RequestError, match=r"all 300 tokens.* --max-logprobs"):
+def test_too_many_logprobs_are_refused_with_the_flag_to_raise(llm: LLM, wide: LLM) -> None:
+    with pytest.raises(RequestError, match=r"all 300 tokens.* --max-logprobs"):
         llm.generate(["x"], SamplingParams(logprobs=-1), use_tqdm=False)
-    with open_llm(wide, max_logprobs=-1) as llm:
-        with pytest.raises(RequestError, match="lower max_tokens"):
-            llm.generate([[5]], SamplingParams(logprobs=-1, max_tokens=300), use_tqdm=False)
-        with pytest.raises(RequestError, match="shorten the prompt"):
-            llm.generate([[5] * 60], SamplingParams(prompt_logprobs=-1), use_tqdm=False)
-        (output,) = llm.generate([[5] * 40], SamplingParams(prompt_logprobs=-1, logprobs=-1, max_tokens=2))
-    assert [len(each) for each in output.outputs[0].logprobs or ()] == [151_936] * 2
-    assert [len(each) for each in (output.prompt_logprobs or ())[1:] if each] == [151_936] * 39
+    with pytest.raises(RequestError, match="lower max_tokens"):
+        wide.generate([[5]], SamplingParams(logprobs=-1, max_tokens=300), use_tqdm=False)
+    with pytest.raises(RequestError, match="shorten the prompt"):
+        wide.generate([[5] * 60], SamplingParams(prompt_logprobs=-1), use_tqdm=False)
+    (output,) = wide.generate([[5] * 3], SamplingParams(prompt_logprobs=-1, logprobs=-1, max_tokens=1))
+    assert [len(each) for each in output.outputs[0].logprobs or ()] == [151_936]
+    assert [len(each) for each in (output.prompt_logprobs or ())[1:] if each] == [151_936] * 2
 
 
-def test_an_answer_without_detokenization_has_the_same_tokens(folder: Path) -> None:
+def test_an_answer_without_detokenization_has_the_same_tokens(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False, logprobs=2)
-    with open_llm(folder) as llm:
-        (bare,) = llm.generate([[65, 66, 67]], params, use_tqdm=False)
-        params.detokenize = True
-        (full,) = llm.generate([[65, 66, 67]], params, use_tqdm=False)
+    (bare,) = llm.generate([[65, 66, 67]], params, use_tqdm=False)
+    params.detokenize = True
+    (full,) = llm.generate([[65, 66, 67]], params, use_tqdm=False)
     assert bare.outputs[0].text == "" != full.outputs[0].text
     assert bare.outputs[0].token_ids == full.outputs[0].token_ids
     texts = {each.decoded_token for token in bare.outputs[0].logprobs or () for each in token.values()}
     assert texts == {None}
 
 
-def test_a_request_that_skips_the_prefix_cache_still_fills_it(folder: Path) -> None:
+def test_a_request_that_skips_the_prefix_cache_still_fills_it(llm: LLM) -> None:
     prompt, params = [7] * 40, SamplingParams(temperature=1, seed=3, max_tokens=4, ignore_eos=True)
-    with open_llm(folder) as llm:
-        (first,) = llm.generate([prompt], params, use_tqdm=False)
-        found = []
-        for params.skip_reading_prefix_cache in (False, True, None):
-            (output,) = llm.generate([prompt], params, use_tqdm=False)
-            found.append(output.num_cached_tokens)
-            assert output.outputs[0].token_ids == first.outputs[0].token_ids
+    (first,) = llm.generate([prompt], params, use_tqdm=False)
+    found = []
+    for params.skip_reading_prefix_cache in (False, True, None):
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
+        found.append(output.num_cached_tokens)
+        assert output.outputs[0].token_ids == first.outputs[0].token_ids
     assert found == [32, 0, 32]
 
 
@@ -180,76 +159,60 @@ MUTATIONS: dict[str, Callable[[TokenLogprobs, list[int]], TokenLogprobs]] = {
 }
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS)
-def test_the_checker_detects(mutation: str, folder: Path, oracle: LogprobOracle) -> None:
-    prompt = make_prompts(1, 3)[0]
+def test_the_checker_detects_each_mutation(llm: LLM, oracle: LogprobOracle) -> None:
     params = SamplingParams(temperature=5.0, seed=4, max_tokens=30, ignore_eos=True, logprobs=5)
-    with open_llm(folder) as llm:
-        answer = llm.generate([prompt], params, use_tqdm=False)[0].outputs[0]
-    expected = oracle.logprobs([*prompt, *answer.token_ids])
-    assert answer.logprobs is not None
+    (output,) = llm.generate(make_prompts(1, 3), params, use_tqdm=False)
+    prompt, answer = output.prompt_token_ids, output.outputs[0]
+    rows = oracle.logprobs([*prompt, *answer.token_ids])[len(prompt) - 1 :]
     num_checked = 0
-    for i, (token_id, found) in enumerate(zip(answer.token_ids, answer.logprobs, strict=True)):
-        row = expected[len(prompt) + i - 1]
+    for row, token_id, found in zip(rows, answer.token_ids, answer.logprobs or (), strict=False):
         check_token(row, token_id, found, 5)
         if len(found) == 6:  # the sampled token is not among the likeliest
             num_checked += 1
-            with pytest.raises(AssertionError):
-                check_token(row, token_id, MUTATIONS[mutation](found, list(found)), 5)
+            for mutate in MUTATIONS.values():
+                with pytest.raises(AssertionError):
+                    check_token(row, token_id, mutate(found, list(found)), 5)
     assert num_checked > 3
 
 
-@pytest.mark.parametrize("num_tokens", [1500, pytest.param(8190, marks=pytest.mark.nightly)])
-def test_logprobs_of_a_long_prompt_take_bounded_memory(num_tokens: int, tmp_path: Path) -> None:
-    """Check the peak memory of the engine's processes; all logits at once would take 600 KB a token."""
-    folder = tiny_checkpoint(tmp_path / "m", "llama", vocab_size=151_936, max_position_embeddings=8192)
+@pytest.mark.parametrize("num_tokens", [600, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_logprobs_of_a_long_prompt_take_bounded_memory(num_tokens: int, wide: LLM) -> None:
+    """Check the peak memory of this process; all logits at once would take 600 KB a token."""
     prompt = random.Random(1).choices(range(151_936), k=num_tokens)
-    options: dict[str, object] = {"max_model_len": 8192, "enable_prefix_caching": False, "num_kv_blocks": 1100}
-    with LLM(folder, num_threads=1, max_num_batched_tokens=2048, block_size=8, **options) as llm:  # type: ignore[arg-type]
-        processes = newest_engine()
-        assert len(processes) >= 4, "supervisor, frontend, core and worker"
-        for _ in range(2):
-            llm.generate([prompt], SamplingParams(max_tokens=1), use_tqdm=False)
-        before = reset_peaks(processes)
-        output = llm.generate([prompt], SamplingParams(max_tokens=1, prompt_logprobs=20), use_tqdm=False)[0]
-        added = sum(peak_bytes(process) for process in processes) - before
+    for _ in range(2):
+        wide.generate([prompt], SamplingParams(max_tokens=1), use_tqdm=False)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is held now
+    before = peak_bytes()
+    output = wide.generate([prompt], SamplingParams(max_tokens=1, prompt_logprobs=20), use_tqdm=False)[0]
+    added = peak_bytes() - before
     assert len(output.prompt_logprobs or ()) == num_tokens
     assert added < 256 << 20, f"{added >> 20} MiB more at the peak"
 
 
-def reset_peaks(processes: Sequence[psutil.Process]) -> int:
-    """Reset the processes' peaks and return the bytes that they hold now."""
-    for process in processes:
-        Path(f"/proc/{process.pid}/clear_refs").write_text("5")
-    return sum(peak_bytes(process) for process in processes)
-
-
-def peak_bytes(process: psutil.Process) -> int:
-    (line,) = [line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in line]
+def peak_bytes() -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line]
     return int(line.split()[1]) << 10
 
 
-def test_zero_max_tokens_scores_the_prompt_only(folder: Path, oracle: LogprobOracle) -> None:
+def test_zero_max_tokens_scores_the_prompt_only(llm: LLM, oracle: LogprobOracle) -> None:
     prompts = make_prompts(4, 2)
     scores = SamplingParams(max_tokens=0, prompt_logprobs=2, logprobs=1, temperature=0)
-    with open_llm(folder) as llm:
-        for _ in range(2):  # the second time from the prefix cache
-            for output in llm.generate(prompts, scores, use_tqdm=False):
-                (answer,) = output.outputs
-                assert (list(answer.token_ids), answer.text, answer.finish_reason) == ([], "", "length")
-                assert answer.logprobs == [] and answer.cumulative_logprob == 0
-                check_output(oracle, output, 0, 2)
+    for _ in range(2):  # the second time from the prefix cache
+        for output in llm.generate(prompts, scores, use_tqdm=False):
+            (answer,) = output.outputs
+            assert (list(answer.token_ids), answer.text, answer.finish_reason) == ([], "", "length")
+            assert answer.logprobs == [] and answer.cumulative_logprob == 0
+            check_output(oracle, output, 0, 2)
 
 
 @pytest.mark.parametrize("detokenize", [True, False])
-def test_a_repetitive_answer_ends_at_the_token_that_completes_the_pattern(folder: Path, detokenize: bool) -> None:
+def test_a_repetitive_answer_ends_at_the_token_that_completes_the_pattern(llm: LLM, detokenize: bool) -> None:
     params = SamplingParams(max_tokens=60, ignore_eos=True, logprobs=1, detokenize=detokenize, temperature=0)
     params.repetition_detection = {"max_pattern_size": 3, "min_count": 4}  # type: ignore[assignment]
     params.allowed_token_ids, params.logit_bias, params.n = [65, 66], {65: -100.0}, 2
-    with open_llm(folder) as llm:
-        (output,) = llm.generate([[1, 2, 3]], params, use_tqdm=False)
-        params.min_tokens = 10
-        (late,) = llm.generate([[1, 2, 3]], params, use_tqdm=False)
+    (output,) = llm.generate([[1, 2, 3]], params, use_tqdm=False)
+    params.min_tokens = 10
+    (late,) = llm.generate([[1, 2, 3]], params, use_tqdm=False)
     for answer, count in ((output.outputs[0], 4), (output.outputs[1], 4), (late.outputs[0], 10)):
         assert answer.token_ids == [66] * count and len(answer.logprobs or ()) == count
         assert (answer.finish_reason, answer.stop_reason) == ("repetition", "repetition_detected")

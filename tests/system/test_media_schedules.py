@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tokenloom import RequestOutput
+from tokenloom.tests.support.today import some
 from tokenloom.tests.system.media_engine import (
     MAX_TOKENS,
     Checker,
@@ -31,7 +32,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "deterministic": {"deterministic": True, "max_num_batched_tokens": 40},
     "two ranks": {"in_process": False, "tensor_parallel_size": 2, "max_num_batched_tokens": 64},
 }
-DEFAULT = {  # the others are slow
+QUICK = [  # the others are slow
     ("llava", "chunks of 33"),
     ("qwen2_5_vl", "two steps in flight"),
     ("qwen3_vl", "chunks of 20"),
@@ -39,11 +40,15 @@ DEFAULT = {  # the others are slow
     ("smolvlm", "small encoder cache"),
     ("qwen3_asr", "preempted"),
     ("voxtral", "chunks of 20"),
-}
+]
 CASES = [
-    pytest.param(name, schedule, marks=() if (name, schedule) in DEFAULT else pytest.mark.nightly)
-    for name in FAMILIES
-    for schedule in SCHEDULES
+    *some(QUICK, num_today=4),
+    *(
+        pytest.param(name, schedule, marks=pytest.mark.nightly)
+        for name in FAMILIES
+        for schedule in SCHEDULES
+        if (name, schedule) not in QUICK
+    ),
 ]
 NUM_REQUESTS = 12
 SEED = 5

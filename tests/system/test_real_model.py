@@ -12,6 +12,7 @@ import signal
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import jsonschema
@@ -19,12 +20,13 @@ import pytest
 
 from tokenloom import Client, RequestOutput, SamplingParams
 from tokenloom.tests.support.real_model import logprobs_of, model_file, needs_real_model, reference
+from tokenloom.tests.support.today import some
 from tokenloom.tests.system.http_engine import samples
 from tokenloom.tests.system.launched import LaunchedEngine
 
 pytestmark = [needs_real_model, pytest.mark.timeout(300)]
 
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 PROMPTS = [
     "The capital of France is",
     "Once upon a time there was a little",
@@ -92,9 +94,9 @@ def answers(engine: LaunchedEngine) -> list[RequestOutput]:
 
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(answers: list[RequestOutput]) -> None:
     wrong: list[str] = []
-    for prompt, found in zip(PROMPTS, answers, strict=True):
+    pairs = [(found.prompt_token_ids, found.outputs[0].token_ids) for found in answers]
+    for prompt, found, expected in zip(PROMPTS, answers, logprobs_of(pairs), strict=True):
         (answer,) = found.outputs
-        expected = logprobs_of(reference(), found.prompt_token_ids, answer.token_ids)
         if expected.argmax(-1).tolist() != list(answer.token_ids):
             wrong.append(f"{prompt!r}: other tokens: {answer.text!r}")
         for place, given in enumerate(answer.logprobs or ()):
@@ -111,28 +113,23 @@ def test_texts_come_back_from_their_tokens(engine: LaunchedEngine) -> None:
 
 
 def test_a_chat_is_answered(http: httpx2.Client) -> None:
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
-    body = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 40}
-    model = http.get("/v1/models").json()["data"][0]["id"]
-    answer = http.post("/v1/chat/completions", json=body | {"model": model}).json()
-    assert "Paris" in answer["choices"][0]["message"]["content"]
-    assert answer["choices"][0]["finish_reason"] == "stop"
-    events = http.post("/v1/chat/completions", json=body | {"model": model, "stream": True}).text.split("\n\n")
+    body = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 40}
+    choice = choice_of(http, body)
+    assert "Paris" in choice["message"]["content"] and choice["finish_reason"] == "stop"
+    events = http.post("/v1/chat/completions", json=body | {"temperature": 0, "stream": True}).text.split("\n\n")
     pieces = [json.loads(event[6:])["choices"][0]["delta"] for event in events if event.startswith("data: {")]
-    assert "".join(piece.get("content") or "" for piece in pieces) == answer["choices"][0]["message"]["content"]
+    assert "".join(piece.get("content") or "" for piece in pieces) == choice["message"]["content"]
 
 
 def test_a_tool_is_called_with_arguments_of_its_schema(http: httpx2.Client) -> None:
     body = {
-        "model": http.get("/v1/models").json()["data"][0]["id"],
         "messages": [{"role": "user", "content": "How warm is it in Oslo?"}],
         "tools": [{"type": "function", "function": WEATHER}],
         "tool_choice": "required",
         "parallel_tool_calls": False,
-        "temperature": 0,
         "max_tokens": 120,
     }
-    (choice,) = http.post("/v1/chat/completions", json=body).json()["choices"]
+    choice = choice_of(http, body)
     (call,) = choice["message"]["tool_calls"]
     assert choice["finish_reason"] == "tool_calls" and call["function"]["name"] == "get_weather"
     jsonschema.validate(json.loads(call["function"]["arguments"]), WEATHER["parameters"])
@@ -140,29 +137,39 @@ def test_a_tool_is_called_with_arguments_of_its_schema(http: httpx2.Client) -> N
 
 def test_an_answer_in_a_schema_is_valid(http: httpx2.Client) -> None:
     body = {
-        "model": http.get("/v1/models").json()["data"][0]["id"],
         "messages": [{"role": "user", "content": "Describe Paris as JSON."}],
         "response_format": {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY, "strict": True}},
-        "temperature": 0,
         "max_tokens": 100,
     }
-    (choice,) = http.post("/v1/chat/completions", json=body).json()["choices"]
-    jsonschema.validate(json.loads(choice["message"]["content"]), CITY)
+    jsonschema.validate(json.loads(choice_of(http, body)["message"]["content"]), CITY)
+
+
+def choice_of(http: httpx2.Client, body: dict[str, Any]) -> Any:
+    """Return the greedy answer to a chat."""
+    response = http.post("/v1/chat/completions", json=body | {"temperature": 0})
+    assert response.status_code == 200, response.text
+    (choice,) = response.json()["choices"]
+    return choice
+
+
+def check_greedy(found: RequestOutput) -> None:
+    """Check that the only answer of an output is transformers' greedy one."""
+    answer = list(found.outputs[0].token_ids)
+    (expected,) = logprobs_of([(found.prompt_token_ids, answer)])
+    assert expected.argmax(-1).tolist() == answer
 
 
 def test_guessed_tokens_are_accepted_and_change_nothing(engine: LaunchedEngine, http: httpx2.Client) -> None:
     with Client(engine.address) as client:
-        (found,) = client.generate(COPY * 4, GREEDY.replace(max_tokens=64), use_tqdm=False)
-    (answer,) = found.outputs
+        (found,) = client.generate(COPY * 4, GREEDY.replace(max_tokens=40), use_tqdm=False)
     accepted = [value for name, value in samples(http).items() if name.startswith("tokenloom_spec_accepted_total")]
     assert sum(accepted) > 5
-    expected = logprobs_of(reference(), found.prompt_token_ids, answer.token_ids)
-    assert expected.argmax(-1).tolist() == list(answer.token_ids)
+    check_greedy(found)
 
 
-@pytest.mark.parametrize("role", ["worker 0", "core", "frontend"])
+@pytest.mark.parametrize("role", some(["worker 0", "core", "frontend"], num_today=1))
 def test_a_killed_process_changes_no_answer(engine: LaunchedEngine, role: str) -> None:
-    params = SamplingParams(temperature=0.7, seed=11, max_tokens=48, ignore_eos=True)
+    params = SamplingParams(temperature=0.7, seed=11, max_tokens=24, ignore_eos=True)
     with Client(engine.address, reconnect_timeout_s=120) as client:
         calm = "".join(client.stream(PROMPTS[1], params))
         pieces: list[str] = []
@@ -173,46 +180,33 @@ def test_a_killed_process_changes_no_answer(engine: LaunchedEngine, role: str) -
     assert "".join(pieces) == calm
 
 
-def test_a_trained_adapter_answers_as_peft_does(engine: LaunchedEngine, tmp_path: Path) -> None:
-    prompt, lesson = "The name of our ship is", " Blue Heron, and it sails at noon."
+def test_an_adapter_answers_as_peft_does(engine: LaunchedEngine, tmp_path: Path) -> None:
+    params = GREEDY.replace(ignore_eos=True)
     with Client(engine.address) as client:
-        ids, wanted = client.tokenize(prompt), client.tokenize(lesson)
-        with trained_adapter(tmp_path / "ship", ids, wanted) as model:
-            client.load_adapter("ship", str(tmp_path / "ship"))
-            params = SamplingParams(temperature=0, max_tokens=len(wanted))
-            (taught,) = client.generate(prompt, params, model="ship", use_tqdm=False)
-            (plain,) = client.generate(prompt, params, use_tqdm=False)
-            answer = list(taught.outputs[0].token_ids)
-            assert logprobs_of(model, ids, answer).argmax(-1).tolist() == answer
-        client.unload_adapter("ship")
-    assert taught.outputs[0].text == lesson != plain.outputs[0].text
-    expected = logprobs_of(reference(), ids, plain.outputs[0].token_ids)
-    assert expected.argmax(-1).tolist() == list(plain.outputs[0].token_ids)
+        with random_adapter(tmp_path / "random"):
+            client.load_adapter("random", str(tmp_path / "random"))
+            (adapted,) = client.generate(PROMPTS[0], params, model="random", use_tqdm=False)
+            check_greedy(adapted)
+            client.unload_adapter("random")
+        (plain,) = client.generate(PROMPTS[0], params, use_tqdm=False)
+        check_greedy(plain)
+    assert adapted.outputs[0].text != plain.outputs[0].text
 
 
 @contextlib.contextmanager
-def trained_adapter(folder: Path, prompt: list[int], wanted: list[int]) -> Iterator[object]:
-    """Train a LoRA adapter until the model continues a prompt as wanted, save it, and yield peft's model with it."""
+def random_adapter(folder: Path) -> Iterator[None]:
+    """Save a LoRA adapter with random weights; the reference has it meanwhile."""
     import peft
     import torch
 
-    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])
+    modules = ["q_proj", "v_proj", "down_proj"]
+    config = peft.LoraConfig(r=4, lora_alpha=1, target_modules=modules, init_lora_weights=False)
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft reads a name that transformers is about to drop
-        model = peft.get_peft_model(reference(), config)
+        model = peft.get_peft_model(reference(), config).eval()
     try:
-        optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=5e-3)
-        inputs = torch.tensor([[*prompt, *wanted]])
-        labels = torch.tensor([[*(-100 for _ in prompt), *wanted]])
-        for _ in range(40):
-            loss = model(inputs, labels=labels).loss
-            if loss.item() < 0.02:
-                break
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
         model.save_pretrained(folder, save_embedding_layers=False)
-        yield model
+        yield
     finally:
         model.unload()

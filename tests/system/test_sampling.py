@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tokenloom import AsyncLLM, RequestError, RequestOutput, SamplingParams
+from tokenloom import LLM, AsyncLLM, RequestError, RequestOutput, SamplingParams
 from tokenloom.ipc.sampling_params import OutputKind
 from tokenloom.tests.system.sampling_engine import BASE, VOCAB_SIZE, make_prompts, open_llm, sampling_checkpoint
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sampling_checkpoint(tmp_path_factory.mktemp("model") / "m")
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with open_llm(folder, max_num_seqs=65) as llm:
+        yield llm
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
@@ -34,29 +42,21 @@ def test_a_request_with_no_allowed_token_ends_with_an_error(steps_in_flight: int
         assert among.result(30).outputs[0].token_ids == alone
 
 
-def test_answer_i_of_n_equals_the_answer_to_seed_plus_i(folder: Path) -> None:
-    prompt = make_prompts(1, 8)[0]
-    with open_llm(folder) as llm:
-        together = llm.generate([prompt], SamplingParams(temperature=4.0, n=4, seed=11, max_tokens=12), use_tqdm=False)[
-            0
-        ]
-        alone = llm.generate(
-            [prompt] * 4,
-            [SamplingParams(temperature=4.0, seed=11 + i, max_tokens=12) for i in range(4)],
-            use_tqdm=False,
-        )
+def test_answer_i_of_n_equals_the_answer_to_seed_plus_i(llm: LLM) -> None:
+    prompt, params = make_prompts(1, 8)[0], SamplingParams(temperature=4.0, n=4, seed=11, max_tokens=12)
+    (together,) = llm.generate([prompt], params, use_tqdm=False)
+    alone = llm.generate([prompt] * 4, [params.replace(n=1, seed=11 + i) for i in range(4)], use_tqdm=False)
     assert [answer.index for answer in together.outputs] == [0, 1, 2, 3]
     assert [answer.token_ids for answer in together.outputs] == [output.outputs[0].token_ids for output in alone]
     assert len({tuple(answer.token_ids) for answer in together.outputs}) == 4
 
 
-def test_a_seeded_answer_is_the_same_alone_and_among_64(folder: Path) -> None:
+def test_a_seeded_answer_is_the_same_alone_and_among_64(llm: LLM) -> None:
     prompts = make_prompts(65, 9)
     params = [SamplingParams(temperature=4.0, seed=i, max_tokens=12, ignore_eos=True) for i in range(65)]
-    with open_llm(folder, max_num_seqs=65) as llm:
-        alone = llm.generate([prompts[7]], params[7], use_tqdm=False)[0].outputs[0].token_ids
-        among = llm.generate(prompts, params, use_tqdm=False)[7].outputs[0].token_ids
-        again = llm.generate([prompts[7]], params[7].replace(seed=8), use_tqdm=False)[0].outputs[0].token_ids
+    alone = llm.generate([prompts[7]], params[7], use_tqdm=False)[0].outputs[0].token_ids
+    among = llm.generate(prompts, params, use_tqdm=False)[7].outputs[0].token_ids
+    again = llm.generate([prompts[7]], params[7].replace(seed=8), use_tqdm=False)[0].outputs[0].token_ids
     assert alone == among != again
 
 
@@ -89,14 +89,16 @@ def test_all_output_kinds_deliver_the_same_tokens(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("asked", "kept"), [(5, 5), (1, 1), (10_000, 60), (-1, 60)])
-def test_truncate_prompt_tokens_keeps_the_last_tokens(asked: int, kept: int, folder: Path) -> None:
-    prompt = list(range(60))
-    with open_llm(folder) as llm:
-        output = llm.generate([prompt], SamplingParams(max_tokens=4, truncate_prompt_tokens=asked), use_tqdm=False)[0]
-        assert output.prompt_token_ids == prompt[-kept:]
-        longer = list(range(200)) * 3
-        cut = llm.generate([longer], SamplingParams(max_tokens=30, truncate_prompt_tokens=-1), use_tqdm=False)[0]
-        assert len(cut.prompt_token_ids) == 370 and len(cut.outputs[0].token_ids) <= 30
+def test_truncate_prompt_tokens_keeps_the_last_tokens(asked: int, kept: int, llm: LLM) -> None:
+    prompt, params = list(range(60)), SamplingParams(max_tokens=4, truncate_prompt_tokens=asked)
+    (output,) = llm.generate([prompt], params, use_tqdm=False)
+    assert output.prompt_token_ids == prompt[-kept:]
+
+
+def test_truncation_to_the_model_leaves_room_for_the_answer(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=30, truncate_prompt_tokens=-1)
+    (cut,) = llm.generate([list(range(200)) * 3], params, use_tqdm=False)
+    assert len(cut.prompt_token_ids) == 370 and len(cut.outputs[0].token_ids) <= 30
 
 
 def double_odd(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: object) -> object:
@@ -105,13 +107,13 @@ def double_odd(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: obj
     return logits
 
 
-def test_a_logits_processor_runs_only_if_the_operator_allows_it(folder: Path) -> None:
+def test_a_logits_processor_runs_only_if_the_operator_allows_it(folder: Path, llm: LLM) -> None:
     path = "tokenloom.tests.system.test_sampling:double_odd"
     params = SamplingParams(max_tokens=10, logits_processors=[path])
-    with open_llm(folder, allowed_logits_processors=path) as llm:
-        output = llm.generate([[1, 2, 3]], params, use_tqdm=False)[0]
+    with open_llm(folder, allowed_logits_processors=path) as allowing:
+        output = allowing.generate([[1, 2, 3]], params, use_tqdm=False)[0]
         assert {token % 2 for token in output.outputs[0].token_ids} == {0}
-    with open_llm(folder) as llm, pytest.raises(RequestError, match="--allowed-logits-processors"):
+    with pytest.raises(RequestError, match="--allowed-logits-processors"):
         llm.generate([[1, 2, 3]], params, use_tqdm=False)
 
 
@@ -127,27 +129,32 @@ CHANGING: dict[str, dict[str, object]] = {
 }
 
 
-def test_each_parameter_changes_the_answer(folder: Path) -> None:
-    prompt = make_prompts(1, 12)[0]
-    base = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    with open_llm(folder) as llm:
-        plain = llm.generate([prompt], base, use_tqdm=False)[0].outputs[0]
-        for name, fields in CHANGING.items():
-            answer = llm.generate([prompt], base.replace(**fields), use_tqdm=False)[0].outputs[0]
-            assert answer.token_ids != plain.token_ids, name
-        only_a = base.replace(allowed_token_ids=[97, 98, 99])
-        texts = [
-            llm.generate([prompt], only_a.replace(**fields), use_tqdm=False)[0].outputs[0].text
-            for fields in ({}, {"bad_words": ["a"]}, {"bad_words": ["a", "b"]}, {"bad_words": ["a", "bb"]})
-        ]
-        with pytest.raises(RequestError, match="no token may come next"):  # no continuation is left after "c"
-            llm.generate([prompt], only_a.replace(bad_words=["a", "b", "cc"]), use_tqdm=False)
-        seen = llm.generate([prompt], base.replace(stop_token_ids=[plain.token_ids[0]]), use_tqdm=False)[0].outputs[0]
-        later = base.replace(stop_token_ids=[plain.token_ids[0]], min_tokens=5)
-        late = llm.generate([prompt], later, use_tqdm=False)[0].outputs[0]
-    assert texts[2] == "c" * 12 and "a" not in texts[1]
-    assert texts[1] == "b" * 12 and "a" not in texts[3] and "bb" not in texts[3]
-    assert len(seen.token_ids) == 1 and plain.token_ids[0] not in late.token_ids[:5] and len(late.token_ids) >= 5
+@pytest.mark.parametrize("name", CHANGING)
+def test_each_parameter_changes_the_answer(name: str, llm: LLM) -> None:
+    params = [GREEDY, GREEDY.replace(**CHANGING[name])]
+    plain, changed = llm.generate(make_prompts(1, 12) * 2, params, use_tqdm=False)
+    assert changed.outputs[0].token_ids != plain.outputs[0].token_ids
+
+
+def test_bad_words_never_come(llm: LLM) -> None:
+    (prompt,) = make_prompts(1, 12)
+    only_abc = GREEDY.replace(allowed_token_ids=[97, 98, 99])
+    words: list[list[str]] = [["a"], ["a", "b"], ["a", "bb"]]
+    params = [only_abc.replace(bad_words=each) for each in words]
+    one, two, pair = (each.outputs[0].text for each in llm.generate([prompt] * 3, params, use_tqdm=False))
+    assert one == "b" * 12 and two == "c" * 12
+    assert "a" not in pair and "bb" not in pair
+    with pytest.raises(RequestError, match="no token may come next"):  # no continuation is left after "c"
+        llm.generate([prompt], only_abc.replace(bad_words=["a", "b", "cc"]), use_tqdm=False)
+
+
+def test_a_stop_token_ends_the_answer_from_min_tokens_on(llm: LLM) -> None:
+    (prompt,) = make_prompts(1, 12)
+    first = llm.generate([prompt], GREEDY, use_tqdm=False)[0].outputs[0].token_ids[0]
+    stopping = GREEDY.replace(stop_token_ids=[first])
+    params = [stopping, stopping.replace(min_tokens=5)]
+    seen, late = (each.outputs[0].token_ids for each in llm.generate([prompt] * 2, params, use_tqdm=False))
+    assert len(seen) == 1 and first not in late[:5] and len(late) >= 5
 
 
 @pytest.mark.parametrize(
@@ -161,7 +168,7 @@ def test_each_parameter_changes_the_answer(folder: Path) -> None:
     ],
 )
 def test_parameters_outside_the_models_limits_are_refused_with_numbers(
-    fields: dict[str, object], message: str, folder: Path
+    fields: dict[str, object], message: str, llm: LLM
 ) -> None:
-    with open_llm(folder) as llm, pytest.raises(RequestError, match=message):
+    with pytest.raises(RequestError, match=message):
         llm.generate([[1, 2, 3]], SamplingParams(**fields), use_tqdm=False)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,19 @@ from typing import Any
 import pytest
 
 from tokenloom import LLM, RequestOutput, SamplingParams, StructuredOutputsParams
+from tokenloom.core.speculation.lookup import LookupProposer
 from tokenloom.core.speculation.step_costs import StepCosts
 from tokenloom.ipc.messages.metrics import Counter, Gauge
 from tokenloom.kernels.cpu.processor import instruction_levels
-from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.today import some_pairs
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system import recorded_drafts
 from tokenloom.tests.system.logprob_oracle import LogprobOracle
 from tokenloom.tests.system.recorded_drafts import MODES
 from tokenloom.tests.system.sampling_engine import VOCAB_SIZE, make_prompts, open_llm, sampling_checkpoint
 from tokenloom.tests.system.test_schedules import FEATURES, SCHEMA, compare
 
-COUNT, MAX_TOKENS = 8, 24
-REPORT_S = 5.0  # until the core has reported what it has counted
+COUNT, MAX_TOKENS = 6, 24  # requests of a case
 CASES: dict[str, dict[str, object]] = {
     "plain": {},
     "logprobs": FEATURES["logprobs"],
@@ -50,6 +50,10 @@ def make_params(case: str) -> list[SamplingParams]:
     ]
 
 
+PROMPTS = make_prompts(COUNT * len(CASES), 3)
+PARAMS = [params for case in CASES for params in make_params(case)]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sampling_checkpoint(tmp_path_factory.mktemp("model") / "m")
@@ -61,16 +65,10 @@ def oracle(folder: Path) -> LogprobOracle:
 
 
 @pytest.fixture(scope="module")
-def answers(folder: Path) -> dict[str, list[RequestOutput]]:
-    """The outputs of each case without speculation."""
+def answers(folder: Path) -> list[RequestOutput]:
+    """The outputs of all cases without speculation."""
     with open_llm(folder, **PLAIN) as llm:
-        return {case: llm.generate(make_prompts(COUNT, 3), make_params(case), use_tqdm=False) for case in CASES}
-
-
-def check(oracle: LogprobOracle, expected: Sequence[RequestOutput], found: Sequence[RequestOutput], case: str) -> None:
-    pairs = zip(expected, found, make_params(case), strict=True)
-    num_excuses = sum(compare(oracle, one, other, params) for one, other, params in pairs)
-    assert num_excuses <= 1
+        return llm.generate(PROMPTS, PARAMS, use_tqdm=False)
 
 
 def num_drafts(outputs: Sequence[RequestOutput]) -> tuple[int, int]:
@@ -79,47 +77,58 @@ def num_drafts(outputs: Sequence[RequestOutput]) -> tuple[int, int]:
     return sum(each.num_drafts for each in metrics), sum(each.num_accepted_drafts for each in metrics)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("schedule", "mode"), some_pairs(list(SCHEDULES), list(MODES), every=3))
 def test_an_adversary_changes_no_token_and_no_logprob(
     schedule: str,
     mode: str,
     folder: Path,
     oracle: LogprobOracle,
-    answers: dict[str, list[RequestOutput]],
+    answers: list[RequestOutput],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path = tmp_path / "record"
-    recorded_drafts.use(monkeypatch, path)
-    for case in CASES:
-        recorded_drafts.record(path, mode, VOCAB_SIZE, answers[case], make_params(case))
-        with open_llm(folder, **SCHEDULES[schedule]) as llm:
-            found = llm.generate(make_prompts(COUNT, 3), make_params(case), use_tqdm=False)
-        check(oracle, answers[case], found, case)
-        drafted, accepted = num_drafts(found)
-        assert drafted > 20, case
+    recorded_drafts.use(monkeypatch, tmp_path / "record")
+    recorded_drafts.record(tmp_path / "record", mode, VOCAB_SIZE, answers, PARAMS)
+    with open_llm(folder, **SCHEDULES[schedule]) as llm:
+        found = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
+    for i, case in enumerate(CASES):
+        of_case = slice(i * COUNT, (i + 1) * COUNT)
+        pairs = zip(answers[of_case], found[of_case], PARAMS[of_case], strict=True)
+        assert sum(compare(oracle, *each) for each in pairs) <= 1, case
+        drafted, accepted = num_drafts(found[of_case])
+        assert drafted > 10, case
         assert (accepted > 0) == (mode != "wrong"), case
         assert accepted < drafted or mode == "right", case
 
 
-@pytest.mark.parametrize("steps_in_flight", [1, 2])
-def test_lookup_changes_no_token(
-    folder: Path, oracle: LogprobOracle, steps_in_flight: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prompts that repeat themselves, and answers that do: greedy ones of random weights fall into loops. Drafts cost
-    nothing here, so that all are sent."""
-    monkeypatch.setattr(StepCosts, "seconds", lambda self, num_rows, most: [1.0] * (most + 1))
+class FreeDrafts(StepCosts):
+    """A step lasts as long with drafts as without, so that all are sent."""
+
+    def seconds(self, num_rows: int, most: int) -> list[float]:
+        return [1.0] * (most + 1)
+
+
+def test_lookup_changes_no_token(folder: Path, oracle: LogprobOracle) -> None:
+    """Prompts that repeat themselves, and answers that do: greedy ones of random weights fall into loops."""
     prompts = [each * 4 for each in make_prompts(6, 9)]
-    params = [SamplingParams(temperature=0.0, max_tokens=120, seed=i, ignore_eos=True) for i in range(6)]
-    with open_llm(folder, **PLAIN, max_model_len=600) as llm:
+    params = [SamplingParams(temperature=0.0, max_tokens=80, seed=i, ignore_eos=True) for i in range(6)]
+    with open_llm(folder, **PLAIN) as llm:
         expected = llm.generate(prompts, params, use_tqdm=False)
-    with open_llm(folder, speculation="lookup", steps_in_flight=steps_in_flight, max_model_len=600) as llm:
-        found = llm.generate(prompts, params, use_tqdm=False)
-    pairs = zip(expected, found, params, strict=True)
-    assert sum(compare(oracle, *each) for each in pairs) <= 1
-    drafted, accepted = num_drafts(found)
-    assert drafted > accepted > 50
+    for steps_in_flight in (1, 2):
+        with open_llm(folder, speculation="lookup", steps_in_flight=steps_in_flight) as llm:
+            lookup_of(llm).choice.costs = FreeDrafts()
+            found = llm.generate(prompts, params, use_tqdm=False)
+        pairs = zip(expected, found, params, strict=True)
+        assert sum(compare(oracle, *each) for each in pairs) <= 1
+        drafted, accepted = num_drafts(found)
+        assert drafted > accepted > 50
+
+
+def lookup_of(llm: LLM) -> LookupProposer:
+    """Return the proposer of an engine in this process."""
+    engine: Any = llm._transport
+    found: LookupProposer = engine._engine._core.speculation
+    return found
 
 
 def drafts_without_effect(
@@ -149,45 +158,18 @@ def test_tokens_have_equal_bits_with_drafts_and_without(
     assert drafted > accepted > 20
 
 
-def test_two_ranks_keep_the_same_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    folder = tiny_checkpoint(tmp_path / "m", "llama", vocab_size=VOCAB_SIZE, num_hidden_layers=2, **heads)
-    params = [SamplingParams(temperature=i % 2, seed=i, max_tokens=30, presence_penalty=0.3 * i) for i in range(4)]
-    prompts = make_prompts(4, 6)
-    options: dict[str, object] = {"num_threads": 1, "max_model_len": 200, "tensor_parallel_size": 2}
-    with LLM(folder, **options, speculation="off") as llm:  # type: ignore[arg-type]
-        expected = llm.generate(prompts, params, use_tqdm=False)
-    recorded_drafts.record(tmp_path / "record", "mixed", VOCAB_SIZE, expected, params)
-    recorded_drafts.use(monkeypatch, tmp_path / "record")
-    with LLM(folder, **options) as llm:  # type: ignore[arg-type]
-        found = llm.generate(prompts, params, use_tqdm=False)
-    assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in expected]
-    drafted, accepted = num_drafts(found)
-    assert drafted > accepted > 20
-
-
 @needs_kernels
-def test_speculation_is_on_by_default_on_the_cpu(folder: Path) -> None:
-    """The answers of one request with n above 1 help each other: the corpus has them when they have ended."""
-    with LLM(folder, num_threads=1, max_model_len=600) as llm:
-        llm.generate(make_prompts(1, 9), SamplingParams(n=2, max_tokens=60, ignore_eos=True), use_tqdm=False)
-        deadline = time.monotonic() + REPORT_S
-        while gauge(llm, "spec_corpus_tokens") < 120:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
-
-def test_the_processes_report_drafts_in_metrics_and_answers(folder: Path) -> None:
-    """Steps of this model are so short that drafts may not pay: the counters agree, whatever they are."""
-    prompts = [each * 4 for each in make_prompts(4, 9)]
-    params = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
-    with LLM(folder, num_threads=1, max_model_len=600, speculation="lookup") as llm:
-        found = llm.generate(prompts, params, use_tqdm=False)
-        drafted, accepted = num_drafts(found)
-        deadline = time.monotonic() + REPORT_S
-        while (counts := (total(llm, "drafted"), total(llm, "accepted"))) != (drafted, accepted):
-            assert time.monotonic() < deadline, (counts, drafted, accepted)
-            time.sleep(0.05)
+def test_speculation_is_on_by_default_on_the_cpu_and_reports_its_drafts(folder: Path) -> None:
+    """Steps of this model are so short that drafts may not pay: the counters agree, whatever they are. The answers of
+    one request with n above 1 help each other: the corpus has them when they have ended."""
+    prompts = [each * 4 for each in make_prompts(2, 9)]
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    with open_llm(folder) as llm:
+        expected = num_drafts(llm.generate(prompts, params, use_tqdm=False))
+        wait_until(lambda: (total(llm, "drafted"), total(llm, "accepted")) == expected, "all drafts are counted")
+        num_before = gauge(llm, "spec_corpus_tokens")
+        llm.generate(prompts[0], params.replace(temperature=1, n=2), use_tqdm=False)
+        wait_until(lambda: gauge(llm, "spec_corpus_tokens") >= num_before + 120, "both answers are in the corpus")
 
 
 def gauge(llm: LLM, name: str) -> float:

@@ -10,7 +10,6 @@ import pytest
 from tokenloom import Client
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.tier_engine import (
-    DEADLINE_S,
     GREEDY,
     VOCAB_SIZE,
     TierEngine,
@@ -20,6 +19,8 @@ from tokenloom.tests.system.tier_engine import (
     new_prompts,
     num_readable,
 )
+
+pytestmark = pytest.mark.nightly
 
 KINDS: dict[str, tuple[str, list[str]]] = {  # family and options
     "one rank": ("qwen3", []),
@@ -38,7 +39,6 @@ def write_model(folder: Path, family: str, seed: int = 0) -> Path:
     return tiny_checkpoint(folder, family, seed=seed, vocab_size=VOCAB_SIZE, max_position_embeddings=1024, **window)
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_next_engine_of_any_kind_has_the_same_bits_from_the_disk(kind: str, tmp_path: Path) -> None:
@@ -61,7 +61,6 @@ def test_the_next_engine_of_any_kind_has_the_same_bits_from_the_disk(kind: str, 
     check_equal(calm, outputs)
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("options", [[], ["--tensor-parallel-size", "2"], ["--kv-cache-dtype", "fp8"]])
 def test_an_engine_with_other_options_finds_nothing_of_another_one(options: list[str], tmp_path: Path) -> None:
@@ -81,7 +80,6 @@ def test_an_engine_with_other_options_finds_nothing_of_another_one(options: list
     assert output.num_cached_tokens == 0
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_reloaded_weights_find_their_own_blocks_alone(tmp_path: Path) -> None:
     one, two = (write_model(tmp_path / name, "qwen3", seed) for seed, name in enumerate(("one", "two")))
@@ -105,32 +103,6 @@ def test_reloaded_weights_find_their_own_blocks_alone(tmp_path: Path) -> None:
     assert [output.outputs[0].logprobs for output in first] != [output.outputs[0].logprobs for output in second]
 
 
-def test_a_folder_in_use_costs_one_line_and_no_request(tmp_path: Path) -> None:
-    prompts, kv = new_prompts(1, 300, seed=24), tmp_path / "kv"
-    with TierEngine(tmp_path, kv) as first, TierEngine(tmp_path, kv) as second:
-        first.wait_ready()
-        second.wait_ready()
-        engines = [first, second]
-        deadline = time.monotonic() + DEADLINE_S
-        while not (losers := [each for each in engines if "another engine uses this folder" in each.log()]):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        (loser,) = losers
-        with Client(loser.address) as client:
-            outputs = ask(client, prompts)
-            client.reset_prefix_cache()
-            loaded = ask(client, prompts)[0].metrics.num_loaded_tokens
-            assert "disk" not in loaded  # blocks may still be in the slots that were to be written
-        winner = engines[loser is first]
-        winner.wait_open()
-        with Client(winner.address) as client:
-            check_equal(compute(winner, client, prompts), outputs)
-        assert loser.log().count("another engine uses") == 1
-        for engine in engines:
-            engine.end()
-
-
-@pytest.mark.nightly
 def test_a_folder_that_cannot_be_made_costs_one_line_and_no_request(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     with TierEngine(tmp_path, tmp_path / "file" / "kv") as engine:
@@ -147,7 +119,6 @@ def test_a_folder_that_cannot_be_made_costs_one_line_and_no_request(tmp_path: Pa
         assert len(errors) == 1 and "--kv-disk" in errors[0]
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_tiers_delay_the_start_by_at_most_200_ms(tmp_path: Path) -> None:
     seconds: dict[bool, list[float]] = {False: [], True: []}

@@ -148,6 +148,8 @@ def test_whisper_names_the_language_as_transformers_does(served: Served) -> None
         assert found.language == LANGUAGES[code].name.lower()
         assert [each.tokens for each in found.segments] == [each.token_ids for each in parts_of(timed, duration_s)]
         languages.add(code)
+        if len(languages) > 1:
+            continue
         translated = served.oracle.generate(clip, served.prompt(code, "translate", has_times=True), MAX_TOKENS)
         found = create(served, clip, "verbose_json", to="en")
         assert [each.tokens for each in found.segments] == [each.token_ids for each in parts_of(translated, duration_s)]
@@ -189,7 +191,9 @@ def test_a_long_context_is_cut_to_its_last_tokens(served: Served) -> None:
     assert create(served, clip, "json", language="en").text != served.text(expected)
 
 
-@pytest.mark.parametrize("role", ["core", "media", pytest.param("worker 0", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "role", ["media", *(pytest.param(role, marks=pytest.mark.nightly) for role in ("core", "worker 0"))]
+)
 def test_a_killed_process_changes_no_transcript(role: str, served: Served) -> None:
     """A clip of five pieces and more; each loss comes after some tokens, or while the clip is cut."""
     clip, point = spoken(50 + len(role), 9 * SAMPLE_RATE), "media.read" if role == "media" else "worker.sample"
@@ -223,6 +227,8 @@ def test_times_of_words_other_languages_and_beams_are_refused_by_name(served: Se
         with pytest.raises(openai.BadRequestError) as caught:
             create(served, clip, "verbose_json", **fields)
         assert caught.value.param == param and complaint in str(caught.value)
+    with pytest.raises(openai.BadRequestError) as caught:
+        served.client.audio.transcriptions.create(model="whisper", file=("speech.wav", b"RIFF no sound"))
     prompt = {"prompt": "<|startoftranscript|>", "multi_modal_data": {"audio": (clip, 16_000)}}
     with Client(served.engine.address) as client, pytest.raises(RequestError, match="beam search does not keep"):
         client.beam_search([prompt], BeamSearchParams(beam_width=2, max_tokens=4))  # type: ignore[list-item]

@@ -24,16 +24,8 @@ VOCAB_SIZE = 512
 SLOT_KEYS_START = 8 + KEY_BYTES  # of a BlockRecord, behind generation and namespace
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=2)
 OPTIONS = (
-    "--device",
-    "cpu",
-    "--num-threads",
-    "1",
-    "--dtype",
-    "float32",
-    "--max-model-len",
-    "1024",
-    "--step-timeout-s",
-    "60",
+    *("--device", "cpu", "--num-threads", "1", "--dtype", "float32", "--max-model-len", "1024"),
+    *("--step-timeout-s", "60"),
 )
 SMALL_POOL = ("--num-kv-blocks", "65")  # a pool for two prompts of 500 tokens, so that others go to slots
 OVER_HOSTS = (
