@@ -118,6 +118,10 @@ class ClipFirstOracle:
     def span(self, prompt: str, clips: Sequence[Samples]) -> tuple[int, int]:
         return 0, len(self.clip)
 
+    def generate(self, prompt: str, clips: Sequence[Samples]) -> list[int]:
+        (clip,) = clips
+        return self._oracle.generate(clip, self._oracle.ids(prompt))
+
     def check(self, prompt: str, clips: Sequence[Samples], answer: Sequence[int]) -> None:
         (clip,) = clips
         self._oracle.check(clip, self._oracle.ids(prompt), answer)

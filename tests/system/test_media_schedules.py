@@ -40,6 +40,8 @@ QUICK = [  # the others are slow
     ("smolvlm", "small encoder cache"),
     ("qwen3_asr", "preempted"),
     ("voxtral", "chunks of 20"),
+    (WHISPER, "plain"),
+    (WHISPER, "chunks of 33"),
 ]
 CASES = [
     *some(QUICK, num_today=4),

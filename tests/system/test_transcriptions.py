@@ -227,11 +227,17 @@ def test_times_of_words_other_languages_and_beams_are_refused_by_name(served: Se
         with pytest.raises(openai.BadRequestError) as caught:
             create(served, clip, "verbose_json", **fields)
         assert caught.value.param == param and complaint in str(caught.value)
-    with pytest.raises(openai.BadRequestError) as caught:
-        served.client.audio.transcriptions.create(model="whisper", file=("speech.wav", b"RIFF no sound"))
+    model = served.client.models.list().data[0].id
+    with pytest.raises(openai.BadRequestError):
+        served.client.audio.transcriptions.create(model=model, file=("speech.wav", b"RIFF no sound"))
     prompt = {"prompt": "<|startoftranscript|>", "multi_modal_data": {"audio": (clip, 16_000)}}
     with Client(served.engine.address) as client, pytest.raises(RequestError, match="beam search does not keep"):
         client.beam_search([prompt], BeamSearchParams(beam_width=2, max_tokens=4))  # type: ignore[list-item]
+    with (
+        Client(served.engine.address) as client,
+        pytest.raises(RequestError, match="0 audio clips, this model answers"),
+    ):
+        client.generate(prompt["prompt"], use_tqdm=False)  # type: ignore[arg-type]
 
 
 @deprecated

@@ -1,0 +1,74 @@
+"""The tiny checkpoints that see or hear are fit to test the engine: media and their order decide the tokens, and
+placeholders stand where the families' own processors put them. These tests know nothing of the engine.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from tokenloom.tests.support.today import some
+from tokenloom.tests.system.media_families import FAMILIES, SAMPLE_RATE, WHISPER, Models, make_models
+
+PROCESSORS = {
+    "llava": "LlavaProcessor",
+    "idefics3": "Idefics3Processor",
+    "gemma3": "Gemma3Processor",
+    "qwen2_audio": "Qwen2AudioProcessor",
+    "qwen3_asr": "Qwen3ASRProcessor",
+}
+
+
+@pytest.mark.parametrize("name", some([name for name in FAMILIES if name != WHISPER], num_today=3))
+def test_other_media_or_another_order_of_them_give_other_tokens(name: str, tmp_path: Path) -> None:
+    models = make_models(tmp_path, name)
+    oracle: Any = models.oracle
+    one, two, three, _ = models.pool(1)
+    answers = {
+        tuple(oracle.generate(f"{models.marker}\nWhat is this?", [each], max_tokens=6)) for each in (one, two, three)
+    }
+    assert len(answers) == 3
+    pair = f"{models.marker} and {models.marker}: which is larger? The"
+    first, second = (oracle.generate(pair, media) for media in ([one, two], [two, one]))
+    assert first != second
+    oracle.check(pair, [one, two], first)
+    with pytest.raises(AssertionError, match="misses by"):
+        oracle.check(pair, [two, one], first)
+
+
+def test_other_clips_give_other_tokens_of_whisper(tmp_path: Path) -> None:
+    models = make_models(tmp_path, WHISPER)
+    oracle: Any = models.oracle
+    for timestamps in ("", "<|notimestamps|>"):
+        prompt = f"<|startoftranscript|><|en|><|transcribe|>{timestamps}"
+        answers = [oracle.generate(prompt, [clip]) for clip in models.pool(1)[:3]]
+        assert len(set(map(tuple, answers))) == 3
+        oracle.check(prompt, [models.pool(1)[0]], answers[0])
+        with pytest.raises(AssertionError, match="misses by"):
+            oracle.check(prompt, [models.pool(1)[1]], answers[0])
+
+
+@pytest.mark.parametrize("name", some(list(PROCESSORS), num_today=2))
+def test_the_expansion_is_that_of_the_familys_processor(name: str, tmp_path: Path) -> None:
+    models = make_models(tmp_path, name)
+    first, second, *_ = models.pool(2)
+    prompt = f"Look: {models.marker}\n{models.marker} What?"
+    assert models.oracle.expand(prompt, [first, second]).token_ids == processed(name, models, prompt, [first, second])
+
+
+def processed(name: str, models: Models, prompt: str, media: list[Any]) -> list[int]:
+    """Return the token ids of transformers' processor."""
+    oracle: Any = models.oracle
+    make = getattr(transformers, PROCESSORS[name])
+    if models.kind == "image":
+        settings = json.loads((models.checkpoint / "processor_config.json").read_text(encoding="utf-8"))
+        settings.pop("processor_class")
+        processor = make(image_processor=oracle.image_processor, tokenizer=oracle.tokenizer, **settings)
+        return list(processor(text=[prompt], images=[media])["input_ids"][0])
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(models.checkpoint)
+    processor = make(feature_extractor=extractor, tokenizer=oracle.tokenizer)
+    return list(processor(text=[prompt], audio=media, sampling_rate=SAMPLE_RATE)["input_ids"][0])
