@@ -97,8 +97,9 @@ def test_truncate_prompt_tokens_keeps_the_last_tokens(asked: int, kept: int, llm
 
 def test_truncation_to_the_model_leaves_room_for_the_answer(llm: LLM) -> None:
     params = SamplingParams(max_tokens=30, truncate_prompt_tokens=-1)
-    (cut,) = llm.generate([list(range(200)) * 3], params, use_tqdm=False)
-    assert len(cut.prompt_token_ids) == 370 and len(cut.outputs[0].token_ids) <= 30
+    prompt = list(range(200)) * 3
+    (cut,) = llm.generate([prompt], params, use_tqdm=False)
+    assert cut.prompt_token_ids == prompt[-370:] and len(cut.outputs[0].token_ids) <= 30
 
 
 def double_odd(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: object) -> object:
