@@ -200,7 +200,7 @@ def random_adapter(folder: Path) -> Iterator[None]:
     import torch
 
     modules = ["q_proj", "v_proj", "down_proj"]
-    config = peft.LoraConfig(r=4, lora_alpha=1, target_modules=modules, init_lora_weights=False)
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=modules, init_lora_weights=False)
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft reads a name that transformers is about to drop

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
 import pytest
 
 from tokenloom import LLM, PoolingParams, RequestOutput, SamplingParams
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system import recorded_drafts
+from tokenloom.tests.system.launched import newest_engine
 from tokenloom.tests.system.logprob_oracle import LogprobOracle
 from tokenloom.tests.system.sampling_engine import make_prompts, open_llm
 from tokenloom.tests.system.test_embeddings import PoolingOracle
@@ -78,8 +78,7 @@ def test_ranks_share_the_work_and_a_killed_rank_changes_no_vector(ranks: Ranks) 
     with ThreadPoolExecutor(1) as pool:
         embedding = pool.submit(llm.embed, prompts, params, use_tqdm=False)
         wait_until(lambda: llm.health().step >= first + 5, "no step ends")
-        children = psutil.Process().children(recursive=True)
-        next(child for child in children if " ".join(child.cmdline()).startswith("tokenloom worker 1")).kill()
+        next(each for each in newest_engine() if " ".join(each.cmdline()).startswith("tokenloom worker 1")).kill()
         oracle.check(prompts, embedding.result(100), params)
     assert llm.health().num_restarts == 1, "the group was replaced while prompts were open"
     last = PoolingParams(method="last")
