@@ -18,10 +18,10 @@ SHAPES: dict[str, dict[str, object]] = {  # odd sizes, so that nothing divides e
     "qwen3_moe": {"hidden_size": 72, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 24},
 }
 CASES = [*((family, False) for family in SHAPES), ("mistral", True), ("qwen3_moe", True)]
-BASE: dict[str, object] = {"in_process": True, "num_threads": 1, "max_model_len": 400, "block_size": 8}
+BASE: dict[str, object] = {"in_process": True, "num_threads": 1, "max_model_len": 240, "block_size": 8}
 SCHEDULES: dict[str, dict[str, object]] = {
     "among others": {"max_num_seqs": 12},
-    "preempted": {"num_kv_blocks": 53, "max_num_seqs": 12, "max_num_batched_tokens": 200},
+    "preempted": {"num_kv_blocks": 33, "max_num_seqs": 12, "max_num_batched_tokens": 200},
     "chunked": {"max_num_batched_tokens": 37, "max_num_seqs": 5},
     "prefix hit": {},
 }

@@ -144,12 +144,12 @@ def slots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 def test_evicted_blocks_come_back_from_slots(slots: Client) -> None:
-    prompts = new_prompts(5, 400, seed=4)
+    prompts = new_prompts(6, 400, seed=4)
     computed = ask(slots, prompts)
     slots.reset_prefix_cache()
     outputs = ask(slots, prompts)
     assert all(output.num_cached_tokens == 0 for output in computed)
-    assert [output.metrics.num_loaded_tokens for output in outputs[:3]] == [{"host": num_readable(prompts[0])}] * 3
+    assert [output.metrics.num_loaded_tokens for output in outputs[:2]] == [{"host": num_readable(prompts[0])}] * 2
     check_equal(computed, outputs)
 
 
