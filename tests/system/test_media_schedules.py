@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tokenloom import RequestOutput
 from tokenloom.tests.support.today import some
 from tokenloom.tests.system.media_engine import (
     MAX_TOKENS,
@@ -136,52 +135,3 @@ def test_no_size_of_chunks_changes_an_answer_to_clips(
             outputs = run(llm, family.models, requests)
             assert num_encodes(llm, 1) > 0
         family.checker.check(requests, outputs)
-
-
-def cuts_medium(family: Family, stem: str, medium: Any) -> bool:
-    """Return whether the last whole block of a prompt that ends with a medium ends inside the medium."""
-    oracle, prompt = family.models.oracle, f"{stem} {family.models.marker}"
-    start, end = oracle.span(prompt, [medium])
-    return start < len(oracle.expand(prompt, [medium]).token_ids) // BLOCK_SIZE * BLOCK_SIZE < end
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(each, marks=() if each == "qwen2_vl" else pytest.mark.nightly)
-        for each in FAMILIES
-        if each != WHISPER  # its clips have whole blocks
-    ],
-)
-def test_a_cached_prefix_may_end_inside_a_medium_or_after_it(
-    name: str, families: dict[str, Family], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """The same medium behind the same text is not computed again up to the last whole block; another medium behind the
-    same text is."""
-    family = family_of(name, families, tmp_path_factory)
-    marker = family.models.marker
-    first, other, *_ = family.models.pool(SEED + 1)
-    stem = next(
-        each for each in ("A" + " a" * count for count in range(BLOCK_SIZE)) if cuts_medium(family, each, first)
-    )
-    requests = [
-        MediaRequest(f"{stem} {marker}", [first]),
-        MediaRequest(f"{stem} {marker} and so on, and on and on and on, and on. What is this?", [first]),
-        MediaRequest(f"{stem} {marker} and so on, and on and on and on, and on. Where is it?", [first]),
-        MediaRequest(f"{stem} {marker} and so on, and on and on and on, and on. Where is it?", [other]),
-    ]
-    outputs: list[RequestOutput] = []
-    counts: list[int] = []
-    with open_llm(family.models) as llm:
-        for request in requests:
-            outputs += run(llm, family.models, [request])
-            counts.append(num_encodes(llm, at_least=1 + (request is requests[3])))
-    family.checker.check(requests, outputs)
-    start, end = family.models.oracle.span(requests[1].prompt, requests[1].media)
-    cached = [output.num_cached_tokens for output in outputs]
-    assert cached[0] == 0
-    assert start < cached[1] < end, "the last whole block of the first prompt ends inside the medium"
-    assert cached[2] > end, "the third prompt parts from the second after the medium"
-    assert cached[3] <= start, "another medium has no cached block"
-    assert counts[2] == counts[1], "a medium is not encoded again if its span is cached"
-    assert counts[3] == counts[2] + 1
