@@ -55,9 +55,9 @@ def test_other_clips_give_other_tokens_of_whisper(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", some(list(PROCESSORS), num_today=2))
 def test_the_expansion_is_that_of_the_familys_processor(name: str, tmp_path: Path) -> None:
     models = make_models(tmp_path, name)
-    first, second, *_ = models.pool(2)
-    prompt = f"Look: {models.marker}\n{models.marker} What?"
-    assert models.oracle.expand(prompt, [first, second]).token_ids == processed(name, models, prompt, [first, second])
+    media = models.pool(2)[: 2 if models.kind == "image" else 1]  # Qwen3-ASR's takes one clip
+    prompt = f"Look: {models.marker}\n" * len(media) + "What?"
+    assert models.oracle.expand(prompt, media).token_ids == processed(name, models, prompt, media)
 
 
 def processed(name: str, models: Models, prompt: str, media: list[Any]) -> list[int]:
