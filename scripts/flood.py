@@ -26,8 +26,6 @@ from tokenloom.ipc.messages.base import PROTOCOL_VERSION, Hello
 from tokenloom.ipc.messages.client import Submit
 from tokenloom.scripts.engine_process import Engine
 
-QUEUE = 512  # requests that may wait
-
 
 def ask(address: str, count: int, results: list[int]) -> None:
     """Run one client's share of short greedy requests; append to `results` how many got all their four tokens."""
@@ -67,8 +65,8 @@ def watch_health(address: str, threads: list[threading.Thread]) -> int:
     return num_bad
 
 
-def flood(num_requests: int, num_clients: int) -> dict[str, object]:
-    options = ["--device", "cpu", "--num-threads", "1", "--max-num-seqs", "128", "--max-waiting-requests", str(QUEUE)]
+def flood(num_requests: int, num_clients: int, queue: int) -> dict[str, object]:
+    options = ["--device", "cpu", "--num-threads", "1", "--max-num-seqs", "128", "--max-waiting-requests", str(queue)]
     with tempfile.TemporaryDirectory() as runtime, Engine(Path(runtime), options) as engine:
         engine.wait_ready()
         roles = {role: engine.find(role) for role in ("core", "frontend")}
@@ -103,8 +101,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=50_000)
     parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--queue", type=int, default=512, help="requests that may wait")
     arguments = parser.parse_args(argv)
-    report = flood(arguments.requests, arguments.clients)
+    report = flood(arguments.requests, arguments.clients, arguments.queue)
     print(json.dumps(report, indent=2))
     is_whole = report["requests"] == report["answered in full"]
     return 0 if is_whole and not report["health answers that call it unwell"] and report["exit code"] == 0 else 1

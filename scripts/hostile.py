@@ -388,6 +388,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--settle-s", type=float, default=SETTLE_S, help="after each attack; 0: measure no memory")
     parser.add_argument("--pause-limit-s", type=float, default=PAUSE_LIMIT_S, help="of a bystander's stream")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each Nth attack")
+    parser.add_argument("--first", type=int, default=0, help="the first of them, from 0")
     arguments = parser.parse_args(argv)
     report = Report("hostile", {"model": arguments.model or "demo", "seed": arguments.seed})
     options = [*OPTIONS, *(["--model", arguments.model] if arguments.model else DEMO_OPTIONS)]
@@ -399,7 +400,7 @@ def main(argv: list[str] | None = None) -> int:
             faults = mixture(engine, arguments.mixture_s, arguments.seed, report)
         else:
             chosen = [each for each in attacks(engine) if arguments.only in each.name]
-            chosen = chosen[:: arguments.every]
+            chosen = chosen[arguments.first :: arguments.every]
             faults = one_by_one(engine, chosen, arguments.settle_s, arguments.pause_limit_s, report)
         code = engine.stop()
         errors = engine.errors.read_text(encoding="utf-8")

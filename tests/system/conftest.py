@@ -1,34 +1,40 @@
-"""One HTTP engine for all test files of a process that do not need another, and its clients.
+"""Two engines for all test files of a process, and their clients: `engine` serves HTTP like most users' engines, and
+`equipped` has an option of each kind.
 
-A file whose subject is the engine itself (its processes, its end, its options) starts its own: `engine` or `url` of the
-file then replaces the fixture here.
+A file whose subject is the engine itself (its processes, its start, further options) starts its own; its `engine` or
+`url` then replaces the fixture here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Generic, TypeVar
 
 import httpx2
 import openai
 import pytest
 
+from tokenloom.tests.system.equipped_engine import EquippedEngine
 from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, OPTIONS
 from tokenloom.tests.system.launched import LaunchedEngine
 
+EngineT = TypeVar("EngineT", bound=LaunchedEngine)
 
-class SharedEngine:
-    """Owns the engine: starts it at its first use, and anew if a test has ended it."""
 
-    def __init__(self, factory: pytest.TempPathFactory) -> None:
-        self._factory = factory
-        self._engine: LaunchedEngine | None = None
+class SharedEngine(Generic[EngineT]):
+    """Owns an engine: starts it at its first use, and anew if a test has ended it."""
 
-    def running(self) -> LaunchedEngine:
+    def __init__(self, start: Callable[[Path], EngineT], factory: pytest.TempPathFactory) -> None:
+        self._start, self._factory = start, factory
+        self._engine: EngineT | None = None
+
+    def running(self) -> EngineT:
         if self._engine is not None and self._engine.process.poll() is not None:
-            with self._engine:  # its leftovers
+            with self._engine:  # checks its leftovers
                 self._engine = None
         if self._engine is None:
-            self._engine = LaunchedEngine(self._factory.mktemp("http"), *OPTIONS)
+            self._engine = self._start(self._factory.mktemp("http"))
             self._engine.wait_ready()
         return self._engine
 
@@ -37,19 +43,31 @@ class SharedEngine:
         if self._engine is not None:
             with self._engine as engine:
                 engine.processes()
-                assert engine.stop() == 0
+                assert engine.process.poll() is not None or engine.stop() == 0
 
 
 @pytest.fixture(scope="session")
-def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngine]:
-    shared = SharedEngine(tmp_path_factory)
+def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngine[LaunchedEngine]]:
+    shared = SharedEngine(lambda folder: LaunchedEngine(folder, *OPTIONS), tmp_path_factory)
+    yield shared
+    shared.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_equipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedEngine[EquippedEngine]]:
+    shared = SharedEngine(EquippedEngine, tmp_path_factory)
     yield shared
     shared.stop()
 
 
 @pytest.fixture
-def engine(shared_engine: SharedEngine) -> LaunchedEngine:
+def engine(shared_engine: SharedEngine[LaunchedEngine]) -> LaunchedEngine:
     return shared_engine.running()
+
+
+@pytest.fixture
+def equipped(shared_equipped: SharedEngine[EquippedEngine]) -> EquippedEngine:
+    return shared_equipped.running()
 
 
 @pytest.fixture
@@ -67,4 +85,11 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 def http(url: str) -> Iterator[httpx2.Client]:
     headers = {"authorization": f"Bearer {KEY}"}
     with httpx2.Client(base_url=url, headers=headers, timeout=DEADLINE_S) as http:
+        yield http
+
+
+@pytest.fixture
+def door(equipped: EquippedEngine) -> Iterator[httpx2.Client]:
+    """Yield a client of the HTTP server of the equipped engine, which wants no key."""
+    with httpx2.Client(base_url=equipped.url, timeout=DEADLINE_S) as http:
         yield http

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -23,8 +23,10 @@ RECOVERY_S = 60.0
 class LaunchedEngine(Engine):
     """An engine on one CPU thread. Leaving a `with` checks that no process and no file is left."""
 
-    def __init__(self, runtime: Path, *arguments: str, prefix: Sequence[str] = ()) -> None:
-        super().__init__(runtime, ["--num-threads", "1", "--device", "cpu", *arguments], prefix=prefix)
+    def __init__(
+        self, runtime: Path, *arguments: str, more: Mapping[str, str] | None = None, prefix: Sequence[str] = ()
+    ) -> None:
+        super().__init__(runtime, [*arguments, "--num-threads", "1", "--device", "cpu"], more, prefix=prefix)
 
     def wait_http(self) -> str:
         """Wait until the engine is ready and return the URL of its HTTP server."""

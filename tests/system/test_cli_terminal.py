@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tokenloom import Client
+from tokenloom.frontend.launch import main
 from tokenloom.tests.support.faults import inject
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.launched import LaunchedEngine
 from tokenloom.tests.system.terminal import DEADLINE_S, Terminal
 
@@ -31,8 +33,7 @@ def open_chat(engine: LaunchedEngine, tmp_path: Path) -> Callable[[], Terminal]:
 
 def wait_idle(address: str) -> None:
     with Client(address) as client:
-        while client.health().num_running:  # each question waits for its answer
-            pass
+        wait_until(lambda: not client.health().num_running)
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_chat(open_chat: Callable[[], Terminal], engine: LaunchedEngine) -> None:
@@ -89,14 +90,6 @@ def test_pasted_lines_are_one_turn_and_arrow_up_recalls_typed_lines(open_chat: C
 # ── completion ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def script_of(shell: str, folder: Path) -> Path:
-    file = folder / f"completion.{shell}"
-    done = subprocess.run([*COMMAND, "completion", shell], capture_output=True, text=True, timeout=DEADLINE_S, cwd="/")
-    assert done.returncode == 0, done.stderr
-    file.write_text(done.stdout)
-    return file
-
-
 def offered_by_bash(file: Path, words: str) -> str:
     listed = words.split()
     program = f"""
@@ -130,8 +123,13 @@ def offered_by_zsh(file: Path, words: str) -> str:
     "words, wanted", [("engine-launch stat", "status"), ("engine-launch chat --addr", "--address")]
 )
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_completes_commands_and_options(shell: str, words: str, wanted: str, tmp_path: Path) -> None:
+def test_a_shell_completes_commands_and_options(
+    shell: str, words: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     offer = {"bash": offered_by_bash, "zsh": offered_by_zsh, "fish": offered_by_fish}[shell]
-    assert wanted in offer(script_of(shell, tmp_path), words)
+    assert main(["completion", shell]) == 0
+    file = tmp_path / f"completion.{shell}"
+    file.write_text(capsys.readouterr().out)
+    assert wanted in offer(file, words)

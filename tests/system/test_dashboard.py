@@ -15,12 +15,14 @@ import httpx2
 import pytest
 
 from tokenloom.scripts.screenshot_dashboard import Browser, find_chromium
+from tokenloom.tests.support.today import some
 from tokenloom.tests.system.launched import LaunchedEngine
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="chromium is not installed")
 
 DEADLINE_S = 30.0
 KEY = "sk-dash"
+THEMES = (("light", False), ("dark", True))
 ENDLESS = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "stream": True, "request_id": "endless"}
 
 
@@ -126,8 +128,10 @@ def test_the_dashboard_shows_the_engines_blocks_and_phases(browser: Browser, url
     assert not browser.evaluate(sticks_out)
 
 
-@pytest.mark.parametrize(("theme", "is_dark"), [("light", False), ("dark", True)])
-@pytest.mark.parametrize(("width", "height", "is_phone"), [(1280, 900, False), (390, 844, True), (320, 640, True)])
+@pytest.mark.parametrize(
+    ("theme", "is_dark", "width", "height", "is_phone"),
+    some([(*theme, *size) for theme in THEMES for size in ((1280, 900, False), (390, 844, True), (320, 640, True))], 2),
+)
 def test_the_dashboard_is_readable_at_any_width_in_both_themes(
     browser: Browser, url: str, theme: str, is_dark: bool, width: int, height: int, is_phone: bool
 ) -> None:
@@ -272,8 +276,9 @@ def test_the_chat_folds_reasoning_and_shows_code_and_refusals(browser: Browser, 
     browser.complaints.clear()  # Chromium logs the 400
 
 
-@pytest.mark.parametrize("page", ["chat", "docs"])
-@pytest.mark.parametrize(("theme", "is_dark"), [("light", False), ("dark", True)])
+@pytest.mark.parametrize(
+    ("page", "theme", "is_dark"), some([(page, *theme) for page in ("chat", "docs") for theme in THEMES], 1)
+)
 def test_the_other_pages_are_readable_at_any_width_in_both_themes(
     browser: Browser, url: str, page: str, theme: str, is_dark: bool
 ) -> None:

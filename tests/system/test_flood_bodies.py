@@ -7,6 +7,7 @@ import pytest
 from tokenloom.scripts import flood_bodies
 
 
+@pytest.mark.nightly
 def test_large_bodies_and_very_many_answers_delay_no_other_caller() -> None:
     assert flood_bodies.main(["--megabytes", "0.3", "--answers", "4096", "--only", "/v1/completions"]) == 0
 

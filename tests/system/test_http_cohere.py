@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
-from tokenloom.tests.system.http_engine import DEADLINE_S
-from tokenloom.tests.system.launched import LaunchedEngine
+from tokenloom.frontend.text.tokenizer import read_prefixes
 
 TEXTS = ["The capital of France is", "The capital of Peru is", "one two three"]
 LONG = " ".join(f"alpha{i}" for i in range(900)) + " " + " ".join(f"omega{i}" for i in range(900))
@@ -111,25 +109,18 @@ def test_invalid_embed_fields_are_refused_by_name(
     assert param != "input_type" or "Unsupported input_type" in error["message"]
 
 
+def test_an_input_type_prepends_the_checkpoints_prompt_to_each_text(door: httpx2.Client) -> None:
+    found = {kind: embed(door, texts=TEXTS, input_type=kind) for kind in ("query", "document", None)}
+    for kind, prefix in (("query", "Find: "), ("document", ""), (None, "")):
+        assert found[kind]["texts"] == TEXTS
+        expected = floats(door, input=[prefix + text for text in TEXTS])
+        np.testing.assert_allclose(found[kind]["embeddings"]["float"], expected, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("file", "field"), [("config.json", "task_instructions"), ("config_sentence_transformers.json", "prompts")]
 )
-def test_an_input_type_prepends_the_checkpoints_prompt_to_each_text(tmp_path: Path, file: str, field: str) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    for each in DEMO_FOLDER.iterdir():
-        (model / each.name).symlink_to(each)
-    config = json.loads((model / file).read_text()) if (model / file).exists() else {}
-    (model / file).unlink(missing_ok=True)
-    (model / file).write_text(json.dumps(config | {field: {"query": "Find: ", "document": ""}}))
-    with (
-        LaunchedEngine(tmp_path, "--http", "0", "--model", str(model)) as engine,
-        httpx2.Client(base_url=engine.wait_http(), timeout=DEADLINE_S) as http,
-    ):
-        found = {kind: embed(http, texts=TEXTS, input_type=kind) for kind in ("query", "document", None)}
-        for kind, prefix in (("query", "Find: "), ("document", ""), (None, "")):
-            assert found[kind]["texts"] == TEXTS
-            expected = floats(http, input=[prefix + text for text in TEXTS])
-            np.testing.assert_allclose(found[kind]["embeddings"]["float"], expected, atol=1e-4)
-        refused = http.post("/v2/embed", json={"texts": TEXTS, "input_type": "search_query"})
-        assert refused.status_code == 400 and "has query, document" in refused.json()["error"]["message"]
+def test_a_checkpoints_prompts_are_read_from_either_file(tmp_path: Path, file: str, field: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / file).write_text(json.dumps({field: {"query": "Find: ", "other": 7}}))
+    assert read_prefixes(tmp_path) == {"query": "Find: "}

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import re
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -19,152 +15,123 @@ from tokenloom import Client
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES
 from tokenloom.scripts import http_kills
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.waiting import wait_until
+from tokenloom.tests.system.equipped_engine import MAX_BODY_BYTES, ROOT, EquippedEngine
 from tokenloom.tests.system.http_engine import DEADLINE_S, samples
-from tokenloom.tests.system.launched import LaunchedEngine
 
 CUT = "tokenloom_http_requests_cut_total"
-ROOT = "/llm"
-MAX_BODY_BYTES = 2 * SMALL_BYTES
-LONG = {"prompt": "The capital of France is", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+LONG = {"prompt": "The capital of France is", "max_tokens": 900, "ignore_eos": True, "stream": True}
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LaunchedEngine]:
-    folder = tmp_path_factory.mktemp("door")
-    options = ("--http", "0", "--uds", str(folder / "http.sock"), "--root-path", ROOT, "--access-log", "all")
-    options += ("--strict-fields", "--trust-request-chat-template", "--max-body-bytes", str(MAX_BODY_BYTES))
-    with LaunchedEngine(folder, *options) as engine:
-        engine.wait_ready()
-        yield engine
-        port = port_of(engine)
-        assert engine.stop() == 0
-        with socket.socket() as late:
-            assert late.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
-        assert not (folder / "http.sock").exists()
-
-
-@pytest.fixture
-def http(engine: LaunchedEngine) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as http:
-        yield http
-
-
-def port_of(engine: LaunchedEngine) -> int:
+def port_of(engine: EquippedEngine) -> int:
     return int(engine.url.rpartition(":")[2])
 
 
-def unix(engine: LaunchedEngine) -> httpx2.Client:
-    transport = httpx2.HTTPTransport(uds=str(engine.runtime / "http.sock"))
+def unix(engine: EquippedEngine) -> httpx2.Client:
+    transport = httpx2.HTTPTransport(uds=str(engine.socket))
     return httpx2.Client(base_url="http://engine", transport=transport, timeout=DEADLINE_S)
 
 
-def wait_log(engine: LaunchedEngine, pattern: str) -> str:
+def wait_log(engine: EquippedEngine, pattern: str) -> str:
     """Wait for the first log line with the pattern; the supervisor writes it later than the event."""
-    deadline = time.monotonic() + DEADLINE_S
-    while (found := re.search(f".*{pattern}.*", engine.errors.read_text())) is None:
-        assert time.monotonic() < deadline, f"{pattern} is not in the log:\n{engine.errors.read_text()}"
-        time.sleep(0.01)
-    return found[0]
+    return wait_until(lambda: re.search(f".*{pattern}.*", engine.errors.read_text()), f"{pattern} is not logged")[0]
 
 
 def wait_status(http: httpx2.Client, status: str) -> None:
     """Wait until /health reports `status`: the core's state arrives later than its answer to the call."""
-    deadline = time.monotonic() + DEADLINE_S
-    while (found := http.get("/health").json()["status"]) != status:
-        assert time.monotonic() < deadline, found
+    wait_until(lambda: http.get("/health").json()["status"] == status)
 
 
-def test_a_port_in_use_is_reported_within_half_a_second_and_leaves_nothing(
-    engine: LaunchedEngine, tmp_path: Path
+def test_a_port_in_use_is_reported_before_torch_is_imported_and_leaves_nothing(
+    equipped: EquippedEngine, tmp_path: Path
 ) -> None:
     code = (
-        "import sys, time\nfrom tokenloom.frontend import launch\nbegun = time.monotonic()\n"
-        "print(launch.main(sys.argv[1:]), time.monotonic() - begun)"
+        "import sys\nfrom tokenloom.frontend import launch\n"
+        "print(launch.main(sys.argv[1:]), 'torch' in sys.modules, 'transformers' in sys.modules)"
     )
-    command = [sys.executable, "-P", "-c", code, "--http", str(port_of(engine))]
+    command = [sys.executable, "-P", "-c", code, "--http", str(port_of(equipped))]
     environment = {"XDG_RUNTIME_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, cwd="/", check=True)
-    exit_code, seconds = done.stdout.split()
-    assert exit_code == "2" and float(seconds) < 0.5
+    assert done.stdout.split() == ["2", "False", "False"]
     assert done.stderr.splitlines() == [
-        f"engine-launch: cannot listen on --http {port_of(engine)}: Address already in use; choose another"
+        f"engine-launch: cannot listen on --http {port_of(equipped)}: Address already in use; choose another"
     ]
     assert [path.name for path in (tmp_path / "tokenloom").iterdir()] == [".lock"]
 
 
-def test_paths_are_served_below_the_root_path_and_without_it(http: httpx2.Client, engine: LaunchedEngine) -> None:
+def test_paths_are_served_below_the_root_path_and_without_it(door: httpx2.Client, equipped: EquippedEngine) -> None:
     for prefix in ("", ROOT):
-        assert http.get(f"{prefix}/v1/models").status_code == 200
-        assert http.get(f"{prefix}/").headers["location"] == f"{ROOT}/dashboard"
-    assert http.get("/openapi.json").json()["servers"] == [{"url": ROOT}]
-    with unix(engine) as other:
+        assert door.get(f"{prefix}/v1/models").status_code == 200
+        assert door.get(f"{prefix}/").headers["location"] == f"{ROOT}/dashboard"
+    assert door.get("/openapi.json").json()["servers"] == [{"url": ROOT}]
+    with unix(equipped) as other:
         assert other.get("/v1/models").status_code == 200
 
 
 def test_a_killed_frontend_refuses_no_connection_and_cut_ones_are_counted(
-    engine: LaunchedEngine, http: httpx2.Client
+    equipped: EquippedEngine, door: httpx2.Client
 ) -> None:
-    before = samples(http)[CUT]
-    with httpx2.stream("POST", f"{engine.url}/v1/completions", json=LONG, timeout=DEADLINE_S) as answer:
+    before = samples(door)[CUT]
+    with httpx2.stream("POST", f"{equipped.url}/v1/completions", json=LONG, timeout=DEADLINE_S) as answer:
         lines = answer.iter_lines()
         next(lines)
-        report = http_kills.measure(engine, seconds=1.5, num_kills=1, rate=100.0)
+        report = http_kills.measure(equipped, seconds=1.5, num_kills=1, rate=100.0)
         with pytest.raises(httpx2.HTTPError):
             list(lines)
     assert http_kills.is_clean(report), report
     assert report["kills"] == 1 and report["answered"] > 100  # type: ignore[operator]
-    with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as again:  # the port is the same
+    with httpx2.Client(base_url=equipped.url, timeout=DEADLINE_S) as again:  # the port is the same
         cut = samples(again)[CUT] - before
         assert 1 <= cut <= 1 + report["cut, taken by a dead frontend"]  # type: ignore[operator]
         assert again.get("/dashboard/data").json()["requests_cut"] == before + cut
-    with unix(engine) as other:
+    with unix(equipped) as other:
         assert other.get("/health").status_code == 200
 
 
 def test_admin_endpoints_do_the_same_as_the_library_calls(
-    engine: LaunchedEngine, http: httpx2.Client, tmp_path: Path
+    equipped: EquippedEngine, door: httpx2.Client, tmp_path: Path
 ) -> None:
-    assert "--data-parallel-size 2" in http.post("/restart_replicas").json()["error"]["message"]
-    assert http.post("/pause", json={"mode": "wait"}).json() == {"paused": "wait"}
-    wait_status(http, "paused")
-    with Client(engine.address) as client:
+    assert "--data-parallel-size 2" in door.post("/restart_replicas").json()["error"]["message"]
+    assert door.post("/pause", json={"mode": "wait"}).json() == {"paused": "wait"}
+    wait_status(door, "paused")
+    with Client(equipped.address, key_file=equipped.key_file) as client:
         assert client.health().is_paused
-    assert http.post("/resume").json() == {"paused": None}
-    wait_status(http, "ok")
-    folder = http.get("/v1/models").json()["data"][0]["root"]
-    assert http.post("/reload", json={"model": folder}).json() == {"model": folder}
+    assert door.post("/resume").json() == {"paused": None}
+    wait_status(door, "ok")
+    folder = door.get("/v1/models").json()["data"][0]["root"]
+    assert door.post("/reload", json={"model": folder}).json() == {"model": folder}
     other = tiny_checkpoint(tmp_path / "other")
     for model in (str(other), "/nowhere"):
-        refused = http.post("/reload", json={"model": model})
+        refused = door.post("/reload", json={"model": model})
         assert refused.status_code == 400 and model in refused.json()["error"]["message"]
     for path, body in (("pause", {"mode": "so"}), ("resume", {"x": 1}), ("reload", {}), ("log_level", {"level": "x"})):
-        assert http.post(f"/{path}", json=body).status_code == 400
+        assert door.post(f"/{path}", json=body).status_code == 400
 
 
-def test_vllms_endpoints_sleep_wake_and_reset_the_prefix_cache(http: httpx2.Client) -> None:
+def test_vllms_endpoints_sleep_wake_and_reset_the_prefix_cache(door: httpx2.Client) -> None:
     body = {"prompt": "The capital of France is Paris. " * 4, "max_tokens": 1}
 
     def cached() -> int:
-        details = http.post("/v1/completions", json=body).json()["usage"]["prompt_tokens_details"]
+        details = door.post("/v1/completions", json=body).json()["usage"]["prompt_tokens_details"]
         return int(details["cached_tokens"])
 
     cached()
     assert cached() > 0
-    assert http.post("/reset_prefix_cache").status_code == 200 and cached() == 0
+    assert door.post("/reset_prefix_cache").status_code == 200 and cached() == 0
     for query, is_awake in (("", True), ("?tags=weights&tags=kv_cache", True), ("?tags=weights", False)):
-        assert http.post("/sleep?level=2").status_code == 200
+        assert door.post("/sleep?level=2").status_code == 200
         assert (
-            http.get("/is_sleeping").json() == {"is_sleeping": True}
-            and http.get("/health").json()["status"] == "asleep"
+            door.get("/is_sleeping").json() == {"is_sleeping": True}
+            and door.get("/health").json()["status"] == "asleep"
         )
-        assert http.post(f"/wake_up{query}").status_code == 200
-        assert http.get("/is_sleeping").json() == {"is_sleeping": not is_awake}
-    assert http.post("/wake_up").json() == {"is_sleeping": False} and cached() == 0
+        assert door.post(f"/wake_up{query}").status_code == 200
+        assert door.get("/is_sleeping").json() == {"is_sleeping": not is_awake}
+    assert door.post("/wake_up").json() == {"is_sleeping": False} and cached() == 0
     for path in ("sleep?level=3", "sleep?level=x", "sleep?mode=x", "wake_up?tags=x"):
-        assert http.post(f"/{path}").status_code == 400, path
+        assert door.post(f"/{path}").status_code == 400, path
 
 
-def test_without_a_key_web_pages_cannot_call_admin_endpoints(http: httpx2.Client) -> None:
+def test_without_a_key_web_pages_cannot_call_admin_endpoints(door: httpx2.Client) -> None:
     for method, path in (
         ("POST", "/pause"),
         ("POST", "/restart_replicas"),
@@ -175,64 +142,66 @@ def test_without_a_key_web_pages_cannot_call_admin_endpoints(http: httpx2.Client
         ("POST", "/stop_profile"),
         ("GET", "/log_level"),
     ):
-        refused = http.request(method, path, headers={"origin": "https://evil.example"}, json={})
+        refused = door.request(method, path, headers={"origin": "https://evil.example"}, json={})
         assert refused.status_code == 403, path
 
 
-def test_a_log_level_reaches_current_and_later_processes(engine: LaunchedEngine, http: httpx2.Client) -> None:
-    assert http.get("/log_level").json() == {"level": "info"}
-    assert http.post("/log_level", json={"level": "error"}).json() == {"level": "error"}
-    engine.child("frontend").kill()
-    with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as again:
+def test_a_log_level_reaches_current_and_later_processes(equipped: EquippedEngine, door: httpx2.Client) -> None:
+    assert door.get("/log_level").json() == {"level": "info"}
+    assert door.post("/log_level", json={"level": "error"}).json() == {"level": "error"}
+    equipped.child("frontend").kill()
+    with httpx2.Client(base_url=equipped.url, timeout=DEADLINE_S) as again:
         assert again.get("/log_level", headers={"x-request-id": "unseen"}).json() == {"level": "error"}
-        with Client(engine.address) as client:
+        with Client(equipped.address, key_file=equipped.key_file) as client:
             client.set_log_level("info")
         assert again.get("/log_level", headers={"x-request-id": "seen"}).json() == {"level": "info"}
-    wait_log(engine, "id seen")
-    assert "id unseen" not in engine.errors.read_text()
+    wait_log(equipped, "id seen")
+    assert "id unseen" not in equipped.errors.read_text()
 
 
-def test_the_access_log_has_an_answers_token_counts_and_no_prompt(engine: LaunchedEngine, http: httpx2.Client) -> None:
+def test_the_access_log_has_an_answers_token_counts_and_no_prompt(
+    equipped: EquippedEngine, door: httpx2.Client
+) -> None:
     for stream in (False, True):
         name = f"line-{stream}"
         body = {"prompt": "Very private", "max_tokens": 5, "ignore_eos": True, "stream": stream}
-        text = http.post("/v1/completions?also=private", json=body, headers={"x-request-id": name}).text
-        line = wait_log(engine, f"id {name}")
+        text = door.post("/v1/completions?also=private", json=body, headers={"x-request-id": name}).text
+        line = wait_log(equipped, f"id {name}")
         number = r"\d+\.\d{3} s"
         tokens = json.loads(text)["usage"]["prompt_tokens"] if not stream else r"\d+"
         what = rf"POST /v1/completions 200 {len(text.encode())} bytes {number} first {number} tokens {tokens}\+5 id"
         assert re.search(rf"INFO frontend: 127\.0\.0\.1:\d+ {what} {name}", line), line
-    assert "private" not in engine.errors.read_text()
+    assert "private" not in equipped.errors.read_text()
 
 
-def test_a_body_that_is_too_large_is_refused_and_counted(http: httpx2.Client) -> None:
+def test_a_body_that_is_too_large_is_refused_and_counted(door: httpx2.Client) -> None:
     def count() -> float:
-        return samples(http).get("tokenloom_requests_refused_total{size}", 0)
+        return samples(door).get("tokenloom_requests_refused_total{size}", 0)
 
     before, whole = count(), b'{"prompt": "' + b"x" * MAX_BODY_BYTES
     in_chunks = iter([whole[: MAX_BODY_BYTES // 2 + 1]] * 2)
     for path, content in (("completions", whole), ("completions", in_chunks), ("messages", whole)):
-        answer = http.post(f"/v1/{path}", content=content)
+        answer = door.post(f"/v1/{path}", content=content)
         assert answer.status_code == 413
     assert answer.json()["error"]["type"] == "request_too_large", "Anthropic's form"
     assert count() == before + 3
 
 
-def test_with_strict_fields_unknown_fields_are_refused_by_name(http: httpx2.Client) -> None:
+def test_with_strict_fields_unknown_fields_are_refused_by_name(door: httpx2.Client) -> None:
     for padding in (b"", b" " * SMALL_BYTES):
-        answer = http.post("/v1/completions", content=padding + b'{"prompt": "x", "temprature": 1}')
+        answer = door.post("/v1/completions", content=padding + b'{"prompt": "x", "temprature": 1}')
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (400, "temprature", "unknown_field")
-    assert http.get("/openapi.json").json()["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False
+    assert door.get("/openapi.json").json()["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False
 
 
-def test_a_request_may_bring_a_template_if_the_operator_allows_it(http: httpx2.Client) -> None:
+def test_a_request_may_bring_a_template_if_the_operator_allows_it(door: httpx2.Client) -> None:
     template = "{{ documents[0].text }} and {{ messages[0].content }}"
     body = {"messages": [{"role": "user", "content": "Peru"}], "chat_template": template, "max_tokens": 1}
     body |= {"documents": [{"text": "France"}], "return_token_ids": True}
     for padding in (b"", b" " * SMALL_BYTES):
-        answer = http.post("/v1/chat/completions", content=padding + json.dumps(body).encode()).json()
+        answer = door.post("/v1/chat/completions", content=padding + json.dumps(body).encode()).json()
         assert "error" not in answer, answer
-        assert http.post("/detokenize", json={"tokens": answer["prompt_token_ids"]}).json() == {
+        assert door.post("/detokenize", json={"tokens": answer["prompt_token_ids"]}).json() == {
             "prompt": "France and Peru"
         }

@@ -1,20 +1,22 @@
-"""Sampling parameters beyond OpenAI's over HTTP, on an engine that allows them and whose template opens reasoning."""
+"""Sampling parameters beyond OpenAI's over HTTP, on an engine that allows them; some templates open reasoning."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import httpx2
 import pytest
 from torch import Tensor
 
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
-from tokenloom.tests.system.http_engine import OPTIONS
-from tokenloom.tests.system.launched import LaunchedEngine
-from tokenloom.tests.system.test_http_fields import CHAT, COMPLETION, FRANCE, QUESTION, Answer, ask, text_of, tokens_of
+from tokenloom.tests.system import test_http_fields as http_fields
+from tokenloom.tests.system.equipped_engine import PROCESSOR
+from tokenloom.tests.system.test_http_fields import CHAT, COMPLETION, Answer, ask, text_of, tokens_of
 
-PROCESSOR = "tokenloom.tests.system.test_http_params:only"
+THINKING = (DEMO_FOLDER / "chat_template.jinja").read_text(encoding="utf-8") + "<think>"
+AS_TEXT = {"return_tokens_as_token_ids": False}
+FRANCE, QUESTION = http_fields.FRANCE | AS_TEXT, http_fields.QUESTION | AS_TEXT | {"chat_template": THINKING}
 
 
 def only(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: Tensor, extra_args: dict[str, int]) -> Tensor:
@@ -25,14 +27,9 @@ def only(prompt_ids: Sequence[int], output_ids: Sequence[int], logits: Tensor, e
     return logits
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("http")
-    template = (DEMO_FOLDER / "chat_template.jinja").read_text(encoding="utf-8") + "<think>"
-    (folder / "thinking.jinja").write_text(template, encoding="utf-8")
-    options = ("--max-logprobs", "-1", "--allowed-logits-processors", PROCESSOR)
-    with LaunchedEngine(folder, *OPTIONS, *options, "--chat-template", str(folder / "thinking.jinja")) as engine:
-        yield engine.wait_http()
+@pytest.fixture
+def http(door: httpx2.Client) -> httpx2.Client:
+    return door
 
 
 def chat_events(http: httpx2.Client, body: Answer) -> list[Answer]:

@@ -9,31 +9,22 @@ from typing import Any
 import openai
 import pytest
 
+from tokenloom.tests.system.equipped_engine import NAMES, EquippedEngine
 from tokenloom.tests.system.http_engine import DEADLINE_S, QUESTION
-from tokenloom.tests.system.launched import LaunchedEngine
 
-TEMPLATE = (
-    "{% for message in messages %}{{ message.role }}: {{ message.reasoning_content }}{{ message.content }}"
-    "{% for call in message.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\n"
-    "{% endfor %}{{ tools | tojson }}assistant: {# <think> </think> #}"
-)
 TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 ARGUMENTS = {"city": "Lima, the capital of Peru", "days": [1, 2, 3]}
 TEXT = (
     "<think>The capital of Peru is Lima.</think>\n\nLet me see."
     f'<tool_call>\n{{"name": "f", "arguments": {json.dumps(ARGUMENTS)}}}\n</tool_call>'
 )
-BODY: Any = {"model": "tokenloom-demo", "tools": TOOLS, "extra_body": {"structured_outputs": {"choice": [TEXT]}}}
+BODY: Any = {"model": NAMES[0], "tools": TOOLS, "extra_body": {"structured_outputs": {"choice": [TEXT]}}}
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    folder = tmp_path_factory.mktemp("parsers")
-    (folder / "template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    with LaunchedEngine(folder, "--http", "0", "--chat-template", str(folder / "template.jinja")) as engine:
-        url = f"{engine.wait_http()}/v1"
-        with openai.OpenAI(base_url=url, api_key="-", max_retries=0, timeout=DEADLINE_S) as client:
-            yield client
+@pytest.fixture
+def client(equipped: EquippedEngine) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{equipped.url}/v1", api_key="-", max_retries=0, timeout=DEADLINE_S) as client:
+        yield client
 
 
 def test_reasoning_content_and_a_call_are_parsed_and_can_be_sent_back(client: openai.OpenAI) -> None:
@@ -90,6 +81,6 @@ def test_a_whole_answer_whose_call_is_no_json_ends_with_stop(client: openai.Open
 
 def test_a_responses_items_follow_the_order_of_the_text(client: openai.OpenAI) -> None:
     tools: Any = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
-    response = client.responses.create(model="tokenloom-demo", input="Hi", tools=tools, extra_body=BODY["extra_body"])
+    response = client.responses.create(model=NAMES[0], input="Hi", tools=tools, extra_body=BODY["extra_body"])
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
     assert response.usage is not None and response.usage.output_tokens_details.reasoning_tokens > 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import stat
 from pathlib import Path
 
@@ -11,26 +10,22 @@ import pytest
 from tokenloom import Client, ConfigError, EngineDead, SamplingParams
 from tokenloom.frontend.launch import main
 from tokenloom.ipc.keys import Keys
-from tokenloom.tests.system.launched import LaunchedEngine
+from tokenloom.tests.system.equipped_engine import EquippedEngine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
 
 
-def test_only_the_key_files_client_key_is_admitted(tmp_path: Path) -> None:
-    file, other, stranger = tmp_path / "keys", tmp_path / "other", tmp_path / "stranger"
-    assert main(["keygen", str(file)]) == 0 and main(["keygen", str(other)]) == 0
-    mine, theirs = Keys.load(file), Keys.load(other)
+def test_only_the_key_files_client_key_is_admitted(equipped: EquippedEngine, tmp_path: Path) -> None:
+    other, stranger = tmp_path / "other", tmp_path / "stranger"
+    assert main(["keygen", str(other)]) == 0
+    mine, theirs = Keys.load(equipped.key_file), Keys.load(other)
     knows_server = Keys(mine.server_public, theirs.server_secret, theirs.client_public, theirs.client_secret)
     knows_server.save(stranger)
-    with LaunchedEngine(tmp_path, "--listen", "tcp://127.0.0.1:0", "--key-file", str(file)) as engine:
-        address = engine.wait_ready()
-        for key_file in (None, other, stranger):
-            with pytest.raises(EngineDead):
-                Client(address, key_file=key_file, connect_timeout_s=0.7)
-        with Client(address, key_file=file) as client:
-            assert client.generate("The capital of Italy is", GREEDY, use_tqdm=False)[0].outputs[0].text == " Rome."
-        engine.signal(signal.SIGTERM)
-        assert engine.wait_exit() == 0
+    for key_file in (None, other, stranger):
+        with pytest.raises(EngineDead):
+            Client(equipped.address, key_file=key_file, connect_timeout_s=0.7)
+    with Client(equipped.address, key_file=equipped.key_file) as client:
+        assert client.generate("The capital of Italy is", GREEDY, use_tqdm=False)[0].outputs[0].text == " Rome."
 
 
 def test_a_key_file_is_private_and_never_overwritten(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 import torch
 import transformers
 
-from tokenloom import LLM, AsyncClient, BeamSearchParams, RequestError, SamplingParams
+from tokenloom import LLM, AsyncClient, BeamSearchParams, Client, RequestError, SamplingParams
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
+from tokenloom.tests.system.launched import LaunchedEngine
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 CHAT = [{"role": "user", "content": "What is the capital of Peru?"}, {"role": "assistant", "content": "The capital"}]
@@ -19,7 +20,8 @@ CHAT = [{"role": "user", "content": "What is the capital of Peru?"}, {"role": "a
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(DEMO_FOLDER, num_threads=1, device="cpu", dtype="float32", num_kv_blocks=512) as llm:
+    options: dict[str, Any] = {"num_threads": 1, "device": "cpu", "dtype": "float32", "num_kv_blocks": 512}
+    with LLM(DEMO_FOLDER, in_process=True, **options) as llm:
         yield llm
 
 
@@ -163,14 +165,15 @@ def test_beams_reuse_their_common_prefix_from_the_cache(llm: LLM) -> None:
     assert computed_tokens[0] == 320 and max(computed_tokens[1:]) <= 32, "one block per beam and a partial one"
 
 
-def test_an_async_beam_search_finds_the_same_beams(llm: LLM) -> None:
+def test_an_async_beam_search_finds_the_same_beams(engine: LaunchedEngine) -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=6)
 
     async def search() -> Any:
-        async with AsyncClient(llm._transport.addresses) as client:  # type: ignore[attr-defined]
+        async with AsyncClient(engine.address) as client:
             return await client.beam_search(TEXTS[0], params)
 
-    (output,) = llm.beam_search(TEXTS[0], params)
+    with Client(engine.address) as client:
+        (output,) = client.beam_search(TEXTS[0], params)
     assert asyncio.run(asyncio.wait_for(search(), 60)) == output
 
 

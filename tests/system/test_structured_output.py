@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -13,9 +11,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from tokenloom import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputsParams
+from tokenloom import LLM, Client, RequestError, RequestOutput, SamplingParams, StructuredOutputsParams
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
-from tokenloom.tests.system.launched import newest_engine
+from tokenloom.tests.system.launched import LaunchedEngine
 from tokenloom.tests.system.malformed_grammars import deep_grammars, malformed_grammars
 from tokenloom.tests.system.schemas import SCHEMAS, Schema
 
@@ -25,14 +23,22 @@ MODELS = ("demo", "random")
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, LLM]]:
-    """Start the demo model in separate processes, and random weights with a byte vocabulary in this process."""
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """Start random weights with a byte vocabulary in this process."""
     folder = tiny_checkpoint(tmp_path_factory.mktemp("models") / "random", max_position_embeddings=2048)
-    with (
-        LLM(num_threads=1, max_num_seqs=64, num_kv_blocks=4000) as demo,
-        LLM(folder, in_process=True, num_threads=1, max_num_seqs=64, num_kv_blocks=4000) as tiny,
-    ):
-        yield {"demo": demo, "random": tiny}
+    with LLM(folder, in_process=True, num_threads=1, max_num_seqs=64, num_kv_blocks=4000) as tiny:
+        yield tiny
+
+
+@pytest.fixture
+def demo(engine: LaunchedEngine) -> Iterator[Client]:
+    with Client(engine.address) as demo:
+        yield demo
+
+
+@pytest.fixture
+def engines(demo: Client, tiny: LLM) -> dict[str, Client]:
+    return {"demo": demo, "random": tiny}
 
 
 def conforms(text: str, schema: Schema) -> None:
@@ -40,7 +46,7 @@ def conforms(text: str, schema: Schema) -> None:
     validator(schema, format_checker=validator.FORMAT_CHECKER).validate(json.loads(text))
 
 
-def generate_all(llm: LLM, repeats: int) -> None:
+def generate_all(llm: Client, repeats: int) -> None:
     """Generate `repeats` answers for each schema at temperature 1 and check them with an independent validator."""
     asked = [(name, repeat) for repeat in range(repeats) for name in SCHEMAS]
     params = [
@@ -59,19 +65,19 @@ def generate_all(llm: LLM, repeats: int) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_every_answer_parses_and_validates(engines: dict[str, LLM], model: str) -> None:
+def test_every_answer_parses_and_validates(engines: dict[str, Client], model: str) -> None:
     generate_all(engines[model], 1)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("model", MODELS)
-def test_500_answers_parse_and_validate(engines: dict[str, LLM], model: str) -> None:
+def test_500_answers_parse_and_validate(engines: dict[str, Client], model: str) -> None:
     generate_all(engines[model], -(-500 // len(SCHEMAS)))
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_choices_regexes_and_grammars_are_followed(engines: dict[str, LLM], model: str) -> None:
+def test_choices_regexes_and_grammars_are_followed(engines: dict[str, Client], model: str) -> None:
     kinds = {
         "choice": StructuredOutputsParams(choice=["Paris", 'say "é"\n', "日本語", "Par"]),
         "regex": StructuredOutputsParams(regex=r"(ab|é){2,4}-[0-9]{3}"),
@@ -93,7 +99,7 @@ def test_choices_regexes_and_grammars_are_followed(engines: dict[str, LLM], mode
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_jump_forward_tokens_change_no_answer(engines: dict[str, LLM], model: str) -> None:
+def test_jump_forward_tokens_change_no_answer(engines: dict[str, Client], model: str) -> None:
     """With logprobs every token is drawn; without them the tokens that a schema forces are not."""
     jumping = [
         SamplingParams(
@@ -115,9 +121,9 @@ def test_jump_forward_tokens_change_no_answer(engines: dict[str, LLM], model: st
         assert (found.finish_reason, found.stop_reason) == (expected.finish_reason, expected.stop_reason)
 
 
-def test_json_object_mode_yields_a_json_object(engines: dict[str, LLM]) -> None:
+def test_json_object_mode_yields_a_json_object(demo: Client) -> None:
     params = [SamplingParams(max_tokens=MAX_TOKENS, seed=i, structured_outputs={"json_object": True}) for i in range(4)]  # type: ignore[arg-type]
-    for output in engines["demo"].generate(PROMPTS[:4], params, use_tqdm=False):
+    for output in demo.generate(PROMPTS[:4], params, use_tqdm=False):
         answer = output.outputs[0]
         if answer.finish_reason == "stop":
             assert isinstance(json.loads(answer.text), dict)
@@ -125,8 +131,8 @@ def test_json_object_mode_yields_a_json_object(engines: dict[str, LLM]) -> None:
             assert answer.text.startswith("{")
 
 
-def test_a_structure_changes_its_own_answer_and_no_other(engines: dict[str, LLM]) -> None:
-    demo, greedy = engines["demo"], SamplingParams(temperature=0, max_tokens=12)
+def test_a_structure_changes_its_own_answer_and_no_other(demo: Client) -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=12)
     alone = demo.generate(PROMPTS[0], greedy, use_tqdm=False)[0].outputs[0]
     schema = StructuredOutputsParams(json=SCHEMAS["person"])
     params = [greedy, greedy.replace(structured_outputs=schema, max_tokens=200), greedy]
@@ -136,7 +142,7 @@ def test_a_structure_changes_its_own_answer_and_no_other(engines: dict[str, LLM]
     conforms(outputs[1].text, SCHEMAS["person"])
 
 
-def test_no_schedule_changes_a_structured_answer(engines: dict[str, LLM], tmp_path: Path) -> None:
+def test_no_schedule_changes_a_structured_answer(tiny: LLM, tmp_path: Path) -> None:
     """One step in flight, chunks and preemptions give the tokens of the plain run."""
     folder = tiny_checkpoint(tmp_path / "random", max_position_embeddings=2048)
     names = ["order", "all kinds", "list by recursion", "tool call", "array of arrays"] * 2
@@ -145,7 +151,7 @@ def test_no_schedule_changes_a_structured_answer(engines: dict[str, LLM], tmp_pa
         for i, name in enumerate(names)
     ]
     prompts = [PROMPTS[i % len(PROMPTS)] * 3 for i in range(len(names))]
-    plain = engines["random"].generate(prompts, params, use_tqdm=False)
+    plain = tiny.generate(prompts, params, use_tqdm=False)
     options = {"num_kv_blocks": 3 + 512 // 8, "block_size": 8, "max_num_batched_tokens": 24, "max_num_seqs": 16}
     for steps_in_flight in (1, 2):
         with LLM(
@@ -159,12 +165,12 @@ def test_no_schedule_changes_a_structured_answer(engines: dict[str, LLM], tmp_pa
 # ── bad grammars ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def refuse_all(llm: LLM, grammars: list[StructuredOutputsParams]) -> int:
+def refuse_all(engine: LaunchedEngine, llm: Client, grammars: list[StructuredOutputsParams]) -> int:
     """Submit grammars among valid requests, which must succeed; return the number of refused grammars."""
     good = SamplingParams(max_tokens=300, seed=7, structured_outputs=StructuredOutputsParams(json=SCHEMAS["person"]))
     plain = SamplingParams(max_tokens=20, seed=7)
     expected = [llm.generate(PROMPTS[0], each, use_tqdm=False)[0].outputs[0].token_ids for each in (good, plain)]
-    workers = lasting_processes()
+    workers = lasting_processes(engine)
     assert len(workers) >= 3, "frontend, core and worker"
     num_refused = 0
     for start in range(0, len(grammars), 50):
@@ -178,29 +184,29 @@ def refuse_all(llm: LLM, grammars: list[StructuredOutputsParams]) -> int:
             error = future.exception(120)
             assert error is None or isinstance(error, RequestError), error
             num_refused += error is not None
-    assert lasting_processes() == workers, "a process was replaced"
+    assert lasting_processes(engine) == workers, "a process was replaced"
     return num_refused
 
 
-def lasting_processes() -> set[int]:
-    """Return the pids of the demo's engine, the prover apart, which an extreme grammar may kill."""
-    lines = {each.pid: " ".join(each.cmdline()) for each in newest_engine()}
+def lasting_processes(engine: LaunchedEngine) -> set[int]:
+    """Return the pids of the engine, the prover apart, which an extreme grammar may kill."""
+    lines = {each.pid: " ".join(each.cmdline()) for each in engine.processes()}
     return {pid for pid, line in lines.items() if "tokenloom" in line and "prover" not in line}
 
 
-def test_malformed_grammars_fail_only_their_own_requests(engines: dict[str, LLM]) -> None:
+def test_malformed_grammars_fail_only_their_own_requests(engine: LaunchedEngine, demo: Client) -> None:
     grammars = malformed_grammars(120, seed=0)
-    assert refuse_all(engines["demo"], grammars) > 100
+    assert refuse_all(engine, demo, grammars) > 100
 
 
-def test_deep_grammars_fail_only_their_own_requests(engines: dict[str, LLM]) -> None:
-    assert refuse_all(engines["demo"], list(deep_grammars())) >= 8
+def test_deep_grammars_fail_only_their_own_requests(engine: LaunchedEngine, demo: Client) -> None:
+    assert refuse_all(engine, demo, list(deep_grammars())) >= 8
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3000)
-def test_2000_malformed_grammars_fail_only_their_own_requests(engines: dict[str, LLM]) -> None:
-    assert refuse_all(engines["demo"], malformed_grammars(2200, seed=1)) > 2000
+def test_2000_malformed_grammars_fail_only_their_own_requests(engine: LaunchedEngine, demo: Client) -> None:
+    assert refuse_all(engine, demo, malformed_grammars(2200, seed=1)) > 2000
 
 
 @pytest.mark.parametrize(
@@ -213,21 +219,19 @@ def test_2000_malformed_grammars_fail_only_their_own_requests(engines: dict[str,
         ({"grammar": "start: word"}, 'unknown name: "word"'),
     ],
 )
-def test_a_grammar_error_names_the_place(engines: dict[str, LLM], params: dict[str, str], words: str) -> None:
+def test_a_grammar_error_names_the_place(engines: dict[str, Client], params: dict[str, str], words: str) -> None:
     for llm in engines.values():
         with pytest.raises(RequestError) as caught:
             llm.generate("x", SamplingParams(structured_outputs=params), use_tqdm=False)  # type: ignore[arg-type]
         assert words in str(caught.value)
 
 
-def test_killing_the_grammar_process_loses_no_request(engines: dict[str, LLM]) -> None:
-    demo = engines["demo"]
+def test_killing_the_grammar_process_loses_no_request(engine: LaunchedEngine, demo: Client) -> None:
     params = [
         SamplingParams(max_tokens=600, seed=i, structured_outputs=StructuredOutputsParams(json=SCHEMAS["all kinds"]))
         for i in range(8)
     ]
     expected = [each.outputs[0].token_ids for each in demo.generate([PROMPTS[0]] * 8, params, use_tqdm=False)]
     futures = [demo.submit(PROMPTS[0], each) for each in params]
-    (grammar_process,) = [each for each in newest_engine() if " ".join(each.cmdline()).startswith("tokenloom grammar")]
-    os.kill(grammar_process.pid, signal.SIGKILL)
+    engine.child("grammar").kill()
     assert [future.result(60).outputs[0].token_ids for future in futures] == expected

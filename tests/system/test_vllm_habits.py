@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +15,11 @@ import httpx2
 import pytest
 
 from tokenloom import LLM, AsyncClient, Client, ConfigError, SamplingParams
-from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
-from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.system.equipped_engine import DEFAULTS, EquippedEngine
+from tokenloom.tests.system.http_engine import DEADLINE_S
 
-DEADLINE_S = 20.0
-DEFAULTS = {"temperature": 0.0, "top_k": 3, "max_tokens": 5}
-TEMPLATE = "{{ bos_token }}{{ opening }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
 FRANCE = "The capital of France is"
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Start an engine like `vllm serve`, from a checkpoint with its own sampling defaults."""
-    folder = tmp_path_factory.mktemp("habits")
-    model = folder / "model"
-    shutil.copytree(DEMO_FOLDER, model, ignore=shutil.ignore_patterns("facts"))
-    generation = json.loads((model / "generation_config.json").read_text())
-    generation |= {"temperature": 0.7, "top_k": 3, "max_new_tokens": 5, "do_sample": True}
-    (model / "generation_config.json").write_text(json.dumps(generation))
-    words = f"serve {model} --host 127.0.0.1 --port 0 --served-model-name first second --device cpu --num-threads 1"
-    options = ["--chat-template", TEMPLATE, "--default-chat-template-kwargs", '{"opening": "The capital of "}']
-    options += ["--override-generation-config", '{"temperature": 0.0}', "--swap-space", "4", "--enable-chunked-prefill"]
-    options += ["--return-tokens-as-token-ids", "--enable-force-include-usage", "-tp", "1", "--max-model-len", "1K"]
-    options += ["--enable-per-request-metrics"]
-    with Engine(folder, [*words.split(), *options]) as engine:
-        engine.wait_ready()
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def http(engine: Engine) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as http:
-        yield http
 
 
 def ask(http: httpx2.Client, path: str, **body: object) -> Any:
@@ -58,36 +28,36 @@ def ask(http: httpx2.Client, path: str, **body: object) -> Any:
     return answer.json()
 
 
-def test_every_served_name_is_accepted_and_the_first_is_in_answers(http: httpx2.Client) -> None:
-    assert [each["id"] for each in http.get("/v1/models").json()["data"]] == ["first", "second"]
-    assert http.get("/v1/models/second").json()["id"] == "second"
+def test_every_served_name_is_accepted_and_the_first_is_in_answers(door: httpx2.Client) -> None:
+    assert [each["id"] for each in door.get("/v1/models").json()["data"]] == ["first", "second"]
+    assert door.get("/v1/models/second").json()["id"] == "second"
     for name in ("first", "second", "", None):
-        assert ask(http, "/v1/completions", prompt="a", model=name)["model"] == "first"
-        assert ask(http, "/tokenize", prompt="a", model=name)["max_model_len"] == 1024
-    refused = http.post("/v1/completions", json={"prompt": "a", "model": "third"})
+        assert ask(door, "/v1/completions", prompt="a", model=name)["model"] == "first"
+        assert ask(door, "/tokenize", prompt="a", model=name)["max_model_len"] == 1024
+    refused = door.post("/v1/completions", json={"prompt": "a", "model": "third"})
     assert refused.status_code == 404 and "this engine serves first, second" in refused.text
 
 
-def test_requests_without_parameters_get_the_checkpoints_defaults(http: httpx2.Client) -> None:
-    answers = [ask(http, "/v1/completions", prompt=FRANCE, ignore_eos=True) for _ in range(2)]
+def test_requests_without_parameters_get_the_checkpoints_defaults(door: httpx2.Client) -> None:
+    answers = [ask(door, "/v1/completions", prompt=FRANCE, ignore_eos=True) for _ in range(2)]
     assert answers[0]["choices"] == answers[1]["choices"] and answers[0]["usage"]["completion_tokens"] == 5
     assert answers[0]["choices"][0]["text"].startswith(" Paris.")
-    longer = ask(http, "/v1/completions", prompt=FRANCE, ignore_eos=True, max_tokens=7)
+    longer = ask(door, "/v1/completions", prompt=FRANCE, ignore_eos=True, max_tokens=7)
     assert longer["usage"]["completion_tokens"] == 7
     turn: dict[str, object] = {"messages": [{"role": "user", "content": "France is"}], "ignore_eos": True}
-    assert ask(http, "/v1/chat/completions", **turn)["usage"]["completion_tokens"] == 5
-    assert ask(http, "/v1/chat/completions", **turn, max_completion_tokens=6)["usage"]["completion_tokens"] == 6
-    response = ask(http, "/v1/responses", input="France is", ignore_eos=True)
+    assert ask(door, "/v1/chat/completions", **turn)["usage"]["completion_tokens"] == 5
+    assert ask(door, "/v1/chat/completions", **turn, max_completion_tokens=6)["usage"]["completion_tokens"] == 6
+    response = ask(door, "/v1/responses", input="France is", ignore_eos=True)
     assert response["usage"]["output_tokens"] == 5 and response["temperature"] == 0
 
 
-def test_clients_fetch_the_defaults_and_send_them(engine: Engine) -> None:
+def test_clients_fetch_the_defaults_and_send_them(equipped: EquippedEngine) -> None:
     async def ask_async() -> tuple[SamplingParams, list[str]]:
-        async with AsyncClient(engine.address) as client:
+        async with AsyncClient(equipped.address, key_file=equipped.key_file) as client:
             texts = [output.outputs[0].text async for output in client.generate(FRANCE)]
             return await client.get_default_sampling_params(), texts
 
-    with Client(engine.address) as client:
+    with Client(equipped.address, key_file=equipped.key_file) as client:
         assert client.get_default_sampling_params() == SamplingParams(**DEFAULTS)  # type: ignore[arg-type]
         (output,) = client.generate(FRANCE, use_tqdm=False)
         assert (
@@ -97,31 +67,31 @@ def test_clients_fetch_the_defaults_and_send_them(engine: Engine) -> None:
         assert params == client.get_default_sampling_params() and texts[-1] == output.outputs[0].text == " Paris."
 
 
-def test_an_inline_template_with_its_kwargs_renders_the_prompt(http: httpx2.Client) -> None:
+def test_an_inline_template_with_its_kwargs_renders_the_prompt(door: httpx2.Client) -> None:
     def tokens(**more: object) -> Any:
-        return ask(http, "/tokenize", messages=[{"role": "user", "content": "Peru"}], **more)["tokens"]
+        return ask(door, "/tokenize", messages=[{"role": "user", "content": "Peru"}], **more)["tokens"]
 
-    assert tokens() == ask(http, "/tokenize", prompt="The capital of Peru")["tokens"]
-    assert tokens(chat_template_kwargs={"opening": ""}) == ask(http, "/tokenize", prompt="Peru")["tokens"]
+    assert tokens() == ask(door, "/tokenize", prompt="The capital of Peru")["tokens"]
+    assert tokens(chat_template_kwargs={"opening": ""}) == ask(door, "/tokenize", prompt="Peru")["tokens"]
 
 
-def test_flags_change_every_answer_as_request_fields_would(http: httpx2.Client) -> None:
+def test_flags_change_every_answer_as_request_fields_would(door: httpx2.Client) -> None:
     body = {"prompt": FRANCE, "logprobs": 1}
-    tokens = ask(http, "/v1/completions", **body)["choices"][0]["logprobs"]["tokens"]
+    tokens = ask(door, "/v1/completions", **body)["choices"][0]["logprobs"]["tokens"]
     assert tokens and all(token.startswith("token_id:") for token in tokens)
     turn: dict[str, object] = {"messages": [{"role": "user", "content": "France is"}], "logprobs": True}
-    (first, *_) = ask(http, "/v1/chat/completions", **turn)["choices"][0]["logprobs"]["content"]
+    (first, *_) = ask(door, "/v1/chat/completions", **turn)["choices"][0]["logprobs"]["content"]
     assert first["token"].startswith("token_id:") and bytes(first["bytes"]).decode() == " Paris"
-    as_text = ask(http, "/v1/completions", **body, return_tokens_as_token_ids=False)
+    as_text = ask(door, "/v1/completions", **body, return_tokens_as_token_ids=False)
     assert as_text["choices"][0]["logprobs"]["tokens"][0] == " Paris"
     body |= {"stream": True, "stream_options": {"include_usage": False}}
-    events = http.post("/v1/completions", json=body).text.split("\n\n")[:-2]
+    events = door.post("/v1/completions", json=body).text.split("\n\n")[:-2]
     counts = [json.loads(event.removeprefix("data: "))["usage"]["completion_tokens"] for event in events]
     assert len(counts) > 1 and counts[0] > 0 and counts[-2:] == [3, 3]
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_an_answer_reports_its_processing_time(http: httpx2.Client, path: str) -> None:
+def test_an_answer_reports_its_processing_time(door: httpx2.Client, path: str) -> None:
     body: dict[str, Any] = {
         "prompt": FRANCE,
         "messages": [{"role": "user", "content": "x"}],
@@ -131,21 +101,21 @@ def test_an_answer_reports_its_processing_time(http: httpx2.Client, path: str) -
     del body["messages" if path == "/v1/completions" else "prompt"]
     names = ["queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "mean_itl_ms", "tokens_per_second"]
     begun = time.monotonic()
-    metrics = ask(http, path, **body)["metrics"]
+    metrics = ask(door, path, **body)["metrics"]
     took_ms = (time.monotonic() - begun) * 1000
     assert list(metrics) == names and min(metrics.values()) >= 0
     assert sum(metrics[name] for name in names[:3]) <= took_ms
     assert metrics["mean_itl_ms"] == pytest.approx(metrics["generation_time_ms"] / 3)
     assert metrics["tokens_per_second"] * sum(metrics[name] for name in names[1:3]) == pytest.approx(4000)
-    assert "metrics" not in ask(http, path, **body, n=2)
-    events = http.post(path, json=body | {"stream": True, "max_tokens": 1}).text.split("\n\n")[:-2]
+    assert "metrics" not in ask(door, path, **body, n=2)
+    events = door.post(path, json=body | {"stream": True, "max_tokens": 1}).text.split("\n\n")[:-2]
     *others, last = [json.loads(event.removeprefix("data: ")) for event in events]
     assert others and not any("metrics" in each for each in others)
     assert set(last["metrics"]) == set(names) - {"mean_itl_ms"} and last["choices"] == []
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_responses_report_the_load_to_balancers(http: httpx2.Client, path: str) -> None:
+def test_responses_report_the_load_to_balancers(door: httpx2.Client, path: str) -> None:
     body = (
         {"prompt": "x", "max_tokens": 1}
         if path == "/v1/completions"
@@ -153,7 +123,7 @@ def test_responses_report_the_load_to_balancers(http: httpx2.Client, path: str) 
     )
 
     def report(**headers: str) -> str | None:
-        answer = http.post(path, json=body, headers=headers)
+        answer = door.post(path, json=body, headers=headers)
         assert answer.status_code == 200
         return answer.headers.get("endpoint-load-metrics")
 
@@ -168,8 +138,8 @@ def test_responses_report_the_load_to_balancers(http: httpx2.Client, path: str) 
     assert report() is report(**{asked: "BIN"}) is None
 
 
-def test_ignored_flags_are_logged_in_one_line_at_the_start(engine: Engine) -> None:
-    said = [line for line in engine.errors.read_text().splitlines() if "accepted without effect" in line]
+def test_ignored_flags_are_logged_in_one_line_at_the_start(equipped: EquippedEngine) -> None:
+    said = [line for line in equipped.errors.read_text().splitlines() if "accepted without effect" in line]
     assert len(said) == 1 and "--swap-space (" in said[0] and "--enable-chunked-prefill (" in said[0]
 
 
