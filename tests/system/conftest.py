@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from tokenloom.tests.system.equipped_engine import EquippedEngine
-from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, OPTIONS
+from tokenloom.tests.system.http_engine import KEY, OPTIONS, open_http, open_openai
 from tokenloom.tests.system.launched import LaunchedEngine
 
 EngineT = TypeVar("EngineT", bound=LaunchedEngine)
@@ -42,8 +42,9 @@ class SharedEngine(Generic[EngineT]):
         """Stop the engine, which exits with 0 and leaves nothing, although it served many files."""
         if self._engine is not None:
             with self._engine as engine:
-                engine.processes()
-                assert engine.process.poll() is not None or engine.stop() == 0
+                if engine.process.poll() is None:
+                    engine.processes()
+                    assert engine.stop() == 0
 
 
 @pytest.fixture(scope="session")
@@ -77,19 +78,25 @@ def url(engine: LaunchedEngine) -> str:
 
 @pytest.fixture
 def client(url: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=DEADLINE_S) as client:
+    with open_openai(url, KEY) as client:
         yield client
 
 
 @pytest.fixture
 def http(url: str) -> Iterator[httpx2.Client]:
-    headers = {"authorization": f"Bearer {KEY}"}
-    with httpx2.Client(base_url=url, headers=headers, timeout=DEADLINE_S) as http:
+    with open_http(url, KEY) as http:
+        yield http
+
+
+@pytest.fixture
+def stranger(url: str) -> Iterator[httpx2.Client]:
+    """Yield a client without the key."""
+    with open_http(url) as http:
         yield http
 
 
 @pytest.fixture
 def door(equipped: EquippedEngine) -> Iterator[httpx2.Client]:
     """Yield a client of the HTTP server of the equipped engine, which wants no key."""
-    with httpx2.Client(base_url=equipped.url, timeout=DEADLINE_S) as http:
+    with open_http(equipped.url) as http:
         yield http

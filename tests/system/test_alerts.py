@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ import httpx2
 import psutil
 import pytest
 
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.launched import LaunchedEngine
 from tokenloom.tests.system.prometheus import Prometheus
 
@@ -59,12 +59,13 @@ class Alerts:
         self.seen: set[tuple[str, str]] = set()
 
     def wait_firing(self, wanted: set[tuple[str, str]]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not wanted <= self.seen:
-            assert time.monotonic() < deadline, f"these do not fire: {wanted - self.seen}"
+        def fire() -> bool:
             alerts = self._prometheus.ask("alerts")["alerts"]
             firing = [alert["labels"] for alert in alerts if alert["state"] == "firing"]
             self.seen |= {(labels["alertname"], labels["model_name"]) for labels in firing}
+            return wanted <= self.seen
+
+        wait_until(fire, f"not all of {wanted} fire", PATIENCE_S)
 
 
 @contextmanager

@@ -63,6 +63,7 @@ def test_a_reload_keeps_the_options_of_the_start(tmp_path: Path, option: dict[st
         assert answer(llm) == expected
 
 
+@pytest.mark.parametrize("llm", [False], indirect=True, ids=["processes"])  # in process it cannot be started anew
 def test_a_reload_with_another_shape_is_refused_and_keeps_the_old_weights(
     llm: LLM, folders: list[Path], tmp_path: Path
 ) -> None:

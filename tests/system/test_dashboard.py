@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 from tokenloom.scripts.screenshot_dashboard import Browser, find_chromium
 from tokenloom.tests.support.today import some
+from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.launched import LaunchedEngine
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="chromium is not installed")
@@ -44,9 +44,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def wait_for(browser: Browser, expression: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not browser.evaluate(expression):
-        assert time.monotonic() < deadline, (expression, browser.evaluate("document.body.innerText"))
+    wait_until(lambda: browser.evaluate(expression), expression, DEADLINE_S)
 
 
 def open_dashboard(browser: Browser, url: str, query: str = "") -> None:
@@ -154,9 +152,7 @@ def test_the_dashboard_is_readable_at_any_width_in_both_themes(
 
 def test_the_dashboard_shows_the_minutes_before_it_was_opened(browser: Browser, url: str) -> None:
     with endless(url) as lines:
-        deadline = time.monotonic() + DEADLINE_S
-        while len(history(url)) < 3:
-            assert time.monotonic() < deadline and lines is not None
+        wait_until(lambda: len(history(url)) >= 3 and lines is not None)
     open_dashboard(browser, url)
     wait_for(browser, "history.length > 2 && history.slice(0, -1).some(point => point.generated > 0)")
     assert browser.evaluate("samples.every((s, i) => !i || s.uptime_s >= samples[i - 1].uptime_s)")
@@ -240,9 +236,7 @@ def test_the_chats_stop_button_aborts_the_request_and_keeps_the_text(browser: Br
     browser.evaluate("document.getElementById('stop').click()")
     wait_for(browser, "document.querySelector('.assistant .note').textContent.includes('stopped')")
     assert browser.evaluate("messages.length") == 2
-    deadline = time.monotonic() + DEADLINE_S
-    while httpx2.get(f"{url}/load", timeout=DEADLINE_S).json() != {"server_load": 0}:
-        assert time.monotonic() < deadline
+    wait_until(lambda: httpx2.get(f"{url}/load", timeout=DEADLINE_S).json() == {"server_load": 0})
     assert browser.complaints == []
 
 

@@ -14,7 +14,7 @@ from tokenloom.frontend.supervisor.replicas.restart_policy import MAX_FAILURES
 from tokenloom.ipc.messages.deadly import LOSSES_TO_REFUSE
 from tokenloom.scripts.engine_process import Engine
 from tokenloom.tests.support.faults import inject
-from tokenloom.tests.system.http_engine import KEY
+from tokenloom.tests.system.http_engine import KEY, open_http
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 REFUSAL = r"2 frontends have ended while they worked on this request, so it is refused"
@@ -33,9 +33,8 @@ def num_frontends_lost(engine: Engine) -> int:
 
 def post(engine: Engine, body: bytes) -> httpx2.Response | None:
     """Send a body to the completions; None if the connection was cut."""
-    with contextlib.suppress(httpx2.RemoteProtocolError, httpx2.ReadError):
-        headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
-        return httpx2.post(f"{engine.url}/v1/completions", content=body, headers=headers, timeout=60)
+    with contextlib.suppress(httpx2.RemoteProtocolError, httpx2.ReadError), open_http(engine.url, KEY) as http:
+        return http.post("/v1/completions", content=body)
     return None
 
 

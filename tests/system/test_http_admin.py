@@ -11,10 +11,12 @@ from tokenloom.frontend.http.invocations import top_level_fields
 from tokenloom.frontend.http.server_info import InfoEndpoints
 from tokenloom.frontend.requests.frontend import Frontend
 from tokenloom.tests.support.engine_specs import new_spec
-from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, MAX_WAITING_TOKENS, QUESTION, samples, wait_idle
+from tokenloom.tests.system.http_engine import KEY, MAX_WAITING_TOKENS, QUESTION, samples, wait_idle
 
 
-def test_openapi_lists_every_route_and_field_and_the_routes_with_a_key(http: httpx2.Client, url: str) -> None:
+def test_openapi_lists_every_route_and_field_and_the_routes_with_a_key(
+    http: httpx2.Client, stranger: httpx2.Client
+) -> None:
     document = http.get("/openapi.json").json()
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
@@ -22,7 +24,7 @@ def test_openapi_lists_every_route_and_field_and_the_routes_with_a_key(http: htt
             expected = (404,) if "{" in path else (200, 400)  # no stored response has the parameter's name as its id
             expected = (403,) if path.endswith("_lora_adapter") else expected  # without --allow-runtime-lora
             assert answer.status_code in expected, (path, answer.status_code)
-            without_key = httpx2.request(method.upper(), url + path, content=b"?", timeout=DEADLINE_S)
+            without_key = stranger.request(method.upper(), path, content=b"?")
             is_open = operation.get("security", document["security"]) == []
             assert (without_key.status_code != 401) == is_open == ("401" not in operation["responses"]), path
     schemas = document["components"]["schemas"]
@@ -137,19 +139,19 @@ def test_the_start_of_a_body_shows_its_outermost_fields(text: bytes, fields: set
     assert top_level_fields(text) == fields
 
 
-def test_the_load_is_the_number_of_open_requests(http: httpx2.Client, url: str) -> None:
+def test_the_load_is_the_number_of_open_requests(http: httpx2.Client, stranger: httpx2.Client) -> None:
     wait_idle(http)
     body = {"prompt": "The", "max_tokens": 2000, "ignore_eos": True, "stream": True, "n": 2}
     with http.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
         next(lines)
-        assert httpx2.get(f"{url}/load", timeout=DEADLINE_S).json() == {"server_load": 1}
+        assert stranger.get("/load").json() == {"server_load": 1}
     wait_idle(http)
     assert http.get("/load").json() == {"server_load": 0}
 
 
-def test_the_configuration_is_at_vllms_path_and_holds_no_secret(http: httpx2.Client, url: str) -> None:
-    assert httpx2.get(f"{url}/server_info", timeout=DEADLINE_S).status_code == 401
+def test_the_configuration_is_at_vllms_path_and_holds_no_secret(http: httpx2.Client, stranger: httpx2.Client) -> None:
+    assert stranger.get("/server_info").status_code == 401
     info = http.get("/server_info?config_format=json").json()
     groups = info["vllm_config"]
     assert groups["model_config"]["max_model_len"] == 2048 and groups["cache_config"]["num_gpu_blocks"] > 0
@@ -160,23 +162,24 @@ def test_the_configuration_is_at_vllms_path_and_holds_no_secret(http: httpx2.Cli
     assert http.get("/server_info?config_format=yaml").json()["error"]["param"] == "config_format"
 
 
-def test_the_tokenizers_configuration_is_served_if_the_option_is_set(http: httpx2.Client, url: str) -> None:
+def test_the_tokenizers_configuration_is_served_if_the_option_is_set(
+    http: httpx2.Client, stranger: httpx2.Client
+) -> None:
     info = http.get("/tokenizer_info").json()
     assert info["tokenizer_class"] and info["bos_token"] == "<|bos|>" and "message" in info["chat_template"]
     assert not {"vocab_file", "merges_file"} & info.keys()
-    assert httpx2.get(f"{url}/tokenizer_info", timeout=DEADLINE_S).status_code == 401
+    assert stranger.get("/tokenizer_info").status_code == 401
     frontend = Frontend(new_spec(), None, None, lambda: None)
     paths = [each.path for each in InfoEndpoints(frontend, new_spec(), None).endpoints()]
     assert paths == ["/server_info"]
 
 
-def test_pages_need_no_key_and_load_nothing_external(url: str) -> None:
-    with httpx2.Client(base_url=url, timeout=DEADLINE_S) as stranger:
-        for page in ("/dashboard", "/chat", "/docs"):
-            answer = stranger.get(page)
-            assert answer.status_code == 200 and "default-src 'none'" in answer.headers["content-security-policy"]
-            assert "https:" not in answer.text and "http:" not in answer.text and "@import" not in answer.text
-        assert stranger.get("/redoc").headers["location"] == "docs"
-        icon = stranger.get("/favicon.ico")
-        assert icon.headers["content-type"] == "image/x-icon" and icon.content[:4] == b"\0\0\1\0"
-        assert stranger.get("/dashboard/data").status_code == 401
+def test_pages_need_no_key_and_load_nothing_external(stranger: httpx2.Client) -> None:
+    for page in ("/dashboard", "/chat", "/docs"):
+        answer = stranger.get(page)
+        assert answer.status_code == 200 and "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "https:" not in answer.text and "http:" not in answer.text and "@import" not in answer.text
+    assert stranger.get("/redoc").headers["location"] == "docs"
+    icon = stranger.get("/favicon.ico")
+    assert icon.headers["content-type"] == "image/x-icon" and icon.content[:4] == b"\0\0\1\0"
+    assert stranger.get("/dashboard/data").status_code == 401

@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import time
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import psutil
@@ -16,7 +13,8 @@ import pytest
 
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES
 from tokenloom.tests.support.faults import inject
-from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, QUESTION, wait_idle
+from tokenloom.tests.support.waiting import wait_until
+from tokenloom.tests.system.http_engine import DEADLINE_S, QUESTION, sent, wait_idle
 from tokenloom.tests.system.launched import LaunchedEngine
 
 PADDING = b" " * (SMALL_BYTES + 1)  # white space, which makes a body large without changing it
@@ -139,18 +137,12 @@ def test_a_killed_intake_process_fails_no_other_request(engine: LaunchedEngine, 
 
 def test_a_disconnect_during_tokenization_ends_the_intake_process(engine: LaunchedEngine, http: httpx2.Client) -> None:
     body = PADDING + json.dumps(CHAT).encode()
-    fields = ("host: x", f"authorization: Bearer {KEY}", f"content-length: {len(body)}")
-    head = "\r\n".join(("POST /v1/chat/completions HTTP/1.1", *fields, "", ""))
-    parts = urlsplit(engine.url)
     inject(engine.faults, "intake.read", "hang")
-    with socket.create_connection((parts.hostname, parts.port), timeout=DEADLINE_S) as client:
-        client.sendall(head.encode() + body)
+    with sent(engine.url, "/v1/chat/completions", body):
         assert engine.wait_struck("intake.read", None, DEADLINE_S)
         processes = intake_processes(engine)
         assert processes and http.get("/health").status_code == 200
-    deadline = time.monotonic() + DEADLINE_S
-    while all(map(is_intake, processes)):
-        assert time.monotonic() < deadline, "the question goes on"
+    wait_until(lambda: not all(map(is_intake, processes)), "the question goes on")
     assert http.post("/v1/chat/completions", content=body).status_code == 200
     wait_idle(http)
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tokenloom.tests.system.http_engine import QUESTION
+from tokenloom.tests.system.http_engine import QUESTION, ask, refusal
 
 CHAT, TOKENIZE = "/v1/chat/completions", "/tokenize"
 BEGUN = [*QUESTION, {"role": "assistant", "content": "The capital of Peru"}]
@@ -16,20 +16,8 @@ GREEDY = {"temperature": 0}
 CONTINUED = {"messages": BEGUN, "continue_final_message": True}
 
 
-def ask(http: httpx2.Client, path: str, body: dict[str, Any]) -> Any:
-    answer = http.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
 def tokens(http: httpx2.Client, **body: object) -> list[int]:
     return list(ask(http, TOKENIZE, body)["tokens"])
-
-
-def error(http: httpx2.Client, path: str, body: dict[str, Any]) -> Any:
-    answer = http.post(path, json=body)
-    assert answer.status_code == 400, answer.text
-    return answer.json()["error"]
 
 
 def test_an_answer_continues_the_last_message(http: httpx2.Client) -> None:
@@ -57,7 +45,7 @@ def test_an_echo_needs_a_last_message_of_the_answers_role(http: httpx2.Client) -
 
 def test_continuing_a_message_and_adding_a_generation_prompt_conflict(http: httpx2.Client) -> None:
     for path in (CHAT, TOKENIZE):
-        found = error(http, path, CONTINUED | {"add_generation_prompt": True})
+        found = refusal(http, path, CONTINUED | {"add_generation_prompt": True})
         assert "begins a turn" in found["message"] and found["param"] == "continue_final_message"
 
 
@@ -78,9 +66,9 @@ def test_tokenize_can_return_token_strings(http: httpx2.Client) -> None:
 
 def test_a_template_in_a_request_is_refused(http: httpx2.Client) -> None:
     for path in (CHAT, TOKENIZE):
-        found = error(http, path, {"messages": QUESTION, "chat_template": "{{ messages }}"})
+        found = refusal(http, path, {"messages": QUESTION, "chat_template": "{{ messages }}"})
         assert found["param"] == "chat_template" and "--trust-request-chat-template" in found["message"]
-    found = error(http, CHAT, {"messages": QUESTION, "chat_template_kwargs": {"chat_template": "x"}})
+    found = refusal(http, CHAT, {"messages": QUESTION, "chat_template_kwargs": {"chat_template": "x"}})
     assert "use the fields" in found["message"]
 
 
@@ -116,7 +104,7 @@ def test_a_forced_call_uses_an_allowed_tool(http: httpx2.Client, name: str) -> N
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
 def test_allowing_an_unknown_tool_is_refused(http: httpx2.Client, path: str) -> None:
-    found = error(http, path, allowing(path, "auto", "mul"))
+    found = refusal(http, path, allowing(path, "auto", "mul"))
     assert (found["message"], found["param"]) == ("tool_choice allows mul; tools has add, sub", "tool_choice")
 
 
@@ -131,7 +119,7 @@ def test_a_tool_that_a_server_would_run_is_left_out_unless_it_is_chosen(
     place = "tools[1]" if path == CHAT else "tools[0]"
     assert answer.status_code == 200, answer.text
     assert answer.headers["warning"] == f'299 - "unknown fields were ignored: {place} of type {kind}"'
-    found = error(http, path, body | {"tools": tools, "tool_choice": {"type": kind}})
+    found = refusal(http, path, body | {"tools": tools, "tool_choice": {"type": kind}})
     assert found["message"] == f"tool_choice is of type '{kind}', which is not served: leave it out"
     assert found["param"] == "tool_choice"
 
@@ -166,9 +154,9 @@ def test_the_first_request_of_codex_calls_a_tool_in_a_namespace(http: httpx2.Cli
 
 
 def test_an_item_that_is_not_served_is_refused_by_name(http: httpx2.Client) -> None:
-    found = error(http, "/v1/responses", {"input": [{"type": "item_reference", "id": "msg_1"}]})
+    found = refusal(http, "/v1/responses", {"input": [{"type": "item_reference", "id": "msg_1"}]})
     assert found["message"].startswith("input[0] is of type 'item_reference'") and found["param"] == "input"
-    found = error(http, "/v1/responses", {"input": [{"type": "web_search_call", "id": "ws_1"}]})
+    found = refusal(http, "/v1/responses", {"input": [{"type": "web_search_call", "id": "ws_1"}]})
     assert "input is empty" in found["message"]
 
 
@@ -206,4 +194,4 @@ def test_several_chats_in_a_request_get_the_answers_of_separate_requests(http: h
 def test_fields_unsupported_for_several_chats_are_refused(
     http: httpx2.Client, fields: dict[str, Any], param: str
 ) -> None:
-    assert error(http, BATCH, {"messages": [QUESTION]} | fields)["param"] == param
+    assert refusal(http, BATCH, {"messages": [QUESTION]} | fields)["param"] == param

@@ -13,22 +13,19 @@ import pytest
 
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES
 from tokenloom.frontend.text.tokenizer import read_prefixes
+from tokenloom.tests.system.http_engine import ask
 
 TEXTS = ["The capital of France is", "The capital of Peru is", "one two three"]
 LONG = " ".join(f"alpha{i}" for i in range(900)) + " " + " ".join(f"omega{i}" for i in range(900))
 TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
-def embed(http: httpx2.Client, path: str = "/v2/embed", **body: object) -> dict[str, Any]:
-    answer = http.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
+def embed(http: httpx2.Client, path: str = "/v2/embed", **body: object) -> Any:
+    return ask(http, path, body)
 
 
 def floats(http: httpx2.Client, **body: object) -> np.ndarray[Any, Any]:
-    answer = http.post("/v1/embeddings", json=body)
-    assert answer.status_code == 200, answer.text
-    return np.array([each["embedding"] for each in answer.json()["data"]])
+    return np.array([each["embedding"] for each in ask(http, "/v1/embeddings", body)["data"]])
 
 
 def test_every_embedding_type_equals_numpys_conversion_of_the_floats(http: httpx2.Client) -> None:

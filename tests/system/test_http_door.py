@@ -17,7 +17,7 @@ from tokenloom.scripts import http_kills
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.equipped_engine import MAX_BODY_BYTES, ROOT, EquippedEngine
-from tokenloom.tests.system.http_engine import DEADLINE_S, samples
+from tokenloom.tests.system.http_engine import DEADLINE_S, open_http, samples
 
 CUT = "tokenloom_http_requests_cut_total"
 LONG = {"prompt": "The capital of France is", "max_tokens": 900, "ignore_eos": True, "stream": True}
@@ -28,8 +28,8 @@ def port_of(engine: EquippedEngine) -> int:
 
 
 def unix(engine: EquippedEngine) -> httpx2.Client:
-    transport = httpx2.HTTPTransport(uds=str(engine.socket))
-    return httpx2.Client(base_url="http://engine", transport=transport, timeout=DEADLINE_S)
+    transport = httpx2.HTTPTransport(uds=str(engine.socket), verify=False)
+    return httpx2.Client(base_url="http://engine", transport=transport, timeout=DEADLINE_S, verify=False)
 
 
 def wait_log(engine: EquippedEngine, pattern: str) -> str:
@@ -72,7 +72,7 @@ def test_a_killed_frontend_refuses_no_connection_and_cut_ones_are_counted(
     equipped: EquippedEngine, door: httpx2.Client
 ) -> None:
     before = samples(door)[CUT]
-    with httpx2.stream("POST", f"{equipped.url}/v1/completions", json=LONG, timeout=DEADLINE_S) as answer:
+    with door.stream("POST", "/v1/completions", json=LONG) as answer:
         lines = answer.iter_lines()
         next(lines)
         report = http_kills.measure(equipped, seconds=1.5, num_kills=1, rate=100.0)
@@ -80,7 +80,7 @@ def test_a_killed_frontend_refuses_no_connection_and_cut_ones_are_counted(
             list(lines)
     assert http_kills.is_clean(report), report
     assert report["kills"] == 1 and report["answered"] > 100  # type: ignore[operator]
-    with httpx2.Client(base_url=equipped.url, timeout=DEADLINE_S) as again:  # the port is the same
+    with open_http(equipped.url) as again:  # the port is the same
         cut = samples(again)[CUT] - before
         assert 1 <= cut <= 1 + report["cut, taken by a dead frontend"]  # type: ignore[operator]
         assert again.get("/dashboard/data").json()["requests_cut"] == before + cut
@@ -150,7 +150,7 @@ def test_a_log_level_reaches_current_and_later_processes(equipped: EquippedEngin
     assert door.get("/log_level").json() == {"level": "info"}
     assert door.post("/log_level", json={"level": "error"}).json() == {"level": "error"}
     equipped.child("frontend").kill()
-    with httpx2.Client(base_url=equipped.url, timeout=DEADLINE_S) as again:
+    with open_http(equipped.url) as again:
         assert again.get("/log_level", headers={"x-request-id": "unseen"}).json() == {"level": "error"}
         with Client(equipped.address, key_file=equipped.key_file) as client:
             client.set_log_level("info")

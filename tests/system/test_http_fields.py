@@ -11,6 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from tokenloom.tests.system.http_engine import ask
+
 COMPLETION, CHAT, RESPONSE = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 FRANCE = {"prompt": "The capital of France is", "temperature": 0}
 QUESTION = {"messages": [{"role": "user", "content": "What is the capital of Peru?"}], "temperature": 0}
@@ -27,12 +29,6 @@ def _named_by_id(logprobs: Answer) -> bool:
     """Return whether all tokens are written token_id:ID, and offsets refer to the text."""
     names = [*logprobs["tokens"], *(name for top in logprobs["top_logprobs"] if top for name in top)]
     return all(map(re.compile("token_id:[0-9]+").fullmatch, names)) and logprobs["text_offset"][-1] > 15
-
-
-def ask(http: httpx2.Client, path: str, body: Answer) -> Answer:
-    answer = http.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return dict(answer.json())
 
 
 def text_of(answer: Answer) -> str:

@@ -6,16 +6,16 @@ import re
 
 import httpx2
 
-from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, ORIGIN, samples
+from tokenloom.tests.system.http_engine import KEY, ORIGIN, samples
 
 
-def test_a_missing_or_wrong_key_gets_401_and_probes_need_no_key(url: str) -> None:
+def test_a_missing_or_wrong_key_gets_401_and_probes_need_no_key(stranger: httpx2.Client) -> None:
     for headers in ({}, {"authorization": "Bearer no"}, {"authorization": KEY}):
-        answer = httpx2.get(f"{url}/v1/models", headers=headers, timeout=DEADLINE_S)
+        answer = stranger.get("/v1/models", headers=headers)
         assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
     for path in ("/health", "/ready", "/version", "/metrics"):
-        assert httpx2.get(f"{url}{path}", timeout=DEADLINE_S).status_code == 200
-    assert "<html" in httpx2.get(url, timeout=DEADLINE_S, follow_redirects=True).text
+        assert stranger.get(path).status_code == 200
+    assert "<html" in stranger.get("/", follow_redirects=True).text
 
 
 def test_bad_paths_methods_and_json_get_their_statuses(http: httpx2.Client) -> None:
@@ -25,7 +25,7 @@ def test_bad_paths_methods_and_json_get_their_statuses(http: httpx2.Client) -> N
         assert http.post("/v1/completions", content=content).status_code == 400, content[:20]
 
 
-def test_requests_refused_before_the_engine_are_counted_by_cause(http: httpx2.Client, url: str) -> None:
+def test_requests_refused_before_the_engine_are_counted_by_cause(http: httpx2.Client) -> None:
     def count(kind: str) -> float:
         return samples(http).get(f"tokenloom_requests_refused_total{{{kind}}}", 0)
 
@@ -38,7 +38,7 @@ def test_requests_refused_before_the_engine_are_counted_by_cause(http: httpx2.Cl
         ("key", "completions", b"{}", "wrong"),
     ):
         before, headers = count(kind), {"authorization": f"Bearer {key}"}
-        answer = httpx2.post(f"{url}/v1/{path}", content=body, headers=headers, timeout=DEADLINE_S)
+        answer = http.post(f"/v1/{path}", content=body, headers=headers)
         assert answer.status_code >= 400 and count(kind) == before + 1, (kind, answer.text)
 
 
@@ -52,12 +52,14 @@ def test_request_ids_and_trace_headers_are_returned(http: httpx2.Client) -> None
     assert "traceparent" not in http.get("/v1/models", headers={"traceparent": "rubbish"}).headers
 
 
-def test_cors_allows_only_the_configured_origin_also_to_read_errors(http: httpx2.Client, url: str) -> None:
+def test_cors_allows_only_the_configured_origin_also_to_read_errors(
+    http: httpx2.Client, stranger: httpx2.Client
+) -> None:
     allowed = "access-control-allow-origin"
     preflight = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-    admitted = httpx2.options(f"{url}/v1/completions", headers=preflight | {"origin": ORIGIN}, timeout=DEADLINE_S)
+    admitted = stranger.options("/v1/completions", headers=preflight | {"origin": ORIGIN})
     assert (admitted.status_code, admitted.headers[allowed]) == (200, ORIGIN)
     assert int(admitted.headers["content-length"]) == len(admitted.content), "a client waits for the end otherwise"
-    refused = httpx2.get(f"{url}/v1/models", headers={"origin": ORIGIN}, timeout=DEADLINE_S)
+    refused = stranger.get("/v1/models", headers={"origin": ORIGIN})
     assert (refused.status_code, refused.headers[allowed]) == (401, ORIGIN)
     assert allowed not in http.get("/v1/models", headers={"origin": "https://evil.example"}).headers

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tokenloom.tests.system.http_engine import DEADLINE_S, KEY, QUESTION, samples, wait_idle
+from tokenloom.tests.system.http_engine import KEY, QUESTION, samples, wait_idle
 
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 BODY: dict[str, Any] = {"messages": QUESTION, "max_tokens": 12, "temperature": 0}
@@ -123,14 +123,14 @@ def test_a_repeated_prompt_counts_as_cache_reads(http: httpx2.Client) -> None:
     assert warm["input_tokens"] == cold["input_tokens"] and warm["cache_creation_input_tokens"] == 0
 
 
-def test_every_error_has_anthropics_form(http: httpx2.Client, url: str) -> None:
+def test_every_error_has_anthropics_form(http: httpx2.Client, stranger: httpx2.Client) -> None:
     assert error(http.post(PATH, json=BODY | {"model": "claude-none"}))[:2] == (404, "not_found_error")
     assert error(http.post(f"{PATH}/batches", json={}))[:2] == (404, "not_found_error")
     assert error(http.post(PATH, content=b"{"))[:2] == (400, "invalid_request_error")
     for headers in ({}, {"x-api-key": "wrong"}, {"authorization": "Bearer wrong"}):
-        answer = httpx2.post(url + PATH, json=BODY, headers=headers, timeout=DEADLINE_S)
+        answer = stranger.post(PATH, json=BODY, headers=headers)
         assert error(answer)[:2] == (401, "authentication_error")
-    assert httpx2.post(url + PATH, json=BODY, headers={"x-api-key": KEY}, timeout=DEADLINE_S).status_code == 200
+    assert stranger.post(PATH, json=BODY, headers={"x-api-key": KEY}).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -12,7 +12,8 @@ from torch import Tensor
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.tests.system import test_http_fields as http_fields
 from tokenloom.tests.system.equipped_engine import PROCESSOR
-from tokenloom.tests.system.test_http_fields import CHAT, COMPLETION, Answer, ask, text_of, tokens_of
+from tokenloom.tests.system.http_engine import ask
+from tokenloom.tests.system.test_http_fields import CHAT, COMPLETION, Answer, text_of, tokens_of
 
 THINKING = (DEMO_FOLDER / "chat_template.jinja").read_text(encoding="utf-8") + "<think>"
 AS_TEXT = {"return_tokens_as_token_ids": False}
@@ -35,7 +36,7 @@ def http(door: httpx2.Client) -> httpx2.Client:
 def chat_events(http: httpx2.Client, body: Answer) -> list[Answer]:
     with http.stream("POST", CHAT, json=body | {"stream": True}) as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
-    return [json.loads(line)["choices"][0] for line in lines[:-1]]
+    return [choice for line in lines[:-1] for choice in json.loads(line)["choices"]]
 
 
 @pytest.mark.parametrize("named_by_draw", [False, True])

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from tokenloom.tests.system.equipped_engine import NAMES, EquippedEngine
-from tokenloom.tests.system.http_engine import DEADLINE_S, QUESTION
+from tokenloom.tests.system.http_engine import QUESTION, open_openai
 
 TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 ARGUMENTS = {"city": "Lima, the capital of Peru", "days": [1, 2, 3]}
@@ -18,12 +18,17 @@ TEXT = (
     "<think>The capital of Peru is Lima.</think>\n\nLet me see."
     f'<tool_call>\n{{"name": "f", "arguments": {json.dumps(ARGUMENTS)}}}\n</tool_call>'
 )
-BODY: Any = {"model": NAMES[0], "tools": TOOLS, "extra_body": {"structured_outputs": {"choice": [TEXT]}}}
+BODY: Any = {
+    "model": NAMES[0],
+    "tools": TOOLS,
+    "max_tokens": 200,
+    "extra_body": {"structured_outputs": {"choice": [TEXT]}},
+}
 
 
 @pytest.fixture
 def client(equipped: EquippedEngine) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{equipped.url}/v1", api_key="-", max_retries=0, timeout=DEADLINE_S) as client:
+    with open_openai(equipped.url) as client:
         yield client
 
 
@@ -45,7 +50,7 @@ def test_reasoning_content_and_a_call_are_parsed_and_can_be_sent_back(client: op
 
 def test_a_stream_delivers_the_same_parts_piece_by_piece(client: openai.OpenAI) -> None:
     chunks = client.chat.completions.create(messages=QUESTION, stream=True, **BODY)
-    deltas = [chunk.choices[0].delta for chunk in chunks]
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
     assert "".join((delta.model_extra or {}).get("reasoning", "") for delta in deltas) == "The capital of Peru is Lima."
     assert "".join(delta.content or "" for delta in deltas) == "Let me see."
     calls = [call for delta in deltas for call in delta.tool_calls or ()]
@@ -57,7 +62,7 @@ def test_a_stream_delivers_the_same_parts_piece_by_piece(client: openai.OpenAI) 
 def test_a_stop_string_within_a_thought_ends_the_answer(client: openai.OpenAI, stream: bool) -> None:
     """vllm-project/vllm#14399 and #14170: as in vLLM."""
     sent = client.chat.completions.create(messages=QUESTION, stop=["capital"], stream=stream, **BODY)
-    choices: Any = [each.choices[0] for each in (sent if stream else [sent])]
+    choices: Any = [choice for each in (sent if stream else [sent]) for choice in each.choices]
     said = [choice.delta if stream else choice.message for choice in choices]
     assert "".join(each.model_extra.get("reasoning") or "" for each in said) == "The "
     assert not any(each.content or each.tool_calls for each in said)
@@ -67,7 +72,7 @@ def test_a_stop_string_within_a_thought_ends_the_answer(client: openai.OpenAI, s
 def test_a_cut_call_becomes_content_of_an_unstreamed_answer(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(messages=QUESTION, **BODY)
     limit = (whole.usage.completion_tokens if whole.usage else 0) - 12
-    choice = client.chat.completions.create(messages=QUESTION, max_tokens=limit, **BODY).choices[0]
+    choice = client.chat.completions.create(messages=QUESTION, **BODY | {"max_tokens": limit}).choices[0]
     assert choice.finish_reason == "length" and choice.message.tool_calls is None
     assert (choice.message.content or "").startswith('Let me see.<tool_call>\n{"name": "f", "arguments": {"city"')
 
@@ -81,6 +86,7 @@ def test_a_whole_answer_whose_call_is_no_json_ends_with_stop(client: openai.Open
 
 def test_a_responses_items_follow_the_order_of_the_text(client: openai.OpenAI) -> None:
     tools: Any = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
-    response = client.responses.create(model=NAMES[0], input="Hi", tools=tools, extra_body=BODY["extra_body"])
+    more: Any = {"tools": tools, "max_output_tokens": 200, "extra_body": BODY["extra_body"]}
+    response = client.responses.create(model=NAMES[0], input="Hi", **more)
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
     assert response.usage is not None and response.usage.output_tokens_details.reasoning_tokens > 5

@@ -8,16 +8,10 @@ import httpx2
 import openai
 import pytest
 
-from tokenloom.tests.system.http_engine import QUESTION
+from tokenloom.tests.system.http_engine import QUESTION, ask
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 FRANCE = {"prompt": "The capital of France is", "temperature": 0}
-
-
-def ask(http: httpx2.Client, path: str, body: dict[str, Any]) -> Any:
-    answer = http.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 @pytest.mark.parametrize("stream", [False, True])

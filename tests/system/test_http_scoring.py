@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import httpx2
 import pytest
 
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES
-from tokenloom.tests.system.http_engine import MAX_WAITING_TOKENS
+from tokenloom.tests.system.http_engine import MAX_WAITING_TOKENS, ask
 
 PATH = "/generative_scoring"
 QUERY, ITEMS, LABELS = "Is this city a capital? ", ["Lima is large.", "Oslo", "The capital of Peru is"], [300, 301, 7]
 LONG = "The capital of Peru is Lima. " * 700
 
 
-def ask(http: httpx2.Client, path: str = PATH, **body: object) -> Any:
-    answer = http.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
 def scores(http: httpx2.Client, **body: object) -> list[float]:
-    data = ask(http, **{"query": QUERY, "items": ITEMS, "label_token_ids": LABELS} | body)["data"]
+    data = ask(http, PATH, **{"query": QUERY, "items": ITEMS, "label_token_ids": LABELS} | body)["data"]
     assert [each["index"] for each in data] == list(range(len(data)))
     assert all(each["object"] == "score" for each in data)
     return [each["score"] for each in data]
@@ -79,7 +72,9 @@ def test_token_ids_are_worth_their_text(http: httpx2.Client) -> None:
 
 
 def test_an_answer_tells_its_id_model_and_usage(http: httpx2.Client) -> None:
-    answer = ask(http, query=QUERY, items=ITEMS, label_token_ids=LABELS, request_id="mine", priority=3, cache_salt="s")
+    answer = ask(
+        http, PATH, query=QUERY, items=ITEMS, label_token_ids=LABELS, request_id="mine", priority=3, cache_salt="s"
+    )
     num_tokens = sum(map(len, prompts_of(http, item_first=False, add_special_tokens=True)))
     usage = answer["usage"]
     assert answer["id"] == "generative-scoring-mine" and answer["object"] == "list" and answer["created"] > 1e9
@@ -94,7 +89,7 @@ def test_what_is_too_long_is_truncated_on_request(http: httpx2.Client, side: str
     kept = ids[-2047:] if side == "left" else ids[:2047]
     assert len(ids) > 2 * 2048
     cut_to = {"truncate_prompt_tokens": -1, "truncation_side": side}
-    cut = ask(http, query=QUERY, items=[LONG], label_token_ids=LABELS, **cut_to)
+    cut = ask(http, PATH, query=QUERY, items=[LONG], label_token_ids=LABELS, **cut_to)
     assert cut["usage"]["prompt_tokens"] == 2047
     logprobs = label_logprobs(http, kept)
     expected = math.exp(logprobs[0]) / sum(map(math.exp, logprobs))
@@ -104,7 +99,7 @@ def test_what_is_too_long_is_truncated_on_request(http: httpx2.Client, side: str
 @pytest.mark.parametrize(("query", "item"), [("", "Lima"), ("Lima", ""), ("", "")])
 def test_an_empty_text_is_scored_by_the_tokens_that_are_left(http: httpx2.Client, query: str, item: str) -> None:
     ids = tokens_of(http, query, True) + tokens_of(http, item, False)
-    answer = ask(http, query=query, items=[item], label_token_ids=LABELS)
+    answer = ask(http, PATH, query=query, items=[item], label_token_ids=LABELS)
     assert answer["usage"]["prompt_tokens"] == len(ids) > 0
     logprobs = label_logprobs(http, ids)
     expected = math.exp(logprobs[0]) / sum(map(math.exp, logprobs))
@@ -156,7 +151,7 @@ def test_what_cannot_be_scored_is_refused_by_name(
     assert answer.json()["error"]["param"] == param, answer.json()
 
 
-def test_the_endpoint_is_behind_the_key_and_in_openapi(url: str, http: httpx2.Client) -> None:
-    assert httpx2.post(url + PATH, json={}).status_code == 401
+def test_the_endpoint_is_behind_the_key_and_in_openapi(http: httpx2.Client, stranger: httpx2.Client) -> None:
+    assert stranger.post(PATH, json={}).status_code == 401
     fields = http.get("/openapi.json").json()["components"]["schemas"]["GenerativeScoringRequest"]["properties"]
     assert fields["items"]["minItems"] == 1 and fields["label_token_ids"]["items"]["maximum"] < 10_000

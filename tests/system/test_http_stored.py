@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx2
@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from tokenloom.frontend.openai.response_store import MAX_RECORD_BYTES
-from tokenloom.tests.system.http_engine import DEADLINE_S, NUM_STORED
+from tokenloom.tests.support.waiting import wait_until
+from tokenloom.tests.system.http_engine import KEY, NUM_STORED, open_http, running
 from tokenloom.tests.system.launched import LaunchedEngine
 
 PATH = "/v1/responses"
@@ -26,19 +27,22 @@ def made(http: httpx2.Client, **body: Any) -> dict[str, Any]:
     return found
 
 
+def wait_state(http: httpx2.Client, response_id: str, is_there: Callable[[str], bool]) -> dict[str, Any]:
+    def find() -> dict[str, Any]:
+        found: dict[str, Any] = http.get(f"{PATH}/{response_id}").json()
+        return found if is_there(found["status"]) else {}
+
+    return wait_until(find)
+
+
 def ended(http: httpx2.Client, response_id: str) -> dict[str, Any]:
-    deadline = time.monotonic() + DEADLINE_S
-    while (found := http.get(f"{PATH}/{response_id}").json())["status"] in ("queued", "in_progress"):
-        assert time.monotonic() < deadline, found
-    return dict(found)
+    return wait_state(http, response_id, lambda status: status not in ("queued", "in_progress"))
 
 
 def begun(http: httpx2.Client, **body: Any) -> str:
     """Start a long background response, wait until it runs, and return its id."""
     response_id = str(made(http, **LONG | body)["id"])
-    deadline = time.monotonic() + DEADLINE_S
-    while http.get(f"{PATH}/{response_id}").json()["status"] == "queued":
-        assert time.monotonic() < deadline
+    wait_state(http, response_id, lambda status: status != "queued")
     return response_id
 
 
@@ -159,13 +163,11 @@ def test_a_background_response_equals_a_synchronous_one(http: httpx2.Client) -> 
 
 
 def test_a_background_response_stays_cancelled(http: httpx2.Client) -> None:
-    running = begun(http)
+    begun_id = begun(http)
     for _ in range(2):
-        assert http.post(f"{PATH}/{running}/cancel").json()["status"] == "cancelled"
-    assert http.get(f"{PATH}/{running}").json()["status"] == "cancelled"
-    deadline = time.monotonic() + DEADLINE_S
-    while http.get("/health").json()["running"]:
-        assert time.monotonic() < deadline
+        assert http.post(f"{PATH}/{begun_id}/cancel").json()["status"] == "cancelled"
+    assert http.get(f"{PATH}/{begun_id}").json()["status"] == "cancelled"
+    wait_until(lambda: not running(http))
     direct = made(http)
     refused = http.post(f"{PATH}/{direct['id']}/cancel")
     assert error(refused)[:2] == (400, "Cannot cancel a synchronous response.")
@@ -209,7 +211,7 @@ def test_a_killed_frontend_loses_no_accepted_response(engine: LaunchedEngine, ht
         seen = [json.loads(next(lines).removeprefix("data: ")) for _ in range(40)]
         engine.child("frontend").kill()
     response_id = seen[0]["response"]["id"]
-    with httpx2.Client(base_url=engine.url, headers=http.headers, timeout=DEADLINE_S) as again:
+    with open_http(engine.url, KEY) as again:
         assert again.get(f"{PATH}/{kept['id']}").json() == kept
         follow = {"stream": "true", "starting_after": str(seen[-1]["sequence_number"])}
         rest = events(again.get(f"{PATH}/{response_id}", params=follow).text)

@@ -10,17 +10,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from tokenloom.tests.system.http_engine import DEADLINE_S, QUESTION, samples, wait_idle
+from tokenloom.tests.support.waiting import wait_until
+from tokenloom.tests.system.http_engine import QUESTION, ask, samples, wait_idle
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
 MAX_MODEL_LEN = 2048
 LONG = {"prompt": "The capital of France is", "max_tokens": 60, "ignore_eos": True, "temperature": 0}
-
-
-def ask(http: httpx2.Client, path: str, body: dict[str, Any]) -> Any:
-    answer = http.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def test_one_request_id_at_once_is_one_answer_and_harms_nobody(http: httpx2.Client) -> None:
@@ -103,7 +98,6 @@ def test_clients_that_leave_keep_no_blocks_and_no_answers(http: httpx2.Client) -
     wait_idle(http)
     aborted = samples(http).get("tokenloom_request_success_total{abort}", 0.0)
     body = LONG | {"max_tokens": 1800, "n": 3, "stream": True, "temperature": 1}
-    deadline = time.monotonic() + DEADLINE_S
     with contextlib.ExitStack() as clients:
         streams = []  # a stream whose iterator is dropped is closed
         for number in range(24):
@@ -112,10 +106,8 @@ def test_clients_that_leave_keep_no_blocks_and_no_answers(http: httpx2.Client) -
             assert answer.status_code == 200
             streams.append(answer.iter_lines())
             assert next(streams[-1])
-        while not samples(http)["tokenloom_kv_cache_usage_perc"]:
-            assert time.monotonic() < deadline
-    while samples(http)["tokenloom_num_open_answers"]:
-        assert time.monotonic() < deadline
+        wait_until(lambda: samples(http)["tokenloom_kv_cache_usage_perc"])
+    wait_until(lambda: not samples(http)["tokenloom_num_open_answers"])
     wait_idle(http, since=time.monotonic())
     left = samples(http)
     assert left["tokenloom_request_success_total{abort}"] == aborted + 24 * 3

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 
-import httpx2
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -21,7 +20,7 @@ from tokenloom.ipc.messages.client import Submit
 from tokenloom.tests.support.engine_specs import new_spec
 from tokenloom.tests.support.waiting import wait_until
 from tokenloom.tests.system.equipped_engine import EquippedEngine
-from tokenloom.tests.system.http_engine import DEADLINE_S
+from tokenloom.tests.system.http_engine import DEADLINE_S, open_http
 
 TRACE, OTHER = "4bf92f3577b34da6a3ce929d0e0e4736", "4bf92f3577b34da6a3ce929d0e0e4737"
 PARENT = "00f067aa0ba902b7"
@@ -30,7 +29,8 @@ PARENT = "00f067aa0ba902b7"
 def complete(url: str, traceparent: str = "", tracestate: str = "", **body: object) -> None:
     headers = {"traceparent": traceparent, "tracestate": tracestate}
     body = {"prompt": "The capital of France is", "temperature": 0, "max_tokens": 5, "ignore_eos": True} | body
-    answer = httpx2.post(f"{url}/v1/completions", json=body, headers=headers, timeout=DEADLINE_S)
+    with open_http(url) as http:
+        answer = http.post("/v1/completions", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
 
 
@@ -87,7 +87,8 @@ def test_a_stop_sends_the_last_spans_and_closes_the_doors(equipped: EquippedEngi
     (late,) = [span for span in spans_of(equipped, trace) if span.name == "llm_request"]
     assert attributes(late)["gen_ai.response.finish_reasons"] == ["timeout"]
     assert late.status.code == late.status.STATUS_CODE_ERROR
-    assert socket.socket().connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+    with socket.socket() as late:
+        assert late.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
     assert not equipped.socket.exists()
 
 

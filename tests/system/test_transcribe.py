@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from tokenloom import AsyncClient, Client, RequestError, SamplingParams
@@ -16,9 +15,9 @@ from tokenloom.tests.support.audio_checkpoints import audio_checkpoint
 from tokenloom.tests.support.audio_oracle import SAMPLE_RATE
 from tokenloom.tests.support.today import some
 from tokenloom.tests.support.whisper_checkpoints import whisper_checkpoint
+from tokenloom.tests.system.http_engine import open_http
 from tokenloom.tests.system.test_audio import samples, wav
 
-DEADLINE_S = 60.0
 GREEDY = SamplingParams(temperature=0, max_tokens=5)
 CASES = {  # fields of the form, by model
     "qwen2_audio": {"prompt": "names"},
@@ -46,7 +45,7 @@ def test_transcripts_are_those_of_the_http_api(name: str, tmp_path: Path) -> Non
     with Engine(tmp_path / "run", command) as engine:
         engine.wait_ready()
         expected = []
-        with httpx2.Client(base_url=engine.url, timeout=DEADLINE_S) as http:
+        with open_http(engine.url) as http:
             form = {"response_format": "verbose_json", "max_completion_tokens": "5", **fields}
             for clip in (long, short):
                 files = {"file": ("speech.wav", wav(clip))}

@@ -17,15 +17,9 @@ import pytest
 from tokenloom import LLM, AsyncClient, Client, ConfigError, SamplingParams
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.system.equipped_engine import DEFAULTS, EquippedEngine
-from tokenloom.tests.system.http_engine import DEADLINE_S
+from tokenloom.tests.system.http_engine import DEADLINE_S, ask
 
 FRANCE = "The capital of France is"
-
-
-def ask(http: httpx2.Client, path: str, **body: object) -> Any:
-    answer = http.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def test_every_served_name_is_accepted_and_the_first_is_in_answers(door: httpx2.Client) -> None:
