@@ -50,7 +50,9 @@ def wait_until(
 ) -> T:
     """Return the first true value of `find`. AssertionError with the reason, which a function may say only then, and
     the last value at the deadline."""
-    deadline = Deadline(timeout_s, orphans)
+    if found := find():
+        return found
+    deadline = Deadline(timeout_s, orphans)  # walks through all threads
     asked = threading.Event()
     while not (found := find()):
         if deadline.has_passed():
