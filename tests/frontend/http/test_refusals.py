@@ -6,7 +6,8 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,16 +141,10 @@ class App:
         return statuses[0] if statuses else 0
 
 
-@pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> App:
-    return App(tmp_path_factory.mktemp("run"))
-
-
-async def num_kept(work: Callable[[int], Awaitable[None]]) -> list[str]:
-    """Return the frames and coroutines in cycles that NUM_REQUESTS requests leave, if they leave an object each."""
+async def objects_kept(work: Callable[[int], Awaitable[None]]) -> list[str]:
+    """Return the objects in cycles that NUM_REQUESTS requests leave, if they leave an object each."""
     await asyncio.wait_for(work(3), DEADLINE_S)  # fills caches
-    gc.collect()
-    gc.disable()
+    gc.freeze()  # the collector then looks at the objects of these requests alone
     try:
         await asyncio.wait_for(work(NUM_REQUESTS), DEADLINE_S)
         gc.set_debug(gc.DEBUG_SAVEALL)
@@ -158,19 +153,32 @@ async def num_kept(work: Callable[[int], Awaitable[None]]) -> list[str]:
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
-        gc.enable()
     return kept if len(kept) >= NUM_REQUESTS else []
 
 
-@pytest.mark.parametrize("kind", ASKS)
-def test_a_refused_request_leaves_no_cycle_of_objects(app: App, kind: str) -> None:
-    async def ask(num_requests: int) -> None:
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_a_refused_request_leaves_no_cycle_of_objects(tmp_path: Path) -> None:
+    app = App(tmp_path)
+
+    async def kept_by_kind() -> dict[str, list[str]]:
+        return {kind: await objects_kept(partial(ask, each)) for kind, each in ASKS.items()}
+
+    async def ask(each: Ask, num_requests: int) -> None:
         for _ in range(num_requests):
-            assert await app.ask(ASKS[kind]) == ASKS[kind].status
+            assert await app.ask(each) == each.status, each
 
-    assert asyncio.run(num_kept(ask)) == []
+    assert {kind: kept for kind, kept in asyncio.run(kept_by_kind()).items() if kept} == {}
 
 
+@pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("path", [b"/", b"/fails"])
 def test_a_connection_keeps_its_last_request_alone(path: bytes) -> None:
     async def test(server: Server) -> None:
@@ -180,9 +188,5 @@ def test_a_connection_keeps_its_last_request_alone(path: bytes) -> None:
             await client.answer()
         assert sum(type(each) is RequestResponseCycle for each in gc.get_objects()) <= 2
 
-    gc.collect()
-    gc.disable()
-    try:
-        run(test)
-    finally:
-        gc.enable()
+    gc.freeze()
+    run(test)
