@@ -19,7 +19,7 @@ import threading
 import time
 from codecs import BOM_UTF8
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO, NamedTuple
@@ -173,7 +173,7 @@ def _run_all(todo: list[BatchLine], total: int, output: BinaryIO, url: str, api_
     return num_errors
 
 
-def run_line(line: BatchLine, url: str, api_key: str | None) -> bytes:
+def run_line(line: BatchLine, url: str, api_key: str | None, sleep: Callable[[float], None] = time.sleep) -> bytes:
     """Run a request and return its line of OUT. An overloaded or lost engine is asked NUM_TRIES times at most; once an
     answer has come, the request is not generated again."""
     wait_s = 0.5
@@ -181,7 +181,7 @@ def run_line(line: BatchLine, url: str, api_key: str | None) -> bytes:
         response = call("POST", url, line.url, bytes(line.body), api_key)
         if response.status not in (0, 429, 503) or attempt == NUM_TRIES:
             break
-        time.sleep(min(response.retry_after_s or wait_s, LONGEST_WAIT_S))
+        sleep(min(response.retry_after_s or wait_s, LONGEST_WAIT_S))
         wait_s *= 2
     shown = {"status_code": response.status, "request_id": response.request_id, "body": msgspec.Raw(response.body)}
     error = {"code": str(response.status or "unreachable"), "message": response.reason} if response.reason else None

@@ -67,12 +67,18 @@ class ClientProtocol:
     monotonic seconds."""
 
     def __init__(
-        self, address: str, send: Callable[[ClientMessage], None], connect_timeout_s: float, reconnect_timeout_s: float
+        self,
+        address: str,
+        send: Callable[[ClientMessage], None],
+        connect_timeout_s: float,
+        reconnect_timeout_s: float,
+        max_open_requests: int = MAX_OPEN_REQUESTS,
     ) -> None:
         self._address = address
         self._send = send
         self._greet_timeout_s = connect_timeout_s
         self._reconnect_timeout_s = reconnect_timeout_s
+        self._max_open_requests = max_open_requests
         self._requests: dict[str, OpenRequest] = {}
         self._queries: dict[int, tuple[Query, QuerySink]] = {}
         self._window = SubmitWindow()
@@ -99,7 +105,7 @@ class ClientProtocol:
             request.sink(self.error)
         elif request.request_id in self._requests:
             request.sink(id_is_open(request.request_id))
-        elif len(self._requests) >= MAX_OPEN_REQUESTS:
+        elif len(self._requests) >= self._max_open_requests:
             request.sink(Overloaded(f"{len(self._requests)} requests are open on this client: wait for some to finish"))
         else:
             self._requests[request.request_id] = request

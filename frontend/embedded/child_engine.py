@@ -56,6 +56,7 @@ class ChildEngine:
         self._pid = os.getpid()
         self._last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
         self._is_stopping = False
+        self.stop_timeout_s, self.terminate_timeout_s = STOP_TIMEOUT_S, TERMINATE_TIMEOUT_S
         self._on_death: Callable[[TokenloomError], None] | None = None
         self._lock = threading.Lock()  # guards _on_death and _death
         self._death: EngineDead | None = None
@@ -96,7 +97,8 @@ class ChildEngine:
             return
         self._is_stopping = True
         self.lifeline.close()
-        for timeout_s, signal_number in ((STOP_TIMEOUT_S, signal.SIGTERM), (TERMINATE_TIMEOUT_S, signal.SIGKILL)):
+        timeouts = ((self.stop_timeout_s, signal.SIGTERM), (self.terminate_timeout_s, signal.SIGKILL))
+        for timeout_s, signal_number in timeouts:
             self._watcher.join(timeout_s)
             if not self._watcher.is_alive():
                 break

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,10 +32,10 @@ class AccessLog:
     """ASGI middleware around the whole app. `has_all`: log all requests; otherwise only failed ones, without probes and
     at most MAX_ERRORS_PER_S a second."""
 
-    def __init__(self, app: ASGIApp, *, has_all: bool) -> None:
-        self._app, self._has_all = app, has_all
+    def __init__(self, app: ASGIApp, *, has_all: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self._app, self._has_all, self._clock = app, has_all, clock
         self._second = self._num_in_second = self._num_dropped = 0
-        self._clock = ""  # time of day of `_second`
+        self._time_of_day = ""  # of `_second`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = AccessRecord(peer=(scope.get("client") or ("",))[0])
@@ -42,7 +43,7 @@ class AccessLog:
 
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
-                record.first_at, record.status = time.monotonic(), message["status"]
+                record.first_at, record.status = self._clock(), message["status"]
                 record.headers = message["headers"]
             else:
                 record.num_bytes += len(message.get("body", b""))
@@ -59,7 +60,7 @@ class AccessLog:
                 self._log(scope, record)
 
     def _log(self, scope: Scope, record: AccessRecord) -> None:
-        now, first, tokens = time.monotonic(), "", ""
+        now, first, tokens = self._clock(), "", ""
         adapter = f" adapter {record.adapter}" if record.adapter else ""
         request_id = next((value.decode() for name, value in record.headers if name == b"x-request-id"), "-")
         if record.first_at:
@@ -75,7 +76,7 @@ class AccessLog:
 
     def on_refused(self, client: tuple[str, int] | None, error: HttpError) -> None:
         """Log a client that got an error before its request reached the app."""
-        self._write(f"{_peer(client)} - - {error.status} {error}", time.monotonic())
+        self._write(f"{_peer(client)} - - {error.status} {error}", self._clock())
 
     def _write(self, line: str, now: float) -> None:
         """Write a line, unless the log level is above INFO; without `has_all`, count it if this second has too many.
@@ -84,13 +85,15 @@ class AccessLog:
             return
         if int(now) != self._second:
             self._second, self._num_in_second = int(now), 0
-            self._clock = time.strftime("%H:%M:%S")
+            self._time_of_day = time.strftime("%H:%M:%S")
             if self._num_dropped:
-                write_line(f"{self._clock} INFO frontend: {self._num_dropped} failed HTTP requests more", sys.stderr)
+                write_line(
+                    f"{self._time_of_day} INFO frontend: {self._num_dropped} failed HTTP requests more", sys.stderr
+                )
                 self._num_dropped = 0
         self._num_in_second += 1
         if self._has_all or self._num_in_second <= MAX_ERRORS_PER_S:
-            write_line(f"{self._clock} INFO frontend: {line}", sys.stderr)
+            write_line(f"{self._time_of_day} INFO frontend: {line}", sys.stderr)
         else:
             self._num_dropped += 1
 

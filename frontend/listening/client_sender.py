@@ -60,10 +60,17 @@ class _Queue:
 class ClientSender:
     """Sender of frames on a ROUTER socket. Invariant: `num_bytes` is the sum of the queues' bytes."""
 
-    def __init__(self, socket: zmq.Socket[bytes], trim: Callable[[], None] = trim_heap) -> None:
-        """Call it before the socket is bound."""
-        socket.setsockopt(zmq.SNDHWM, MAX_UNREAD_MESSAGES)
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        trim: Callable[[], None] = trim_heap,
+        max_messages: int = MAX_UNREAD_MESSAGES,
+        max_bytes: int = MAX_UNREAD_BYTES,
+    ) -> None:
+        """Call it before the socket is bound. `max_messages`: unread by one client; `max_bytes`: by all."""
+        socket.setsockopt(zmq.SNDHWM, max_messages)
         self._socket, self._trim = socket, trim
+        self._max_messages, self._max_bytes = max_messages, max_bytes
         self._queues: dict[bytes, _Queue] = {}
         self.num_bytes = self._peak_bytes = 0
         self.next_at = NEVER  # of `tick`; monotonic seconds
@@ -74,7 +81,7 @@ class ClientSender:
         if queue is None:
             queue = self._add(identity)
         if queue.num_bytes and self._is_full(queue):
-            unread, limit = queue.num_bytes >> 20, (MAX_UNREAD_BYTES - self.num_bytes) // SHARE >> 20
+            unread, limit = queue.num_bytes >> 20, (self._max_bytes - self.num_bytes) // SHARE >> 20
             others = (self.num_bytes - queue.num_bytes) >> 20
             return ClientLost("slow", f"{unread} MiB unread, at most {limit} MiB may be beside {others} MiB of others")
         num_bytes = queue.num_new_bytes + len(frame) + OVERHEAD_BYTES
@@ -85,7 +92,7 @@ class ClientSender:
             if error.errno == zmq.EHOSTUNREACH:
                 return ClientLost("gone", "its connection has ended")
             if error.errno == zmq.EAGAIN:
-                return ClientLost("slow", f"{MAX_UNREAD_MESSAGES} messages unread, which is the limit")
+                return ClientLost("slow", f"{self._max_messages} messages unread, which is the limit")
             raise
         queue.num_new_bytes = num_bytes
         if tracked is not None and tracked.tracker is not None:
@@ -104,9 +111,9 @@ class ClientSender:
     def _is_full(self, queue: _Queue) -> bool:
         """Whether a client has left more unread than its share of what all may."""
         self.num_bytes -= queue.settle()
-        if SHARE * queue.num_bytes > MAX_UNREAD_BYTES - self.num_bytes:
+        if SHARE * queue.num_bytes > self._max_bytes - self.num_bytes:
             self._collect()
-        return queue.num_bytes > 0 and SHARE * queue.num_bytes > MAX_UNREAD_BYTES - self.num_bytes
+        return queue.num_bytes > 0 and SHARE * queue.num_bytes > self._max_bytes - self.num_bytes
 
     def _collect(self) -> None:
         for queue in self._queues.values():

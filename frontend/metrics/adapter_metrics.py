@@ -22,11 +22,16 @@ class AdapterMetrics:
     """Owns the counters and gauges of adapters."""
 
     def __init__(
-        self, increase: Callable[[Hashable, float], float], names_of: Callable[[bytes], list[str]], max_loras: int
+        self,
+        increase: Callable[[Hashable, float], float],
+        names_of: Callable[[bytes], list[str]],
+        max_loras: int,
+        max_names: int = MAX_NAMES,
     ) -> None:
         """`increase`: returns how much a total of the core has grown since its last report, by any key. `names_of`:
         returns the names of an adapter."""
-        self._increase, self._names_of, self._max_loras = increase, names_of, max_loras
+        self._increase, self._names_of = increase, names_of
+        self._max_loras, self._max_names = max_loras, max_names
         self._state, self._reported_at = AdaptersProgress(num_slots=max_loras), 0.0
         self.requests = Counter("adapter_requests_total", "Ended answers by adapter.", ["adapter"])
         self.prompt_tokens = Counter("adapter_prompt_tokens_total", "Prompt tokens of ended answers.", ["adapter"])
@@ -55,8 +60,10 @@ class AdapterMetrics:
 
     def _shown(self, digests: list[bytes]) -> list[str]:
         """Return the names of adapters; the beginning of the digest for those that have lost theirs."""
-        names = [name for digest in digests[:MAX_NAMES] for name in self._names_of(digest) or [digest.hex()[:12]]]
-        return names[:MAX_NAMES]
+        names = [
+            name for digest in digests[: self._max_names] for name in self._names_of(digest) or [digest.hex()[:12]]
+        ]
+        return names[: self._max_names]
 
     def _slots(self) -> Readings:
         state = self._state
@@ -66,7 +73,7 @@ class AdapterMetrics:
 
     def on_end(self, name: str, num_prompt_tokens: int, num_tokens: int) -> None:
         """Count an ended answer of an adapter."""
-        is_known = (name,) in self.requests.totals or len(self.requests.totals) < MAX_NAMES
+        is_known = (name,) in self.requests.totals or len(self.requests.totals) < self._max_names
         label = name if is_known else OTHER
         self.requests.add(1, label)
         self.prompt_tokens.add(num_prompt_tokens, label)

@@ -46,7 +46,7 @@ MAX_HELD_BYTES = 1 << 30  # of bodies that are being received or decoded
 
 class BodyReader:
     """Reader of request bodies. Refuses a body (Overloaded) if all bodies being received or decoded would hold more
-    than MAX_HELD_BYTES."""
+    than `max_held_bytes`."""
 
     def __init__(
         self,
@@ -54,6 +54,7 @@ class BodyReader:
         limits: PromptLimits,
         *,
         is_strict: bool = False,
+        max_held_bytes: int = MAX_HELD_BYTES,
         hold: Callable[[Iterable[bytes]], None] = lambda digests: None,
     ) -> None:
         """`is_strict`: refuse unknown fields, which are otherwise removed with a warning. `hold` is called in a thread
@@ -62,6 +63,7 @@ class BodyReader:
         self._thread_pool = thread_pool
         self._limits = limits
         self._is_strict = is_strict
+        self._max_held_bytes = max_held_bytes
         self._log_at = 0.0  # when unknown fields are logged again
         self._num_held = 0
 
@@ -104,10 +106,10 @@ class BodyReader:
 
     def _hold(self, num_bytes: int) -> None:
         self._num_held += num_bytes
-        if self._num_held > MAX_HELD_BYTES:
+        if self._num_held > self._max_held_bytes:
             raise Overloaded(
-                f"{self._num_held} bytes of HTTP bodies are held until they are read, at most {MAX_HELD_BYTES} may be: "
-                "ask again later"
+                f"{self._num_held} bytes of HTTP bodies are held until they are read, at most {self._max_held_bytes} "
+                "may be: ask again later"
             )
 
     async def parse(

@@ -188,6 +188,7 @@ class LocalEngine:
             frontend.thread_pool, frontend.inputs.limits, is_strict=has_strict_fields, hold=frontend.media.hold
         )
         self.wake = wake
+        self.slice_s = SLICE_S
         self._session = frontend.open_local(self._deliver, self._peer_of)
         self._run_by_id: dict[str, tuple[Run, int]] = {}  # with the position of the prompt in the run
         self._controls: dict[int, asyncio.Future[Done]] = {}  # by query id
@@ -276,7 +277,7 @@ class LocalEngine:
 
     @contextlib.contextmanager
     def run(self, submits: Sequence[Submit], model: str = "", max_open: int | None = None) -> Iterator[Run]:
-        """Submit requests to `model`, a result of `model_of`, in slices of SLICE_S seconds; leaving the context aborts
+        """Submit requests to `model`, a result of `model_of`, in slices of `slice_s`; leaving the context aborts
         those that are still open. With `max_open` so many are open at a time, in order.
 
         All submits have the same `n`. RequestError for an id that is in use."""
@@ -320,19 +321,27 @@ class LocalEngine:
             self._frontend.on_message(self._session, submit)
 
     def _do_all(self, work: Iterable[Callable[[], None]]) -> None:
-        """Do as much of `work` as SLICE_S seconds allow; queue the rest for later turns of the event loop."""
+        """Do as much of `work` as `slice_s` allows; queue the rest for later turns of the event loop."""
         pending, is_idle = iter(work), not self._to_do
-        _do_slice(pending)
+        self._do_slice(pending)
         self._to_do.extend(pending)
         if is_idle and self._to_do:
             asyncio.get_running_loop().call_soon(self._do_some)
         self.wake()
 
     def _do_some(self) -> None:
-        _do_slice(self._to_do.popleft() for _ in range(len(self._to_do)))
+        self._do_slice(self._to_do.popleft() for _ in range(len(self._to_do)))
         if self._to_do:
             asyncio.get_running_loop().call_soon(self._do_some)
         self.wake()
+
+    def _do_slice(self, work: Iterator[Callable[[], None]]) -> None:
+        """Do at least one piece of `work`, and more until `slice_s` have passed."""
+        deadline = time.monotonic() + self.slice_s
+        for each in work:
+            each()
+            if time.monotonic() > deadline:
+                return
 
     def abort(self, request_id: str) -> int:
         """Abort the submits of an answer, ID and ID/N, and return their number; their `run` gets partial answers."""
@@ -398,12 +407,3 @@ class LocalEngine:
             run.wake()
         if self._to_wake:
             asyncio.get_running_loop().call_soon(self._wake_group)
-
-
-def _do_slice(work: Iterator[Callable[[], None]]) -> None:
-    """Do at least one piece of `work`, and more until SLICE_S seconds have passed."""
-    deadline = time.monotonic() + SLICE_S
-    for each in work:
-        each()
-        if time.monotonic() > deadline:
-            return

@@ -12,12 +12,12 @@ T = TypeVar("T")
 SLICE_S = 0.002
 
 
-async def in_slices(items: Iterable[T]) -> list[T]:
-    """Return the items of a lazy iterable; let other tasks of the event loop run every SLICE_S seconds meanwhile."""
-    found, deadline = list[T](), time.monotonic() + SLICE_S
+async def in_slices(items: Iterable[T], slice_s: float = SLICE_S) -> list[T]:
+    """Return the items of a lazy iterable; let other tasks of the event loop run every `slice_s` meanwhile."""
+    found, deadline = list[T](), time.monotonic() + slice_s
     for item in items:
         found.append(item)
         if time.monotonic() > deadline:
             await asyncio.sleep(0)
-            deadline = time.monotonic() + SLICE_S
+            deadline = time.monotonic() + slice_s
     return found

@@ -67,6 +67,7 @@ class RequestManager:
     _counts: Counter[str]  # further events, for the metrics
     _note: ReadingNote  # of the request that is read now; `bound` keeps it for what comes back later
     _unix_time: Callable[[], float]
+    max_refusals: int = MAX_REFUSALS
     is_draining: bool = False  # refuse new requests, finish open ones
     next_resume_at: float = math.inf  # when to call `resume_waiting`; monotonic seconds
     _resumes: ResumeQueue[RequestState] = field(default_factory=lambda: ResumeQueue(_waits_for_core))
@@ -280,12 +281,12 @@ class RequestManager:
         self._end_without_answers(session, [Delta(request_id=request_id, finish_reason="error", error=error)])
 
     def _end_without_answers(self, session: Session, lasts: Sequence[Delta]) -> None:
-        """Queue the last deltas of a request. A client with more than MAX_REFUSALS of them unsent is dropped."""
+        """Queue the last deltas of a request. A client with more than `max_refusals` of them unsent is dropped."""
         session.refusals += lasts
         self._sessions.mark(session)
         self._sessions.open_lease(session)
-        if len(session.refusals) > MAX_REFUSALS:
-            self.drop(session, "slow", f"{len(session.refusals)} errors unsent, at most {MAX_REFUSALS} may be")
+        if len(session.refusals) > self.max_refusals:
+            self.drop(session, "slow", f"{len(session.refusals)} errors unsent, at most {self.max_refusals} may be")
 
     def forget(self, request: RequestState, cause: str) -> None:
         """Remove a request without a message to its client, which has replaced it or is gone. `cause`: see `abort`."""

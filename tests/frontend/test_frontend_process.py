@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,6 +42,7 @@ from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES, new_socket
 from tokenloom.tests.frontend.text.samples import backend_json, new_tokenizer
 from tokenloom.tests.support.engine_specs import new_spec
+from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 30.0
 T = TypeVar("T")
@@ -153,7 +153,7 @@ def say(client: zmq.Socket[bytes], message: ClientMessage) -> None:
 
 
 @pytest.fixture
-def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDirectory]:
+def run_directory() -> Iterator[RunDirectory]:
     directory = RunDirectory.create()
     yield directory
     directory.remove()
@@ -163,6 +163,14 @@ def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[R
 def engine(run_directory: RunDirectory) -> Iterator[Engine]:
     engine = Engine(run_directory)
     yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Engine, str]]:
+    """A process for tests that leave it as it was, and the address of its clients."""
+    engine = Engine(RunDirectory.create())
+    yield engine, engine.start()
     engine.close()
 
 
@@ -226,10 +234,10 @@ def test_drained_follows_the_last_output_and_stop_loses_none(engine: Engine) -> 
     assert isinstance(last, Deltas) and last.deltas[0].finish_reason == "length"
 
 
-def test_the_client_in_the_protocol_document_works_as_it_stands(engine: Engine) -> None:
+def test_the_client_in_the_protocol_document_works_as_it_stands(served: tuple[Engine, str]) -> None:
+    engine, address = served
     document = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
     (code,) = re.findall(r"```python\n(.*?)```", document.read_text(encoding="utf-8"), flags=re.DOTALL)
-    address = engine.start()
     client = subprocess.Popen([sys.executable, "-P", "-c", code, address], stdout=subprocess.PIPE, text=True)
     request = engine.at_core(EngineCoreRequest)
     assert request.max_tokens == 32 and request.params.temperature == 0
@@ -242,14 +250,15 @@ def test_the_client_in_the_protocol_document_works_as_it_stands(engine: Engine) 
     assert (output, client.returncode) == (" Paris, and that is it.", 0)
 
 
-def test_a_thread_wakes_the_loop_when_a_long_prompt_is_tokenized(engine: Engine) -> None:
-    client = engine.client(engine.start())
+def test_a_thread_wakes_the_loop_when_a_long_prompt_is_tokenized(served: tuple[Engine, str]) -> None:
+    engine, address = served
+    client = engine.client(address)
     say(client, Submit(request_id="r", params=SamplingParams(), prompt="The capital of France " * 1000))
     assert len(engine.at_core(EngineCoreRequest).prompt_token_ids) > 4000
 
 
-def test_malformed_frames_get_a_reply_and_do_not_stop_the_process(engine: Engine) -> None:
-    address = engine.start()
+def test_malformed_frames_get_a_reply_and_do_not_stop_the_process(served: tuple[Engine, str]) -> None:
+    engine, address = served
     client = engine.client(address)
     client.send(b"\xff\xff")
     assert isinstance(engine.hear(client), Refused)
@@ -262,13 +271,14 @@ def test_malformed_frames_get_a_reply_and_do_not_stop_the_process(engine: Engine
     assert isinstance(engine.hear(client), Health)
 
 
-def test_the_idle_process_does_not_wake(engine: Engine) -> None:
-    client = engine.client(engine.start())
+def test_the_idle_process_does_not_wake(served: tuple[Engine, str]) -> None:
+    engine, address = served
+    client = engine.client(address)
     say(client, Tokenize(query_id=1, prompt="x" * 5000))  # a thread tokenizes it
     engine.hear(client)
     process = psutil.Process(engine.process.pid)
     before = process.num_ctx_switches().voluntary, sum(process.cpu_times()[:2])
-    select.select([], [], [], 1.0)
+    threading.Event().wait(1.0)
     assert process.num_ctx_switches().voluntary - before[0] <= 2
     assert sum(process.cpu_times()[:2]) - before[1] <= 0.01
 
@@ -278,7 +288,7 @@ def test_a_client_that_reads_nothing_costs_bounded_memory_which_is_returned_when
 ) -> None:
     share = MAX_UNREAD_BYTES / (SHARE + 1)  # of one client alone
     template = run_directory.path / "template"
-    template.write_text(f"{{# {'x' * 100_000} #}}")  # Info has it
+    template.write_text(f"{{# {'x' * 400_000} #}}")  # Info has it
     engine = Engine(run_directory, config=EngineConfig(chat_template=str(template)))
     try:
         address = engine.start()
@@ -288,17 +298,18 @@ def test_a_client_that_reads_nothing_costs_bounded_memory_which_is_returned_when
         idle.connect(address)
         say(idle, Hello(protocol_version=PROTOCOL_VERSION))
         before = process.memory_info().rss
-        for query_id in range(4000):
+        for query_id in range(500):
             say(idle, GetInfo(query_id=query_id))
             say(other, Ping())
             assert isinstance(engine.hear(other), Pong)
-        assert 0.55 * share < process.memory_info().rss - before < 1.9 * share, "of 400 MB"
+        assert 0.55 * share < process.memory_info().rss - before < 1.9 * share, "of 200 MB"
         idle.close()
-        deadline = time.monotonic() + DEADLINE_S
-        while process.memory_info().rss - before > 0.3 * share:
-            assert time.monotonic() < deadline
+
+        def is_returned() -> bool:
             say(other, Ping())
-            assert isinstance(engine.hear(other), Pong)
+            return isinstance(engine.hear(other), Pong) and process.memory_info().rss - before < 0.3 * share
+
+        wait_until(is_returned)
     finally:
         engine.close()
 
@@ -335,14 +346,14 @@ def test_an_invalid_configuration_is_one_line_and_exit_2(run_directory: RunDirec
 
 def test_the_process_ends_with_its_parent_and_removes_the_run_directory(engine: Engine) -> None:
     engine.client(engine.start())
-    begun = time.monotonic()
     os.close(engine.lifeline)
-    engine.process.wait(DEADLINE_S)
-    assert time.monotonic() - begun < 3 and not engine.run_directory.path.exists()
+    wait_until(lambda: engine.process.poll() is not None, timeout_s=3)
+    assert not engine.run_directory.path.exists()
 
 
-def test_the_process_ignores_sigint(engine: Engine) -> None:
-    client = engine.client(engine.start())
+def test_the_process_ignores_sigint(served: tuple[Engine, str]) -> None:
+    engine, address = served
+    client = engine.client(address)
     engine.process.send_signal(2)
     say(client, GetHealth(query_id=1))
     assert isinstance(engine.hear(client), Health)

@@ -18,7 +18,6 @@ import torch
 
 from tokenloom.frontend.client.async_client import AsyncClient
 from tokenloom.frontend.client.client import Client
-from tokenloom.frontend.embedded import child_engine
 from tokenloom.frontend.embedded.child_engine import ChildEngine
 from tokenloom.frontend.embedded.in_process_transport import InProcessTransport
 from tokenloom.frontend.llm import LLM
@@ -103,12 +102,9 @@ def test_a_program_without_standard_streams_can_start_an_engine(tmp_path: Path) 
     assert answer.read_text() == "ipc://x"
 
 
-def test_an_engine_that_ignores_sigterm_is_killed(
-    start: Callable[..., ChildEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(child_engine, "STOP_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(child_engine, "TERMINATE_TIMEOUT_S", 0.1)
+def test_an_engine_that_ignores_sigterm_is_killed(start: Callable[..., ChildEngine]) -> None:
     handle = start("is stubborn")
+    handle.stop_timeout_s = handle.terminate_timeout_s = 0.1
     handle.stop()
     handle._watcher.join(DEADLINE_S)
     assert not Path(f"/proc/{handle.pid}").exists()

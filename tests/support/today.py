@@ -1,7 +1,7 @@
 """Cases that change from day to day: the default run takes a few of many, other ones tomorrow, the nightly run all.
 
-The day is that of TOKENLOOM_TEST_DATE, which each run prints at its end, else today: `TOKENLOOM_TEST_DATE=2026-11-29
-scripts/test tests/core` takes the cases of that day once more.
+The day is that of LOOM_TEST_DATE, which each run prints at its end, else today: `LOOM_TEST_DATE=2026-11-29 scripts/test
+tests/core` takes the cases of that day once more.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from datetime import UTC, date, datetime
 
 import pytest
 
-VARIABLE = "TOKENLOOM_TEST_DATE"
+VARIABLE = "LOOM_TEST_DATE"  # TOKENLOOM_TEST_DATE is taken too, and removed: engines warn of such names
+TODAY = os.environ.pop(f"TOKEN{VARIABLE}", "") or datetime.now(UTC).date().isoformat()
 # in the environment, so that all processes of a run agree, at midnight too
-DAY = date.fromisoformat(os.environ.setdefault(VARIABLE, datetime.now(UTC).date().isoformat())).toordinal()
+DAY = date.fromisoformat(os.environ.setdefault(VARIABLE, TODAY)).toordinal()
 
 
 def seeds(num_today: int, num_nightly: int = 0) -> list[object]:

@@ -64,6 +64,7 @@ class MediaDesk:
         self._numbers = itertools.count()
         self._lock = threading.Lock()  # guards the start of the thread
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._max_known = MAX_KNOWN
         self._max_pinned = max(descriptor_limit() // PINS_SHARE, 16)
         # used by the thread alone
         self._puts = MediaPuts(self.store, self._limits)
@@ -371,7 +372,7 @@ class MediaDesk:
 
     def _note(self, key: _Key, medium: ReadMedium) -> None:
         self._known[key] = medium
-        for _ in range(len(self._known) - MAX_KNOWN):
+        for _ in range(len(self._known) - self._max_known):
             old, forgotten = self._known.popitem(last=False)
             if forgotten.digest in self._pinned:  # requests may come for it, if it is a piece of a clip
                 self._known[old] = forgotten

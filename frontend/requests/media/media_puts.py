@@ -33,6 +33,7 @@ class MediaPuts:
 
     def __init__(self, store: BlobStore, limits: MediaLimits) -> None:
         self.released = asyncio.Event()
+        self.hold_s, self.retry_s = HOLD_S, RETRY_S
         self._store, self._limits = store, limits
         self._numbers = itertools.count()
         self._num_bytes = 0
@@ -68,7 +69,7 @@ class MediaPuts:
     def hold(self, digest: bytes, user: str) -> None:
         """Unpin a blob that waits for its request, after HOLD_S or when the request has come."""
         self._holders.setdefault(digest, []).append(user)
-        asyncio.get_running_loop().call_later(HOLD_S, self._unhold, digest, user)
+        asyncio.get_running_loop().call_later(self.hold_s, self._unhold, digest, user)
 
     def release(self, digest: bytes) -> None:
         """Unpin a blob whose request has come."""
@@ -90,7 +91,7 @@ class MediaPuts:
                 if time.monotonic() >= end:
                     raise
             with contextlib.suppress(TimeoutError):  # an intake process may release something, too
-                async with asyncio.timeout(RETRY_S):
+                async with asyncio.timeout(self.retry_s):
                     await self.released.wait()
 
     async def _put(self, digest: bytes, data: memoryview) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import http.server
+import io
 import json
 import random
 import re
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from tokenloom.frontend.cli import batch
 from tokenloom.frontend.cli.batch import LONGEST_WAIT_S, NUM_TRIES, BatchLine, read_done, read_lines, run_line
 from tokenloom.frontend.cli.command import load_command
 from tokenloom.ipc.errors import ConfigError
@@ -62,14 +64,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def run(*answers: tuple[int, bytes]) -> tuple[int, Any]:
+def run(*answers: tuple[int, bytes], sleep: Callable[[float], None] = time.sleep) -> tuple[int, Any]:
     """Run a line against a Server with these answers; return how often it was asked, and the line of OUT."""
     line = BatchLine(custom_id="a", url="/v1/completions", body=msgspec.Raw(b'{"prompt":"x"}'))
     with Server(*answers) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            written = run_line(line, server.url, None)
+            written = run_line(line, server.url, None, sleep)
         finally:
             server.shutdown()
             thread.join(10)
@@ -101,13 +103,12 @@ def test_an_answer_of_several_lines_is_one_line_of_the_output() -> None:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_an_overloaded_engine_is_asked_a_bounded_number_of_times(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_overloaded_engine_is_asked_a_bounded_number_of_times(status: int) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(batch.time, "sleep", waits.append)
-    num_asked, line = run((status, b"{}"))
+    num_asked, line = run((status, b"{}"), sleep=waits.append)
     assert num_asked == NUM_TRIES == len(waits) + 1 and line["error"]["code"] == str(status)
     assert max(waits) <= LONGEST_WAIT_S
-    num_asked, line = run((status, b"{}"), (200, b'{"id": "x"}'))
+    num_asked, line = run((status, b"{}"), (200, b'{"id": "x"}'), sleep=waits.append)
     assert num_asked == 2 and line["error"] is None
 
 
@@ -119,18 +120,16 @@ def test_marks_of_editors_and_blank_lines_are_no_requests(begin: str, end: str, 
     assert [line.custom_id for line in read_lines(tmp_path / "in")] == ["a", "b"]
 
 
-def test_an_incomplete_last_line_is_cut_off_at_any_length(tmp_path: Path) -> None:
-    path, rng = tmp_path / "out.jsonl", random.Random(3)
+def test_an_incomplete_last_line_is_cut_off_at_any_length() -> None:
+    rng = random.Random(3)
     whole = [answer(name, rng.choice([200, 400])) for name in "abcdef"]
     data = b"".join(whole)
     for cut in range(len(data) + 1):
-        path.write_bytes(data[:cut])
         num_whole = data[:cut].count(b"\n")
-        with open(path, "ab+") as output:
-            done = read_done(output)
-            output.write(answer("next"))
-        assert list(done) == list("abcdef")[:num_whole]
-        assert path.read_bytes() == b"".join(whole[:num_whole]) + answer("next")
+        output = io.BytesIO(data[:cut])
+        assert list(read_done(output)) == list("abcdef")[:num_whole]
+        output.write(answer("next"))
+        assert output.getvalue() == b"".join(whole[:num_whole]) + answer("next")
 
 
 def test_a_file_without_responses_is_refused_unchanged(tmp_path: Path) -> None:

@@ -383,9 +383,8 @@ def test_an_open_request_id_is_refused_until_its_request_ends() -> None:
     check_answer(again, rig.updates["a"])
 
 
-def test_requests_on_one_client_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenloom.frontend.client.protocol.MAX_OPEN_REQUESTS", 3)
-    rig = Rig()
+def test_requests_on_one_client_are_bounded() -> None:
+    rig = Rig(max_open_requests=3)
     for index in range(4):
         rig.submit(str(index))
     assert isinstance(rig.updates["3"][0], Overloaded)

@@ -92,11 +92,10 @@ def test_level_errors_omits_successes_and_probes(capfd: pytest.CaptureFixture[st
 
 
 def test_a_flood_of_errors_logs_limited_lines_per_second_and_the_number_dropped(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    log = new_log(has_all=False)
     now = [1000.0]
-    monkeypatch.setattr("tokenloom.frontend.http.access_log.time.monotonic", lambda: now[0])
+    log = AccessLog(HttpMiddleware(answer, None, 100, lambda why: None), has_all=False, clock=lambda: now[0])
     found = lines(capfd, log, *["/bad"] * (MAX_ERRORS_PER_S + 7))
     assert len(found) == MAX_ERRORS_PER_S
     now[0] += 1.0

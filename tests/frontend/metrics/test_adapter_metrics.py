@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from tokenloom.frontend.cli.status import lines
-from tokenloom.frontend.metrics import adapter_metrics as module
 from tokenloom.frontend.metrics.adapter_metrics import OTHER, AdapterMetrics
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.adapter import AdaptersProgress
@@ -25,14 +24,14 @@ STATE = AdaptersProgress(
 )  # fmt: skip
 
 
-def new_metrics() -> AdapterMetrics:
+def new_metrics(max_names: int = 100) -> AdapterMetrics:
     totals: dict[object, float] = {}
 
     def increase(key: object, total: float) -> float:
         known, totals[key] = totals.get(key, 0.0), total
         return total - known
 
-    return AdapterMetrics(increase, lambda digest: ["sql"] if digest == b"a" * 32 else [], 4)
+    return AdapterMetrics(increase, lambda digest: ["sql"] if digest == b"a" * 32 else [], 4, max_names)
 
 
 def values(metrics: AdapterMetrics) -> dict[tuple[str, ...], float]:
@@ -67,9 +66,8 @@ def test_reports_of_the_core_become_totals_and_states() -> None:
     }
 
 
-def test_names_are_labels_up_to_a_limit_and_the_others_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_NAMES", 2)
-    metrics = new_metrics()
+def test_names_are_labels_up_to_a_limit_and_the_others_share_one() -> None:
+    metrics = new_metrics(max_names=2)
     for name in ("a", "b", "c", "d", "a"):
         metrics.on_end(name, 7, 3)
     assert metrics.requests.totals == {("a",): 2, ("b",): 1, (OTHER,): 2}

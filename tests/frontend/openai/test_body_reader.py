@@ -12,7 +12,6 @@ from starlette.types import Message
 from tokenloom.frontend.intake.body_parser import SMALL_BYTES
 from tokenloom.frontend.intake.host import IntakeHost
 from tokenloom.frontend.intake.thread_pool import ThreadPool
-from tokenloom.frontend.openai import body_reader
 from tokenloom.frontend.openai.body_reader import BodyReader
 from tokenloom.frontend.openai.forms.errors import HttpError
 from tokenloom.frontend.openai.forms.schema import AbortRequest, CompletionRequest
@@ -32,9 +31,9 @@ def read(reader: BodyReader, body_type: type[msgspec.Struct], *chunks: bytes) ->
     return asyncio.run(reader.read(request, body_type)).body
 
 
-def new_reader() -> BodyReader:
+def new_reader(**options: int) -> BodyReader:
     thread_pool = ThreadPool(lambda: None, lambda: IntakeHost(new_spec()))
-    return BodyReader(thread_pool, PromptLimits.of(new_spec(), None))
+    return BodyReader(thread_pool, PromptLimits.of(new_spec(), None), **options)
 
 
 def test_a_small_body_may_come_in_chunks() -> None:
@@ -43,9 +42,8 @@ def test_a_small_body_may_come_in_chunks() -> None:
         read(new_reader(), AbortRequest)
 
 
-def test_the_bytes_of_all_held_bodies_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_reader, "MAX_HELD_BYTES", 100)
-    reader = new_reader()
+def test_the_bytes_of_all_held_bodies_are_limited() -> None:
+    reader = new_reader(max_held_bytes=100)
     for _ in range(3):
         with pytest.raises(Overloaded, match=r"101 bytes of HTTP bodies are held .* at most 100 .* ask again"):
             read(reader, CompletionRequest, b"x" * 50, b"x" * 51, b"x" * 50)

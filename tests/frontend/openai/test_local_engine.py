@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -13,11 +14,10 @@ from starlette.types import Receive, Scope, Send
 from tokenloom.frontend.http.access_log import AccessLog
 from tokenloom.frontend.http.middleware import HttpMiddleware
 from tokenloom.frontend.intake.body_parser import ParsedBody
-from tokenloom.frontend.openai import local_engine as server_engine
-from tokenloom.frontend.openai import slices as server_slices
 from tokenloom.frontend.openai.forms.schema import ChatRequest, Message
 from tokenloom.frontend.openai.local_engine import LocalEngine, Run
 from tokenloom.frontend.openai.slices import in_slices
+from tokenloom.frontend.requests.frontend import Frontend
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER
 from tokenloom.ipc.codec import JsonObject, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
@@ -33,18 +33,18 @@ SUBMITS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def shortest_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make each slice one piece of work."""
-    monkeypatch.setattr(server_engine, "SLICE_S", 0.0)
-    monkeypatch.setattr(server_slices, "SLICE_S", 0.0)
+def new_engine(wake: Callable[[Frontend], None] = lambda frontend: None) -> tuple[LocalEngine, Frontend]:
+    """Return an engine whose slices have one piece of work each."""
+    frontend, _ = new_frontend(EngineConfig(model=str(DEMO_FOLDER)))
+    engine = LocalEngine(frontend, lambda: wake(frontend))
+    engine.slice_s = 0.0
+    return engine, frontend
 
 
 def test_each_turn_of_the_loop_submits_or_aborts_one_slice() -> None:
     async def run() -> None:
-        frontend, _ = new_frontend(EngineConfig(model=str(DEMO_FOLDER)))
         wakes: list[int] = []
-        engine = LocalEngine(frontend, lambda: wakes.append(frontend.num_open_requests))
+        engine, frontend = new_engine(lambda frontend: wakes.append(frontend.num_open_requests))
         with engine.run(SUBMITS):
             assert frontend.num_open_requests == 1
             while frontend.num_open_requests < len(SUBMITS):
@@ -74,8 +74,7 @@ def test_usage_gives_the_engines_own_drafts_under_names_of_their_own() -> None:
 
 def test_a_request_that_is_left_before_its_slice_is_not_submitted() -> None:
     async def run() -> None:
-        frontend, _ = new_frontend(EngineConfig(model=str(DEMO_FOLDER)))
-        engine = LocalEngine(frontend, lambda: None)
+        engine, frontend = new_engine()
         with engine.run(SUBMITS):
             pass
         for _ in range(4 * len(SUBMITS)):
@@ -88,10 +87,9 @@ def test_a_request_that_is_left_before_its_slice_is_not_submitted() -> None:
 @pytest.mark.parametrize("text", ["<think>so far", "<think>so</think> far"])
 def test_an_answer_that_continues_a_thought_begins_inside_it(text: str) -> None:
     async def prompt(is_continued: bool) -> BodyInput:
-        frontend, _ = new_frontend(EngineConfig(model=str(DEMO_FOLDER)))
         messages = [Message(role="user", content="x"), Message(role="assistant", content=text)]
         body = ChatRequest(messages=messages, continue_final_message=is_continued)
-        return await LocalEngine(frontend, lambda: None).chat_prompt(ParsedBody(body, []))
+        return await new_engine()[0].chat_prompt(ParsedBody(body, []))
 
     assert asyncio.run(prompt(True)).is_inside_thought is (text == "<think>so far")
     assert not asyncio.run(prompt(False)).is_inside_thought
@@ -107,7 +105,7 @@ def test_other_tasks_run_between_slices() -> None:
                 await asyncio.sleep(0)
 
         task = asyncio.ensure_future(other())
-        found = await in_slices(order.append(f"work {i}") or i for i in range(3))  # type: ignore[func-returns-value]
+        found = await in_slices((order.append(f"work {i}") or i for i in range(3)), 0.0)  # type: ignore[func-returns-value]
         await task
         assert found == [0, 1, 2]
         return order
@@ -117,8 +115,7 @@ def test_other_tasks_run_between_slices() -> None:
 
 def test_the_core_learns_which_connection_and_key_a_grammar_is_from() -> None:
     async def callers() -> list[str]:
-        frontend, _ = new_frontend(EngineConfig(model=str(DEMO_FOLDER)))
-        engine = LocalEngine(frontend, lambda: None)
+        engine, frontend = new_engine()
 
         async def handler(scope: Scope, receive: Receive, send: Send) -> None:
             submit = msgspec.structs.replace(SUBMITS[0], request_id=f"cmpl-{number}")

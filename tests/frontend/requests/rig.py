@@ -17,9 +17,9 @@ HELLO = Welcome(protocol_version=1, run_id="run-1")
 class Rig:
     """Messages wait in `to_frontend` and in the service's outbox until `carry` or `settle`. Tests set `now`."""
 
-    def __init__(self) -> None:
+    def __init__(self, **limits: int) -> None:
         self.to_frontend: list[ClientMessage] = []
-        self.protocol = ClientProtocol("ipc://here", self.to_frontend.append, 10.0, 30.0)
+        self.protocol = ClientProtocol("ipc://here", self.to_frontend.append, 10.0, 30.0, **limits)
         self.service = FakeService()
         self.now = 0.0
         self.updates: dict[str, list[Update]] = {}

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from tokenloom.frontend.requests import request_manager
 from tokenloom.ipc.codec import encode, encode_ids
 from tokenloom.ipc.config.engine_config import EngineConfig
 from tokenloom.ipc.errors import ErrorInfo
@@ -89,8 +88,8 @@ def test_a_request_error_does_not_affect_other_requests(bench: Bench) -> None:
     assert bench.deltas()[0].text == "The"
 
 
-def test_a_client_with_too_many_unsent_refusals_is_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_manager, "MAX_REFUSALS", 3)
+def test_a_client_with_too_many_unsent_refusals_is_dropped(bench: Bench) -> None:
+    bench.frontend._requests.max_refusals = 3
     for num_refused in range(1, 5):
         assert bench.frontend.counts["clients_slow"] == 0
         bench.frontend.on_client_frame(b"c", encode(new_submit("")))

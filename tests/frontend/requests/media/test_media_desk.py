@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
-from tokenloom.frontend.requests.media import media_puts
 from tokenloom.frontend.requests.media.media_desk import MediaDesk
 from tokenloom.frontend.requests.media.media_input import ReadMedium, ReadPiece
 from tokenloom.frontend.requests.media.media_job import MediaJob, NeedBytes
@@ -20,9 +19,11 @@ from tokenloom.ipc.messages.client import Medium, PutMedium
 from tokenloom.ipc.shortages.threads import Threads
 from tokenloom.tests.frontend.requests.fake_media import BAD, fake_media, seeing_spec
 from tokenloom.tests.support.shortages import few_descriptors, few_threads, num_descriptors
+from tokenloom.tests.support.waiting import wait_until
 
 DEADLINE_S = 20.0
 Result = list[ReadMedium] | TokenloomError
+T = TypeVar("T")
 
 
 class Desk:
@@ -46,6 +47,16 @@ class Desk:
         need: NeedBytes | None = self.asked.append if can_repeat else None
         return self.desk.read([*media], results.append, need=need, scope=scope, wait_s=wait_s), results
 
+    def hold_nothing(self) -> None:
+        """Keep no bytes for a request that is about to come, and try a full store again at once."""
+        self.desk._puts.hold_s, self.desk._puts.retry_s = 0.0, 0.02
+
+    def first_of(self, found: list[T]) -> T:
+        """Return the first item of a list that a turn fills."""
+        while not found:
+            self.turn()
+        return found[0]
+
     def turn(self) -> None:
         assert self.woken.wait(DEADLINE_S)
         self.woken.clear()
@@ -53,9 +64,7 @@ class Desk:
 
     def read(self, *media: Medium, scope: str = "", can_repeat: bool = True) -> tuple[MediaJob, Result]:
         job, results = self.begin(*media, scope=scope, can_repeat=can_repeat)
-        while not results:
-            self.turn()
-        return job, results[0]
+        return job, self.first_of(results)
 
     def files(self, *media: Medium, scope: str = "") -> list[bytes]:
         """Read media and return the content of their files."""
@@ -91,13 +100,10 @@ def test_requests_share_a_reading_and_a_release_ends_only_its_own_request(desk: 
     a = desk.put(b"a")
     first, dropped = desk.begin(a)
     _, results = desk.begin(a)
-    while not desk.reader.reads:
-        pass
+    wait_until(lambda: desk.reader.reads)
     desk.desk.release(first)
     desk.reader.held.clear()
-    while not results:
-        desk.turn()
-    assert isinstance(results[0], list) and not dropped
+    assert isinstance(desk.first_of(results), list) and not dropped
     assert desk.reader.reads == {b"a": 1}
 
 
@@ -117,12 +123,9 @@ def test_the_error_of_a_medium_keeps_no_frame_with_its_bytes(desk: Desk) -> None
 def test_missing_bytes_are_requested_once_and_come_late(desk: Desk) -> None:
     a = Medium(digest=hashlib.sha256(b"a").digest())
     _, results = desk.begin(a, a)
-    while not desk.asked:
-        desk.turn()
+    desk.first_of(desk.asked)
     desk.put(b"a")
-    while not results:
-        desk.turn()
-    assert isinstance(results[0], list) and len(results[0]) == 2
+    assert isinstance(desk.first_of(results), list) and len(results[0]) == 2
     assert desk.asked == [[a.digest]]
     _, lost = desk.read(Medium(digest=bytes(32)), can_repeat=False)
     assert isinstance(lost, Overloaded) and "send them again" in str(lost)
@@ -130,17 +133,12 @@ def test_missing_bytes_are_requested_once_and_come_late(desk: Desk) -> None:
 
 def test_bytes_that_never_come_end_the_wait(desk: Desk) -> None:
     _, results = desk.begin(Medium(digest=bytes(32)), wait_s=0.05)
-    while not results:
-        desk.turn()
-    assert isinstance(results[0], Overloaded) and "were not read within 0.05 s" in str(results[0])
+    assert isinstance(desk.first_of(results), Overloaded) and "were not read within 0.05 s" in str(results[0])
 
 
-def test_media_are_pinned_until_the_release_and_a_full_store_makes_others_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(media_puts, "HOLD_S", 0.0)
-    monkeypatch.setattr(media_puts, "RETRY_S", 0.02)
+def test_media_are_pinned_until_the_release_and_a_full_store_makes_others_wait(tmp_path: Path) -> None:
     desk = Desk(tmp_path, media_store_bytes=2500)
+    desk.hold_nothing()
     job, first = desk.read(desk.put(b"a" * 1000))
     assert isinstance(first, list)
     _, others = desk.begin(desk.put(b"b" * 1000))
@@ -148,15 +146,13 @@ def test_media_are_pinned_until_the_release_and_a_full_store_makes_others_wait(
         assert desk.woken.wait(0.3)
     assert desk.desk.store.open(first[0].digest) is not None
     desk.desk.release(job)
-    while not others:
-        desk.turn()
-    assert isinstance(others[0], list)
+    assert isinstance(desk.first_of(others), list)
     assert desk.desk.store.open(first[0].digest) is None, "an image that nobody needs is evicted"
     desk.desk.close()
 
 
-def test_after_the_release_nothing_is_pinned(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_puts, "HOLD_S", 0.0)
+def test_after_the_release_nothing_is_pinned(desk: Desk) -> None:
+    desk.hold_nothing()
     a = desk.put(b"a")
     jobs = [desk.read(a)[0] for _ in range(3)]
     assert desk.desk.store._pins
@@ -192,17 +188,14 @@ def test_too_many_bytes_are_refused_before_they_are_kept(tmp_path: Path) -> None
 def read_pieces(desk: Desk, clip: Medium, piece_s: float) -> tuple[MediaJob, list[ReadPiece]]:
     results: list[Sequence[ReadPiece] | TokenloomError] = []
     job = desk.desk.read_pieces(clip, piece_s, results.append)
-    while not results:
-        desk.turn()
-    assert not isinstance(results[0], TokenloomError), results[0]
-    return job, [*results[0]]
+    pieces = desk.first_of(results)
+    assert not isinstance(pieces, TokenloomError), pieces
+    return job, [*pieces]
 
 
-def test_pieces_of_a_clip_are_pinned_and_may_be_named_by_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(media_puts, "HOLD_S", 0.0)
+def test_pieces_of_a_clip_are_pinned_and_may_be_named_by_requests(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
+    desk.hold_nothing()
     job, pieces = read_pieces(desk, desk.put(b"abcdefg"), 3.0)
     assert [(each.start_s, each.end_s) for each in pieces] == [(0, 3), (3, 6), (6, 7)]
     second = Medium(kind="audio", digest=pieces[1].digest)
@@ -218,9 +211,7 @@ def test_pieces_of_a_clip_are_pinned_and_may_be_named_by_requests(
 def test_a_clip_whose_pieces_cannot_be_read_fails_with_its_name(desk: Desk) -> None:
     results: list[object] = []
     desk.desk.read_pieces(Medium(kind="audio", url="https://a.example/b.wav"), 3.0, results.append)
-    while not results:
-        desk.turn()
-    assert str(results[0]).startswith("the audio clip 1 of 1 cannot be taken: https://a.example/b.wav")
+    assert str(desk.first_of(results)).startswith("the audio clip 1 of 1 cannot be taken: https://a.example/b.wav")
 
 
 def test_a_bad_clip_is_named_as_a_clip(desk: Desk) -> None:
@@ -244,12 +235,9 @@ def test_without_a_thread_media_are_refused_and_the_next_request_reads_them(desk
             desk.desk.hold([kept])
     assert not desk.desk.store._pins
     _, results = desk.begin(Medium(digest=digest))
-    while not desk.asked:
-        desk.turn()
+    desk.first_of(desk.asked)
     desk.put(b"a")  # the bytes of the first try were dropped, and are asked for
-    while not results:
-        desk.turn()
-    assert isinstance(results[0], list)
+    assert isinstance(desk.first_of(results), list)
 
 
 def test_bytes_that_no_thread_can_write_are_refused_and_leave_no_pin(desk: Desk) -> None:
@@ -259,15 +247,11 @@ def test_bytes_that_no_thread_can_write_are_refused_and_leave_no_pin(desk: Desk)
     assert isinstance(executor, Threads)
     is_over = threading.Event()
     busy = [executor.submit(is_over.wait, DEADLINE_S) for _ in range(executor._max_workers)]
-    deadline = time.monotonic() + DEADLINE_S
-    while not all(each.running() for each in busy):
-        assert time.monotonic() < deadline
+    wait_until(lambda: all(each.running() for each in busy))
     executor._max_workers += 1  # the next work needs another thread
     with few_threads():
         job, results = desk.begin(Medium(url=data), wait_s=0.2)
-        while not results:
-            desk.turn()
-        assert isinstance(results[0], Overloaded)
+        assert isinstance(desk.first_of(results), Overloaded)
         desk.desk.release(job)
     is_over.set()
     assert desk.files(Medium(url=data)) == [b"file of b"]
@@ -281,9 +265,7 @@ def test_without_descriptors_media_are_refused_and_none_is_kept(tmp_path: Path, 
     with few_descriptors(num_left):
         a = desk.put(b"a")
         job, results = desk.begin(a, wait_s=0.5, can_repeat=False)
-        while not results:
-            desk.turn()
-        assert isinstance(results[0], Overloaded), results
+        assert isinstance(desk.first_of(results), Overloaded), results
     desk.desk.release(job)
     assert desk.files(desk.put(b"a")) == [b"file of a"]
     desk.desk.close()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.frontend.requests.media import media_desk
 from tokenloom.frontend.requests.media.media_desk import MediaDesk
 from tokenloom.frontend.requests.media.media_input import MediaInput, ReadMedium
 from tokenloom.frontend.requests.media.media_job import MediaJob
@@ -92,8 +91,8 @@ def test_a_request_names_a_piece_by_its_digest_and_nothing_is_read_again(desk: D
     assert desk.num_pins == 0
 
 
-def test_pieces_that_are_pinned_stay_known_among_many_other_media(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media_desk, "MAX_KNOWN", 5)
+def test_pieces_that_are_pinned_stay_known_among_many_other_media(desk: Desk) -> None:
+    desk.desk._max_known = 5
     _, pieces = desk.cut("one", "two", "three")
     for number in range(8):
         job, _ = desk.read(desk.put(b"%d" % number))
@@ -104,9 +103,7 @@ def test_pieces_that_are_pinned_stay_known_among_many_other_media(desk: Desk, mo
     assert len(desk.desk._known) <= 5 + len(pieces)
 
 
-def test_requests_for_pieces_do_not_wait_for_the_pins_of_their_own_clip(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_for_pieces_do_not_wait_for_the_pins_of_their_own_clip(desk: Desk) -> None:
     desk.desk._max_pinned = 3
     _, pieces = desk.cut("one", "two", "three")
     _, read = desk.read(*pieces)
