@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import gc
 import json
 import socket
@@ -221,13 +222,13 @@ def test_each_of_many_threads_and_clients_gets_its_own_output(fake: FakeFrontend
             future.result(DEADLINE_S * 2)
 
 
-def test_ten_thousand_requests_take_little_time_each(fake: FakeFrontend, client: Client) -> None:
-    prompts = [f"p{index}" for index in range(10_000)]
-    begin = time.perf_counter()
+def test_each_of_thousands_of_requests_takes_little_cpu_time(fake: FakeFrontend, client: Client) -> None:
+    prompts = [f"p{index}" for index in range(3000)]
+    begin = time.process_time()
     outputs = client.generate(prompts, greedy(4), use_tqdm=False)
-    per_request_us = (time.perf_counter() - begin) * 1e6 / len(prompts)
+    per_request_us = (time.process_time() - begin) * 1e6 / len(prompts)
     assert all(output.finished for output in outputs)
-    assert per_request_us < 1000, "about 100 µs on one idle core, half of it the fake's"
+    assert per_request_us < 1000, "about 150 µs, half of them the fake's"
 
 
 def test_the_progress_bar_counts_requests_and_tokens(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,9 +237,9 @@ def test_the_progress_bar_counts_requests_and_tokens(client: Client, capsys: pyt
     assert "2/2" in bar and "tokens/s" in bar
 
 
-def test_a_program_without_a_console_shows_no_progress_bar(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
-    assert client.generate("a", greedy(5))[0].finished
+def test_a_program_without_a_console_shows_no_progress_bar(client: Client) -> None:
+    with contextlib.redirect_stderr(None):
+        assert client.generate("a", greedy(5))[0].finished
 
 
 def test_a_closed_client_refuses_calls_and_leaves_no_thread(fake: FakeFrontend) -> None:

@@ -121,7 +121,7 @@ def test_a_full_queue_counts_as_a_rejection_by_its_reason() -> None:
     assert metrics.rejections.get("max_num_queued_tokens") == 4
 
 
-@pytest.mark.parametrize(("module", "is_imported"), [("embedded.in_process", 0), ("http.server", 1)])
+@pytest.mark.parametrize(("module", "is_imported"), [("requests.frontend", 0), ("http.server", 1)])
 def test_prometheus_client_is_imported_with_the_http_server(module: str, is_imported: int) -> None:
     code = f"import sys, tokenloom.frontend.{module}; sys.exit('prometheus_client' in sys.modules)"
     assert subprocess.run([sys.executable, "-P", "-c", code], timeout=60).returncode == is_imported

@@ -115,7 +115,7 @@ def number(word: str) -> int:
 
 @pytest.mark.parametrize("name", FORMS)
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=40)
 def test_each_word_is_shown_once(name: str, data: st.DataObject) -> None:
     form = FORMS[name]
     text = data.draw(texts(form.pieces))
@@ -125,7 +125,7 @@ def test_each_word_is_shown_once(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 @given(data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=40)
 def test_a_stream_brings_the_parts_of_the_whole_text(name: str, data: st.DataObject) -> None:
     form = FORMS[name]
     text = data.draw(texts(form.pieces))
@@ -135,7 +135,7 @@ def test_a_stream_brings_the_parts_of_the_whole_text(name: str, data: st.DataObj
 
 @pytest.mark.parametrize("reasoning", sorted(MARKERS))
 @given(data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_thoughts_and_the_calls_in_or_behind_them_lose_no_word(reasoning: str, data: st.DataObject) -> None:
     text = data.draw(texts([*MARKERS[reasoning], "<tool_call>", "</tool_call>", JSON, TORN, "% ", "\n"]))
     pieces = cut(text, data.draw(st.lists(st.integers(0, 10_000), max_size=8)))
