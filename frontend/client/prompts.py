@@ -164,6 +164,8 @@ def check_token_ids(ids: object) -> bytes:
     listed = list(ids)
     if not listed:
         raise RequestError("the prompt has no tokens: give at least one")
+    if len(listed) > MAX_PROMPT_BYTES // 4:
+        raise RequestError(f"the prompt has {len(listed)} tokens, at most {MAX_PROMPT_BYTES // 4} can be sent")
     try:
         frame = encode_ids(listed)
     except (TypeError, OverflowError):
@@ -171,8 +173,6 @@ def check_token_ids(ids: object) -> bytes:
         raise RequestError(f"a prompt holds {bad!r:.80}, which is not a token id: {_FORMS}") from None
     if min(listed) < 0:
         raise RequestError(f"a prompt holds token id {min(listed)}, which is out of vocabulary: ids begin at 0")
-    if len(frame) > MAX_PROMPT_BYTES:
-        raise RequestError(f"the prompt has {len(listed)} tokens, at most {MAX_PROMPT_BYTES // 4} can be sent")
     return frame
 
 
