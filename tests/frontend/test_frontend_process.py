@@ -365,3 +365,11 @@ def test_a_refusal_by_the_core_ends_the_process_with_the_reason(engine: Engine) 
     engine.core.send_multipart([engine.core_identity, msgspec.msgpack.encode(refused)])
     assert engine.from_child(Failed).error == ErrorInfo("protocol", "another run")
     assert engine.process.wait(DEADLINE_S) == 1
+
+
+def test_the_process_imports_what_is_heavy_with_the_http_server_at_most() -> None:
+    code = "import sys, tokenloom.frontend.process\nprint(HEAVY & sys.modules.keys())\n"
+    code += "import tokenloom.frontend.http.server\nprint(HEAVY & sys.modules.keys())\n"
+    heavy = "HEAVY = {'torch', 'transformers', 'numpy', 'prometheus_client'}\n"
+    found = subprocess.run([sys.executable, "-P", "-c", heavy + code], capture_output=True, text=True, check=True)
+    assert found.stdout == "set()\n{'prometheus_client'}\n", found.stdout

@@ -17,7 +17,7 @@ import pytest
 
 from tokenloom.frontend.client.client import Client
 from tokenloom.ipc.addresses import closed_name
-from tokenloom.ipc.errors import EngineDead, ProtocolError, RequestError
+from tokenloom.ipc.errors import EngineDead, RequestError
 from tokenloom.ipc.messages.client import ChatMessage, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FORBIDDEN, FakeFrontend, expected_text, greedy
@@ -187,16 +187,6 @@ def test_an_aborted_request_ends_with_the_tokens_so_far(fake: FakeFrontend, clie
     assert len(answer.token_ids) == 8
 
 
-def test_a_request_id_is_refused_while_it_is_open(fake: FakeFrontend, client: Client) -> None:
-    fake.set(is_paused=True)
-    first = client.submit("p", greedy(3), request_id="x")
-    with pytest.raises(RequestError, match="x is open already"):
-        client.submit("p", greedy(3), request_id="x").result(DEADLINE_S)
-    fake.set(is_paused=False)
-    first.result(DEADLINE_S)
-    client.submit("p", greedy(3), request_id="x").result(DEADLINE_S)
-
-
 def test_queries_get_their_replies(client: Client) -> None:
     assert client.tokenize("hi") == [104, 105]
     assert client.tokenize([{"role": "user", "content": "hi"}]) == [104, 105]
@@ -286,12 +276,6 @@ def test_garbage_collection_closes_a_client(fake: FakeFrontend) -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(DEADLINE_S)
     assert set(threading.enumerate()) == before
-
-
-def test_an_engine_of_another_version_is_an_error_with_both_numbers(fake: FakeFrontend) -> None:
-    fake.set(version=7)
-    with pytest.raises(ProtocolError, match=r"^the client speaks 1, this engine 7 \(engine at "):
-        Client(fake.address)
 
 
 def test_at_a_closed_door_the_error_names_the_limit_to_raise(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from tokenloom.frontend.client.outputs import OutputBuilder
 from tokenloom.ipc.codec import encode_ids
-from tokenloom.ipc.errors import RequestError
 from tokenloom.ipc.messages.client import Accepted, Delta, RequestMetrics, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 
@@ -63,13 +62,6 @@ def test_the_output_has_the_prompt_of_the_core() -> None:
     builder.add(Accepted(request_id="r", attempt=1, prompt_token_ids=encode_ids([5, 6]), prompt=None, seed=1))
     assert (builder.build().prompt, builder.build().prompt_token_ids) == ("<s>hello", [5, 6])
     assert new_builder(None, encode_ids([9])).build().prompt_token_ids == [9]
-
-
-def test_a_failed_request_has_its_error() -> None:
-    builder = new_builder()
-    builder.add(RequestError("too long"))
-    assert builder.is_finished
-    assert isinstance(builder.error, RequestError) and "too long" in str(builder.error)
 
 
 def test_a_long_output_has_a_short_repr() -> None:

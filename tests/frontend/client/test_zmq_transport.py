@@ -15,26 +15,11 @@ import pytest
 from tokenloom.frontend.client.client import Client
 from tokenloom.frontend.client.zmq_transport import ZmqTransport
 from tokenloom.ipc.errors import EngineDead, InternalError, Overloaded, ProtocolError, RequestError
-from tokenloom.ipc.messages.client import CREDIT_WINDOW, Delta, Submit
+from tokenloom.ipc.messages.client import CREDIT_WINDOW, Submit
 from tokenloom.ipc.sockets import MAX_CLIENT_MESSAGE_BYTES
 from tokenloom.tests.frontend.fake_frontend import DEADLINE_S, FakeFrontend, expected_text, greedy
 from tokenloom.tests.support.shortages import few_descriptors, few_threads, num_descriptors
 from tokenloom.tests.support.waiting import wait_until
-
-
-def test_requests_resume_after_the_frontend_has_lost_its_sessions(fake: FakeFrontend, client: Client) -> None:
-    fake.set(is_paused=True)
-    futures = [client.submit(f"p{index}", greedy()) for index in range(10)]
-    fake.until(lambda service: service.seen["Submit"] == 10)
-    fake.set(is_paused=False, max_deltas=3)
-    fake.until(lambda service: service.is_paused)
-    fake.forget()  # the reply to the next ping is Unknown
-    fake.set(is_paused=False, max_deltas=None)
-    for index, future in enumerate(futures):
-        assert future.result(DEADLINE_S).outputs[0].text == expected_text(f"p{index}", 40)
-    again = fake.do(lambda service: [submit for submit in service.submits if submit.attempt == 1])
-    assert len(again) == 10
-    assert all(submit.children and submit.prompt is None for submit in again)
 
 
 def test_requests_resume_after_the_frontend_is_replaced(fake: FakeFrontend, client: Client) -> None:
@@ -95,19 +80,6 @@ def test_a_query_whose_reply_cannot_be_decoded_fails_with_the_reason(fake: FakeF
         fake.say(b"garbage")
         with pytest.raises(ProtocolError, match="cannot decode a message of the engine"):
             answer.result(DEADLINE_S)
-
-
-def test_duplicate_tokens_are_dropped_and_missing_ones_requested(fake: FakeFrontend, client: Client) -> None:
-    lost = iter([20])
-
-    def spoil(delta: Delta) -> list[Delta]:
-        if delta.start == 8 and next(lost, None):
-            return []
-        return [delta, delta]
-
-    fake.set(spoil=spoil)
-    assert client.generate("p", greedy(), use_tqdm=False)[0].outputs[0].text == expected_text("p", 40)
-    assert fake.do(lambda service: service.seen["Hello"]) == 2
 
 
 def test_pings_and_credits_continue_without_a_reading_consumer(fake: FakeFrontend, client: Client) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import selectors
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -170,3 +173,18 @@ def run(
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(limited())
+
+
+def served(**options: Any) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Make a test that runs a coroutine with a server, by `run` with these options."""
+
+    def decorate(body: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def test(**arguments: Any) -> None:
+            run(lambda server: body(server, **arguments), **options)
+
+        _, *parameters = inspect.signature(body).parameters.values()
+        test.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # of what pytest gives
+        return test
+
+    return decorate

@@ -10,7 +10,7 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tokenloom.frontend.http.connections import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
-from tokenloom.tests.frontend.http.rig import CHUNKED, GET, Server, run
+from tokenloom.tests.frontend.http.rig import CHUNKED, GET, Server, run, served
 
 SENT_BYTES = 4 << 20  # by a client that does not stop
 MANY_HEADERS = b"".join(b"x-%d: %s\r\n" % (i, b"a" * 50) for i in range(1000))
@@ -34,33 +34,29 @@ def pieces(begin: bytes, repeated: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_a_head_without_end_gets_431_and_its_rest_is_dropped(kind: str) -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        for piece in pieces(*ENDLESS[kind]):  # a client that reads nothing before it has sent all
-            client.send(piece)
-        status, body = await client.answer()
-        assert status == 431 and str(MAX_HEAD_BYTES) in json.loads(body)["error"]["message"]
-        assert await client.rest() == b"" and server.refused == [(431, "head")]
-        assert len(getattr(server.accepted[0], "url", b"")) <= MAX_HEAD_BYTES
-        assert len(server.accepted[0].headers or ()) <= MAX_HEADERS
-
-    run(test)
+@served()
+async def test_a_head_without_end_gets_431_and_its_rest_is_dropped(server: Server, kind: str) -> None:
+    client = await server.connect()
+    for piece in pieces(*ENDLESS[kind]):  # a client that reads nothing before it has sent all
+        client.send(piece)
+    status, body = await client.answer()
+    assert status == 431 and str(MAX_HEAD_BYTES) in json.loads(body)["error"]["message"]
+    assert await client.rest() == b"" and server.refused == [(431, "head")]
+    assert len(getattr(server.accepted[0], "url", b"")) <= MAX_HEAD_BYTES
+    assert len(server.accepted[0].headers or ()) <= MAX_HEADERS
 
 
 @pytest.mark.parametrize("kind", ["headers", "trailers", "url"])
-def test_a_head_is_refused_once_though_much_of_it_comes_at_once(kind: str) -> None:
-    async def test(server: Server) -> None:
-        begin, repeated = ENDLESS[kind]
-        client = await server.connect(begin)
-        while not server.accepted or server.accepted[0].headers is None:
-            await asyncio.sleep(0)
-        client.send(repeated * 4)
-        assert (await client.answer())[0] == 431
-        client.send(repeated * 4)  # no reset
-        assert await client.rest() == b"" and server.refused == [(431, "head")]
-
-    run(test)
+@served()
+async def test_a_head_is_refused_once_though_much_of_it_comes_at_once(server: Server, kind: str) -> None:
+    begin, repeated = ENDLESS[kind]
+    client = await server.connect(begin)
+    while not server.accepted or server.accepted[0].headers is None:
+        await asyncio.sleep(0)
+    client.send(repeated * 4)
+    assert (await client.answer())[0] == 431
+    client.send(repeated * 4)  # no reset
+    assert await client.rest() == b"" and server.refused == [(431, "head")]
 
 
 @pytest.mark.parametrize(
@@ -76,55 +72,40 @@ def test_a_head_is_refused_once_though_much_of_it_comes_at_once(kind: str) -> No
     ids=["url", "longer url", "cookie", "longer cookie", "headers", "more headers"],
 )
 @pytest.mark.parametrize("num_pieces", [1, 40])
-def test_the_limit_does_not_depend_on_how_a_head_comes(head: bytes, status: int, num_pieces: int) -> None:
-    async def test(server: Server) -> None:
-        client, size = await server.connect(), -(-len(head) // num_pieces)
-        for begin in range(0, len(head), size):
-            client.send(head[begin : begin + size])
-        client.send(b"\r\n")
-        assert (await client.answer())[0] == status
-
-    run(test)
-
-
-def test_each_request_of_a_connection_has_the_whole_limit() -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect()
-        for _ in range(4):
-            client.send(b"GET / HTTP/1.1\r\ncookie: %b\r\n\r\n" % (b"c" * 40_000))
-            assert (await client.answer())[0] == 200
-
-    run(test)
+@served()
+async def test_the_limit_does_not_depend_on_how_a_head_comes(
+    server: Server, head: bytes, status: int, num_pieces: int
+) -> None:
+    client, size = await server.connect(), -(-len(head) // num_pieces)
+    for begin in range(0, len(head), size):
+        client.send(head[begin : begin + size])
+    client.send(b"\r\n")
+    assert (await client.answer())[0] == status
 
 
-def test_a_body_of_tiny_chunks_has_no_limit_of_its_own() -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect(CHUNKED + b"1\r\nx\r\n" * 100_000 + b"0\r\nx-trailer: y\r\n\r\n")
-        assert await client.answer() == (200, b"%08d" % 100_000)
-        assert [name for name, _ in server.accepted[0].headers] == [b"host", b"transfer-encoding"]
-
-    run(test)
-
-
-def test_nothing_follows_a_431() -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect(CHUNKED + b"0\r\n" + b"x: y\r\n" * 1000 + b"\r\n" + GET % b"/")
-        assert (await client.answer())[0] == 431
-        assert await client.rest() == b""
-
-    run(test)
+@served()
+async def test_each_request_of_a_connection_has_the_whole_limit(server: Server) -> None:
+    client = await server.connect()
+    for _ in range(4):
+        client.send(b"GET / HTTP/1.1\r\ncookie: %b\r\n\r\n" % (b"c" * 40_000))
+        assert (await client.answer())[0] == 200
 
 
-def test_requests_that_wait_for_an_answer_before_them_are_few() -> None:
-    async def test(server: Server) -> None:
-        client = await server.connect(GET % b"/" * (MAX_PIPELINED // 2))
-        for _ in range(MAX_PIPELINED // 2):
-            assert (await client.answer())[0] == 200
-        client = await server.connect(GET % b"/slow" * 5000)
-        assert b"HTTP" not in await client.rest()
-        assert len(server.accepted[1].pipeline) <= MAX_PIPELINED
+@served()
+async def test_a_body_of_tiny_chunks_has_no_limit_of_its_own(server: Server) -> None:
+    client = await server.connect(CHUNKED + b"1\r\nx\r\n" * 100_000 + b"0\r\nx-trailer: y\r\n\r\n")
+    assert await client.answer() == (200, b"%08d" % 100_000)
+    assert [name for name, _ in server.accepted[0].headers] == [b"host", b"transfer-encoding"]
 
-    run(test)
+
+@served()
+async def test_requests_that_wait_for_an_answer_before_them_are_few(server: Server) -> None:
+    client = await server.connect(GET % b"/" * (MAX_PIPELINED // 2))
+    for _ in range(MAX_PIPELINED // 2):
+        assert (await client.answer())[0] == 200
+    client = await server.connect(GET % b"/slow" * 5000)
+    assert b"HTTP" not in await client.rest()
+    assert len(server.accepted[1].pipeline) <= MAX_PIPELINED
 
 
 def test_a_body_in_many_tiny_chunks_is_passed_on_in_few_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 
-from tokenloom.frontend.client.open_request import OpenRequest, Update
 from tokenloom.frontend.client.outputs import OutputBuilder
 from tokenloom.frontend.text.detokenizer import DetokenizerFactory
 from tokenloom.ipc.codec import decode_ids, encode_ids
@@ -13,7 +12,7 @@ from tokenloom.ipc.messages.base import Unknown, Welcome
 from tokenloom.ipc.messages.client import Abort, Accepted, Credit, Delta, Logprobs, Submit
 from tokenloom.ipc.messages.core import EngineCoreRequest, Finished, KeyLogprobs
 from tokenloom.ipc.sampling_params import SamplingParams
-from tokenloom.tests.frontend.bench import Bench, ids, new_submit
+from tokenloom.tests.frontend.bench import Bench, ids
 from tokenloom.tests.frontend.requests.rig import Rig
 from tokenloom.tests.frontend.text.samples import new_tokenizer
 
@@ -96,45 +95,6 @@ def test_a_new_core_gets_known_tokens_and_computes_only_missing_logprobs(bench: 
     bench.turn()
     (child,) = bench.to_core[-1].children
     assert child.key == keys[1] and child.output_token_ids == encode_ids([7, 8]) and child.seed == 2
-
-
-def test_a_client_resumes_all_open_answers(bench: Bench) -> None:
-    submit = new_submit(params={"n": 3, "prompt_logprobs": 0, "logprobs": 0}, prompt_token_ids=encode_ids([5, 6, 7]))
-    updates: list[Update] = []
-    request = OpenRequest(submit, updates.append)
-    assert request.next_submit() is submit
-    request.accept(Accepted(request_id="r", attempt=0, prompt_token_ids=encode_ids([5, 6, 7]), prompt=None, seed=9))
-    told = Logprobs(num_top=0, token_ids=encode_ids([6]), logprobs=bytes(4), ranks=encode_ids([1]))
-    deltas = [
-        Delta(request_id="r", prompt_start=1, prompt_logprobs=told),
-        Delta(request_id="r", index=2, token_ids=encode_ids([11, 12])),
-        Delta(request_id="r", index=1, token_ids=encode_ids([13]), finish_reason="stop"),
-        Delta(request_id="r", index=2, start=2, token_ids=encode_ids([14])),
-    ]
-    assert [request.apply(delta) for delta in deltas] == ["applied"] * 4
-    assert request.apply(Delta(request_id="r", index=1, start=1, token_ids=encode_ids([15]))) == "duplicate"
-    assert request.unfinished == [0, 2] and request.num_tokens == 4
-    again = request.next_submit()
-    assert [(child.index, child.seed, decode_ids(child.output_token_ids).tolist()) for child in again.children] == [
-        (0, 9, []),
-        (2, 11, [11, 12, 14]),
-    ]
-    assert again.num_prompt_logprobs == 2 and again.attempt == 1
-    bench.frontend.on_client_frame(b"c", _frame(again))
-    bench.turn()
-    resumed = bench.to_core[-1]
-    assert resumed.num_prompt_logprobs == 2 and [child.seed for child in resumed.children] == [9, 11]
-    bench.core(accepted=[resumed.children[0].key])
-    bench.heard()
-    bench.tokens((resumed.children[1].key, 3, [15]), logprobs=scored((resumed.children[1].key, 3, 15)))
-    (delta,) = bench.deltas()
-    assert (delta.index, delta.start, own_ids(delta.logprobs)) == (2, 3, [15])
-
-
-def _frame(submit: Submit) -> bytes:
-    from tokenloom.ipc.codec import encode
-
-    return encode(submit)
 
 
 def test_an_abort_or_error_ends_all_answers_at_the_client() -> None:

@@ -11,7 +11,7 @@ from tokenloom.frontend.openai.parsers.thoughts import MARKERS, ThoughtParser, e
 from tokenloom.ipc.codec import encode_ids
 from tokenloom.ipc.messages.base import FinishReason
 from tokenloom.ipc.messages.client import Delta
-from tokenloom.tests.frontend.openai.parsers.cuts import check_cuts, cut, new_answer_text, parse
+from tokenloom.tests.frontend.openai.parsers.cuts import cut, new_answer_text, parse
 
 PLACES = st.lists(st.integers(0, 100), max_size=6)
 
@@ -31,11 +31,6 @@ def test_an_opening_marker_in_an_open_thought_is_dropped(name: str, places: list
     opening, closing = MARKERS[name]
     text = f"\n{opening}why{closing}so"
     assert parse(ThoughtParser(name, is_open=True), cut(text, places))[:2] == ("why", "so")
-
-
-@given(st.text(alphabet="<think>/ a\n", max_size=30), PLACES, st.booleans())
-def test_thoughts_do_not_depend_on_cuts(text: str, places: list[int], is_open: bool) -> None:
-    check_cuts(lambda: ThoughtParser("think", is_open=is_open), text, places)
 
 
 def test_an_answer_without_a_thought_is_content() -> None:

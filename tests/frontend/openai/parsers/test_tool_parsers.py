@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import get_args, get_type_hints
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenloom.frontend.openai.parsers.harmony import HarmonyParser
@@ -23,7 +23,7 @@ from tokenloom.frontend.options.synonyms import REASONING_PARSERS as REASONING_S
 from tokenloom.frontend.options.synonyms import TOOL_PARSERS as TOOL_SYNONYMS
 from tokenloom.ipc.codec import JsonObject
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.tests.frontend.openai.parsers.cuts import check_cuts, parse
+from tokenloom.tests.frontend.openai.parsers.cuts import parse
 
 SCHEMAS: dict[str, JsonObject] = {
     "add": {"properties": {"a": {"type": "integer"}, "s": {"type": "string"}, "l": {"type": "array"}}}
@@ -39,80 +39,10 @@ HARMONY = (
     "<|channel|>analysis<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary to=functions.add "
     '<|constrain|>json<|message|>{"a": 1}<|call|>'
 )
-PIECES = {
-    "hermes": [
-        CALL,
-        "plain ",
-        "<tool",
-        "_call>",
-        "</tool_call>",
-        "{",
-        "<",
-        '{"name": 1}',
-        "<tool_call>x</tool_call>",
-        "\n",
-    ],
-    "llama": [
-        '{"name": "add", "parameters": {"a": 1}}',
-        "; ",
-        "{",
-        '"',
-        "<|python_tag|>",
-        "<|py",
-        '{"a": {"b": 2}}',
-        "\\",
-    ],
-    "mistral": [
-        "[TOOL_CALLS]",
-        '[{"name": "add", "arguments": {"a": 1}}]',
-        'add{"a": "}"}',
-        "add[ARGS]{}",
-        "[TOOL",
-        " x",
-        "{",
-    ],
-    "pythonic": ["[", "add(a=1)", ", ", "add(s='x', l=[1, true])", "]", "<|python_start|>", "<|python_end|>", "x"],
-    "qwen3_coder": [
-        CODER,
-        "<tool_call>",
-        "<function=add>",
-        "<parameter=a>",
-        "1",
-        "</parameter>",
-        "</function>",
-        "</tool_call>",
-        "x<",
-    ],
-    "openai": [
-        HARMONY,
-        "<|channel|>",
-        "final<|message|>",
-        "<|end|>",
-        "<|start|>assistant",
-        "analysis",
-        "x",
-        "to=functions.f",
-        "<|",
-    ],
-}
 
 
 def new_parser(name: str) -> Parser:
     return TOOL_PARSERS[name](SCHEMAS)
-
-
-@pytest.mark.parametrize("name", TOOL_PARSERS)
-@given(st.data())
-def test_parts_do_not_depend_on_cuts(name: str, data: st.DataObject) -> None:
-    text = "".join(data.draw(st.lists(st.sampled_from(PIECES[name]), max_size=6)))
-    check_cuts(lambda: new_parser(name), text, data.draw(st.lists(st.integers(0, 10_000), max_size=8)))
-
-
-@example(CALL * 2 + "{")
-@example(CALL + "\n<tool_call>x</tool_call>")
-@given(st.text(alphabet='<tol_cal>/{}" ab', max_size=40))
-def test_hermes_reads_single_characters(text: str) -> None:
-    check_cuts(HermesParser, text, range(len(text)))
 
 
 @pytest.mark.parametrize("name", [name for name in TOOL_PARSERS if name != "openai"])
