@@ -374,7 +374,7 @@ def test_values_of_any_form_are_used_or_refused_in_one_short_line(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"hf_overrides: {DEEP[:2000]}", "recursion"),
+        (f"hf_overrides: {DEEP[:500]}", "recursion"),
         ("seed: 1\nseed: 1\n", "lines 1 and 2 both give seed"),
         ("# " + "x" * (1 << 20), "more than 1048576 bytes"),
         ("hf_overrides: &a {x: *a}", "recursive"),
