@@ -47,8 +47,8 @@ LAUNCHERS = {
     "is stubborn": "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); serve(); time.sleep(100)",
     "dies": "os.write(2, b'out of luck\\n'); sys.exit(3)",
     "refuses": "tell({'error': {'kind': 'config', 'message': 'no such model'}}); sys.exit(2)",
-    "hangs": "os.read(0, 1)",
 }
+HANGS = ["sh", "-c", "echo first words >&2; exec cat"]
 
 
 @pytest.fixture
@@ -57,8 +57,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., ChildEngine]]:
 
     def start(launcher: str, **options: object) -> ChildEngine:
         script = tmp_path / "launcher.py"
-        script.write_text(LAUNCHER + LAUNCHERS[launcher])
-        handle = ChildEngine(EngineConfig(model="x", **options), [sys.executable, str(script)])  # type: ignore[arg-type]
+        script.write_text(LAUNCHER + LAUNCHERS.get(launcher, ""))
+        command = HANGS if launcher == "hangs" else [sys.executable, str(script)]
+        handle = ChildEngine(EngineConfig(model="x", **options), command)  # type: ignore[arg-type]
         handles.append(handle)
         return handle
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 
-import msgspec
 import pytest
 
 from tokenloom.frontend.client.keepalive import SILENCE_S
@@ -14,28 +14,18 @@ from tokenloom.frontend.client.submit_window import MAX_UNANSWERED_BYTES, MAX_UN
 from tokenloom.ipc.codec import decode_ids
 from tokenloom.ipc.errors import EngineDead, ErrorInfo, Overloaded, ProtocolError, RequestError, TokenloomError
 from tokenloom.ipc.messages.base import PING_INTERVAL_S, Hello, Ping, Pong, Refused, Unknown, Welcome
-from tokenloom.ipc.messages.client import Accepted, Credit, Delta, Deltas, GetInfo, Info, Submit
-from tokenloom.ipc.sampling_params import SamplingParams
+from tokenloom.ipc.messages.client import Credit, Delta, Deltas, GetInfo, Info, Submit
 from tokenloom.tests.frontend.fake_frontend import answer_tokens, prompt_ids, text_of
-from tokenloom.tests.frontend.requests.rig import HELLO, Rig, check_answer
+from tokenloom.tests.frontend.requests.rig import HELLO, Rig, accepted, check_answer
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_each_token_is_delivered_once_and_in_order_despite_loss_and_repetition(seed: int) -> None:
-    rng = random.Random(seed)
-    rig = Rig()
-    rig.service.tokens_per_delta = rng.randint(1, 5)
+def walk(rig: Rig, rng: random.Random, num_steps: int, submit: Callable[[int], Submit]) -> list[Submit]:
+    """Submit, lose sessions, reconnect and deliver messages at random, to the end; return the submits."""
     submits = []
-
-    def spoil(delta: Delta) -> list[Delta]:
-        dice = rng.random()
-        return [] if dice < 0.03 and delta.finish_reason is None else [delta, delta] if dice < 0.15 else [delta]
-
-    for step in range(300):
-        rig.service.spoil = spoil if step < 250 else lambda delta: [delta]
+    for step in range(num_steps):
         match rng.randrange(10):
             case 0:
-                submits.append(rig.submit(f"r{step}", f"prompt {step}", max_tokens=rng.randint(1, 40)))
+                submits.append(submit(step))
             case 1 if rng.random() < 0.2:
                 rig.service.sessions.clear()
             case 2 if rng.random() < 0.2:
@@ -53,85 +43,70 @@ def test_each_token_is_delivered_once_and_in_order_despite_loss_and_repetition(s
         rig.settle()
         rig.reopen()
     rig.settle()
-    for submit in submits:
-        check_answer(submit, rig.updates[submit.request_id])
     assert not rig.protocol.is_busy
+    return submits
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_token_is_delivered_once_and_in_order_despite_loss_and_repetition(seed: int) -> None:
+    rng, rig = random.Random(seed), Rig()
+    rig.service.tokens_per_delta = rng.randint(1, 5)
+
+    def spoil(delta: Delta) -> list[Delta]:
+        dice = rng.random()
+        return [] if dice < 0.03 and delta.finish_reason is None else [delta, delta] if dice < 0.15 else [delta]
+
+    rig.service.spoil = spoil
+    for submit in walk(rig, rng, 300, lambda step: rig.submit(f"r{step}", max_tokens=rng.randint(1, 40))):
+        check_answer(submit, rig.updates[submit.request_id])
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_request_keeps_its_adapter_through_losses_while_the_name_is_given_to_others(seed: int) -> None:
     rng, rig = random.Random(seed), Rig()
-    rig.service.digest_by_adapter["sql"] = bytes([1])
-    submits = []
-    for step in range(200):
-        match rng.randrange(8):
-            case 0:
-                submits.append(rig.submit(f"r{step}", f"prompt {step}", "sql", max_tokens=rng.randint(1, 40)))
-            case 1:
-                rig.service.digest_by_adapter["sql"] = bytes([rng.randint(1, 4)])
-            case 2 if rng.random() < 0.3:
-                rig.service.sessions.clear()
-            case 3 if rng.random() < 0.3:
-                rig.reopen()
-            case _:
-                rig.carry(rng.randrange(4), rng.randrange(4))
-                rig.service.generate()
-        if rig.protocol.needs_reconnect:
-            rig.reopen()
-    for _ in range(2):  # a reconnect reveals losses at the end
-        rig.settle()
-        rig.reopen()
-    rig.settle()
-    for submit in submits:
-        tokens = [token for each in rig.updates[submit.request_id] if isinstance(each, Delta) for token in ids_of(each)]
-        prompt, num_tokens = prompt_ids(submit), submit.params.max_tokens or 0
-        answers = [answer_tokens(prompt, 5 + digest, num_tokens) for digest in range(1, 5)]
-        assert tokens in answers
 
+    def submit(step: int) -> Submit:
+        rig.service.digest_by_adapter["sql"] = bytes([rng.randint(1, 4)])
+        return rig.submit(f"r{step}", f"prompt {step}", "sql", max_tokens=rng.randint(1, 40))
 
-def ids_of(delta: Delta) -> list[int]:
-    return decode_ids(delta.token_ids).tolist()
+    for each in walk(rig, rng, 200, submit):
+        deltas = [update for update in rig.updates[each.request_id] if isinstance(update, Delta)]
+        tokens = [token for delta in deltas for token in decode_ids(delta.token_ids)]
+        prompt, num_tokens = prompt_ids(each), each.params.max_tokens or 0
+        assert tokens in [answer_tokens(prompt, 5 + digest, num_tokens) for digest in range(1, 5)]
 
 
 def test_a_resubmission_contains_the_seed_and_the_delivered_tokens() -> None:
     rig = Rig()
-    rig.submit("a", max_tokens=20)
-    rig.carry()
-    rig.carry()
-    rig.carry()
+    first = rig.submit("a", max_tokens=20)
+    for _ in range(3):
+        rig.carry()
     rig.service.generate()
     rig.carry()
     rig.service.sessions.clear()
-    rig.protocol.receive(Unknown(), 0.0)
+    rig.hear(Unknown())
     assert isinstance(rig.to_frontend[0], Hello)
-    rig.protocol.receive(HELLO, 0.0)
+    rig.hear(HELLO)
     (submit,) = rig.sent(Submit)
-    assert isinstance(submit, Submit)
-    assert submit.attempt == 1
+    assert isinstance(submit, Submit) and submit.attempt == 1
     assert submit.waited_s is not None and 0 <= submit.waited_s < 600 and submit.arrival_time == 0.0
-    assert submit.prompt is None and submit.prompt_token_ids == prompt_ids(
-        Submit(request_id="a", prompt="p", params=SamplingParams())
-    )
-    assert submit.children[0].seed == 5
-    assert len(submit.children[0].output_token_ids) == 4 * 4
+    assert (submit.prompt, submit.prompt_token_ids) == (None, prompt_ids(first))
+    assert submit.children[0].seed == 5 and len(submit.children[0].output_token_ids) == 4 * 4
 
 
 def test_several_unknowns_cause_one_hello() -> None:
     rig = Rig()
     rig.settle()
-    for _ in range(3):
-        rig.protocol.receive(Unknown(), 0.0)
+    rig.hear(*[Unknown()] * 3)
     assert len(rig.sent(Hello)) == 1
 
 
 def test_accepted_of_an_older_attempt_is_ignored() -> None:
     rig = Rig()
-    rig.protocol.receive(HELLO, 0.0)
+    rig.hear(HELLO)
     rig.submit("a")
     rig.reopen()
-    rig.protocol.receive(HELLO, 0.0)
-    old = Accepted(request_id="a", attempt=0, prompt_token_ids=b"", prompt=None, seed=99)
-    rig.protocol.receive(old, 0.0)
+    rig.hear(HELLO, accepted())
     assert rig.updates["a"] == []
 
 
@@ -177,7 +152,7 @@ def test_a_partly_overlapping_delta_is_requested_again() -> None:
 
 def test_the_window_bounds_unanswered_requests() -> None:
     rig = Rig()
-    rig.protocol.receive(HELLO, 0.0)
+    rig.hear(HELLO)
     for index in range(MAX_UNANSWERED_REQUESTS + 500):
         rig.submit(str(index), max_tokens=1)
     assert len(rig.sent(Submit)) == MAX_UNANSWERED_REQUESTS
@@ -188,31 +163,29 @@ def test_the_window_bounds_unanswered_requests() -> None:
 
 def test_accepted_of_an_older_attempt_leaves_the_request_in_the_queue() -> None:
     rig = Rig()
-    rig.protocol.receive(HELLO, 0.0)
+    rig.hear(HELLO)
     ids = [str(index) for index in range(MAX_UNANSWERED_REQUESTS + 1)]
     for request_id in ids:
         rig.submit(request_id, max_tokens=1)
-    first = Accepted(request_id="0", attempt=0, prompt_token_ids=b"", prompt=None, seed=1)
-    rig.protocol.receive(first, 0.0)  # makes space for the last
+    rig.hear(accepted("0"))  # makes space for the last
     rig.to_frontend.clear()
-    rig.protocol.receive(Unknown(), 0.0)
-    rig.protocol.receive(HELLO, 0.0)  # space for all but the last
-    rig.protocol.receive(msgspec.structs.replace(first, request_id=ids[-1]), 0.0)
+    rig.hear(Unknown(), HELLO)  # space for all but the last
+    rig.hear(accepted(ids[-1]))
     rig.settle()
     assert {request_id for request_id in ids if not isinstance(rig.updates[request_id][-1], Delta)} == set()
 
 
 def test_the_window_bounds_unanswered_bytes_but_admits_one_request_of_any_size() -> None:
     rig = Rig()
-    rig.protocol.receive(HELLO, 0.0)
+    rig.hear(HELLO)
     for index in range(5):
         rig.submit(str(index), "x" * (MAX_UNANSWERED_BYTES * 2 // 5), max_tokens=1)
     assert len(rig.sent(Submit)) == 2
-    rig.protocol.receive(Accepted(request_id="0", attempt=0, prompt_token_ids=b"", prompt=None, seed=1), 0.0)
+    rig.hear(accepted("0"))
     assert len(rig.sent(Submit)) == 3
     for index in range(5):
         rig.protocol.cancel(str(index))
-        rig.protocol.receive(Deltas(deltas=[Delta(request_id=str(index), finish_reason="abort")]), 0.0)
+        rig.hear(Deltas(deltas=[Delta(request_id=str(index), finish_reason="abort")]))
     rig.to_frontend.clear()
     rig.submit("big", "x" * (MAX_UNANSWERED_BYTES * 2), max_tokens=1)
     assert len(rig.sent(Submit)) == 1
@@ -299,41 +272,27 @@ def test_requests_resume_when_a_lost_engine_returns() -> None:
     rig.service.max_deltas = 2
     submit = rig.submit("a", max_tokens=20)
     rig.settle()
-    rig.service.sessions.clear()
-    rig.reopen()
+    rig.lose_sessions()
     assert rig.protocol.tick(29.0) == 30.0
-    rig.service.is_paused, rig.service.max_deltas = False, None
-    rig.settle()
+    rig.serve()
     check_answer(submit, rig.updates["a"])
 
 
-def test_another_engine_does_not_continue_the_tokens_of_the_first() -> None:
+@pytest.mark.parametrize("model_digest", ["", "m"])
+def test_another_engine_goes_on_with_the_tokens_of_the_first_only_if_it_has_the_same_model(model_digest: str) -> None:
     rig = Rig()
-    rig.service.max_deltas = 1
-    rig.submit("begun", max_tokens=20)
-    rig.settle()
-    rig.service.sessions.clear()
-    rig.service.run_id = "run-2"
-    rig.reopen()
-    fresh = rig.submit("fresh", max_tokens=2)
-    rig.service.is_paused, rig.service.max_deltas = False, None
-    rig.settle()
-    assert isinstance(rig.updates["begun"][-1], EngineDead)
-    check_answer(fresh, rig.updates["fresh"])
-
-
-def test_another_engine_of_the_same_model_goes_on_with_the_tokens_of_the_first() -> None:
-    rig = Rig()
-    rig.service.model_digest = "m"
-    rig.service.max_deltas = 1
+    rig.service.model_digest, rig.service.max_deltas = model_digest, 1
     begun = rig.submit("begun", max_tokens=20)
     rig.settle()
-    rig.service.sessions.clear()
     rig.service.run_id = "run-2"
-    rig.reopen()
-    rig.service.is_paused, rig.service.max_deltas = False, None
-    rig.settle()
-    check_answer(begun, rig.updates["begun"])
+    rig.lose_sessions()
+    fresh = rig.submit("fresh", max_tokens=2)
+    rig.serve()
+    check_answer(fresh, rig.updates["fresh"])
+    if model_digest:
+        check_answer(begun, rig.updates["begun"])
+    else:
+        assert isinstance(rig.updates["begun"][-1], EngineDead)
 
 
 @pytest.mark.parametrize("was_sent", [False, True])
@@ -403,7 +362,7 @@ def test_another_protocol_version_is_an_error_with_both_numbers(refusal: Refused
     rig.submit("a")
     replies: list[QueryResult] = []
     rig.protocol.query(GetInfo(query_id=1), replies.append)
-    rig.protocol.receive(refusal, 0.0)
+    rig.hear(refusal)
     for error in (rig.updates["a"][0], replies[0]):
         assert isinstance(error, ProtocolError)
         assert str(error).count("speaks protocol") == 1, "it is said once"
@@ -430,7 +389,7 @@ def test_the_end_of_a_client_fails_open_and_later_requests() -> None:
     rig.protocol.end(EngineDead("exit code 7"))
     rig.protocol.end(EngineDead("later words"))
     rig.submit("b")
-    rig.protocol.receive(Deltas(deltas=[]), 0.0)
+    rig.hear(Deltas(deltas=[]))
     for request_id in "ab":
         (error,) = rig.updates[request_id]
         assert isinstance(error, TokenloomError) and "7" in str(error)

@@ -7,9 +7,11 @@ import random
 import re
 from bisect import bisect_left
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tokenloom.core.stats import CoreStats
@@ -35,9 +37,17 @@ def new_metrics(**options: object) -> EngineMetrics:
     return EngineMetrics(new_spec(config=EngineConfig(**options)))  # type: ignore[arg-type]
 
 
+def progress(step: int = 0, **fields: Any) -> Progress:
+    return Progress(step=step, step_age_s=0.0, **{"num_running": 0, "num_waiting": 0} | fields)
+
+
+def families(metrics: EngineMetrics | Registry) -> dict[str, Metric]:
+    """Return what Prometheus's parser reads, by name."""
+    return {family.name: family for family in text_string_to_metric_families(metrics.render())}
+
+
 def names(metrics: EngineMetrics) -> list[str]:
-    families = text_string_to_metric_families(metrics.render())
-    return sorted(f"{family.type} {family.name}" for family in families)
+    return sorted(f"{family.type} {family.name}" for family in families(metrics).values())
 
 
 def test_names_and_types_equal_the_golden_file() -> None:
@@ -51,12 +61,10 @@ def test_names_and_types_equal_the_golden_file() -> None:
 
 def test_an_endpoint_picker_finds_what_it_reads_under_vllms_names() -> None:
     metrics = new_metrics(metrics_names="vllm", block_size=32)
-    work = Progress(step=1, step_age_s=0.0, num_running=1, num_waiting=7, num_blocks=100, num_free_blocks=25)
+    work = progress(num_running=1, num_waiting=7, num_blocks=100, num_free_blocks=25)
     metrics.num_kv_blocks = 100
     metrics.on_progress(work)
-    found = {
-        sample.name: sample for family in text_string_to_metric_families(metrics.render()) for sample in family.samples
-    }
+    found = {sample.name: sample for family in families(metrics).values() for sample in family.samples}
     assert found["vllm:num_requests_waiting"].value == 7
     assert found["vllm:num_requests_running"].value == 1
     assert found["vllm:kv_cache_usage_perc"].value == 0.75
@@ -68,8 +76,7 @@ def test_blocks_of_cores_that_do_not_run_are_not_in_use() -> None:
     metrics = new_metrics()
     metrics.num_kv_blocks = 200
     assert metrics.kv_use == 0.0, "no core has reported"
-    one_of_two = Progress(step=1, step_age_s=0.0, num_running=1, num_waiting=0, num_blocks=100, num_free_blocks=75)
-    metrics.on_progress(one_of_two)
+    metrics.on_progress(progress(num_blocks=100, num_free_blocks=75))  # of one of two
     assert metrics.kv_use == 0.25
 
 
@@ -94,8 +101,8 @@ histogram iteration_tokens_total request_prompt_tokens request_generation_tokens
 def test_every_metric_of_vllms_dashboards_exists_with_its_type_and_labels() -> None:
     metrics = new_metrics(metrics_names="vllm")
     metrics.num_kv_blocks = 192
-    metrics.on_progress(Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=5, num_deferred=2))
-    found = {family.name: family for family in text_string_to_metric_families(metrics.render())}
+    metrics.on_progress(progress(num_waiting=5, num_deferred=2))
+    found = families(metrics)
     kind = ""
     for word in NAMES_OF_VLLM.split():
         if word in ("gauge", "counter", "histogram"):
@@ -114,7 +121,7 @@ def test_a_full_queue_counts_as_a_rejection_by_its_reason() -> None:
     metrics = new_metrics()
     for requests, tokens in ((1, 0), (1, 3), (0, 1)):  # the last is a new core's
         refused = {"num_refused_for_requests": requests, "num_refused_for_tokens": tokens}
-        metrics.on_progress(Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0, **refused))
+        metrics.on_progress(progress(**refused))
     assert metrics.rejections.get("max_num_queued_reqs") == 1
     assert metrics.rejections.get("max_num_queued_tokens") == 4
 
@@ -127,7 +134,7 @@ def test_prometheus_parses_the_counts_and_sum_of_a_histogram() -> None:
         histogram.observe(value)
     registry = Registry("x_", {"model": 'a"b\\c\nd'})
     registry.metrics.append(histogram)
-    (family,) = text_string_to_metric_families(registry.render())
+    (family,) = families(registry).values()
     found = {sample.labels.get("le", sample.name): sample.value for sample in family.samples}
     for bound in SECONDS:
         key = next(le for le in found if le[0].isdigit() and math.isclose(float(le), bound))
@@ -147,16 +154,16 @@ def test_counters_and_gauges_render_their_values() -> None:
     registry = Registry("", {})
     registry.metrics += [counter, Gauge("level", "Level.", lambda: level[0])]
     level[0] = 4.25
-    families = {family.name: family for family in text_string_to_metric_families(registry.render())}
-    assert {s.labels["reason"]: s.value for s in families["ends"].samples} == {"stop": 2.5, "abort": 7}
-    assert [s.value for s in families["level"].samples] == [4.25]
+    found = families(registry)
+    assert {s.labels["reason"]: s.value for s in found["ends"].samples} == {"stop": 2.5, "abort": 7}
+    assert [s.value for s in found["level"].samples] == [4.25]
     assert counter.sum == 9.5
 
 
 def test_counters_keep_their_totals_when_a_new_core_counts_from_zero() -> None:
     metrics = new_metrics()
     for step in (3, 10, 10, 2, 5):  # the core is replaced after its 10th step
-        metrics.on_progress(Progress(step=step, step_age_s=0.0, num_running=0, num_waiting=0, execute_s=step / 10))
+        metrics.on_progress(progress(step, execute_s=step / 10))
     assert metrics.steps.sum == 15
     assert metrics.step_seconds.get("device") == pytest.approx(1.5)
 
@@ -182,20 +189,19 @@ def test_the_batch_sizes_of_the_core_become_the_histogram_of_step_sizes() -> Non
 def report(metrics: EngineMetrics, stats: CoreStats) -> None:
     rows = {"num_rows_in_steps": stats.num_rows, "num_steps_by_rows": list(stats.num_steps_by_rows)}
     rows |= {"num_step_tokens": stats.num_step_tokens, "num_steps_by_tokens": list(stats.num_steps_by_tokens)}
-    metrics.on_progress(Progress(step=stats.num_results, step_age_s=0.0, num_running=0, num_waiting=0, **rows))  # type: ignore[arg-type]
+    metrics.on_progress(Progress(step=stats.num_results, step_age_s=0.0, num_running=0, num_waiting=0, **rows))
 
 
 def test_gauges_with_labels_are_read_at_the_scrape() -> None:
     depths = {"clients": 3.0}
     metrics = EngineMetrics(new_spec(), lambda: depths)
     memory = {"worker_memory_bytes": [100, 200], "num_steps_in_flight": 2}
-    metrics.on_progress(Progress(step=0, step_age_s=0.0, num_running=0, num_waiting=0, **memory))  # type: ignore[arg-type]
+    metrics.on_progress(progress(**memory))  # type: ignore[arg-type]
     depths["clients"] = 5.0
-    families = {family.name: family for family in text_string_to_metric_families(metrics.render())}
-    found = {sample.labels["rank"]: sample.value for sample in families["tokenloom_worker_memory_bytes"].samples}
-    assert found == {"0": 100, "1": 200}
-    found = {sample.labels["socket"]: sample.value for sample in families["tokenloom_socket_queue_depth"].samples}
-    assert found == {"clients": 5, "workers": 2}
+    found = families(metrics)
+    memory_by_rank = {s.labels["rank"]: s.value for s in found["tokenloom_worker_memory_bytes"].samples}
+    depth_by_socket = {s.labels["socket"]: s.value for s in found["tokenloom_socket_queue_depth"].samples}
+    assert (memory_by_rank, depth_by_socket) == ({"0": 100, "1": 200}, {"clients": 5, "workers": 2})
 
 
 def test_the_dashboard_shows_every_metric_and_the_alerts_use_existing_ones() -> None:
@@ -282,21 +288,16 @@ def test_sums_hold_for_any_traffic_and_any_end_of_answers() -> None:
     assert ends == metrics.preempted.count == metrics.param_max_tokens.count >= metrics.param_n.count > 0
     assert metrics.param_max_tokens.sum == 200 * ends
     assert ends == metrics.end_to_end.count == metrics.prompt_lengths.count == metrics.output_lengths.count
-    assert {reason for (reason,) in metrics.finished.totals} == {
-        "stop",
-        "length",
-        "abort",
-        "timeout",
-        "error",
-    }
+    assert {reason for (reason,) in metrics.finished.totals} == {"stop", "length", "abort", "timeout", "error"}
 
 
 def test_read_and_render_return_equal_values() -> None:
     metrics = new_metrics()
     metrics.queue.observe(0.5)
     metrics.refused.add(3, "size")
-    families = text_string_to_metric_families(metrics.render())
-    rendered = [(each.name, each.labels, each.value) for family in families for each in family.samples]
+    rendered = [
+        (each.name, each.labels, each.value) for family in families(metrics).values() for each in family.samples
+    ]
     read: list[tuple[str, dict[str, str], float]] = []
     for metric in msgspec.msgpack.decode(msgspec.msgpack.encode(metrics.read()), type=list[messages.Metric]):
         name, labels = metric.name, metric.labels

@@ -25,6 +25,11 @@ def parse(*argv: str) -> EngineConfig:
     return new_config(given_options(parser.parse_args(argv)))
 
 
+def served(line: str | list[str], **options: bool) -> EngineConfig:
+    words = line.split() if isinstance(line, str) else line
+    return new_config(given_options(launch.new_serve_parser().parse(words), **options))
+
+
 def test_vllms_flags_set_the_fields_of_their_names() -> None:
     line = (
         "--tensor-parallel-size 2 --max-model-len 512 --max-num-seqs 4 --max-num-batched-tokens 64 --block-size 8 "
@@ -60,17 +65,20 @@ def test_every_field_is_a_flag() -> None:
     assert parse() == EngineConfig()
 
 
-def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "engine.yaml"
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "engine.yaml"
+
+
+def test_the_command_line_wins_over_the_file(file: Path) -> None:
     file.write_text("max-num-seqs: 7\nblock_size: 8\nenable-prefix-caching: false\n")
     config = parse("--config", str(file), "--block-size", "32")
     assert (config.max_num_seqs, config.block_size, config.enable_prefix_caching) == (7, 32, False)
 
 
 def test_file_and_command_line_win_over_the_api_key_of_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "engine.yaml"
     file.write_text("api-key: of the file\n")
     assert parse().api_key is None
     monkeypatch.setenv("TOKENLOOM_API_KEY", "of the environment")
@@ -114,8 +122,7 @@ def test_file_and_command_line_win_over_the_api_key_of_the_environment(
         ("ssl_certfile: cert.pem", "ssl_certfile is for --http, which is not given"),
     ],
 )
-def test_the_error_of_a_bad_file_is_one_line_with_the_mend(tmp_path: Path, text: str, message: str) -> None:
-    file = tmp_path / "engine.yaml"
+def test_the_error_of_a_bad_file_is_one_line_with_the_mend(file: Path, text: str, message: str) -> None:
     file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ConfigError, match=message) as caught:
         parse("--config", str(file))
@@ -127,8 +134,7 @@ def test_a_missing_file_is_named() -> None:
         parse("--config", "/nowhere.yaml")
 
 
-def test_a_text_option_keeps_its_spelling_in_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "engine.yaml"
+def test_a_text_option_keeps_its_spelling_in_the_file(file: Path) -> None:
     file.write_text("http: 8000\nserved-model-name: 1.10\nrevision: 2024-01-01\napi-key: on\nlisten: null\n")
     config = parse("--config", str(file))
     assert config == parse(
@@ -136,14 +142,13 @@ def test_a_text_option_keeps_its_spelling_in_the_file(tmp_path: Path) -> None:
     )
 
 
-def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "engine.yaml").write_bytes(BOM_UTF8 + b"max-num-seqs: 7\n")
-    assert parse("--config", str(tmp_path / "engine.yaml")).max_num_seqs == 7
+def test_a_byte_order_mark_is_no_part_of_the_file(file: Path) -> None:
+    file.write_bytes(BOM_UTF8 + b"max-num-seqs: 7\n")
+    assert parse("--config", str(file)).max_num_seqs == 7
 
 
 @pytest.mark.parametrize("text", ["", "# max-num-seqs: 7\n", "---\n", "{}"])
-def test_a_file_without_options_changes_nothing(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "engine.yaml"
+def test_a_file_without_options_changes_nothing(file: Path, text: str) -> None:
     file.write_text(text)
     assert parse("--config", str(file)) == EngineConfig()
 
@@ -168,6 +173,15 @@ def test_a_file_without_options_changes_nothing(tmp_path: Path, text: str) -> No
         ('--hf-overrides {"a":{"b":1,"b":2}}', "--hf-overrides must have each key once, b is there twice"),
         ("--hf-overrides.a 1 --hf-overrides.a 2", "--hf-overrides.a is given more than once: give it once"),
         ("chat --tempreature 1", "unknown option --tempreature: did you mean --temperature?"),
+        ("--http 9 --port 8", "--port 8 is not that of --http 9: give one of them"),
+        ("--http 127.0.0.1:9 --host 0.0.0.0", "--host 0.0.0.0 is not that of --http 127.0.0.1:9: give one of them"),
+        ("--port 70000", "--port must be in [0, 65535], got 70000"),
+        ("--max-model-len 1.5K", "--max-model-len must be a whole number, got '1.5K'"),
+        ("--hf-overrides {", "--hf-overrides must be a JSON object, got '{': "),
+        ("--hf-overrides [1]", "--hf-overrides must be a JSON object, got [1]"),
+        ("serve demo --block-size 0", "--block-size must be in [1, 1024], got 0"),
+        ("demo --model other", "demo and --model other are two models: give one of them"),
+        ("demo --pipeline-parallel-size 2", "--pipeline-parallel-size 2 is not served: there are no pipeline stages"),
     ],
 )
 def test_a_usage_error_is_one_line_with_the_mend(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,15 +249,14 @@ def test_errors_of_keywords_have_the_words_of_flags(options: dict[str, object], 
     ],
 )
 def test_vllms_spelling_of_an_option_has_vllms_meaning(line: str, expected: dict[str, Any]) -> None:
-    arguments = launch.new_serve_parser().parse(line.split())
-    assert new_config(given_options(arguments)) == EngineConfig(**expected)
+    assert served(line) == EngineConfig(**expected)
 
 
 def test_of_a_repeated_flag_with_one_value_the_last_counts_and_a_line_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     line = "--http 0.0.0.0:8000 -tp 1 --served-model-name a --http 9000 --served-model-name b --tensor-parallel-size=2"
-    config = new_config(given_options(launch.new_serve_parser().parse(line.split())))
+    config = served(line)
     assert (config.http, config.tensor_parallel_size, config.served_model_name) == ("9000", 2, ["a", "b"])
     assert capsys.readouterr().err.splitlines() == [
         f"engine-launch: {flag} is given more than once: the last one counts" for flag in ("--http", "--tp")
@@ -265,7 +278,7 @@ def test_a_bad_key_of_a_json_option_is_refused_by_its_name(
     line: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        new_config(given_options(launch.new_serve_parser().parse(line.split())))
+        served(line)
     except ConfigError as error:
         assert str(error).startswith(message)
     except SystemExit:
@@ -274,8 +287,7 @@ def test_a_bad_key_of_a_json_option_is_refused_by_its_name(
         pytest.fail("accepted")
 
 
-def test_file_and_keywords_accept_the_same_spellings(tmp_path: Path) -> None:
-    file = tmp_path / "engine.yaml"
+def test_file_and_keywords_accept_the_same_spellings(file: Path) -> None:
     file.write_text(
         "max-model-len: 8k\ndtype: half\nserved-model-name: [1.10, b]\nhf-overrides: {rope_theta: 7}\n"
         "num-gpu-blocks-override: 9\n"
@@ -315,33 +327,9 @@ def test_host_and_port_set_the_http_address_alone_or_with_http(options: dict[str
     assert EngineConfig(**options).http_address == address
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("--http 9 --port 8", "--port 8 is not that of --http 9: give one of them"),
-        ("--http 127.0.0.1:9 --host 0.0.0.0", "--host 0.0.0.0 is not that of --http 127.0.0.1:9: give one of them"),
-        ("--port 70000", "--port must be in [0, 65535], got 70000"),
-        ("--max-model-len 1.5K", "--max-model-len must be a whole number, got '1.5K'"),
-        ("--hf-overrides {", "--hf-overrides must be a JSON object, got '{': "),
-        ("--hf-overrides [1]", "--hf-overrides must be a JSON object, got [1]"),
-        ("serve demo --block-size 0", "--block-size must be in [1, 1024], got 0"),
-        ("demo --model other", "demo and --model other are two models: give one of them"),
-        ("demo --pipeline-parallel-size 2", "--pipeline-parallel-size 2 is not served: there are no pipeline stages"),
-    ],
-)
-def test_the_error_of_conflicting_options_is_one_line_with_the_mend(
-    line: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    test_a_usage_error_is_one_line_with_the_mend(line, message, capsys)
-
-
 def test_serve_listens_on_port_8000_unless_an_option_names_an_address() -> None:
-    def served(line: str) -> str | None:
-        arguments = launch.new_serve_parser().parse(line.split())
-        return new_config(given_options(arguments, has_http=True)).http_address
-
-    assert (served("m"), served("m --http 9"), served("m --host 0.0.0.0")) == (":8000", "9", "0.0.0.0:8000")
-    assert served("m --uds /run/x.sock") is None
+    lines = {"m": ":8000", "m --http 9": "9", "m --host 0.0.0.0": "0.0.0.0:8000", "m --uds /run/x.sock": None}
+    assert {line: served(line, has_http=True).http_address for line in lines} == lines
 
 
 DEEP = "[" * 100_000
@@ -363,7 +351,7 @@ def test_values_of_any_form_are_used_or_refused_in_one_short_line(
 ) -> None:
     try:
         refusal = ""
-        new_config(given_options(launch.new_serve_parser().parse(words)))
+        served(words)
     except (SystemExit, ConfigError) as error:
         refusal = str(error) + capsys.readouterr().err
     assert not refusal or words[0] in refusal
@@ -380,21 +368,19 @@ def test_values_of_any_form_are_used_or_refused_in_one_short_line(
         ("hf_overrides: &a {x: *a}", "recursive"),
     ],
 )
-def test_a_file_of_any_form_is_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text(text)
+def test_a_file_of_any_form_is_refused_in_one_line(text: str, message: str, file: Path) -> None:
+    file.write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:
-        read_config_file(path)
-    assert str(caught.value).count("c.yaml") == 1
+        read_config_file(file)
+    assert str(caught.value).count("engine.yaml") == 1
 
 
-def test_aliases_in_a_file_are_visited_once(tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
+def test_aliases_in_a_file_are_visited_once(file: Path) -> None:
     levels = ["a0: &a0 [1]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 200))]
-    path.write_text(f"hf_overrides: {{{', '.join(levels)}}}")
-    assert list(read_config_file(path)) == ["hf_overrides"]
+    file.write_text(f"hf_overrides: {{{', '.join(levels)}}}")
+    assert list(read_config_file(file)) == ["hf_overrides"]
 
 
 def test_a_text_of_a_list_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--served-model-name .* is not UTF-8"):
-        new_config(given_options(launch.new_serve_parser().parse(["--served-model-name", "\udcff"])))
+        served(["--served-model-name", "\udcff"])

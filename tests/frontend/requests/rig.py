@@ -6,12 +6,16 @@ from tokenloom.frontend.client.open_request import OpenRequest, Update
 from tokenloom.frontend.client.outputs import OutputBuilder
 from tokenloom.frontend.client.protocol import ClientProtocol
 from tokenloom.ipc.messages.base import Welcome
-from tokenloom.ipc.messages.client import ClientMessage, Submit
+from tokenloom.ipc.messages.client import Accepted, ClientMessage, FrontendMessage, Submit
 from tokenloom.ipc.sampling_params import SamplingParams
 from tokenloom.tests.frontend.fake_frontend import FakeService, answer_tokens, prompt_ids, text_of
 
 IDENTITY = bytes(16)
 HELLO = Welcome(protocol_version=1, run_id="run-1")
+
+
+def accepted(request_id: str = "a", seed: int = 1) -> Accepted:
+    return Accepted(request_id=request_id, attempt=0, prompt_token_ids=b"", prompt=None, seed=seed)
 
 
 class Rig:
@@ -32,18 +36,32 @@ class Rig:
         self.protocol.submit(OpenRequest(submit, self.updates[request_id].append))
         return submit
 
+    def hear(self, *messages: FrontendMessage) -> None:
+        for message in messages:
+            self.protocol.receive(message, self.now)
+
     def reopen(self) -> None:
         """Reconnect; undelivered messages are lost."""
         self.to_frontend.clear()
         self.service.outbox.clear()
         self.protocol.greet(self.now)
 
+    def lose_sessions(self) -> None:
+        """Reconnect to a frontend that knows no request."""
+        self.service.sessions.clear()
+        self.reopen()
+
+    def serve(self) -> None:
+        """Let the frontend go on after it has paused."""
+        self.service.is_paused, self.service.max_deltas = False, None
+        self.settle()
+
     def carry(self, num_up: int = 1 << 30, num_down: int = 1 << 30) -> None:
         """Deliver up to this many messages in each direction, in order."""
         for _ in range(min(num_up, len(self.to_frontend))):
             self.service.take(IDENTITY, self.to_frontend.pop(0))
         for _ in range(min(num_down, len(self.service.outbox))):
-            self.protocol.receive(self.service.outbox.pop(0)[1], self.now)
+            self.hear(self.service.outbox.pop(0)[1])
 
     def settle(self, max_turns: int = 1000) -> None:
         for _ in range(max_turns):

@@ -8,6 +8,8 @@ import pytest
 
 from tokenloom.frontend.text.markers import MarkerFinder, split_marker
 
+NUM_CASES = 4_000
+
 
 def brute_force(text: str, stops: tuple[str, ...], begin: int = 0) -> tuple[int, str] | None:
     """Find the first end of a stop string after `begin`, and the longest stop string that ends there."""
@@ -33,16 +35,20 @@ def random_case(rng: random.Random) -> tuple[str, tuple[str, ...], list[str]]:
     return text, stops, [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-@pytest.mark.parametrize("is_included", [False, True])
-def test_any_split_finds_the_stop_that_ends_first_and_holds_back_the_least(is_included: bool) -> None:
+@pytest.mark.parametrize(("is_included", "has_min_tokens"), [(False, False), (True, False), (False, True)])
+def test_any_split_finds_the_stop_that_ends_first_and_holds_back_the_least(
+    is_included: bool, has_min_tokens: bool
+) -> None:
+    """An occurrence before min_tokens is ignored."""
     rng = random.Random(5)
     num_found = 0
-    for _ in range(10_000):
+    for _ in range(NUM_CASES):
         text, stops, pieces = random_case(rng)
-        expected = brute_force(text, stops)
+        num_early = rng.randrange(len(pieces) + 1) if has_min_tokens else 0
+        expected = brute_force(text, stops, len("".join(pieces[:num_early])))
         finder, shown, stop = MarkerFinder(*stops, is_included=is_included), "", ""
         for index, piece in enumerate(pieces):
-            before, stop, rest = finder.feed(piece)
+            before, stop, rest = finder.feed(piece, may_match=index >= num_early)
             shown += before
             if stop:
                 break
@@ -56,28 +62,7 @@ def test_any_split_finds_the_stop_that_ends_first_and_holds_back_the_least(is_in
             assert stop == longest
             assert shown == text[: end if is_included else end - len(longest)]
             num_found += 1
-    assert 2_000 < num_found < 9_000
-
-
-def test_an_occurrence_before_min_tokens_is_ignored() -> None:
-    rng = random.Random(6)
-    for _ in range(5_000):
-        text, stops, pieces = random_case(rng)
-        num_early = rng.randrange(len(pieces) + 1)
-        begin = len("".join(pieces[:num_early]))
-        expected = brute_force(text, stops, begin)
-        finder, shown, stop = MarkerFinder(*stops), "", ""
-        for index, piece in enumerate(pieces):
-            before, stop, _ = finder.feed(piece, may_match=index >= num_early)
-            shown += before
-            if stop:
-                break
-            seen = "".join(pieces[: index + 1])
-            assert len(seen) - len(shown) == held_back(seen, stops)
-        if expected is None:
-            assert not stop and shown + finder.finish() == text
-        else:
-            assert (shown, stop) == (text[: expected[0] - len(expected[1])], expected[1])
+    assert 0.2 < num_found / NUM_CASES < 0.9
 
 
 def test_text_before_a_second_begin_of_a_stop_string_is_shown_at_once() -> None:
@@ -97,7 +82,7 @@ def all_markers(text: str, markers: tuple[str, ...]) -> list[str]:
 def test_a_text_is_read_from_marker_to_marker_wherever_it_is_cut() -> None:
     rng = random.Random(7)
     num_markers = 0
-    for _ in range(5_000):
+    for _ in range(NUM_CASES):
         text, markers, pieces = random_case(rng)
         finder, split = MarkerFinder(*markers), [""]
         for piece in pieces:
@@ -108,7 +93,7 @@ def test_a_text_is_read_from_marker_to_marker_wherever_it_is_cut() -> None:
         split[-1] += finder.finish()
         assert split == all_markers(text, markers)
         num_markers += len(split) // 2
-    assert num_markers > 5_000
+    assert num_markers > NUM_CASES
 
 
 def test_the_beginning_of_a_marker_at_the_end_is_held_back() -> None:

@@ -46,11 +46,19 @@ def test_a_model_refuses_the_kind_that_it_does_not_take() -> None:
             limits.check(submit(CLIP))
 
 
-def test_numbers_and_bytes_of_clips_are_bounded() -> None:
-    with pytest.raises(RequestError, match=r"has 3 audio clips, at most 2 are allowed.*--limit-mm-per-prompt"):
-        HEARING.check(submit(CLIP, CLIP, CLIP))
-    with pytest.raises(RequestError, match=r"an audio clip has 101 bytes, at most 100 are read.*--max-media-bytes"):
-        HEARING.check_bytes(101)
+@pytest.mark.parametrize(
+    ("limits", "medium", "kind"), [(LIMITS, ONE, "image"), (HEARING, CLIP, "audio clip")], ids=["images", "clips"]
+)
+def test_numbers_and_bytes_are_bounded(limits: MediaLimits, medium: Medium, kind: str) -> None:
+    limits.check(submit(medium, medium))
+    limits.check_bytes(100)
+    with pytest.raises(RequestError, match=rf"has 3 {kind}s, at most 2 are allowed.*--limit-mm-per-prompt"):
+        limits.check(submit(*[medium] * 3))
+    with pytest.raises(RequestError, match=rf"an? {kind} has 101 bytes, at most 100 are read.*--max-media-bytes"):
+        limits.check_bytes(101)
+
+
+def test_a_clip_has_no_detail() -> None:
     with pytest.raises(RequestError, match="the detail low is given for an audio clip: leave it out"):
         HEARING.check(submit(Medium(kind="audio", uuid="u", detail="low")))
 
@@ -77,15 +85,6 @@ def test_a_model_whose_images_are_off_names_the_option(option: str, config: Engi
     hears = "does not hear audio, as" if config.language_model_only else "does not hear audio: leave"
     with pytest.raises(RequestError, match=hears):
         MediaLimits.of(new_spec(config=config)).check(submit(CLIP))
-
-
-def test_numbers_and_bytes_are_bounded() -> None:
-    LIMITS.check(submit(ONE, ONE))
-    LIMITS.check_bytes(100)
-    with pytest.raises(RequestError, match=r"has 3 images, at most 2 are allowed.*--limit-mm-per-prompt"):
-        LIMITS.check(submit(ONE, ONE, ONE))
-    with pytest.raises(RequestError, match=r"has 101 bytes, at most 100 are read.*--max-media-bytes"):
-        LIMITS.check_bytes(101)
 
 
 @pytest.mark.parametrize("indices", [(), (0,), (0, 0), (0, 1, 1), (0, 2), (-1, 0)])

@@ -44,11 +44,26 @@ class Form(NamedTuple):
 
 
 FORMS = {
-    "hermes": Form(HermesParser, ["<tool_call>", "</tool_call>", "<tool", "_call>", *CALLS]),
+    "hermes": Form(
+        HermesParser, [f"<tool_call>{JSON}</tool_call>", "<tool_call>", "</tool_call>", "<tool", "_call>", *CALLS]
+    ),
     "llama": Form(LlamaParser, ["<|python_tag|>", JSON.replace("arguments", "parameters"), *CALLS]),
     "mistral": Form(
         MistralParser,
-        ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[TOOL", "_CALLS]", "[", "]", "null", "%{", '{"%": "%"}', *CALLS],
+        [
+            f"[TOOL_CALLS][{JSON}]",
+            "[TOOL_CALLS]",
+            "[ARGS]",
+            "[CALL_ID]",
+            "[TOOL",
+            "_CALLS]",
+            "[",
+            "]",
+            "null",
+            "%{",
+            '{"%": "%"}',
+            *CALLS,
+        ],
     ),
     "pythonic": Form(
         PythonicParser,
@@ -57,6 +72,7 @@ FORMS = {
     "qwen3_coder": Form(
         lambda: Qwen3CoderParser({}),
         [
+            "<tool_call><function=%><parameter=%>%</parameter></function></tool_call>",
             *("<tool_call>", "</tool_call>", "<function=%>", "</function>", "<parameter=%>", "</parameter>"),
             *("%", " % ", "\n", "<func", "tion=", ">", "<function=>"),
         ],
@@ -65,6 +81,7 @@ FORMS = {
     "openai": Form(
         lambda: HarmonyParser(has_calls=True),
         [
+            '<|channel|>commentary to=functions.%<|message|>{"%": "%"}<|call|>',
             *("<|start|>", "<|start|>assistant", "<|channel|>", "<|channel|>analysis", "<|channel|>final"),
             *("<|channel|>commentary", " to=functions.%", "<|constrain|>json", "<|message|>", "<|end|>", "<|call|>"),
             *("<|return|>", '{"%": "%"}', "%", " % %", "null", "<|"),
@@ -125,7 +142,7 @@ def test_each_word_is_shown_once(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=60)
 def test_a_stream_brings_the_parts_of_the_whole_text(name: str, data: st.DataObject) -> None:
     form = FORMS[name]
     text = data.draw(texts(form.pieces))
