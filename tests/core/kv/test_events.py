@@ -17,6 +17,7 @@ from tokenloom.ipc.messages.core import CoreChild
 from tokenloom.tests.core.fake_adapters import digest_of
 from tokenloom.tests.core.fake_media import image_digest, new_vision, random_prompt, with_images
 from tokenloom.tests.core.harness import Harness, prompt_of
+from tokenloom.tests.core.kv.offload.settling import settle
 from tokenloom.tests.core.random_operations import RandomOperations
 from tokenloom.tests.support.today import DAY
 
@@ -121,7 +122,13 @@ class EventOperations(RandomOperations):
         options = {"block_size": block_size, "num_blocks": num_blocks, "enable_prefix_caching": True, "tiers": tiers}
         vision = {"vision": new_vision(), "encoder_cache": 30, "max_item_embeds": 20}
         super().__init__(seed, record, Harness, **options, **vision)
+        self.open_tiers()
         self.router = Router(self.harness)
+
+    def open_tiers(self) -> None:
+        """Let the tiers name their namespace before a block is there."""
+        while self.harness.tier.act():
+            pass
 
     def add_request(self, key: int) -> None:
         rng = self.rng
@@ -131,6 +138,7 @@ class EventOperations(RandomOperations):
 
     def lose_core(self) -> None:
         super().lose_core()
+        self.open_tiers()
         self.router.attach()
 
     def reset(self) -> None:
@@ -139,6 +147,11 @@ class EventOperations(RandomOperations):
     def check(self) -> None:
         super().check()
         self.router.check()
+
+    def end(self) -> None:
+        super().end()
+        if self.harness.tiers is not None:
+            settle(self.harness)
 
 
 @pytest.mark.parametrize("has_tiers", [False, True])
