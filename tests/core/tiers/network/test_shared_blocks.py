@@ -67,7 +67,7 @@ def test_blocks_that_one_process_stores_in_redis_another_loads(stack: contextlib
     assert b"thirty-two" not in (reader.log() + writer.log()).encode()
 
 
-@pytest.mark.parametrize("has_secret", [False, True])
+@pytest.mark.parametrize("has_secret", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_blocks_in_the_arena_of_one_process_are_loaded_by_another(
     stack: contextlib.ExitStack, tmp_path: Path, has_secret: bool
 ) -> None:
