@@ -135,7 +135,7 @@ class Engine:
         self.process.send_signal(number)
 
     def log(self) -> str:
-        """Return what it has written to stderr."""
+        """Return its stderr so far."""
         return self.errors.read_text(encoding="utf-8")
 
     def wait_log(self, text: str, count: int = 1, timeout_s: float = START_S) -> None:

@@ -207,7 +207,7 @@ class Agent:
         return found
 
     def log(self) -> str:
-        """Return what it has written to stderr."""
+        """Return its stderr so far."""
         return self.errors.read_text(encoding="utf-8")
 
     def wait_exit(self) -> int:

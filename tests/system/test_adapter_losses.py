@@ -32,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 @pytest.fixture(scope="module")
 def engine(models: Models, num_ranks: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Run an engine whose adapters' own files are gone."""
+    """Run an engine without its adapters' own files."""
     runtime = tmp_path_factory.mktemp("losses")
     sources = shutil.copytree(models.checkpoint.parent / "adapters", runtime / "adapters")
     modules = [f"{name}={sources / name}" for name in models.adapters]

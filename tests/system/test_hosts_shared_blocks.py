@@ -60,7 +60,7 @@ def ring(tmp_path: Path) -> list[str]:
 
 
 def check_loaded(engine: SpreadEngine, place: str, calm: list[RequestOutput]) -> None:
-    """Check that an engine whose own caches are empty finds all blocks of the prompts in a place."""
+    """Check that an engine with empty caches finds all blocks of the prompts in a place."""
     with Client(engine.address) as client:
         outputs = load(client, PROMPTS)
     check_equal(calm, outputs, EQUAL_OVER_HOSTS)

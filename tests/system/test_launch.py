@@ -174,7 +174,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def refusal(folder: Path, *options: str) -> str:
-    """Return what an engine that may not start writes to stderr."""
+    """Return the stderr of an engine that may not start."""
     with Engine(folder, options) as engine:
         assert engine.wait_exit() == 2 and "Traceback" not in engine.log(), engine.log()
     return engine.log()

@@ -1,4 +1,4 @@
-"""Liveness: dead clients, deadlines, and an engine whose core is stopped."""
+"""Liveness: dead clients, deadlines, and an engine with a stopped core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine whose Redis is away, hangs or comes back gives the same answers, says so, and uses it again."""
+"""An engine gives the same answers while its Redis is away or hangs, says so, and uses it again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POOL = ("--num-kv-blocks", "64", "--max-model-len", "512", "--kv-host-bytes", st
 
 
 class Served:
-    """An engine whose Redis is to come at `port`."""
+    """An engine for a Redis at `port`."""
 
     def __init__(self, engine: LaunchedEngine, port: int) -> None:
         self.engine, self.port = engine, port
@@ -35,7 +35,7 @@ class Served:
         return [answer.outputs[0].text for answer in answers]
 
     def wait(self, is_so: Callable[[], bool]) -> None:
-        """Wait for Redis to be used, or not: with new prompts, whose blocks it is asked for."""
+        """Wait for Redis to be used, or not: with new prompts, so that it is asked for their blocks."""
         deadline = time.monotonic() + DEADLINE_S
         with Client(self.engine.address) as client:
             while not is_so():

@@ -1,4 +1,4 @@
-"""Replicas on hosts of their own: while a host is lost, requests go on at a replica whose hosts are there."""
+"""Replicas on hosts of their own: while a host is lost, requests go on at a replica that has its hosts."""
 
 from __future__ import annotations
 

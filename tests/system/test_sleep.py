@@ -18,7 +18,7 @@ from tokenloom.tests.system.launched import RECOVERY_S, LaunchedEngine, lost, re
 OPTIONS = ["--max-model-len", "1200", "--num-kv-blocks", "256"]
 PROMPT = [5 + i % 90 for i in range(70)]
 LONG = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
-# lower bounds: the checkpoint of 40 MiB; four prompts of 1,000 tokens, 47 MiB, less what loading leaves in the heap
+# lower bounds: the checkpoint of 40 MiB; four prompts of 1,000 tokens, 47 MiB, less the heap that loading leaves
 WEIGHT_BYTES, KV_BYTES = 30 << 20, 30 << 20
 
 
