@@ -152,6 +152,11 @@ class Engine:
         self.signal(signal.SIGTERM)
         return self.wait_exit()
 
+    def end(self) -> None:
+        """Stop the engine; check that it exits with 0 and leaves nothing behind."""
+        self.processes()
+        assert self.stop() == 0 and not self.leftovers()
+
     @property
     def seen_ids(self) -> list[int]:
         """The ids of the noted processes."""

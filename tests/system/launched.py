@@ -56,8 +56,7 @@ def serve(engine: Engine) -> Iterator[Engine]:
     with engine:
         engine.wait_ready()
         yield engine
-        engine.processes()
-        assert engine.stop() == 0 and not engine.leftovers()
+        engine.end()
 
 
 def reconnecting(engine: Engine, place: int = 0) -> Client:

@@ -42,8 +42,7 @@ def engine(network: Network) -> Iterator[SpreadEngine]:
         network.join(1)
         engine.wait_ready()
         yield engine
-        engine.processes()
-        assert engine.stop() == 0 and not engine.leftovers()
+        engine.end()
     for agent in network.agents:
         agent.wait_none(agent.alive)
         if agent.is_running():

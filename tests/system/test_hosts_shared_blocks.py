@@ -104,8 +104,7 @@ def test_an_engine_finds_in_redis_what_another_one_over_hosts_has_computed(
                     return num_objects() >= 2 * NUM_BLOCKS
 
                 wait_until(are_stored, engine.log, DEADLINE_S)
-            engine.processes()
-            assert engine.stop() == 0 and not engine.leftovers()
+            engine.end()
         with SpreadEngine(network, *OVER_HOSTS, *remote) as engine:
             engine.wait_ready()
             check_loaded(engine, "remote", calm)
@@ -136,5 +135,4 @@ def test_an_engine_finds_in_a_peer_over_hosts_what_that_has_computed(
         taker.wait_ready()
         check_loaded(taker, "peer", calm)
         for engine in (taker, giver):
-            engine.processes()
-            assert engine.stop() == 0 and not engine.leftovers()
+            engine.end()

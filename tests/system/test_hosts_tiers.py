@@ -56,8 +56,7 @@ def engine(network: Network) -> Iterator[SpreadEngine]:
         engine.wait_ready()
         engine.wait_log("KV tiers opened", 2)
         yield engine
-        engine.processes()
-        assert engine.stop() == 0 and not engine.leftovers()
+        engine.end()
     for agent in network.agents:
         agent.wait_none(agent.alive)
 

@@ -148,6 +148,13 @@ def test_all_processes_end_with_a_killed_supervisor(tmp_path: Path, are_stopped:
         assert not (tmp_path / "mine.sock").exists()
 
 
+def refusal(folder: Path, *options: str) -> str:
+    """Return the stderr of an engine that may not start."""
+    with Engine(folder, options) as engine:
+        assert engine.wait_exit() == 2 and "Traceback" not in engine.log(), engine.log()
+    return engine.log()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -157,12 +164,8 @@ def test_all_processes_end_with_a_killed_supervisor(tmp_path: Path, are_stopped:
     ],
 )
 def test_an_invalid_configuration_exits_2_with_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
-    with LaunchedEngine(tmp_path, *arguments) as engine:
-        assert engine.wait_exit() == 2
-        errors = engine.log()
-        lines = [line for line in errors.splitlines() if line.startswith("engine-launch:")]
-        assert len(lines) == 1 and message in lines[0], errors
-        assert "Traceback" not in errors
+    lines = [line for line in refusal(tmp_path, *arguments).splitlines() if line.startswith("engine-launch:")]
+    assert len(lines) == 1 and message in lines[0]
 
 
 @pytest.fixture(scope="module")
@@ -171,13 +174,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = tmp_path_factory.mktemp("one")
     tiers = ("--kv-disk", str(folder / "kv"), "--kv-host-bytes", "64M")
     yield from serve(LaunchedEngine(folder, "--listen", f"ipc://{folder}/one.sock", *tiers))
-
-
-def refusal(folder: Path, *options: str) -> str:
-    """Return the stderr of an engine that may not start."""
-    with Engine(folder, options) as engine:
-        assert engine.wait_exit() == 2 and "Traceback" not in engine.log(), engine.log()
-    return engine.log()
 
 
 def test_an_address_in_use_is_refused_and_the_first_engine_keeps_serving(engine: Engine, tmp_path: Path) -> None:

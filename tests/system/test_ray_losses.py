@@ -52,8 +52,7 @@ def engine(network: RayNetwork) -> Iterator[RayEngine]:
     with RayEngine(network, *EXACT, "--tp", "2", "--hosts", "2") as engine:
         engine.wait_ready()
         yield engine
-        engine.processes()
-        assert engine.stop() == 0 and not engine.leftovers()
+        engine.end()
         for number in (1, 2):
             network.wait_none(number, "tokenloom", 5.0)
 
@@ -160,8 +159,7 @@ def test_an_engine_of_one_host_reserves_its_cpus_in_ray(
         launcher = other.child("launcher")
         check_long(other, calm, launcher.kill)
         other.wait_log("launcher is back")
-        other.processes()
-        assert other.stop() == 0 and not other.leftovers()
+        other.end()
 
 
 def test_a_node_that_is_added_after_a_loss_takes_the_place(

@@ -54,8 +54,7 @@ def engine(network: RayNetwork) -> Iterator[RayEngine]:
         engine.wait_ready()
         engine.wait_log("KV tiers opened", 2)
         yield engine
-        engine.processes()
-        assert engine.stop() == 0 and not engine.leftovers()
+        engine.end()
         network.wait_none(1, "tokenloom", 5.0)
 
 

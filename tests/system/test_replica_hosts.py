@@ -36,8 +36,7 @@ def engine(network: Network, agent: Agent) -> Iterator[SpreadEngine]:
     with SpreadEngine(network, *EXACT, "--data-parallel-size", "2", "--hosts", "2") as engine:
         engine.wait_ready()
         yield engine
-        engine.processes()
-        assert engine.stop() == 0 and not engine.leftovers()
+        engine.end()
 
 
 def test_replicas_of_two_hosts_answer_as_one_process(
