@@ -24,7 +24,6 @@ from tokenloom.ipc.channel import Channel
 from tokenloom.ipc.client_auth import HOSTS, ZapHandler
 from tokenloom.ipc.config.checkpoint_digest import checkpoint_digest
 from tokenloom.ipc.config.engine_config import EngineConfig
-from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.endpoints import Endpoints
 from tokenloom.ipc.errors import ConfigError, error_info
 from tokenloom.ipc.keys import Keys
@@ -94,10 +93,22 @@ class Head:
         self._control = new_socket(context, zmq.ROUTER)
         self._control.bind(f"ipc://{folder}/control.sock")
         self.hosts.listen(context, self._control)
+        self.host_keys = Keys.load(folder / "hosts.key")
+        self._agents: list[ScriptedAgent] = []
 
     def close(self) -> None:
+        for agent in self._agents:
+            agent.close()
         self.hosts.close()
         self._control.close()
+
+    def agent(self, number: int, keys: Keys | None = None, **changes: object) -> ScriptedAgent:
+        """Connect an agent at 10.0.0.`number`."""
+        self._agents.append(ScriptedAgent(self, keys or self.host_keys, f"10.0.0.{number}", **changes))
+        return self._agents[-1]
+
+    def until(self, is_done: Callable[[], object]) -> None:
+        wait_until(lambda: self.hosts.turn() or is_done())
 
     def rank(self, rank: int, generation: int = 0) -> ProcessSpec:
         return ProcessSpec(WORKERS, generation, Rank(0, rank), self.spec.host_of(Rank(0, rank)), ["--rank", str(rank)])
@@ -155,29 +166,14 @@ class ScriptedAgent:
         self._context.destroy(linger=0)
 
 
-@pytest.fixture
-def new_agent(head: Head, keys: Keys) -> Iterator[Callable[..., ScriptedAgent]]:
-    agents: list[ScriptedAgent] = []
-
-    def new(name: str, **changes: object) -> ScriptedAgent:
-        agents.append(ScriptedAgent(head, keys, name, **changes))
-        return agents[-1]
-
-    yield new
-    for agent in agents:
-        agent.close()
-
-
-def test_ranks_wait_for_all_hosts_and_then_start_where_they_belong(
-    head: Head, new_agent: Callable[..., ScriptedAgent]
-) -> None:
+def test_ranks_wait_for_all_hosts_and_then_start_where_they_belong(head: Head) -> None:
     assert head.hosts.obstacle(CORE) == ""
     assert head.hosts.obstacle(WORKERS).startswith("2 more hosts of 3: run `engine-launch join tcp://127.0.0.1:")
-    first, second = new_agent("10.0.0.2").join(), new_agent("10.0.0.3")
+    first, second = head.agent(2).join(), head.agent(3)
     second.wait(HostAccepted)
-    wait_until(lambda: head.hosts.turn() or head.hosts.obstacle(WORKERS).startswith("1 more host of 3"))
+    head.until(lambda: head.hosts.obstacle(WORKERS).startswith("1 more host of 3"))
     second.send(HostPrepared(digest=DIGEST))
-    wait_until(lambda: head.hosts.turn() or not head.hosts.obstacle(WORKERS))
+    head.until(lambda: not head.hosts.obstacle(WORKERS))
     assert [head.spec.host_of(rank) for rank in head.spec.ranks] == [0, 0, 1, 2]
     processes = [head.hosts.spawn(head.rank(rank)) for rank in (2, 3)]
     orders = [agent.wait(Spawn) for agent in (first, second)]
@@ -185,7 +181,7 @@ def test_ranks_wait_for_all_hosts_and_then_start_where_they_belong(
     first.send(Spawned(process="worker-2-0", pid=77))
     first.send(HostReport(processes=[ProcessUse("worker-2-0", 0.5, 1 << 20)] * 2))
     second.send(Ended(process="worker-3-0", how="worker 3 exited with code 1: no memory"))
-    wait_until(lambda: head.hosts.turn() or (processes[1].has_ended and processes[0].resident_bytes() > 0))
+    head.until(lambda: processes[1].has_ended and processes[0].resident_bytes() > 0)
     assert processes[0].place == "pid 77 on host 10.0.0.2" and processes[0].take_starved_s() == 1.0
     assert processes[0].take_starved_s() == 0.0
     assert processes[1].describe_exit() == "worker 3 exited with code 1: no memory (on host 10.0.0.3)"
@@ -195,28 +191,24 @@ def test_ranks_wait_for_all_hosts_and_then_start_where_they_belong(
     assert processes[0].has_ended and first.wait(Kill) == Kill(process="worker-2-0")
 
 
-def test_the_head_looks_at_a_host_again_when_its_lease_ends(
-    head: Head, new_agent: Callable[..., ScriptedAgent]
-) -> None:
-    new_agent("10.0.0.2").join()
-    wait_until(lambda: head.hosts.turn() or bool(head.hosts.joined.all))
+def test_the_head_looks_at_a_host_again_when_its_lease_ends(head: Head) -> None:
+    head.agent(2).join()
+    head.until(lambda: bool(head.hosts.joined.all))
     head.hosts.turn()
     (host,) = head.hosts.joined.all
     host.last_sign_at = time.monotonic() - LEASE_S + 0.01  # the next ping is due later
     assert head.hosts.next_at == host.last_sign_at + LEASE_S
 
 
-def test_a_host_that_ray_says_is_gone_is_lost_at_once_and_no_other(
-    head: Head, new_agent: Callable[..., ScriptedAgent]
-) -> None:
+def test_a_host_that_ray_says_is_gone_is_lost_at_once_and_no_other(head: Head) -> None:
     for name in ("one", "two"):
         head.hosts.on_placement(HostPlaced(placement=name, address="10.0.0.2"))
-    first = new_agent("10.0.0.2", placement="one").join()
-    wait_until(lambda: head.hosts.turn() or head.hosts.places_taken.placements == ["one"])
+    first = head.agent(2, placement="one").join()
+    head.until(lambda: head.hosts.places_taken.placements == ["one"])
     head.hosts.on_placement(HostGone(placement="two", reason="never came"))
     assert head.hosts.places_taken.placements == ["one"]
-    new_agent("10.0.0.3").join()
-    wait_until(lambda: head.hosts.turn() or len(head.hosts.places_taken.placements) == 2)
+    head.agent(3).join()
+    head.until(lambda: len(head.hosts.places_taken.placements) == 2)
     process = head.hosts.spawn(head.rank(2))
     head.hosts.on_placement(HostGone(placement="one", reason="it was killed"))
     assert process.has_ended and process.is_blameless and "it was killed" in process.describe_exit()
@@ -226,10 +218,10 @@ def test_a_host_that_ray_says_is_gone_is_lost_at_once_and_no_other(
 
 
 def test_a_process_of_a_silent_host_ends_with_its_lease_and_a_spare_host_takes_its_place(
-    head: Head, new_agent: Callable[..., ScriptedAgent], caplog: pytest.LogCaptureFixture
+    head: Head, caplog: pytest.LogCaptureFixture
 ) -> None:
-    silent, other = new_agent("10.0.0.2").join(), new_agent("10.0.0.3").join()
-    wait_until(lambda: head.hosts.turn() or not head.hosts.obstacle(WORKERS))
+    silent, other = head.agent(2).join(), head.agent(3).join()
+    head.until(lambda: not head.hosts.obstacle(WORKERS))
     process = head.hosts.spawn(head.rank(2))
     head.hosts.joined.all[0].last_sign_at -= LEASE_S - 0.2
     process.close()  # its agent does not kill it
@@ -240,16 +232,14 @@ def test_a_process_of_a_silent_host_ends_with_its_lease_and_a_spare_host_takes_i
     silent.wait(Spawn)
     silent.send(HostReport())
     silent.wait(HostUnknown)  # its message comes too late
-    new_agent("10.0.0.4").join()
-    wait_until(lambda: head.hosts.turn() or other.turn() or not head.hosts.obstacle(WORKERS))
+    head.agent(4).join()
+    head.until(lambda: other.turn() or not head.hosts.obstacle(WORKERS))
 
 
-def test_each_host_has_a_tier_process_and_only_the_loss_of_one_with_a_place_loses_an_arena(
-    head: Head, new_agent: Callable[..., ScriptedAgent]
-) -> None:
-    first, second = new_agent("10.0.0.2").join(), new_agent("10.0.0.3").join()
+def test_each_host_has_a_tier_process_and_only_the_loss_of_one_with_a_place_loses_an_arena(head: Head) -> None:
+    first, second = head.agent(2).join(), head.agent(3).join()
     assert head.hosts.obstacle(TIER)
-    wait_until(lambda: head.hosts.turn() or not head.hosts.obstacle(TIER))
+    head.until(lambda: not head.hosts.obstacle(TIER))
     specs = [ProcessSpec(TIER, 3, host=host, arguments=["--number=3"]) for host in (1, 2)]
     processes = [head.hosts.spawn(spec) for spec in specs]
     assert [spec.identity for spec in specs] == [b"tier-of-host-1-3", b"tier-of-host-2-3"]
@@ -258,25 +248,23 @@ def test_each_host_has_a_tier_process_and_only_the_loss_of_one_with_a_place_lose
         assert order == Spawn(
             process=f"tier-of-host-{host}-3", role="tier", number=3, host=host, arguments=["--number=3"]
         )
-    spare = new_agent("10.0.0.4").join()
+    spare = head.agent(4).join()
     spare.send(HostReport())
-    wait_until(lambda: head.hosts.turn() or sum(each.is_prepared for each in head.hosts.joined.all) == 3)
+    head.until(lambda: sum(each.is_prepared for each in head.hosts.joined.all) == 3)
     spare.send(HostLeaving())
-    wait_until(lambda: head.hosts.turn() or len(head.hosts.joined.all) == 2)
+    head.until(lambda: len(head.hosts.joined.all) == 2)
     assert head.hosts.num_hosts_lost(0) == 0 and not processes[0].has_ended
     first.send(HostLeaving())
-    wait_until(lambda: head.hosts.turn() or processes[0].has_ended)
+    head.until(lambda: processes[0].has_ended)
     assert head.hosts.num_hosts_lost(0) == 1 and processes[0].is_blameless and not processes[1].has_ended
 
 
-def test_a_host_that_leaves_or_fails_is_lost_at_once(
-    head: Head, new_agent: Callable[..., ScriptedAgent], caplog: pytest.LogCaptureFixture
-) -> None:
-    first, second = new_agent("10.0.0.2").join(), new_agent("10.0.0.3")
+def test_a_host_that_leaves_or_fails_is_lost_at_once(head: Head, caplog: pytest.LogCaptureFixture) -> None:
+    first, second = head.agent(2).join(), head.agent(3)
     second.wait(HostAccepted)
     second.send(HostFailed(error=error_info(ConfigError("--model x is not here"))))
     first.send(HostLeaving())
-    wait_until(lambda: head.hosts.turn() or len(head.hosts.joined.all) == 0)
+    head.until(lambda: len(head.hosts.joined.all) == 0)
     assert "host 10.0.0.3 cannot serve: --model x is not here" in caplog.messages
     assert "host 10.0.0.2 is lost: its agent was stopped" in caplog.messages
 
@@ -289,22 +277,18 @@ def test_a_host_that_leaves_or_fails_is_lost_at_once(
         ({"numerics": "f" * 64}, "(ffffffff"),
     ],
 )
-def test_another_version_is_refused(
-    new_agent: Callable[..., ScriptedAgent], changes: dict[str, object], text: str
-) -> None:
-    refused = new_agent("10.0.0.2", **changes).wait(HostRefused)
+def test_another_version_is_refused(head: Head, changes: dict[str, object], text: str) -> None:
+    refused = head.agent(2, **changes).wait(HostRefused)
     assert isinstance(refused, HostRefused) and not refused.may_retry
     assert text in refused.error.message and "install the same version" in refused.error.message
 
 
-def test_a_host_that_joins_twice_and_one_with_another_checkpoint_are_refused(
-    head: Head, new_agent: Callable[..., ScriptedAgent]
-) -> None:
-    new_agent("10.0.0.2").join()
-    wait_until(lambda: head.hosts.turn() or len(head.hosts.joined.all) == 1)
-    again = new_agent("10.0.0.2").wait(HostRefused)
+def test_a_host_that_joins_twice_and_one_with_another_checkpoint_are_refused(head: Head) -> None:
+    head.agent(2).join()
+    head.until(lambda: len(head.hosts.joined.all) == 1)
+    again = head.agent(2).wait(HostRefused)
     assert isinstance(again, HostRefused) and again.may_retry and "has joined already" in again.error.message
-    other = new_agent("10.0.0.3").join(digest="0" * 64).wait(HostRefused)
+    other = head.agent(3).join(digest="0" * 64).wait(HostRefused)
     assert isinstance(other, HostRefused) and not other.may_retry
     assert f"another checkpoint of demo (00000000) than the head ({DIGEST:.8})" in other.error.message
 
@@ -313,25 +297,20 @@ def test_a_host_with_too_few_gpus_is_refused(
     tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]], keys: Keys
 ) -> None:
     head = Head(tmp_path, context, 2, device="cuda")
-    agent = ScriptedAgent(head, keys, "10.0.0.2", num_gpus=1)
-    refused = agent.wait(HostRefused)
+    refused = head.agent(2, num_gpus=1).wait(HostRefused)
     assert isinstance(refused, HostRefused)
     assert "has 1 GPUs, --tensor-parallel-size 4 over --hosts 2 needs 2 on a host" in refused.error.message
-    agent.close()
     head.close()
 
 
-def test_the_key_of_one_ring_opens_no_other(
-    head: Head, context: zmq.Context[zmq.Socket[bytes]], keys: Keys, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_key_of_one_ring_opens_no_other(head: Head, keys: Keys, caplog: pytest.LogCaptureFixture) -> None:
     assert head.spec.group_keys is not None
     stolen = msgspec.structs.replace(
         head.spec.group_keys, server_public=keys.server_public, server_secret=keys.server_secret
     )
-    agent = ScriptedAgent(head, stolen, "10.0.0.2")
-    wait_until(lambda: head.hosts.turn() or any("was refused: it has another key" in line for line in caplog.messages))
+    head.agent(2, stolen)
+    head.until(lambda: any("was refused: it has another key" in line for line in caplog.messages))
     assert not head.hosts.joined.all
-    agent.close()
 
 
 # ── the agent ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -369,17 +348,30 @@ class ScriptedHead:
         self.received.remove(found)
         return found
 
+    def accept(self, folder: Path) -> bytes:
+        """Let an agent join and prepare; return its identity."""
+        identity, hello = self.wait(HostHello)
+        assert isinstance(hello, HostHello) and (hello.address, hello.version) == ("127.0.0.1", tokenloom_version())
+        spec = new_spec(run_directory=str(folder), model_folder=str(DEMO_FOLDER), group_keys=Keys.generate())
+        self.channel.send_to(identity, HostAccepted(spec=msgspec.json.encode(spec)))
+        assert self.wait(HostPrepared)[1] == HostPrepared(digest=DIGEST)
+        return identity
+
 
 @pytest.fixture
 def peer(context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> ScriptedHead:
     return ScriptedHead(context, keys)
 
 
-@pytest.fixture
-def join(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    agents: list[subprocess.Popen[str]] = []
+Agent = subprocess.Popen[str]
+Join = Callable[..., Agent]
 
-    def start(address: str, *options: str) -> subprocess.Popen[str]:
+
+@pytest.fixture
+def join(tmp_path: Path, keys: Keys) -> Iterator[Join]:
+    agents: list[Agent] = []
+
+    def start(address: str, *options: str) -> Agent:
         words = ["join", address, "--key-file", str(tmp_path / "hosts.key"), *options]
         command = [sys.executable, "-P", "-m", "tokenloom.frontend.launch", *words]
         environment = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
@@ -394,18 +386,11 @@ def join(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         agent.stderr.close()
 
 
-def spec_for(peer: ScriptedHead, folder: Path) -> EngineSpec:
-    return new_spec(run_directory=str(folder), model_folder=str(DEMO_FOLDER), group_keys=Keys.generate())
-
-
 def test_an_agent_serves_one_head_after_another_and_leaves_nothing(
-    peer: ScriptedHead, join: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    peer: ScriptedHead, join: Join, tmp_path: Path
 ) -> None:
     agent = join(peer.address)
-    identity, hello = peer.wait(HostHello)
-    assert isinstance(hello, HostHello) and (hello.address, hello.version) == ("127.0.0.1", tokenloom_version())
-    peer.channel.send_to(identity, HostAccepted(spec=msgspec.json.encode(spec_for(peer, tmp_path))))
-    assert peer.wait(HostPrepared)[1] == HostPrepared(digest=DIGEST)
+    identity = peer.accept(tmp_path)
     order = Spawn(process="worker-0-0", role="worker", number=0, rank="0", arguments=["--nonsense"])
     peer.channel.send_to(identity, order)
     peer.wait(Spawned)
@@ -422,12 +407,10 @@ def test_an_agent_serves_one_head_after_another_and_leaves_nothing(
 
 
 def test_an_agent_reports_a_process_when_it_has_reaped_it_and_leaves_a_silent_head(
-    peer: ScriptedHead, join: Callable[..., subprocess.Popen[str]], tmp_path: Path
+    peer: ScriptedHead, join: Join, tmp_path: Path
 ) -> None:
     join(peer.address)
-    identity, _ = peer.wait(HostHello)
-    peer.channel.send_to(identity, HostAccepted(spec=msgspec.json.encode(spec_for(peer, tmp_path))))
-    peer.wait(HostPrepared)
+    identity = peer.accept(tmp_path)
     arguments = ["--rank", "0", "--generation", "0"]
     peer.channel.send_to(identity, Spawn(process="x", role="worker", number=0, rank="0", arguments=arguments))
     _, spawned = peer.wait(Spawned)
@@ -440,9 +423,7 @@ def test_an_agent_reports_a_process_when_it_has_reaped_it_and_leaves_a_silent_he
     assert time.monotonic() - begun > LEASE_S - 1.5
 
 
-def test_an_agent_that_is_refused_for_good_ends_with_the_reason(
-    peer: ScriptedHead, join: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_an_agent_that_is_refused_for_good_ends_with_the_reason(peer: ScriptedHead, join: Join) -> None:
     agent = join(peer.address)
     identity, _ = peer.wait(HostHello)
     peer.channel.send_to(identity, HostRefused(error=error_info(ConfigError("busy")), may_retry=True))
@@ -455,7 +436,7 @@ def test_an_agent_that_is_refused_for_good_ends_with_the_reason(
 
 @pytest.mark.parametrize("which", ["client", pytest.param("both", marks=pytest.mark.nightly)])
 def test_an_agent_with_another_key_ends_with_the_reason(
-    peer: ScriptedHead, join: Callable[..., subprocess.Popen[str]], keys: Keys, tmp_path: Path, which: str
+    peer: ScriptedHead, join: Join, keys: Keys, tmp_path: Path, which: str
 ) -> None:
     other = Keys.generate()
     if which == "client":
@@ -468,7 +449,7 @@ def test_an_agent_with_another_key_ends_with_the_reason(
     assert not peer.received
 
 
-def test_a_name_that_cannot_be_resolved_is_waited_for(join: Callable[..., subprocess.Popen[str]], keys: Keys) -> None:
+def test_a_name_that_cannot_be_resolved_is_waited_for(join: Join, keys: Keys) -> None:
     agent = join("tcp://nowhere.invalid:7100")
     assert agent.stderr is not None
     line = agent.stderr.readline()

@@ -26,95 +26,75 @@ from tokenloom.tests.support.today import some
 LIMITS = PromptLimits(4096, 64, 1 << 20, None)
 MEDIA = MediaLimits.of(new_spec())
 SCHEMAS = {"parameters", "input_schema", "schema"}
-SHARED: dict[str, Any] = {
-    "temperature": 0.5,
-    "top_p": 0.9,
-    "top_k": 5,
-    "min_p": 0.1,
-    "n": 1,
-    "seed": 1,
-    "stop": ["x"],
-    "presence_penalty": 0.1,
-    "frequency_penalty": 0.1,
-    "repetition_penalty": 1.1,
-    "logit_bias": {"5": 1.0},
-    "min_tokens": 1,
-    "stop_token_ids": [3],
-    "ignore_eos": False,
-    "allowed_token_ids": [1, 2],
-    "bad_words": ["y"],
-    "timeout_s": 5.0,
-    "queue_timeout_s": 5.0,
-    "priority": 1,
-    "truncate_prompt_tokens": 5,
-    "truncation_side": "left",
-    "cache_salt": "s",
-    "request_id": "r",
-    "stream": False,
-    "logprob_token_ids": None,
-}
-FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
-CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+SHARED: dict[str, Any] = json.loads("""{
+  "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "n": 1, "seed": 1, "stop": ["x"],
+  "presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1, "logit_bias": {"5": 1.0},
+  "min_tokens": 1, "stop_token_ids": [3], "ignore_eos": false, "allowed_token_ids": [1, 2],
+  "bad_words": ["y"], "timeout_s": 5.0, "queue_timeout_s": 5.0, "priority": 1, "truncate_prompt_tokens": 5,
+  "truncation_side": "left", "cache_salt": "s", "request_id": "r", "stream": false, "logprob_token_ids": null
+}""")
 BODIES: dict[str, tuple[Any, dict[str, Any]]] = {
-    "completion": (CompletionRequest, {**SHARED, "prompt": ["a"], "max_tokens": 5, "logprobs": 1, "echo": False}),
+    "completion": (
+        CompletionRequest,
+        SHARED | json.loads("""{"prompt": ["a"], "max_tokens": 5, "logprobs": 1, "echo": false}"""),
+    ),
     "chat": (
         ChatRequest,
-        {
-            **SHARED,
-            "messages": [
-                {"role": "user", "content": [{"type": "text", "text": "a"}]},
-                {"role": "assistant", "content": None, "tool_calls": [CALL]},
-                {"role": "tool", "tool_call_id": "c", "content": "b"},
-            ],
-            "max_completion_tokens": 5,
-            "logprobs": True,
-            "top_logprobs": 1,
-            "tools": [{"type": "function", "function": FUNCTION}],
-            "tool_choice": {"type": "function", "function": {"name": "f"}},
-            "parallel_tool_calls": False,
-            "chat_template_kwargs": {"a": 1},
-            "reasoning_effort": "low",
-        },
+        SHARED
+        | json.loads("""{
+  "messages": [
+    {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    {
+      "role": "assistant", "content": null,
+      "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    },
+    {"role": "tool", "tool_call_id": "c", "content": "b"}
+  ],
+  "max_completion_tokens": 5, "logprobs": true, "top_logprobs": 1,
+  "tools": [
+    {
+      "type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}
+    }
+  ],
+  "tool_choice": {"type": "function", "function": {"name": "f"}}, "parallel_tool_calls": false,
+  "chat_template_kwargs": {"a": 1}, "reasoning_effort": "low"
+}"""),
     ),
     "old chat": (
         ChatRequest,
-        {"messages": [{"role": "user", "content": "a"}], "functions": [FUNCTION], "function_call": {"name": "f"}},
+        json.loads("""{
+  "messages": [{"role": "user", "content": "a"}],
+  "functions": [{"name": "f", "description": "d", "parameters": {"type": "object"}}],
+  "function_call": {"name": "f"}
+}"""),
     ),
     "response": (
         ResponsesRequest,
-        {
-            "input": [
-                {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
-                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-                {"type": "function_call_output", "call_id": "c", "output": "b"},
-            ],
-            "instructions": "i",
-            "max_output_tokens": 5,
-            "temperature": 0.5,
-            "tools": [{"type": "function", **FUNCTION}],
-            "tool_choice": "auto",
-            "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
-        },
+        json.loads("""{
+  "input": [
+    {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "b"}
+  ],
+  "instructions": "i", "max_output_tokens": 5, "temperature": 0.5,
+  "tools": [{"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}],
+  "tool_choice": "auto",
+  "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
+}"""),
     ),
     "messages": (
         MessagesRequest,
-        {
-            "model": "m",
-            "max_tokens": 5,
-            "system": [{"type": "text", "text": "s"}],
-            "messages": [
-                {"role": "user", "content": [{"type": "text", "text": "a"}]},
-                {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "b"}]},
-            ],
-            "stop_sequences": ["x"],
-            "temperature": 0.5,
-            "top_p": 0.9,
-            "top_k": 5,
-            "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
-            "tool_choice": {"type": "auto"},
-            "thinking": {"type": "enabled", "budget_tokens": 1024},
-        },
+        json.loads("""{
+  "model": "m", "max_tokens": 5, "system": [{"type": "text", "text": "s"}],
+  "messages": [
+    {"role": "user", "content": [{"type": "text", "text": "a"}]},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "b"}]}
+  ],
+  "stop_sequences": ["x"], "temperature": 0.5, "top_p": 0.9, "top_k": 5,
+  "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+  "tool_choice": {"type": "auto"}, "thinking": {"type": "enabled", "budget_tokens": 1024}
+}"""),
     ),
 }
 

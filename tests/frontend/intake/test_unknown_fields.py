@@ -49,99 +49,113 @@ def test_an_unknown_field_is_named_and_the_rest_decodes_as_without_it(name: str)
     assert refused.value.code == UNKNOWN_FIELD
 
 
-FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
-SERVED = {"role": "user", "content": "hi"}
-LEFT_OUT: dict[str, tuple[type[Body], dict[str, object], list[str]]] = {
+LEFT_OUT: dict[str, tuple[type[Body], str, list[str]]] = {
     "tools of a response": (
         ResponsesRequest,
-        {"input": "hi", "tools": [{"type": "web_search", "filters": {"a": 1}}, FUNCTION, {"type": "mcp", "name": 7}]},
+        """{
+  "input": "hi",
+  "tools": [
+    {"type": "web_search", "filters": {"a": 1}},
+    {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}},
+    {"type": "mcp", "name": 7}
+  ]
+}""",
         ["tools[0] of type web_search", "tools[2] of type mcp"],
     ),
     "tools in a namespace": (
         ResponsesRequest,
-        {
-            "input": "hi",
-            "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "image_generation"}, FUNCTION]}],
-        },
+        """{
+  "input": "hi",
+  "tools": [
+    {
+      "type": "namespace", "name": "n",
+      "tools": [
+        {"type": "image_generation"},
+        {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
+      ]
+    }
+  ]
+}""",
         ["tools[0].tools[0] of type image_generation"],
     ),
     "items": (
         ResponsesRequest,
-        {
-            "input": [
-                {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
-                {"type": "local_shell_call", "call_id": "c", "action": {}},
-                {"type": "local_shell_call_output", "call_id": "c", "output": {"stdout": "x"}},
-                {"type": "computer_call_output", "output": {"type": "computer_screenshot"}},
-                {"type": "mcp_list_tools", "tools": []},
-                {"type": "compaction", "encrypted_content": "x"},
-                SERVED,
-                {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
-                {"type": "function_call_output", "call_id": "c1", "output": "x"},
-            ]
-        },
+        """{
+  "input": [
+    {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}},
+    {"type": "local_shell_call", "call_id": "c", "action": {}},
+    {"type": "local_shell_call_output", "call_id": "c", "output": {"stdout": "x"}},
+    {"type": "computer_call_output", "output": {"type": "computer_screenshot"}},
+    {"type": "mcp_list_tools", "tools": []}, {"type": "compaction", "encrypted_content": "x"},
+    {"role": "user", "content": "hi"},
+    {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c1", "output": "x"}
+  ]
+}""",
         [
-            *("input[0] of type web_search_call", "input[1] of type local_shell_call"),
-            *("input[2] of type local_shell_call_output", "input[3] of type computer_call_output"),
-            *("input[4] of type mcp_list_tools", "input[5] of type compaction"),
+            "input[0] of type web_search_call",
+            "input[1] of type local_shell_call",
+            "input[2] of type local_shell_call_output",
+            "input[3] of type computer_call_output",
+            "input[4] of type mcp_list_tools",
+            "input[5] of type compaction",
         ],
     ),
     "tools of a chat": (
         ChatRequest,
-        {"messages": MESSAGES, "tools": [{"type": "web_search_preview"}, {"function": {"name": "f"}}]},
+        """{
+  "messages": [{"role": "user", "content": "hi"}],
+  "tools": [{"type": "web_search_preview"}, {"function": {"name": "f"}}]
+}""",
         ["tools[0] of type web_search_preview"],
     ),
     "tools of a message": (
         MessagesRequest,
-        {
-            "messages": MESSAGES,
-            "max_tokens": 1,
-            "tools": [
-                {"name": "web_search", "type": "web_search_20250305", "max_uses": 5},
-                {"type": "bash_20250124", "name": "bash"},
-                {"type": "custom", "name": "f", "input_schema": {}},
-                {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
-            ],
-            "container": "c",
-            "mcp_servers": [{"url": "x"}],
-        },
+        """{
+  "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1,
+  "tools": [
+    {"name": "web_search", "type": "web_search_20250305", "max_uses": 5},
+    {"type": "bash_20250124", "name": "bash"}, {"type": "custom", "name": "f", "input_schema": {}},
+    {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"}
+  ],
+  "container": "c", "mcp_servers": [{"url": "x"}]
+}""",
         [
-            *("tools[0] of type web_search_20250305", "tools[1] of type bash_20250124"),
-            *("tools[3] of type text_editor_20250728", "container", "mcp_servers"),
+            "tools[0] of type web_search_20250305",
+            "tools[1] of type bash_20250124",
+            "tools[3] of type text_editor_20250728",
+            "container",
+            "mcp_servers",
         ],
     ),
     "blocks": (
         MessagesRequest,
+        """{
+  "max_tokens": 1,
+  "messages": [
+    {"role": "user", "content": "hi"},
+    {
+      "role": "assistant",
+      "content": [
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": {"error_code": "x"}},
+        {"type": "text", "text": "found"}, {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+      ]
+    },
+    {
+      "role": "user",
+      "content": [
         {
-            "max_tokens": 1,
-            "messages": [
-                SERVED,
-                {
-                    "role": "assistant",
-                    "content": [
-                        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
-                        {"type": "web_search_tool_result", "tool_use_id": "s", "content": {"error_code": "x"}},
-                        {"type": "text", "text": "found"},
-                        {"type": "tool_use", "id": "t", "name": "f", "input": {}},
-                    ],
-                },
-                {
-                    "role": "user",
-                    "content": [
-                        {
-                            "type": "tool_result",
-                            "tool_use_id": "t",
-                            "content": [{"type": "tool_reference", "tool_name": "f"}, {"type": "text", "text": "x"}],
-                        }
-                    ],
-                },
-            ],
-        },
+          "type": "tool_result", "tool_use_id": "t",
+          "content": [{"type": "tool_reference", "tool_name": "f"}, {"type": "text", "text": "x"}]
+        }
+      ]
+    }
+  ]
+}""",
         [
-            *(
-                "messages[1].content[0] of type server_tool_use",
-                "messages[1].content[1] of type web_search_tool_result",
-            ),
+            "messages[1].content[0] of type server_tool_use",
+            "messages[1].content[1] of type web_search_tool_result",
             "messages[2].content[0].content[0] of type tool_reference",
         ],
     ),
@@ -151,7 +165,7 @@ LEFT_OUT: dict[str, tuple[type[Body], dict[str, object], list[str]]] = {
 @pytest.mark.parametrize("name", LEFT_OUT)
 def test_what_only_another_server_can_run_or_read_is_left_out_and_named(name: str) -> None:
     body_type, body, named = LEFT_OUT[name]
-    raw = json.dumps(body).encode()
+    raw = body.encode()
     parsed = parse_body(raw, body_type, LIMITS)
     assert sorted(parsed.ignored) == sorted(named)
     lists = [each for each in (getattr(parsed.body, "tools", None), getattr(parsed.body, "input", None)) if each]

@@ -42,24 +42,19 @@ def test_an_image_longer_than_any_prompt_takes_no_memory(tmp_path: Path) -> None
     assert whole.max_num_batched_tokens == 256, "its images span steps"
 
 
+VOXTRAL = """{
+  "architectures": ["VoxtralForConditionalGeneration"], "audio_token_id": 24, "dtype": "float32",
+  "audio_config": {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 128, "num_mel_bins": 20},
+  "text_config": {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "intermediate_size": 64, "vocab_size": 100, "max_position_embeddings": 4096
+  }
+}"""
+
+
 def voxtral(folder: Path, **extractor: object) -> Path:
     """Write the files beside the weights of a model that hears audio."""
-    tower = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 128, "num_mel_bins": 20}
-    text = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "intermediate_size": 64,
-    }
-    config = {
-        "architectures": ["VoxtralForConditionalGeneration"],
-        "audio_token_id": 24,
-        "dtype": "float32",
-        "audio_config": tower,
-        "text_config": {**text, "vocab_size": 100, "max_position_embeddings": 4096},
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(VOXTRAL)
     (folder / "preprocessor_config.json").write_text(json.dumps({"feature_size": 20, **extractor}))
     return folder
 

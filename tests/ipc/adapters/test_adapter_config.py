@@ -54,26 +54,14 @@ def test_every_field_of_peft_is_read_or_refused_or_known_to_have_no_effect() -> 
     assert fields <= WITHOUT_EFFECT | checked | REFUSED.keys() | HARMLESS | set(AdapterConfig.__struct_fields__)
 
 
-OTHER_KINDS: dict[str, object] = {
-    "modules_to_save": ["lm_head"],
-    "trainable_token_indices": [5],
-    "layer_replication": [[0, 2]],
-    "lora_bias": True,
-    "alora_invocation_tokens": [1, 2],
-    "megatron_config": {"a": 1},
-    "ensure_weight_tying": True,
-    "use_qalora": True,
-    "use_bdlora": {"nblocks": 2},
-    "arrow_config": {"top_k": 1},
-    "kasa_config": {"beta": 1},
-    "monteclora_config": {"num_samples": 1},
-    "velora_config": {"scale": 1},
-    "use_something_new": True,
-    "something_new_config": {"a": 1},
-    "bias": "all",
-    "init_lora_weights": "pissa_niter_4",
-    "peft_type": "LOHA",
-}
+OTHER_KINDS: dict[str, object] = json.loads("""{
+  "modules_to_save": ["lm_head"], "trainable_token_indices": [5], "layer_replication": [[0, 2]],
+  "lora_bias": true, "alora_invocation_tokens": [1, 2], "megatron_config": {"a": 1},
+  "ensure_weight_tying": true, "use_qalora": true, "use_bdlora": {"nblocks": 2}, "arrow_config": {"top_k": 1},
+  "kasa_config": {"beta": 1}, "monteclora_config": {"num_samples": 1}, "velora_config": {"scale": 1},
+  "use_something_new": true, "something_new_config": {"a": 1}, "bias": "all",
+  "init_lora_weights": "pissa_niter_4", "peft_type": "LOHA"
+}""")
 
 
 @pytest.mark.parametrize("field", OTHER_KINDS)
@@ -150,24 +138,16 @@ def test_equal_configs_are_equal_bytes(tmp_path: Path) -> None:
     assert len({read(tmp_path, **change).canonical_bytes() for change in changes} | {plain}) == len(changes) + 1
 
 
-def test_hostile_values_are_refused_by_their_fields(tmp_path: Path) -> None:
-    config = {
-        "peft_type": "LORA",
-        "r": 8,
-        "lora_alpha": 16,
-        "use_rslora": False,
-        "use_dora": True,
-        "rank_pattern": {"q_proj": 4},
-        "alpha_pattern": {"q_proj": 8.0},
-        "target_parameters": ["mlp.experts"],
-        "init_lora_weights": True,
-        "bias": "none",
-        "modules_to_save": None,
-        "eva_config": None,
-    }
+CONFIG = json.loads("""{
+  "peft_type": "LORA", "r": 8, "lora_alpha": 16, "use_rslora": false, "use_dora": true,
+  "rank_pattern": {"q_proj": 4}, "alpha_pattern": {"q_proj": 8.0}, "target_parameters": ["mlp.experts"],
+  "init_lora_weights": true, "bias": "none", "modules_to_save": null, "eva_config": null
+}""")
 
+
+def test_hostile_values_are_refused_by_their_fields(tmp_path: Path) -> None:
     def read(change: Hostile) -> None:
-        (tmp_path / "adapter_config.json").write_text(json.dumps(change.of(config)))
+        (tmp_path / "adapter_config.json").write_text(json.dumps(change.of(CONFIG)))
         read_config(tmp_path).canonical_bytes()
 
-    assert not faults(hostile_changes(config), read)
+    assert not faults(hostile_changes(CONFIG), read)

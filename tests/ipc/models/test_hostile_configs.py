@@ -20,30 +20,24 @@ from tokenloom.tests.support.today import some
 
 DRAWN = 24  # changes of each family in the short form
 NATIVES = [family for family in (*FAMILIES, *CONFIGS) if tiny_config(family)["architectures"][0] in NATIVE]  # type: ignore[index]
-GENERATION: dict[str, Any] = {
-    "eos_token_id": [2, 3],
-    "suppress_tokens": [1, 2],
-    "begin_suppress_tokens": [5],
-    "no_timestamps_token_id": 90,
-    "max_initial_timestamp_index": 50,
-    "is_multilingual": True,
-    "lang_to_id": {"<|en|>": 80, "<|de|>": 81},
-}
-QUANTIZATIONS: dict[str, dict[str, Any]] = {
-    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"},
-    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "gptq", "dynamic": {}},
-    "fp8": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "expert_dtype": "fp8"},
-    "compressed-tensors": {
-        "quant_method": "compressed-tensors",
-        "format": "int-quantized",
-        "sparsity_config": {"format": "dense"},
-        "config_groups": {
-            "group_0": {
-                "weights": {"type": "int", "num_bits": 8, "strategy": "group", "symmetric": True, "group_size": 64}
-            }
-        },
-    },
-}
+GENERATION: dict[str, Any] = json.loads("""{
+  "eos_token_id": [2, 3], "suppress_tokens": [1, 2], "begin_suppress_tokens": [5],
+  "no_timestamps_token_id": 90, "max_initial_timestamp_index": 50, "is_multilingual": true,
+  "lang_to_id": {"<|en|>": 80, "<|de|>": 81}
+}""")
+QUANTIZATIONS: dict[str, dict[str, Any]] = json.loads("""{
+  "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true, "version": "gemm"},
+  "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "gptq", "dynamic": {}},
+  "fp8": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "expert_dtype": "fp8"},
+  "compressed-tensors": {
+    "quant_method": "compressed-tensors", "format": "int-quantized", "sparsity_config": {"format": "dense"},
+    "config_groups": {
+      "group_0": {
+        "weights": {"type": "int", "num_bits": 8, "strategy": "group", "symmetric": true, "group_size": 64}
+      }
+    }
+  }
+}""")
 
 
 def reader(path: Path, content: Any) -> Callable[[Hostile], None]:

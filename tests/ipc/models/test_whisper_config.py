@@ -13,24 +13,13 @@ from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.models.model_config import CrossConfig, ModelConfig, OutputRules
 from tokenloom.ipc.models.model_file import load_model_config
 
-FILES: dict[str, dict[str, Any]] = {
-    "nothing but defaults": {},
-    "a large one": {
-        "d_model": 1280,
-        "encoder_layers": 32,
-        "decoder_layers": 4,
-        "num_hidden_layers": 32,  # files repeat the encoder's here
-        "encoder_attention_heads": 16,
-        "decoder_attention_heads": 20,
-        "encoder_ffn_dim": 640,
-        "decoder_ffn_dim": 5120,
-        "num_mel_bins": 128,
-        "vocab_size": 51866,
-        "max_target_positions": 300,
-        "max_source_positions": 750,
-        "decoder_start_token_id": 50258,
-    },
-}
+LARGE = """{
+  "d_model": 1280, "encoder_layers": 32, "decoder_layers": 4, "num_hidden_layers": 32,
+  "encoder_attention_heads": 16, "decoder_attention_heads": 20, "encoder_ffn_dim": 640,
+  "decoder_ffn_dim": 5120, "num_mel_bins": 128, "vocab_size": 51866, "max_target_positions": 300,
+  "max_source_positions": 750, "decoder_start_token_id": 50258
+}"""  # files repeat the number of the encoder's layers as num_hidden_layers
+FILES: dict[str, dict[str, Any]] = {"nothing but defaults": {}, "a large one": json.loads(LARGE)}
 
 
 def read(folder: Path, generation: dict[str, Any] | None = None, **fields: Any) -> ModelConfig:
