@@ -147,15 +147,15 @@ class Import(NamedTuple):
     party: str
 
 
-def sources() -> list[str]:
+def sources(root: Path = ROOT) -> list[str]:
     """Return the rooms' Python files, as paths below the root."""
     rooms = sorted({name.split("/")[0] for name in FOLDERS})
-    return sorted(path.relative_to(ROOT).as_posix() for room in rooms for path in (ROOT / room).rglob("*.py"))
+    return sorted(path.relative_to(root).as_posix() for room in rooms for path in (root / room).rglob("*.py"))
 
 
-def imports(name: str) -> Iterator[Import]:
+def imports(name: str, root: Path = ROOT) -> Iterator[Import]:
     """Yield every import in a file, also those in functions and under TYPE_CHECKING."""
-    for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse((root / name).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(node.lineno, "", alias.name.split(".")[0])
@@ -164,7 +164,7 @@ def imports(name: str) -> Iterator[Import]:
         elif isinstance(node, ast.ImportFrom):
             parents = PurePosixPath(name).parts[: -node.level]
             module = "/".join([*parents, *(node.module.split(".") if node.module else [])])
-            if (ROOT / f"{module}.py").exists():
+            if (root / f"{module}.py").exists():
                 yield Import(node.lineno, f"{module}.py", "")
             else:  # modules imported from a folder
                 for alias in node.names:
@@ -177,17 +177,17 @@ def may_import(folder: str, other: str) -> bool:
     return is_nested or other in FOLDERS[folder].folders
 
 
-def offences() -> Iterator[str]:
+def offences(root: Path = ROOT) -> Iterator[str]:
     """Yield one line for each import that the table forbids, each folder that it lacks, and each circle."""
     targets: dict[str, list[str]] = {}
-    for name in sources():
+    for name in sources(root):
         folder = PurePosixPath(name).parent.as_posix()
         if folder not in FOLDERS:
             yield f"{name}: {folder} has no line in scripts/check_imports.py"
             continue
-        text = (ROOT / name).read_text(encoding="utf-8")
+        text = (root / name).read_text(encoding="utf-8")
         yield from (f"{name}: {word} may run code from its input" for word in FORBIDDEN_TEXT if word in text)
-        found = list(imports(name))
+        found = list(imports(name, root))
         targets[name] = [each.file for each in found if each.file]
         for line, file, party in found:
             other = PurePosixPath(file).parent.as_posix()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -15,9 +16,10 @@ class HubProgress(tqdm):  # type: ignore[misc]  # tqdm has no types
     """Progress bar for huggingface_hub's `tqdm_class` that writes a log line to stderr every MIN_INTERVAL_S at most."""
 
     monitor_interval = 0  # no thread of its own
+    monotonic = time.monotonic
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._report = ThrottledWriter(write_to_stderr)
+        self._report = ThrottledWriter(write_to_stderr, self.monotonic)
         more = {"disable": False, "ascii": True, "mininterval": MIN_INTERVAL_S / 2, "file": io.StringIO()}  # not stderr
         super().__init__(*arguments, **{**options, **more})
 

@@ -35,7 +35,7 @@ class PageRange:
         self._memory = memoryview(memory).cast("B")
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         assert self._address % PAGE == 0
-        self._is_shared = is_shared
+        self._is_shared, self.advice = is_shared, MADV_POPULATE_WRITE
         self._num_taken = self._wanted = 0
         self._is_closed = False
         self.want(wanted)
@@ -54,7 +54,7 @@ class PageRange:
         """Take the next `num_bytes`, whole pages, or the rest. If the kernel refuses, take no more of this range."""
         begin, length = self._num_taken, min(num_bytes, self.num_missing)
         address = ctypes.c_void_p(self._address + begin)
-        if not _libc.madvise(address, ctypes.c_size_t(length), MADV_POPULATE_WRITE):
+        if not _libc.madvise(address, ctypes.c_size_t(length), self.advice):
             self._num_taken += length
         elif ctypes.get_errno() == errno.EINVAL and not self._is_shared:  # an older kernel
             for offset in range(begin, min(begin + length, self._memory.nbytes), PAGE):
@@ -68,7 +68,7 @@ class PageSupply:
     """Takes the pages of some ranges, piece by piece, in the order of the ranges."""
 
     def __init__(self, ranges: Sequence[PageRange], free_bytes: Callable[[], int] = available_bytes) -> None:
-        self._ranges, self._free_bytes = ranges, free_bytes
+        self._ranges, self._free_bytes, self.monotonic = ranges, free_bytes, time.monotonic
         self._piece = FIRST_PIECE
         self._num_unchecked = CHECK_BYTES  # bytes taken since the last read of the free memory
         self._is_short = False
@@ -85,9 +85,9 @@ class PageSupply:
             if self._is_short:
                 return
         pages = next(each for each in self._ranges if each.num_missing)
-        begun = time.monotonic()
+        begun = self.monotonic()
         pages.take(self._piece)
-        duration_s = time.monotonic() - begun
+        duration_s = self.monotonic() - begun
         self._num_unchecked += self._piece
         if duration_s > PIECE_S:
             self._piece = max(self._piece // 2, LEAST_PIECE)

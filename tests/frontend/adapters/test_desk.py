@@ -48,6 +48,12 @@ class AdapterBench(Bench):
     def __init__(self, run_directory: Path, **options: Any) -> None:
         spec = adapter_spec(run_directory, **options)
         super().__init__(config=spec.config, run_directory=spec.run_directory)
+        assert self.frontend.adapters.registry is not None
+        self.folder, self.registry = run_directory.parent, self.frontend.adapters.registry
+
+    def adapter(self, name: str = "a", **fields: Any) -> Path:
+        """Write an adapter beside the run directory."""
+        return write_adapter(self.folder / name, **fields)
 
     def ask(self, *queries: ClientMessage) -> list[FrontendMessage]:
         """Send queries and return their replies in the order in which they come."""
@@ -123,8 +129,8 @@ def desk(new_desk: NewDesk) -> AdapterBench:
     return new_desk()
 
 
-def test_a_loaded_adapter_is_listed_and_reaches_the_core(desk: AdapterBench, tmp_path: Path) -> None:
-    source = write_adapter(tmp_path / "a", rank=4)
+def test_a_loaded_adapter_is_listed_and_reaches_the_core(desk: AdapterBench) -> None:
+    source = desk.adapter("a", rank=4)
     desk.load("sql", source)
     (info,) = desk.adapters()
     digest = adapter_digest(source)
@@ -140,10 +146,8 @@ def test_a_loaded_adapter_is_listed_and_reaches_the_core(desk: AdapterBench, tmp
     assert desk.core_request("named", adapter="sample").adapter is None, "a name of the model itself"
 
 
-def test_a_name_given_to_other_weights_serves_new_requests_at_once_and_leaves_the_open_ones(
-    desk: AdapterBench, tmp_path: Path
-) -> None:
-    old, new = write_adapter(tmp_path / "a", seed=1), write_adapter(tmp_path / "b", seed=2)
+def test_a_name_given_to_other_weights_serves_new_requests_at_once_and_leaves_the_open_ones(desk: AdapterBench) -> None:
+    old, new = desk.adapter("a", seed=1), desk.adapter("b", seed=2)
     desk.load("sql", old)
     before = desk.core_request("before", adapter="sql")
     assert "'sql' has already been loaded. If you want" in desk.failure(
@@ -163,8 +167,8 @@ def test_a_name_given_to_other_weights_serves_new_requests_at_once_and_leaves_th
     assert resumed.adapter == before.adapter
 
 
-def test_unloading_changes_nothing_for_open_requests(desk: AdapterBench, tmp_path: Path) -> None:
-    source = write_adapter(tmp_path / "a")
+def test_unloading_changes_nothing_for_open_requests(desk: AdapterBench) -> None:
+    source = desk.adapter()
     desk.load("sql", source)
     open_request = desk.core_request("open", adapter="sql")
     shutil.rmtree(source)
@@ -173,8 +177,8 @@ def test_unloading_changes_nothing_for_open_requests(desk: AdapterBench, tmp_pat
     assert "the model 'sql' is not served here: this engine serves sample" in desk.error(adapter="sql").message
     key, adapter = open_request.children[0].key, open_request.adapter
     assert adapter is not None and Path(adapter.folder).is_dir()
-    registry = desk.frontend.adapters.registry
-    assert registry is not None and not registry.may_drop(adapter.digest)
+    registry = desk.registry
+    assert not registry.may_drop(adapter.digest)
     desk.core(accepted=[key])
     desk.heard()
     desk.tokens((key, 0, ids("The")))
@@ -183,10 +187,9 @@ def test_unloading_changes_nothing_for_open_requests(desk: AdapterBench, tmp_pat
     assert registry.may_drop(adapter.digest), "its last request has ended"
 
 
-def test_an_adapter_is_released_exactly_once_however_a_request_ends(desk: AdapterBench, tmp_path: Path) -> None:
-    desk.load("sql", write_adapter(tmp_path / "a"))
-    registry = desk.frontend.adapters.registry
-    assert registry is not None
+def test_an_adapter_is_released_exactly_once_however_a_request_ends(desk: AdapterBench) -> None:
+    desk.load("sql", desk.adapter())
+    registry = desk.registry
     ((_, info),) = registry._infos.items()
     digest = bytes.fromhex(info.digest)
     keys = [desk.core_request(name, adapter="sql").children[0].key for name in ("finishes", "aborted")]
@@ -202,16 +205,16 @@ def test_an_adapter_is_released_exactly_once_however_a_request_ends(desk: Adapte
     assert not registry._num_users
 
 
-def test_one_of_two_loads_of_a_name_at_once_is_refused(desk: AdapterBench, tmp_path: Path) -> None:
-    paths = [write_adapter(tmp_path / f"a{number}", seed=number) for number in range(2)]
+def test_one_of_two_loads_of_a_name_at_once_is_refused(desk: AdapterBench) -> None:
+    paths = [desk.adapter(f"a{number}", seed=number) for number in range(2)]
     replies = desk.ask(*(LoadAdapter(query_id=i, name="sql", path=str(path)) for i, path in enumerate(paths)))
     assert sorted(type(reply).__name__ for reply in replies) == ["Done", "QueryFailed"]
     (done,) = (reply for reply in replies if isinstance(reply, Done))
     assert desk.adapters()[0].path == str(paths[done.query_id])
 
 
-def test_an_order_that_is_sent_again_is_carried_out_once(desk: AdapterBench, tmp_path: Path) -> None:
-    source = write_adapter(tmp_path / "a")
+def test_an_order_that_is_sent_again_is_carried_out_once(desk: AdapterBench) -> None:
+    source = desk.adapter()
     desk.load("sql", source, order_id="one")
     desk.load("sql", source, order_id="one")
     assert "already been loaded" in desk.failure(LoadAdapter(query_id=1, name="sql", path=str(source), order_id="two"))
@@ -220,10 +223,8 @@ def test_an_order_that_is_sent_again_is_carried_out_once(desk: AdapterBench, tmp
     desk.load("sql", source, order_id="four")
 
 
-def test_the_next_frontend_resumes_requests_with_their_adapter(
-    desk: AdapterBench, new_desk: NewDesk, tmp_path: Path
-) -> None:
-    old, new = write_adapter(tmp_path / "a", seed=1), write_adapter(tmp_path / "b", seed=2)
+def test_the_next_frontend_resumes_requests_with_their_adapter(desk: AdapterBench, new_desk: NewDesk) -> None:
+    old, new = desk.adapter("a", seed=1), desk.adapter("b", seed=2)
     desk.load("sql", old)
     before = desk.core_request("before", adapter="sql").adapter
     assert before is not None
@@ -241,13 +242,12 @@ def test_the_next_frontend_resumes_requests_with_their_adapter(
 def test_a_request_of_another_run_finds_its_adapter_in_the_store(
     desk: AdapterBench, new_desk: NewDesk, tmp_path: Path
 ) -> None:
-    desk.load("sql", write_adapter(tmp_path / "a"))
+    desk.load("sql", desk.adapter())
     before = desk.core_request("before", adapter="sql").adapter
     assert before is not None
     other = new_desk("run 2")
     assert other.core_request("before", adapter="sql", adapter_digest=before.digest).adapter == before
-    assert other.frontend.adapters.registry is not None
-    assert not other.frontend.adapters.registry.may_drop(before.digest)
+    assert not other.registry.may_drop(before.digest)
     assert digests_of(tmp_path / "run 2" / FILE_NAME) == {before.digest}, "for other engines of the store"
 
 
@@ -274,8 +274,8 @@ def test_sub_folders_of_the_adapter_folder_are_found_on_first_use_and_once(new_d
     assert "is not beneath --adapter-folder" in desk.error(adapter="out").message
 
 
-def test_a_path_in_a_request_loads_the_adapter_and_later_names_the_same(desk: AdapterBench, tmp_path: Path) -> None:
-    source = write_adapter(tmp_path / "a")
+def test_a_path_in_a_request_loads_the_adapter_and_later_names_the_same(desk: AdapterBench) -> None:
+    source = desk.adapter()
     first = desk.core_request("one", adapter="sql", adapter_path=str(source))
     assert desk.core_request("two", adapter="sql", adapter_path=str(source)).adapter == first.adapter
     assert desk.core_request("three", adapter="sql").adapter == first.adapter
@@ -284,7 +284,7 @@ def test_a_path_in_a_request_loads_the_adapter_and_later_names_the_same(desk: Ad
     assert "leave out '..'" in desk.error(adapter="..", adapter_path=str(source)).message
 
 
-def test_a_load_that_hangs_is_given_up_and_names_nothing_later(new_desk: NewDesk, tmp_path: Path) -> None:
+def test_a_load_that_hangs_is_given_up_and_names_nothing_later(new_desk: NewDesk) -> None:
     desk = new_desk(start_timeout_s=5.0)
     goes_on, has_ended = threading.Event(), threading.Event()
     store = desk.frontend.adapters._store
@@ -295,9 +295,7 @@ def test_a_load_that_hangs_is_given_up_and_names_nothing_later(new_desk: NewDesk
         return copy(source, within)
 
     store.copy, store.discard = slow, lambda copied: (discard(copied), has_ended.set())
-    desk.frontend.on_client_frame(
-        b"c", encode(LoadAdapter(query_id=1, name="sql", path=str(write_adapter(tmp_path / "a"))))
-    )
+    desk.frontend.on_client_frame(b"c", encode(LoadAdapter(query_id=1, name="sql", path=str(desk.adapter()))))
     desk.turn()
     assert desk.frontend.seconds_to_tick(desk.now) is not None
     desk.wait(4.0)
@@ -311,15 +309,14 @@ def test_a_load_that_hangs_is_given_up_and_names_nothing_later(new_desk: NewDesk
     assert desk.heard() == [] and desk.names() == []
 
 
-def test_a_request_that_is_aborted_while_its_adapter_loads_holds_nothing(desk: AdapterBench, tmp_path: Path) -> None:
-    source = write_adapter(tmp_path / "a")
+def test_a_request_that_is_aborted_while_its_adapter_loads_holds_nothing(desk: AdapterBench) -> None:
+    source = desk.adapter()
     desk.frontend.on_client_frame(b"c", encode(new_submit("r", adapter="sql", adapter_path=str(source))))
     (delta,) = desk.news(Abort(request_id="r"))
     assert delta.finish_reason == "abort"
     desk.until(lambda: desk.names() == ["sql"])
-    registry = desk.frontend.adapters.registry
-    assert registry is not None and desk.to_core == []
-    desk.until(lambda: not registry._num_users)
+    assert desk.to_core == []
+    desk.until(lambda: not desk.registry._num_users)
 
 
 @pytest.mark.parametrize(
@@ -330,16 +327,14 @@ def test_a_request_that_is_aborted_while_its_adapter_loads_holds_nothing(desk: A
         (lambda folder: write_adapter(folder, value=float("nan")), "is NaN or infinite: train or save it again"),
     ],
 )
-def test_a_bad_adapter_fails_its_load_alone(
-    desk: AdapterBench, tmp_path: Path, change: Callable[[Path], object], reason: str
-) -> None:
-    folder = write_adapter(tmp_path / "a")
+def test_a_bad_adapter_fails_its_load_alone(desk: AdapterBench, change: Callable[[Path], object], reason: str) -> None:
+    folder = desk.adapter()
     change(folder)
     message = desk.failure(LoadAdapter(query_id=1, name="sql", path=str(folder)))
     assert reason in message and str(folder) in message
     assert reason in desk.error(adapter="sql", adapter_path=str(folder)).message
     assert desk.names() == []
-    desk.load("sql", write_adapter(tmp_path / "good"))
+    desk.load("sql", desk.adapter("good"))
 
 
 def test_a_folder_that_is_not_there_is_not_found(desk: AdapterBench) -> None:
@@ -348,8 +343,8 @@ def test_a_folder_that_is_not_there_is_not_found(desk: AdapterBench) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "", "sample", "a/../b"])
-def test_a_bad_name_fails_its_load(desk: AdapterBench, tmp_path: Path, name: str) -> None:
-    path = str(write_adapter(tmp_path / "a"))
+def test_a_bad_name_fails_its_load(desk: AdapterBench, name: str) -> None:
+    path = str(desk.adapter())
     assert re.match(r"lora_name (is )?'", desk.failure(LoadAdapter(query_id=1, name=name, path=path)))
 
 
@@ -382,8 +377,8 @@ def test_modules_of_the_command_line_are_loaded_at_the_start_and_not_again(tmp_p
         assert second.infos == [], "the operator has unloaded it since the start"
 
 
-def test_many_names_are_cut_in_errors(desk: AdapterBench, tmp_path: Path) -> None:
-    source = write_adapter(tmp_path / "a")
+def test_many_names_are_cut_in_errors(desk: AdapterBench) -> None:
+    source = desk.adapter()
     for number in range(30):
         desk.load(f"a{number:02}", source)
     message = desk.error(adapter="x").message
@@ -392,7 +387,7 @@ def test_many_names_are_cut_in_errors(desk: AdapterBench, tmp_path: Path) -> Non
 
 def test_a_prefetch_loads_blocks_of_an_adapter(new_desk: NewDesk, tmp_path: Path) -> None:
     desk = new_desk(kv_disk=str(tmp_path / "kv"))
-    source = write_adapter(tmp_path / "a")
+    source = desk.adapter()
     desk.load("sql", source)
     for query_id, name in enumerate(("sql", "", "sample")):
         control = Control(query_id=query_id, action="prefetch_kv", prompt="The capital", adapter=name)
@@ -403,9 +398,9 @@ def test_a_prefetch_loads_blocks_of_an_adapter(new_desk: NewDesk, tmp_path: Path
     assert "the model 'nil' is not served here" in message
 
 
-def test_find_gives_the_adapter_without_using_it(desk: AdapterBench, tmp_path: Path) -> None:
-    desk.load("sql", write_adapter(tmp_path / "a"))
+def test_find_gives_the_adapter_without_using_it(desk: AdapterBench) -> None:
+    desk.load("sql", desk.adapter())
     found: list[AdapterInfo | TokenloomError | None] = []
     desk.frontend.adapters.find("sql", found.append)
     assert found == desk.adapters()
-    assert desk.frontend.adapters.registry is not None and not desk.frontend.adapters.registry._num_users
+    assert not desk.registry._num_users

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from tokenloom.frontend.supervisor import hub_progress
 from tokenloom.frontend.supervisor.hub_progress import HubProgress
 from tokenloom.frontend.supervisor.start_report import MIN_INTERVAL_S, StartReport, ThrottledWriter
 from tokenloom.ipc.messages.supervisor import Initialize, Measured
@@ -22,10 +21,13 @@ def test_a_throttled_writer_writes_a_line_per_interval_and_none_for_a_quick_star
     assert shown == [f"at {when * MIN_INTERVAL_S}" for when in (1.0, 2.0, 3.0)]
 
 
-def test_a_download_is_shown_as_log_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_is_shown_as_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    monkeypatch.setattr(hub_progress, "ThrottledWriter", lambda write: ThrottledWriter(write, lambda: now))
-    bar = HubProgress(total=4, desc="Fetching 4 files", disable=True)
+
+    class Bar(HubProgress):
+        monotonic = staticmethod(lambda: now)
+
+    bar = Bar(total=4, desc="Fetching 4 files", disable=True)
     for step in range(4):
         now = step * MIN_INTERVAL_S
         bar.update(1)

@@ -36,6 +36,12 @@ def new_fetch(store: BlobStore, digest: bytes) -> BlobFetch:
     return fetch
 
 
+@pytest.fixture
+def fetch(store: BlobStore) -> BlobFetch:
+    """The fetch of DATA."""
+    return new_fetch(store, hashlib.sha256(DATA).digest())
+
+
 def chunk(request: GetBlob, data: bytes = DATA) -> BlobChunk:
     part = data[request.offset : request.offset + request.length]
     return BlobChunk(digest=request.digest, offset=request.offset, size=len(data), data=part)
@@ -70,8 +76,7 @@ def test_a_network_that_loses_repeats_and_reorders_delivers_the_bytes(
     assert fetch.requests(now) == [] and fetch.deadline == math.inf
 
 
-def test_only_a_window_of_chunks_is_requested_and_only_the_lost_one_again(store: BlobStore) -> None:
-    fetch = new_fetch(store, hashlib.sha256(DATA).digest())
+def test_only_a_window_of_chunks_is_requested_and_only_the_lost_one_again(store: BlobStore, fetch: BlobFetch) -> None:
     (first,) = fetch.requests(0.0)
     assert (first.offset, first.length) == (0, CHUNK), "the size is not known yet"
     assert fetch.requests(0.0) == [] and fetch.deadline == BlobFetch.retry_s
@@ -92,8 +97,7 @@ def test_only_a_window_of_chunks_is_requested_and_only_the_lost_one_again(store:
     assert len(fetch.requests(now)) == MAX_CHUNKS_IN_FLIGHT and fetch.deadline == now + BlobFetch.retry_s
 
 
-def test_another_peer_continues_where_the_first_one_ended(store: BlobStore) -> None:
-    fetch = new_fetch(store, hashlib.sha256(DATA).digest())
+def test_another_peer_continues_where_the_first_one_ended(store: BlobStore, fetch: BlobFetch) -> None:
     fetch.receive(chunk(*fetch.requests(0.0)), 0.0)
     window = fetch.requests(0.0)
     fetch.receive(chunk(window[0]), 0.0)
@@ -132,9 +136,8 @@ def test_a_fetched_blob_is_pinned_for_its_user(store: BlobStore) -> None:
     ],
 )
 def test_a_wrong_reply_ends_the_fetch_and_leaves_no_file(
-    store: BlobStore, changed: dict[str, object], error: str
+    store: BlobStore, fetch: BlobFetch, changed: dict[str, object], error: str
 ) -> None:
-    fetch = new_fetch(store, hashlib.sha256(DATA).digest())
     at = changed.pop("at", 0)
     while fetch.state is FetchState.FETCHING:
         for request in fetch.requests(0.0):
@@ -145,16 +148,14 @@ def test_a_wrong_reply_ends_the_fetch_and_leaves_no_file(
     assert files(store) == [] and fetch.requests(100.0) == []
 
 
-def test_a_fetch_without_room_ends_with_the_numbers_and_leaves_no_file(store: BlobStore) -> None:
+def test_a_fetch_without_room_ends_with_the_numbers_and_leaves_no_file(store: BlobStore, fetch: BlobFetch) -> None:
     store.put(bytes(9000), "a request")
-    fetch = new_fetch(store, hashlib.sha256(DATA).digest())
     fetch.receive(chunk(*fetch.requests(0.0)), 0.0)
     assert fetch.state is FetchState.FAILED and "no room for 2050 bytes" in fetch.error
     assert len(files(store)) == 1
 
 
-def test_a_cancelled_fetch_removes_its_file_and_ignores_late_replies(store: BlobStore) -> None:
-    fetch = new_fetch(store, hashlib.sha256(DATA).digest())
+def test_a_cancelled_fetch_removes_its_file_and_ignores_late_replies(store: BlobStore, fetch: BlobFetch) -> None:
     fetch.receive(chunk(*fetch.requests(0.0)), 0.0)
     (request, *_) = fetch.requests(0.0)
     assert len(files(store)) == 1

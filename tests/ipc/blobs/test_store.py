@@ -19,11 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from tokenloom.ipc.blobs.folder import BlobFile, BlobFolder
+from tokenloom.ipc.blobs.folder import BlobFile
 from tokenloom.ipc.blobs.store import BlobStore
 from tokenloom.ipc.blobs.writer import BlobWriter
 from tokenloom.ipc.errors import ConfigError, Overloaded, RequestError
 from tokenloom.tests.ipc.blobs import child
+from tokenloom.tests.support.waiting import wait_until
 
 MISSING = bytes(32)
 YEAR_NS = 366 * 86400 * 10**9
@@ -205,21 +206,19 @@ def test_an_unfinished_blob_counts_with_its_reserved_size(folder: Path) -> None:
     assert len(names(folder)) == 1
 
 
-def test_the_limit_holds_if_a_blob_is_pinned_between_its_choice_and_its_eviction(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limit_holds_if_a_blob_is_pinned_between_its_choice_and_its_eviction(folder: Path) -> None:
     store, other = BlobStore(folder, 30), BlobStore(folder, 30)
     oldest = store.put(b"a" * 10)
     store.put(b"b" * 10)
     store.put(b"c" * 10)
-    evict = BlobFolder._evict
+    evict = store.folder._evict
 
-    def pin_and_evict(self: BlobFolder, file: BlobFile, is_trial: bool = False) -> bool:
+    def pin_and_evict(file: BlobFile, is_trial: bool = False) -> bool:
         if not is_trial and file.name == oldest.hex():
             assert other.pin(oldest, "other")
-        return evict(self, file, is_trial)
+        return evict(file, is_trial)
 
-    monkeypatch.setattr(BlobFolder, "_evict", pin_and_evict)
+    store.folder._evict = pin_and_evict
     store.put(b"d" * 20)
     assert store.num_bytes() == 30 and content(store, oldest) == b"a" * 10
     other.unpin(oldest, "other")
@@ -228,13 +227,13 @@ def test_the_limit_holds_if_a_blob_is_pinned_between_its_choice_and_its_eviction
 def test_a_blob_that_is_evicted_while_it_is_opened_is_missing(folder: Path) -> None:
     store = BlobStore(folder, 30)
     digest = store.put(b"abc")
-    end = time.monotonic() + 30
     with (folder / digest.hex()).open("rb") as evictor, ThreadPoolExecutor(1) as pool:
         fcntl.flock(evictor, fcntl.LOCK_EX)
         opened = pool.submit(store.open, digest)
         inode = f":{os.fstat(evictor.fileno()).st_ino} "
-        while not any("->" in line and inode in line for line in Path("/proc/locks").read_text().splitlines()):
-            assert time.monotonic() < end and not opened.done()
+        locks = Path("/proc/locks")
+        wait_until(lambda: any("->" in line and inode in line for line in locks.read_text().splitlines()))
+        assert not opened.done()
         (folder / digest.hex()).unlink()
         fcntl.flock(evictor, fcntl.LOCK_UN)
         assert opened.result(timeout=30) is None
@@ -367,21 +366,20 @@ def test_a_full_disk_is_an_overload_and_leaves_no_half_file(tmp_path: Path, sour
     assert state == "2 True"
 
 
-def test_a_full_store_of_many_blobs_is_seldom_listed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_store_of_many_blobs_is_seldom_listed(folder: Path) -> None:
     store, listings = BlobStore(folder, 1000 * 100), list[int]()
-    list_files = BlobFolder.files
+    list_files = store.folder.files
 
-    def count_and_list(self: BlobFolder) -> list[BlobFile]:
-        listings.append(len(found := list_files(self)))
+    def count_and_list() -> list[BlobFile]:
+        listings.append(len(found := list_files()))
         return found
 
-    monkeypatch.setattr(BlobFolder, "files", count_and_list)
+    store.folder.files = count_and_list
     for number in range(2000):
         store.put(number.to_bytes(100, "little"))
         if number % 100 == 0:
             BlobWriter(store.folder, size=50).close()
     assert 10 < len(listings) <= 25 and max(listings) > 900
-    monkeypatch.undo()
     assert 900 * 100 < store.num_bytes() <= 1000 * 100
     newest = [hashlib.sha256(number.to_bytes(100, "little")).digest() for number in range(1100, 2000)]
     assert all(store.open(digest) is not None for digest in newest)

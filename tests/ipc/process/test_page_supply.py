@@ -6,9 +6,6 @@ import mmap
 import os
 from pathlib import Path
 
-import pytest
-
-from tokenloom.ipc.process import page_supply
 from tokenloom.ipc.process.page_supply import LARGEST_PIECE, PAGE, RESERVE_BYTES, PageRange, PageSupply
 
 MIB = 1 << 20
@@ -49,12 +46,6 @@ def shared(num_bytes: int) -> mmap.mmap:
         os.close(fd)
 
 
-@pytest.fixture
-def old_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The advice is one that no kernel knows."""
-    monkeypatch.setattr(page_supply, "MADV_POPULATE_WRITE", 9999)
-
-
 def test_the_wanted_bytes_are_taken_in_whole_pages_and_no_more() -> None:
     memory = private(16 * MIB)
     pages = PageRange(memory, 5 * MIB + 1)
@@ -86,10 +77,13 @@ def test_content_stays_as_it_is() -> None:
         assert memory[:] == content[: 2 * MIB] + bytes(2 * MIB) and resident_bytes(memory) == 4 * MIB
 
 
-def test_an_older_kernel_takes_private_pages_and_leaves_shared_ones(old_kernel: None) -> None:
+def test_an_older_kernel_takes_private_pages_and_leaves_shared_ones() -> None:
     mine, ours = private(3 * MIB), shared(3 * MIB)
     mine[:MIB] = content = os.urandom(MIB)
-    take_all(PageSupply([PageRange(ours, 3 * MIB, is_shared=True), PageRange(mine, 3 * MIB)], plenty))
+    ranges = [PageRange(ours, 3 * MIB, is_shared=True), PageRange(mine, 3 * MIB)]
+    for pages in ranges:
+        pages.advice = 9999  # which no kernel knows
+    take_all(PageSupply(ranges, plenty))
     assert (resident_bytes(mine), resident_bytes(ours)) == (3 * MIB, 0)
     assert mine[:MIB] == content
 
@@ -101,7 +95,7 @@ def test_a_machine_with_little_memory_left_is_asked_for_none() -> None:
     assert not free and 32 * MIB <= resident_bytes(memory) < 32 * MIB + LARGEST_PIECE
 
 
-def test_pieces_shrink_until_they_take_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_shrink_until_they_take_a_millisecond() -> None:
     """A kernel that takes 0.1 GB/s is asked for at most 128 KiB at once."""
     now, sizes = 0.0, list[int]()
 
@@ -112,6 +106,7 @@ def test_pieces_shrink_until_they_take_a_millisecond(monkeypatch: pytest.MonkeyP
             sizes.append(num_bytes)
             super().take(num_bytes)
 
-    monkeypatch.setattr(page_supply.time, "monotonic", lambda: now)
-    take_all(PageSupply([SlowPages(private(8 * MIB), 8 * MIB)], plenty))
+    supply = PageSupply([SlowPages(private(8 * MIB), 8 * MIB)], plenty)
+    supply.monotonic = lambda: now
+    take_all(supply)
     assert sizes[0] == 256 << 10 and max(sizes[1:]) == 128 << 10 and min(sizes) == 64 << 10

@@ -149,13 +149,13 @@ def test_compressed_text_of_png_costs_no_memory(kind: bytes) -> None:
     bomb = zlib.compress(bytes(80 << 20), 9)
     data = {b"zTXt": b"a\0\0", b"iTXt": b"a\0\1\0\0\0", b"iCCP": b"a\0\0"}[kind] + bomb
     plain = encoded(new_pixels(4, 4))
-    begun = time.monotonic()
+    begun = time.process_time()
     file = plain[:33] + png_chunk(kind, data) + plain[33:]
     try:
         decode(file)
     except RequestError as error:
         assert "is damaged" in str(error)
-    assert time.monotonic() - begun < 5.0
+    assert time.process_time() - begun < 5.0
 
 
 @settings(max_examples=150, deadline=None)
