@@ -16,7 +16,7 @@ class HubProgress(tqdm):  # type: ignore[misc]  # tqdm has no types
     """Progress bar for huggingface_hub's `tqdm_class` that writes a log line to stderr every MIN_INTERVAL_S at most."""
 
     monitor_interval = 0  # no thread of its own
-    monotonic = time.monotonic
+    monotonic = staticmethod(time.monotonic)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._report = ThrottledWriter(write_to_stderr, self.monotonic)

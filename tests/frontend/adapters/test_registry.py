@@ -235,5 +235,6 @@ def test_a_start_that_fails_leaves_the_modules_to_the_next_frontend(new: NewRegi
 def test_a_name_that_another_frontend_gives_meanwhile_is_seen_by_the_last_look(new: NewRegistry) -> None:
     one, other = (new(index=index) for index in (0, 1))
     first = one.put(info_of("a", bytes(32)))
+    assert first == info_of("a", bytes(32))
     assert other.put(info_of("a", bytes([1]) * 32), known=lambda: other.get("a")) == first
     assert one.get("a") == first
