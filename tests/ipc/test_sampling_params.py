@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import msgspec
@@ -103,54 +104,20 @@ def test_values_out_of_range_are_refused_with_the_range_also_if_they_are_assigne
 
 
 # Those of vLLM's parameters that its releases have, with a value that a program may write.
-NAMES_OF_VLLM: dict[str, object] = {
-    "n": 2,
-    "best_of": 2,
-    "presence_penalty": 0.5,
-    "frequency_penalty": 0.5,
-    "repetition_penalty": 1.1,
-    "temperature": 0.7,
-    "top_p": 0.9,
-    "top_k": 40,
-    "min_p": 0.1,
-    "seed": 7,
-    "stop": ["x"],
-    "stop_token_ids": [5],
-    "ignore_eos": True,
-    "max_tokens": 9,
-    "min_tokens": 1,
-    "logprobs": 2,
-    "prompt_logprobs": 2,
-    "skip_special_tokens": False,
-    "spaces_between_special_tokens": False,
-    "include_stop_str_in_output": True,
-    "logits_processors": ["a:b"],
-    "truncate_prompt_tokens": 9,
-    "output_kind": "delta",
-    "structured_outputs": {"regex": "a"},
-    "logit_bias": {3: 1.0},
-    "allowed_token_ids": [3],
-    "bad_words": ["x"],
-    "detokenize": False,
-    "guided_decoding": {"regex": "a"},
-    "extra_args": {"a": [1]},
-    "flat_logprobs": True,
-    "skip_clone": True,
-    "use_beam_search": False,
-    "length_penalty": 1.0,
-    "early_stopping": False,
-    "thinking_token_budget": 9,
-    "logprob_token_ids": [3],
-    "output_text_buffer_length": 0,
-    "prompt_logprob_start": None,
-    "prompt_logprob_token_ids": None,
-    "stream_interval": 1,
-    "trace_decode_token_ids": [3],
-    "repetition_detection": {"max_pattern_size": 5, "min_count": 3},
-    "skip_reading_prefix_cache": True,
-    "routed_experts_prompt_start": 7,
-    "_real_n": 1,
-}
+NAMES_OF_VLLM: dict[str, object] = {"logit_bias": {3: 1.0}} | json.loads("""{
+  "n": 2, "best_of": 2, "presence_penalty": 0.5, "frequency_penalty": 0.5, "repetition_penalty": 1.1,
+  "temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "seed": 7, "stop": ["x"],
+  "stop_token_ids": [5], "ignore_eos": true, "max_tokens": 9, "min_tokens": 1, "logprobs": 2,
+  "prompt_logprobs": 2, "skip_special_tokens": false, "spaces_between_special_tokens": false,
+  "include_stop_str_in_output": true, "logits_processors": ["a:b"], "truncate_prompt_tokens": 9,
+  "output_kind": "delta", "structured_outputs": {"regex": "a"}, "allowed_token_ids": [3], "bad_words": ["x"],
+  "detokenize": false, "guided_decoding": {"regex": "a"}, "extra_args": {"a": [1]}, "flat_logprobs": true,
+  "skip_clone": true, "use_beam_search": false, "length_penalty": 1.0, "early_stopping": false,
+  "thinking_token_budget": 9, "logprob_token_ids": [3], "output_text_buffer_length": 0,
+  "prompt_logprob_start": null, "prompt_logprob_token_ids": null, "stream_interval": 1,
+  "trace_decode_token_ids": [3], "repetition_detection": {"max_pattern_size": 5, "min_count": 3},
+  "skip_reading_prefix_cache": true, "routed_experts_prompt_start": 7, "_real_n": 1
+}""")
 
 
 def test_all_parameters_of_vllm_are_accepted() -> None:

@@ -12,6 +12,7 @@ import pytest
 from tokenloom.frontend.supervisor.resolve import DEMO_FOLDER, GPU_NODES, check_parallel, find_checkpoint, resolve
 from tokenloom.ipc.addresses import RunDirectory
 from tokenloom.ipc.config.engine_config import EngineConfig
+from tokenloom.ipc.config.engine_spec import EngineSpec
 from tokenloom.ipc.errors import ConfigError
 from tokenloom.ipc.keys import Keys
 from tokenloom.ipc.models.model_file import load_model_config
@@ -20,8 +21,12 @@ from tokenloom.ipc.process.machine_memory import gib, swap_bytes, total_bytes
 from tokenloom.tests.support.recurrent_families import recurrent_checkpoint
 
 
+def resolved(folder: Path, **options: Any) -> EngineSpec:
+    return resolve(EngineConfig(**{"device": "cpu", **options}), RunDirectory(folder))
+
+
 def test_without_a_model_the_demo_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = resolve(EngineConfig(device="cpu"), RunDirectory(tmp_path))
+    spec = resolved(tmp_path)
     assert Path(spec.model_folder) == DEMO_FOLDER == find_checkpoint("demo", None)
     assert spec.max_model_len == spec.model.max_position_embeddings >= 2048
     assert spec.endpoints.clients == f"ipc://{tmp_path}/client.sock"
@@ -45,7 +50,7 @@ def test_a_checkpoint_that_cannot_be_served_is_refused(tmp_path: Path, change: d
     config = json.loads((DEMO_FOLDER / "config.json").read_text()) | change
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=message):
-        resolve(EngineConfig(model=str(tmp_path), device="cpu"), RunDirectory(tmp_path))
+        resolved(tmp_path, model=str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_tiers_that_could_find_no_block_are_off_with_one_line(
     options: dict[str, Any], has_state: bool, line: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = str(recurrent_checkpoint(tmp_path, "jamba")) if has_state else None
-    spec = resolve(EngineConfig(model=model, device="cpu", **options), RunDirectory(tmp_path))
+    spec = resolved(tmp_path, model=model, **options)
     assert spec.uses_tiers == ("kv_disk" in options and line is None)
     assert [each for each in caplog.messages if "tiers" in each] == [
         f"{line} no block is found again" for line in [line] if line is not None
@@ -70,25 +75,25 @@ def test_tiers_that_could_find_no_block_are_off_with_one_line(
 
 def test_a_max_model_len_above_the_models_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--max-model-len 1000000 is above .* lower it, or give a model: without"):
-        resolve(EngineConfig(max_model_len=1_000_000, device="cpu"), RunDirectory(tmp_path))
+        resolved(tmp_path, max_model_len=1_000_000)
 
 
 def test_a_model_that_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="neither a folder, a GGUF file, a hub id"):
         find_checkpoint(str(tmp_path / "missing"), None)
     with pytest.raises(ConfigError, match="--tokenizer /nowhere is neither a folder"):
-        resolve(EngineConfig(tokenizer="/nowhere", device="cpu"), RunDirectory(tmp_path))
+        resolved(tmp_path, tokenizer="/nowhere")
     with pytest.raises(ConfigError, match="does not exist"):
-        resolve(EngineConfig(model=str(tmp_path), device="cpu"), RunDirectory(tmp_path))
+        resolved(tmp_path, model=str(tmp_path))
 
 
 def test_a_quantized_checkpoint_is_not_quantized_again(tmp_path: Path) -> None:
-    spec = resolve(EngineConfig(quantization="int8", device="cpu"), RunDirectory(tmp_path))
+    spec = resolved(tmp_path, quantization="int8")
     assert spec.model.quantization == QuantizationConfig(layout="on_load", weight_dtype="int8")
     config = json.loads((DEMO_FOLDER / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "fp8"}}))
     with pytest.raises(ConfigError, match=r"--quantization int8: .* quantized already \(fp8\): leave it out"):
-        resolve(EngineConfig(model=str(tmp_path), quantization="int8", device="cpu"), RunDirectory(tmp_path))
+        resolved(tmp_path, model=str(tmp_path), quantization="int8")
 
 
 def test_a_head_that_is_started_again_tells_clients_that_it_serves_the_same(tmp_path: Path) -> None:
@@ -150,7 +155,7 @@ def write_weights(folder: Path, num_elements: int, size: int | None = None) -> P
 
 def refusal(folder: Path, **options: object) -> str:
     with pytest.raises(ConfigError) as caught:
-        resolve(EngineConfig(model=str(folder), **{"device": "cpu", **options}), RunDirectory(folder))  # type: ignore[arg-type]
+        resolved(folder, model=str(folder), **options)
     return str(caught.value)
 
 
@@ -168,7 +173,7 @@ def test_weights_larger_than_memory_are_refused_with_both_numbers(checkpoint: Pa
     message = refusal(checkpoint, dtype="float32")
     assert f"take {gib(4 * num_elements)} as float32" in message and "of memory can be had here" in message
     write_weights(checkpoint, 1 << 20)
-    assert resolve(EngineConfig(model=str(checkpoint), device="cpu"), RunDirectory(checkpoint)).dtype == "bfloat16"
+    assert resolved(checkpoint, model=str(checkpoint)).dtype == "bfloat16"
 
 
 @pytest.mark.skipif(any(map(os.path.exists, GPU_NODES)), reason="there is a GPU")
