@@ -43,7 +43,9 @@ def find_compiler() -> str | None:
     return shutil.which("cc") or shutil.which("gcc")
 
 
-def library_digest(level: str, is_bf16: bool, tuning: Sequence[str], compiler: str = "") -> str:
+def library_digest(
+    level: str, is_bf16: bool, tuning: Sequence[str], compiler: str = "", folder: Path = SOURCE_FOLDER
+) -> str:
     """Return 32 hex digits: a hash of the sources, the flags and, if given, the compiler; OSError without its file."""
     known: tuple[object, ...] = (_flags(level, is_bf16), tuple(tuning))
     if compiler:
@@ -51,17 +53,19 @@ def library_digest(level: str, is_bf16: bool, tuning: Sequence[str], compiler: s
         status = os.stat(real)  # identifies the compiler's version without running it
         known += (real, status.st_size, status.st_mtime_ns)
     digest = hashlib.sha256(repr(known).encode())
-    for path in sorted(SOURCE_FOLDER.glob("*.[ch]")):
+    for path in sorted(folder.glob("*.[ch]")):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:32]
 
 
-def compile_library(compiler: str, level: str, is_bf16: bool, tuning: Sequence[str], target: Path) -> None:
-    """Compile the library to `target`. Raises Unavailable if the compiler fails or takes more than COMPILE_TIMEOUT_S,
-    OSError if the disk is the cause."""
+def compile_library(
+    compiler: str, level: str, is_bf16: bool, tuning: Sequence[str], target: Path, folder: Path = SOURCE_FOLDER
+) -> None:
+    """Compile the sources in `folder` to `target`. Raises Unavailable if the compiler fails or takes more than
+    COMPILE_TIMEOUT_S, OSError if the disk is the cause."""
     flags = (*_flags(level, is_bf16), *tuning)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".objects-", ignore_cleanup_errors=True) as scratch:
-        sources = sorted(SOURCE_FOLDER.glob("*.c"))
+        sources = sorted(folder.glob("*.c"))
         objects = [os.path.join(scratch, f"{source.stem}.o") for source in sources]
         pairs = zip(map(str, sources), objects, strict=True)
         commands = [[compiler, *flags, "-c", source, "-o", made] for source, made in pairs]

@@ -75,7 +75,7 @@ def prebuilt_library(level: str, is_bf16: bool, folder: Path) -> Path | None:
     return path if is_same and path.is_file() else None
 
 
-def cached_library(level: str, is_bf16: bool, root: Path) -> Path:
+def cached_library(level: str, is_bf16: bool, root: Path, sources: Path = SOURCE_FOLDER) -> Path:
     """Return the path of the library in a cache folder. If it is missing, compile it, and delete old libraries.
 
     Raises Unavailable without a suitable compiler, OSError if the folder cannot be used.
@@ -83,7 +83,7 @@ def cached_library(level: str, is_bf16: bool, root: Path) -> Path:
     compiler = find_compiler()
     if compiler is None:
         raise Unavailable("there is no C compiler (cc, gcc): install one, or tokenloom from a wheel with kernels")
-    folder = root / library_digest(level, is_bf16, FOR_THIS_MACHINE, compiler)
+    folder = root / library_digest(level, is_bf16, FOR_THIS_MACHINE, compiler, sources)
     library = folder / LIBRARY_NAME
     _make_private(root)
     if not _is_private(library):
@@ -91,7 +91,7 @@ def cached_library(level: str, is_bf16: bool, root: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=root, prefix=".build-", ignore_cleanup_errors=True) as scratch:
             made = Path(scratch) / "library"
             made.mkdir(mode=0o700)
-            compile_library(compiler, level, is_bf16, FOR_THIS_MACHINE, made / LIBRARY_NAME)
+            compile_library(compiler, level, is_bf16, FOR_THIS_MACHINE, made / LIBRARY_NAME, sources)
             (made / LIBRARY_NAME).chmod(0o700)
             try:
                 made.rename(folder)

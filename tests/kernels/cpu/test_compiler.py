@@ -64,6 +64,15 @@ def fake_compiler(folder: Path, script: str) -> None:
         (folder / name).chmod(0o755)
 
 
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """Make a folder with the smallest library."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "one.c").write_text("int one(void) { return 1; }\n")
+    return folder
+
+
 def test_every_processor_with_avx2_has_kernels() -> None:
     flags = Path("/proc/cpuinfo").read_text().split()
     assert ("AVX2" in HERE) == ("avx2" in flags and "fma" in flags)
@@ -71,25 +80,23 @@ def test_every_processor_with_avx2_has_kernels() -> None:
 
 
 @needs_kernels
-def test_a_library_is_compiled_once(tmp_path: Path) -> None:
-    first = cached_library(HERE[-1], True, tmp_path)
+def test_a_library_is_compiled_once(sources: Path, tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    first = cached_library(HERE[-1], True, root, sources)
     written = first.stat().st_mtime_ns
-    assert cached_library(HERE[-1], True, tmp_path) == first
+    assert first.read_bytes()[:4] == b"\x7fELF"
+    assert cached_library(HERE[-1], True, root, sources) == first
     assert first.stat().st_mtime_ns == written
-    assert [path.name for path in tmp_path.iterdir()] == [first.parent.name]  # no other files
+    assert [path.name for path in root.iterdir()] == [first.parent.name]  # no other files
 
 
 @pytest.mark.parametrize("harm", ["mode", "owner", "folder"])
-def test_a_library_that_others_could_have_written_is_compiled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
-) -> None:
+def test_a_library_that_others_could_have_written_is_compiled_again(sources: Path, tmp_path: Path, harm: str) -> None:
     if harm == "owner" and os.getuid() != 0:
         pytest.skip("a file can be given away by root alone")
-    monkeypatch.setattr(library_store, "compile_library", lambda *parts: parts[-1].write_bytes(b"ours"))
-    monkeypatch.setattr(library_store, "library_digest", lambda *parts: "0" * 32)
     root, before = tmp_path / "cache", os.umask(0)
     try:
-        library = cached_library("AVX2", True, root)
+        library = cached_library("AVX2", True, root, sources)
     finally:
         os.umask(before)
     for path in (root, library.parent, library):
@@ -99,31 +106,31 @@ def test_a_library_that_others_could_have_written_is_compiled_again(
         os.chown(library, 12345, 12345)
     else:
         (library if harm == "mode" else library.parent).chmod(0o777)
-    assert cached_library("AVX2", True, root).read_bytes() == b"ours"
+    assert cached_library("AVX2", True, root, sources).read_bytes() != b"theirs"
     library.write_bytes(b"kept")
-    assert cached_library("AVX2", True, root).read_bytes() == b"kept"
+    assert cached_library("AVX2", True, root, sources).read_bytes() == b"kept"
 
 
 @pytest.mark.parametrize("jump_s", [0, 366 * 86400, -366 * 86400])
 def test_a_library_just_made_stays_wherever_the_clock_was_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: int
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: int
 ) -> None:
-    monkeypatch.setattr(library_store, "compile_library", lambda *parts: parts[-1].write_bytes(b"ours"))
-    monkeypatch.setattr(library_store, "library_digest", lambda level, *parts: level)
-    now = int(time.time())
+    fake_compiler(tmp_path, 'for last; do :; done\necho ours > "$last"')
+    monkeypatch.setenv("PATH", str(tmp_path))
+    root, now = tmp_path / "cache", int(time.time())
     for number in range(library_store.MAX_LIBRARIES + 1):
-        library = cached_library(f"{number:032x}", True, tmp_path)
-        os.utime(library, (now - jump_s,) * 2)
-    (tmp_path / ".build-old").mkdir()
-    os.utime(tmp_path / ".build-old", (now - jump_s,) * 2)
-    assert cached_library("f" * 32, True, tmp_path).exists()
-    assert len(list(tmp_path.glob("*/*"))) == library_store.MAX_LIBRARIES
-    assert (tmp_path / ".build-old").exists() == (jump_s == 0)
+        (sources / "one.h").write_text(f"{number}")
+        os.utime(cached_library("AVX2", True, root, sources), (now - jump_s,) * 2)
+    (root / ".build-old").mkdir()
+    os.utime(root / ".build-old", (now - jump_s,) * 2)
+    (sources / "one.h").write_text("the last")
+    assert cached_library("AVX2", True, root, sources).exists()
+    assert len(list(root.glob("*/*"))) == library_store.MAX_LIBRARIES
+    assert (root / ".build-old").exists() == (jump_s == 0)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a file can be given away by root alone")
-def test_a_cache_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_store, "compile_library", lambda *parts: parts[-1].write_bytes(b"ours"))
+def test_a_cache_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
     os.chown(tmp_path, 12345, 12345)
     with pytest.raises(PermissionError, match="belongs to the user with number 12345"):
         cached_library("AVX2", True, tmp_path)
@@ -179,20 +186,18 @@ def test_an_unsuitable_prebuilt_library_is_compiled_again(prebuilt: Path, harm: 
     assert prebuilt_library(HERE[-1], False, prebuilt) is None
 
 
-def test_the_digest_depends_on_sources_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    digest = library_digest("AVX2", True, FOR_ANY_MACHINE)
-    others = {
-        library_digest("AVX2", False, FOR_ANY_MACHINE),
-        library_digest("AVX-512", True, FOR_ANY_MACHINE),
-        library_digest("AVX2", True, ()),
-        library_digest("AVX2", True, FOR_ANY_MACHINE, "/bin/sh"),
-    }
-    shutil.copytree(library_store.SOURCE_FOLDER, tmp_path / "sources", ignore=shutil.ignore_patterns("*.py", "__*"))
-    with (tmp_path / "sources" / "norm.c").open("a") as file:
-        file.write("\n")
-    monkeypatch.setattr("tokenloom.kernels.cpu.compiler.SOURCE_FOLDER", tmp_path / "sources")
-    others.add(library_digest("AVX2", True, FOR_ANY_MACHINE))
-    assert len(others) == 5 and digest not in others
+def test_the_digest_depends_on_sources_and_flags(sources: Path) -> None:
+    forms = [
+        ("AVX2", True, FOR_ANY_MACHINE),
+        ("AVX2", False, FOR_ANY_MACHINE),
+        ("AVX-512", True, FOR_ANY_MACHINE),
+        ("AVX2", True, ()),
+        ("AVX2", True, FOR_ANY_MACHINE, "/bin/sh"),
+    ]
+    digests = {library_digest(*form, folder=sources) for form in forms}
+    (sources / "one.h").write_text("\n")
+    digests.add(library_digest(*forms[0], folder=sources))
+    assert len(digests) == len(forms) + 1
 
 
 # ── where compiled ones are kept ─────────────────────────────────────────────────────────────────────────────────────

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from tokenloom.kernels.cpu.library import KernelLibrary
 from tokenloom.kernels.cpu.processor import instruction_levels
 from tokenloom.tests.kernels.cpu.compile_with_header import compile_with_header
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
+from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.paged_run import load
 from tokenloom.workers.model_step import compute
 from tokenloom.workers.profile import dummy_step
@@ -49,23 +50,19 @@ class Reads(NamedTuple):
     num_fetches: list[int]  # of each line
 
 
-@pytest.fixture(scope="module", params=LEVELS)
+@pytest.fixture(scope="module", params=some(LEVELS, 2))
 def level(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def library(level: str, tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
-    target = tmp_path_factory.mktemp("counted") / "kernels.so"
-    return compile_with_header("counted_reads.h", level, target)
+def counted(level: str, tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
+    return compile_with_header("counted_reads.h", level, tmp_path_factory.mktemp("counted") / "sources")
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def one_thread(num_threads: Callable[[int], None]) -> None:
+    num_threads(1)
 
 
 def multiply(library: KernelLibrary, num_rows: int) -> Reads:
@@ -86,18 +83,18 @@ def count_reads(library: KernelLibrary, start: int, num_lines: int, function: Ca
     return Reads(counted.num_loads, counted.num_jumps, num_fetches.tolist())
 
 
-@pytest.mark.parametrize("num_rows", [8, 9, 12, 13, 16, 17, 24, 32])
-def test_a_weight_is_prefetched_while_rows_are_multiplied(library: KernelLibrary, num_rows: int) -> None:
-    assert sum(map(bool, multiply(library, num_rows).num_fetches)) >= NUM_LINES - FETCHED_AHEAD
+@pytest.mark.parametrize("num_rows", some([8, 9, 12, 13, 16, 17, 24, 32], 3))
+def test_a_weight_is_prefetched_while_rows_are_multiplied(counted: KernelLibrary, num_rows: int) -> None:
+    assert sum(map(bool, multiply(counted, num_rows).num_fetches)) >= NUM_LINES - FETCHED_AHEAD
 
 
 @pytest.mark.parametrize("window", [None, 20])
 def test_products_of_32_rows_prefetch_the_keys_and_values_of_the_next_layer(
-    tmp_path: Path, level: str, library: KernelLibrary, window: int | None
+    tmp_path: Path, level: str, counted: KernelLibrary, window: int | None
 ) -> None:
     """Attention prefetches each key and value, a line here, once; with AVX2 nothing else does."""
     folder = tiny_checkpoint(tmp_path, "mistral", sliding_window=window, head_dim=32)
-    model = load(folder, torch.bfloat16, ops=CpuOps(library, torch.bfloat16))
+    model = load(folder, torch.bfloat16, ops=CpuOps(counted, torch.bfloat16))
     inputs = dummy_step([1] * 32, [48] * 32, 16)
     inputs = inputs._replace(block_tables=np.arange(1, 97, dtype=np.int32).reshape(32, 3))
     kv_cache = model.kv_cache_specs(16, torch.bfloat16)[0].allocate(97, torch.device("cpu"))
@@ -105,35 +102,32 @@ def test_products_of_32_rows_prefetch_the_keys_and_values_of_the_next_layer(
     def fetches(block: int) -> set[int]:
         """Return how often lines of the block were prefetched, in the last layer."""
         part = kv_cache[block, -1]
-        reads = count_reads(library, part.data_ptr(), part.nbytes // 64, lambda: compute(model, inputs, kv_cache))
+        reads = count_reads(counted, part.data_ptr(), part.nbytes // 64, lambda: compute(model, inputs, kv_cache))
         return set(reads.num_fetches)
 
-    with torch.inference_mode():
-        last, first = fetches(3), fetches(1)
+    last, first = fetches(3), fetches(1)
     assert last == {1 if level == "AVX2" else 2} and first == ({0} if window else last)
 
 
-@pytest.mark.parametrize("num_rows", [1, 3, 5, 7, 8, 12])
-def test_up_to_12_rows_read_a_weight_once_in_the_order_of_memory(library: KernelLibrary, num_rows: int) -> None:
-    reads = multiply(library, num_rows)
+@pytest.mark.parametrize(
+    ("num_rows", "num_passes"), [(1, 1), (3, 1), (5, 1), (7, 1), (8, 1), (12, 1), (13, 2), (16, 2), (24, 3), (32, 4)]
+)
+def test_up_to_12_rows_share_a_pass_over_a_weight_in_the_order_of_memory(
+    counted: KernelLibrary, num_rows: int, num_passes: int
+) -> None:
+    """More passes go over 8 KiB at a time."""
+    reads = multiply(counted, num_rows)
     if reads.num_loads:  # AVX2 reads weights with instructions that are not counted
-        assert (reads.num_loads, reads.num_jumps) == (NUM_LINES, 0)
-
-
-@pytest.mark.parametrize(("num_rows", "num_passes"), [(13, 2), (16, 2), (24, 3), (32, 4)])
-def test_12_rows_share_a_pass_over_8_kib_of_a_weight(library: KernelLibrary, num_rows: int, num_passes: int) -> None:
-    reads = multiply(library, num_rows)
-    if reads.num_loads:
         jumps = (num_passes - 1) * NUM_LINES // FETCHED_AHEAD  # back to the start of each 8 KiB
         assert (reads.num_loads, reads.num_jumps) == (num_passes * NUM_LINES, jumps)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 6, 24])
 def test_a_step_reads_the_weights_of_chosen_experts_once_in_the_order_of_memory(
-    library: KernelLibrary, num_tokens: int
+    counted: KernelLibrary, num_tokens: int
 ) -> None:
     """Each of the 6 experts that are chosen, by turns, has at most 12 tokens."""
-    ops, num_experts, inner = CpuOps(library, torch.bfloat16), 8, 64
+    ops, num_experts, inner = CpuOps(counted, torch.bfloat16), 8, 64
     gate_up = [torch.randn(2 * inner, NUM_INPUTS, dtype=torch.bfloat16) for _ in range(num_experts)]
     experts = ops.pack_experts(gate_up, [torch.randn(NUM_INPUTS, inner, dtype=torch.bfloat16)] * num_experts)
     assert isinstance(experts, CpuExperts)
@@ -144,6 +138,6 @@ def test_a_step_reads_the_weights_of_chosen_experts_once_in_the_order_of_memory(
     x = torch.randn(num_tokens, NUM_INPUTS, dtype=torch.bfloat16)
     num_lines = 2 * inner * NUM_INPUTS * 2 // 64  # of an expert's first matrix
     start = experts.up[0].weight
-    reads = count_reads(library, start, num_experts * num_lines, lambda: ops.fused_moe(x, scores, experts, Routing(2)))
+    reads = count_reads(counted, start, num_experts * num_lines, lambda: ops.fused_moe(x, scores, experts, Routing(2)))
     if reads.num_loads:
         assert (reads.num_loads, reads.num_jumps) == (len(chosen) * num_lines, 0)
