@@ -112,8 +112,11 @@ def _digest(root: Path) -> str:
 class Check:
     """One call: runs the steps of the plan and keeps the files."""
 
-    def __init__(self, results: Results, machine: Machine, environment: dict[str, str], out: Path | None) -> None:
+    def __init__(
+        self, results: Results, machine: Machine, environment: dict[str, str], out: Path | None, hangs: float = HANGS
+    ) -> None:
         self._results, self._machine, self._environment, self._out = results, machine, environment, out
+        self._hangs = hangs
         self._log: TextIO | None = out.with_suffix(".log").open("a", encoding="utf-8") if out else None
 
     def show(self, line: str) -> None:
@@ -185,7 +188,7 @@ class Check:
             ended = run_streamed(started.command, folder, environment, step.limit_s, follow=follow, show=self.show)
         finally:  # also on an interrupt
             found = read_report(report)
-            broken = blame(found, ended, step)
+            broken = blame(found, ended, step, self._hangs)
             self._record(stage, found)
             self._results.end(stage, {"seconds": round(time.monotonic() - begun, 1), "ended": "limit"})
             self.write()
@@ -237,16 +240,16 @@ def read_report(file: Path) -> dict[str, Any]:
     return found
 
 
-def blame(report: dict[str, Any], ended: Ended, step: Step) -> bool:
+def blame(report: dict[str, Any], ended: Ended, step: Step, hangs: float) -> bool:
     """Fail the cases that were running when the command ended by itself, its start if it came to no case, and at its
-    limit a case that took most of the time that the stage ever gets. Return whether the command broke off, so that
+    limit a case that took `hangs` of the longest time that the stage ever gets. Return whether the command broke off, so that
     other cases may be left that can still run."""
     last, limit_s = "\n".join(ended.lines)[-MAX_ERROR:], step.limit_s
     for case, begun in report["running"].items():
         ran_s = time.time() - begun
         if ended.code is not None:
             report["rows"].append({"case": case, "error": f"{last}\nexit code {ended.code} while it ran"})
-        elif limit_s >= step.stage.most_s and ran_s > HANGS * limit_s:
+        elif limit_s >= step.stage.most_s and ran_s > hangs * limit_s:
             reason = f"it had run for {ran_s:.0f} s when the stage's {limit_s:.0f} s ended"
             report["rows"].append({"case": case, "error": f"{last}\n{reason}", "again": "not asked: it would hang"})
     is_broken = ended.code is not None and (bool(report["running"]) or ended.code == BROKEN_EXIT)

@@ -38,10 +38,11 @@ def run_streamed(
     timeout_s: float,
     *,
     grace_s: float = GRACE_S,
+    follow_s: float = FOLLOW_S,
     follow: Callable[[], None] = lambda: None,
     show: Callable[[str], None] = lambda line: print(line, flush=True),
 ) -> Ended:
-    """Run a command and `show` each line of its output as it arrives; call `follow` every FOLLOW_S seconds.
+    """Run a command and `show` each line of its output as it arrives; call `follow` every `follow_s` seconds.
 
     Its children end with it, also if this raises, as on an interrupt of this process.
     """
@@ -69,7 +70,7 @@ def run_streamed(
 
     def keep_following() -> None:
         has_ended = False
-        while not is_over.wait(FOLLOW_S):
+        while not is_over.wait(follow_s):
             follow()
             if has_ended:  # since the last turn, yet something that it started holds the output open
                 kill()

@@ -25,7 +25,7 @@ MARK = re.compile(r"^(pytestmark = |\s*@|.*marks=)pytest\.mark\.gpu\b", re.MULTI
 PYTEST_INI = """[pytest]
 addopts = --import-mode=importlib --strict-markers -p no:cacheprovider -p no:faulthandler -p gpu_pytest
 markers =
-    slow: long forms
+    nightly: long forms and further cases
     gpu: needs a CUDA device
 """
 MAX_PROCESSES = 12  # each holds a context on the device
@@ -86,6 +86,7 @@ class Machine:
 
     num_cpus: int
     is_rehearsal: bool
+    test_limit_s: float = TEST_LIMIT_S  # on a device
 
     @property
     def num_processes(self) -> int:
@@ -126,7 +127,7 @@ class Machine:
         command = [*self._pytest(folder), "--tb=short", "--continue-on-collection-errors"]
         if num_processes > 1 and importlib.util.find_spec("xdist") is not None:
             command += ["-n", str(num_processes), "--max-worker-restart", "100"]
-        limit_s = TEST_LIMIT_S * self.factor
+        limit_s = self.test_limit_s * self.factor
         environment = {
             "GPU_CHECK_REPORT": str(folder / "report.json"),
             "GPU_CHECK_SELECTION": str(folder / "selection.json"),

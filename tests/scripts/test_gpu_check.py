@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ import torch
 
 from tokenloom.scripts import gpu_check, gpu_stages
 from tokenloom.scripts.gpu_check import Check, parse
-from tokenloom.scripts.gpu_plan import Place, Plan, Results, Row, Stage, outcome
-from tokenloom.scripts.gpu_run import run_streamed
-from tokenloom.scripts.gpu_stages import ROOT, Machine, Started, bare_package
+from tokenloom.scripts.gpu_plan import Need, Place, Plan, Results, Row, Stage, Step, outcome
+from tokenloom.scripts.gpu_run import Ended, run_streamed
+from tokenloom.scripts.gpu_stages import PYTEST_INI, ROOT, Machine, Started, bare_package
+from tokenloom.tests.support.today import some
+from tokenloom.tests.support.waiting import wait_until
 
 SCRIPT = ROOT / "scripts" / "gpu_check"
 TIMEOUT_S = 60
@@ -30,37 +32,35 @@ PLACE = Place("c1", "a device")
 FACTS = {"gpu": {"count": 1, "memory_bytes": 80 << 30, "num_sms": 132}, "versions": {"torch": "2"}, "date": "today"}
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A bare package."""
-    return tmp_path
+# a plugin that is not needed takes longer to import than all others to run
+FEW_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
 
 
 @pytest.fixture
-def environment(folder: Path) -> dict[str, str]:
-    return bare_package(folder, is_rehearsal=False)
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Make tmp_path a bare package."""
+    return bare_package(tmp_path, is_rehearsal=False) | FEW_PLUGINS
 
 
 # ── the command ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="covers the case without a GPU")
-def test_without_a_gpu_the_check_reports_that_and_succeeds(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHON": sys.executable}
-    out = tmp_path / "out.json"
-    for earlier in (None, {"form": 2, "stages": {"works": "kept"}}):
-        if earlier is not None:
-            out.write_text(json.dumps(earlier))
-        done = subprocess.run(
-            [SCRIPT, str(out)], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stderr
-        assert "nothing to check" in done.stdout
-        document = json.loads(out.read_text())
-        if earlier is None:
-            assert document["gpu"] is None and "CUDA" in document["reason"] and document["versions"]["torch"]
-        else:
-            assert document == earlier
+@pytest.mark.parametrize("earlier", some([None, {"form": 2, "stages": {"works": "kept"}}], 1))
+def test_without_a_gpu_the_check_reports_that_and_succeeds(tmp_path: Path, earlier: dict[str, Any] | None) -> None:
+    environment, out = {**os.environ, "PYTHON": sys.executable}, tmp_path / "out.json"
+    if earlier is not None:
+        out.write_text(json.dumps(earlier))
+    done = subprocess.run(
+        [SCRIPT, str(out)], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nothing to check" in done.stdout
+    document = json.loads(out.read_text())
+    if earlier is None:
+        assert document["gpu"] is None and "CUDA" in document["reason"] and document["versions"]["torch"]
+    else:
+        assert document == earlier
 
 
 @pytest.mark.parametrize(
@@ -104,31 +104,34 @@ def test_a_changed_source_is_another_commit(tmp_path: Path) -> None:
 def test_a_command_over_its_time_limit_is_stopped(handler: str, tmp_path: Path) -> None:
     program = f"import signal, sys, threading; signal.signal(signal.SIGINT, signal.{handler}); print('started')"
     program += "; sys.stdout.flush(); threading.Event().wait(30)"
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-I", "-S", "-c", program]
     result = run_streamed(command, tmp_path, dict(os.environ), timeout_s=2.0, grace_s=2.0)
     assert result.code is None and result.lines[0] == "started"
     assert (result.lines[-1] == "KeyboardInterrupt") == (handler != "SIG_IGN")
 
 
-def test_nothing_that_a_command_started_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_that_a_command_started_outlives_it(tmp_path: Path) -> None:
     """Not even a process of another session that holds the output open."""
-    monkeypatch.setattr("tokenloom.scripts.gpu_run.FOLLOW_S", 0.3)
-    child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    child = "import os, threading; print(os.getpid(), flush=True); threading.Event().wait()"
     program = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True)"
-    begun = time.monotonic()
-    result = run_streamed([sys.executable, "-c", program], tmp_path, dict(os.environ), timeout_s=40)
-    assert result.code == 0 and time.monotonic() - begun < 30
-    deadline = time.monotonic() + 30  # a killed process closes its output some time before it is gone
-    with suppress(psutil.NoSuchProcess):
-        while psutil.Process(int(result.lines[0])).status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+    result = run_streamed([sys.executable, "-c", program], tmp_path, dict(os.environ), TIMEOUT_S, follow_s=0.3)
+    assert result.code == 0
+    wait_until(lambda: not is_alive(int(result.lines[0])), "it closes its output some time before it is gone")
 
 
-def test_the_bare_package_imports_this_checkout(folder: Path, environment: dict[str, str]) -> None:
+def is_alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def test_the_bare_package_imports_this_checkout(tmp_path: Path, environment: dict[str, str]) -> None:
     program = "import tokenloom, tokenloom.scripts.gpu_check; print(tokenloom.__file__)"
-    found = subprocess.check_output([sys.executable, "-c", program], env=environment, cwd=folder, text=True)
-    assert Path(found.strip()) == folder / "tokenloom" / "__init__.py"
+    found = subprocess.check_output([sys.executable, "-c", program], env=environment, cwd=tmp_path, text=True)
+    assert Path(found.strip()) == tmp_path / "tokenloom" / "__init__.py"
+
+
+def test_the_bare_package_knows_the_marks_of_this_checkout() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    assert all(f"    {mark.partition(':')[0]}:" in PYTEST_INI for mark in options["markers"])
 
 
 def test_every_file_with_a_gpu_mark_is_in_one_stage() -> None:
@@ -157,13 +160,12 @@ def test_broken(broken): pass
 
 
 def run_tests(
-    folder: Path, environment: dict[str, str], num_cpus: int, skip: list[str], **files: str
+    folder: Path, environment: dict[str, str], machine: Machine, skip: list[str], **files: str
 ) -> dict[str, Any]:
     """Run test files as a stage does; return the report with its rows by test."""
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
     (folder / "selection.json").write_text(json.dumps({"only": None, "skip": skip}))
-    machine = Machine(num_cpus, is_rehearsal=False)
     started = machine.start_tests("parity", folder, [f"{name}.py" for name in files], is_alone=False)
     run_streamed(started.command, folder, environment | started.environment, TIMEOUT_S)
     report = gpu_check.read_report(folder / "report.json")
@@ -172,12 +174,20 @@ def run_tests(
     return {**report, "rows": {row["case"]: row for row in report["rows"]}}
 
 
-@pytest.mark.parametrize("num_cpus", [1, 2])
-def test_outcomes_are_written_with_their_reasons(num_cpus: int, folder: Path, environment: dict[str, str]) -> None:
-    report = run_tests(folder, environment, num_cpus, [], test_some=SOME_TESTS, test_unreadable="import nothing_such")
+@pytest.mark.parametrize("num_cpus", some([1, 2], 1))
+def test_outcomes_are_written_with_their_reasons_and_done_tests_do_not_run(
+    num_cpus: int, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    done = [f"test_done.py::test_{name}" for name in ("good[a b]", "bad", "broken")]
+    files = {"test_some": SOME_TESTS, "test_done": SOME_TESTS, "test_unreadable": "import nothing_such"}
+    report = run_tests(tmp_path, environment, Machine(num_cpus, is_rehearsal=False), done, **files)
     rows, name = report["rows"], "test_some.py::test_{}".format
-    assert set(report["cases"]) == set(rows) and not report["running"]
-    outcomes = {case: outcome(row) for case, row in rows.items()}
+    assert set(report["cases"]) == {*rows, *done} and not report["running"]
+    assert {case for case in rows if case.startswith("test_done")} == {
+        "test_done.py::test_good[c]",
+        "test_done.py::test_away",
+    }
+    outcomes = {case: outcome(row) for case, row in rows.items() if not case.startswith("test_done")}
     good = {name("good[a b]"): "passed", name("good[c]"): "passed"}
     bad = dict.fromkeys((name("bad"), name("broken"), "test_unreadable.py"), "failed")
     assert outcomes == good | bad | {name("away"): "skipped"}
@@ -186,24 +196,13 @@ def test_outcomes_are_written_with_their_reasons(num_cpus: int, folder: Path, en
     assert rows[name("away")]["not_measured"] == "no such device"
 
 
-@pytest.mark.parametrize("num_cpus", [1, 2])
-def test_tests_that_are_done_do_not_run_and_are_still_listed(
-    num_cpus: int, folder: Path, environment: dict[str, str]
-) -> None:
-    skip = [f"test_some.py::test_{name}" for name in ("good[a b]", "bad", "broken")]
-    report = run_tests(folder, environment, num_cpus, skip, test_some=SOME_TESTS)
-    assert set(report["rows"]) == {"test_some.py::test_good[c]", "test_some.py::test_away"}
-    assert len(report["cases"]) == 5
-
-
-@pytest.mark.parametrize("num_cpus", [1, 2])
+@pytest.mark.parametrize("num_cpus", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_test_that_ends_or_hangs_its_process_has_failed(
-    num_cpus: int, folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    num_cpus: int, tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    monkeypatch.setattr(gpu_stages, "TEST_LIMIT_S", 3)
-    text = "import os, pytest, time\npytestmark = pytest.mark.gpu\ndef test_exits(): os._exit(7)\n"
-    text += "def test_hangs(): time.sleep(50)\ndef test_good(): pass\n"
-    report = run_tests(folder, environment, num_cpus, [], test_some=text)
+    text = "import os, pytest, threading\npytestmark = pytest.mark.gpu\ndef test_exits(): os._exit(7)\n"
+    text += "def test_hangs(): threading.Event().wait()\ndef test_good(): pass\n"
+    report = run_tests(tmp_path, environment, Machine(num_cpus, False, test_limit_s=3), [], test_some=text)
     if num_cpus == 2:  # another process goes on
         outcomes = {case.partition("::test_")[2]: outcome(row) for case, row in report["rows"].items()}
         assert outcomes == {"exits": "failed", "hangs": "failed", "good": "passed"}
@@ -211,13 +210,13 @@ def test_a_test_that_ends_or_hangs_its_process_has_failed(
         assert list(report["running"]) == ["test_some.py::test_exits"]
 
 
-def test_a_failed_test_runs_again_alone_with_blocking_launches(folder: Path, environment: dict[str, str]) -> None:
+def test_a_failed_test_runs_again_alone_with_blocking_launches(tmp_path: Path, environment: dict[str, str]) -> None:
     text = "import os, pytest\npytestmark = pytest.mark.gpu\n"
     text += "def test_context(): assert os.environ.get('CUDA_LAUNCH_BLOCKING') == '1'\ndef test_bad(): assert 1 == 2\n"
-    (folder / "test_some.py").write_text(text)
+    (tmp_path / "test_some.py").write_text(text)
     rows: list[Row] = [{"case": f"test_some.py::test_{name}", "error": "e"} for name in ("context", "bad")]
     check = Check(Results(PLACE), Machine(2, is_rehearsal=False), environment, None)
-    check.ask_again("parity", folder, rows, left_s=TIMEOUT_S)
+    check.ask_again("parity", tmp_path, rows, left_s=TIMEOUT_S)
     assert rows[0]["again"] == "passes alone"
     assert any("assert 1 == 2" in line for line in rows[1]["again"])
 
@@ -257,6 +256,7 @@ class Day:
 
     home: Path
     environment: dict[str, str]
+    hangs: float = 0.7
 
     @property
     def out(self) -> Path:
@@ -270,8 +270,8 @@ class Day:
         known = json.loads(self.out.read_text()) if self.out.exists() else None
         results = Results(Place(commit, "a device"), known)
         results.document |= FACTS
-        machine = SmallMachine(2, False, self.home, limit_s)
-        check, package = Check(results, machine, self.environment, self.out), self.home / "package"
+        machine = SmallMachine(2, False, home=self.home, limit_s=limit_s)
+        check, package = Check(results, machine, self.environment, self.out, self.hangs), self.home / "package"
         plan = Plan(machine.stages(), results, 1)
         check.run_all(plan, package, time.monotonic(), seconds)
         self.code = check.finish(plan, parse([str(self.out)]))
@@ -314,10 +314,19 @@ def test_a_day_goes_on_after_failures_a_mend_and_another_commit(day: Day) -> Non
 
 
 def test_a_hanging_case_ends_with_its_stage_and_what_was_measured_stays(day: Day) -> None:
-    results = day.call(limit_s=4, a={"a1": "passes", "a2": "hangs", "a3": "passes"}, b={"b1": "passes"})
+    day.hangs = 0.0
+    results = day.call(limit_s=5, a={"a1": "passes", "a2": "hangs", "a3": "passes"}, b={"b1": "passes"})
     assert outcome(results.results("a")["a1"]) == "passed" and outcome(results.results("b")["b1"]) == "passed"
-    assert "when the stage's 4 s ended" in results.results("a")["a2"]["error"]
+    assert "when the stage's 5 s ended" in results.results("a")["a2"]["error"]
     assert results.count("a").passed == 2, "a3 had its turn after all others"
+
+
+@pytest.mark.parametrize(("ran_s", "is_blamed"), [(8, True), (6, False)])
+def test_a_case_that_was_cut_off_is_blamed_if_it_had_most_of_the_longest_time(ran_s: float, is_blamed: bool) -> None:
+    report: dict[str, Any] = {"cases": ["a1"], "running": {"a1": time.time() - ran_s}, "rows": []}
+    step = Step(Stage("a", "", 5, 1, 10), Need.NEW, [], 10)
+    assert not gpu_check.blame(report, Ended(None, []), step, gpu_check.HANGS)
+    assert bool(report["rows"]) == is_blamed
 
 
 def test_a_stage_without_time_is_left_for_the_next_call(day: Day) -> None:
@@ -348,16 +357,18 @@ def test_a_device_that_answers_no_more_is_left_to_the_next_process(day: Day) -> 
     assert ends == ["broken", "broken", "done"]
 
 
-def test_an_interrupt_keeps_what_was_measured(day: Day, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenloom.scripts.gpu_run.FOLLOW_S", 0.2)
+def test_an_interrupt_keeps_what_was_measured(day: Day) -> None:
+    def stop() -> None:
+        wait_until(lambda: (day.home / "a" / "ran").exists() and "a2" in day.ran("a"))
+        os.kill(os.getpid(), signal.SIGTERM)
+
     previous = signal.signal(signal.SIGTERM, gpu_check.interrupt)
+    stopper = threading.Thread(target=stop)
     try:
-        stop = threading.Timer(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        stop.start()
-        results = day.call(limit_s=50, a={"a1": "passes", "a2": "hangs"}, b={"b1": "passes"})
+        stopper.start()
+        day.call(limit_s=50, a={"a1": "passes", "a2": "hangs"}, b={"b1": "passes"})
     finally:
-        stop.cancel()
+        stopper.join()
         signal.signal(signal.SIGTERM, previous)
     kept = json.loads(day.out.read_text())["stages"]["a"]["results"]
     assert list(kept) == ["a1"] and day.ran("b") == [] and day.code == 3
-    assert results.document["calls"][-1]["seconds"] < 40

@@ -154,10 +154,10 @@ def split_inputs(num_inputs: int, block: int) -> int:
     return -(-max(-(-num_inputs // MAX_SPLITS), MIN_SPLIT) // block) * block
 
 
-def inner_like(x: Tensor, matrices: LowRankMatrices, tiles: SlotTiles) -> Tensor:
+def inner_like(x: Tensor, matrices: LowRankMatrices, tiles: SlotTiles, many_rows: int = MANY_ROWS) -> Tensor:
     """Allocate the result of `shrink`."""
     split = split_inputs(matrices.a.shape[3], low_rank_shape(x.element_size()).inputs)
-    num_splits = 1 if tiles.num_rows > MANY_ROWS else triton.cdiv(matrices.a.shape[3], split)
+    num_splits = 1 if tiles.num_rows > many_rows else triton.cdiv(matrices.a.shape[3], split)
     return torch.empty((num_splits, tiles.num_rows, matrices.a.shape[2]), dtype=torch.float32, device=x.device)
 
 

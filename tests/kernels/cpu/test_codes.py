@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
@@ -15,7 +16,7 @@ from tokenloom.kernels.cpu.library import KernelLibrary
 from tokenloom.kernels.quantized import QuantizedWeight, pack_halves, quantize, unpack_halves
 from tokenloom.tests.kernels.cpu.levels import kinds
 
-ROWS = (1, 2, 3, 5, 6, 7, 13, 32, 33, 70)
+ROWS = (1, 3, 6, 13, 33, 70)
 SHAPES = [  # outputs, inputs, inputs of a group
     *((64, 96, 32), (200, 512, 128), (33, 320, 64), (96, 160, 128)),
     *((48, 256, 256), (40, 300, 300), (40, 300, 32), (7, 26, 26)),
@@ -115,19 +116,17 @@ def test_outputs_go_through_activations(ops: CpuOps, num_bits: int) -> None:
 
 
 @pytest.mark.parametrize("num_bits", [8, 4])
-def test_a_row_has_the_same_bits_in_any_batch_and_team(ops: CpuOps, num_bits: int) -> None:
+def test_a_row_has_the_same_bits_in_any_batch_and_team(
+    ops: CpuOps, num_bits: int, num_threads: Callable[[int], None]
+) -> None:
     torch.manual_seed(4)
     packed = ops.pack_linear(random_weight(num_bits, (96, 640), 128), None)
     x = torch.randn(70, 640).bfloat16()
     together = ops.logits(x, packed)
     for row in (0, 5, 33, 69):
         assert torch.equal(ops.logits(x[row : row + 1], packed)[0], together[row])
-    num_threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3 - min(num_threads, 2))
-        assert torch.equal(ops.logits(x, packed), together)
-    finally:
-        torch.set_num_threads(num_threads)
+    num_threads(3 - min(torch.get_num_threads(), 2))
+    assert torch.equal(ops.logits(x, packed), together)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from tokenloom.ipc.models.model_file import load_model_config
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
-from tokenloom.tests.kernels.cpu.levels import LEVELS, check
+from tokenloom.tests.kernels.cpu.levels import check
 from tokenloom.tests.support.whisper_checkpoints import whisper_checkpoint
 from tokenloom.tests.workers.models.test_decoder import schedule
 from tokenloom.tests.workers.models.test_whisper import ClipRun, clips_of, load_decoder
-
-pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
 
 LENGTHS = {"a": 30, "b": 2, "c": 9}
 

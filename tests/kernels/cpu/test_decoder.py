@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -76,20 +76,12 @@ def test_logits_follow_the_order_of_logits_indices(tmp_path: Path) -> None:
     model = load(tiny_checkpoint(tmp_path, "llama", **ODD), torch.float32, ops=make_cpu_ops(torch.float32, LEVELS[0]))
     token_ids, kv_cache = torch.arange(40, dtype=torch.int32), PagedRun(model, 16).kv_cache
     context = StepContext(make_metadata([(0, 40, [3, 1, 2])], 16), kv_cache)
-    with torch.inference_mode():
-        hidden, logits = model.forward_logits(token_ids, torch.arange(40), context)
-        every, hidden = logits.clone(), hidden.clone()
-        for chosen in ([39], [7, 30, 7, 0], list(range(39, -1, -2)), []):
-            again, logits = model.forward_logits(token_ids, torch.tensor(chosen, dtype=torch.int64), context)
-            assert torch.equal(logits, every[chosen]) and torch.equal(again, hidden)
-        torch.testing.assert_close(model.compute_logits(hidden), every, rtol=0, atol=1e-5)
-
-
-@pytest.fixture
-def num_threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
+    hidden, logits = model.forward_logits(token_ids, torch.arange(40), context)
+    every, hidden = logits.clone(), hidden.clone()
+    for chosen in ([39], [7, 30, 7, 0], list(range(39, -1, -2)), []):
+        again, logits = model.forward_logits(token_ids, torch.tensor(chosen, dtype=torch.int64), context)
+        assert torch.equal(logits, every[chosen]) and torch.equal(again, hidden)
+    torch.testing.assert_close(model.compute_logits(hidden), every, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2_moe"])

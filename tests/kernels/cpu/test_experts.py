@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,8 @@ from tokenloom.kernels.contract import GATED_SILU, Activation, Routing
 from tokenloom.kernels.cpu.cpu_experts import CpuExperts
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.tests.kernels.cpu.levels import LEVELS
 from tokenloom.tests.kernels.test_route import route_one
-
-pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
+from tokenloom.tests.support.today import some
 
 CLAMPED = Activation("swiglu_clamped", is_gated=True, limit=0.7)
 ROUTINGS: list[dict[str, Any]] = [
@@ -33,12 +31,6 @@ GROUPS: list[dict[str, Any]] = [
     {"num_groups": 4, "top_groups": 2, "group_score": "max"},
     {"num_groups": 4, "top_groups": 3, "group_score": "top2"},
 ]
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 @dataclass
@@ -97,7 +89,7 @@ def inputs(dtype: torch.dtype, num_tokens: int, num_experts: int, hidden: int) -
     return torch.randn(num_tokens, hidden + 3).to(dtype)[:, :hidden], 2 * torch.randn(num_tokens, num_experts)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", some(range(24), 6))
 def test_experts_equal_a_loop_over_tokens(ops: CpuOps, seed: int) -> None:
     torch.manual_seed(seed)
     draw = random.Random(seed)
@@ -128,7 +120,7 @@ def skewed_scores(num_tokens: int, num_experts: int) -> Tensor:
     return scores
 
 
-@pytest.mark.parametrize("num_tokens", [2, 15, 16, 40, 130])
+@pytest.mark.parametrize("num_tokens", [2, 16, 130])
 def test_one_expert_has_all_tokens_one_has_one_and_one_has_none(ops: CpuOps, num_tokens: int) -> None:
     torch.manual_seed(num_tokens)
     layer = Layer.draw(ops.dtype, 8, 64, 40, Routing(3, is_normalized=True))
@@ -157,13 +149,6 @@ def test_nan_and_infinity_do_not_spread_to_other_tokens(ops: CpuOps) -> None:
     assert answer[3].isnan().all() and not answer[4].isfinite().all()
     answer[3:5] = calm[3:5]
     assert torch.equal(answer, calm)
-
-
-@pytest.fixture
-def num_threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def test_threads_do_not_change_a_bit(ops: CpuOps, num_threads: Callable[[int], None]) -> None:

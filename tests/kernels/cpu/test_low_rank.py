@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -23,12 +23,10 @@ from tokenloom.kernels.contract import (
     Routing,
 )
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
-from tokenloom.kernels.cpu.library import KernelLibrary
 from tokenloom.kernels.cpu.low_rank import CpuAdapterSpace
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.tests.kernels.cpu.levels import BF16_EPS, LEVELS
-
-pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
+from tokenloom.tests.kernels.cpu.levels import BF16_EPS
+from tokenloom.tests.support.today import some, some_pairs
 
 NUM_SLOTS = 6
 RANKS = (1, 8, 16, 64, 100)  # of the slots; the last has none
@@ -41,24 +39,6 @@ LAYERS = [  # inputs, outputs of each part (gates, ups), activation, bias, scale
     (100, (37,), CLAMP, True, True),
     (32, (8, 8), Activation("gelu_tanh"), False, False),
 ]
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-@pytest.fixture
-def ops(library: KernelLibrary, kind: tuple[torch.dtype, str]) -> CpuOps:
-    return CpuOps(library, kind[0])
-
-
-@pytest.fixture
-def num_threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def draw_update(rank: int, num_inputs: int, outputs: tuple[int, ...], has_scale: bool = False) -> LowRankUpdate:
@@ -127,8 +107,7 @@ def mixed_slots(num_rows: int, seed: int = 0) -> list[int]:
     return slots[:num_rows]
 
 
-@pytest.mark.parametrize("number", range(len(LAYERS)))
-@pytest.mark.parametrize("num_rows", [1, 3, 32, 77])
+@pytest.mark.parametrize(("number", "num_rows"), some_pairs(range(len(LAYERS)), [1, 3, 32, 77], 4))
 def test_outputs_have_the_updates_of_their_slots(ops: CpuOps, number: int, num_rows: int) -> None:
     torch.manual_seed(number)
     layer = Layer(ops, *LAYERS[number])
@@ -141,7 +120,7 @@ def test_outputs_have_the_updates_of_their_slots(ops: CpuOps, number: int, num_r
     assert (layer.expected(x, slots) - base).abs().max() > 0.3, "the update would not be missed"
 
 
-@pytest.mark.parametrize("number", range(len(LAYERS)))
+@pytest.mark.parametrize("number", some(range(len(LAYERS)), 3))
 def test_a_row_has_the_same_bits_alone_in_a_mix_and_in_any_order(ops: CpuOps, number: int) -> None:
     torch.manual_seed(number)
     layer, num_rows = Layer(ops, *LAYERS[number]), 77
@@ -380,7 +359,7 @@ class Experts:
         return total
 
 
-@pytest.mark.parametrize("num_tokens", [1, 2, 40, 130])
+@pytest.mark.parametrize("num_tokens", some([1, 2, 40, 130], 2))
 def test_tokens_of_experts_have_the_updates_of_their_slots(ops: CpuOps, num_tokens: int) -> None:
     """Expert 3 has all tokens, and reads the layer's input itself."""
     torch.manual_seed(num_tokens)

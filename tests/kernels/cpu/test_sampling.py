@@ -8,6 +8,7 @@ import torch
 
 from tokenloom.kernels import noise
 from tokenloom.kernels.cpu.sampling import DRAW, CpuSampling, load_cpu_sampling
+from tokenloom.tests.support.today import some
 
 loaded = load_cpu_sampling()
 pytestmark = pytest.mark.skipif(loaded is None, reason="the processor has no AVX2, or there is no compiler")
@@ -31,7 +32,7 @@ def test_bits_match_the_specification(sampling: CpuSampling, vocab_size: int) ->
             assert np.array_equal(listed.token_ids, np.flatnonzero(bits <= draw["noise_scale"]))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", some(range(30), 8))
 def test_candidates_pass_the_bounds_of_weight_share_and_noise(sampling: CpuSampling, seed: int) -> None:
     rng = np.random.default_rng(seed)
     vocab_size, num_rows = int(rng.choice([3, 64, 1003, 9001])), 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,21 +10,20 @@ import torch
 from tokenloom.kernels.contract import AttentionSpec
 from tokenloom.kernels.cpu.cpu_ops import CpuOps
 from tokenloom.kernels.cpu.library import KernelLibrary
-from tokenloom.tests.kernels.cpu.levels import BF16_EPS, LEVELS, check
+from tokenloom.tests.kernels.cpu.levels import BF16_EPS, check
 from tokenloom.tests.kernels.cpu.test_ops import draw_attention
 from tokenloom.tests.kernels.spans import dense_attention, with_spans
+from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.paged_run import make_metadata
 
-pytestmark = pytest.mark.skipif(not LEVELS, reason="the processor has no AVX2")
+SEEDS = [(seed, False) for seed in range(80, 96)] + [(seed, True) for seed in range(80, 84)]
 
 
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-def check_spans(ops: CpuOps, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "is_batch_invariant"), some(SEEDS, 5))
+def test_spans_attend_as_a_dense_mask_says(
+    library: KernelLibrary, kind: tuple[torch.dtype, str], seed: int, is_batch_invariant: bool
+) -> None:
+    ops = CpuOps(library, kind[0], is_batch_invariant=is_batch_invariant)
     query, kv_cache, metadata, window, _, _ = draw_attention(seed, ops.dtype)
     metadata, spans = with_spans(metadata, seed)
     sinks = torch.randn(query.shape[1]) if seed % 3 == 0 else None
@@ -35,19 +33,7 @@ def check_spans(ops: CpuOps, seed: int) -> None:
     check(answer, exact, atol=2 * BF16_EPS if ops.dtype == torch.bfloat16 else 1e-5)
 
 
-@pytest.mark.parametrize("seed", range(80, 96))
-def test_spans_attend_as_a_dense_mask_says(ops: CpuOps, seed: int) -> None:
-    check_spans(ops, seed)
-
-
-@pytest.mark.parametrize("seed", range(80, 84))
-def test_spans_of_a_batch_invariant_step_attend_as_a_dense_mask_says(
-    library: KernelLibrary, kind: tuple[torch.dtype, str], seed: int
-) -> None:
-    check_spans(CpuOps(library, kind[0], is_batch_invariant=True), seed)
-
-
-@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("window", some([None, 300], 1))
 def test_an_image_of_256_tokens_behind_a_long_context(ops: CpuOps, window: int | None) -> None:
     """Some strips of queries see keys of a later group of staged keys, others do not."""
     torch.manual_seed(0)

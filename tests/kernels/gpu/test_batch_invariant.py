@@ -5,7 +5,7 @@ In the interpreter; tests/gpu has the same on a device. Tolerance against the re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -42,7 +42,7 @@ def test_products_equal_torchs_and_rows_are_independent(num_inputs: int, num_out
 @pytest.mark.parametrize("form", [None, "int8"])
 def test_fused_moe_is_the_references_and_tokens_are_independent(form: Literal["int8"] | None) -> None:
     torch.manual_seed(0)
-    x, scores, num_experts, inner = torch.randn(70, 48), torch.randn(70, 5), 5, 24
+    x, scores, num_experts, inner = torch.randn(40, 48), torch.randn(40, 5), 5, 24
     shapes = ((2 * inner, 48), (48, inner))
     gate_up, down = ([torch.randn(*shape) / 4 for _ in range(num_experts)] for shape in shapes)
     if form is not None:
@@ -52,7 +52,7 @@ def test_fused_moe_is_the_references_and_tokens_are_independent(form: Literal["i
     together = ops.fused_moe(x, scores, packed, Routing(3, is_normalized=True))
     wanted = reference.fused_moe(x, scores, reference.pack_experts(gate_up, down), Routing(3, is_normalized=True))
     torch.testing.assert_close(together, wanted, atol=2e-5, rtol=2e-5)
-    for rows in ([0], [69], [3, 50], list(range(17, 40))):
+    for rows in ([0], [39], [3, 30], list(range(17, 36))):
         assert torch.equal(ops.fused_moe(x[rows], scores[rows], packed, Routing(3, is_normalized=True)), together[rows])
 
 
@@ -86,18 +86,16 @@ def token_by_token(run: PagedRun, tokens: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("family", "way"),
-    [("qwen3", among_others), ("qwen3", chunked), ("qwen3", token_by_token), ("mistral", chunked)],
+    ("family", "ways"), [("qwen3", (among_others, chunked, token_by_token)), ("mistral", (chunked,))]
 )
 def test_logits_have_the_same_bits_in_any_way(
-    family: str, way: Callable[[PagedRun, list[int]], Tensor], tmp_path: Path
+    family: str, ways: Sequence[Callable[[PagedRun, list[int]], Tensor]], tmp_path: Path
 ) -> None:
-    torch.set_num_threads(1)
-    folder = tiny_checkpoint(tmp_path, family)
+    folder = tiny_checkpoint(tmp_path, family, num_hidden_layers=1)
     tokens = np.random.default_rng(0).integers(0, 200, LENGTH).tolist()
     model = load(folder, ops=BatchInvariantTritonOps(90))
     wanted = alone(PagedRun(model, BLOCK_SIZE), tokens)
-    again = way(PagedRun(model, BLOCK_SIZE, seed=3), tokens)  # after a hit or preemption: chunked
-    assert torch.equal(again, wanted)
+    for way in ways:  # after a hit or preemption: chunked
+        assert torch.equal(way(PagedRun(model, BLOCK_SIZE, seed=3), tokens), wanted), way
     reference = alone(PagedRun(load(folder, ops=ReferenceOps()), BLOCK_SIZE), tokens)
     torch.testing.assert_close(wanted, reference, atol=2e-5, rtol=2e-5)

@@ -19,6 +19,7 @@ from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
 from tokenloom.tests.support.families import CONFIGS
+from tokenloom.tests.support.today import some
 from tokenloom.tests.workers.device.fake_device import Launches, NoWaiting
 from tokenloom.tests.workers.paged_run import PagedRun, load
 from tokenloom.workers.model_step import StepContext
@@ -26,7 +27,6 @@ from tokenloom.workers.models.decoder import DecoderModel
 
 TOLERANCE = 1e-5
 FAMILIES = sorted(family for family, config in CONFIGS.items() if config["architectures"][0] in NATIVE)
-ALWAYS = {"gemma4", "gpt_oss", "stablelm"}  # heads of two shapes; sinks and experts; norms of layers and per head
 PROMPTS, DECODED = {"a": list(range(7, 16)), "b": [3]}, {"a": [5], "b": [9]}
 IN_TORCH = {  # scales, soft caps and positions of the model; shared experts
     *("mul", "mul_", "add", "add_", "tanh", "clone", "index", "sigmoid", "div"),
@@ -51,11 +51,8 @@ class WatchedModel:
         return result
 
 
-@pytest.mark.parametrize(
-    "family", [pytest.param(family, marks=[] if family in ALWAYS else pytest.mark.nightly) for family in FAMILIES]
-)
+@pytest.mark.parametrize("family", some(FAMILIES, 2))
 def test_a_family_has_the_references_logits_and_launches_kernels(family: str, tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     folder = tiny_checkpoint(tmp_path, family, seed=1)
     watched = WatchedModel(load(folder, max_model_len=128, ops=TritonOps(90)))
     runs = PagedRun(watched, 8), PagedRun(load(folder, max_model_len=128, ops=ReferenceOps()), 8)

@@ -7,7 +7,6 @@ and rotation, the kernel does not).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -18,24 +17,14 @@ from tokenloom.kernels.contract import Activation, ActivationKind, HeadNorms, No
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.tests.kernels.gpu.shapes import from_fp8, paged_step
+from tokenloom.tests.support.today import some, some_pairs
 
 TOLERANCES = {torch.float32: 4e-6, torch.float16: 4e-3}
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    torch.set_num_threads(1)
-    with torch.inference_mode():
-        yield
 
 
 def check_close(result: torch.Tensor, wanted: torch.Tensor) -> None:
     tolerance = TOLERANCES[result.dtype]
     torch.testing.assert_close(result, wanted, atol=tolerance, rtol=tolerance)
-
-
-def seeds(count: int, slow: int) -> list[object]:
-    return [*range(count), *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(count, slow))]
 
 
 NORMS: list[tuple[NormKind, bool, bool]] = [  # kind, with a weight, with a bias
@@ -48,11 +37,11 @@ NORMS: list[tuple[NormKind, bool, bool]] = [  # kind, with a weight, with a bias
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize(("num_tokens", "width"), [(0, 8), (1, 1), (17, 100), (1, 1024), (3, 5000)])
-@pytest.mark.parametrize(("kind", "has_weight", "has_bias"), NORMS)
+@pytest.mark.parametrize(("shape", "form"), some_pairs([(0, 8), (1, 1), (17, 100), (1, 1024), (3, 5000)], NORMS, 3))
 def test_norms_are_the_references(
-    kind: NormKind, has_weight: bool, has_bias: bool, num_tokens: int, width: int, dtype: torch.dtype
+    shape: tuple[int, int], form: tuple[NormKind, bool, bool], dtype: torch.dtype
 ) -> None:
+    (num_tokens, width), (kind, has_weight, has_bias) = shape, form
     torch.manual_seed(width)
     x, residual = torch.randn(num_tokens, width).add(2).to(dtype), torch.randn(num_tokens, width).to(dtype)
     weight, bias = torch.randn(width) if has_weight else None, torch.randn(width) if has_bias else None
@@ -67,8 +56,7 @@ ACTIVATIONS = [Activation(kind, is_gated) for kind in KINDS for is_gated in (Fal
 ACTIVATIONS += [Activation("clamp", limit=0.75), Activation("swiglu_clamped", True, 0.75)]
 
 
-@pytest.mark.parametrize("num_tokens", [0, 1, 7])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(("num_tokens", "activation"), some_pairs([0, 1, 7], ACTIVATIONS, 2))
 def test_a_linear_layer_with_an_activation_is_the_references(activation: Activation, num_tokens: int) -> None:
     rng = random.Random(f"{activation} {num_tokens}")
     torch.manual_seed(rng.getrandbits(32))
@@ -80,7 +68,7 @@ def test_a_linear_layer_with_an_activation_is_the_references(activation: Activat
     check_close(*results)
 
 
-@pytest.mark.parametrize("seed", seeds(5, 40))
+@pytest.mark.parametrize("seed", some(range(40), 4))
 def test_gemv_is_the_references(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
@@ -100,7 +88,7 @@ def test_gemv_is_the_references(seed: int) -> None:
     assert torch.equal(scores, outputs.float())  # rounded alike, so that tokens do not depend on the kernel
 
 
-@pytest.mark.parametrize("seed", seeds(4, 40))
+@pytest.mark.parametrize("seed", some(range(40), 4))
 def test_embedding_is_the_references(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
@@ -158,8 +146,7 @@ HEAD_FORMS = [
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # numpy, of the overflowed request
-@pytest.mark.parametrize("seed", seeds(1, 8))
-@pytest.mark.parametrize("form", HEAD_FORMS, ids=str)
+@pytest.mark.parametrize(("form", "seed"), some_pairs(HEAD_FORMS, range(8), 12), ids=str)
 def test_qk_norm_rope_cache_is_the_references(form: HeadForm, seed: int) -> None:
     rng = random.Random(f"{form} {seed}")
     torch.manual_seed(rng.getrandbits(32))
@@ -184,7 +171,7 @@ def test_qk_norm_rope_cache_is_the_references(form: HeadForm, seed: int) -> None
     assert caches[0].isfinite().all()
 
 
-@pytest.mark.parametrize("seed", seeds(6, 60))
+@pytest.mark.parametrize("seed", some(range(60), 4))
 def test_keys_stored_in_8_bits_are_the_references(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)

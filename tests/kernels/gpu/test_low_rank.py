@@ -7,7 +7,8 @@ it).
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import product
 
 import pytest
 import torch
@@ -26,26 +27,19 @@ from tokenloom.kernels.contract import (
 )
 from tokenloom.kernels.gpu.batch_invariant import BatchInvariantTritonOps
 from tokenloom.kernels.gpu.linear.adapter_rows import ROWS, list_slots
-from tokenloom.kernels.gpu.linear.low_rank import MIN_SPLIT
+from tokenloom.kernels.gpu.linear.low_rank import MIN_SPLIT, inner_like, shrink
 from tokenloom.kernels.gpu.linear.moe import list_rows
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.quantized import quantize
 from tokenloom.kernels.reference import ReferenceOps
-from tokenloom.tests.kernels.gpu.test_layers import seeds
 from tokenloom.tests.kernels.gpu.test_matmul import TOLERANCES, check_close
 from tokenloom.tests.kernels.gpu.test_step import unwritten
+from tokenloom.tests.support.today import some
 
 NUM_SLOTS = 4  # of which the last stays empty
 TWO_SPLITS = MIN_SPLIT + 20  # inputs
 RANKS = (1, 8, 16, 64, 100)
 ACTIVATIONS = (NO_ACTIVATION, Activation("gelu"), GATED_SILU, Activation("swiglu_clamped", True, 0.75))
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    torch.set_num_threads(1)
-    with torch.inference_mode():
-        yield
 
 
 def random_part(rng: random.Random, first: int, size: int, num_inputs: int, rank: int = 0) -> LowRankPart:
@@ -86,9 +80,9 @@ def test_tiles_hold_each_row_once_with_rows_of_its_slot(num_tokens: int, num_exp
     assert seen == sorted(pairs, key=lambda pair: (int(experts.flatten()[pair]), int(slots[pair // top_k]), pair))
 
 
-@pytest.mark.parametrize("form", ["float", "int8"])
-@pytest.mark.parametrize("num_tokens", [0, 1, 40])
-@pytest.mark.parametrize("seed", seeds(2, 20))
+@pytest.mark.parametrize(
+    ("seed", "num_tokens", "form"), some(list(product(range(20), [0, 1, 40], ["float", "int8"])), 6)
+)
 def test_a_layer_with_adapters_is_the_references(seed: int, num_tokens: int, form: str) -> None:
     rng = random.Random(f"{seed} {num_tokens} {form}")
     torch.manual_seed(rng.getrandbits(32))
@@ -111,8 +105,7 @@ def test_a_layer_with_adapters_is_the_references(seed: int, num_tokens: int, for
     check_close(*results)
 
 
-@pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize(("rank", "num_parts"), some(list(product(RANKS, [1, 3])), 4))
 def test_every_rank_and_part_changes_its_outputs_and_no_others(rank: int, num_parts: int) -> None:
     torch.manual_seed(rank)
     ops, weight, x = TritonOps(90), torch.randn(192, 40), torch.randn(1, 40)
@@ -164,23 +157,21 @@ def test_a_row_has_the_same_bits_alone_and_in_any_mix_and_order(activation: Acti
 
 
 @pytest.mark.usefixtures("in_order")
-def test_a_row_has_the_same_bits_in_steps_of_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_has_the_same_bits_in_steps_of_many_rows() -> None:
     """Their programs sum the parts of the inputs that others store."""
-    ops = BatchInvariantTritonOps(90)
     num_inputs = TWO_SPLITS + MIN_SPLIT  # of two parts, any order gives the same sum
-    space, packed = adapted_layer(ops, "float", NO_ACTIVATION, num_inputs)
-    x, slots = torch.randn(9, num_inputs), mixed_slots(9)
-    results = []
-    for many in (8, 9):
-        monkeypatch.setattr("tokenloom.kernels.gpu.linear.low_rank.MANY_ROWS", many)
-        space.begin_step(slots)
-        results.append(ops.linear(x, packed))
-    assert torch.equal(*results)
+    ops, rank, x = BatchInvariantTritonOps(90), 8, torch.randn(9, num_inputs)
+    layer = ops.adapter_space(1, rank).attach(ops.pack_linear(torch.randn(40, num_inputs), None), 1)
+    layer.fill(1, LowRankUpdate([random_part(random.Random(0), 0, 40, num_inputs, rank)]))
+    tiles = list_slots(torch.ones(9, dtype=torch.int32), 1)
+    first, second, third = shrink(x, layer.matrices, tiles, inner_like(x, layer.matrices, tiles, many_rows=9))
+    (whole,) = shrink(x, layer.matrices, tiles, inner_like(x, layer.matrices, tiles, many_rows=8))
+    assert torch.equal(((first + second) + third)[:, :rank], whole[:, :rank]) and whole[:, :rank].any()
 
 
-@pytest.mark.parametrize("num_tokens", [1, 9])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("form", ["float", "int8"])
+@pytest.mark.parametrize(
+    ("form", "activation", "num_tokens"), some(list(product(["float", "int8"], ACTIVATIONS, [1, 9])), 5)
+)
 def test_rows_without_an_update_have_the_bits_of_the_base(form: str, activation: Activation, num_tokens: int) -> None:
     for ops in (TritonOps(90), BatchInvariantTritonOps(90))[: 2 if form == "float" else 1]:
         space, packed = adapted_layer(ops, form, activation, 60)

@@ -8,7 +8,6 @@ before they are mixed). The reference is compared with numpy in test_reference.p
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,19 +19,12 @@ from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.quantized import QuantizedWeight, Weight, concatenate, from_g_idx, quantize
 from tokenloom.kernels.reference import ReferenceOps
 from tokenloom.kernels.reference import route as reference_route
-from tokenloom.tests.kernels.gpu.test_layers import seeds
 from tokenloom.tests.support.quantized_checkpoints import quantized_pair
+from tokenloom.tests.support.today import some_pairs
 from tokenloom.tests.workers.paged_run import PagedRun, load
 
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 4e-3}
 FORMS = ("int8", "fp8", "int8 groups", "int4", "int4 act-order", "int4 one group", "fp8 blocks")
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    torch.set_num_threads(1)
-    with torch.inference_mode():
-        yield
 
 
 def check_close(result: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -70,8 +62,7 @@ def random_shape(rng: random.Random) -> tuple[int, int, int]:
     )
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("seed", seeds(2, 10))
+@pytest.mark.parametrize(("form", "seed"), some_pairs(FORMS, range(10), 10))
 def test_quantized_linear_is_the_references(seed: int, form: str) -> None:
     rng = random.Random(f"{seed} {form}")
     torch.manual_seed(rng.getrandbits(32))
@@ -90,8 +81,9 @@ def test_quantized_linear_is_the_references(seed: int, form: str) -> None:
     check_close(*results)
 
 
-@pytest.mark.parametrize("form", ["float", "int8", "fp8 blocks", "int4", "int4 act-order"])
-@pytest.mark.parametrize("seed", seeds(2, 8))
+@pytest.mark.parametrize(
+    ("form", "seed"), some_pairs(["float", "int8", "fp8 blocks", "int4", "int4 act-order"], range(8), 8)
+)
 def test_fused_moe_is_the_references(seed: int, form: str) -> None:
     rng = random.Random(f"{seed} {form}")
     torch.manual_seed(rng.getrandbits(32))
@@ -134,21 +126,17 @@ ROUTINGS = [  # of 24 experts
 ]
 
 
-@pytest.mark.parametrize("routing", ROUTINGS)
-@pytest.mark.parametrize("num_tokens", [0, 9])
-def test_experts_are_routed_and_listed_by_their_scores(num_tokens: int, routing: Routing) -> None:
+SHAPES = [(0, 24, 6), (3, 1, 1), (30, 60, 4), (1, 128, 8)]  # tokens, experts, of which each token chooses
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "routing"),
+    [(9, 24, routing) for routing in ROUTINGS]
+    + [(tokens, experts, Routing(top_k, is_normalized=True)) for tokens, experts, top_k in SHAPES],
+)
+def test_experts_are_routed_and_listed_by_their_scores(num_tokens: int, num_experts: int, routing: Routing) -> None:
     torch.manual_seed(routing.top_k)
-    scores = torch.randn(num_tokens, 24) * 3
-    check_routing(scores, routing)
-
-
-@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), [(3, 1, 1), (30, 60, 4), (1, 128, 8)])
-def test_experts_of_any_number_are_routed(num_tokens: int, num_experts: int, top_k: int) -> None:
-    torch.manual_seed(num_experts)
-    check_routing(torch.randn(num_tokens, num_experts) * 3, Routing(top_k, is_normalized=True))
-
-
-def check_routing(scores: torch.Tensor, routing: Routing) -> None:
+    scores = torch.randn(num_tokens, num_experts) * 3
     weights, experts = route(scores, routing)
     wanted_weights, wanted = reference_route(scores, routing)
     assert torch.equal(experts.long(), wanted)

@@ -7,7 +7,6 @@ cases are found and left out, and there must be few.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,17 +20,11 @@ from tokenloom.ipc.messages.workers import RowSampling
 from tokenloom.kernels import noise
 from tokenloom.kernels.gpu.sampling.noise import gumbel, run_bits, token_bits
 from tokenloom.kernels.gpu.sampling.sampling import sample
+from tokenloom.tests.support.today import some
 from tokenloom.workers.sampling.sampler import Sampler
 from tokenloom.workers.sampling.sampling_columns import SamplingColumns
 
 F64 = npt.NDArray[np.float64]
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    torch.set_num_threads(1)
-    with torch.inference_mode():
-        yield
 
 
 @triton.jit
@@ -46,7 +39,7 @@ def _bits_kernel(first_id, position, seed_low, seed_high, tokens, runs, noises, 
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # 32-bit words wrap, as they must
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", some(range(8), 3))
 def test_noise_equals_the_cpus_bit_for_bit(seed: int) -> None:
     rng = random.Random(seed)
     words, position, first_id = [rng.getrandbits(32), rng.getrandbits(32)], rng.getrandbits(31), 4 * rng.randrange(9999)
@@ -155,15 +148,9 @@ def check_draws(seed: int) -> int:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy: words that wrap, logits of −inf
-def test_draws_match_the_definition() -> None:
-    assert sum(check_draws(seed) for seed in range(8)) > 12
-
-
-@pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("start", range(100, 200, 10))
-def test_many_draws_match_the_definition(start: int) -> None:
-    assert sum(check_draws(seed) for seed in range(start, start + 10)) > 10
+@pytest.mark.parametrize("start", some([0, *range(100, 200, 5)], 1))
+def test_draws_match_the_definition(start: int) -> None:
+    assert sum(check_draws(seed) for seed in range(start, start + 5)) > 4
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -204,11 +191,11 @@ def test_a_draw_does_not_depend_on_the_rest_of_the_batch() -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
-    ("min_p", "top_k", "top_p", "kept"),
-    [(0.0, 1, 1.0, 1), (0.0, 0, 0.71, 3), (0.0, 2, 0.6, 2), (0.5, 0, 0.74, 2), (0.5, 4, 0.74, 2)],
+    ("min_p", "top_k", "top_p", "kept", "num_rows"),
+    [(0.0, 1, 1.0, 1, 3), (0.0, 0, 0.71, 3, 9), (0.0, 2, 0.6, 2, 4), (0.5, 0, 0.74, 2, 4), (0.5, 4, 0.74, 2, 4)],
 )
-def test_filters_keep_only_the_likeliest(min_p: float, top_k: int, top_p: float, kept: int) -> None:
+def test_filters_keep_only_the_likeliest(min_p: float, top_k: int, top_p: float, kept: int, num_rows: int) -> None:
     weights = [0.001, 0.35, 0.1, 0.33, 0.219]  # token 1 is the likeliest, then 3 (in the same bin), 4, 2
-    rows = [Row(1.0, top_k, top_p, min_p, (seed, 9), seed) for seed in range(9)]
+    rows = [Row(1.0, top_k, top_p, min_p, (seed, 9), seed) for seed in range(num_rows)]
     tokens = sample_rows(torch.tensor(weights).log().repeat(len(rows), 1), rows)
     assert set(tokens) == set([1, 3, 4, 2][:kept])

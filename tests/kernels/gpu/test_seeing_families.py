@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.tests.support.checkpoints import tiny_checkpoint
@@ -15,5 +14,4 @@ from tokenloom.tests.workers.models.test_seeing_families import check
 @pytest.mark.nightly
 @pytest.mark.parametrize("family", ["gemma3", "qwen3_vl"])
 def test_logits_with_images_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
-    torch.set_num_threads(1)
     check(family, tiny_checkpoint(tmp_path, family, seed=1), TritonOps(90), 0, grids={"a": [(2, 2)]})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,15 +10,10 @@ import torch
 from tokenloom.kernels.contract import AttentionMetadata, BatchColumns
 from tokenloom.kernels.gpu.ops import TritonOps
 from tokenloom.kernels.reference import ReferenceOps
+from tokenloom.tests.support.today import some
 
 NUM_ROWS = 12
 BOTH = (TritonOps(90), ReferenceOps())
-
-
-@pytest.fixture(autouse=True)
-def inference() -> Iterator[None]:
-    with torch.inference_mode():
-        yield
 
 
 def random_table(rng: random.Random) -> tuple[torch.Tensor, int]:
@@ -59,7 +53,7 @@ def copy(columns: BatchColumns) -> BatchColumns:
     return BatchColumns(*clones, rope_deltas=columns.rope_deltas)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", some(range(60), 12))
 def test_begin_decode_is_the_references(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
@@ -100,7 +94,7 @@ def test_begin_decode_fills_positions_slots_and_tables() -> None:
         assert rows.num_computed.tolist() == [1, 2, 6]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", some(range(30), 6))
 def test_begin_step_embeds_last_tokens_like_the_reference(seed: int) -> None:
     rng = random.Random(seed)
     torch.manual_seed(seed)
