@@ -242,8 +242,8 @@ def read_report(file: Path) -> dict[str, Any]:
 
 def blame(report: dict[str, Any], ended: Ended, step: Step, hangs: float) -> bool:
     """Fail the cases that were running when the command ended by itself, its start if it came to no case, and at its
-    limit a case that took `hangs` of the longest time that the stage ever gets. Return whether the command broke off, so that
-    other cases may be left that can still run."""
+    limit a case that took `hangs` of the longest time that the stage ever gets. Return whether the command broke off,
+    so that other cases may be left that can still run."""
     last, limit_s = "\n".join(ended.lines)[-MAX_ERROR:], step.limit_s
     for case, begun in report["running"].items():
         ran_s = time.time() - begun

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -55,11 +54,9 @@ def test_a_peer_is_stopped_with_its_children_between_its_answers(start: Start) -
     peer = start('import subprocess; subprocess.Popen(["sleep", "60"]); return {}')
     for _ in range(2):
         peer.ask({})
-        deadline, processes = time.monotonic() + 10, tree(peer.pid)
+        processes = tree(peer.pid)
         assert len(processes) > 1
-        while {process.status() for process in processes} != {psutil.STATUS_STOPPED}:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: {process.status() for process in tree(peer.pid)} == {psutil.STATUS_STOPPED})
     for process in tree(peer.pid)[1:]:
         process.kill()
 
